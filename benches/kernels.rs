@@ -1,0 +1,2 @@
+//! Kernel speed.
+fn main() {}
