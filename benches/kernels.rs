@@ -1,2 +1,310 @@
-//! Kernel speed.
-fn main() {}
+//! Kernel speed beside this machine's own limits, measured in the same run: how fast it reads memory and multiplies small integers.
+//!
+//! `cargo bench --bench kernels [-- avx2]` measures the shapes of BitNet b1.58 2B-4T, streaming enough distinct matrices that none comes
+//! from a cache. Without `--bench` (so in `cargo test --benches`), or with `--test`, everything runs once and small, and prints no figures,
+//! since they would mean nothing.
+
+use std::hint::black_box;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sterna_kernels::{
+    AttentionState, DenseMatrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
+    QuantizedActivations, SPAN_TOKENS, TernaryMatrix,
+};
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+struct Plan {
+    kernels: Kernels,
+    threads: usize,
+    /// Weights of one pass.
+    stream_bytes: usize,
+    passes: usize,
+    smoke: bool,
+}
+
+/// What the machine can do, with the plan's instruction set and threads, at this moment.
+struct Limits {
+    smoke: bool,
+    gigabytes_per_second: f64,
+    gigaops_per_second: f64,
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let given = |name: &str| arguments.iter().any(|argument| argument == name);
+    let smoke = given("--test") || !given("--bench");
+    let only: Option<Isa> = arguments.iter().find_map(|argument| argument.parse().ok());
+    for isa in Isa::available().filter(|isa| only.is_none_or(|only| only == *isa)) {
+        let kernels = Kernels::new(isa).expect("it is available");
+        for threads in [1, 2] {
+            let (stream_bytes, passes) = match (smoke, isa) {
+                (true, _) => (1 << 16, 1),
+                (false, Isa::Scalar) => (4 << 20, 2), // Slow enough never to wait for memory.
+                (false, _) => (1 << 30, 5),
+            };
+            run(Plan {
+                kernels,
+                threads,
+                stream_bytes,
+                passes,
+                smoke,
+            });
+        }
+    }
+}
+
+fn run(plan: Plan) {
+    let probe = vec![1; plan.stream_bytes];
+    let limits = plan.limits(&probe);
+    let (isa, threads) = (plan.kernels.isa(), plan.threads);
+    if plan.smoke {
+        println!("{isa}, {threads} thread(s): a smoke run");
+    } else {
+        println!(
+            "\n{isa}, {threads} thread(s): reads {:.1} GB/s, int8 peak {:.0} Gop/s, {} MiB of weights a pass",
+            limits.gigabytes_per_second,
+            limits.gigaops_per_second,
+            plan.stream_bytes >> 20
+        );
+    }
+    let shrink = if plan.smoke { 20 } else { 1 };
+    for (rows, columns) in [(2560, 2560), (6912, 2560), (2560, 6912)] {
+        let (rows, columns) = (rows / shrink, columns / shrink);
+        let bytes = TernaryMatrix::new(rows, columns).bytes();
+        let set: Vec<_> = (0..plan.stream_bytes.div_ceil(bytes))
+            .map(|_| TernaryMatrix::new(rows, columns))
+            .collect();
+        let limits = plan.limits(&probe); // Shared memory is faster and slower by the minute.
+        for m in [1, 2, 4, 8, 16, 64, 128] {
+            ternary(plan, &limits, &set, m);
+        }
+    }
+    let scalar = plan.kernels.isa() == Isa::Scalar;
+    let (rows, columns) = if plan.smoke || scalar {
+        (1000, 256)
+    } else {
+        (128_256, 2560)
+    };
+    let head = DenseMatrix::from_f16(rows, columns, vec![0x3c00; rows * columns]);
+    let limits = plan.limits(&probe);
+    for m in [1, 4, 16, 64] {
+        dense(plan, &limits, &head, m);
+    }
+    for context in [256, 4096] {
+        attention(
+            plan,
+            &limits,
+            if plan.smoke || scalar {
+                context / 16
+            } else {
+                context
+            },
+        );
+    }
+    single_rows(plan);
+}
+
+impl Plan {
+    /// The best of all passes of `work(thread)`, run on all threads at once.
+    fn best(&self, passes: usize, work: impl Fn(usize) + Sync) -> Duration {
+        let pass = || {
+            let start = Instant::now();
+            thread::scope(|scope| {
+                for thread in 1..self.threads {
+                    let work = &work;
+                    scope.spawn(move || work(thread));
+                }
+                work(0);
+            });
+            start.elapsed()
+        };
+        (0..passes)
+            .map(|_| pass())
+            .min()
+            .expect("at least one pass")
+    }
+
+    /// The part of `count` things that a thread works on.
+    fn share(&self, count: usize, thread: usize) -> std::ops::Range<usize> {
+        thread * count / self.threads..(thread + 1) * count / self.threads
+    }
+
+    fn limits(&self, memory: &[u8]) -> Limits {
+        let rounds = if self.smoke { 1000 } else { 20_000_000 };
+        let read = |ahead| {
+            self.best(self.passes, |thread| {
+                self.kernels
+                    .probe_read(&memory[self.share(memory.len(), thread)], ahead);
+            })
+        };
+        let operations = self.threads as u64 * self.kernels.probe_int8(1) * rounds;
+        let int8 = self.best(2, |_| {
+            self.kernels.probe_int8(rounds);
+        });
+        Limits {
+            smoke: self.smoke,
+            gigabytes_per_second: per_nanosecond(memory.len(), read(true).min(read(false))),
+            gigaops_per_second: operations as f64 / int8.as_nanos() as f64,
+        }
+    }
+}
+
+impl Limits {
+    fn print(&self, what: &str, bytes: usize, operations: usize, time: Duration) {
+        let (read, computed) = (
+            per_nanosecond(bytes, time),
+            per_nanosecond(operations, time),
+        );
+        if self.smoke {
+            return;
+        }
+        println!(
+            "  {what:<32} {:>9.3} ms {read:>7.1} GB/s {:>4.0} % {computed:>7.0} Gop/s {:>4.0} %",
+            time.as_secs_f64() * 1e3,
+            100.0 * read / self.gigabytes_per_second,
+            100.0 * computed / self.gigaops_per_second,
+        );
+    }
+}
+
+fn per_nanosecond(count: usize, time: Duration) -> f64 {
+    count as f64 / time.as_nanos() as f64
+}
+
+/// m tokens by every matrix of the set.
+fn ternary(plan: Plan, limits: &Limits, set: &[TernaryMatrix], m: usize) {
+    let (rows, columns) = (set[0].rows(), set[0].columns());
+    let mut x = QuantizedActivations::new(m, columns);
+    x.reset(m, columns);
+    let values: Vec<f32> = (0..columns).map(|i| i as f32).collect();
+    x.tokens_mut()
+        .for_each(|mut token| plan.kernels.quantize(&values, &mut token));
+    // Many tokens are limited by the multiplier, which needs no gigabyte to be measured.
+    let set = &set[..set.len().div_ceil(m.div_ceil(8))];
+    let time = plan.best(plan.passes.min(3), |thread| {
+        let panels = plan.share(set[0].panels(), thread);
+        let mut out = vec![0; panels.len() * m * PANEL_ROWS];
+        for matrix in set {
+            plan.kernels
+                .ternary_matmul(matrix, panels.clone(), &x, &mut out);
+            black_box(&mut out);
+        }
+    });
+    let bytes: usize = set.iter().map(TernaryMatrix::bytes).sum();
+    limits.print(
+        &format!("ternary {rows} × {columns}, m {m}"),
+        bytes,
+        2 * set.len() * rows * columns * m,
+        time,
+    );
+}
+
+/// m tokens by a head.
+fn dense(plan: Plan, limits: &Limits, head: &DenseMatrix, m: usize) {
+    let x = vec![0.5; m * head.columns()];
+    let time = plan.best(plan.passes.min(3), |thread| {
+        let panels = plan.share(head.panels(), thread);
+        let mut out = vec![0.0; panels.len() * m * PANEL_ROWS];
+        plan.kernels.dense_matmul(head, panels, &x, m, &mut out);
+        black_box(&mut out);
+    });
+    let (rows, columns) = (head.rows(), head.columns());
+    limits.print(
+        &format!("head f16 {rows} × {columns}, m {m}"),
+        head.bytes(),
+        2 * rows * columns * m,
+        time,
+    );
+}
+
+/// One decode step's attention of one sequence: 30 layers of 5 KV heads with 4 query heads of 128 values each.
+fn attention(plan: Plan, limits: &Limits, context: usize) {
+    const HEAD_DIM: usize = 128;
+    const GROUP: usize = 4;
+    let kv_heads = if plan.smoke { 2 } else { 30 * 5 };
+    let pages = context / PAGE_TOKENS;
+    let page = PAGE_TOKENS * HEAD_DIM;
+    let store = vec![0x3800_u16; kv_heads * pages * 2 * page];
+    let queries = vec![0.25; GROUP * HEAD_DIM];
+    let time = plan.best(plan.passes, |thread| {
+        let mut state = AttentionState::new(GROUP, HEAD_DIM);
+        let mut out = vec![0.0; GROUP * HEAD_DIM];
+        for head in plan.share(kv_heads, thread) {
+            let head = &store[head * pages * 2 * page..][..pages * 2 * page];
+            let run: Vec<KvPage> = head
+                .chunks(2 * page)
+                .map(|both| KvPage {
+                    keys: &both[..page],
+                    values: &both[page..],
+                })
+                .collect();
+            state.reset(GROUP, HEAD_DIM);
+            for span in run.chunks(SPAN_TOKENS / PAGE_TOKENS) {
+                plan.kernels.attention_span(
+                    &queries,
+                    HEAD_DIM,
+                    span,
+                    span.len() * PAGE_TOKENS,
+                    &mut state,
+                );
+            }
+            plan.kernels.attention_finish(&state, &mut out);
+            black_box(&mut out);
+        }
+    });
+    let operations = 4 * kv_heads * GROUP * HEAD_DIM * context;
+    limits.print(
+        &format!("attention, {kv_heads} × {context} keys"),
+        2 * store.len(),
+        operations,
+        time,
+    );
+}
+
+/// The kernels over one token's row, of the width of the feed-forward.
+fn single_rows(plan: Plan) {
+    let width = 6912;
+    let rounds = if plan.smoke { 2 } else { 2000 };
+    let x: Vec<f32> = (0..width).map(|i| (i as f32 * 0.37).sin()).collect();
+    let kernels = plan.kernels;
+    let time = |what: &str, work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        (0..rounds).for_each(|_| work());
+        let nanoseconds = start.elapsed().as_nanos() as f64 / f64::from(rounds);
+        if !plan.smoke {
+            println!("  {what:<32} {nanoseconds:>9.0} ns for {width} values");
+        }
+    };
+    let mut out = vec![0.0; width];
+    let mut quantized = QuantizedActivations::new(1, width);
+    quantized.reset(1, width);
+    time("quantize", &mut || {
+        quantized
+            .tokens_mut()
+            .for_each(|mut token| kernels.quantize(black_box(&x), &mut token))
+    });
+    time("rms_norm", &mut || {
+        kernels.rms_norm(black_box(&x), &x, 1e-5, &mut out)
+    });
+    time("relu2_gate", &mut || {
+        kernels.relu2_gate(black_box(&x), &x, &mut out)
+    });
+    time("silu_gate", &mut || {
+        kernels.silu_gate(black_box(&x), &x, &mut out)
+    });
+    let acc = vec![77; width];
+    time("dequantize", &mut || {
+        kernels.dequantize(black_box(&acc), 0.1, &mut out)
+    });
+    let (cos, sin) = (vec![0.6; 64], vec![0.8; 64]);
+    time("rope, heads of 128", &mut || {
+        kernels.rope(black_box(&mut out), 128, &cos, &sin)
+    });
+    let mut pages = [vec![0; 16 * 128], vec![0; 16 * 128]];
+    let [k_page, v_page] = &mut pages;
+    time("store_kv (128 values)", &mut || {
+        kernels.store_kv(&x[..128], &x[..128], 5, k_page, v_page)
+    });
+}

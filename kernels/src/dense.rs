@@ -1,0 +1,124 @@
+//! Float matrices (the head, the embedding, linears that were not made ternary) and the half-precision format they are stored in.
+//!
+//! Always true: rows are contiguous and unpadded; conversions between f16 and f32 are those of IEEE 754, rounding to nearest even, and
+//! agree bit for bit with the F16C instructions, also for subnormals, infinities and NaN (which becomes quiet).
+
+use crate::PANEL_ROWS;
+
+/// A matrix of floats, `rows` × `columns`, row-major.
+pub struct DenseMatrix {
+    rows: usize,
+    columns: usize,
+    values: DenseValues,
+}
+
+/// How the values are stored.
+pub(crate) enum DenseValues {
+    /// IEEE half precision, as bits.
+    F16(Vec<u16>),
+    F32(Vec<f32>),
+}
+
+impl DenseMatrix {
+    /// A matrix of half-precision values, given as bits.
+    ///
+    /// # Panics
+    /// If a dimension is zero or `values` is not `rows * columns` long.
+    #[must_use]
+    pub fn from_f16(rows: usize, columns: usize, values: Vec<u16>) -> DenseMatrix {
+        DenseMatrix::checked(rows, columns, values.len(), DenseValues::F16(values))
+    }
+
+    /// A matrix of single-precision values.
+    ///
+    /// # Panics
+    /// If a dimension is zero or `values` is not `rows * columns` long.
+    #[must_use]
+    pub fn from_f32(rows: usize, columns: usize, values: Vec<f32>) -> DenseMatrix {
+        DenseMatrix::checked(rows, columns, values.len(), DenseValues::F32(values))
+    }
+
+    fn checked(rows: usize, columns: usize, len: usize, values: DenseValues) -> DenseMatrix {
+        assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
+        assert_eq!(
+            len,
+            rows * columns,
+            "the values of a matrix of {rows} × {columns}"
+        );
+        DenseMatrix {
+            rows,
+            columns,
+            values,
+        }
+    }
+
+    /// Rows: the outputs of a product.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: the inputs of a product.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Panels of [`PANEL_ROWS`] rows; the last one may be partly filled.
+    #[must_use]
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(PANEL_ROWS)
+    }
+
+    /// Memory of the values, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match &self.values {
+            DenseValues::F16(values) => size_of_val(values.as_slice()),
+            DenseValues::F32(values) => size_of_val(values.as_slice()),
+        }
+    }
+
+    pub(crate) fn values(&self) -> &DenseValues {
+        &self.values
+    }
+}
+
+/// The half-precision number nearest to `value`, ties to even, as bits.
+#[must_use]
+#[inline]
+pub fn f16_from_f32(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let sign = (bits >> 16) as u16 & 0x8000;
+    let magnitude = bits & 0x7fff_ffff;
+    sign | match magnitude {
+        0x7f80_0001.. => 0x7e00 | (magnitude >> 13) as u16 & 0x01ff, // NaN, made quiet
+        0x477f_f000.. => 0x7c00, // 65520 and above round to infinity
+        0x3880_0000.. => {
+            // Normal. The exponent's bias shrinks from 127 to 15; a carry out of the mantissa rightly raises the exponent.
+            let shifted = magnitude - (112 << 23);
+            let half_minus_one = 0x0fff + ((shifted >> 13) & 1);
+            ((shifted + half_minus_one) >> 13) as u16
+        }
+        // Subnormal: in the sum with 0.5, whose last place is 2⁻²⁴, the addition itself rounds to the steps of a subnormal half.
+        _ => (f32::from_bits(magnitude) + 0.5)
+            .to_bits()
+            .wrapping_sub(0.5_f32.to_bits()) as u16,
+    }
+}
+
+/// The value of a half-precision number given as bits.
+#[must_use]
+#[inline]
+pub fn f32_from_f16(half: u16) -> f32 {
+    let sign = u32::from(half & 0x8000) << 16;
+    let magnitude = u32::from(half & 0x7fff);
+    let bits = match magnitude {
+        0x7c01.. => 0x7fc0_0000 | (magnitude << 13), // NaN, made quiet
+        0x7c00 => 0x7f80_0000,
+        0x0400.. => (magnitude << 13) + (112 << 23),
+        // Subnormal: a whole number of 2⁻²⁴.
+        _ => (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits(),
+    };
+    f32::from_bits(sign | bits)
+}

@@ -1,0 +1,443 @@
+//! Which instruction set runs: detected once, then one table of functions.
+//!
+//! Invariant: a [`Kernels`] exists only for an instruction set that this CPU has, so holding one is the proof that its functions may run.
+//! Shapes are asserted here, once for all instruction sets.
+#![expect(
+    unsafe_code,
+    reason = "calls functions compiled for a detected instruction set"
+)]
+
+use std::error::Error;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
+use crate::dense::DenseMatrix;
+use crate::ternary::TernaryMatrix;
+#[cfg(target_arch = "x86_64")]
+use crate::x86_64::{avx2, avx512};
+use crate::{PANEL_ROWS, scalar};
+
+/// An instruction set, the better the greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain Rust: the definition of every kernel, on any machine.
+    Scalar,
+    /// AVX2, FMA and F16C: x86-64 since about 2013.
+    Avx2,
+    /// AVX-512 F, BW, VL and VNNI: servers since 2019, Zen 4.
+    Avx512,
+}
+
+impl Isa {
+    /// The best one that this CPU has.
+    #[must_use]
+    pub fn best() -> Isa {
+        Isa::available().max().unwrap_or(Isa::Scalar)
+    }
+
+    /// All that this CPU has, in ascending order.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512]
+            .into_iter()
+            .filter(|isa| isa.is_available())
+    }
+
+    /// Does this CPU (and its operating system) have it?
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => false,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        })
+    }
+}
+
+impl FromStr for Isa {
+    type Err = UnknownIsa;
+
+    fn from_str(name: &str) -> Result<Isa, UnknownIsa> {
+        match name {
+            "scalar" => Ok(Isa::Scalar),
+            "avx2" => Ok(Isa::Avx2),
+            "avx512" => Ok(Isa::Avx512),
+            _ => Err(UnknownIsa(name.to_owned())),
+        }
+    }
+}
+
+/// A name that is no instruction set's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownIsa(String);
+
+impl fmt::Display for UnknownIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "unknown instruction set {:?}: expected scalar, avx2 or avx512",
+            self.0
+        )
+    }
+}
+
+impl Error for UnknownIsa {}
+
+/// The kernels of one instruction set. Having one proves that this CPU runs it.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    isa: Isa,
+    table: &'static Table,
+}
+
+type StoreKv = unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]);
+
+/// The functions of an instruction set, by name. Unsafe to call where the CPU lacks it.
+struct Table {
+    quantize: unsafe fn(&[f32], &mut QuantizedTokenMut<'_>),
+    ternary_matmul: unsafe fn(&TernaryMatrix, Range<usize>, &QuantizedActivations, &mut [i32]),
+    dequantize: unsafe fn(&[i32], f32, &mut [f32]),
+    dense_matmul: unsafe fn(&DenseMatrix, Range<usize>, &[f32], usize, &mut [f32]),
+    dense_row: unsafe fn(&DenseMatrix, usize, &mut [f32]),
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    rope: unsafe fn(&mut [f32], usize, &[f32], &[f32]),
+    relu2_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
+    silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
+    add: unsafe fn(&mut [f32], &[f32]),
+    attention_span: unsafe fn(&[f32], &[KvPage<'_>], usize, &mut AttentionState),
+    attention_finish: unsafe fn(&AttentionState, &mut [f32]),
+    store_kv: StoreKv,
+    probe_read: unsafe fn(&[u8], bool),
+    probe_int8: unsafe fn(u64) -> u64,
+}
+
+static SCALAR: Table = Table {
+    quantize: scalar::quantize,
+    ternary_matmul: scalar::ternary_matmul,
+    dequantize: scalar::dequantize,
+    dense_matmul: scalar::dense_matmul,
+    dense_row: scalar::dense_row,
+    rms_norm: scalar::rms_norm,
+    rope: scalar::rope,
+    relu2_gate: scalar::relu2_gate,
+    silu_gate: scalar::silu_gate,
+    add: scalar::add,
+    attention_span: scalar::attention_span,
+    attention_finish: scalar::attention_finish,
+    store_kv: scalar::store_kv,
+    probe_read: scalar::probe_read,
+    probe_int8: scalar::probe_int8,
+};
+
+#[cfg(target_arch = "x86_64")]
+static AVX2: Table = Table {
+    quantize: avx2::quantize,
+    ternary_matmul: avx2::ternary_matmul,
+    dequantize: avx2::dequantize,
+    dense_matmul: avx2::dense_matmul,
+    dense_row: avx2::dense_row,
+    rms_norm: avx2::rms_norm,
+    rope: avx2::rope,
+    relu2_gate: avx2::relu2_gate,
+    silu_gate: avx2::silu_gate,
+    add: avx2::add,
+    attention_span: avx2::attention_span,
+    attention_finish: avx2::attention_finish,
+    store_kv: avx2::store_kv,
+    probe_read: avx2::probe_read,
+    probe_int8: avx2::probe_int8,
+};
+
+#[cfg(target_arch = "x86_64")]
+static AVX512: Table = Table {
+    quantize: avx512::quantize,
+    ternary_matmul: avx512::ternary_matmul,
+    dequantize: avx512::dequantize,
+    dense_matmul: avx512::dense_matmul,
+    dense_row: avx512::dense_row,
+    rms_norm: avx512::rms_norm,
+    rope: avx512::rope,
+    relu2_gate: avx512::relu2_gate,
+    silu_gate: avx512::silu_gate,
+    add: avx512::add,
+    attention_span: avx512::attention_span,
+    attention_finish: avx512::attention_finish,
+    store_kv: avx512::store_kv,
+    probe_read: avx512::probe_read,
+    probe_int8: avx512::probe_int8,
+};
+
+impl Kernels {
+    /// The kernels of `isa`, or `None` if this CPU lacks it.
+    #[must_use]
+    pub fn new(isa: Isa) -> Option<Kernels> {
+        let table = match isa {
+            Isa::Scalar => &SCALAR,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &AVX2,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &AVX512,
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => return None,
+        };
+        isa.is_available().then_some(Kernels { isa, table })
+    }
+
+    /// The instruction set.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and clamped to −128..=127. Keeps `s` as
+    /// the token's scale, and the sum of `q`. A value that is not finite makes some `q` of that range, and harms no other token.
+    pub fn quantize(&self, x: &[f32], out: &mut QuantizedTokenMut<'_>) {
+        assert_eq!(x.len(), out.values.len(), "the values of a token");
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.quantize)(x, out) }
+    }
+
+    /// Multiplies all m tokens by the rows of `panels`, exactly. `out` is panel-major: `[panel of the range][m][32]`.
+    pub fn ternary_matmul(
+        &self,
+        weights: &TernaryMatrix,
+        panels: Range<usize>,
+        x: &QuantizedActivations,
+        out: &mut [i32],
+    ) {
+        assert!(
+            panels.start <= panels.end && panels.end <= weights.panels(),
+            "no panels {panels:?}"
+        );
+        assert_eq!(
+            x.columns(),
+            weights.columns(),
+            "columns of activations and weights"
+        );
+        assert_eq!(
+            out.len(),
+            panels.len() * x.tokens() * PANEL_ROWS,
+            "the values of a product"
+        );
+        if out.is_empty() {
+            return;
+        }
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.ternary_matmul)(weights, panels, x, out) }
+    }
+
+    /// `out = acc · factor`, the factor being the weights' scale over the activations'.
+    pub fn dequantize(&self, acc: &[i32], factor: f32, out: &mut [f32]) {
+        assert_eq!(acc.len(), out.len(), "one output a sum");
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.dequantize)(acc, factor, out) }
+    }
+
+    /// Multiplies the m tokens `x`, `[m][k]`, by the rows of `panels`, in f32. `out` is panel-major: `[panel of the range][m][32]`.
+    pub fn dense_matmul(
+        &self,
+        weights: &DenseMatrix,
+        panels: Range<usize>,
+        x: &[f32],
+        m: usize,
+        out: &mut [f32],
+    ) {
+        assert!(
+            panels.start <= panels.end && panels.end <= weights.panels(),
+            "no panels {panels:?}"
+        );
+        assert_eq!(x.len(), m * weights.columns(), "the values of {m} tokens");
+        assert_eq!(
+            out.len(),
+            panels.len() * m * PANEL_ROWS,
+            "the values of a product"
+        );
+        if out.is_empty() {
+            return;
+        }
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.dense_matmul)(weights, panels, x, m, out) }
+    }
+
+    /// One row as f32: an embedding's vector.
+    pub fn dense_row(&self, weights: &DenseMatrix, row: usize, out: &mut [f32]) {
+        assert!(row < weights.rows(), "no row {row} of {}", weights.rows());
+        assert_eq!(out.len(), weights.columns(), "the values of a row");
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.dense_row)(weights, row, out) }
+    }
+
+    /// `out = weight · (x / sqrt(mean(x²) + eps))`.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        assert_eq!(x.len(), weight.len(), "one weight a value");
+        assert_eq!(x.len(), out.len(), "one output a value");
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.rms_norm)(x, weight, eps, out) }
+    }
+
+    /// Rotates the heads of one token, `[heads][d]`: value i of a head pairs with value i + d/2 (half-split). `cos` and `sin` are those of
+    /// the token's position, d/2 each.
+    pub fn rope(&self, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+        assert!(
+            head_dim > 0 && head_dim.is_multiple_of(2),
+            "heads of {head_dim}"
+        );
+        assert!(
+            x.len().is_multiple_of(head_dim),
+            "{} values are no heads of {head_dim}",
+            x.len()
+        );
+        assert!(
+            cos.len() == head_dim / 2 && sin.len() == head_dim / 2,
+            "one angle a pair"
+        );
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.rope)(x, head_dim, cos, sin) }
+    }
+
+    /// `out = max(gate, 0)² · up`.
+    pub fn relu2_gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        assert!(
+            gate.len() == up.len() && gate.len() == out.len(),
+            "one gate an output"
+        );
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.relu2_gate)(gate, up, out) }
+    }
+
+    /// `out = gate · sigmoid(gate) · up`.
+    pub fn silu_gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        assert!(
+            gate.len() == up.len() && gate.len() == out.len(),
+            "one gate an output"
+        );
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.silu_gate)(gate, up, out) }
+    }
+
+    /// `x += y`.
+    pub fn add(&self, x: &mut [f32], y: &[f32]) {
+        assert_eq!(x.len(), y.len(), "as many values to add");
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.add)(x, y) }
+    }
+
+    /// Attention of the g query heads that share a KV head, `queries` `[g][d]`, over one span of keys, merged into `state`.
+    ///
+    /// `run` is the span's pages up to the last that is seen, `visible` (1..=256) the number of keys seen. Scores are scaled by 1/sqrt(d).
+    /// Spans must come in ascending order.
+    pub fn attention_span(
+        &self,
+        queries: &[f32],
+        head_dim: usize,
+        run: &[KvPage<'_>],
+        visible: usize,
+        state: &mut AttentionState,
+    ) {
+        assert!(
+            head_dim > 0 && head_dim.is_multiple_of(16),
+            "heads of {head_dim}"
+        );
+        assert_eq!(head_dim, state.head_dim(), "the head of the state");
+        assert_eq!(
+            queries.len(),
+            state.group() * head_dim,
+            "the queries of the state's group"
+        );
+        assert!(
+            (1..=SPAN_TOKENS).contains(&visible),
+            "{visible} keys of a span"
+        );
+        assert_eq!(
+            run.len(),
+            visible.div_ceil(PAGE_TOKENS),
+            "the pages of {visible} keys"
+        );
+        for page in run {
+            assert_eq!(
+                page.keys.len(),
+                PAGE_TOKENS * head_dim,
+                "the keys of a page"
+            );
+            assert_eq!(
+                page.values.len(),
+                PAGE_TOKENS * head_dim,
+                "the values of a page"
+            );
+        }
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.attention_span)(queries, run, visible, state) }
+    }
+
+    /// What the queries receive after their last span, `[g][d]`.
+    pub fn attention_finish(&self, state: &AttentionState, out: &mut [f32]) {
+        assert_eq!(
+            out.len(),
+            state.group() * state.head_dim(),
+            "the values of the state's group"
+        );
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.attention_finish)(state, out) }
+    }
+
+    /// Stores one token of a KV head, rounded to half precision: its key (d values) in lane `slot` of a page's keys `[d][16]`, its value in
+    /// row `slot` of the page's values `[16][d]`.
+    pub fn store_kv(
+        &self,
+        key: &[f32],
+        value: &[f32],
+        slot: usize,
+        k_page: &mut [u16],
+        v_page: &mut [u16],
+    ) {
+        assert!(slot < PAGE_TOKENS, "no slot {slot}");
+        assert_eq!(key.len(), value.len(), "key and value of a head");
+        assert_eq!(k_page.len(), PAGE_TOKENS * key.len(), "the keys of a page");
+        assert_eq!(
+            v_page.len(),
+            PAGE_TOKENS * value.len(),
+            "the values of a page"
+        );
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.store_kv)(key, value, slot, k_page, v_page) }
+    }
+
+    /// Reads `bytes` as fast as this instruction set can, prefetching `ahead` or not: the limit that a product of few tokens runs into.
+    pub fn probe_read(&self, bytes: &[u8], ahead: bool) {
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.probe_read)(bytes, ahead) }
+    }
+
+    /// Multiplies and adds small integers in registers as fast as this instruction set can: the limit that a product of many tokens runs
+    /// into. Returns the operations done, multiplications and additions.
+    pub fn probe_int8(&self, rounds: u64) -> u64 {
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.probe_int8)(rounds) }
+    }
+}

@@ -1,0 +1,174 @@
+//! Kernels over single rows: norm, rotation, gates, quantization, and the exponential they and attention share.
+//!
+//! These bodies are the definition and the implementation at once: each instruction set's file compiles them for itself, and since Rust
+//! neither reorders nor fuses float operations, every compilation gives the same bits. What makes them vectorize is only their shape:
+//! whole chunks of sixteen, sums over sixteen lanes. A tail goes through the same operations as a whole chunk.
+
+/// Lanes of every float sum: element i belongs to lane i mod 16.
+pub(crate) const LANES: usize = 16;
+
+/// Added to a number below 2²² in magnitude, leaves it rounded to the nearest whole one, ties to even, in the low bits of the sum.
+const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
+
+/// Adds sixteen lanes up in the one order used everywhere: halves onto each other.
+#[inline(always)]
+pub(crate) fn sum_lanes(lanes: &[f32; LANES]) -> f32 {
+    let mut lanes = *lanes;
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    lanes[0]
+}
+
+/// `e^x` within 2e-7 of its value for −87 ≤ x ≤ 88; 0 below, e^88 above.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    const LN_2_HIGH: f32 = 355.0 / 512.0; // Few bits, so that n · LN_2_HIGH is exact.
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let bounded = if x > 88.0 { 88.0 } else { x };
+    let shifted = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, bounded));
+    // e^r = 1 + r + r² p(r) on |r| ≤ ln 2 / 2; the coefficients are those of Cephes' expf.
+    let p = 1.987_569_1e-4_f32
+        .mul_add(r, 1.398_199_9e-3)
+        .mul_add(r, 8.333_452e-3);
+    let p = p
+        .mul_add(r, 4.166_579_6e-2)
+        .mul_add(r, 1.666_666_5e-1)
+        .mul_add(r, 0.5);
+    let e_r = p.mul_add(r * r, r) + 1.0;
+    let power = shifted
+        .to_bits()
+        .wrapping_sub(ROUND.to_bits())
+        .wrapping_add(127)
+        << 23;
+    if x < -87.0 {
+        0.0
+    } else {
+        e_r * f32::from_bits(power)
+    }
+}
+
+/// `out = weight · (x / sqrt(mean(x²) + eps))`.
+#[inline(always)]
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += x * x;
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += x * x;
+    }
+    let inverse = 1.0 / (sum_lanes(&lanes) / x.len() as f32 + eps).sqrt();
+    for ((out, &x), &weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = weight * (x * inverse);
+    }
+}
+
+/// Rotates the pair (i, i + d/2) of each head by the angle whose cosine and sine are given at i.
+#[inline(always)]
+pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+    for head in x.chunks_exact_mut(head_dim) {
+        let (first, second) = head.split_at_mut(head_dim / 2);
+        for (((a, b), &cos), &sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+/// `out = max(gate, 0)² · up`.
+#[inline(always)]
+pub(crate) fn relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        let positive = if gate < 0.0 { 0.0 } else { gate };
+        *out = positive * positive * up;
+    }
+}
+
+/// `out = gate / (1 + e^−gate) · up`.
+#[inline(always)]
+pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        *out = gate / (1.0 + exp(-gate)) * up;
+    }
+}
+
+/// `x += y`.
+#[inline(always)]
+pub(crate) fn add(x: &mut [f32], y: &[f32]) {
+    for (x, &y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+/// `out = acc · factor`.
+#[inline(always)]
+pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
+    for (out, &acc) in out.iter_mut().zip(acc) {
+        *out = acc as f32 * factor;
+    }
+}
+
+/// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s` rounded to nearest even and clamped to −128..=127.
+/// Returns `s` and the sum of `q`.
+#[inline(always)]
+pub(crate) fn quantize(x: &[f32], values: &mut [i8]) -> (f32, i32) {
+    let scale = 127.0 / largest_magnitude(x).max(1e-5);
+    let mut sum = 0;
+    for (value, &x) in values.iter_mut().zip(x) {
+        let rounded = (x * scale + ROUND)
+            .to_bits()
+            .wrapping_sub(ROUND.to_bits())
+            .cast_signed();
+        *value = rounded.clamp(-128, 127) as i8;
+        sum += i32::from(*value);
+    }
+    (scale, sum)
+}
+
+#[inline(always)]
+fn largest_magnitude(x: &[f32]) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [0.0_f32; LANES];
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = if x.abs() > *lane { x.abs() } else { *lane };
+        }
+    }
+    let all = lanes.iter().chain(rest);
+    all.fold(
+        0.0,
+        |largest, x| if x.abs() > largest { x.abs() } else { largest },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp;
+
+    #[test]
+    fn exp_is_close_everywhere() {
+        let mut worst: f64 = 0.0;
+        for step in -87_000..=88_000 {
+            let x = step as f32 / 1000.0;
+            let exact = f64::from(x).exp();
+            worst = worst.max((f64::from(exp(x)) - exact).abs() / exact);
+        }
+        assert!(worst < 2e-7, "relative error {worst}");
+    }
+
+    #[test]
+    fn exp_is_exact_where_softmax_relies_on_it() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-87.5), 0.0);
+        assert_eq!(exp(f32::INFINITY), exp(88.0));
+        assert!(exp(f32::NAN).is_nan());
+    }
+}

@@ -1,0 +1,189 @@
+//! Every kernel that an instruction set writes for itself, plainly: the definition of what they compute.
+//!
+//! Kernels over single rows are defined in `elementwise.rs`, and what stands between the two products of attention in `attention.rs`.
+
+use std::hint::black_box;
+use std::ops::Range;
+
+use crate::PANEL_ROWS;
+use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
+use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
+use crate::elementwise::{self, LANES, sum_lanes};
+use crate::ternary::{TernaryMatrix, code};
+
+/// `out[panel][token][row] = Σ weight(row, k) · q(token, k)`, exactly.
+pub(crate) fn ternary_matmul(
+    weights: &TernaryMatrix,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
+        let panel = weights.panel(panel);
+        for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
+            for (row, out) in out.iter_mut().enumerate() {
+                let products = x.row(token).iter().enumerate();
+                let products =
+                    products.map(|(k, &q)| i32::from(code(panel, row, k)) * i32::from(q));
+                *out = products.sum::<i32>() - x.sum(token);
+            }
+        }
+    }
+}
+
+/// `out[panel][token][row] = Σ w(row, k) · x(token, k)`: lane k mod 16 adds its products up in ascending k, each fused with its
+/// addition; then the lanes are added by the one tree. Rows beyond the last are zero.
+pub(crate) fn dense_matmul(
+    weights: &DenseMatrix,
+    panels: Range<usize>,
+    x: &[f32],
+    m: usize,
+    out: &mut [f32],
+) {
+    let columns = weights.columns();
+    for (panel, out) in panels.zip(out.chunks_exact_mut(m * PANEL_ROWS)) {
+        out.fill(0.0);
+        for lane in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
+            let row =
+                (panel * PANEL_ROWS + lane) * columns..(panel * PANEL_ROWS + lane + 1) * columns;
+            for (token, x) in x.chunks_exact(columns).enumerate() {
+                out[token * PANEL_ROWS + lane] = match weights.values() {
+                    DenseValues::F16(all) => {
+                        dot(all[row.clone()].iter().map(|&half| f32_from_f16(half)), x)
+                    }
+                    DenseValues::F32(all) => dot(all[row.clone()].iter().copied(), x),
+                };
+            }
+        }
+    }
+}
+
+fn dot(weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    for (k, (weight, &x)) in weights.zip(x).enumerate() {
+        lanes[k % LANES] = weight.mul_add(x, lanes[k % LANES]);
+    }
+    sum_lanes(&lanes)
+}
+
+/// One row as f32.
+pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
+    let values = row * weights.columns()..(row + 1) * weights.columns();
+    match weights.values() {
+        DenseValues::F32(all) => out.copy_from_slice(&all[values]),
+        DenseValues::F16(all) => {
+            for (out, &half) in out.iter_mut().zip(&all[values]) {
+                *out = f32_from_f16(half);
+            }
+        }
+    }
+}
+
+/// Attention over one span: products with the keys (ascending dimension, fused), weights, sums of weighted values (ascending token,
+/// fused), merged into the state.
+pub(crate) fn attention_span(
+    queries: &[f32],
+    run: &[KvPage<'_>],
+    visible: usize,
+    state: &mut AttentionState,
+) {
+    let head_dim = state.head_dim();
+    let scores = state.scores_mut().chunks_exact_mut(SPAN_TOKENS);
+    for (query, scores) in queries.chunks_exact(head_dim).zip(scores) {
+        for (token, score) in scores.iter_mut().enumerate().take(visible) {
+            let lane = run[token / PAGE_TOKENS]
+                .keys
+                .iter()
+                .skip(token % PAGE_TOKENS)
+                .step_by(PAGE_TOKENS);
+            *score = query
+                .iter()
+                .zip(lane)
+                .fold(0.0, |sum, (q, &key)| q.mul_add(f32_from_f16(key), sum));
+        }
+    }
+    state.weigh_span(visible);
+    let (weights, acc) = state.weights_and_acc_mut();
+    for (weights, acc) in weights
+        .chunks_exact(SPAN_TOKENS)
+        .zip(acc.chunks_exact_mut(head_dim))
+    {
+        acc.fill(0.0);
+        for (token, weight) in weights.iter().enumerate().take(visible) {
+            let values =
+                &run[token / PAGE_TOKENS].values[token % PAGE_TOKENS * head_dim..][..head_dim];
+            for (acc, &value) in acc.iter_mut().zip(values) {
+                *acc = weight.mul_add(f32_from_f16(value), *acc);
+            }
+        }
+    }
+    state.merge_span();
+}
+
+/// Stores a token's key as a lane of `k_page` and its value as a row of `v_page`, rounded to half precision.
+pub(crate) fn store_kv(
+    key: &[f32],
+    value: &[f32],
+    slot: usize,
+    k_page: &mut [u16],
+    v_page: &mut [u16],
+) {
+    for (half, &key) in k_page.iter_mut().skip(slot).step_by(PAGE_TOKENS).zip(key) {
+        *half = f16_from_f32(key);
+    }
+    for (half, &value) in v_page.iter_mut().skip(slot * value.len()).zip(value) {
+        *half = f16_from_f32(value);
+    }
+}
+
+pub(crate) fn quantize(x: &[f32], out: &mut QuantizedTokenMut<'_>) {
+    (*out.scale, *out.sum) = elementwise::quantize(x, out.values);
+}
+
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    elementwise::rms_norm(x, weight, eps, out);
+}
+
+pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+    elementwise::rope(x, head_dim, cos, sin);
+}
+
+pub(crate) fn relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    elementwise::relu2_gate(gate, up, out);
+}
+
+pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    elementwise::silu_gate(gate, up, out);
+}
+
+pub(crate) fn add(x: &mut [f32], y: &[f32]) {
+    elementwise::add(x, y);
+}
+
+pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
+    elementwise::dequantize(acc, factor, out);
+}
+
+pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
+    state.finish(out);
+}
+
+/// Reads all of `bytes`.
+pub(crate) fn probe_read(bytes: &[u8], _ahead: bool) {
+    let words = bytes.as_chunks::<8>().0.iter();
+    black_box(words.fold(0, |seen, &word| seen | u64::from_ne_bytes(word)));
+}
+
+/// Sixteen independent sums, each a multiplication and an addition a round.
+pub(crate) fn probe_int8(rounds: u64) -> u64 {
+    let (code, q) = black_box((2, -3));
+    let mut sums = [1_i32; 16];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = sum.wrapping_mul(code).wrapping_add(q);
+        }
+    }
+    black_box(sums);
+    rounds * 16 * 2
+}

@@ -1,0 +1,596 @@
+//! Kernels for AVX2 with FMA and F16C: eight rows, or half the lanes of a sum, in a register.
+#![expect(unsafe_code, reason = "vector loads and stores")]
+
+use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::hint::black_box;
+use std::ops::Range;
+
+use super::{CACHE_LINE_HALVES, PREFETCH_BYTES, blocks, four_activations, padded};
+use crate::PANEL_ROWS;
+use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
+use crate::dense::{DenseMatrix, DenseValues};
+use crate::elementwise::{self, LANES};
+use crate::ternary::{BLOCK_COLUMNS, BLOCK_ROWS, Block, PANEL_BLOCKS, TernaryMatrix};
+
+/// Sixteen lanes of a float sum: 0..8 and 8..16.
+type Lanes = [__m256; 2];
+
+/// Blocks that 16-bit sums take before they are widened. A block adds four products of at most 2 · (2 · 128) in magnitude to each, so 16
+/// blocks would just fit; half of that keeps clear of the edge.
+const NARROW_BLOCKS: usize = 8;
+
+/// Products of panels of ternary weights with up to four tokens at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn ternary_matmul(
+    weights: &TernaryMatrix,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
+        let panel = weights.panel(panel).as_chunks().0;
+        for tokens in blocks(x.tokens(), 4) {
+            let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+            match tokens.len() {
+                1 => widened::<2, 1>(panel, 0, x, tokens.start, out),
+                2 => widened::<2, 2>(panel, 0, x, tokens.start, out),
+                3 => (0..PANEL_BLOCKS)
+                    .for_each(|half| widened::<1, 3>(panel, half, x, tokens.start, out)),
+                _ => (0..PANEL_BLOCKS)
+                    .for_each(|half| widened::<1, 4>(panel, half, x, tokens.start, out)),
+            }
+        }
+    }
+}
+
+/// 16 · H rows, from block `half` of each step, × T tokens: pairs of products are summed in 16 bits and widened in time.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn widened<const H: usize, const T: usize>(
+    panel: &[[Block; PANEL_BLOCKS]],
+    half: usize,
+    x: &QuantizedActivations,
+    first: usize,
+    out: &mut [i32],
+) {
+    let rows: [&[[i8; BLOCK_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let ones = _mm256_set1_epi16(1);
+    let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
+    for (t, sums) in sums.iter_mut().enumerate() {
+        *sums = [[_mm256_set1_epi32(-x.sum(first + t)); 2]; H];
+    }
+    for (index, steps) in panel.chunks(NARROW_BLOCKS).enumerate() {
+        let rows = rows.map(|row| &row[index * NARROW_BLOCKS..][..steps.len()]);
+        let narrow = narrow_sums::<H, T>(steps, half, rows);
+        for t in 0..T {
+            for h in 0..H {
+                for part in 0..2 {
+                    let wide = _mm256_madd_epi16(narrow[t][h][part], ones);
+                    sums[t][h][part] = _mm256_add_epi32(sums[t][h][part], wide);
+                }
+            }
+        }
+    }
+    for (t, blocks) in sums.iter().enumerate() {
+        for (h, parts) in blocks.iter().enumerate() {
+            for (part, sum) in parts.iter().enumerate() {
+                let row = (half + h) * BLOCK_ROWS + part * BLOCK_ROWS / 2;
+                store_i32(*sum, &mut out[t * PANEL_ROWS + row..]);
+            }
+        }
+    }
+}
+
+/// The sums over at most [`NARROW_BLOCKS`] steps, each row's as two 16-bit halves: `[token][block][rows 0..8, 8..16]`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn narrow_sums<const H: usize, const T: usize>(
+    steps: &[[Block; PANEL_BLOCKS]],
+    half: usize,
+    rows: [&[[i8; BLOCK_COLUMNS]]; T],
+) -> [[[__m256i; 2]; H]; T] {
+    let mask = _mm256_set1_epi8(3);
+    let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
+    for (b, step) in steps.iter().enumerate() {
+        let mut packed = [[_mm256_setzero_si256(); 2]; H];
+        for (packed, block) in packed.iter_mut().zip(&step[half..]) {
+            *packed = load_bytes(&block.0);
+        }
+        for block in step {
+            prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
+        }
+        for f in 0..4 {
+            let mut codes = packed;
+            for h in 0..H {
+                for part in 0..2 {
+                    codes[h][part] = _mm256_and_si256(packed[h][part], mask);
+                    packed[h][part] = _mm256_srli_epi32::<2>(packed[h][part]);
+                }
+            }
+            for t in 0..T {
+                let q = _mm256_set1_epi32(four_activations(&rows[t][b], f));
+                for h in 0..H {
+                    for part in 0..2 {
+                        let pairs = _mm256_maddubs_epi16(codes[h][part], q);
+                        sums[t][h][part] = _mm256_add_epi16(sums[t][h][part], pairs);
+                    }
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// Products of panels of float rows with all tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn dense_matmul(
+    weights: &DenseMatrix,
+    panels: Range<usize>,
+    x: &[f32],
+    m: usize,
+    out: &mut [f32],
+) {
+    let panel_values = PANEL_ROWS * weights.columns();
+    for (panel, out) in panels.zip(out.chunks_exact_mut(m * PANEL_ROWS)) {
+        let values = panel * panel_values
+            ..(weights.rows() * weights.columns()).min((panel + 1) * panel_values);
+        out.fill(0.0);
+        match weights.values() {
+            DenseValues::F16(all) => dense_panel(&all[values], x, m, out, |halves| widen(halves)),
+            DenseValues::F32(all) => dense_panel(&all[values], x, m, out, |values| load(values)),
+        }
+    }
+}
+
+/// Tokens outside, rows inside: a block of tokens stays in the first-level cache while the panel's rows pass from the second.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn dense_panel<W: Copy + Default>(
+    panel: &[W],
+    x: &[f32],
+    m: usize,
+    out: &mut [f32],
+    load_weights: impl Fn(&[W; LANES]) -> Lanes + Copy,
+) {
+    const ROWS: usize = 2;
+    let columns = x.len() / m;
+    let (whole, rest) = panel.split_at(panel.len() / (ROWS * columns) * (ROWS * columns));
+    for tokens in blocks(m, 2) {
+        let x = &x[tokens.start * columns..tokens.end * columns];
+        let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+        for (block, rows) in whole.chunks_exact(ROWS * columns).enumerate() {
+            dense_rows::<ROWS, W>(rows, columns, x, &mut out[block * ROWS..], load_weights);
+        }
+        for (row, values) in rest.chunks_exact(columns).enumerate() {
+            dense_rows::<1, W>(
+                values,
+                columns,
+                x,
+                &mut out[whole.len() / columns + row..],
+                load_weights,
+            );
+        }
+    }
+}
+
+/// R rows with one or two tokens; `out` begins at the first row of the first token.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn dense_rows<const R: usize, W: Copy + Default>(
+    rows: &[W],
+    columns: usize,
+    x: &[f32],
+    out: &mut [f32],
+    load_weights: impl Fn(&[W; LANES]) -> Lanes + Copy,
+) {
+    match x.len() / columns {
+        1 => dense_block::<R, 1, W>(rows, columns, x, out, load_weights),
+        _ => dense_block::<R, 2, W>(rows, columns, x, out, load_weights),
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn dense_block<const R: usize, const T: usize, W: Copy + Default>(
+    rows: &[W],
+    columns: usize,
+    x: &[f32],
+    out: &mut [f32],
+    load_weights: impl Fn(&[W; LANES]) -> Lanes,
+) {
+    let rows: [(&[[W; LANES]], &[W]); R] = from_fn(|r| rows[r * columns..][..columns].as_chunks());
+    let x: [(&[[f32; LANES]], &[f32]); T] = from_fn(|t| x[t * columns..][..columns].as_chunks());
+    let mut sums = [[zero(); T]; R];
+    for chunk in 0..columns / LANES {
+        let mut tokens = [zero(); T];
+        for (token, x) in tokens.iter_mut().zip(&x) {
+            *token = load(&x.0[chunk]);
+        }
+        for r in 0..R {
+            let weights = &rows[r].0[chunk];
+            prefetch(weights.as_ptr().wrapping_add(R * columns));
+            let weights = load_weights(weights);
+            for t in 0..T {
+                sums[r][t] = fused(weights, tokens[t], sums[r][t]);
+            }
+        }
+    }
+    if !columns.is_multiple_of(LANES) {
+        for r in 0..R {
+            let weights = load_weights(&padded(rows[r].1));
+            for t in 0..T {
+                sums[r][t] = fused(weights, load(&padded(x[t].1)), sums[r][t]);
+            }
+        }
+    }
+    for r in 0..R {
+        for t in 0..T {
+            out[t * PANEL_ROWS + r] = sum_lanes(sums[r][t]);
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
+    let values = row * weights.columns()..(row + 1) * weights.columns();
+    match weights.values() {
+        DenseValues::F32(all) => out.copy_from_slice(&all[values]),
+        DenseValues::F16(all) => {
+            for (out, halves) in out.chunks_mut(LANES).zip(all[values].chunks(LANES)) {
+                out.copy_from_slice(&lanes(widen(&padded(halves)))[..halves.len()]);
+            }
+        }
+    }
+}
+
+/// Attention over one span; each load of keys and values serves up to two heads.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn attention_span(
+    queries: &[f32],
+    run: &[KvPage<'_>],
+    visible: usize,
+    state: &mut AttentionState,
+) {
+    let (group, head_dim) = (state.group(), state.head_dim());
+    for heads in blocks(group, 2) {
+        let queries = &queries[heads.start * head_dim..heads.end * head_dim];
+        let scores = &mut state.scores_mut()[heads.start * SPAN_TOKENS..heads.end * SPAN_TOKENS];
+        match heads.len() {
+            1 => scores_of::<1>(queries, run, scores),
+            _ => scores_of::<2>(queries, run, scores),
+        }
+    }
+    state.weigh_span(visible);
+    let (weights, acc) = state.weights_and_acc_mut();
+    for heads in blocks(group, 2) {
+        let weights = &weights[heads.start * SPAN_TOKENS..heads.end * SPAN_TOKENS];
+        let acc = &mut acc[heads.start * head_dim..heads.end * head_dim];
+        match heads.len() {
+            1 => values_of::<1>(weights, run, visible, acc),
+            _ => values_of::<2>(weights, run, visible, acc),
+        }
+    }
+    state.merge_span();
+}
+
+/// Products of H queries with all keys of the run, two pages at a time: eight independent sums keep both multipliers busy.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn scores_of<const H: usize>(queries: &[f32], run: &[KvPage<'_>], scores: &mut [f32]) {
+    let (pairs, last) = run.as_chunks::<2>();
+    for (index, pair) in pairs.iter().enumerate() {
+        let following = &run[2 * index + 2..];
+        let scores = &mut scores[index * 2 * PAGE_TOKENS..];
+        scores_of_pages::<H, 2>(queries, pair, following, scores);
+    }
+    if let [page] = last {
+        let scores = &mut scores[pairs.len() * 2 * PAGE_TOKENS..];
+        scores_of_pages::<H, 1>(queries, &[*page], &[], scores);
+    }
+}
+
+/// `scores` begins at the first page's first token of the first head. The pages that follow are prefetched.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn scores_of_pages<const H: usize, const P: usize>(
+    queries: &[f32],
+    pages: &[KvPage<'_>; P],
+    following: &[KvPage<'_>],
+    scores: &mut [f32],
+) {
+    let head_dim = queries.len() / H;
+    let queries: [&[f32]; H] = from_fn(|h| &queries[h * head_dim..][..head_dim]);
+    let next: [&[u16]; P] = from_fn(|p| following.get(p).unwrap_or(&pages[p]).keys);
+    let pages: [&[[u16; PAGE_TOKENS]]; P] = from_fn(|p| pages[p].keys.as_chunks().0);
+    let mut sums = [[zero(); P]; H];
+    for i in 0..head_dim {
+        let mut keys = [zero(); P];
+        for p in 0..P {
+            prefetch(next[p].as_ptr().wrapping_add(i * PAGE_TOKENS));
+            keys[p] = widen(&pages[p][i]);
+        }
+        for h in 0..H {
+            let query = broadcast(queries[h][i]);
+            for p in 0..P {
+                sums[h][p] = fused(query, keys[p], sums[h][p]);
+            }
+        }
+    }
+    for h in 0..H {
+        for p in 0..P {
+            scores[h * SPAN_TOKENS + p * PAGE_TOKENS..][..PAGE_TOKENS]
+                .copy_from_slice(&lanes(sums[h][p]));
+        }
+    }
+}
+
+/// Sums of weighted values for H heads, 32 of a head's values at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn values_of<const H: usize>(weights: &[f32], run: &[KvPage<'_>], visible: usize, acc: &mut [f32]) {
+    const WIDE: usize = 2;
+    let head_dim = acc.len() / H;
+    let mut first = 0;
+    while first + WIDE * LANES <= head_dim {
+        values_from::<H, WIDE>(weights, run, visible, first, acc);
+        first += WIDE * LANES;
+    }
+    while first < head_dim {
+        values_from::<H, 1>(weights, run, visible, first, acc);
+        first += LANES;
+    }
+}
+
+/// The 16 · J values of each head from `first` on. Tokens beyond `visible` are not read.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn values_from<const H: usize, const J: usize>(
+    weights: &[f32],
+    run: &[KvPage<'_>],
+    visible: usize,
+    first: usize,
+    acc: &mut [f32],
+) {
+    let head_dim = acc.len() / H;
+    let mut sums = [[zero(); J]; H];
+    for (index, page) in run.iter().enumerate() {
+        let next = run.get(index + 1).unwrap_or(page);
+        for slot in 0..PAGE_TOKENS.min(visible - index * PAGE_TOKENS) {
+            let token = index * PAGE_TOKENS + slot;
+            let values = page.values[slot * head_dim + first..][..J * LANES]
+                .as_chunks()
+                .0;
+            for line in (first..first + J * LANES).step_by(CACHE_LINE_HALVES) {
+                prefetch(next.values.as_ptr().wrapping_add(slot * head_dim + line));
+            }
+            let mut widened = [zero(); J];
+            for (widened, values) in widened.iter_mut().zip(values) {
+                *widened = widen(values);
+            }
+            for h in 0..H {
+                let weight = broadcast(weights[h * SPAN_TOKENS + token]);
+                for j in 0..J {
+                    sums[h][j] = fused(weight, widened[j], sums[h][j]);
+                }
+            }
+        }
+    }
+    for h in 0..H {
+        for j in 0..J {
+            acc[h * head_dim + first + j * LANES..][..LANES].copy_from_slice(&lanes(sums[h][j]));
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn store_kv(
+    key: &[f32],
+    value: &[f32],
+    slot: usize,
+    k_page: &mut [u16],
+    v_page: &mut [u16],
+) {
+    let key_lanes = k_page.as_chunks_mut::<PAGE_TOKENS>().0;
+    for (rows, key) in key_lanes.chunks_mut(LANES).zip(key.chunks(LANES)) {
+        for (row, half) in rows.iter_mut().zip(narrow(load(&padded(key)))) {
+            row[slot] = half;
+        }
+    }
+    let v_row = &mut v_page[slot * value.len()..][..value.len()];
+    for (halves, value) in v_row.chunks_mut(LANES).zip(value.chunks(LANES)) {
+        halves.copy_from_slice(&narrow(load(&padded(value)))[..value.len()]);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn quantize(x: &[f32], out: &mut QuantizedTokenMut<'_>) {
+    (*out.scale, *out.sum) = elementwise::quantize(x, out.values);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    elementwise::rms_norm(x, weight, eps, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+    elementwise::rope(x, head_dim, cos, sin);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    elementwise::relu2_gate(gate, up, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    elementwise::silu_gate(gate, up, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn add(x: &mut [f32], y: &[f32]) {
+    elementwise::add(x, y);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
+    elementwise::dequantize(acc, factor, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
+    state.finish(out);
+}
+
+/// Reads all of `bytes`, in eight streams of registers that nothing waits for.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn probe_read(bytes: &[u8], ahead: bool) {
+    let mut seen = [[_mm256_setzero_si256(); 2]; 4];
+    for lines in bytes.as_chunks::<64>().0.as_chunks::<4>().0 {
+        for (seen, line) in seen.iter_mut().zip(lines) {
+            if ahead {
+                prefetch(line.as_ptr().wrapping_add(PREFETCH_BYTES));
+            }
+            let [low, high] = load_bytes(line);
+            *seen = [
+                _mm256_or_si256(seen[0], low),
+                _mm256_or_si256(seen[1], high),
+            ];
+        }
+    }
+    black_box(seen);
+}
+
+/// Twelve independent sums: 32 multiplications and as many additions each a round. The sums are operands too, so that no product can be
+/// taken out of the loop.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn probe_int8(rounds: u64) -> u64 {
+    let codes = black_box(_mm256_set1_epi8(2));
+    let mut sums = black_box([_mm256_set1_epi8(-3); 12]);
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(codes, *sum));
+        }
+    }
+    black_box(sums);
+    rounds * 12 * 32 * 2
+}
+
+/// Asks for the cache line at `address`, which need not be valid.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn prefetch<T>(address: *const T) {
+    _mm_prefetch::<_MM_HINT_T0>(address.cast());
+}
+
+/// Zero in every lane.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn zero() -> Lanes {
+    [_mm256_setzero_ps(); 2]
+}
+
+/// Adds sixteen lanes up in the order of `elementwise::sum_lanes`: halves onto each other.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn sum_lanes(lanes: Lanes) -> f32 {
+    sum_eight_lanes(_mm256_add_ps(lanes[0], lanes[1]))
+}
+
+/// The rest of that order, once eight lanes are left.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(super) fn sum_eight_lanes(eight: __m256) -> f32 {
+    let four = _mm_add_ps(
+        _mm256_castps256_ps128(eight),
+        _mm256_extractf128_ps::<1>(eight),
+    );
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
+/// `value` in every lane.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn broadcast(value: f32) -> Lanes {
+    [_mm256_set1_ps(value); 2]
+}
+
+/// `a · b + c`, rounded once.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+    [
+        _mm256_fmadd_ps(a[0], b[0], c[0]),
+        _mm256_fmadd_ps(a[1], b[1], c[1]),
+    ]
+}
+
+/// Loads 64 bytes, of a block: rows 0..8 and 8..16.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn load_bytes(bytes: &[u8; 64]) -> [__m256i; 2] {
+    let register = bytes.as_ptr().cast::<__m256i>();
+    // SAFETY: `bytes` is 64 readable bytes, two registers' worth, and `loadu` needs no alignment.
+    unsafe {
+        [
+            _mm256_loadu_si256(register),
+            _mm256_loadu_si256(register.add(1)),
+        ]
+    }
+}
+
+/// Loads sixteen floats.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn load(values: &[f32; LANES]) -> Lanes {
+    let values = values.as_ptr();
+    // SAFETY: `values` is sixteen readable floats, two registers' worth, and `loadu` needs no alignment.
+    unsafe { [_mm256_loadu_ps(values), _mm256_loadu_ps(values.add(8))] }
+}
+
+/// Loads sixteen half-precision floats as f32.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn widen(halves: &[u16; LANES]) -> Lanes {
+    let register = halves.as_ptr().cast::<__m128i>();
+    // SAFETY: `halves` is 32 readable bytes, two registers' worth, and `loadu` needs no alignment.
+    let [low, high] = unsafe { [_mm_loadu_si128(register), _mm_loadu_si128(register.add(1))] };
+    [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+}
+
+/// Sixteen floats in half precision, rounded to nearest even.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn narrow(values: Lanes) -> [u16; LANES] {
+    let mut halves = [0; LANES];
+    for (part, values) in halves.as_chunks_mut::<8>().0.iter_mut().zip(values) {
+        let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values);
+        // SAFETY: `part` is 16 writable bytes, and `storeu` needs no alignment.
+        unsafe { _mm_storeu_si128(part.as_mut_ptr().cast(), rounded) }
+    }
+    halves
+}
+
+/// The lanes as an array.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn lanes(registers: Lanes) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    for (part, register) in lanes.as_chunks_mut::<8>().0.iter_mut().zip(registers) {
+        // SAFETY: `part` is 32 writable bytes, and `storeu` needs no alignment.
+        unsafe { _mm256_storeu_ps(part.as_mut_ptr(), register) }
+    }
+    lanes
+}
+
+/// Stores eight sums at the start of `out`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn store_i32(sums: __m256i, out: &mut [i32]) {
+    let out = &mut out[..BLOCK_ROWS / 2];
+    // SAFETY: `out` is eight writable `i32`, by the slice just taken, and `storeu` needs no alignment.
+    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) }
+}

@@ -1,0 +1,575 @@
+//! Kernels for AVX-512 with VNNI: sixteen rows, or sixteen lanes of a sum, in a register.
+#![expect(unsafe_code, reason = "vector loads and stores")]
+
+use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::hint::black_box;
+use std::ops::Range;
+
+use super::avx2::sum_eight_lanes;
+use super::{CACHE_LINE_HALVES, PREFETCH_BYTES, blocks, four_activations, padded};
+use crate::PANEL_ROWS;
+use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
+use crate::dense::{DenseMatrix, DenseValues};
+use crate::elementwise::{self, LANES};
+use crate::ternary::{BLOCK_COLUMNS, BLOCK_ROWS, Block, PANEL_BLOCKS, TernaryMatrix};
+
+/// Products of panels of ternary weights with up to eight tokens at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn ternary_matmul(
+    weights: &TernaryMatrix,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
+        let panel = weights.panel(panel).as_chunks().0;
+        for tokens in blocks(x.tokens(), 8) {
+            let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+            match tokens.len() {
+                1 => in_place::<1>(panel, x, tokens.start, out),
+                2 => in_place::<2>(panel, x, tokens.start, out),
+                3 => shifted::<3>(panel, x, tokens.start, out),
+                4 => shifted::<4>(panel, x, tokens.start, out),
+                5 => shifted::<5>(panel, x, tokens.start, out),
+                6 => shifted::<6>(panel, x, tokens.start, out),
+                7 => shifted::<7>(panel, x, tokens.start, out),
+                _ => shifted::<8>(panel, x, tokens.start, out),
+            }
+        }
+    }
+}
+
+/// 32 rows × T tokens, for few tokens: fields are multiplied where they stand in their bytes, as 4^f · code, each into a sum of its own
+/// that is shifted at the end. The largest sum, 128 · 128 · k / 4, fits an `i32` by the bound on k.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn in_place<const T: usize>(
+    panel: &[[Block; PANEL_BLOCKS]],
+    x: &QuantizedActivations,
+    first: usize,
+    out: &mut [i32],
+) {
+    let rows: [&[[i8; BLOCK_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let masks = [
+        _mm512_set1_epi8(0b0000_0011),
+        _mm512_set1_epi8(0b0000_1100),
+        _mm512_set1_epi8(0b0011_0000),
+        _mm512_set1_epi8(0b1100_0000_u8.cast_signed()),
+    ];
+    let mut sums = [[[_mm512_setzero_si512(); 4]; PANEL_BLOCKS]; T];
+    for (b, step) in panel.iter().enumerate() {
+        prefetch_panel(step);
+        let packed = [load_block(&step[0]), load_block(&step[1])];
+        for f in 0..4 {
+            let codes = [
+                _mm512_and_si512(packed[0], masks[f]),
+                _mm512_and_si512(packed[1], masks[f]),
+            ];
+            for t in 0..T {
+                let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
+                for half in 0..PANEL_BLOCKS {
+                    sums[t][half][f] = _mm512_dpbusd_epi32(sums[t][half][f], codes[half], q);
+                }
+            }
+        }
+    }
+    for t in 0..T {
+        let minus_sum = _mm512_set1_epi32(-x.sum(first + t));
+        for half in 0..PANEL_BLOCKS {
+            let [s0, s1, s2, s3] = sums[t][half];
+            let low = _mm512_add_epi32(s0, _mm512_srai_epi32::<2>(s1));
+            let high = _mm512_add_epi32(_mm512_srai_epi32::<4>(s2), _mm512_srai_epi32::<6>(s3));
+            let sum = _mm512_add_epi32(minus_sum, _mm512_add_epi32(low, high));
+            store_i32(sum, &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..]);
+        }
+    }
+}
+
+/// 32 rows × T tokens: each field is shifted down once and multiplied with every token. Unpacking hides behind the multiplications.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn shifted<const T: usize>(
+    panel: &[[Block; PANEL_BLOCKS]],
+    x: &QuantizedActivations,
+    first: usize,
+    out: &mut [i32],
+) {
+    let rows: [&[[i8; BLOCK_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let mask = _mm512_set1_epi8(3);
+    let mut sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
+    for (t, sums) in sums.iter_mut().enumerate() {
+        *sums = [_mm512_set1_epi32(-x.sum(first + t)); PANEL_BLOCKS];
+    }
+    for (b, step) in panel.iter().enumerate() {
+        prefetch_panel(step);
+        let mut packed = [load_block(&step[0]), load_block(&step[1])];
+        for f in 0..4 {
+            let codes = [
+                _mm512_and_si512(packed[0], mask),
+                _mm512_and_si512(packed[1], mask),
+            ];
+            packed = [
+                _mm512_srli_epi32::<2>(packed[0]),
+                _mm512_srli_epi32::<2>(packed[1]),
+            ];
+            for t in 0..T {
+                let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
+                for half in 0..PANEL_BLOCKS {
+                    sums[t][half] = _mm512_dpbusd_epi32(sums[t][half], codes[half], q);
+                }
+            }
+        }
+    }
+    for t in 0..T {
+        for half in 0..PANEL_BLOCKS {
+            store_i32(
+                sums[t][half],
+                &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..],
+            );
+        }
+    }
+}
+
+/// Products of panels of float rows with all tokens.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn dense_matmul(
+    weights: &DenseMatrix,
+    panels: Range<usize>,
+    x: &[f32],
+    m: usize,
+    out: &mut [f32],
+) {
+    let panel_values = PANEL_ROWS * weights.columns();
+    for (panel, out) in panels.zip(out.chunks_exact_mut(m * PANEL_ROWS)) {
+        let values = panel * panel_values
+            ..(weights.rows() * weights.columns()).min((panel + 1) * panel_values);
+        out.fill(0.0);
+        match weights.values() {
+            DenseValues::F16(all) => dense_panel(&all[values], x, m, out, |halves| widen(halves)),
+            DenseValues::F32(all) => dense_panel(&all[values], x, m, out, |values| load(values)),
+        }
+    }
+}
+
+/// Tokens outside, rows inside: a block of tokens stays in the first-level cache while the panel's rows pass from the second.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn dense_panel<W: Copy + Default>(
+    panel: &[W],
+    x: &[f32],
+    m: usize,
+    out: &mut [f32],
+    load_weights: impl Fn(&[W; LANES]) -> __m512 + Copy,
+) {
+    const ROWS: usize = 4;
+    let columns = x.len() / m;
+    let (whole, rest) = panel.split_at(panel.len() / (ROWS * columns) * (ROWS * columns));
+    for tokens in blocks(m, 4) {
+        let x = &x[tokens.start * columns..tokens.end * columns];
+        let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+        for (block, rows) in whole.chunks_exact(ROWS * columns).enumerate() {
+            dense_rows::<ROWS, W>(rows, columns, x, &mut out[block * ROWS..], load_weights);
+        }
+        for (row, values) in rest.chunks_exact(columns).enumerate() {
+            dense_rows::<1, W>(
+                values,
+                columns,
+                x,
+                &mut out[whole.len() / columns + row..],
+                load_weights,
+            );
+        }
+    }
+}
+
+/// R rows with one to four tokens; `out` begins at the first row of the first token.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn dense_rows<const R: usize, W: Copy + Default>(
+    rows: &[W],
+    columns: usize,
+    x: &[f32],
+    out: &mut [f32],
+    load_weights: impl Fn(&[W; LANES]) -> __m512 + Copy,
+) {
+    match x.len() / columns {
+        1 => dense_block::<R, 1, W>(rows, columns, x, out, load_weights),
+        2 => dense_block::<R, 2, W>(rows, columns, x, out, load_weights),
+        3 => dense_block::<R, 3, W>(rows, columns, x, out, load_weights),
+        _ => dense_block::<R, 4, W>(rows, columns, x, out, load_weights),
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn dense_block<const R: usize, const T: usize, W: Copy + Default>(
+    rows: &[W],
+    columns: usize,
+    x: &[f32],
+    out: &mut [f32],
+    load_weights: impl Fn(&[W; LANES]) -> __m512,
+) {
+    let rows: [(&[[W; LANES]], &[W]); R] = from_fn(|r| rows[r * columns..][..columns].as_chunks());
+    let x: [(&[[f32; LANES]], &[f32]); T] = from_fn(|t| x[t * columns..][..columns].as_chunks());
+    let mut sums = [[_mm512_setzero_ps(); T]; R];
+    for chunk in 0..columns / LANES {
+        let mut tokens = [_mm512_setzero_ps(); T];
+        for (token, x) in tokens.iter_mut().zip(&x) {
+            *token = load(&x.0[chunk]);
+        }
+        for r in 0..R {
+            let weights = &rows[r].0[chunk];
+            prefetch(weights.as_ptr().wrapping_add(R * columns));
+            let weights = load_weights(weights);
+            for t in 0..T {
+                sums[r][t] = _mm512_fmadd_ps(weights, tokens[t], sums[r][t]);
+            }
+        }
+    }
+    if !columns.is_multiple_of(LANES) {
+        for r in 0..R {
+            let weights = load_weights(&padded(rows[r].1));
+            for t in 0..T {
+                sums[r][t] = _mm512_fmadd_ps(weights, load(&padded(x[t].1)), sums[r][t]);
+            }
+        }
+    }
+    for r in 0..R {
+        for t in 0..T {
+            out[t * PANEL_ROWS + r] = sum_lanes(sums[r][t]);
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
+    let values = row * weights.columns()..(row + 1) * weights.columns();
+    match weights.values() {
+        DenseValues::F32(all) => out.copy_from_slice(&all[values]),
+        DenseValues::F16(all) => {
+            for (out, halves) in out.chunks_mut(LANES).zip(all[values].chunks(LANES)) {
+                out.copy_from_slice(&lanes(widen(&padded(halves)))[..halves.len()]);
+            }
+        }
+    }
+}
+
+/// Attention over one span; each load of keys and values serves up to four heads.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn attention_span(
+    queries: &[f32],
+    run: &[KvPage<'_>],
+    visible: usize,
+    state: &mut AttentionState,
+) {
+    let (group, head_dim) = (state.group(), state.head_dim());
+    for heads in blocks(group, 4) {
+        let queries = &queries[heads.start * head_dim..heads.end * head_dim];
+        let scores = &mut state.scores_mut()[heads.start * SPAN_TOKENS..heads.end * SPAN_TOKENS];
+        match heads.len() {
+            1 => scores_of::<1>(queries, run, scores),
+            2 => scores_of::<2>(queries, run, scores),
+            3 => scores_of::<3>(queries, run, scores),
+            _ => scores_of::<4>(queries, run, scores),
+        }
+    }
+    state.weigh_span(visible);
+    let (weights, acc) = state.weights_and_acc_mut();
+    for heads in blocks(group, 4) {
+        let weights = &weights[heads.start * SPAN_TOKENS..heads.end * SPAN_TOKENS];
+        let acc = &mut acc[heads.start * head_dim..heads.end * head_dim];
+        match heads.len() {
+            1 => values_of::<1>(weights, run, visible, acc),
+            2 => values_of::<2>(weights, run, visible, acc),
+            3 => values_of::<3>(weights, run, visible, acc),
+            _ => values_of::<4>(weights, run, visible, acc),
+        }
+    }
+    state.merge_span();
+}
+
+/// Products of H queries with all keys of the run, two pages at a time: enough independent sums to keep both multipliers busy.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn scores_of<const H: usize>(queries: &[f32], run: &[KvPage<'_>], scores: &mut [f32]) {
+    let (pairs, last) = run.as_chunks::<2>();
+    for (index, pair) in pairs.iter().enumerate() {
+        let following = &run[2 * index + 2..];
+        let scores = &mut scores[index * 2 * PAGE_TOKENS..];
+        scores_of_pages::<H, 2>(queries, pair, following, scores);
+    }
+    if let [page] = last {
+        let scores = &mut scores[pairs.len() * 2 * PAGE_TOKENS..];
+        scores_of_pages::<H, 1>(queries, &[*page], &[], scores);
+    }
+}
+
+/// `scores` begins at the first page's first token of the first head. The pages that follow are prefetched.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn scores_of_pages<const H: usize, const P: usize>(
+    queries: &[f32],
+    pages: &[KvPage<'_>; P],
+    following: &[KvPage<'_>],
+    scores: &mut [f32],
+) {
+    let head_dim = queries.len() / H;
+    let queries: [&[f32]; H] = from_fn(|h| &queries[h * head_dim..][..head_dim]);
+    let next: [&[u16]; P] = from_fn(|p| following.get(p).unwrap_or(&pages[p]).keys);
+    let pages: [&[[u16; PAGE_TOKENS]]; P] = from_fn(|p| pages[p].keys.as_chunks().0);
+    let mut sums = [[_mm512_setzero_ps(); P]; H];
+    for i in 0..head_dim {
+        let mut keys = [_mm512_setzero_ps(); P];
+        for p in 0..P {
+            prefetch(next[p].as_ptr().wrapping_add(i * PAGE_TOKENS));
+            keys[p] = widen(&pages[p][i]);
+        }
+        for h in 0..H {
+            let query = _mm512_set1_ps(queries[h][i]);
+            for p in 0..P {
+                sums[h][p] = _mm512_fmadd_ps(query, keys[p], sums[h][p]);
+            }
+        }
+    }
+    for h in 0..H {
+        for p in 0..P {
+            scores[h * SPAN_TOKENS + p * PAGE_TOKENS..][..PAGE_TOKENS]
+                .copy_from_slice(&lanes(sums[h][p]));
+        }
+    }
+}
+
+/// Sums of weighted values for H heads, four registers of a head's values at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn values_of<const H: usize>(weights: &[f32], run: &[KvPage<'_>], visible: usize, acc: &mut [f32]) {
+    const WIDE: usize = 4;
+    let head_dim = acc.len() / H;
+    let mut first = 0;
+    while first + WIDE * LANES <= head_dim {
+        values_from::<H, WIDE>(weights, run, visible, first, acc);
+        first += WIDE * LANES;
+    }
+    while first < head_dim {
+        values_from::<H, 1>(weights, run, visible, first, acc);
+        first += LANES;
+    }
+}
+
+/// The 16 · J values of each head from `first` on. Tokens beyond `visible` are not read.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn values_from<const H: usize, const J: usize>(
+    weights: &[f32],
+    run: &[KvPage<'_>],
+    visible: usize,
+    first: usize,
+    acc: &mut [f32],
+) {
+    let head_dim = acc.len() / H;
+    let mut sums = [[_mm512_setzero_ps(); J]; H];
+    for (index, page) in run.iter().enumerate() {
+        let next = run.get(index + 1).unwrap_or(page);
+        for slot in 0..PAGE_TOKENS.min(visible - index * PAGE_TOKENS) {
+            let token = index * PAGE_TOKENS + slot;
+            let values = page.values[slot * head_dim + first..][..J * LANES]
+                .as_chunks()
+                .0;
+            for line in (first..first + J * LANES).step_by(CACHE_LINE_HALVES) {
+                prefetch(next.values.as_ptr().wrapping_add(slot * head_dim + line));
+            }
+            let mut widened = [_mm512_setzero_ps(); J];
+            for (widened, values) in widened.iter_mut().zip(values) {
+                *widened = widen(values);
+            }
+            for h in 0..H {
+                let weight = _mm512_set1_ps(weights[h * SPAN_TOKENS + token]);
+                for j in 0..J {
+                    sums[h][j] = _mm512_fmadd_ps(weight, widened[j], sums[h][j]);
+                }
+            }
+        }
+    }
+    for h in 0..H {
+        for j in 0..J {
+            acc[h * head_dim + first + j * LANES..][..LANES].copy_from_slice(&lanes(sums[h][j]));
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn store_kv(
+    key: &[f32],
+    value: &[f32],
+    slot: usize,
+    k_page: &mut [u16],
+    v_page: &mut [u16],
+) {
+    let key_lanes = k_page.as_chunks_mut::<PAGE_TOKENS>().0;
+    for (rows, key) in key_lanes.chunks_mut(LANES).zip(key.chunks(LANES)) {
+        for (row, half) in rows.iter_mut().zip(narrow(load(&padded(key)))) {
+            row[slot] = half;
+        }
+    }
+    let v_row = &mut v_page[slot * value.len()..][..value.len()];
+    for (halves, value) in v_row.chunks_mut(LANES).zip(value.chunks(LANES)) {
+        halves.copy_from_slice(&narrow(load(&padded(value)))[..value.len()]);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn quantize(x: &[f32], out: &mut QuantizedTokenMut<'_>) {
+    (*out.scale, *out.sum) = elementwise::quantize(x, out.values);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    elementwise::rms_norm(x, weight, eps, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+    elementwise::rope(x, head_dim, cos, sin);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    elementwise::relu2_gate(gate, up, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    elementwise::silu_gate(gate, up, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn add(x: &mut [f32], y: &[f32]) {
+    elementwise::add(x, y);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
+    elementwise::dequantize(acc, factor, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
+    state.finish(out);
+}
+
+/// Reads all of `bytes`, in eight streams of registers that nothing waits for.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn probe_read(bytes: &[u8], ahead: bool) {
+    let mut seen = [_mm512_setzero_si512(); 8];
+    for lines in bytes.as_chunks::<64>().0.as_chunks::<8>().0 {
+        for (seen, line) in seen.iter_mut().zip(lines) {
+            if ahead {
+                prefetch(line.as_ptr().wrapping_add(PREFETCH_BYTES));
+            }
+            *seen = _mm512_or_si512(*seen, load_bytes(line));
+        }
+    }
+    black_box(seen);
+}
+
+/// Sixteen independent sums of register operands: 64 multiplications and as many additions each a round.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn probe_int8(rounds: u64) -> u64 {
+    let (codes, q) = black_box((_mm512_set1_epi8(2), _mm512_set1_epi8(-3)));
+    let mut sums = [_mm512_setzero_si512(); 16];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, codes, q);
+        }
+    }
+    black_box(sums);
+    rounds * 16 * 64 * 2
+}
+
+/// Prefetches the two blocks that stand [`PREFETCH_BYTES`] after `step`, be they of this panel or the next.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn prefetch_panel(step: &[Block; PANEL_BLOCKS]) {
+    for block in step {
+        prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
+    }
+}
+
+/// Adds sixteen lanes up in the order of `elementwise::sum_lanes`: halves onto each other.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn sum_lanes(lanes: __m512) -> f32 {
+    let upper = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
+    sum_eight_lanes(_mm256_add_ps(_mm512_castps512_ps256(lanes), upper))
+}
+
+/// Asks for the cache line at `address`, which need not be valid.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn prefetch<T>(address: *const T) {
+    _mm_prefetch::<_MM_HINT_T0>(address.cast());
+}
+
+/// Loads a block.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load_block(block: &Block) -> __m512i {
+    // SAFETY: a `Block` is 64 readable bytes, aligned to 64 by its type.
+    unsafe { _mm512_load_si512((&raw const block.0).cast()) }
+}
+
+/// Loads a cache line's worth of bytes.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load_bytes(bytes: &[u8; 64]) -> __m512i {
+    // SAFETY: `bytes` is 64 readable bytes, and `loadu` needs no alignment.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+/// Loads sixteen floats.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn load(values: &[f32; LANES]) -> __m512 {
+    // SAFETY: `values` is 64 readable bytes, and `loadu` needs no alignment.
+    unsafe { _mm512_loadu_ps(values.as_ptr()) }
+}
+
+/// Loads sixteen half-precision floats as f32.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn widen(halves: &[u16; LANES]) -> __m512 {
+    // SAFETY: `halves` is 32 readable bytes, and `loadu` needs no alignment.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(halves.as_ptr().cast()) })
+}
+
+/// Sixteen floats in half precision, rounded to nearest even.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn narrow(values: __m512) -> [u16; LANES] {
+    let mut halves = [0; LANES];
+    let rounded = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values);
+    // SAFETY: `halves` is 32 writable bytes, and `storeu` needs no alignment.
+    unsafe { _mm256_storeu_si256(halves.as_mut_ptr().cast(), rounded) }
+    halves
+}
+
+/// The lanes of a register as an array.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn lanes(register: __m512) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: `lanes` is 64 writable bytes, and `storeu` needs no alignment.
+    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), register) }
+    lanes
+}
+
+/// Stores sixteen sums at the start of `out`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn store_i32(sums: __m512i, out: &mut [i32]) {
+    let out = &mut out[..BLOCK_ROWS];
+    // SAFETY: `out` is sixteen writable `i32`, by the slice just taken, and `storeu` needs no alignment.
+    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) }
+}

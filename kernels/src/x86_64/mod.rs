@@ -1,0 +1,35 @@
+//! The kernels of x86-64: the same functions in `avx2.rs` and `avx512.rs`, so that the two, side by side, show only the difference.
+//!
+//! Functions here are safe Rust with `#[target_feature]`; `unsafe` stands only at loads and stores.
+
+use std::ops::Range;
+
+pub(crate) mod avx2;
+pub(crate) mod avx512;
+
+/// How far ahead of its use a stream of weights is prefetched: enough to hide the memory's latency, well within a first-level cache.
+const PREFETCH_BYTES: usize = 6 << 10;
+
+/// Half-precision values in a cache line.
+const CACHE_LINE_HALVES: usize = 32;
+
+/// Shares `count` tokens (or heads) evenly among the fewest blocks of at most `largest`.
+fn blocks(count: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
+    let blocks = count.div_ceil(largest);
+    (0..blocks).map(move |block| block * count / blocks..(block + 1) * count / blocks)
+}
+
+/// The last, partial chunk of a row, filled up with zeros so that it goes through the same operations as a whole one.
+fn padded<T: Copy + Default, const N: usize>(rest: &[T]) -> [T; N] {
+    let mut chunk = [T::default(); N];
+    chunk[..rest.len()].copy_from_slice(rest);
+    chunk
+}
+
+/// Four neighbouring activations (`field` 0..4 of a block) as the 32 bits that are broadcast to all rows.
+#[inline(always)]
+fn four_activations(block: &[i8; 16], field: usize) -> i32 {
+    i32::from_le_bytes(std::array::from_fn(|i| {
+        block[4 * field + i].cast_unsigned()
+    }))
+}

@@ -1,0 +1,212 @@
+//! Known values of the definition: what rounds where, which layout is which.
+
+use sterna_kernels::{
+    DenseMatrix, Isa, Kernels, QuantizedActivations, TernaryMatrix, f16_from_f32, f32_from_f16,
+};
+
+fn scalar() -> Kernels {
+    Kernels::new(Isa::Scalar).expect("every machine runs scalar")
+}
+
+fn quantize(x: &[f32]) -> (Vec<i8>, f32, i32) {
+    let mut out = QuantizedActivations::new(1, x.len());
+    out.reset(1, x.len());
+    out.tokens_mut()
+        .for_each(|mut token| scalar().quantize(x, &mut token));
+    (out.row(0).to_vec(), out.scale(0), out.sum(0))
+}
+
+#[test]
+fn activations_round_half_to_even() {
+    let (q, scale, sum) = quantize(&[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, -126.5]);
+    assert_eq!(q, [127, 0, 2, 2, 0, -2, -2, 126, -126]);
+    assert_eq!(scale, 1.0);
+    assert_eq!(sum, 127);
+}
+
+#[test]
+fn a_token_of_zeros_has_a_finite_scale() {
+    let (q, scale, sum) = quantize(&[0.0; 20]);
+    assert_eq!((q, scale, sum), (vec![0; 20], 127.0 / 1e-5, 0));
+}
+
+#[test]
+fn the_largest_activation_becomes_127() {
+    let (q, scale, _) = quantize(&[0.25, -0.5, 0.1]);
+    assert_eq!(q, [64, -127, 25]); // 63.5 rounds to the even 64.
+    assert_eq!(scale, 254.0);
+}
+
+#[test]
+fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
+    let mut x = QuantizedActivations::new(2, 64);
+    x.reset(2, 64);
+    x.tokens_mut()
+        .for_each(|mut token| scalar().quantize(&[1.0; 64], &mut token));
+    x.reset(2, 17);
+    x.tokens_mut()
+        .for_each(|mut token| scalar().quantize(&[1.0; 17], &mut token));
+    let mut ones = TernaryMatrix::new(1, 17);
+    ones.panels_mut()
+        .for_each(|mut panel| panel.set_row(0, &[2; 17]));
+    for isa in Isa::available() {
+        let mut out = [0; 64];
+        Kernels::new(isa)
+            .unwrap()
+            .ternary_matmul(&ones, 0..1, &x, &mut out);
+        assert_eq!((out[0], out[32]), (17 * 127, 17 * 127), "{isa}");
+    }
+}
+
+#[test]
+fn packed_weights_read_back() {
+    let (rows, columns) = (70, 45);
+    let code = |row: usize, column: usize| ((row * 7 + column * 5) % 3) as u8;
+    let mut weights = TernaryMatrix::new(rows, columns);
+    assert_eq!(weights.weight(69, 44), 0);
+    let mut ranges = Vec::new();
+    for mut panel in weights.panels_mut() {
+        ranges.push(panel.rows());
+        for row in panel.rows() {
+            let codes: Vec<u8> = (0..columns).map(|column| code(row, column)).collect();
+            panel.set_row(row, &codes);
+        }
+    }
+    assert_eq!(ranges, [0..32, 32..64, 64..70]);
+    assert_eq!(
+        (weights.panels(), weights.padded_columns(), weights.bytes()),
+        (3, 48, 96 * 48 / 4)
+    );
+    for row in 0..rows {
+        for column in 0..columns {
+            assert_eq!(
+                weights.weight(row, column),
+                code(row, column) as i8 - 1,
+                "row {row}, column {column}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_half_survives_the_way_through_f32() {
+    for half in 0..=u16::MAX {
+        let value = f32_from_f16(half);
+        let is_nan = half & 0x7c00 == 0x7c00 && half & 0x03ff != 0;
+        assert_eq!(value.is_nan(), is_nan, "{half:#06x}");
+        let quiet = if is_nan { half | 0x0200 } else { half };
+        assert_eq!(f16_from_f32(value), quiet, "{half:#06x}");
+    }
+}
+
+#[test]
+fn floats_round_to_the_nearest_half() {
+    let cases: [(f32, u16); 16] = [
+        (1.0, 0x3c00),
+        (-2.0, 0xc000),
+        (1.0 + 1.0 / 2048.0, 0x3c00), // A tie, to the even one below.
+        (1.0 + 3.0 / 2048.0, 0x3c02), // A tie, to the even one above.
+        (1.0 + 1.1 / 2048.0, 0x3c01),
+        (2.0 - 1.0 / 4096.0, 0x4000), // Carries into the exponent.
+        (65504.0, 0x7bff),
+        (65519.9, 0x7bff),
+        (65520.0, 0x7c00),
+        (1e30, 0x7c00),
+        (f32::NEG_INFINITY, 0xfc00),
+        (6.103_515_6e-5, 0x0400), // The smallest normal half.
+        (5.960_464_5e-8, 0x0001), // The smallest subnormal half, 2⁻²⁴.
+        (2.980_232_2e-8, 0x0000), // Half of it: a tie, to zero.
+        (8.940_697e-8, 0x0002),   // One and a half of it.
+        (-0.0, 0x8000),
+    ];
+    for (value, half) in cases {
+        assert_eq!(f16_from_f32(value), half, "{value}");
+    }
+}
+
+/// Every instruction set converts all halves, and all midpoints between two of them, as the definition does.
+#[test]
+fn hardware_converts_as_the_definition_does() {
+    let midpoints = (0..0x7bff_u16).flat_map(|half| {
+        let middle = f32::midpoint(f32_from_f16(half), f32_from_f16(half + 1));
+        [middle.next_down(), middle, middle.next_up(), -middle]
+    });
+    let values: Vec<f32> = midpoints
+        .chain([65520.0, 65519.99, 1e38, f32::INFINITY, f32::NAN, 1e-45])
+        .collect();
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    let matrix = DenseMatrix::from_f16(1, halves.len(), halves.clone());
+    for isa in Isa::available() {
+        let kernels = Kernels::new(isa).unwrap();
+        let mut row = vec![0.0; halves.len()];
+        kernels.dense_row(&matrix, 0, &mut row);
+        for (&half, value) in halves.iter().zip(&row) {
+            assert_eq!(
+                value.to_bits(),
+                f32_from_f16(half).to_bits(),
+                "{isa}: {half:#06x}"
+            );
+        }
+        let mut k_page = vec![0; 16 * values.len()];
+        let mut v_page = k_page.clone();
+        kernels.store_kv(&values, &values, 3, &mut k_page, &mut v_page);
+        for (i, &value) in values.iter().enumerate() {
+            assert_eq!(
+                v_page[3 * values.len() + i],
+                f16_from_f32(value),
+                "{isa}: {value}"
+            );
+            assert_eq!(k_page[16 * i + 3], f16_from_f32(value), "{isa}: {value}");
+        }
+    }
+}
+
+#[test]
+fn norm_and_gates_follow_their_formulas() {
+    let mut out = [0.0; 2];
+    scalar().rms_norm(&[3.0, 4.0], &[1.0, 2.0], 0.0, &mut out);
+    let root_mean_square = 12.5_f32.sqrt();
+    assert!(
+        (out[0] - 3.0 / root_mean_square).abs() < 1e-6
+            && (out[1] - 8.0 / root_mean_square).abs() < 1e-6
+    );
+
+    scalar().relu2_gate(&[-2.0, 3.0], &[5.0, 5.0], &mut out);
+    assert_eq!(out, [0.0, 45.0]);
+
+    let mut out = [0.0; 5];
+    let gate: [f32; 5] = [0.0, 1.0, -1.0, 1000.0, -1000.0];
+    scalar().silu_gate(&gate, &[2.0; 5], &mut out);
+    for (value, gate) in out.iter().zip(gate) {
+        let exact = 2.0 * f64::from(gate) / (1.0 + f64::from(-gate).exp());
+        assert!(
+            (f64::from(*value) - exact).abs() <= 1e-6 * exact.abs().max(1e-6),
+            "{gate}: {value}, exactly {exact}"
+        );
+    }
+
+    let mut out = [0.0; 3];
+    scalar().dequantize(&[3, -4, 0], 0.5, &mut out);
+    assert_eq!(out, [1.5, -2.0, 0.0]);
+}
+
+#[test]
+fn rotation_pairs_the_halves_of_a_head() {
+    // A quarter turn of the first pair (values 0 and 2 of each head), none of the second.
+    let mut x = [1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0];
+    scalar().rope(&mut x, 4, &[0.0, 1.0], &[1.0, 0.0]);
+    assert_eq!(x, [-3.0, 2.0, 1.0, 4.0, -30.0, 20.0, 10.0, 40.0]);
+}
+
+#[test]
+fn an_isa_is_named_as_it_is_parsed() {
+    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+        assert_eq!(isa.to_string().parse(), Ok(isa));
+    }
+    let error = "sse9".parse::<Isa>().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "unknown instruction set \"sse9\": expected scalar, avx2 or avx512"
+    );
+    assert!(Isa::best() >= Isa::Scalar && Isa::best().is_available());
+}

@@ -1,0 +1,619 @@
+//! Every instruction set computes what scalar computes, and scalar what the formulas say, over random and adversarial cases.
+//!
+//! Integers and floats alike must be equal to the bit. A failing run printed its seed; `STERNA_SEED=<seed>` repeats it.
+
+use std::hash::{BuildHasher, RandomState};
+
+use sterna_kernels::{
+    AttentionState, DenseMatrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
+    QuantizedActivations, SPAN_TOKENS, TernaryMatrix, f16_from_f32, f32_from_f16,
+};
+
+const F16_NAN: u16 = 0x7e00;
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    /// Seeded from `STERNA_SEED`, or freshly. Prints the seed, which the test harness shows when the test fails.
+    fn from_env() -> Rng {
+        let seed = match std::env::var("STERNA_SEED") {
+            Ok(seed) => seed.parse().expect("STERNA_SEED is a whole number"),
+            Err(_) => RandomState::new().hash_one(0),
+        };
+        println!("STERNA_SEED={seed}");
+        Rng(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// Uniform in −1..1.
+    fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn floats(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.float()).collect()
+    }
+
+    fn halves(&mut self, count: usize) -> Vec<u16> {
+        (0..count).map(|_| f16_from_f32(self.float())).collect()
+    }
+}
+
+fn each_isa() -> impl Iterator<Item = Kernels> {
+    Isa::available().map(|isa| Kernels::new(isa).expect("it is available"))
+}
+
+fn scalar() -> Kernels {
+    Kernels::new(Isa::Scalar).expect("every machine runs scalar")
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn the_required_isa_is_detected() {
+    if let Ok(required) = std::env::var("REQUIRE_ISA") {
+        let required: Isa = required.parse().unwrap();
+        assert!(
+            required.is_available(),
+            "this CPU was to have {required}; best is {}",
+            Isa::best()
+        );
+    }
+    println!("available: {:?}", Isa::available().collect::<Vec<_>>());
+}
+
+// Ternary products.
+
+struct Ternary {
+    weights: TernaryMatrix,
+    x: QuantizedActivations,
+}
+
+impl Ternary {
+    /// `code(row, column)` is a weight plus one, `q(token, column)` an activation; at least one activation of a token must be ±127.
+    fn new(
+        [m, n, k]: [usize; 3],
+        mut code: impl FnMut(usize, usize) -> u8,
+        mut q: impl FnMut(usize, usize) -> f32,
+    ) -> Ternary {
+        let mut weights = TernaryMatrix::new(n, k);
+        for mut panel in weights.panels_mut() {
+            for row in panel.rows() {
+                let codes: Vec<u8> = (0..k).map(|column| code(row, column)).collect();
+                panel.set_row(row, &codes);
+            }
+        }
+        let mut x = QuantizedActivations::new(m + 1, k + 5);
+        x.reset(m, k);
+        for (token, mut out) in x.tokens_mut().enumerate() {
+            let row: Vec<f32> = (0..k).map(|column| q(token, column)).collect();
+            scalar().quantize(&row, &mut out);
+        }
+        Ternary { weights, x }
+    }
+
+    fn random(rng: &mut Rng, [m, n, k]: [usize; 3]) -> Ternary {
+        let mut codes = Rng(rng.next());
+        Ternary::new([m, n, k], |_, _| codes.below(3) as u8, |_, _| rng.float())
+    }
+
+    fn run(&self, kernels: Kernels) -> Vec<i32> {
+        let mut out = vec![i32::MIN; self.weights.panels() * self.x.tokens() * PANEL_ROWS];
+        kernels.ternary_matmul(&self.weights, 0..self.weights.panels(), &self.x, &mut out);
+        out
+    }
+
+    /// The product by its formula, from single weights.
+    fn expected(&self) -> Vec<i32> {
+        let mut out = Vec::new();
+        for panel in 0..self.weights.panels() {
+            for token in 0..self.x.tokens() {
+                for row in panel * PANEL_ROWS..(panel + 1) * PANEL_ROWS {
+                    let real = row < self.weights.rows();
+                    let q = self.x.row(token).iter().enumerate();
+                    let dot =
+                        q.map(|(k, &q)| i32::from(self.weights.weight(row, k)) * i32::from(q));
+                    out.push(if real { dot.sum() } else { 0 });
+                }
+            }
+        }
+        out
+    }
+
+    fn check(&self, what: &str) {
+        let expected = self.run(scalar());
+        for kernels in each_isa() {
+            let (m, n, k) = (self.x.tokens(), self.weights.rows(), self.weights.columns());
+            assert!(
+                self.run(kernels) == expected,
+                "{what}: {} at m {m}, n {n}, k {k}",
+                kernels.isa()
+            );
+        }
+    }
+}
+
+#[test]
+fn ternary_products_follow_the_formula() {
+    let mut rng = Rng::from_env();
+    for _ in 0..40 {
+        let shape = [1 + rng.below(9), 1 + rng.below(70), 1 + rng.below(150)];
+        let case = Ternary::random(&mut rng, shape);
+        assert_eq!(case.run(scalar()), case.expected(), "{shape:?}");
+        case.check("a small shape");
+    }
+}
+
+#[test]
+fn ternary_products_are_equal_at_the_widths_of_real_checkpoints() {
+    let mut rng = Rng::from_env();
+    for k in [192, 320, 640, 896, 2560, 6912, 8192] {
+        let n = 1 + rng.below(80);
+        let m = rng.pick(&[1, 2, 3, 4, 5, 8, 9]);
+        Ternary::random(&mut rng, [m, n, k]).check("a real width");
+    }
+}
+
+#[test]
+fn ternary_products_are_equal_for_every_number_of_tokens() {
+    let mut rng = Rng::from_env();
+    for m in (1..=17).chain([31, 33, 64, 128]) {
+        let n = 1 + rng.below(40);
+        let k = rng.pick(&[16, 20, 64, 129, 260]);
+        Ternary::random(&mut rng, [m, n, k]).check("a number of tokens");
+    }
+}
+
+#[test]
+fn ternary_sums_of_extremes_do_not_overflow() {
+    for k in [4, 128, 2560, 8192] {
+        for m in [1, 2, 3, 4, 8] {
+            for sign in [1.0, -1.0] {
+                let shape = [m, 33, k];
+                Ternary::new(shape, |_, _| 2, |_, _| sign).check("all +1");
+                Ternary::new(shape, |_, _| 0, |_, _| sign).check("all −1");
+                Ternary::new(shape, |_, _| 1, |_, _| sign).check("all 0");
+                Ternary::new(
+                    shape,
+                    |_, k| if k % 2 == 0 { 2 } else { 0 },
+                    |_, k| if k % 2 == 0 { sign } else { -sign },
+                )
+                .check("alternating");
+            }
+            Ternary::new([m, 33, k], |_, _| 2, |_, _| 0.0).check("zero activations");
+        }
+    }
+}
+
+#[test]
+fn a_range_of_panels_is_that_part_of_the_whole() {
+    let mut rng = Rng::from_env();
+    let case = Ternary::random(&mut rng, [5, 150, 100]);
+    let dense = DenseMatrix::from_f32(150, 100, rng.floats(150 * 100));
+    let x = rng.floats(5 * 100);
+    for kernels in each_isa() {
+        let whole = case.run(kernels);
+        let mut part = vec![0; 2 * 5 * PANEL_ROWS];
+        kernels.ternary_matmul(&case.weights, 1..3, &case.x, &mut part);
+        assert_eq!(part, whole[5 * PANEL_ROWS..3 * 5 * PANEL_ROWS]);
+
+        let mut whole = vec![0.0; dense.panels() * 5 * PANEL_ROWS];
+        kernels.dense_matmul(&dense, 0..dense.panels(), &x, 5, &mut whole);
+        let mut part = vec![0.0; 2 * 5 * PANEL_ROWS];
+        kernels.dense_matmul(&dense, 3..5, &x, 5, &mut part);
+        assert_eq!(bits(&part), bits(&whole[3 * 5 * PANEL_ROWS..]));
+    }
+}
+
+// Float products.
+
+#[test]
+fn dense_products_are_equal_and_do_not_depend_on_company() {
+    let mut rng = Rng::from_env();
+    for round in 0..60 {
+        let (m, n) = (1 + rng.below(11), 1 + rng.below(70));
+        let k = rng.pick(&[1, 15, 16, 17, 64, 100, 192, 257]);
+        let x = rng.floats(m * k);
+        let weights = match round % 2 {
+            0 => DenseMatrix::from_f16(n, k, rng.halves(n * k)),
+            _ => DenseMatrix::from_f32(n, k, rng.floats(n * k)),
+        };
+        let product = |kernels: Kernels, x: &[f32]| {
+            let m = x.len() / k;
+            let mut out = vec![f32::NAN; weights.panels() * m * PANEL_ROWS];
+            kernels.dense_matmul(&weights, 0..weights.panels(), x, m, &mut out);
+            out
+        };
+        let expected = product(scalar(), &x);
+        check_dense(&weights, &x, m, &expected);
+        for kernels in each_isa() {
+            assert_eq!(
+                bits(&product(kernels, &x)),
+                bits(&expected),
+                "{} at m {m}, n {n}, k {k}",
+                kernels.isa()
+            );
+            for token in 0..m {
+                let alone = product(kernels, &x[token * k..(token + 1) * k]);
+                for (panel, alone) in alone.chunks(PANEL_ROWS).enumerate() {
+                    let together = &expected[(panel * m + token) * PANEL_ROWS..][..PANEL_ROWS];
+                    assert_eq!(
+                        bits(alone),
+                        bits(together),
+                        "{}: token {token} of {m}",
+                        kernels.isa()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Within f32 rounding of the exact product; zero in the rows that only fill a panel.
+fn check_dense(weights: &DenseMatrix, x: &[f32], m: usize, out: &[f32]) {
+    let mut row_values = vec![0.0; weights.columns()];
+    for row in 0..weights.panels() * PANEL_ROWS {
+        row_values.fill(0.0);
+        if row < weights.rows() {
+            scalar().dense_row(weights, row, &mut row_values);
+        }
+        for (token, x) in x.chunks(weights.columns()).enumerate() {
+            let exact: f64 = row_values
+                .iter()
+                .zip(x)
+                .map(|(&w, &x)| f64::from(w) * f64::from(x))
+                .sum();
+            let value =
+                out[row / PANEL_ROWS * m * PANEL_ROWS + token * PANEL_ROWS + row % PANEL_ROWS];
+            assert!(
+                (f64::from(value) - exact).abs() < 1e-4,
+                "row {row}, token {token}: {value}, exactly {exact}"
+            );
+        }
+    }
+}
+
+#[test]
+fn dense_rows_are_equal() {
+    let mut rng = Rng::from_env();
+    for k in [1, 16, 77, 256] {
+        let values = rng.halves(3 * k);
+        let weights = DenseMatrix::from_f16(3, k, values.clone());
+        for kernels in each_isa() {
+            let mut row = vec![0.0; k];
+            kernels.dense_row(&weights, 1, &mut row);
+            let expected: Vec<f32> = values[k..2 * k]
+                .iter()
+                .map(|&half| f32_from_f16(half))
+                .collect();
+            assert_eq!(bits(&row), bits(&expected));
+        }
+    }
+}
+
+// Single rows.
+
+#[test]
+fn row_kernels_are_equal() {
+    let mut rng = Rng::from_env();
+    for _ in 0..200 {
+        let count = 1 + rng.below(300);
+        let scale = rng.pick(&[1e-6, 0.1, 1.0, 30.0, 1e4]);
+        let x: Vec<f32> = rng.floats(count).iter().map(|x| x * scale).collect();
+        let y = rng.floats(count);
+        let acc: Vec<i32> = (0..count).map(|_| rng.next() as i32 >> 8).collect();
+        let run = |kernels: Kernels| {
+            let mut outs = vec![vec![f32::NAN; count]; 5];
+            kernels.rms_norm(&x, &y, 1e-5, &mut outs[0]);
+            kernels.relu2_gate(&x, &y, &mut outs[1]);
+            kernels.silu_gate(&x, &y, &mut outs[2]);
+            kernels.dequantize(&acc, 0.37 * scale, &mut outs[3]);
+            outs[4].copy_from_slice(&x);
+            kernels.add(&mut outs[4], &y);
+            bits(&outs.concat())
+        };
+        let expected = run(scalar());
+        for kernels in each_isa() {
+            assert_eq!(
+                run(kernels),
+                expected,
+                "{} with {count} values up to {scale}",
+                kernels.isa()
+            );
+        }
+    }
+}
+
+#[test]
+fn quantization_is_equal() {
+    let mut rng = Rng::from_env();
+    for round in 0..200 {
+        let count = 1 + rng.below(300);
+        let scale = rng.pick(&[0.0, 1e-7, 1.0, 1e5]);
+        // Every other row is made of exact halves, which round to even.
+        let halves = |x: f32| (x * 254.0).round() / 2.0;
+        let mut x: Vec<f32> = rng
+            .floats(count)
+            .iter()
+            .map(|x| {
+                if round % 2 == 0 {
+                    x * scale
+                } else {
+                    halves(*x)
+                }
+            })
+            .collect();
+        if round % 2 == 1 {
+            x[count / 2] = 127.0;
+        }
+        let run = |kernels: Kernels| {
+            let mut out = QuantizedActivations::new(2, 300);
+            out.reset(1, count);
+            out.tokens_mut()
+                .for_each(|mut token| kernels.quantize(&x, &mut token));
+            (out.row(0).to_vec(), out.scale(0).to_bits(), out.sum(0))
+        };
+        let expected = run(scalar());
+        assert_eq!(
+            expected.2,
+            expected.0.iter().map(|&q| i32::from(q)).sum::<i32>()
+        );
+        for kernels in each_isa() {
+            assert_eq!(run(kernels), expected, "{}", kernels.isa());
+        }
+    }
+}
+
+#[test]
+fn rotations_are_equal() {
+    let mut rng = Rng::from_env();
+    for head_dim in [2, 16, 64, 80, 128] {
+        let x = rng.floats(3 * head_dim);
+        let angles = rng.floats(head_dim / 2);
+        let cos: Vec<f32> = angles.iter().map(|a| (4.0 * a).cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| (4.0 * a).sin()).collect();
+        let run = |kernels: Kernels| {
+            let mut x = x.clone();
+            kernels.rope(&mut x, head_dim, &cos, &sin);
+            bits(&x)
+        };
+        let expected = run(scalar());
+        for kernels in each_isa() {
+            assert_eq!(
+                run(kernels),
+                expected,
+                "{} with heads of {head_dim}",
+                kernels.isa()
+            );
+        }
+    }
+}
+
+// Attention.
+
+/// Queries of a group, and a KV head's pages. What no query may read is NaN.
+struct Attention {
+    head_dim: usize,
+    group: usize,
+    keys: usize,
+    queries: Vec<f32>,
+    pages: Vec<(Vec<u16>, Vec<u16>)>,
+}
+
+impl Attention {
+    fn random(rng: &mut Rng, group: usize, head_dim: usize, keys: usize) -> Attention {
+        let sharpness = rng.pick(&[1.0, 8.0, 100.0]);
+        let queries = rng
+            .floats(group * head_dim)
+            .iter()
+            .map(|x| x * sharpness)
+            .collect();
+        let page = (
+            vec![F16_NAN; PAGE_TOKENS * head_dim],
+            vec![F16_NAN; PAGE_TOKENS * head_dim],
+        );
+        let mut pages = vec![page; keys.div_ceil(PAGE_TOKENS)];
+        for token in 0..keys {
+            let (k_page, v_page) = &mut pages[token / PAGE_TOKENS];
+            let (key, value) = (rng.floats(head_dim), rng.floats(head_dim));
+            scalar().store_kv(&key, &value, token % PAGE_TOKENS, k_page, v_page);
+        }
+        Attention {
+            head_dim,
+            group,
+            keys,
+            queries,
+            pages,
+        }
+    }
+
+    /// The output when only the first `visible` keys are seen.
+    fn run(&self, kernels: Kernels, visible: usize) -> Vec<f32> {
+        let pages: Vec<KvPage> = self
+            .pages
+            .iter()
+            .map(|(keys, values)| KvPage { keys, values })
+            .collect();
+        let mut state = AttentionState::new(self.group + 1, self.head_dim);
+        state.reset(self.group, self.head_dim);
+        for (span, run) in pages[..visible.div_ceil(PAGE_TOKENS)]
+            .chunks(SPAN_TOKENS / PAGE_TOKENS)
+            .enumerate()
+        {
+            let seen = SPAN_TOKENS.min(visible - span * SPAN_TOKENS);
+            kernels.attention_span(&self.queries, self.head_dim, run, seen, &mut state);
+        }
+        let mut out = vec![f32::NAN; self.group * self.head_dim];
+        kernels.attention_finish(&state, &mut out);
+        out
+    }
+
+    /// Softmax attention by its formula, in f64.
+    fn expected(&self, visible: usize) -> Vec<f64> {
+        let d = self.head_dim;
+        let key = |token: usize, i: usize| {
+            f64::from(f32_from_f16(self.pages[token / 16].0[i * 16 + token % 16]))
+        };
+        let value = |token: usize, i: usize| {
+            f64::from(f32_from_f16(self.pages[token / 16].1[token % 16 * d + i]))
+        };
+        let mut out = Vec::new();
+        for query in self.queries.chunks(d) {
+            let score = |token| {
+                (0..d)
+                    .map(|i| f64::from(query[i]) * key(token, i))
+                    .sum::<f64>()
+                    / (d as f64).sqrt()
+            };
+            let scores: Vec<f64> = (0..visible).map(score).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            out.extend((0..d).map(|i| {
+                (0..visible)
+                    .map(|token| weights[token] * value(token, i))
+                    .sum::<f64>()
+                    / sum
+            }));
+        }
+        out
+    }
+
+    fn check(&self, visible: usize) {
+        let what = format!(
+            "g {}, d {}, {visible} of {} keys",
+            self.group, self.head_dim, self.keys
+        );
+        let scalar_out = self.run(scalar(), visible);
+        for (value, exact) in scalar_out.iter().zip(self.expected(visible)) {
+            assert!(
+                (f64::from(*value) - exact).abs() < 1e-4,
+                "{what}: {value}, exactly {exact}"
+            );
+        }
+        for kernels in each_isa() {
+            assert_eq!(
+                bits(&self.run(kernels, visible)),
+                bits(&scalar_out),
+                "{}: {what}",
+                kernels.isa()
+            );
+        }
+    }
+}
+
+#[test]
+fn attention_is_softmax_and_equal_everywhere() {
+    let mut rng = Rng::from_env();
+    for group in 1..=9 {
+        for head_dim in [16, 32, 64, 80, 128, 256] {
+            let keys = 1 + rng.below(SPAN_TOKENS);
+            Attention::random(&mut rng, group, head_dim, keys).check(keys);
+        }
+    }
+}
+
+#[test]
+fn attention_merges_spans() {
+    let mut rng = Rng::from_env();
+    for keys in [256, 257, 512, 600, 1025] {
+        Attention::random(&mut rng, 4, 64, keys).check(keys);
+    }
+}
+
+#[test]
+fn attention_does_not_see_what_comes_later() {
+    let mut rng = Rng::from_env();
+    let long = Attention::random(&mut rng, 5, 32, 300);
+    for visible in [1, 15, 16, 17, 31, 32, 33, 255, 256, 257, 299] {
+        // The same sequence when it was shorter: beyond its keys, memory is NaN.
+        let mut short = Attention {
+            keys: visible,
+            queries: long.queries.clone(),
+            pages: long.pages.clone(),
+            ..long
+        };
+        for token in visible..short.pages.len() * PAGE_TOKENS {
+            let (keys, values) = &mut short.pages[token / PAGE_TOKENS];
+            keys.iter_mut()
+                .skip(token % PAGE_TOKENS)
+                .step_by(PAGE_TOKENS)
+                .for_each(|key| *key = F16_NAN);
+            values[token % PAGE_TOKENS * 32..][..32].fill(F16_NAN);
+        }
+        short.check(visible);
+        for kernels in each_isa() {
+            assert_eq!(
+                bits(&short.run(kernels, visible)),
+                bits(&long.run(kernels, visible)),
+                "{visible} keys"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_head_does_not_depend_on_its_group() {
+    let mut rng = Rng::from_env();
+    let group = Attention::random(&mut rng, 7, 48, 100);
+    for kernels in each_isa() {
+        let together = group.run(kernels, 100);
+        for (head, query) in group.queries.chunks(48).enumerate() {
+            let alone = Attention {
+                group: 1,
+                queries: query.to_vec(),
+                pages: group.pages.clone(),
+                ..group
+            };
+            assert_eq!(
+                bits(&alone.run(kernels, 100)),
+                bits(&together[head * 48..][..48]),
+                "head {head}"
+            );
+        }
+    }
+}
+
+#[test]
+fn stored_keys_and_values_are_equal_and_touch_nothing_else() {
+    let mut rng = Rng::from_env();
+    for head_dim in [16, 24, 64, 128] {
+        let scale = rng.pick(&[1e-6, 1.0, 1e5]);
+        let key: Vec<f32> = rng.floats(head_dim).iter().map(|x| x * scale).collect();
+        let value: Vec<f32> = rng.floats(head_dim).iter().map(|x| x * scale).collect();
+        let slot = rng.below(PAGE_TOKENS);
+        for kernels in each_isa() {
+            let mut k_page = vec![F16_NAN; PAGE_TOKENS * head_dim];
+            let mut v_page = k_page.clone();
+            kernels.store_kv(&key, &value, slot, &mut k_page, &mut v_page);
+            for i in 0..head_dim {
+                for token in 0..PAGE_TOKENS {
+                    let [k, v] = if token == slot {
+                        [key[i], value[i]].map(f16_from_f32)
+                    } else {
+                        [F16_NAN; 2]
+                    };
+                    assert_eq!(k_page[i * PAGE_TOKENS + token], k, "{}", kernels.isa());
+                    assert_eq!(v_page[token * head_dim + i], v, "{}", kernels.isa());
+                }
+            }
+        }
+    }
+}
