@@ -1,0 +1,556 @@
+//! One chat client: sends a request, reads its stream, notes when each piece of text came.
+//!
+//! Always true: a request ends as exactly one of complete, left on purpose, or failed with a reason; a stream that is
+//! merely cut off is never taken for a complete answer.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::sse::SseParser;
+use crate::workload::PlannedRequest;
+
+/// Where requests go and what they have in common.
+pub(crate) struct Client {
+    http: reqwest::Client,
+    base: String,
+    model: String,
+    options: Options,
+}
+
+/// What every request of a run has in common.
+#[derive(Clone, Copy)]
+pub(crate) struct Options {
+    /// Output tokens at most; exactly that many with `ignore_eos`.
+    pub(crate) max_tokens: u32,
+    /// Sampling temperature; 0 is greedy.
+    pub(crate) temperature: f64,
+    /// Go on past the end-of-sequence token.
+    pub(crate) ignore_eos: bool,
+    /// A request that takes longer has failed.
+    pub(crate) timeout: Duration,
+}
+
+/// How one request ended.
+pub(crate) struct Outcome {
+    /// When its pieces came.
+    pub(crate) timing: Timing,
+    /// What became of it.
+    pub(crate) end: End,
+}
+
+/// The ways a request can end.
+#[derive(Debug, PartialEq)]
+pub(crate) enum End {
+    /// The whole answer arrived, with this usage.
+    Complete(Usage),
+    /// The workload made this client leave.
+    Left,
+    /// Anything else.
+    Failed(Failure),
+}
+
+/// Moments of one request, counted from sending it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timing {
+    /// Until the first piece of text.
+    pub(crate) first_text: Option<Duration>,
+    /// Between consecutive pieces of text.
+    pub(crate) gaps: Vec<Duration>,
+    /// Until the end of the stream.
+    pub(crate) total: Duration,
+}
+
+/// The tokens of one request, as the server counts them.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+pub(crate) struct Usage {
+    /// Tokens of the prompt, template included.
+    pub(crate) prompt_tokens: u64,
+    /// Tokens of the answer.
+    pub(crate) completion_tokens: u64,
+    #[serde(default)]
+    prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+struct PromptTokensDetails {
+    #[serde(default)]
+    cached_tokens: u64,
+}
+
+impl Usage {
+    /// Tokens of the prompt that came from the prefix cache; 0 when the server does not say.
+    pub(crate) fn cached_tokens(&self) -> u64 {
+        self.prompt_tokens_details
+            .as_ref()
+            .map_or(0, |details| details.cached_tokens)
+    }
+}
+
+/// Why a request failed. Its text is the kind by which failures are counted.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Failure {
+    /// No connection, or it broke; with the transport's own words.
+    Connection(String),
+    /// The answer was not 200; with the error's code, or what there was of a body.
+    Status(u16, String),
+    /// An error came inside the stream; with its code or message.
+    InStream(String),
+    /// The stream ended without `[DONE]`.
+    CutOff,
+    /// The stream breaks the protocol; says how.
+    Protocol(String),
+    /// Not done within the time allowed.
+    TimedOut,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Connection(words) => write!(f, "connection: {words}"),
+            Failure::Status(status, code) => write!(f, "status {status}: {code}"),
+            Failure::InStream(code) => write!(f, "error in the stream: {code}"),
+            Failure::CutOff => write!(f, "stream ended without [DONE]"),
+            Failure::Protocol(how) => write!(f, "protocol: {how}"),
+            Failure::TimedOut => write!(f, "timed out"),
+        }
+    }
+}
+
+/// The parts of a chat completion chunk that matter here.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    #[serde(default)]
+    usage: Option<Usage>,
+    #[serde(default)]
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    #[serde(default)]
+    delta: Delta,
+    #[serde(default)]
+    finish_reason: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct Delta {
+    #[serde(default)]
+    content: Option<String>,
+}
+
+impl Client {
+    /// A client of the server at `url` (with or without `/v1`). Without a `model` it takes the first that is served.
+    pub(crate) async fn connect(
+        url: &str,
+        model: Option<String>,
+        options: Options,
+    ) -> Result<Client, Failure> {
+        let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        // A proxy between tester and server would be what gets measured.
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .build()
+            .map_err(connection)?;
+        let model = match model {
+            Some(model) => model,
+            None => first_model(&http, &base).await?,
+        };
+        Ok(Client {
+            http,
+            base,
+            model,
+            options,
+        })
+    }
+
+    /// How many tokens the prompt with this user message is.
+    pub(crate) async fn prompt_tokens(&self, user: String) -> Result<u64, Failure> {
+        let request = PlannedRequest {
+            system: None,
+            user,
+            sampling_seed: 0,
+            disconnect: None,
+        };
+        let mut body = self.body(&request);
+        body["max_tokens"] = json!(1);
+        let mut timing = Timing::default();
+        let reading = self.read(&body, None, &mut timing, Instant::now());
+        match tokio::time::timeout(self.options.timeout, reading).await {
+            Ok(Ok(End::Complete(usage))) => Ok(usage.prompt_tokens),
+            Ok(Ok(_)) => unreachable!("no client leaves a request that has no disconnection"),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::TimedOut),
+        }
+    }
+
+    /// Sends `request` and reads its stream to the end, or until its client leaves.
+    pub(crate) async fn chat(&self, request: &PlannedRequest) -> Outcome {
+        let body = self.body(request);
+        let mut timing = Timing::default();
+        let sent = Instant::now();
+        let (limit, at_limit) = match request.disconnect {
+            Some(disconnect) if disconnect.after < self.options.timeout => {
+                (disconnect.after, End::Left)
+            }
+            _ => (self.options.timeout, End::Failed(Failure::TimedOut)),
+        };
+        let pieces = request.disconnect.map(|disconnect| disconnect.pieces);
+        let reading = self.read(&body, pieces, &mut timing, sent);
+        // Dropping the future that reads closes the connection.
+        let end = match tokio::time::timeout(limit, reading).await {
+            Ok(Ok(end)) => end,
+            Ok(Err(failure)) => End::Failed(failure),
+            Err(_) => at_limit,
+        };
+        if timing.total.is_zero() {
+            timing.total = sent.elapsed();
+        }
+        Outcome { timing, end }
+    }
+
+    fn body(&self, request: &PlannedRequest) -> Value {
+        let system = request
+            .system
+            .as_ref()
+            .map(|text| json!({"role": "system", "content": text}));
+        let user = json!({"role": "user", "content": request.user});
+        let mut body = json!({
+            "model": self.model,
+            "messages": system.into_iter().chain([user]).collect::<Vec<Value>>(),
+            "max_tokens": self.options.max_tokens,
+            "temperature": self.options.temperature,
+            "seed": request.sampling_seed,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        if self.options.ignore_eos {
+            body["ignore_eos"] = json!(true);
+        }
+        body
+    }
+
+    /// Reads one stream; leaves after `pieces` pieces of text if that is given. The end of the stream is `[DONE]`, but
+    /// the body must also end there.
+    async fn read(
+        &self,
+        body: &Value,
+        pieces: Option<u32>,
+        timing: &mut Timing,
+        sent: Instant,
+    ) -> Result<End, Failure> {
+        let url = format!("{}/v1/chat/completions", self.base);
+        let mut response = self
+            .http
+            .post(url)
+            .json(body)
+            .send()
+            .await
+            .map_err(connection)?;
+        if response.status() != reqwest::StatusCode::OK {
+            let status = response.status().as_u16();
+            return Err(Failure::Status(
+                status,
+                error_code(&response.bytes().await.map_err(connection)?),
+            ));
+        }
+        let mut parser = SseParser::default();
+        let mut stream = Stream::default();
+        loop {
+            if pieces.is_some_and(|pieces| stream.pieces >= pieces) {
+                return Ok(End::Left);
+            }
+            let Some(bytes) = response.chunk().await.map_err(connection)? else {
+                break;
+            };
+            let now = sent.elapsed();
+            parser.push(&bytes);
+            while let Some(event) = parser.next_event() {
+                stream.event(&event, now, timing)?;
+            }
+        }
+        stream.end()
+    }
+}
+
+/// What has been read of one stream.
+#[derive(Default)]
+struct Stream {
+    pieces: u32,
+    last_text: Duration,
+    finished: bool,
+    usage: Option<Usage>,
+    done: bool,
+}
+
+impl Stream {
+    fn event(&mut self, event: &str, now: Duration, timing: &mut Timing) -> Result<(), Failure> {
+        if self.done {
+            return Err(Failure::Protocol("an event after [DONE]".into()));
+        }
+        if event == "[DONE]" {
+            self.done = true;
+            timing.total = now;
+            return Ok(());
+        }
+        let chunk: Chunk = serde_json::from_str(event)
+            .map_err(|error| Failure::Protocol(format!("bad chunk: {error}")))?;
+        if let Some(error) = chunk.error {
+            return Err(Failure::InStream(code_of(&error)));
+        }
+        for choice in chunk.choices {
+            if choice
+                .delta
+                .content
+                .is_some_and(|content| !content.is_empty())
+            {
+                self.text(now, timing);
+            }
+            self.finished |= choice.finish_reason.is_some();
+        }
+        self.usage = chunk.usage.or(self.usage.take());
+        Ok(())
+    }
+
+    fn text(&mut self, now: Duration, timing: &mut Timing) {
+        match timing.first_text {
+            None => timing.first_text = Some(now),
+            Some(_) => timing.gaps.push(now - self.last_text),
+        }
+        self.last_text = now;
+        self.pieces += 1;
+    }
+
+    fn end(self) -> Result<End, Failure> {
+        if !self.done {
+            return Err(Failure::CutOff);
+        }
+        if !self.finished {
+            return Err(Failure::Protocol("no finish_reason".into()));
+        }
+        self.usage
+            .map(End::Complete)
+            .ok_or_else(|| Failure::Protocol("no usage".into()))
+    }
+}
+
+async fn first_model(http: &reqwest::Client, base: &str) -> Result<String, Failure> {
+    let response = http
+        .get(format!("{base}/v1/models"))
+        .send()
+        .await
+        .map_err(connection)?;
+    let status = response.status();
+    let bytes = response.bytes().await.map_err(connection)?;
+    if status != reqwest::StatusCode::OK {
+        return Err(Failure::Status(status.as_u16(), error_code(&bytes)));
+    }
+    let list: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::Protocol(format!("/v1/models: {error}")))?;
+    let model = list["data"][0]["id"].as_str();
+    model
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::Protocol("/v1/models lists no model".into()))
+}
+
+/// The innermost cause says most ("connection refused"); the outer ones repeat the address.
+fn connection(error: reqwest::Error) -> Failure {
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    Failure::Connection(cause.to_string())
+}
+
+/// The code of an OpenAI-shaped error body, or the start of whatever came instead.
+fn error_code(body: &[u8]) -> String {
+    match serde_json::from_slice::<Value>(body) {
+        Ok(value) if value.get("error").is_some() => code_of(&value["error"]),
+        _ => String::from_utf8_lossy(body).chars().take(80).collect(),
+    }
+}
+
+fn code_of(error: &Value) -> String {
+    let text = ["code", "type", "message"]
+        .iter()
+        .find_map(|key| error[key].as_str());
+    text.map_or_else(|| error.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Disconnect;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    const TEXT: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"tern\"},\"finish_reason\":null}]}\n\n";
+    const FINISH: &str =
+        "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+    const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"total_tokens\":11,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n";
+    const DONE: &str = "data: [DONE]\n\n";
+
+    /// Answers one connection with `body`, a byte at a time, then closes it, or keeps it open until the client leaves.
+    /// Returns what one chat against it became.
+    async fn chat(
+        status: &str,
+        body: &str,
+        keep_open: bool,
+        disconnect: Option<Disconnect>,
+    ) -> Outcome {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1/", listener.local_addr().unwrap());
+        let answer = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n{body}"
+        );
+        let server = tokio::spawn(async move {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            read_request(&mut socket).await;
+            for byte in answer.into_bytes() {
+                if socket.write_all(&[byte]).await.is_err() {
+                    return; // A client in a hurry left already.
+                }
+            }
+            if keep_open {
+                let left = socket.read(&mut [0; 16]).await;
+                assert!(
+                    matches!(left, Ok(0) | Err(_)),
+                    "the client should close, not send more"
+                );
+            }
+        });
+        let options = Options {
+            max_tokens: 8,
+            temperature: 0.0,
+            ignore_eos: true,
+            timeout: Duration::from_secs(30),
+        };
+        let client = Client::connect(&url, Some("m".into()), options)
+            .await
+            .unwrap();
+        let request = PlannedRequest {
+            system: Some("s".into()),
+            user: "u".into(),
+            sampling_seed: 1,
+            disconnect,
+        };
+        let outcome = client.chat(&request).await;
+        server.await.unwrap();
+        outcome
+    }
+
+    async fn read_request(socket: &mut tokio::net::TcpStream) {
+        let mut request = Vec::new();
+        loop {
+            let mut bytes = [0; 1024];
+            let count = socket.read(&mut bytes).await.unwrap();
+            if count == 0 {
+                return;
+            }
+            request.extend_from_slice(&bytes[..count]);
+            let text = String::from_utf8_lossy(&request);
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head
+                    .lines()
+                    .find_map(|line| line.strip_prefix("content-length: "))
+                    .unwrap();
+                if body.len() == length.parse::<usize>().unwrap() {
+                    assert!(head.starts_with("POST /v1/chat/completions "), "{head}");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn failure(status: &str, body: &str) -> Failure {
+        match chat(status, body, false, None).await.end {
+            End::Failed(failure) => failure,
+            end => panic!("{end:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_whole_stream_is_complete() {
+        let body = [": keep-alive\n\n", TEXT, TEXT, FINISH, USAGE, DONE].concat();
+        let outcome = chat("200 OK", &body, false, None).await;
+        let End::Complete(usage) = outcome.end else {
+            panic!("{:?}", outcome.end)
+        };
+        assert_eq!(
+            (
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                usage.cached_tokens()
+            ),
+            (9, 2, 4)
+        );
+        assert_eq!(outcome.timing.gaps.len(), 1);
+        assert!(outcome.timing.first_text.unwrap() <= outcome.timing.total);
+    }
+
+    #[tokio::test]
+    async fn a_broken_stream_is_never_complete() {
+        assert_eq!(
+            failure("200 OK", &[TEXT, FINISH, USAGE].concat()).await,
+            Failure::CutOff
+        );
+        assert_eq!(
+            failure("200 OK", &[TEXT, &DONE[..DONE.len() - 1]].concat()).await,
+            Failure::CutOff
+        );
+        assert_eq!(
+            failure("200 OK", &[TEXT, USAGE, DONE].concat()).await,
+            Failure::Protocol("no finish_reason".into())
+        );
+        assert_eq!(
+            failure("200 OK", &[TEXT, FINISH, DONE].concat()).await,
+            Failure::Protocol("no usage".into())
+        );
+        let twice = [TEXT, FINISH, USAGE, DONE, DONE].concat();
+        assert_eq!(
+            failure("200 OK", &twice).await,
+            Failure::Protocol("an event after [DONE]".into())
+        );
+        assert!(matches!(
+            failure("200 OK", "data: {\n\n").await,
+            Failure::Protocol(_)
+        ));
+    }
+
+    #[tokio::test]
+    async fn errors_are_counted_by_their_code() {
+        let error = r#"{"error":{"message":"full","type":"overloaded_error","param":null,"code":"engine_overloaded"}}"#;
+        let refused = failure("503 Service Unavailable", error).await;
+        assert_eq!(refused, Failure::Status(503, "engine_overloaded".into()));
+        let in_stream = failure("200 OK", &format!("{TEXT}data: {error}\n\n{DONE}")).await;
+        assert_eq!(in_stream, Failure::InStream("engine_overloaded".into()));
+        assert_eq!(
+            failure("502 Bad Gateway", "<html>").await,
+            Failure::Status(502, "<html>".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn a_leaving_client_closes_its_connection() {
+        let soon = Disconnect {
+            after: Duration::from_millis(20),
+            pieces: 8,
+        };
+        assert_eq!(chat("200 OK", TEXT, true, Some(soon)).await.end, End::Left);
+        let after_two = Disconnect {
+            after: Duration::from_secs(20),
+            pieces: 2,
+        };
+        assert_eq!(
+            chat("200 OK", &[TEXT, TEXT].concat(), true, Some(after_two))
+                .await
+                .end,
+            End::Left
+        );
+    }
+}

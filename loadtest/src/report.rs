@@ -1,0 +1,313 @@
+//! What a run measured: counts, rates and percentiles, as a table for people and as JSON.
+//!
+//! Always true: latencies and tokens are those of complete requests; all others are only counted. JSON has seconds.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::client::{End, Outcome};
+
+/// Gathers outcomes while a run goes on.
+pub(crate) struct Recorder {
+    first_text: Latencies,
+    inter_token: Latencies,
+    end_to_end: Latencies,
+    complete: u64,
+    left: u64,
+    failures: BTreeMap<String, u64>,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    output_tokens: u64,
+}
+
+/// The figures of a whole run.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    /// Requests whose whole answer arrived.
+    pub(crate) complete: u64,
+    /// Requests whose client left, as the workload asked.
+    pub(crate) left: u64,
+    /// All others.
+    pub(crate) failed: u64,
+    /// The others by reason.
+    pub(crate) failures: BTreeMap<String, u64>,
+    /// From the first request sent to the last one ended.
+    pub(crate) seconds: f64,
+    /// Tokens of all prompts.
+    pub(crate) prompt_tokens: u64,
+    /// Those of them that came from the prefix cache.
+    pub(crate) cached_tokens: u64,
+    /// Tokens of all answers.
+    pub(crate) output_tokens: u64,
+    /// Answers' tokens over the whole run's time.
+    pub(crate) output_tokens_per_second: f64,
+    /// Complete requests over the whole run's time.
+    pub(crate) requests_per_second: f64,
+    /// From sending a request to its first piece of text.
+    pub(crate) time_to_first_token_seconds: Option<Percentiles>,
+    /// Between two pieces of text of one answer; its `max` is the longest gap anyone saw.
+    pub(crate) inter_token_seconds: Option<Percentiles>,
+    /// From sending a request to the end of its stream.
+    pub(crate) end_to_end_seconds: Option<Percentiles>,
+}
+
+/// Of a set of latencies, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Percentiles {
+    /// How many were measured.
+    pub(crate) count: u64,
+    /// Median.
+    pub p50: f64,
+    /// Nine of ten are at most this.
+    pub p90: f64,
+    /// Ninety-nine of a hundred are at most this.
+    pub p99: f64,
+    /// The longest.
+    pub(crate) max: f64,
+}
+
+impl Recorder {
+    /// Nothing recorded yet.
+    pub(crate) fn new() -> Recorder {
+        Recorder {
+            first_text: Latencies::new(),
+            inter_token: Latencies::new(),
+            end_to_end: Latencies::new(),
+            complete: 0,
+            left: 0,
+            failures: BTreeMap::new(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            output_tokens: 0,
+        }
+    }
+
+    /// Adds one request's outcome.
+    pub(crate) fn record(&mut self, outcome: &Outcome) {
+        let usage = match &outcome.end {
+            End::Complete(usage) => usage,
+            End::Left => {
+                self.left += 1;
+                return;
+            }
+            End::Failed(failure) => {
+                *self.failures.entry(failure.to_string()).or_default() += 1;
+                return;
+            }
+        };
+        self.complete += 1;
+        self.prompt_tokens += usage.prompt_tokens;
+        self.cached_tokens += usage.cached_tokens();
+        self.output_tokens += usage.completion_tokens;
+        let timing = &outcome.timing;
+        timing
+            .first_text
+            .iter()
+            .for_each(|latency| self.first_text.record(*latency));
+        timing
+            .gaps
+            .iter()
+            .for_each(|latency| self.inter_token.record(*latency));
+        self.end_to_end.record(timing.total);
+    }
+
+    /// Requests that have failed so far.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failures.values().sum()
+    }
+
+    /// The figures of a run that took `elapsed`.
+    pub(crate) fn report(self, elapsed: Duration) -> Report {
+        let seconds = elapsed.as_secs_f64();
+        Report {
+            complete: self.complete,
+            left: self.left,
+            failed: self.failed(),
+            failures: self.failures,
+            seconds,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            output_tokens: self.output_tokens,
+            output_tokens_per_second: self.output_tokens as f64 / seconds,
+            requests_per_second: self.complete as f64 / seconds,
+            time_to_first_token_seconds: self.first_text.percentiles(),
+            inter_token_seconds: self.inter_token.percentiles(),
+            end_to_end_seconds: self.end_to_end.percentiles(),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report {
+            complete,
+            left,
+            failed,
+            seconds,
+            ..
+        } = self;
+        write!(f, "{complete} requests complete, {failed} failed")?;
+        if *left > 0 {
+            write!(f, ", {left} left on purpose")?;
+        }
+        writeln!(f, ", in {seconds:.2} s")?;
+        for (failure, count) in &self.failures {
+            writeln!(f, "  {count} x {failure}")?;
+        }
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<22}{:>10}",
+            "output tokens/s",
+            format!("{:.1}", self.output_tokens_per_second)
+        )?;
+        writeln!(
+            f,
+            "{:<22}{:>10}",
+            "requests/s",
+            format!("{:.2}", self.requests_per_second)
+        )?;
+        writeln!(f, "{:<22}{:>10}", "output tokens", self.output_tokens)?;
+        writeln!(
+            f,
+            "{:<22}{:>10}  ({} cached)",
+            "prompt tokens", self.prompt_tokens, self.cached_tokens
+        )?;
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<22}{:>10}{:>10}{:>10}{:>10}",
+            "latency, ms", "p50", "p90", "p99", "max"
+        )?;
+        row(f, "time to first token", self.time_to_first_token_seconds)?;
+        row(f, "inter-token", self.inter_token_seconds)?;
+        row(f, "end to end", self.end_to_end_seconds)
+    }
+}
+
+fn row(f: &mut fmt::Formatter<'_>, name: &str, percentiles: Option<Percentiles>) -> fmt::Result {
+    write!(f, "{name:<22}")?;
+    match percentiles {
+        Some(Percentiles {
+            p50, p90, p99, max, ..
+        }) => {
+            let cells = [p50, p90, p99, max].map(|seconds| format!("{:>10.1}", seconds * 1e3));
+            writeln!(f, "{}", cells.concat())
+        }
+        None => writeln!(f, "{0:>10}{0:>10}{0:>10}{0:>10}", "-"),
+    }
+}
+
+/// Latencies to the microsecond, with three significant digits.
+struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    fn new() -> Latencies {
+        Latencies(Histogram::new(3).expect("three digits are in the histogram's range"))
+    }
+
+    fn record(&mut self, latency: Duration) {
+        self.0
+            .record(latency.as_micros() as u64)
+            .expect("the histogram grows with its values");
+    }
+
+    fn percentiles(&self) -> Option<Percentiles> {
+        let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e6;
+        (!self.0.is_empty()).then(|| Percentiles {
+            count: self.0.len(),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            max: self.0.max() as f64 / 1e6,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Failure, Timing, Usage};
+
+    fn complete(first_ms: u64, gaps_ms: &[u64]) -> Outcome {
+        let millis = Duration::from_millis;
+        let usage = r#"{"prompt_tokens":10,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}"#;
+        Outcome {
+            timing: Timing {
+                first_text: Some(millis(first_ms)),
+                gaps: gaps_ms.iter().map(|gap| millis(*gap)).collect(),
+                total: millis(first_ms + gaps_ms.iter().sum::<u64>()),
+            },
+            end: End::Complete(serde_json::from_str::<Usage>(usage).unwrap()),
+        }
+    }
+
+    fn report(outcomes: &[Outcome], seconds: u64) -> Report {
+        let mut recorder = Recorder::new();
+        outcomes.iter().for_each(|outcome| recorder.record(outcome));
+        recorder.report(Duration::from_secs(seconds))
+    }
+
+    fn near(value: f64, expected: f64) -> bool {
+        (value - expected).abs() <= expected * 1e-3
+    }
+
+    #[test]
+    fn percentiles_of_a_hundred_latencies() {
+        let outcomes: Vec<Outcome> = (1..=100).rev().map(|ms| complete(ms, &[5])).collect();
+        let found = report(&outcomes, 10).time_to_first_token_seconds.unwrap();
+        assert_eq!(found.count, 100);
+        assert!(
+            near(found.p50, 0.050) && near(found.p90, 0.090),
+            "{found:?}"
+        );
+        assert!(
+            near(found.p99, 0.099) && near(found.max, 0.100),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn rates_are_over_the_whole_run() {
+        let report = report(&[complete(10, &[1, 30]), complete(10, &[2, 2])], 4);
+        assert_eq!((report.output_tokens, report.cached_tokens), (6, 8));
+        assert!(
+            near(report.output_tokens_per_second, 1.5) && near(report.requests_per_second, 0.5)
+        );
+        assert!(
+            near(report.inter_token_seconds.unwrap().max, 0.030),
+            "the longest gap"
+        );
+    }
+
+    #[test]
+    fn failures_are_counted_by_reason_and_measure_nothing() {
+        let failed = |failure| Outcome {
+            timing: Timing::default(),
+            end: End::Failed(failure),
+        };
+        let outcomes = [
+            failed(Failure::CutOff),
+            failed(Failure::Status(503, "draining".into())),
+            failed(Failure::CutOff),
+            Outcome {
+                timing: Timing::default(),
+                end: End::Left,
+            },
+        ];
+        let report = report(&outcomes, 1);
+        assert_eq!((report.complete, report.left, report.failed), (0, 1, 3));
+        assert_eq!(report.failures["stream ended without [DONE]"], 2);
+        assert_eq!(report.failures["status 503: draining"], 1);
+        assert_eq!(report.end_to_end_seconds, None);
+        let table = report.to_string();
+        assert!(
+            table.contains("0 requests complete, 3 failed, 1 left on purpose"),
+            "{table}"
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! The program itself against a tiny server that speaks canned SSE.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Output};
+use std::thread;
+
+use serde_json::Value;
+
+/// Runs the load tester with `flags` against a server that refuses requests whose `seed` is a multiple of
+/// `refuse_every` (0 for none).
+fn loadtest(flags: &[&str], refuse_every: u64) -> Output {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // The threads end with the test's process.
+    thread::spawn(move || {
+        for socket in listener.incoming() {
+            thread::spawn(move || serve(socket.unwrap(), refuse_every));
+        }
+    });
+    Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+        .args(["--url", &url])
+        .args(flags)
+        .output()
+        .unwrap()
+}
+
+/// Answers requests on one connection until the client closes it.
+fn serve(socket: TcpStream, refuse_every: u64) {
+    let mut reader = BufReader::new(socket.try_clone().unwrap());
+    let mut socket = socket;
+    while let Some((path, body)) = request(&mut reader) {
+        let (status, kind, answer) = match path.as_str() {
+            "/v1/models" => (
+                200,
+                "application/json",
+                r#"{"data":[{"id":"canned"}]}"#.to_owned(),
+            ),
+            "/v1/chat/completions" => chat(&serde_json::from_slice(&body).unwrap(), refuse_every),
+            path => panic!("{path}"),
+        };
+        let length = answer.len();
+        let head = format!(
+            "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+        );
+        if socket
+            .write_all(format!("{head}{answer}").as_bytes())
+            .is_err()
+        {
+            return; // This client left on purpose.
+        }
+    }
+}
+
+fn request(reader: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        if line == "\r\n" {
+            break;
+        }
+        head.push(line);
+    }
+    let length = head
+        .iter()
+        .find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.trim().parse().unwrap())];
+    reader.read_exact(&mut body).ok()?;
+    Some((head[0].split(' ').nth(1)?.to_owned(), body))
+}
+
+/// One token a word; the answer has exactly `max_tokens`.
+fn chat(body: &Value, refuse_every: u64) -> (u16, &'static str, String) {
+    assert_eq!(body["model"], "canned");
+    let seed = body["seed"].as_u64().unwrap();
+    if refuse_every > 0 && seed > 0 && seed.is_multiple_of(refuse_every) {
+        return (
+            503,
+            "application/json",
+            r#"{"error":{"message":"full","code":"engine_overloaded"}}"#.to_owned(),
+        );
+    }
+    let messages = body["messages"].as_array().unwrap();
+    let words = |message: &Value| message["content"].as_str().unwrap().split(' ').count();
+    let prompt: usize = messages.iter().map(words).sum();
+    let tokens = body["max_tokens"].as_u64().unwrap();
+    let mut answer = String::from(": keep-alive\n\n");
+    for _ in 0..tokens {
+        answer += "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a \"}}]}\n\n";
+    }
+    answer += "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"length\"}]}\n\n";
+    answer += &format!(
+        "data: {{\"choices\":[],\"usage\":{{\"prompt_tokens\":{prompt},\"completion_tokens\":{tokens}}}}}\n\n"
+    );
+    (200, "text/event-stream", answer + "data: [DONE]\n\n")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn a_closed_loop_counts_every_request_and_token() {
+    let flags = [
+        "--clients",
+        "4",
+        "--requests",
+        "12",
+        "--max-tokens",
+        "7",
+        "--prompt-tokens",
+        "20",
+    ];
+    let output = loadtest(
+        &[
+            &flags[..],
+            &[
+                "--prompt-spread",
+                "0",
+                "--shared-prefix-tokens",
+                "30",
+                "--json",
+            ],
+        ]
+        .concat(),
+        0,
+    );
+    assert!(output.status.success(), "{output:?}");
+    let report = json(&output);
+    assert_eq!(report["complete"], 12);
+    assert_eq!(report["output_tokens"], 12 * 7);
+    assert_eq!(report["prompt_tokens"], 12 * 50);
+    assert_eq!(report["inter_token_seconds"]["count"], 12 * 6);
+    assert_eq!(report["time_to_first_token_seconds"]["count"], 12);
+}
+
+#[test]
+fn an_open_loop_sends_all_and_prints_a_table() {
+    let output = loadtest(
+        &["--rate", "500", "--requests", "10", "--max-tokens", "3"],
+        0,
+    );
+    assert!(output.status.success(), "{output:?}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        table.contains("10 requests complete, 0 failed, in "),
+        "{table}"
+    );
+    assert!(table.contains("time to first token"), "{table}");
+}
+
+#[test]
+fn a_failed_request_fails_the_run() {
+    let output = loadtest(&["--requests", "20", "--json"], 2);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let report = json(&output);
+    let failed = report["failed"].as_u64().unwrap();
+    assert!((1..20).contains(&failed), "{report}");
+    assert_eq!(report["failures"]["status 503: engine_overloaded"], failed);
+    assert_eq!(report["complete"], 20 - failed);
+}
+
+#[test]
+fn leaving_on_purpose_is_no_failure() {
+    let output = loadtest(
+        &["--requests", "16", "--disconnect-fraction", "1", "--json"],
+        0,
+    );
+    assert!(output.status.success(), "{output:?}");
+    let report = json(&output);
+    assert_eq!(
+        report["left"].as_u64().unwrap() + report["complete"].as_u64().unwrap(),
+        16
+    );
+}
+
+#[test]
+fn no_server_is_an_error_that_names_the_address() {
+    let address = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let command = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+        .args(["--url", &format!("http://{address}")])
+        .output();
+    let output = command.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        words.contains(&address.to_string()) && words.contains("connection"),
+        "{words}"
+    );
+}
