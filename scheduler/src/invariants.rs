@@ -1,0 +1,149 @@
+//! Everything that must hold between two calls, asserted in one place.
+
+use crate::pages::Holder;
+use crate::sequence::{Sequence, State, pages_for};
+use crate::{PAGE_TOKENS, Page, Scheduler};
+
+impl Scheduler {
+    /// Asserts every invariant. Takes time in proportion to all pages and all tokens: for tests.
+    ///
+    /// # Panics
+    /// If one does not hold, which is a bug in this crate.
+    pub fn check(&self) {
+        self.check_partition();
+        self.check_pins();
+        self.check_cold_list();
+        self.check_tree();
+        self.check_lists();
+        for (slot, sequence) in &self.sequences {
+            assert_eq!(slot, sequence.id.slot());
+            self.check_sequence(sequence);
+        }
+    }
+
+    fn pages(&self) -> impl Iterator<Item = Page> {
+        (0..self.limits.pages).map(Page::new)
+    }
+
+    /// Every page is free, private to one living sequence, or in the tree.
+    fn check_partition(&self) {
+        let pool = &self.pool;
+        let mut on_free_list = vec![false; self.limits.pages as usize];
+        for page in &pool.free {
+            let seen = std::mem::replace(&mut on_free_list[page.index()], true);
+            assert!(!seen, "{page:?} is free twice");
+        }
+        for page in self.pages() {
+            let holder = pool.holders[page.index()];
+            let is_free = holder == Holder::Free;
+            assert_eq!(on_free_list[page.index()], is_free, "{page:?}");
+            let is_in_tree = holder == Holder::Tree;
+            assert_eq!(pool.tree.edge(page).is_some(), is_in_tree, "{page:?}");
+            if let Holder::Private(id) = holder {
+                let table = &self.sequence(id).table;
+                assert!(table.pages[table.in_tree..].contains(&page), "{page:?}");
+            }
+        }
+    }
+
+    /// A page's pins are the page tables that contain it; a private page is in one.
+    fn check_pins(&self) {
+        let mut tables = vec![0; self.limits.pages as usize];
+        for (_, sequence) in &self.sequences {
+            for page in &sequence.table.pages {
+                tables[page.index()] += 1;
+            }
+        }
+        assert_eq!(tables, self.pool.pins, "page tables and pins");
+        for page in self.pages() {
+            if let Holder::Private(_) = self.pool.holders[page.index()] {
+                assert_eq!(tables[page.index()], 1, "{page:?} is private");
+            }
+        }
+    }
+
+    /// The cold list is the unpinned tree pages, children before their parents.
+    fn check_cold_list(&self) {
+        let pool = &self.pool;
+        let mut seen = vec![false; self.limits.pages as usize];
+        for page in pool.cold.iter() {
+            assert_eq!(pool.holders[page.index()], Holder::Tree, "{page:?} is cold");
+            assert!(!pool.is_pinned(page), "{page:?} is cold and pinned");
+            assert!(!seen[page.index()], "{page:?} is cold twice");
+            seen[page.index()] = true;
+            if let Some(parent) = pool.tree.edge(page).and_then(|edge| edge.parent) {
+                assert!(!seen[parent.index()], "{parent:?} is colder than its child");
+            }
+        }
+        for page in self.pages() {
+            let is_cold = pool.holders[page.index()] == Holder::Tree && !pool.is_pinned(page);
+            assert_eq!(seen[page.index()], is_cold, "{page:?} on the cold list");
+        }
+        let listed = seen.iter().filter(|&&seen| seen).count();
+        assert_eq!(listed, pool.cold.len());
+    }
+
+    /// The parent of a tree page is a tree page of the same namespace, and pinned if its child is.
+    fn check_tree(&self) {
+        let pool = &self.pool;
+        let mut children = vec![0; self.limits.pages as usize];
+        let mut count = 0;
+        for page in self.pages() {
+            let Some(edge) = pool.tree.edge(page) else {
+                continue;
+            };
+            count += 1;
+            assert_eq!(pool.tree.get(edge), Some(page), "{page:?} is found");
+            if let Some(parent) = edge.parent {
+                children[parent.index()] += 1;
+                let above = pool.tree.edge(parent);
+                let above = above.unwrap_or_else(|| panic!("{parent:?} has a child"));
+                assert_eq!(above.namespace, edge.namespace, "{page:?}");
+                assert!(pool.is_pinned(parent) || !pool.is_pinned(page), "{page:?}");
+            }
+        }
+        assert_eq!(count, pool.tree.len());
+        for page in self.pages() {
+            assert_eq!(pool.tree.children(page), children[page.index()], "{page:?}");
+        }
+    }
+
+    /// Every sequence waits or runs, in the order of arrival, within the limits.
+    fn check_lists(&self) {
+        let all = self.queue.iter().chain(self.running.iter().copied());
+        assert_eq!(all.count(), self.sequences.len());
+        assert!(self.running.len() <= self.limits.max_running as usize);
+        let arrival = |slot: usize| self.sequences[slot].arrival;
+        assert!(self.queue.iter().map(arrival).is_sorted_by(|a, b| a < b));
+        let running = self.running.iter().copied();
+        assert!(running.map(arrival).is_sorted_by(|a, b| a < b));
+        for slot in self.queue.iter() {
+            assert_eq!(self.sequences[slot].state, State::Queued);
+        }
+        for &slot in &self.running {
+            assert_eq!(self.sequences[slot].state, State::Running);
+        }
+    }
+
+    /// The page table covers what is computed, and its tree pages hold exactly the sequence's tokens.
+    fn check_sequence(&self, sequence: &Sequence) {
+        let (id, table) = (sequence.id, &sequence.table);
+        assert!(sequence.computed < sequence.tokens.len(), "{id:?} has work");
+        assert!(sequence.output_len() < sequence.max_new_tokens, "{id:?}");
+        assert!(table.pages.len() >= pages_for(sequence.computed), "{id:?}");
+        assert!(
+            table.pages.len() <= pages_for(sequence.tokens.len()),
+            "{id:?}"
+        );
+        assert_eq!(table.in_tree, sequence.computed / PAGE_TOKENS, "{id:?}");
+        if sequence.state == State::Queued {
+            assert!(table.pages.is_empty(), "{id:?} waits and holds pages");
+        }
+        let known = &sequence.tokens[..table.in_tree * PAGE_TOKENS];
+        let found = self.pool.find(sequence.namespace, known);
+        assert!(found.eq(table.pages[..table.in_tree].iter().copied()));
+        for page in &table.pages[table.in_tree..] {
+            assert_eq!(self.pool.holders[page.index()], Holder::Private(id));
+        }
+    }
+}

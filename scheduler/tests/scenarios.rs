@@ -1,0 +1,647 @@
+//! Named situations as small tables: what is asked, which rows the next step has, what comes of it.
+//!
+//! A row is written `name start..end`, with `*` when it wants logits; rows and events stand in their order. The fake model
+//! answers every row with the token [`ANSWER`].
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use sterna_scheduler::{
+    Event, FinishReason, Limits, Namespace, Plan, Refusal, Request, Sampled, Scheduler, SequenceId,
+    TenantId, TokenId,
+};
+
+const ANSWER: TokenId = 7;
+
+/// Roomy: nothing is scarce unless a scenario makes it so.
+const LIMITS: Limits = Limits {
+    pages: 100,
+    max_running: 8,
+    max_queued: 8,
+    step_tokens: 64,
+    prefill_chunk: 32,
+    max_sequence_tokens: 1000,
+};
+
+/// What happens before a step is planned.
+enum Do {
+    /// A request with this name, prompt and `max_new_tokens`.
+    Ask(&'static str, Vec<TokenId>, u32),
+    /// The same in another namespace.
+    AskElsewhere(&'static str, Vec<TokenId>, u32),
+    Cancel(&'static str),
+    Reset,
+    /// So many steps, at whose rows nobody looks.
+    Run(u32),
+    /// The step planned next is thrown away.
+    DropNext,
+    /// The step planned next fails, and takes these with it.
+    FailNext(&'static [&'static str]),
+    /// In the step planned next, the row of this request fails.
+    FailRow(&'static str),
+}
+use Do::*;
+
+/// What is done, the rows of the step that follows (empty: idle), and the events up to its end.
+type Turn = (Vec<Do>, &'static str, &'static str);
+
+#[derive(Default)]
+struct Names {
+    ids: BTreeMap<&'static str, SequenceId>,
+}
+
+impl Names {
+    fn of(&self, id: SequenceId) -> &'static str {
+        let mut names = self.ids.iter();
+        names
+            .find(|(_, named)| **named == id)
+            .expect("it is known")
+            .0
+    }
+
+    fn event(&self, event: Event) -> String {
+        match event {
+            Event::Admitted { id, cached_tokens } => format!("+{} {cached_tokens}", self.of(id)),
+            Event::Preempted { id } => format!("<{}", self.of(id)),
+            Event::Finished {
+                id,
+                reason,
+                output_tokens,
+                ..
+            } => format!("-{} {reason:?} {output_tokens}", self.of(id)),
+        }
+    }
+}
+
+fn check(limits: Limits, turns: &[Turn]) -> Scheduler {
+    let mut scheduler = Scheduler::new(limits);
+    let mut names = Names::default();
+    for (number, (what, rows, events)) in turns.iter().enumerate() {
+        let mut next = None;
+        for what in what {
+            match what {
+                Ask(name, prompt, most) => {
+                    let id = scheduler.submit(0, request(prompt, *most, 0));
+                    names.ids.insert(name, id.expect("it is accepted"));
+                }
+                AskElsewhere(name, prompt, most) => {
+                    let id = scheduler.submit(0, request(prompt, *most, 1));
+                    names.ids.insert(name, id.expect("it is accepted"));
+                }
+                Cancel(name) => {
+                    assert!(scheduler.cancel(names.ids[name], FinishReason::Cancelled));
+                }
+                Reset => scheduler.reset_prefix_cache(),
+                Run(steps) => {
+                    for _ in 0..*steps {
+                        step(&mut scheduler, &names, None);
+                    }
+                }
+                DropNext | FailNext(_) | FailRow(_) => next = Some(what),
+            }
+        }
+        assert_eq!(step(&mut scheduler, &names, next), *rows, "turn {number}");
+        scheduler.check();
+        let seen: Vec<_> = scheduler.events().map(|e| names.event(e)).collect();
+        assert_eq!(seen.join(", "), *events, "turn {number}");
+    }
+    scheduler
+}
+
+/// Plans a step and ends it. Returns its rows.
+fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Do>) -> String {
+    let Plan::Step(step) = scheduler.plan(0) else {
+        return String::new();
+    };
+    let batch = step.batch();
+    let rows = batch.rows().iter().map(|row| {
+        let mark = if row.wants_logits { "*" } else { "" };
+        format!(
+            "{} {}..{}{mark}",
+            names.of(row.sequence),
+            row.start,
+            row.end()
+        )
+    });
+    let rows: Vec<_> = rows.collect();
+    let answered = batch.rows().iter().filter(|row| row.wants_logits);
+    let sampled: Vec<_> = answered
+        .map(|row| match next {
+            Some(FailRow(name)) if names.ids[name] == row.sequence => Sampled::Failed,
+            _ => Sampled::Token(ANSWER),
+        })
+        .collect();
+    match next {
+        Some(DropNext) => drop(step),
+        Some(FailNext(failed)) => {
+            let ids: Vec<_> = failed.iter().map(|name| names.ids[name]).collect();
+            step.fail(&ids);
+        }
+        _ => step.commit(0, &sampled),
+    }
+    rows.join(", ")
+}
+
+fn request(prompt: &[TokenId], max_new_tokens: u32, namespace: u32) -> Request {
+    Request {
+        prompt: prompt.to_vec(),
+        max_new_tokens,
+        min_new_tokens: 0,
+        stop_tokens: Vec::new(),
+        tenant: TenantId(0),
+        namespace: Namespace(namespace),
+    }
+}
+
+/// A prompt of these tokens; other ranges are other texts.
+fn text(tokens: Range<TokenId>) -> Vec<TokenId> {
+    tokens.collect()
+}
+
+#[test]
+fn a_prompt_is_computed_in_whole_pages_until_its_end() {
+    check(
+        LIMITS,
+        &[
+            (vec![Ask("a", text(100..170), 2)], "a 0..32", "+a 0"),
+            (vec![], "a 32..64", ""),
+            (vec![], "a 64..70*", ""),
+            (vec![], "a 70..71*", "-a Length 2"),
+            (vec![], "", ""),
+        ],
+    );
+}
+
+#[test]
+fn prompts_about_a_page_long_need_no_special_care() {
+    for (len, row) in [(15, "a 0..15*"), (16, "a 0..16*"), (17, "a 0..17*")] {
+        check(
+            LIMITS,
+            &[(vec![Ask("a", text(0..len), 1)], row, "+a 0, -a Length 1")],
+        );
+    }
+}
+
+#[test]
+fn decodes_come_first_then_prefills_then_admissions() {
+    check(
+        LIMITS,
+        &[
+            (vec![Ask("a", text(100..110), 9)], "a 0..10*", "+a 0"),
+            (
+                vec![Ask("b", text(200..260), 9)],
+                "a 10..11*, b 0..32",
+                "+b 0",
+            ),
+            (
+                vec![Ask("c", text(300..310), 9)],
+                "a 11..12*, b 32..60*, c 0..10*",
+                "+c 0",
+            ),
+            (vec![], "a 12..13*, b 60..61*, c 10..11*", ""),
+        ],
+    );
+}
+
+#[test]
+fn several_prompts_advance_in_one_step() {
+    let asked = vec![
+        Ask("a", text(100..180), 1),
+        Ask("b", text(200..250), 1),
+        Ask("c", text(300..310), 1),
+    ];
+    check(
+        LIMITS,
+        &[
+            (asked, "a 0..32, b 0..32", "+a 0, +b 0"),
+            (
+                vec![],
+                "a 32..64, b 32..50*, c 0..10*",
+                "+c 0, -b Length 1, -c Length 1",
+            ),
+            (vec![], "a 64..80*", "-a Length 1"),
+        ],
+    );
+}
+
+#[test]
+fn prefills_get_a_page_however_many_decodes_there_are() {
+    let limits = Limits {
+        step_tokens: 1,
+        ..LIMITS
+    };
+    check(
+        limits,
+        &[
+            (vec![Ask("a", text(100..101), 9)], "a 0..1*", "+a 0"),
+            (
+                vec![Ask("b", text(200..201), 9)],
+                "a 1..2*, b 0..1*",
+                "+b 0",
+            ),
+            (
+                vec![Ask("c", text(300..340), 9)],
+                "a 2..3*, b 1..2*, c 0..16",
+                "+c 0",
+            ),
+            (vec![], "a 3..4*, b 2..3*, c 16..32", ""),
+        ],
+    );
+}
+
+#[test]
+fn places_in_the_batch_are_given_in_the_order_of_arrival() {
+    let limits = Limits {
+        max_running: 1,
+        ..LIMITS
+    };
+    check(
+        limits,
+        &[
+            (
+                vec![Ask("a", text(100..110), 1), Ask("b", text(200..202), 1)],
+                "a 0..10*",
+                "+a 0, -a Length 1",
+            ),
+            (
+                vec![Ask("c", text(300..301), 1)],
+                "b 0..2*",
+                "+b 0, -b Length 1",
+            ),
+            (vec![], "c 0..1*", "+c 0, -c Length 1"),
+        ],
+    );
+}
+
+#[test]
+fn a_cached_prefix_is_not_computed_again() {
+    check(
+        LIMITS,
+        &[
+            (
+                vec![Ask("a", text(100..132), 1)],
+                "a 0..32*",
+                "+a 0, -a Length 1",
+            ),
+            // Of a prompt that is cached whole, the last page is computed again, for the logits.
+            (
+                vec![Ask("b", text(100..132), 1)],
+                "b 16..32*",
+                "+b 16, -b Length 1",
+            ),
+            (
+                vec![Ask("c", text(100..133), 1)],
+                "c 32..33*",
+                "+c 32, -c Length 1",
+            ),
+            (vec![Reset], "", ""),
+            (
+                vec![Ask("d", text(100..132), 1)],
+                "d 0..32*",
+                "+d 0, -d Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_page_that_was_computed_twice_is_kept_once() {
+    let scheduler = check(
+        LIMITS,
+        &[
+            (
+                vec![Ask("a", text(100..132), 1)],
+                "a 0..32*",
+                "+a 0, -a Length 1",
+            ),
+            (
+                vec![Ask("b", text(100..132), 1)],
+                "b 16..32*",
+                "+b 16, -b Length 1",
+            ),
+        ],
+    );
+    let state = scheduler.snapshot();
+    assert_eq!((state.redirects, state.tree, state.pinned), (1, 2, 0));
+    assert_eq!((state.prefix_queries, state.prefix_hits), (64, 16));
+}
+
+#[test]
+fn another_namespace_shares_nothing() {
+    check(
+        LIMITS,
+        &[
+            (
+                vec![Ask("a", text(100..120), 1)],
+                "a 0..20*",
+                "+a 0, -a Length 1",
+            ),
+            (
+                vec![AskElsewhere("b", text(100..120), 1)],
+                "b 0..20*",
+                "+b 0, -b Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn answers_are_cached_for_the_next_turn_of_a_conversation() {
+    let conversation = [text(100..115), vec![ANSWER; 18], text(200..204)].concat();
+    check(
+        LIMITS,
+        &[
+            (vec![Ask("a", text(100..115), 18)], "a 0..15*", "+a 0"),
+            (vec![Run(16)], "a 31..32*", "-a Length 18"),
+            (
+                vec![Ask("b", conversation, 1)],
+                "b 32..37*",
+                "+b 32, -b Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_prefix_being_computed_is_waited_for() {
+    let system = text(100..148);
+    let chat = |own| [system.clone(), text(own)].concat();
+    let asked = vec![
+        Ask("a", chat(200..203), 1),
+        Ask("b", chat(300..303), 1),
+        Ask("other", text(500..510), 1),
+        Ask("c", chat(400..403), 1),
+    ];
+    check(
+        LIMITS,
+        &[
+            // `other` goes past `b`, which has nothing to do yet.
+            (
+                asked,
+                "a 0..32, other 0..10*",
+                "+a 0, +other 0, -other Length 1",
+            ),
+            (vec![], "a 32..51*", "-a Length 1"),
+            (
+                vec![],
+                "b 48..51*, c 48..51*",
+                "+b 48, +c 48, -b Length 1, -c Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn whoever_waits_for_a_prefix_goes_on_when_its_leader_is_gone() {
+    check(
+        LIMITS,
+        &[
+            (
+                vec![Ask("a", text(100..150), 1), Ask("b", text(100..151), 1)],
+                "a 0..32",
+                "+a 0",
+            ),
+            (
+                vec![Cancel("a")],
+                "b 32..51*",
+                "-a Cancelled 0, +b 32, -b Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn the_later_arrival_gives_its_pages_and_finds_them_again() {
+    let limits = Limits { pages: 4, ..LIMITS };
+    let scheduler = check(
+        limits,
+        &[
+            (vec![Ask("a", text(100..115), 40)], "a 0..15*", "+a 0"),
+            (
+                vec![Ask("b", text(200..216), 40)],
+                "a 15..16*, b 0..16*",
+                "+b 0",
+            ),
+            // Each has taken its second page when `a` needs a third: `b` loses both, of which the later one is evicted.
+            (vec![Run(15)], "a 31..32*, b 31..32*", ""),
+            (vec![], "a 32..33*", "<b"),
+            (vec![Cancel("a")], "b 16..33*", "-a Cancelled 19"),
+        ],
+    );
+    assert_eq!(scheduler.snapshot().preemptions, 1);
+}
+
+#[test]
+fn a_request_is_admitted_when_all_of_its_prompt_finds_room() {
+    let limits = Limits { pages: 6, ..LIMITS };
+    check(
+        limits,
+        &[
+            (vec![Ask("a", text(100..120), 2)], "a 0..20*", "+a 0"),
+            // Four pages are free, one is promised to `a`.
+            (
+                vec![Ask("b", text(200..249), 1)],
+                "a 20..21*",
+                "-a Length 2",
+            ),
+            (vec![], "b 0..32", "+b 0"),
+        ],
+    );
+}
+
+#[test]
+fn a_dropped_step_is_planned_again() {
+    check(
+        LIMITS,
+        &[
+            (
+                vec![Ask("a", text(100..140), 2), DropNext],
+                "a 0..32",
+                "+a 0",
+            ),
+            (vec![DropNext], "a 0..32", ""),
+            (vec![], "a 0..32", ""),
+            (vec![], "a 32..40*", ""),
+        ],
+    );
+}
+
+#[test]
+fn a_failed_step_ends_whom_it_is_told_to() {
+    let asked = vec![
+        Ask("a", text(100..110), 1),
+        Ask("b", text(200..210), 1),
+        FailNext(&["a"]),
+    ];
+    check(
+        LIMITS,
+        &[
+            (asked, "a 0..10*, b 0..10*", "+a 0, +b 0, -a Error 0"),
+            (vec![], "b 0..10*", "-b Length 1"),
+        ],
+    );
+}
+
+#[test]
+fn a_failed_row_ends_its_request_and_caches_nothing() {
+    let asked = vec![
+        Ask("a", text(100..120), 1),
+        Ask("b", text(200..220), 1),
+        FailRow("a"),
+    ];
+    check(
+        LIMITS,
+        &[
+            (
+                asked,
+                "a 0..20*, b 0..20*",
+                "+a 0, +b 0, -a Error 0, -b Length 1",
+            ),
+            (
+                vec![Ask("c", text(100..120), 1), Ask("d", text(200..220), 1)],
+                "c 0..20*, d 16..20*",
+                "+c 0, +d 16, -c Length 1, -d Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_cancelled_request_frees_its_pages_wherever_it_is() {
+    let limits = Limits {
+        max_running: 1,
+        ..LIMITS
+    };
+    let scheduler = check(
+        limits,
+        &[
+            (
+                vec![Ask("a", text(100..140), 9), Ask("b", text(200..240), 9)],
+                "a 0..32",
+                "+a 0",
+            ),
+            (vec![Cancel("b")], "a 32..40*", "-b Cancelled 0"),
+            (vec![Cancel("a")], "", "-a Cancelled 1"),
+        ],
+    );
+    let state = scheduler.snapshot();
+    assert_eq!((state.free, state.tree, state.pinned), (98, 2, 0));
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn the_page_used_least_recently_is_evicted_first() {
+    let limits = Limits { pages: 3, ..LIMITS };
+    check(
+        limits,
+        &[
+            (
+                vec![Ask("a", text(100..117), 1)],
+                "a 0..17*",
+                "+a 0, -a Length 1",
+            ),
+            (
+                vec![Ask("b", text(200..217), 1)],
+                "b 0..17*",
+                "+b 0, -b Length 1",
+            ),
+            (
+                vec![Ask("a2", text(100..117), 1)],
+                "a2 16..17*",
+                "+a2 16, -a2 Length 1",
+            ),
+            (
+                vec![Ask("c", text(300..317), 1)],
+                "c 0..17*",
+                "+c 0, -c Length 1",
+            ),
+            (
+                vec![Ask("a3", text(100..117), 1)],
+                "a3 16..17*",
+                "+a3 16, -a3 Length 1",
+            ),
+            (
+                vec![Ask("b2", text(200..217), 1)],
+                "b2 0..17*",
+                "+b2 0, -b2 Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_refusal_says_why() {
+    let limits = Limits {
+        pages: 4,
+        max_queued: 1,
+        ..LIMITS
+    };
+    let too_long = Refusal::TooLong {
+        needed_tokens: 65,
+        limit_tokens: 64,
+    };
+    let overloaded = Refusal::Overloaded { retry_after: 0 };
+    let cases = [
+        (0, 1, Some(Refusal::EmptyPrompt)),
+        (1, 0, Some(Refusal::NothingToGenerate)),
+        (64, 1, Some(too_long)),
+        (63, 1, None),
+        (1, 1, Some(overloaded)),
+    ];
+    let mut scheduler = Scheduler::new(limits);
+    for (prompt, most, refusal) in cases {
+        let answer = scheduler.submit(0, request(&text(0..prompt), most, 0));
+        assert_eq!(answer.err(), refusal, "{prompt} + {most}");
+        scheduler.check();
+    }
+    scheduler.drain();
+    let answer = scheduler.submit(0, request(&[1], 1, 0));
+    assert_eq!(answer, Err(Refusal::Draining));
+}
+
+#[test]
+fn stop_tokens_end_an_answer_once_it_is_long_enough() {
+    for (min_new_tokens, reason, output) in [
+        (0, FinishReason::Stop, 1),
+        (1, FinishReason::Stop, 1),
+        (3, FinishReason::Stop, 3),
+        (4, FinishReason::Stop, 4),
+        (5, FinishReason::Length, 4),
+    ] {
+        let mut scheduler = Scheduler::new(LIMITS);
+        let asked = Request {
+            min_new_tokens,
+            stop_tokens: vec![1, ANSWER],
+            ..request(&[1, 2, 3], 4, 0)
+        };
+        let id = scheduler.submit(0, asked).expect("it is accepted");
+        while let Plan::Step(step) = scheduler.plan(0) {
+            step.commit(0, &[Sampled::Token(ANSWER)]);
+        }
+        let finished = Event::Finished {
+            id,
+            reason,
+            tenant: TenantId(0),
+            prompt_tokens: 3,
+            cached_tokens: 0,
+            output_tokens: output,
+        };
+        assert_eq!(
+            scheduler.events().last(),
+            Some(finished),
+            "{min_new_tokens}"
+        );
+    }
+}
+
+#[test]
+fn a_handle_that_is_kept_too_long_names_nobody() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let first = scheduler.submit(0, request(&[1], 1, 0));
+    let first = first.expect("it is accepted");
+    assert!(scheduler.cancel(first, FinishReason::Cancelled));
+    let second = scheduler.submit(0, request(&[1], 1, 0));
+    let second = second.expect("it is accepted");
+    assert!(!scheduler.cancel(first, FinishReason::Cancelled));
+    assert!(scheduler.cancel(second, FinishReason::Shutdown));
+}
