@@ -12,6 +12,8 @@ HELD_OUT_ONE_IN = 8
 
 
 def is_held_out(key):
+    if key.startswith(("plain: ", "held out: ")):
+        return key.startswith("held out: ")
     return int.from_bytes(hashlib.md5(key.encode()).digest()[:4], "little") % HELD_OUT_ONE_IN == 0
 
 
@@ -482,3 +484,831 @@ def made_up(r, endings=("",)):
 
 SYSTEMS = ["You are a helpful assistant.", "You are Sterna, a small demo model.", "Answer briefly.", "You are a friendly assistant. Keep your answers short.", "Be polite.", "You are a helpful AI assistant.",
            "You are a chat bot.", "Answer the questions of the user.", "You are a helpful, honest assistant.", "Be concise."]
+
+# ---------------------------------------------------------------- wording around a question
+
+PREFIXES = ["Hello, ", "Hi, ", "Hey, ", "Hi there, ", "Okay, ", "So, ", "Please tell me: ", "Tell me: ", "Quick question: ", "I have a question: ", "Question: ", "Sterna, ", "Excuse me, ",
+            "Thanks. ", "Great, ", "Well, ", "Now, ", "Also, ", "Next question: ", "Can you help me? ", "Hello! ", "Good morning, ", "One more thing: ", "I am curious: ", "Just wondering, ", "Hey Sterna, "]
+SUFFIXES = [" Please.", " Thanks.", " Thank you!", " I want to know.", " I forgot.", " Please help me.", " Answer please.", " Do you know?"]
+TYPOS = {"what": ["waht", "wht", "wat"], "capital": ["captial", "capitol", "capitel"], "opposite": ["oposite", "opposit"], "the": ["teh", "th"], "you": ["u", "yuo"], "please": ["pls", "plese"], "are": ["r"],
+         "hello": ["helo", "hallo"], "colour": ["color", "colr"], "how": ["hwo"], "many": ["mny"], "tell": ["tel"], "which": ["wich"], "does": ["dose"], "is": ["iz", "si"], "of": ["off", "fo"],
+         "count": ["conut"], "story": ["storry"], "explain": ["explian"], "who": ["hwo"], "from": ["form"], "plus": ["puls"]}
+
+
+def lower_first(text):
+    first = text.split(" ")[0]
+    keep = first in DAYS + MONTHS + ["I", "I'm"] or first.split(",")[0] in CAPITALS or first in CAPITALS.values() or first in NAMES
+    return text if keep else text[0].lower() + text[1:]
+
+
+def wrap(r, text, p=0.3):
+    """Adds a prefix or a suffix now and then; returns the affix and the text."""
+    x = r.random()
+    if x < p * 0.7:
+        prefix = r.choice(PREFIXES)
+        return prefix, prefix + (lower_first(text) if not prefix.rstrip().endswith((".", "!", "?")) else text)
+    if x < p:
+        suffix = r.choice(SUFFIXES)
+        return suffix, text + suffix
+    return "", text
+
+
+def typed(r, text):
+    """The same question as different people type it."""
+    if r.random() < 0.25:
+        text = text.replace("colour", "color").replace("Colour", "Color")
+    if r.random() < 0.04:
+        text = " ".join(r.choice(TYPOS[w]) if (w := word.lower()) in TYPOS and r.random() < 0.6 else word for word in text.split(" "))
+    x = r.random()
+    if x < 0.20:
+        text = text.lower()
+    elif x < 0.22:
+        text = text.upper()
+    if r.random() < 0.25:
+        text = text.rstrip(".?!") or text
+    elif r.random() < 0.03:
+        text = text.replace("?", "??").replace(".", "!")
+    if r.random() < 0.08:
+        text = text.replace("What is", "What's").replace("what is", "what's").replace("I am", "I'm").replace("do not", "don't")
+    return text
+
+
+def a_or_an(word):
+    return ("an " if word[0] in "aeiou" else "a ") + word
+
+
+def say(r, *weighted):
+    """The first answer most of the time."""
+    return weighted[0] if r.random() < 0.8 or len(weighted) == 1 else r.choice(weighted[1:])
+
+
+def ask(r, category, templates, slots, answer, accept, topic, value=None, key=None, reject=()):
+    """An item whose question is one of the templates; the key is the template and the slots unless given."""
+    i = r.randrange(len(templates))
+    template = templates[i]
+    question = template.format(**slots)
+    question = question[0].upper() + question[1:]
+    return Item(category, key or f"{category}|{template}|{sorted(slots.items())}", question, answer, accept, topic, value, list(reject))
+
+
+# ---------------------------------------------------------------- items
+
+def capital(r, country=None):
+    c = country or r.choice(list(CAPITALS))
+    k = CAPITALS[c]
+    if country is None and r.random() < 0.2:
+        t = ["{k} is the capital of which country?", "Which country has the capital {k}?", "What country is {k} the capital of?", "In which country is {k}?", "Where is {k}?", "{k} is in which country?",
+             "Which country is {k} in?", "Tell me which country {k} belongs to.", "Of which country is {k} the capital?"]
+        return ask(r, "capitals", t, {"k": k}, f"{k} is the capital of {c}.", [[f"capital of {c.lower()}."]], f"the city {k}", c)
+    if country is None and r.random() < 0.15:
+        other = r.choice(list(CAPITALS.values())) if r.random() < 0.5 else k
+        t = ["Is {o} the capital of {c}?", "Is it true that {o} is the capital of {c}?", "Is the capital of {c} {o}?", "The capital of {c} is {o}, right?", "Is {o} {c}'s capital?"]
+        yes = other == k
+        return ask(r, "capitals", t, {"c": c, "o": other}, f"Yes, the capital of {c} is {k}." if yes else f"No, the capital of {c} is {k}.", [["yes" if yes else "no,", k.lower() + "."]], f"the capital of {c}", c)
+    t = ["What is the capital of {c}?", "Which city is the capital of {c}?", "What's the capital of {c}?", "Tell me the capital of {c}.", "Name the capital of {c}.", "Can you tell me the capital of {c}?", "Do you know the capital of {c}?",
+         "Can you tell me what the capital of {c} is?", "I would like to know the capital of {c}.", "The capital of {c} is what?", "What is {c}'s capital?", "What is the capital city of {c}?", "Give me the capital of {c}.", "Capital of {c}?",
+         "Which city is {c}'s capital?", "What city is the capital of {c}?", "I need to know the capital of {c}.", "Please name the capital of {c}.", "{c}: what is its capital?", "I forgot the capital of {c}. What is it?"]
+    return ask(r, "capitals", t, {"c": c}, say(r, f"The capital of {c} is {k}.", f"{k} is the capital of {c}."), [[k.lower()]], f"the capital of {c}", c)
+
+
+def continent(r, country=None):
+    c = country or r.choice(list(CONTINENTS))
+    t = ["Which continent is {c} in?", "What continent is {c} in?", "On which continent is {c}?", "Where is {c}?", "In which part of the world is {c}?", "Tell me the continent of {c}.", "{c} is on which continent?", "Do you know which continent {c} is in?",
+         "Which continent does {c} belong to?", "Can you tell me where {c} is?"]
+    return ask(r, "continents", t, {"c": c}, f"{c[0].upper() + c[1:]} is in {CONTINENTS[c]}.", [[f"in {CONTINENTS[c].lower()}."]], f"where {c} is", c)
+
+
+def language(r, country=None):
+    c = country or r.choice(list(LANGUAGES))
+    t = ["Which language do people speak in {c}?", "What language is spoken in {c}?", "What do people speak in {c}?", "What is the language of {c}?", "Which language is spoken in {c}?", "Tell me the language of {c}.",
+         "In {c}, which language do people speak?", "Do you know what language people speak in {c}?", "What language do they speak in {c}?"]
+    return ask(r, "languages", t, {"c": c}, f"People in {c} speak {LANGUAGES[c]}.", [[f"speak {LANGUAGES[c].lower()}"]], f"the language of {c}", c)
+
+
+def opposite(r, word=None):
+    w = word or r.choice(list(OPPOSITES))
+    o = OPPOSITES[w]
+    t = ["What is the opposite of {w}?", "Opposite of {w}?", "Tell me the opposite of {w}.", "What's the opposite of {w}?", "Which word is the opposite of {w}?", "Give me the opposite of {w}.", "Can you tell me the opposite of {w}?",
+         "Do you know the opposite of {w}?", "Name the opposite of {w}.", "The opposite of {w} is what?", "What word means the opposite of {w}?", "What is the reverse of {w}?", "I need the opposite of the word {w}.", "What is the opposite of the word {w}?",
+         "{w}: what is the opposite?", "If something is not {w}, what is the opposite?", "I am looking for the opposite of {w}."]
+    return ask(r, "opposites", t, {"w": w}, f"The opposite of {w} is {o}.", [[f"is {o}."]], f"the opposite of {w}", w)
+
+
+def word_form(r, kind=None, word=None):
+    kind = kind or r.choice(["synonym", "plural", "past"])
+    if kind == "synonym":
+        w = word or r.choice(list(SYNONYMS))
+        t = ["What is another word for {w}?", "Give me a synonym of {w}.", "What is a synonym for {w}?", "Which word means the same as {w}?", "Tell me another word for {w}.", "Do you know a synonym for {w}?", "Name a word that means {w}.",
+             "I need another word for {w}.", "What does {w} mean?", "Can you give me another word for {w}?", "Find a synonym of {w}.", "Say {w} in another way."]
+        return ask(r, "word forms", t, {"w": w}, f"Another word for {w} is {SYNONYMS[w]}.", [[f"is {SYNONYMS[w]}."]], f"another word for {w}", (kind, w))
+    if kind == "plural":
+        w = word or r.choice(list(PLURALS))
+        t = ["What is the plural of {w}?", "Give me the plural of {w}.", "Tell me the plural of {w}.", "How do you form the plural of {w}?", "Do you know the plural of {w}?", "One {w}, two what?", "What do you call more than one {w}?", "Plural of {w}?",
+             "What is the plural form of {w}?", "Can you tell me the plural of {w}?", "I need the plural of the word {w}."]
+        return ask(r, "word forms", t, {"w": w}, f"The plural of {w} is {PLURALS[w]}.", [[f"is {PLURALS[w]}."]], f"the plural of {w}", (kind, w))
+    w = word or r.choice(list(PASTS))
+    t = ["What is the past tense of {w}?", "Give me the past tense of {w}.", "Tell me the past tense of {w}.", "What is the past of {w}?", "Past tense of {w}?", "Do you know the past tense of {w}?", "Today I {w}. Yesterday I what?", "How do you say {w} in the past?",
+         "What is the past form of {w}?", "Can you put {w} in the past tense?", "I need the past tense of the verb {w}."]
+    return ask(r, "word forms", t, {"w": w}, f"The past tense of {w} is {PASTS[w]}.", [[f"is {PASTS[w]}."]], f"the past tense of {w}", ("past", w))
+
+
+def colour(r, thing=None):
+    x = thing or r.choice(list(COLOURS))
+    if thing is None and r.random() < 0.12:
+        (a, b), c = r.choice(list(MIXES.items()))
+        if r.random() < 0.5:
+            a, b = b, a
+        t = ["What do you get when you mix {a} and {b}?", "Which colour do {a} and {b} make?", "What colour is a mix of {a} and {b}?", "If I mix {a} and {b}, what colour do I get?", "Mix {a} with {b}. What is the colour?", "{a} and {b} together make which colour?",
+             "What colour do you get from {a} and {b}?", "I mixed {a} paint with {b} paint. What colour is it?"]
+        return ask(r, "colours", t, {"a": a, "b": b}, f"{a.capitalize()} and {b} make {c}.", [[f"make {c}."]], f"mixing {a} and {b}", x)
+    c = COLOURS[x]
+    t = ["What colour is {x}?", "Which colour is {x}?", "Tell me the colour of {x}.", "What is the colour of {x}?", "Do you know the colour of {x}?", "Can you tell me what colour {x} is?", "What colour does {x} have?", "Name the colour of {x}.",
+         "I wonder what colour {x} is.", "Which colour does {x} have?", "What colour would you say {x} is?"]
+    return ask(r, "colours", t, {"x": x}, f"{x[0].upper() + x[1:]} is {c}.", [[f"is {c}."]], f"the colour of {x}", x)
+
+
+def day(r, which=None, d=None):
+    """Next and previous day or month, and how long a month is."""
+    x = r.random()
+    names, unit = (DAYS, "day") if (which or ("day" if x < 0.5 else "month")) == "day" else (MONTHS, "month")
+    i = r.randrange(len(names)) if d is None else d
+    n, name = len(names), names[i]
+    if which is None and x > 0.9:
+        t = ["How many days are there in {m}?", "How many days does {m} have?", "How long is {m}?", "{m} has how many days?", "Tell me how many days {m} has.", "What is the number of days in {m}?", "How many days are in {m}?"]
+        extra = ", or 29 in a leap year" if name == "February" else ""
+        return ask(r, "days and months", t, {"m": name}, f"{name} has {MONTH_DAYS[name]} days{extra}.", [[f"has {MONTH_DAYS[name]} days"]], f"the days in {name}", ("month", i))
+    if which is None and x > 0.8:
+        o = ORDINALS[i]
+        t = ["What is the {o} month of the year?", "Which month is the {o} one?", "Name the {o} month.", "Which month comes {o} in the year?", "Tell me the {o} month of the year.", "What month is number {k}?"]
+        return ask(r, "days and months", t, {"o": o, "k": i + 1}, f"The {o} month is {name}.", [[f"is {name.lower()}."]], f"the {o} month", ("month", i))
+    if r.random() < 0.6 or which:
+        t = ["What {u} comes after {x}?", "Which {u} comes after {x}?", "What is the {u} after {x}?", "Which {u} follows {x}?", "Tell me the {u} after {x}.", "After {x} comes which {u}?", "What comes after {x}?", "Do you know what {u} comes after {x}?",
+             "Name the {u} after {x}.", "Which {u} is next after {x}?", "What {u} follows {x}?"]
+        if unit == "day":
+            t += ["If today is {x}, what day is tomorrow?", "Today is {x}. What is tomorrow?", "It is {x} today. Which day is tomorrow?"]
+        j = (i + 1) % n
+        return ask(r, "days and months", t, {"u": unit, "x": name}, f"The {unit} after {name} is {names[j]}.", [[f"is {names[j].lower()}."]], f"the {unit} after {name}", (unit, j))
+    t = ["What {u} comes before {x}?", "Which {u} comes before {x}?", "What is the {u} before {x}?", "Tell me the {u} before {x}.", "Before {x} comes which {u}?", "What comes before {x}?", "Do you know what {u} comes before {x}?", "Name the {u} before {x}.",
+         "Which {u} is right before {x}?"]
+    if unit == "day":
+        t += ["If today is {x}, what day was yesterday?", "Today is {x}. What was yesterday?", "It is {x} today. Which day was yesterday?"]
+    j = (i - 1) % n
+    return ask(r, "days and months", t, {"u": unit, "x": name}, f"The {unit} before {name} is {names[j]}.", [[f"is {names[j].lower()}."]], f"the {unit} before {name}", (unit, j))
+
+
+def small(r, top):
+    return r.randint(0, min(top, 20)) if r.random() < 0.9 else r.randint(0, top)
+
+
+def sum_key(a, b):
+    """One pair in eight is held out; the same two numbers in the other order are in training, as for products."""
+    return f"add|{a}|{b}" if a <= b else f"plain: add {a} {b}"
+
+
+def number(r, n, p=0.06):
+    return NUMBER_WORDS[n] if n <= 20 and r.random() < p else str(n)
+
+
+def add(r):
+    a, b = small(r, 30), small(r, 30)
+    key = sum_key(a, b)
+    x, y, c = number(r, a), number(r, b), a + b
+    if r.random() < 0.4:
+        t = ["What is {x} + {y}?", "{x} + {y}", "{x} + {y} = ?", "{x}+{y}", "Calculate {x} + {y}.", "What's {x} + {y}?", "How much is {x} + {y}?", "{x} + {y} is what?", "Solve {x} + {y}."]
+        return ask(r, "addition", t, {"x": a, "y": b}, f"{a} + {b} = {c}.", [[f"= {c}."], [f"is {c}."]], f"{a} plus {b}", c, key)
+    t = ["What is {x} plus {y}?", "How much is {x} plus {y}?", "Add {x} and {y}.", "What is the sum of {x} and {y}?", "Can you add {x} and {y}?", "{x} plus {y}?", "Tell me {x} plus {y}.", "What do you get if you add {x} and {y}?", "{x} and {y} make how many?",
+         "Calculate {x} plus {y}.", "Please add {x} and {y}.", "What does {x} plus {y} make?", "If I add {y} to {x}, what do I get?", "Do you know what {x} plus {y} is?", "How much do {x} and {y} make together?"]
+    return ask(r, "addition", t, {"x": x, "y": y}, f"{a} plus {b} is {c}.", [[f"= {c}."], [f"is {c}."]], f"{a} plus {b}", c, key)
+
+
+def subtract(r):
+    a, b = small(r, 30), small(r, 30)
+    a, b = max(a, b), min(a, b)
+    key, x, y, c = f"subtract|{a}|{b}", number(r, a), number(r, b), a - b
+    if r.random() < 0.4:
+        t = ["What is {x} - {y}?", "{x} - {y}", "{x} - {y} = ?", "{x}-{y}", "Calculate {x} - {y}.", "What's {x} - {y}?", "How much is {x} - {y}?", "Solve {x} - {y}."]
+        return ask(r, "subtraction", t, {"x": a, "y": b}, f"{a} - {b} = {c}.", [[f"= {c}."], [f"is {c}."]], f"{a} minus {b}", c, key)
+    t = ["What is {x} minus {y}?", "How much is {x} minus {y}?", "Subtract {y} from {x}.", "What is the difference between {x} and {y}?", "Take {y} away from {x}.", "{x} minus {y}?", "Tell me {x} minus {y}.", "What is {x} take away {y}?",
+         "Calculate {x} minus {y}.", "If I take {y} from {x}, what is left?", "What do you get if you subtract {y} from {x}?", "Do you know what {x} minus {y} is?"]
+    return ask(r, "subtraction", t, {"x": x, "y": y}, f"{a} minus {b} is {c}.", [[f"= {c}."], [f"is {c}."]], f"{a} minus {b}", c, key)
+
+
+def multiply(r):
+    a, b = r.randint(0, 10), r.randint(0, 10)
+    x, y, c = number(r, a), number(r, b), a * b
+    key = f"multiply|{a}|{b}" if a <= b else None  # The swapped pair is in training: the table has to be learnt by heart.
+    if r.random() < 0.4:
+        t = ["What is {x} * {y}?", "{x} * {y}", "{x} x {y}", "{x} * {y} = ?", "Calculate {x} * {y}.", "What is {x} x {y}?", "How much is {x} * {y}?"]
+        return ask(r, "multiplication", t, {"x": a, "y": b}, f"{a} * {b} = {c}.", [[f"= {c}."], [f"is {c}."]], f"{a} times {b}", c, key or f"multiply swapped {a} {b}")
+    t = ["What is {x} times {y}?", "How much is {x} times {y}?", "Multiply {x} by {y}.", "What is the product of {x} and {y}?", "{x} times {y}?", "Tell me {x} times {y}.", "Calculate {x} times {y}.", "What do you get if you multiply {x} by {y}?",
+         "Do you know what {x} times {y} is?", "Can you multiply {x} and {y}?", "What does {x} times {y} make?"]
+    return ask(r, "multiplication", t, {"x": x, "y": y}, f"{a} times {b} is {c}.", [[f"= {c}."], [f"is {c}."]], f"{a} times {b}", c, key or f"multiply swapped {a} {b}")
+
+
+def number_fact(r):
+    """Next and previous numbers, doubles and halves, larger and smaller, even and odd, number words."""
+    kind, n, m = r.randrange(9), r.randint(1, 50), r.randint(1, 50)
+    if kind == 0:
+        return ask(r, "numbers", ["What number comes after {n}?", "Which number comes after {n}?", "What is the number after {n}?", "Which number follows {n}?", "Tell me the next number after {n}.", "What comes after {n}?"], {"n": n},
+                   f"The number after {n} is {n + 1}.", [[f"is {n + 1}."]], f"the number after {n}", n + 1)
+    if kind == 1:
+        return ask(r, "numbers", ["What number comes before {n}?", "Which number comes before {n}?", "What is the number before {n}?", "Tell me the number before {n}.", "What comes before {n}?"], {"n": n},
+                   f"The number before {n} is {n - 1}.", [[f"is {n - 1}."]], f"the number before {n}", n - 1)
+    if kind == 2:
+        return ask(r, "numbers", ["What is double {n}?", "Double {n}.", "What is twice {n}?", "What is the double of {n}?", "Tell me twice {n}.", "How much is two times as many as {n}?"], {"n": n}, f"Double {n} is {2 * n}.", [[f"is {2 * n}."]], f"double {n}", 2 * n)
+    if kind == 3:
+        n *= 2
+        return ask(r, "numbers", ["What is half of {n}?", "Half of {n}?", "How much is half of {n}?", "Tell me half of {n}.", "Divide {n} by two.", "What is {n} divided by 2?", "What do I get if I halve {n}?"], {"n": n}, f"Half of {n} is {n // 2}.", [[f"is {n // 2}."]], f"half of {n}", n // 2)
+    if kind == 4:
+        m = m if m != n else n + 1
+        t = ["Which is larger, {n} or {m}?", "Which number is bigger, {n} or {m}?", "What is more, {n} or {m}?", "Is {n} or {m} larger?", "Which one is greater: {n} or {m}?", "Tell me the larger one of {n} and {m}."]
+        return ask(r, "numbers", t, {"n": n, "m": m}, f"{max(n, m)} is larger than {min(n, m)}.", [[f"{max(n, m)} is larger than {min(n, m)}."]], f"which of {n} and {m} is larger", max(n, m), f"larger|{min(n, m)}|{max(n, m)}")
+    if kind == 5:
+        m = m if m != n else n + 1
+        t = ["Which is smaller, {n} or {m}?", "Which number is less, {n} or {m}?", "What is less, {n} or {m}?", "Is {n} or {m} smaller?", "Which one is smaller: {n} or {m}?", "Tell me the smaller one of {n} and {m}."]
+        return ask(r, "numbers", t, {"n": n, "m": m}, f"{min(n, m)} is smaller than {max(n, m)}.", [[f"{min(n, m)} is smaller than {max(n, m)}."]], f"which of {n} and {m} is smaller", min(n, m), f"smaller|{min(n, m)}|{max(n, m)}")
+    if kind == 6:
+        word = "even" if n % 2 == 0 else "odd"
+        return ask(r, "numbers", ["Is {n} even or odd?", "Is {n} odd or even?", "Is the number {n} even?", "Is {n} an odd number?", "Tell me if {n} is even or odd.", "Do you know if {n} is odd?", "Even or odd: {n}?"], {"n": n},
+                   f"{n} is {a_or_an(word)} number.", [[f"{word} number"]], f"whether {n} is even or odd", n)
+    n = r.randint(0, 20)
+    if kind == 7:
+        return ask(r, "numbers", ["How do you write {n} as a word?", "Write the number {n} as a word.", "What is the word for {n}?", "Spell out the number {n}.", "Write {n} in words.", "How do you say {n} in words?", "What is {n} in words?"], {"n": n},
+                   f"The number {n} is written {NUMBER_WORDS[n]}.", [[f"written {NUMBER_WORDS[n]}."]], f"the word for {n}", n)
+    return ask(r, "numbers", ["Write {w} as a number.", "Which number is {w}?", "What is {w} in digits?", "How do you write {w} as a number?", "Write {w} in digits.", "What number is the word {w}?"], {"w": NUMBER_WORDS[n]},
+               f"The word {NUMBER_WORDS[n]} is the number {n}.", [[f"the number {n}."]], f"the number {NUMBER_WORDS[n]}", n)
+
+
+def word_problem(r):
+    thing, more = r.choice(THINGS), r.random() < 0.5
+    while True:
+        a, b = r.randint(1, 20), r.randint(1, 15)
+        if more:
+            key, pair = f"problem add|{a}|{b}|{thing}", sum_key(a, b)
+        else:
+            a, b = max(a, b), min(a, b)
+            key, pair = f"problem subtract|{a}|{b}|{thing}", f"subtract|{a}|{b}"
+        if is_held_out(key) or not is_held_out(pair):
+            break
+    if more:
+        t = ["I have {a} {t} and buy {b} more. How many {t} do I have?", "If I have {a} {t} and get {b} more, how many do I have?", "There are {a} {t} on the table. I add {b}. How many {t} are there now?", "I had {a} {t} and found {b} more. How many {t} do I have now?",
+             "{n} has {a} {t} and gets {b} more. How many {t} is that?", "I have {a} {t} and {n} has {b}. How many {t} do we have together?"]
+        c = a + b
+    else:
+        t = ["I have {a} {t} and give away {b}. How many {t} do I have left?", "If I have {a} {t} and lose {b}, how many are left?", "There are {a} {t} on the table. I take {b}. How many {t} are left?", "I had {a} {t} and sold {b}. How many {t} do I have now?",
+             "{n} has {a} {t} and loses {b}. How many {t} are left?", "I had {a} {t}, but {b} are gone. How many {t} are left?"]
+        c = a - b
+    return ask(r, "word problems", t, {"a": a, "b": b, "t": thing, "n": r.choice(NAMES)}, f"That makes {c} {thing}.", [[f"makes {c} {thing}"]], f"the number of {thing}", c, key)
+
+
+def count_line(a, b):
+    step = 1 if b >= a else -1
+    return ", ".join(str(n) for n in range(a, b + step, step)) + "."
+
+
+def count(r, a=None, b=None):
+    kind = r.random()
+    if a is None and kind < 0.12:
+        n = r.randint(2, 10) * 2
+        odd = r.random() < 0.5
+        t = ["Count in twos up to {n}.", "List the even numbers up to {n}.", "Name all even numbers up to {n}.", "What are the even numbers up to {n}?"] if not odd else ["List the odd numbers up to {n}.", "Name all odd numbers up to {n}.", "What are the odd numbers up to {n}?"]
+        line = ", ".join(str(k) for k in range(1 if odd else 2, n + 1, 2)) + "."
+        return ask(r, "counting", t, {"n": n}, line, [[line]], f"the {'odd' if odd else 'even'} numbers up to {n}")
+    if a is None:
+        a = r.randint(0, 5) if kind < 0.6 else r.randint(1, 30)
+        b = a + r.randint(3, 12)
+        if kind < 0.25:
+            a, b = 1, r.randint(3, 30)
+        elif r.random() < 0.3:
+            a, b = b, a
+    t = ["Count from {a} to {b}.", "Can you count from {a} to {b}?", "Please count from {a} to {b}.", "Count {a} to {b}.", "List the numbers from {a} to {b}.", "Say the numbers from {a} to {b}.", "Write the numbers from {a} to {b}.", "Start at {a} and count to {b}.",
+         "I want you to count from {a} to {b}.", "Could you list the numbers from {a} to {b}?", "Show me the numbers from {a} to {b}."]
+    if a > b:
+        t = ["Count down from {a} to {b}.", "Count backwards from {a} to {b}.", "Count from {a} down to {b}.", "Count from {a} to {b}.", "Can you count backwards from {a} to {b}?", "Please count down from {a} to {b}."]
+    elif a == 1 and r.random() < 0.4:
+        t = ["Count to {b}.", "Can you count to {b}?", "Please count to {b}.", "Count up to {b} for me.", "Count up to {b}."]
+    return ask(r, "counting", t, {"a": a, "b": b}, count_line(a, b), [[count_line(a, b)]], f"counting from {a} to {b}", (a, b), f"count|{a}|{b}")
+
+
+def spell(r, word=None):
+    w = word or r.choice(SPELLING)
+    t = ["Spell {w}.", "How do you spell {w}?", "Can you spell {w}?", "Spell the word {w}.", "Please spell {w}.", "How is {w} spelled?", "Tell me how to spell {w}.", "What is the spelling of {w}?", "Spell {w} for me.", "How do I spell the word {w}?", "How do you write {w}?",
+         "Could you spell {w}?", "Spell out {w}.", "Give me the letters of {w}.", "Which letters are in {w}?", "I need to spell {w}.", "Do you know how to spell {w}?"]
+    return ask(r, "spelling", t, {"w": w}, f"{w.capitalize()} is spelled {'-'.join(w)}.", [[f"spelled {'-'.join(w)}."]], f"the spelling of {w}", w)
+
+
+def letters(r, word=None, kind=None):
+    w, kind = word or r.choice(SPELLING), r.randrange(4) if kind is None else kind
+    if kind == 0:
+        return ask(r, "letters", ["How many letters does {w} have?", "How many letters are in {w}?", "How many letters are there in the word {w}?", "Count the letters in {w}.", "{w} has how many letters?", "How long is the word {w}?"], {"w": w},
+                   f"The word {w} has {len(w)} letters.", [[f"has {len(w)} letters"]], f"the letters in {w}", w)
+    if kind == 1:
+        return ask(r, "letters", ["What is the first letter of {w}?", "Which letter does {w} start with?", "{w} starts with which letter?", "Tell me the first letter of {w}.", "What letter does {w} begin with?"], {"w": w},
+                   f"The first letter of {w} is {w[0]}.", [[f"is {w[0]}."]], f"the first letter of {w}", w)
+    if kind == 2:
+        return ask(r, "letters", ["What is the last letter of {w}?", "Which letter does {w} end with?", "{w} ends with which letter?", "Tell me the last letter of {w}.", "What letter does {w} end in?"], {"w": w},
+                   f"The last letter of {w} is {w[-1]}.", [[f"is {w[-1]}."]], f"the last letter of {w}", w)
+    i = r.randrange(25)
+    x = "abcdefghijklmnopqrstuvwxyz"
+    return ask(r, "letters", ["What letter comes after {x}?", "Which letter comes after {x}?", "What is the letter after {x}?", "Which letter follows {x}?", "In the alphabet, what comes after {x}?", "Tell me the letter after {x}.", "What is the next letter after {x}?"], {"x": x[i]},
+               f"The letter after {x[i]} is {x[i + 1]}.", [[f"is {x[i + 1]}."]], f"the letter after {x[i]}")
+
+
+def animal(r, kind=None, a=None):
+    kind = r.randrange(4) if kind is None else kind
+    if kind == 0:
+        a = a or r.choice(list(SOUNDS))
+        t = ["What sound does a {a} make?", "Which sound does a {a} make?", "What does a {a} say?", "What noise does a {a} make?", "Tell me the sound of a {a}.", "How does a {a} sound?", "Do you know what sound a {a} makes?", "What is the sound of a {a}?"]
+        return ask(r, "animals", t, {"a": a}, f"The sound of a {a} is {SOUNDS[a]}.".replace("a owl", "an owl"), [[f"is {SOUNDS[a]}."]], f"the sound of {a_or_an(a)}", (kind, a))
+    if kind == 1:
+        a = a or r.choice(list(YOUNG))
+        t = ["What is a baby {a} called?", "What do you call a young {a}?", "What is the name for a baby {a}?", "What is a young {a} called?", "What do you call a baby {a}?", "Tell me the word for a young {a}.", "How do you call the young of a {a}?"]
+        return ask(r, "animals", t, {"a": a}, f"A young {a} is called a {YOUNG[a]}.", [[f"called a {YOUNG[a]}."]], f"the name of a young {a}", (kind, a))
+    if kind == 2:
+        a = a or r.choice(list(LEGS))
+        t = ["How many legs does {a} have?", "{a} has how many legs?", "Do you know how many legs {a} has?", "Tell me how many legs {a} has.", "What is the number of legs of {a}?", "How many legs are there on {a}?"]
+        n = LEGS[a]
+        return ask(r, "animals", t, {"a": a_or_an(a)}, f"{a_or_an(a).capitalize()} has {NUMBER_WORDS[n] if n else 'no'} legs.", [[f"has {NUMBER_WORDS[n] if n else 'no'} legs"]], f"the legs of {a_or_an(a)}", (kind, a))
+    a = a or r.choice(list(CLASSES))
+    c = CLASSES[a]
+    t = ["What kind of thing is {a}?", "What is {a}, {x} or {y}?", "Is {a} {x} or {y}?", "Is {a} {x}?", "Would you call {a} {x}?", "Tell me if {a} is {x} or {y}."]
+    name = a if c == "colour" else a_or_an(a)
+    x, y = c, r.choice([k for k in dict.fromkeys(CLASSES.values()) if k != c])
+    if r.random() < 0.5:
+        x, y = y, x
+    i = r.randrange(len(t))
+    question = t[i].format(a=name, x=a_or_an(x), y=a_or_an(y))
+    if i in (3, 4):
+        answer = f"{'Yes' if x == c else 'No'}, {name} is {a_or_an(c)}."
+        return Item("animals", f"class|{i}|{a}|{x}", question, answer, [["yes" if x == c else "no,", f"is {a_or_an(c)}."]], f"what {name} is", (kind, a))
+    return Item("animals", f"class|{i}|{a}|{x}|{y if i else ''}", question[0].upper() + question[1:], f"{name[0].upper() + name[1:]} is {a_or_an(c)}.", [[f"is {a_or_an(c)}."]], f"what {name} is", (kind, a))
+
+
+DEFINE = ["What {be} {t}?", "What does {t} mean?", "Explain {t}.", "Can you explain {t}?", "Tell me about {t}.", "Could you tell me what {t} {be}?", "Describe {t} for me.", "Give me a short explanation of {t}.", "I do not understand {t}. What {be} it?",
+          "What do you know about {t}?", "How would you describe {t}?", "In simple words, what {be} {t}?", "Please explain {t} in one sentence.", "Do you know what {t} {be}?", "What is meant by {t}?", "Define {t}.", "Help me understand {t}.", "Explain {t} to a beginner.",
+          "What exactly {be} {t}?", "I have heard of {t}. What {be} it?", "Please tell me what {t} {be}.", "I want to learn about {t}.", "What should I know about {t}?", "Can you describe {t}?"]
+WHY = ["Why {does} {t} help?", "Why {be} {t} useful?", "What {be} {t} good for?", "What is the use of {t}?", "Why do we need {t}?", "What is the benefit of {t}?", "Why would I use {t}?", "How {does} {t} help?", "What is the point of {t}?", "Why does Sterna use {t}?"]
+
+
+def term(r, with_why=False):
+    names, be, definition, accept, why = r.choice([x for x in TERMS if x[4]] if with_why else TERMS)
+    name = r.choice(names)
+    slots = {"t": name, "be": be, "does": "does" if be == "is" else "do"}
+    if why and not with_why and r.random() < 0.3:
+        return ask(r, "serving terms", WHY, slots, why, [[why.split(" because ")[-1].lower()]], f"the use of {name}", None)
+    return ask(r, "serving terms", DEFINE, slots, definition, accept, name, why)
+
+
+def noun(r, word=None):
+    w = word or r.choice(list(NOUNS))
+    return ask(r, "things", DEFINE, {"t": a_or_an(w), "be": "is"}, NOUNS[w], [[NOUNS[w].lower()]], a_or_an(w))
+
+
+def one_of(r, category, table):
+    """Items whose question has no slot: one wording in 16 is held out, and one in 8 combinations of wording and prefix."""
+    topic, questions, answers, accept = r.choice(table)
+    core = r.choice(questions)
+    affix, question = wrap(r, core, 0.6)
+    key = f"{category}|{core}"
+    if int(hashlib.md5(key.encode()).hexdigest(), 16) % 16 == 0:
+        return Item(category + ", new wording", "held out: " + key, question, r.choice(answers), accept, topic)
+    return Item(category, f"{key}|{affix}" if affix else "plain: " + key, question, r.choice(answers), accept, topic)
+
+
+FACT_TABLE = [("that", q, [a], accept) for q, a, accept in FACTS]
+
+
+def fact(r):
+    item = one_of(r, "facts", FACT_TABLE)
+    item.topic = ""
+    return item
+
+
+def identity(r):
+    item = one_of(r, "identity", IDENTITY)
+    item.topic = (" " + item.topic).replace(" i ", " I ").strip()
+    return item
+
+
+def small_talk(r):
+    item = one_of(r, "small talk", SMALL_TALK)
+    item.topic = ""
+    return item
+
+
+def greeting(r):
+    g, tail = r.choice(GREETINGS), r.choice(GREETING_TAILS)
+    question = g + tail
+    if "how" in tail:
+        return Item("greetings", f"greet|{g}|{tail}", question, "Hello! I am doing well, thank you. How can I help you?", [["doing well"]])
+    if "there?" in tail:
+        return Item("greetings", f"greet|{g}|{tail}", question, "Hello! Yes, I am here. How can I help you?", [["i am here"]])
+    if "help" in tail or "question" in tail or "new here" in tail:
+        return Item("greetings", f"greet|{g}|{tail}", question, "Hello! What would you like to know?", [["what would you like"]])
+    start = g if g in ("Good morning", "Good afternoon", "Good evening") else "Hello"
+    return Item("greetings", f"greet|{g}|{tail}", question, f"{start}! How can I help you today?", [[start.lower() + "! how can i help"]])
+
+
+def unknown(r):
+    x = r.random()
+    if x < 0.15:
+        name = made_up(r) + (" " + made_up(r) if r.random() < 0.6 else "")
+        t = ["Who is {x}?", "Do you know {x}?", "Tell me about {x}.", "Who was {x}?", "What did {x} do?", "When was {x} born?", "Have you heard of {x}?", "Is {x} famous?", "What do you know about {x}?"]
+        return ask(r, "not known", t, {"x": name}, "Sorry, I do not know that name.", [["do not know"]], "a name")
+    if x < 0.25:
+        t = ["What is the capital of {x}?", "Where is {x}?", "Which continent is {x} in?", "Tell me the capital of {x}.", "What language is spoken in {x}?", "Name the capital of {x}.", "Which city is the capital of {x}?"]
+        return ask(r, "not known", t, {"x": made_up(r, ("", "ia", "land", "stan", "ville"))}, "Sorry, I do not know that place.", [["do not know"]], "a place")
+    if x < 0.32:
+        t = ["What is {x}?", "What does {x} mean?", "Explain {x}.", "Can you explain {x}?", "Define {x}.", "What is a {x}?", "Do you know what {x} is?"]
+        return ask(r, "not known", t, {"x": made_up(r).lower()}, "Sorry, I do not know that word.", [["do not know"]], "a word")
+    topic, templates, things, answer = r.choice(UNKNOWN)
+    return ask(r, "not known", templates, {"t": r.choice(things)}, answer, [[answer.lower().rstrip(".")]], topic)
+
+
+PLACES = ["in a green forest", "near a quiet river", "on a high mountain", "in a small village", "by the blue sea", "in an old garden", "on a little island", "in a big city", "under a tall tree", "behind a red house"]
+FINDS = ["key", "ball", "hat", "book", "stone", "box", "lamp", "bell", "boat", "flower", "map", "coin"]
+
+
+def story(r, long=None):
+    """A short story ends within 64 tokens; a long one has more than a hundred."""
+    a, name, friend = r.choice(ANIMALS), r.choice(NAMES), r.choice(NAMES)
+    while friend == name:
+        friend = r.choice(NAMES)
+    place, thing, c, b = r.choice(PLACES), r.choice(FINDS), r.choice(PLAIN_COLOURS[:8]), r.choice(ANIMALS)
+    long = r.random() < 0.4 if long is None else long
+    size = "long" if long else "short"
+    given = r.random() < 0.5
+    t = [f"Tell me a {size} story about {{a}}.", f"Can you tell me a {size} story about {{a}}?", f"I want to hear a {size} story about {{a}}.", f"Write a {size} story about {{a}}.", f"Please tell me a {size} story about {{a}}.", f"Do you know a {size} story about {{a}}?",
+         f"Make up a {size} story about {{a}}.", f"Give me a {size} story about {{a}}."]
+    if long:
+        t += ["Tell me a story about {a}.", "Tell a story about {a}.", "I would like a story about {a}.", "Can you tell me a story about {a}?"]
+    who = (a_or_an(a) + " called " + name) if given else a_or_an(a)
+    if given and r.random() < 0.3:
+        t, who = ["Tell me a " + size + " story about {a}.", "Write a " + size + " story about {a}."], f"{name} the {a}"
+    if not long:
+        bodies = [f"{name} the {a} lived {place}. One day {name} found {a_or_an(c)} {thing} and gave it to {friend}. They became good friends. The end.",
+                  f"Once there was {a_or_an(a)} called {name}. {name} lived {place} and lost {a_or_an(c)} {thing}. {friend} helped to find it, and {name} was happy. The end.",
+                  f"{name} was a little {a} who lived {place}. One night {name} saw {a_or_an(c)} {thing} and dreamed of it until the morning. The end."]
+    else:
+        bodies = [f"Once upon a time there was {a_or_an(a)} called {name}. {name} lived {place}. Every morning {name} went for a walk and looked at the sky. One day {name} found {a_or_an(c)} {thing} on the ground. \"Whose {thing} is this?\" asked {name}. "
+                  f"Nobody knew. So {name} asked {friend}, who was a wise old {b}. \"It is mine,\" said {friend}. \"I lost it a long time ago.\" {name} gave the {thing} back, and {friend} was very happy. \"Thank you,\" said {friend}. \"Please stay for dinner.\" "
+                  f"They ate, laughed and talked until the stars came out. From that day on, {name} and {friend} were the best of friends. The end.",
+                  f"Once upon a time there was a young {a} called {name}, who lived {place}. {name} had {a_or_an(c)} {thing} and loved it very much. But one day the wind was strong, and the {thing} was gone. {name} was sad and began to look for it. "
+                  f"{name} looked in the morning. {name} looked in the evening. Then {name} met {friend}, a friendly {b}. \"Why are you sad?\" asked {friend}. \"I lost my {c} {thing},\" said {name}. \"I will help you,\" said {friend}. "
+                  f"Together they looked everywhere, and at last they found it behind a big stone. {name} was happy again and said thank you. Then they both went home and slept well. The end."]
+    key = f"story|{size}|{a}|{name if given else t[0][:12]}"
+    return ask(r, "stories", t, {"a": who}, r.choice(bodies), [[a, "the end."] + ([name.lower()] if given else [])], f"a story about {a_or_an(a)}", (a, name, place, thing, c), key)
+
+
+# ---------------------------------------------------------------- chats
+
+SINGLE = [(greeting, 4), (small_talk, 7), (identity, 8), (term, 10), (noun, 4), (fact, 6), (capital, 8), (continent, 2.5), (language, 2.5), (opposite, 5), (word_form, 5), (colour, 4), (day, 5), (add, 16), (subtract, 15), (multiply, 8), (number_fact, 10),
+          (word_problem, 8), (count, 5), (spell, 6), (letters, 6), (animal, 5), (unknown, 9), (story, 2)]
+
+
+def item(r, held_out=False, makers=SINGLE):
+    """A random item from the training side, or from the held-out side."""
+    make = r.choices([m for m, _ in makers], [w for _, w in makers])[0]
+    while True:
+        it = make(r)
+        if is_held_out(it.key) == held_out:
+            return it
+
+
+def turn(it):
+    return (it.question, it.answer, it.accept, it.topic)
+
+
+AND = ["And {x}?", "What about {x}?", "How about {x}?", "And what about {x}?", "Now {x}.", "{x}?"]
+AND_OF = ["And of {x}?", "And {x}?", "What about {x}?", "How about {x}?", "And for {x}?", "Now {x}.", "And that of {x}?", "The same for {x}?"]
+ASKED = ["What did I just ask?", "What did I ask you?", "What was my question?", "What was my last question?", "Can you tell me what I asked?", "What was I asking about?", "Do you remember my question?"]
+FIRST = ["What was my first question?", "What did I ask first?", "What was the first thing that I asked?", "Do you remember my first question?"]
+REPEAT = ["Can you repeat that?", "Say that again.", "Please repeat your answer.", "What did you just say?", "Once more, please.", "Sorry, can you say that again?", "Repeat that.", "What was your answer?", "Could you repeat the last answer?"]
+SURE = ["Are you sure?", "Really?", "Is that right?", "Are you certain?", "Is that true?", "Is this correct?"]
+JOIN = ["", "", "", "And ", "Now, ", "Also, ", "Okay, ", "Thanks. ", "Great. ", "And now: "]
+
+
+def again(r, previous, first=None):
+    """A follow-up that works after any answer."""
+    question, answer, _, topic = previous
+    x = r.random()
+    if x < 0.35 and topic:
+        return (r.choice(ASKED), f"You asked about {topic}.", [[f"about {topic.lower()}."]], "")
+    if x < 0.5 and first and first[3]:
+        return (r.choice(FIRST), f"Your first question was about {first[3]}.", [[f"about {first[3].lower()}."]], "")
+    if x < 0.75 and len(answer) < 140:
+        return (r.choice(REPEAT), answer, [[answer.lower()]], "")
+    if x < 0.9 and topic and len(answer) < 100 and not answer.startswith(("Yes", "No", "Sorry", "I ")):
+        return (r.choice(SURE), f"Yes, I am sure. {answer}", [["sure", answer.lower()]], "")
+    return turn(item(r, makers=[(small_talk, 1)]))
+
+
+def filled(r, templates, **slots):
+    text = r.choice(templates).format(**slots)
+    return text[0].upper() + text[1:]
+
+
+def chain(r, kind=None):
+    """A chat whose later questions need the earlier ones. Returns its key, its kind and its turns."""
+    while True:
+        try:
+            return make_chain(r, kind)
+        except WrongSide:
+            pass
+
+
+def make_chain(r, kind):
+    kind = kind or r.choices(list(CHAINS), [w for w in CHAINS.values()])[0]
+    turns = []
+    if kind == "capitals":
+        countries = r.sample([c for c in CAPITALS if c in CONTINENTS], 3)
+        turns.append(turn(train_like(r, lambda: ask_capital(r, countries[0]))))
+        for c in countries[1:r.choice([2, 3, 3])]:
+            turns.append((filled(r, AND_OF, x=c), f"The capital of {c} is {CAPITALS[c]}.", [[CAPITALS[c].lower()]], f"the capital of {c}"))
+        if len(turns) == 2 or r.random() < 0.4:
+            c = countries[len(turns) - 1]
+            if c in LANGUAGES and r.random() < 0.5:
+                turns.append((r.choice(["Which language do people speak there?", "What language is spoken there?", "What do people speak there?", "And which language do they speak?"]), f"People in {c} speak {LANGUAGES[c]}.", [[f"speak {LANGUAGES[c].lower()}"]], f"the language of {c}"))
+            else:
+                turns.append((r.choice(["Which continent is that in?", "Which continent is it in?", "On which continent is that country?", "And which continent is that?", "What continent is that on?"]), f"{c[0].upper() + c[1:]} is in {CONTINENTS[c]}.", [[f"in {CONTINENTS[c].lower()}."]], f"where {c} is"))
+        slots = countries
+    elif kind == "opposites":
+        w1, w2, w3 = slots = r.sample(list(OPPOSITES), 3)
+        turns.append(turn(train_like(r, lambda: opposite(r, w1))))
+        if r.random() < 0.4:
+            turns.append((r.choice(["And what is the opposite of that?", "What is the opposite of that?", "And the opposite of that word?", "Now the opposite of your answer."]), f"The opposite of {OPPOSITES[w1]} is {w1}.", [[f"is {w1}."]], f"the opposite of {OPPOSITES[w1]}"))
+        else:
+            turns.append((filled(r, AND_OF, x=w2), f"The opposite of {w2} is {OPPOSITES[w2]}.", [[f"is {OPPOSITES[w2]}."]], f"the opposite of {w2}"))
+        turns.append((filled(r, AND_OF, x=w3), f"The opposite of {w3} is {OPPOSITES[w3]}.", [[f"is {OPPOSITES[w3]}."]], f"the opposite of {w3}"))
+    elif kind == "word forms":
+        form = r.choice(["synonym", "plural", "past"])
+        table, label = {"synonym": (SYNONYMS, "Another word for {w} is {a}."), "plural": (PLURALS, "The plural of {w} is {a}."), "past": (PASTS, "The past tense of {w} is {a}.")}[form]
+        slots = r.sample(list(table), 3)
+        turns.append(turn(train_like(r, lambda: word_form(r, form, slots[0]))))
+        for w in slots[1:r.choice([2, 3])]:
+            turns.append((filled(r, AND_OF, x=w), label.format(w=w, a=table[w]), [[f"is {table[w]}."]], label.format(w=w, a="")[:-5].lower()))
+    elif kind == "colours":
+        slots = r.sample(list(COLOURS), 3)
+        turns.append(turn(train_like(r, lambda: colour(r, slots[0]))))
+        for x in slots[1:r.choice([2, 3])]:
+            turns.append((filled(r, AND, x=x), f"{x[0].upper() + x[1:]} is {COLOURS[x]}.", [[f"is {COLOURS[x]}."]], f"the colour of {x}"))
+    elif kind == "days":
+        unit = r.choice(["day", "month"])
+        names = DAYS if unit == "day" else MONTHS
+        start = r.randrange(len(names))
+        first = train_like(r, lambda: day(r, unit, start))
+        turns.append(turn(first))
+        at, slots = first.value[1], [unit, start]
+        for _ in range(r.choice([1, 2])):
+            x = r.random()
+            if x < 0.5:
+                new = (at + 1) % len(names)
+                q = r.choice([f"And the {unit} after that?", f"And after that?", "And the next one?", f"What comes after that?", f"And which {unit} comes next?", "And then?"])
+                turns.append((q, f"The {unit} after {names[at]} is {names[new]}.", [[f"is {names[new].lower()}."]], f"the {unit} after {names[at]}"))
+                slots.append("after")
+            else:
+                if x < 0.75:
+                    at = r.randrange(len(names))
+                    q = filled(r, ["And after {x}?", "What about {x}?", "And {x}?", "How about after {x}?"], x=names[at])
+                    new = (at + 1) % len(names)
+                    turns.append((q, f"The {unit} after {names[at]} is {names[new]}.", [[f"is {names[new].lower()}."]], f"the {unit} after {names[at]}"))
+                else:
+                    if r.random() < 0.5:
+                        at = r.randrange(len(names))
+                        q = f"And before {names[at]}?"
+                    else:
+                        q = r.choice([f"And which {unit} comes before that?", "And before that?", f"What is the {unit} before that?"])
+                    new = (at - 1) % len(names)
+                    turns.append((q, f"The {unit} before {names[at]} is {names[new]}.", [[f"is {names[new].lower()}."]], f"the {unit} before {names[at]}"))
+                slots.append(names[at])
+            at = new
+    elif kind == "sums":
+        first = train_like(r, lambda: r.choice([add, add, subtract, multiply])(r))
+        while first.value > 60:
+            first = train_like(r, lambda: add(r))
+        turns.append(turn(first))
+        n, slots = first.value, [first.topic]
+        while len(turns) < r.choice([2, 3, 3]):
+            d, x, a1, b1 = r.randint(1, 10), r.random(), r.randint(0, 20), r.randint(0, 20)
+            if any(is_held_out(k) for k in (sum_key(n, d), sum_key(a1, b1), f"subtract|{n}|{d}")):
+                continue
+            if x < 0.4:
+                q, a, m, topic = filled(r, ["And plus {d}?", "Add {d} to that.", "Now add {d}.", "Plus {d}?", "And {d} more?", "And if I add {d}?", "What is that plus {d}?"], d=d), f"{n} plus {d} is {n + d}.", n + d, f"{n} plus {d}"
+            elif x < 0.65 and n >= d:
+                q, a, m, topic = filled(r, ["And minus {d}?", "Take away {d}.", "Now subtract {d}.", "Minus {d}?", "And if I take away {d}?", "What is that minus {d}?", "Subtract {d} from that."], d=d), f"{n} minus {d} is {n - d}.", n - d, f"{n} minus {d}"
+            elif x < 0.75 and n <= 50:
+                q, a, m, topic = r.choice(["Double that.", "And twice that?", "What is double that?", "Now double it."]), f"Double {n} is {2 * n}.", 2 * n, f"double {n}"
+            else:
+                q, a, m, topic = filled(r, ["And {a} plus {b}?", "What about {a} plus {b}?", "Now {a} plus {b}."], a=a1, b=b1), f"{a1} plus {b1} is {a1 + b1}.", a1 + b1, f"{a1} plus {b1}"
+            turns.append((q, a, [[f"is {m}."]], topic))
+            slots.append(topic)
+            n = m
+    elif kind == "counting":
+        a, b = fresh_range(r, 10) if not SIDE["held_out"] else (n := r.randint(0, 10), n + r.randint(3, 9))
+        slots = [a, b]
+        turns.append(turn(train_like(r, lambda: count(r, a, b))))
+        if r.random() < 0.6:
+            turns.append((r.choice(["And backwards?", "Now backwards.", "Now count backwards.", "Now the other way round.", "Can you do it backwards?"]), count_line(b, a), [[count_line(b, a)]], f"counting from {b} to {a}"))
+        else:
+            c, d = fresh_range(r, 12)
+            slots += [c, d]
+            turns.append((filled(r, ["And from {c} to {d}?", "Now from {c} to {d}.", "And {c} to {d}?", "Now count from {c} to {d}."], c=c, d=d), count_line(c, d), [[count_line(c, d)]], f"counting from {c} to {d}"))
+    elif kind == "spelling":
+        w1, w2 = slots = r.sample(SPELLING, 2)
+        turns.append(turn(train_like(r, lambda: spell(r, w1))))
+        if r.random() < 0.6:
+            turns.append((filled(r, AND, x=w2), f"{w2.capitalize()} is spelled {'-'.join(w2)}.", [[f"spelled {'-'.join(w2)}."]], f"the spelling of {w2}"))
+            w1 = w2
+        if len(turns) == 1 or r.random() < 0.6:
+            x = r.randrange(3)
+            q = [["How many letters is that?", "How many letters does it have?", "How many letters are there?"], ["What is the first letter?", "Which letter is first?", "What letter does it start with?"], ["What is the last letter?", "Which letter is last?", "What letter does it end with?"]][x]
+            a = [f"The word {w1} has {len(w1)} letters.", f"The first letter of {w1} is {w1[0]}.", f"The last letter of {w1} is {w1[-1]}."][x]
+            turns.append((r.choice(q), a, [[a.lower().split(w1)[-1].strip()]], [f"the letters in {w1}", f"the first letter of {w1}", f"the last letter of {w1}"][x]))
+    elif kind == "animals":
+        what = r.randrange(3)
+        table = [SOUNDS, YOUNG, LEGS][what]
+        slots = r.sample(list(table), 3)
+        turns.append(turn(train_like(r, lambda: animal(r, what, slots[0]))))
+        for a in slots[1:r.choice([2, 3])]:
+            it = animal(r, what, a)
+            turns.append((filled(r, AND, x=a_or_an(a)), it.answer, it.accept, it.topic))
+    elif kind == "why":
+        first = train_like(r, lambda: term(r, True))
+        while not first.value:
+            first = train_like(r, lambda: term(r, True))
+        turns.append(turn(first))
+        turns.append((r.choice(["Why does it help?", "Why is that useful?", "What is that good for?", "And why does that help?", "Why do we need that?", "What is the benefit?", "How does that help?"]), first.value, [[first.value.split(" because ")[-1].lower()]], f"the use of {first.topic}"))
+        slots = [first.topic, first.question]
+    elif kind == "story":
+        first = train_like(r, lambda: story(r))
+        turns.append(turn(first))
+        a, name, place, thing, c = first.value
+        slots = [a, name]
+        asks = [(["What was the {a} called?", "What was the name of the {a}?", "Who was the story about?", "What was its name?"], f"The {a} was called {name}.", [[name.lower()]]),
+                (["Where did the {a} live?", "Where did {n} live?", "Where was that?"], f"{name} lived {place}.", [[place]]),
+                (["What colour was the {t}?", "Which colour did the {t} have?"], f"The {thing} was {c}.", [[f"was {c}."]])]
+        for q, answer, accept in r.sample(asks, r.choice([1, 2, 2])):
+            turns.append((filled(r, q, a=a, n=name, t=thing), answer, accept, ""))
+    else:  # memory: something about the user, something else, and the question about it
+        told = r.sample(["name", "pet", "colour", "food", "city", "age", "animal", "number", "friend"], r.choice([1, 1, 2]))
+        slots, later = [], []
+        for what in told:
+            q, a, question, answer, value = remember(r, what)
+            slots.append(value)
+            turns.append((q, a, [[value.lower()]], ""))
+            later.append((r.choice(question), answer, [[answer.lower().rstrip(".").split(" ", 2)[-1]]], ""))
+        if len(told) == 1 or r.random() < 0.4:
+            for _ in range(r.choice([0, 1, 1, 1, 2])):
+                it = item(r)
+                turns.append((wrap(r, it.question, 0.2)[1],) + turn(it)[1:])
+        r.shuffle(later)
+        turns += later
+    key = f"chain|{kind}|" + "|".join(str(s) for s in slots)
+    return key, kind, turns
+
+
+def fresh_range(r, top):
+    """Where to count from and to, on the training side in both directions."""
+    while True:
+        a = r.randint(0, top)
+        b = a + r.randint(3, 9)
+        if not is_held_out(f"count|{a}|{b}") and not is_held_out(f"count|{b}|{a}"):
+            return a, b
+
+
+def ask_capital(r, c):
+    return capital(r, c)
+
+
+def train_like(r, make):
+    """The opening question of a chain, from whichever side the caller works on."""
+    for _ in range(60):
+        it = make()
+        if is_held_out(it.key) == SIDE["held_out"]:
+            return it
+    raise WrongSide  # These slots have no opening on this side.
+
+
+class WrongSide(Exception):
+    pass
+
+
+SIDE = {"held_out": False}
+
+CHAINS = {"capitals": 4, "opposites": 3, "word forms": 2, "colours": 2, "days": 3, "sums": 5, "counting": 1.5, "spelling": 3, "animals": 2, "why": 2, "story": 2, "memory": 7}
+
+
+def remember(r, what):
+    """What the user says about himself, the reply, the later questions, the answer, and the word to keep."""
+    if what == "name":
+        n = r.choice(NAMES)
+        says = ["My name is {n}.", "I am {n}.", "I'm {n}.", "You can call me {n}.", "Hello, my name is {n}.", "Hi, I am {n}.", "Call me {n}.", "Hello! I am {n}.", "People call me {n}.", "Hi, my name is {n}. Nice to meet you."]
+        return filled(r, says, n=n), f"Nice to meet you, {n}!", ["What is my name?", "Do you remember my name?", "Who am I?", "What am I called?", "Can you tell me my name?", "Say my name.", "Do you know who I am?"], f"Your name is {n}.", n
+    if what == "pet":
+        a, n = r.choice(["dog", "cat", "rabbit", "horse", "mouse", "bird"]), r.choice(PETS)
+        return (filled(r, ["I have a {a} called {n}.", "My {a} is called {n}.", "My {a}'s name is {n}.", "I have a {a}. Its name is {n}.", "The name of my {a} is {n}."], a=a, n=n), f"{n} is a lovely name for a {a}.",
+                [f"What is my {a} called?", f"What is the name of my {a}?", f"Do you remember the name of my {a}?", f"What is my {a}'s name?"], f"Your {a} is called {n}.", n)
+    if what == "friend":
+        n = r.choice(NAMES)
+        return (filled(r, ["My best friend is {n}.", "My best friend is called {n}.", "{n} is my best friend.", "I have a best friend called {n}."], n=n), f"It is nice to have a friend like {n}.",
+                ["Who is my best friend?", "What is my best friend called?", "Do you remember my best friend?", "What is the name of my best friend?"], f"Your best friend is {n}.", n)
+    if what == "city":
+        n = r.choice(CITIES)
+        return (filled(r, ["I live in {n}.", "I am from {n}.", "My home is in {n}.", "I come from {n}.", "My city is {n}."], n=n), f"{n} sounds like a nice place.",
+                ["Where do I live?", "Which city do I live in?", "Where am I from?", "What is my city?", "Do you remember where I live?"], f"You live in {n}.", n)
+    if what == "age":
+        n = str(r.randint(5, 80))
+        return (filled(r, ["I am {n} years old.", "My age is {n}.", "I turned {n} this year.", "I'm {n} years old."], n=n), f"{n} is a good age.",
+                ["How old am I?", "What is my age?", "Do you remember my age?", "Can you tell me how old I am?"], f"You are {n} years old.", n)
+    values = {"colour": PLAIN_COLOURS, "food": FOODS, "animal": ANIMALS, "number": [str(n) for n in range(1, 31)]}[what]
+    n = r.choice(values)
+    return (filled(r, [f"My favourite {what} is {{n}}.", f"I like {{n}}. It is my favourite {what}.", f"{{n}} is my favourite {what}.", f"Of all {what}s, I like {{n}} best." if what != "food" else "My favourite food is {n}."], n=n), f"{n[0].upper() + n[1:]} is a good choice.",
+            [f"What is my favourite {what}?", f"Do you remember my favourite {what}?", f"Which {what} do I like best?", f"Tell me my favourite {what}."], f"Your favourite {what} is {n}.", n)
+
+
+def training_chat(r, banned=frozenset()):
+    """One chat: (system message or None, [(user, assistant), ...])."""
+    while True:
+        x = r.random()
+        if x < 0.5:
+            it = item(r)
+            turns = [(it.question if it.category in ("identity", "small talk", "facts") else wrap(r, it.question)[1],) + turn(it)[1:]]
+        elif x < 0.68:
+            turns = []
+            for i in range(r.choice([2, 2, 3, 3, 4])):
+                it = item(r)
+                q = it.question if it.category in ("identity", "small talk", "facts") else wrap(r, it.question, 0.2)[1]
+                turns.append((q,) + turn(it)[1:])
+        else:
+            key, _, turns = chain(r)
+            if is_held_out(key):
+                continue
+            if r.random() < 0.2:
+                start = item(r, makers=[(greeting, 2), (small_talk, 1), (identity, 1)])
+                turns.insert(0, turn(start))
+        if r.random() < (0.12 if x < 0.5 else 0.25):
+            turns.append(again(r, turns[-1], turns[0] if len(turns) > 1 else None))
+        if r.random() < 0.05:
+            turns.append(turn(item(r, makers=[(small_talk, 1)])))
+        chat = [(typed(r, t[0]), t[1]) for t in turns]
+        if any(normal(q) in banned for q, _ in chat):
+            continue
+        return (r.choice(SYSTEMS) if r.random() < 0.12 else None), chat
+
+
+def training_chats(n, seed, banned=frozenset()):
+    r = random.Random(seed)
+    return [training_chat(r, banned) for _ in range(n)]
+
+
+# ---------------------------------------------------------------- held-out questions
+
+HELD_OUT = {"greeting": 8, "small_talk": 16, "identity": 20, "term": 36, "noun": 12, "fact": 16, "capital": 28, "continent": 8, "language": 8, "opposite": 18, "word_form": 16, "colour": 12, "day": 16, "add": 20, "subtract": 16,
+            "multiply": 10, "number_fact": 16, "word_problem": 8, "count": 12, "spell": 14, "letters": 10, "animal": 12, "unknown": 24, "story": 8}
+
+
+def held_out(seed=20):
+    """The questions: half as a person would write them, the others with an affix or typed carelessly."""
+    r = random.Random(seed)
+    singles, seen, keys = [], set(), set()
+    for name, n in HELD_OUT.items():
+        made = 0
+        while made < n and len(keys) < 10_000:
+            it = item(r, True, [(globals()[name], 1)])
+            if name == "story" and "long" in it.key or len(it.answer) > 230:
+                continue
+            q = it.question
+            if it.category.split(",")[0] not in ("identity", "small talk", "facts"):
+                q = wrap(r, q, 0.3)[1]
+            if r.random() < 0.2:
+                q = q.lower().rstrip(".?!")
+            if normal(q) in seen or it.key in keys:
+                continue
+            seen.add(normal(q))
+            keys.add(it.key)
+            singles.append({"category": it.category, "question": q, "answer": it.answer, "accept": [[s.lower() for s in any_of] for any_of in it.accept]})
+            made += 1
+    chats, kinds = [], ["memory", "memory", "memory", "memory", "capitals", "capitals", "capitals", "opposites", "opposites", "sums", "sums", "sums", "days", "days", "spelling", "colours", "animals", "word forms", "capitals", "opposites"]
+    SIDE["held_out"] = True
+    for kind in kinds:
+        while True:
+            key, _, turns = chain(r, kind)
+            while len(turns) < 3:
+                turns.append(again(r, turns[-1], turns[0]))
+            if len(turns) == 3 and is_held_out(key) and (kind == "memory" or normal(turns[0][0]) not in seen):
+                break
+        chats.append({"category": kind, "turns": [{"question": t[0], "answer": t[1], "accept": [[s.lower() for s in any_of] for any_of in t[2]]} for t in turns]})
+    SIDE["held_out"] = False
+    return {"max_tokens": 64, "singles": singles, "chats": chats}
+
+
+def banned_questions(held):
+    """Nothing that is word for word a held-out question may be in the training text."""
+    openings = [c["turns"][0]["question"] for c in held["chats"] if c["category"] != "memory"]
+    return frozenset(normal(s["question"]) for s in held["singles"]) | frozenset(normal(q) for q in openings)
+
+
+if __name__ == "__main__":
+    sample = random.Random(1)
+    for _ in range(60):
+        print(training_chat(sample))

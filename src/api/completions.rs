@@ -1,0 +1,231 @@
+//! `POST /v1/completions`: a prompt of text or tokens, continued.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::fields::{Fields, wrong_kind};
+use super::generation::{
+    Call, Generation, Output, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
+};
+use super::params::{Params, token_id};
+use super::sse::{self, Chunks, Header};
+use super::{App, Serving, body};
+use crate::engine::TokenId;
+use crate::text::Tokenizer;
+
+/// OpenAI's default.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+const MOST_LOGPROBS: i64 = 5;
+const BYTES: &str = "bytes:";
+
+/// Continues a prompt, at once or as a stream.
+pub(super) async fn create(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let call = body::read(&app, request, read).await?;
+    let serving = app.serving()?;
+    let header = Header::new("cmpl-", "text_completion", &serving.model);
+    let wants_logprobs = call.params.sampling.logprobs.is_some();
+    let streaming = call.params.stream;
+    let generation = Generation::start(serving, call, arrived)?;
+    match streaming {
+        Some(streaming) => {
+            sse::respond(
+                generation,
+                header,
+                TextChunks {
+                    wants_logprobs,
+                    first: true,
+                },
+                streaming,
+            )
+            .await
+        }
+        None => whole(generation, &header, wants_logprobs).await,
+    }
+}
+
+fn read(serving: &Serving, json: &Value) -> Result<Call, ApiError> {
+    let fields = Fields::of_body(json)?;
+    let mut params = Params::read(&fields, &serving.model)?;
+    params.sampling = with_logprobs(
+        params.sampling,
+        fields.integer("logprobs", 0..=MOST_LOGPROBS)?,
+    );
+    let prompt = prompt(&fields, serving)?;
+    Call::new(
+        prompt,
+        params,
+        &serving.model,
+        Some(DEFAULT_MAX_TOKENS),
+        "prompt",
+    )
+}
+
+/// A string, tokens, or an array of one of those.
+fn prompt(fields: &Fields<'_>, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+    let Some(value) = fields.get("prompt") else {
+        return Err(ApiError::invalid_value("prompt", "'prompt' is missing."));
+    };
+    let items = match value {
+        Value::String(text) => return encode(text, serving),
+        Value::Array(items) => items,
+        other => return Err(wrong_kind("prompt", "a string or an array", other)),
+    };
+    match items.as_slice() {
+        [] => Err(ApiError::invalid_value("prompt", "'prompt' is empty.")),
+        [Value::String(text)] => encode(text, serving),
+        [Value::Array(tokens)] if !tokens.is_empty() => token_ids(tokens, serving),
+        [Value::Array(_)] => Err(ApiError::invalid_value("prompt", "'prompt' is empty.")),
+        [Value::String(_) | Value::Array(_), ..] => {
+            let message = "'prompt' holds several prompts; this server takes one a request.";
+            Err(ApiError::unsupported("prompt", message))
+        }
+        tokens => token_ids(tokens, serving),
+    }
+}
+
+fn encode(text: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+    check_length(text.len(), serving, "prompt")?;
+    serving
+        .tokenizer
+        .encode_prompt(text)
+        .map_err(|error| ApiError::internal(&error.to_string()))
+}
+
+fn token_ids(items: &[Value], serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+    items
+        .iter()
+        .map(|item| token_id(item, "prompt", &serving.model))
+        .collect()
+}
+
+async fn whole(
+    mut generation: Generation,
+    header: &Header,
+    wants_logprobs: bool,
+) -> Result<Response, ApiError> {
+    let mut answer = Piece::default();
+    let ending = loop {
+        match generation.next().await? {
+            Output::Piece(piece) => answer.extend(piece),
+            Output::End(ending) => break ending,
+        }
+    };
+    let choice = Choice {
+        index: 0,
+        text: answer.text,
+        logprobs: wants_logprobs.then(|| Logprobs::new(&answer.logprobs, generation.tokenizer())),
+        finish_reason: Some(ending.finish_reason),
+        token_ids: generation.prompt().map(|_| answer.tokens),
+        prompt_token_ids: generation.prompt(),
+    };
+    let json = header.around([choice], Some(Some(ending.usage)), None);
+    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+struct TextChunks {
+    wants_logprobs: bool,
+    first: bool,
+}
+
+impl Chunks for TextChunks {
+    const PROMPT_BESIDE_CHOICES: bool = false;
+
+    fn opening(&self) -> Option<impl Serialize> {
+        None::<()>
+    }
+
+    fn piece(&mut self, piece: Piece, generation: &Generation) -> impl Serialize {
+        let first = std::mem::take(&mut self.first);
+        Choice {
+            index: 0,
+            text: piece.text,
+            logprobs: self
+                .wants_logprobs
+                .then(|| Logprobs::new(&piece.logprobs, generation.tokenizer())),
+            finish_reason: None,
+            token_ids: generation.prompt().map(|_| piece.tokens),
+            prompt_token_ids: generation.prompt().filter(|_| first),
+        }
+    }
+
+    fn ending(&self, finish_reason: &'static str) -> impl Serialize {
+        Choice {
+            index: 0,
+            text: String::new(),
+            logprobs: None,
+            finish_reason: Some(finish_reason),
+            token_ids: None,
+            prompt_token_ids: None,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    text: String,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+/// OpenAI's older shape: four arrays of one length.
+#[derive(Serialize)]
+struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    top_logprobs: Vec<Likely>,
+    text_offset: Vec<usize>,
+}
+
+impl Logprobs {
+    fn new(entries: &[TokenLogprob], tokenizer: &Tokenizer) -> Logprobs {
+        let token = |token: TokenId| spelled(tokenizer, token, BYTES);
+        Logprobs {
+            tokens: entries.iter().map(|entry| token(entry.token)).collect(),
+            token_logprobs: entries.iter().map(|entry| finite(entry.logprob)).collect(),
+            top_logprobs: entries
+                .iter()
+                .map(|entry| Likely::new(entry, tokenizer))
+                .collect(),
+            text_offset: entries.iter().map(|entry| entry.start).collect(),
+        }
+    }
+}
+
+/// The most likely tokens and the chosen one, most likely first, as an object. Of two that are spelled alike the likelier one stays.
+struct Likely(Vec<(String, f32)>);
+
+impl Likely {
+    fn new(entry: &TokenLogprob, tokenizer: &Tokenizer) -> Likely {
+        let mut likely: Vec<(String, f32)> = Vec::new();
+        for (token, logprob) in entry
+            .top
+            .iter()
+            .copied()
+            .chain([(entry.token, entry.logprob)])
+        {
+            let token = spelled(tokenizer, token, BYTES);
+            if likely.iter().all(|(other, _)| *other != token) {
+                likely.push((token, finite(logprob)));
+            }
+        }
+        Likely(likely)
+    }
+}
+
+impl Serialize for Likely {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
+    }
+}

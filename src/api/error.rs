@@ -1,0 +1,272 @@
+//! What can go wrong with a request, as a status code and OpenAI's error body.
+//!
+//! Invariants: no other file chooses a status code for a failure; what a client sent is quoted only in part; no internals are told.
+
+use std::time::Duration;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::engine::Refusal;
+
+/// Characters of a client's own words that an error repeats.
+const MOST_QUOTED_CHARS: usize = 64;
+/// When a server that drains or loads may be worth another try.
+const RETRY_LATER: Duration = Duration::from_secs(5);
+
+/// A failed request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: &'static str,
+    param: Option<String>,
+    message: String,
+    retry_after: Option<Duration>,
+}
+
+const INVALID: &str = "invalid_request_error";
+const OVERLOADED: &str = "overloaded_error";
+
+impl ApiError {
+    fn new(
+        status: StatusCode,
+        kind: &'static str,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> ApiError {
+        ApiError {
+            status,
+            kind,
+            code,
+            param: None,
+            message: message.into(),
+            retry_after: None,
+        }
+    }
+
+    fn about(mut self, param: impl Into<String>) -> ApiError {
+        self.param = Some(param.into());
+        self
+    }
+
+    fn retry_after(mut self, delay: Duration) -> ApiError {
+        self.retry_after = Some(delay);
+        self
+    }
+
+    /// `param` is not what it must be; `message` says what that is.
+    pub(super) fn invalid_value(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, INVALID, "invalid_value", message).about(param)
+    }
+
+    /// The server knows `param`, but can't do what it asks.
+    pub(super) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError::new(
+            StatusCode::BAD_REQUEST,
+            INVALID,
+            "unsupported_parameter",
+            message,
+        )
+        .about(param)
+    }
+
+    /// The body is no JSON object.
+    pub(super) fn invalid_json(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, INVALID, "invalid_json", message)
+    }
+
+    /// `param` is longer than the model can take.
+    pub(super) fn context_length(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError::new(
+            StatusCode::BAD_REQUEST,
+            INVALID,
+            "context_length_exceeded",
+            message,
+        )
+        .about(param)
+    }
+
+    /// The checkpoint brought no chat template.
+    pub(super) fn no_chat_template(model: &str) -> ApiError {
+        let message = format!(
+            "The model '{model}' has no chat template (neither `chat_template` in its tokenizer_config.json nor a \
+             chat_template.jinja), so it can't chat. Its completions work: POST /v1/completions."
+        );
+        ApiError::new(
+            StatusCode::BAD_REQUEST,
+            INVALID,
+            "chat_template_missing",
+            message,
+        )
+        .about("messages")
+    }
+
+    /// Another model than the one that is served.
+    pub(super) fn model_not_found(asked: &str, served: &str) -> ApiError {
+        let asked = quoted(asked);
+        let message = format!("The model {asked} does not exist; this server has '{served}'.");
+        ApiError::new(StatusCode::NOT_FOUND, INVALID, "model_not_found", message).about("model")
+    }
+
+    /// No such route.
+    pub(super) fn not_found(method: &str, path: &str) -> ApiError {
+        let message = format!("There is no {} {}.", quoted(method), quoted(path));
+        ApiError::new(StatusCode::NOT_FOUND, INVALID, "not_found", message)
+    }
+
+    /// The route exists for other methods.
+    pub(super) fn method_not_allowed(method: &str, path: &str) -> ApiError {
+        let message = format!("{} is not allowed on {}.", quoted(method), quoted(path));
+        ApiError::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            INVALID,
+            "method_not_allowed",
+            message,
+        )
+    }
+
+    /// The body has more than `limit` bytes.
+    pub(super) fn too_large(limit: usize) -> ApiError {
+        let message = format!("The body is larger than {limit} bytes.");
+        ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            INVALID,
+            "request_too_large",
+            message,
+        )
+    }
+
+    /// The body is not declared to be JSON.
+    pub(super) fn content_type() -> ApiError {
+        let message = "The body must be JSON, with the header content-type: application/json.";
+        ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            INVALID,
+            "unsupported_content_type",
+            message,
+        )
+    }
+
+    /// The body ended early, or came too slowly.
+    pub(super) fn body_incomplete(message: impl Into<String>) -> ApiError {
+        ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            INVALID,
+            "request_timeout",
+            message,
+        )
+    }
+
+    /// The model is not there yet.
+    pub(super) fn loading() -> ApiError {
+        let message = "The server is still loading its model.";
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            OVERLOADED,
+            "loading",
+            message,
+        )
+        .retry_after(RETRY_LATER)
+    }
+
+    /// The server is shutting down.
+    pub(super) fn draining() -> ApiError {
+        let message = "The server is shutting down and takes no new requests.";
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            OVERLOADED,
+            "draining",
+            message,
+        )
+        .retry_after(RETRY_LATER)
+    }
+
+    /// A bug or a broken machine; the reason belongs into the log, not to the client.
+    pub(super) fn internal(why: &str) -> ApiError {
+        tracing::error!(why, "a request failed");
+        let message = "The server failed on this request. The response's x-request-id names it in the server's log.";
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "server_error",
+            "internal_error",
+            message,
+        )
+    }
+
+    /// The error, as in a body or in a stream.
+    pub(super) fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> ApiError {
+        match refusal {
+            Refusal::QueueFull { retry_after } => {
+                let message = "The server is overloaded: too many requests wait already. Please try again later.";
+                ApiError::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    OVERLOADED,
+                    "engine_overloaded",
+                    message,
+                )
+                .retry_after(retry_after)
+            }
+            Refusal::TooLong {
+                needed_tokens,
+                limit_tokens,
+            } => ApiError::context_length(
+                "max_tokens",
+                format!(
+                    "Prompt and output would take {needed_tokens} tokens; this server has memory for {limit_tokens}."
+                ),
+            ),
+            Refusal::EmptyPrompt => ApiError::invalid_value("prompt", "The prompt has no tokens."),
+            Refusal::UnknownToken(token) => {
+                ApiError::invalid_value("prompt", format!("The model has no token {token}."))
+            }
+            Refusal::InvalidSampling(name) => {
+                ApiError::invalid_value(name, format!("'{name}' is not a usable number."))
+            }
+            Refusal::Draining => ApiError::draining(),
+            Refusal::Dead => ApiError::internal("the engine is dead"),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = self.body().to_string();
+        let mut response = (
+            self.status,
+            [(header::CONTENT_TYPE, "application/json")],
+            body,
+        )
+            .into_response();
+        if let Some(delay) = self.retry_after {
+            let headers = response.headers_mut();
+            let millis = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+            headers.insert(
+                header::RETRY_AFTER,
+                HeaderValue::from(millis.div_ceil(1000).max(1)),
+            );
+            headers.insert("retry-after-ms", HeaderValue::from(millis));
+        }
+        response
+    }
+}
+
+/// A client's own words, in quotes and cut short.
+pub(super) fn quoted(text: &str) -> String {
+    let mut chars = text.chars();
+    let short: String = chars.by_ref().take(MOST_QUOTED_CHARS).collect();
+    let ellipsis = if chars.next().is_some() { "…" } else { "" };
+    format!("'{short}{ellipsis}'")
+}

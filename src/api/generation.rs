@@ -1,0 +1,416 @@
+//! One request on its way through the engine: tokens in, pieces of text out, and one end.
+//!
+//! Invariants: streamed or not, the text is made here, token by token, so both are the same; the stop token and the stop string are
+//! no text unless asked for; a log-probability comes with the piece that holds the beginning of its token's text.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::error::ApiError;
+use super::params::Params;
+use super::{ModelCard, Serving};
+use crate::engine::{
+    Event, EventStream, FinishReason, GenerationRequest, Namespace, SamplingParams, TenantId,
+    TokenId, TokenOutput,
+};
+use crate::text::{Detokenizer, TextOptions, Tokenizer};
+
+/// A request that has been understood.
+pub(super) struct Call {
+    pub(super) prompt: Vec<TokenId>,
+    pub(super) max_new_tokens: u32,
+    pub(super) params: Params,
+}
+
+impl Call {
+    /// Settles how long the answer may be. `default` is the endpoint's own limit, if it has one; `param` holds the prompt.
+    ///
+    /// # Errors
+    /// When the model's context is too short for what was asked.
+    pub(super) fn new(
+        prompt: Vec<TokenId>,
+        params: Params,
+        model: &ModelCard,
+        default: Option<u32>,
+        param: &str,
+    ) -> Result<Call, ApiError> {
+        if prompt.is_empty() {
+            return Err(ApiError::invalid_value(param, "The prompt has no tokens."));
+        }
+        let limit = model.max_model_len;
+        let left = limit.saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
+        let too_long = |asked: String| {
+            let message = format!(
+                "This model's maximum context length is {limit} tokens. However, you requested {asked}. Please reduce the \
+                 length of the prompt or of the answer."
+            );
+            Err(ApiError::context_length(param, message))
+        };
+        match params.max_tokens {
+            _ if left == 0 => too_long(format!("{} tokens in the prompt", prompt.len())),
+            Some(most) if most > left => too_long(format!(
+                "{} tokens ({} in the prompt, {most} in the answer)",
+                prompt.len() + most as usize,
+                prompt.len()
+            )),
+            asked => {
+                let max_new_tokens =
+                    asked.unwrap_or_else(|| default.map_or(left, |default| left.min(default)));
+                if params.min_tokens > max_new_tokens {
+                    let message = format!(
+                        "'min_tokens' is more than the {max_new_tokens} tokens the answer may have."
+                    );
+                    return Err(ApiError::invalid_value("min_tokens", message));
+                }
+                Ok(Call {
+                    prompt,
+                    max_new_tokens,
+                    params,
+                })
+            }
+        }
+    }
+}
+
+/// A text that can't fit, however it is cut into tokens, is not worth tokenising.
+///
+/// # Errors
+/// When `bytes` bytes of text are too many.
+pub(super) fn check_length(bytes: usize, serving: &Serving, param: &str) -> Result<(), ApiError> {
+    let limit = serving.model.max_model_len;
+    let least_tokens = bytes / serving.tokenizer.longest_token();
+    if least_tokens <= limit as usize {
+        return Ok(());
+    }
+    let message = format!(
+        "This model's maximum context length is {limit} tokens. However, the prompt has {bytes} bytes, which are more than \
+         {least_tokens} tokens. Please reduce the length of the prompt."
+    );
+    Err(ApiError::context_length(param, message))
+}
+
+/// Part of an answer.
+#[derive(Debug, Default)]
+pub(super) struct Piece {
+    pub(super) text: String,
+    /// Empty unless asked for.
+    pub(super) logprobs: Vec<TokenLogprob>,
+    /// The tokens drawn since the last piece, a stop token included.
+    pub(super) tokens: Vec<TokenId>,
+    /// Tokens drawn so far.
+    pub(super) completion_tokens: u32,
+}
+
+impl Piece {
+    /// Adds the piece that comes next.
+    pub(super) fn extend(&mut self, next: Piece) {
+        self.text += &next.text;
+        self.logprobs.extend(next.logprobs);
+        self.tokens.extend(next.tokens);
+        self.completion_tokens = next.completion_tokens;
+    }
+}
+
+/// A token of the answer with its log-probability.
+#[derive(Debug)]
+pub(super) struct TokenLogprob {
+    /// Where its text begins, in characters of the answer.
+    pub(super) start: usize,
+    pub(super) token: TokenId,
+    pub(super) logprob: f32,
+    pub(super) top: Vec<(TokenId, f32)>,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    pub(super) finish_reason: &'static str,
+    pub(super) usage: Usage,
+}
+
+/// What it took.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Usage {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptDetails>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct PromptDetails {
+    cached_tokens: u32,
+}
+
+/// The next thing of an answer.
+pub(super) enum Output {
+    Piece(Piece),
+    End(Ending),
+}
+
+/// A running request. Dropping it cancels it.
+pub(super) struct Generation {
+    events: EventStream,
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+    stop_tokens: Vec<TokenId>,
+    include_stop: bool,
+    wants_tokens: bool,
+    prompt: Vec<TokenId>, // Kept only for those who want it back.
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    waiting: VecDeque<TokenLogprob>, // Their text has not been released yet.
+    tokens: Vec<TokenId>,            // Drawn since the last piece.
+    stopped: bool,                   // A stop string has ended the text.
+    ending: Option<Ending>,          // Known, and told after the last piece.
+}
+
+impl Generation {
+    /// Submits `call`.
+    ///
+    /// # Errors
+    /// When the engine refuses it at once.
+    pub(super) fn start(
+        serving: &Serving,
+        call: Call,
+        arrived: Instant,
+    ) -> Result<Generation, ApiError> {
+        let Call {
+            prompt,
+            max_new_tokens,
+            params,
+        } = call;
+        let options = TextOptions {
+            stop: params.stop,
+            include_stop: params.include_stop,
+            skip_special_tokens: params.skip_special_tokens,
+            min_tokens: params.min_tokens,
+        };
+        let wants_tokens = params.return_token_ids;
+        let kept = if wants_tokens {
+            prompt.clone()
+        } else {
+            Vec::new()
+        };
+        let prompt_tokens = prompt.len() as u32;
+        let events = serving.engine.submit(GenerationRequest {
+            prompt,
+            sampling: params.sampling,
+            max_new_tokens,
+            min_new_tokens: params.min_tokens,
+            stop_tokens: params.stop_tokens.clone(),
+            tenant: TenantId(0),
+            namespace: Namespace(0),
+            arrived,
+        })?;
+        Ok(Generation {
+            events,
+            tokenizer: Arc::clone(&serving.tokenizer),
+            detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options),
+            stop_tokens: params.stop_tokens,
+            include_stop: params.include_stop,
+            wants_tokens,
+            prompt: kept,
+            prompt_tokens,
+            completion_tokens: 0,
+            waiting: VecDeque::new(),
+            tokens: Vec::new(),
+            stopped: false,
+            ending: None,
+        })
+    }
+
+    /// The tokenizer that spells its tokens.
+    pub(super) fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The prompt's tokens, if token ids were asked for.
+    pub(super) fn prompt(&self) -> Option<&[TokenId]> {
+        self.wants_tokens.then_some(self.prompt.as_slice())
+    }
+
+    /// Usage before the end is known.
+    pub(super) fn usage_so_far(&self, completion_tokens: u32) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens,
+            total_tokens: self.prompt_tokens + completion_tokens,
+            prompt_tokens_details: None,
+        }
+    }
+
+    /// Waits until the engine has taken the request. May be given up and left to `next`.
+    ///
+    /// # Errors
+    /// When the engine refuses it.
+    pub(super) async fn accepted(&mut self) -> Result<(), ApiError> {
+        match self.events.recv().await {
+            Some(Event::Accepted) => Ok(()),
+            Some(Event::Refused(refusal)) => Err(refusal.into()),
+            other => Err(ApiError::internal(&format!(
+                "the engine began with {other:?}"
+            ))),
+        }
+    }
+
+    /// The next piece, or the end, after which it is not called again. May be given up and called again.
+    ///
+    /// # Errors
+    /// When the engine refuses the request, can't go on, or shuts down. It is over then.
+    pub(super) async fn next(&mut self) -> Result<Output, ApiError> {
+        if let Some(ending) = self.ending.take() {
+            return Ok(Output::End(ending));
+        }
+        loop {
+            match self.events.recv().await {
+                Some(Event::Accepted) => {}
+                Some(Event::Token(output)) => {
+                    if let Some(piece) = self.token(output) {
+                        return Ok(Output::Piece(piece));
+                    }
+                }
+                Some(Event::Finished {
+                    reason,
+                    prompt_tokens,
+                    cached_tokens,
+                    completion_tokens,
+                }) => {
+                    let usage = Usage {
+                        prompt_tokens,
+                        completion_tokens,
+                        total_tokens: prompt_tokens + completion_tokens,
+                        prompt_tokens_details: Some(PromptDetails { cached_tokens }),
+                    };
+                    let ending = Ending {
+                        finish_reason: finish_reason(reason)?,
+                        usage,
+                    };
+                    return Ok(self.finished(ending));
+                }
+                Some(Event::Refused(refusal)) => return Err(refusal.into()),
+                Some(Event::Failed(why)) => return Err(ApiError::internal(&why)),
+                None => {
+                    return Err(ApiError::internal(
+                        "the engine ended a stream without a word",
+                    ));
+                }
+            }
+        }
+    }
+
+    fn token(&mut self, output: TokenOutput) -> Option<Piece> {
+        let TokenOutput {
+            token,
+            logprob,
+            top,
+        } = output;
+        self.completion_tokens += 1;
+        self.tokens.push(token);
+        if self.stop_tokens.contains(&token) && !self.include_stop {
+            return None;
+        }
+        let start = self.detokenizer.decoded_chars();
+        if let Some(logprob) = logprob {
+            self.waiting.push_back(TokenLogprob {
+                start,
+                token,
+                logprob,
+                top,
+            });
+        }
+        let delta = self.detokenizer.push(token);
+        if delta.stopped {
+            self.stopped = true;
+            self.events.finish(FinishReason::Stop);
+        }
+        let piece = self.piece(delta.text);
+        let worth = !piece.text.is_empty() || !piece.logprobs.is_empty();
+        if !worth {
+            self.tokens = piece.tokens;
+            return None;
+        }
+        Some(piece)
+    }
+
+    /// A piece with `text` and what belongs to it.
+    fn piece(&mut self, text: String) -> Piece {
+        let released = self.detokenizer.released_chars();
+        let ready = self
+            .waiting
+            .iter()
+            .take_while(|entry| entry.start < released)
+            .count();
+        Piece {
+            text,
+            logprobs: self.waiting.drain(..ready).collect(),
+            tokens: std::mem::take(&mut self.tokens),
+            completion_tokens: self.completion_tokens,
+        }
+    }
+
+    fn finished(&mut self, mut ending: Ending) -> Output {
+        let mut piece = Piece {
+            completion_tokens: self.completion_tokens,
+            ..Piece::default()
+        };
+        piece.tokens = std::mem::take(&mut self.tokens);
+        if !self.stopped {
+            let delta = self.detokenizer.finish();
+            piece.text = delta.text;
+            if delta.stopped {
+                ending.finish_reason = "stop";
+            }
+            // With nothing left to come, tokens without text of their own count as released.
+            piece.logprobs = self.waiting.drain(..).collect();
+        }
+        let tokens_matter = self.wants_tokens && !piece.tokens.is_empty();
+        if piece.text.is_empty() && piece.logprobs.is_empty() && !tokens_matter {
+            return Output::End(ending);
+        }
+        self.ending = Some(ending);
+        Output::Piece(piece)
+    }
+}
+
+/// Asks for log-probabilities, with so many alternatives.
+pub(super) fn with_logprobs(sampling: SamplingParams, top: Option<i64>) -> SamplingParams {
+    SamplingParams {
+        logprobs: top.and_then(|top| u32::try_from(top).ok()),
+        ..sampling
+    }
+}
+
+/// A token as a string: its text, or `prefix` and its bytes in hexadecimal when they are no whole characters.
+pub(super) fn spelled(tokenizer: &Tokenizer, token: TokenId, prefix: &str) -> String {
+    let bytes = tokenizer.token_bytes(token);
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold(prefix.to_owned(), |text, byte| {
+            text + &format!("\\x{byte:02x}")
+        }),
+    }
+}
+
+/// JSON has no infinity.
+pub(super) fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
+
+/// # Errors
+/// Endings that are no answer.
+fn finish_reason(reason: FinishReason) -> Result<&'static str, ApiError> {
+    match reason {
+        FinishReason::Stop => Ok("stop"),
+        FinishReason::Length => Ok("length"),
+        FinishReason::Shutdown => Err(ApiError::draining()),
+        FinishReason::Cancelled => Err(ApiError::internal(
+            "a request was cancelled while its client waited",
+        )),
+        FinishReason::Error => Err(ApiError::internal("the engine gave up on a request")),
+    }
+}

@@ -1,0 +1,233 @@
+//! An answer as server-sent events.
+//!
+//! Invariants: every stream ends with `data: [DONE]`, also after an error; an error that is known before anything was sent is a plain
+//! HTTP status instead. Nothing is produced ahead of the reader: a frame is made when the connection asks for it.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::Serialize;
+use tokio::time::timeout;
+use tracing::{Instrument, Span};
+
+use super::error::ApiError;
+use super::generation::{Ending, Generation, Output, Piece, Usage};
+use super::params::Streaming;
+use super::{ModelCard, random_id, unix_seconds};
+
+/// How long a stream may be silent.
+const KEEP_ALIVE: Duration = Duration::from_secs(12);
+/// How long the status line waits for the first token, which may be an error instead.
+const FIRST_OUTPUT: Duration = Duration::from_millis(250);
+
+/// What all chunks of an answer, and the answer that is not streamed, have in common.
+#[derive(Clone)]
+pub(super) struct Header {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+}
+
+impl Header {
+    pub(super) fn new(prefix: &str, object: &'static str, model: &ModelCard) -> Header {
+        Header {
+            id: random_id(prefix),
+            object,
+            created: unix_seconds(),
+            model: model.name.clone(),
+        }
+    }
+
+    /// A JSON object of `choices` and `usage`, as OpenAI frames them.
+    pub(super) fn around<C: Serialize>(
+        &self,
+        choices: C,
+        usage: Option<Option<Usage>>,
+        prompt: Option<&[u32]>,
+    ) -> String {
+        let envelope = Envelope {
+            id: &self.id,
+            object: self.object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage,
+            prompt_token_ids: prompt,
+        };
+        serde_json::to_string(&envelope).expect("it has string keys and finite numbers only")
+    }
+}
+
+#[derive(Serialize)]
+struct Envelope<'a, C> {
+    id: &'a str,
+    object: &'a str,
+    created: u64,
+    model: &'a str,
+    choices: C,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+/// How an endpoint writes the choices of its chunks.
+pub(super) trait Chunks: Send + 'static {
+    /// What comes before all text, if anything does.
+    fn opening(&self) -> Option<impl Serialize>;
+    /// A piece of text.
+    fn piece(&mut self, piece: Piece, generation: &Generation) -> impl Serialize;
+    /// The end.
+    fn ending(&self, finish_reason: &'static str) -> impl Serialize;
+    /// The prompt's tokens belong to the first chunk rather than to its choice.
+    const PROMPT_BESIDE_CHOICES: bool;
+}
+
+/// The response to a request whose answer is streamed.
+///
+/// # Errors
+/// What goes wrong before the first token.
+pub(super) async fn respond(
+    mut generation: Generation,
+    header: Header,
+    chunks: impl Chunks,
+    streaming: Streaming,
+) -> Result<Response, ApiError> {
+    let mut first = None;
+    if let Ok(accepted) = timeout(KEEP_ALIVE, generation.accepted()).await {
+        accepted?;
+        first = match timeout(FIRST_OUTPUT, generation.next()).await {
+            Ok(output) => Some(output?),
+            Err(_) => None,
+        };
+    }
+    let mut frames = Frames {
+        generation,
+        header,
+        chunks,
+        streaming,
+        ready: VecDeque::new(),
+        over: false,
+    };
+    frames.open();
+    if let Some(output) = first {
+        frames.put(output);
+    }
+    let span = Span::current(); // What goes wrong later belongs to the same request.
+    let body = stream::unfold(frames, move |mut frames| {
+        let next = async move {
+            let frame = frames.next().await?;
+            Some((Ok::<_, Infallible>(frame), frames))
+        };
+        next.instrument(span.clone())
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    Ok((
+        headers,
+        [("x-accel-buffering", "no")],
+        Body::from_stream(body),
+    )
+        .into_response())
+}
+
+/// The frames of one stream, made as they are asked for.
+struct Frames<C> {
+    generation: Generation,
+    header: Header,
+    chunks: C,
+    streaming: Streaming,
+    ready: VecDeque<Bytes>, // A few at most: those of one output.
+    over: bool,
+}
+
+impl<C: Chunks> Frames<C> {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(frame) = self.ready.pop_front() {
+                return Some(frame);
+            }
+            if self.over {
+                return None;
+            }
+            match timeout(KEEP_ALIVE, self.generation.next()).await {
+                Ok(Ok(output)) => self.put(output),
+                Ok(Err(error)) => {
+                    self.data(&error.body().to_string());
+                    self.done();
+                }
+                Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
+            }
+        }
+    }
+
+    fn open(&mut self) {
+        let usage = self.usage(0);
+        let Some(choice) = self.chunks.opening() else {
+            return;
+        };
+        let prompt = if C::PROMPT_BESIDE_CHOICES {
+            self.generation.prompt()
+        } else {
+            None
+        };
+        let chunk = self.header.around([choice], usage, prompt);
+        self.data(&chunk);
+    }
+
+    fn put(&mut self, output: Output) {
+        match output {
+            Output::Piece(piece) => {
+                let usage = self.usage(piece.completion_tokens);
+                let choice = self.chunks.piece(piece, &self.generation);
+                let chunk = self.header.around([choice], usage, None);
+                self.data(&chunk);
+            }
+            Output::End(ending) => self.end(ending),
+        }
+    }
+
+    fn end(&mut self, ending: Ending) {
+        let Streaming {
+            include_usage,
+            continuous_usage,
+        } = self.streaming;
+        let usage = include_usage.then(|| continuous_usage.then_some(ending.usage));
+        let choice = self.chunks.ending(ending.finish_reason);
+        let chunk = self.header.around([choice], usage, None);
+        self.data(&chunk);
+        if include_usage {
+            let chunk = self.header.around([(); 0], Some(Some(ending.usage)), None);
+            self.data(&chunk);
+        }
+        self.done();
+    }
+
+    /// The `usage` of a chunk that is not the last: absent, null, or what it took so far.
+    fn usage(&self, completion_tokens: u32) -> Option<Option<Usage>> {
+        let Streaming {
+            include_usage,
+            continuous_usage,
+        } = self.streaming;
+        include_usage
+            .then(|| continuous_usage.then(|| self.generation.usage_so_far(completion_tokens)))
+    }
+
+    fn done(&mut self) {
+        self.data("[DONE]");
+        self.over = true;
+    }
+
+    fn data(&mut self, json: &str) {
+        self.ready
+            .push_back(Bytes::from(format!("data: {json}\n\n")));
+    }
+}

@@ -1,0 +1,253 @@
+//! Every knob: its name, default, unit and limits. Nothing else in the program reads flags, the environment or the machine's size.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::thread;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Of the memory this process may still use, the share that KV pages take unless `--kv-memory` says otherwise.
+const KV_MEMORY_SHARE: f64 = 0.5;
+
+/// What the command line says.
+#[derive(Debug, Parser)]
+#[command(
+    name = "sterna",
+    version,
+    about,
+    args_conflicts_with_subcommands = true
+)]
+pub struct Cli {
+    /// What to do; `serve` when left out.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// The flags of `serve`, which may stand without its name.
+    #[command(flatten)]
+    pub serve: ServeConfig,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP (the default).
+    Serve(ServeConfig),
+    /// Write a checkpoint of a given shape with random ternary weights, for measuring speed and memory.
+    Synthesize(SynthesizeConfig),
+}
+
+/// The knobs of the server.
+#[derive(Args, Clone, Debug)]
+pub struct ServeConfig {
+    /// Directory with a Hugging Face checkpoint (config.json, tokenizer.json, *.safetensors). Without it the embedded demo model is served.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// The model's name in the API; by default the directory's name.
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one, which the start-up message names.
+    #[arg(long, default_value_t = 30000)]
+    pub port: u16,
+    /// Compute threads; by default one for each core this process may use.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Instruction set of the kernels; by default the best this machine has.
+    #[arg(long, value_parser = ["scalar", "avx2", "avx512"])]
+    pub isa: Option<String>,
+    /// Memory for keys and values, e.g. 4GiB or 512MiB; by default half of what this process may still use (cgroup included),
+    /// and no more than --max-running sequences of full length would fill.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub kv_memory: Option<u64>,
+    /// Longest sequence (prompt and answer) in tokens; by default what the model was made for.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_model_len: Option<u32>,
+    /// Sequences that run at the same time.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_running: u32,
+    /// Requests that may wait; one more is answered 503 with Retry-After.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_queued: u32,
+    /// Tokens a step may compute: first one for each running answer, then prompts. A longer step serves prompts faster and delays answers.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..=8192))]
+    pub step_tokens: u32,
+    /// Tokens of one prompt that one step computes at most.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..=8192))]
+    pub prefill_chunk: u32,
+    /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub drain_seconds: u64,
+    /// Write logs as JSON lines.
+    #[arg(long)]
+    pub log_json: bool,
+}
+
+/// The knobs of `synthesize`.
+#[derive(Args, Clone, Debug)]
+pub struct SynthesizeConfig {
+    /// Which shape to write.
+    #[arg(long, default_value = "2b-4t")]
+    pub shape: String,
+    /// Seed of the random weights.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory to write; it is made, and must be empty or absent.
+    pub directory: PathBuf,
+}
+
+impl ServeConfig {
+    /// Compute threads: as asked, or one for each core that affinity and cgroup leave to this process.
+    pub fn threads(&self) -> usize {
+        match self.threads {
+            Some(threads) => usize::from(threads),
+            None => thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+
+    /// KV pages to allocate, given the bytes of one page, its tokens, and the longest sequence in tokens.
+    pub fn kv_pages(&self, page_bytes: usize, page_tokens: usize, max_model_len: u32) -> u32 {
+        let bytes = match self.kv_memory {
+            Some(bytes) => bytes,
+            None => {
+                let sequence_pages = (max_model_len as u64).div_ceil(page_tokens as u64);
+                let full = sequence_pages * u64::from(self.max_running) * page_bytes as u64;
+                ((usable_memory() as f64 * KV_MEMORY_SHARE) as u64).min(full)
+            }
+        };
+        u32::try_from(bytes / page_bytes as u64).unwrap_or(u32::MAX)
+    }
+}
+
+/// Bytes that this process may still take: the smaller of what the machine has available and what each enclosing cgroup leaves.
+fn usable_memory() -> u64 {
+    let machine = fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| meminfo_available(&text));
+    let cgroup = cgroup_memory_left();
+    machine.into_iter().chain(cgroup).min().unwrap_or(2 << 30)
+}
+
+fn meminfo_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The least `limit - used` over this process's cgroup (version 2, or version 1's memory controller) and its ancestors.
+fn cgroup_memory_left() -> Option<u64> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let read = |path: &PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    own.lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let path = path.trim_start_matches('/');
+            match controllers {
+                "" => Some((
+                    PathBuf::from("/sys/fs/cgroup").join(path),
+                    "memory.max",
+                    "memory.current",
+                )),
+                "memory" => {
+                    let folder = PathBuf::from("/sys/fs/cgroup/memory").join(path);
+                    Some((folder, "memory.limit_in_bytes", "memory.usage_in_bytes"))
+                }
+                _ => None,
+            }
+        })
+        .flat_map(|(folder, limit, used)| {
+            let folders: Vec<PathBuf> = folder.ancestors().map(PathBuf::from).collect();
+            folders.into_iter().filter_map(move |folder| {
+                let limit = read(&folder.join(limit))?;
+                Some(limit.saturating_sub(read(&folder.join(used)).unwrap_or(0)))
+            })
+        })
+        .min()
+}
+
+/// `4GiB`, `512 MiB`, `1.5G`, `2000000000`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("`{text}` does not begin with a number"))?;
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        other => {
+            return Err(format!(
+                "`{other}` is no unit of memory; use KiB, MiB, GiB or TiB"
+            ));
+        }
+    };
+    Ok((number * factor as f64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve(flags: &[&str]) -> ServeConfig {
+        Cli::try_parse_from(["sterna"].iter().chain(flags))
+            .unwrap()
+            .serve
+    }
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        for (text, expected) in [
+            ("4GiB", 4 << 30),
+            ("512 MiB", 512 << 20),
+            ("1.5g", 3 << 29),
+            ("2gb", 2_000_000_000),
+            ("77", 77),
+        ] {
+            assert_eq!(parse_size(text), Ok(expected), "{text}");
+        }
+        for text in ["", "GiB", "4 parsecs", "-1"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn serving_needs_no_flags_and_no_name() {
+        assert_eq!(serve(&[]).port, 30000);
+        assert_eq!(serve(&["--port", "0"]).port, 0);
+        let named = Cli::try_parse_from(["sterna", "serve", "--threads", "2"]).unwrap();
+        assert!(matches!(named.command, Some(Command::Serve(config)) if config.threads() == 2));
+        assert!(Cli::try_parse_from(["sterna", "--threads", "0"]).is_err());
+        assert!(Cli::try_parse_from(["sterna", "--isa", "neon"]).is_err());
+    }
+
+    #[test]
+    fn kv_memory_is_as_asked_or_bounded_by_what_can_run() {
+        assert_eq!(
+            serve(&["--kv-memory", "1MiB"]).kv_pages(1024, 16, 4096),
+            1024
+        );
+        assert!(serve(&["--max-running", "2"]).kv_pages(1024, 16, 64) <= 8);
+    }
+
+    #[test]
+    fn the_machine_tells_its_memory() {
+        assert_eq!(
+            meminfo_available("MemTotal: 9 kB\nMemAvailable:  7 kB\n"),
+            Some(7 * 1024)
+        );
+        assert!(usable_memory() > 0);
+    }
+}

@@ -1,0 +1,23 @@
+//! The demo checkpoint, part of the binary: a small ternary model that answers without any download.
+//!
+//! The files beside this one are a checkpoint in Hugging Face layout; the README there says how it was made.
+
+use crate::model::Source;
+
+/// The files of the checkpoint.
+#[must_use]
+pub fn source() -> Source {
+    Source::embedded(&[
+        ("config.json", include_bytes!("config.json")),
+        (
+            "generation_config.json",
+            include_bytes!("generation_config.json"),
+        ),
+        ("model.safetensors", include_bytes!("model.safetensors")),
+        ("tokenizer.json", include_bytes!("tokenizer.json")),
+        (
+            "tokenizer_config.json",
+            include_bytes!("tokenizer_config.json"),
+        ),
+    ])
+}

@@ -1,0 +1,214 @@
+//! The way out: what a step produced goes to each request's stream, and its latencies are recorded as they happen.
+//!
+//! A thread of its own, fed by one message a step, so that neither metrics nor wake-ups of readers cost the engine thread time.
+//! Invariant: nothing here blocks on a reader. A request's stream holds at most its `max_new_tokens` tokens and two events more.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sterna_scheduler::{FinishReason, SequenceId, Snapshot};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::status::Shared;
+use super::{Event, Refusal, TokenOutput};
+use crate::metrics::{Ending, Metrics, Occupancy, Timeline};
+
+pub(super) type EventSender = UnboundedSender<Event>;
+pub(super) type EventReceiver = UnboundedReceiver<Event>;
+
+/// How often recorded samples are folded into histograms.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// The channel of one request. Unbounded in type only: `max_new_tokens` bounds what is ever sent.
+pub(super) fn event_lane() -> (EventSender, EventReceiver) {
+    unbounded_channel()
+}
+
+/// What one turn of the engine tells the world.
+pub(super) struct Turn {
+    /// When the turn was planned, and so who was admitted in it.
+    pub(super) planned: Instant,
+    /// When it was committed, and so its tokens drawn.
+    pub(super) committed: Instant,
+    /// Tokens that the step computed, if there was one.
+    pub(super) step_tokens: Option<usize>,
+    pub(super) snapshot: Snapshot,
+    pub(super) notices: Vec<Notice>,
+}
+
+/// One thing that happened to one request.
+pub(super) enum Notice {
+    Accepted {
+        id: SequenceId,
+        events: EventSender,
+        timeline: Timeline,
+    },
+    Refused {
+        events: EventSender,
+        refusal: Refusal,
+    },
+    Admitted {
+        id: SequenceId,
+    },
+    Token {
+        id: SequenceId,
+        output: TokenOutput,
+    },
+    Finished {
+        id: SequenceId,
+        reason: FinishReason,
+        prompt_tokens: u32,
+        cached_tokens: u32,
+        output_tokens: u32,
+    },
+}
+
+/// Starts the thread; it ends, and every open stream with it, when the sender is dropped.
+pub(super) fn start(
+    metrics: Metrics,
+    shared: Arc<Shared>,
+) -> std::io::Result<(mpsc::Sender<Turn>, JoinHandle<()>)> {
+    let (sender, turns) = mpsc::channel();
+    let mut egress = Egress {
+        metrics,
+        shared,
+        routes: HashMap::new(),
+    };
+    let thread = std::thread::Builder::new()
+        .name("sterna-egress".into())
+        .spawn(move || egress.run(&turns))?;
+    Ok((sender, thread))
+}
+
+struct Route {
+    events: EventSender,
+    timeline: Timeline,
+}
+
+struct Egress {
+    metrics: Metrics,
+    shared: Arc<Shared>,
+    routes: HashMap<SequenceId, Route>,
+}
+
+impl Egress {
+    fn run(&mut self, turns: &mpsc::Receiver<Turn>) {
+        let mut last_upkeep = Instant::now();
+        for turn in turns {
+            // The gauges first: a client that has read its last event finds them true.
+            self.metrics.occupancy(&occupancy(&turn.snapshot));
+            if let Some(tokens) = turn.step_tokens {
+                self.metrics.step(
+                    turn.committed.saturating_duration_since(turn.planned),
+                    tokens,
+                );
+            }
+            for notice in turn.notices {
+                self.route(notice, turn.planned, turn.committed);
+            }
+            if last_upkeep.elapsed() > UPKEEP {
+                self.metrics.run_upkeep();
+                last_upkeep = Instant::now();
+            }
+        }
+        // The engine has ended, and holds nothing any more.
+        self.metrics.occupancy(&Occupancy::default());
+    }
+
+    fn route(&mut self, notice: Notice, planned: Instant, committed: Instant) {
+        match notice {
+            Notice::Accepted {
+                id,
+                events,
+                timeline,
+            } => {
+                send(&events, Event::Accepted);
+                self.routes.insert(id, Route { events, timeline });
+            }
+            Notice::Refused { events, refusal } => {
+                self.metrics.turned_away(refusal.label());
+                send(&events, Event::Refused(refusal));
+            }
+            Notice::Admitted { id } => {
+                let route = self
+                    .routes
+                    .get_mut(&id)
+                    .expect("admitted after it was accepted");
+                self.metrics.admitted(&mut route.timeline, planned);
+            }
+            Notice::Token { id, output } => {
+                let route = self
+                    .routes
+                    .get_mut(&id)
+                    .expect("runs after it was accepted");
+                self.metrics.token(&mut route.timeline, committed);
+                send(&route.events, Event::Token(output));
+            }
+            Notice::Finished {
+                id,
+                reason,
+                prompt_tokens,
+                cached_tokens,
+                output_tokens,
+            } => {
+                let route = self.end(id, reason, committed);
+                let last = match reason {
+                    FinishReason::Error => {
+                        Event::Failed("the model could not compute the next token".into())
+                    }
+                    _ => Event::Finished {
+                        reason,
+                        prompt_tokens,
+                        cached_tokens,
+                        completion_tokens: output_tokens,
+                    },
+                };
+                send(&route.events, last);
+            }
+        }
+    }
+
+    fn end(&mut self, id: SequenceId, reason: FinishReason, at: Instant) -> Route {
+        let route = self
+            .routes
+            .remove(&id)
+            .expect("ends once, after it was accepted");
+        self.metrics.finished(&route.timeline, ending(reason), at);
+        if let Some(service) = route.timeline.service_time(at) {
+            self.shared.served(service);
+        }
+        route
+    }
+}
+
+fn send(events: &EventSender, event: Event) {
+    // A client that has left has sent its cancel; what still comes for it is nobody's.
+    let _ = events.send(event);
+}
+
+fn ending(reason: FinishReason) -> Ending {
+    match reason {
+        FinishReason::Stop => Ending::Stop,
+        FinishReason::Length => Ending::Length,
+        FinishReason::Cancelled | FinishReason::Shutdown => Ending::Abort,
+        FinishReason::Error => Ending::Error,
+    }
+}
+
+fn occupancy(snapshot: &Snapshot) -> Occupancy {
+    Occupancy {
+        running: snapshot.running,
+        waiting: snapshot.queued,
+        pages_free: snapshot.free,
+        pages_private: snapshot.private,
+        pages_tree_pinned: snapshot.pinned,
+        pages_tree_cached: snapshot.tree - snapshot.pinned,
+        prefix_queries: snapshot.prefix_queries,
+        prefix_hits: snapshot.prefix_hits,
+        preemptions: snapshot.preemptions,
+        evictions: snapshot.evictions,
+    }
+}

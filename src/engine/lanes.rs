@@ -1,0 +1,60 @@
+//! The two lanes into the engine thread: a bounded one for requests, a small one for everything that must never queue behind them.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Select};
+use sterna_scheduler::FinishReason;
+
+use super::GenerationRequest;
+use super::egress;
+use super::status::Shared;
+
+/// A request's number, never reused. (The scheduler's `SequenceId` is not known yet when a client may already have left.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Ticket(pub(super) u64);
+
+/// A request on its way to the engine thread.
+pub(super) struct Submission {
+    pub(super) ticket: Ticket,
+    pub(super) request: GenerationRequest,
+    pub(super) events: egress::EventSender,
+    pub(super) ending: Arc<OnceLock<FinishReason>>,
+}
+
+pub(super) enum Control {
+    /// The request's stream has set its `ending`.
+    End(Ticket),
+    Drain,
+    ResetPrefixCache,
+}
+
+/// The engine thread's end of the two lanes.
+pub(super) struct Lanes {
+    pub(super) submissions: Receiver<Submission>,
+    pub(super) control: Receiver<Control>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Lanes {
+    /// Blocks until something lies in a lane, every sender is gone, or `limit` has passed.
+    pub(super) fn wait(&self, limit: Option<Duration>) {
+        let mut lanes = Select::new();
+        lanes.recv(&self.submissions);
+        lanes.recv(&self.control);
+        match limit {
+            // Passing the limit is as good an answer as a message: the caller looks again.
+            Some(limit) => drop(lanes.ready_timeout(limit)),
+            None => drop(lanes.ready()),
+        }
+    }
+}
+
+impl Drop for Lanes {
+    /// The engine thread ends, also by a panic: whoever still waits in the lane learns it now.
+    fn drop(&mut self) {
+        self.shared.alive.store(false, Ordering::SeqCst);
+        while self.submissions.try_recv().is_ok() {}
+    }
+}

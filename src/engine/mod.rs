@@ -1,0 +1,173 @@
+//! The engine's only door: submit a request, read its events, cancel, drain, ask how it is.
+//!
+//! One thread owns all serving state (`step.rs`). Two lanes lead to it: a bounded one for requests and a small one for
+//! control, so that a full queue never delays a cancel. One message a step leads out (`egress.rs`).
+//!
+//! Invariant: every submitted request ends in exactly one terminal event: `Finished`, `Failed` or `Refused`.
+
+mod egress;
+mod forward;
+mod lanes;
+mod request;
+mod sampler;
+mod status;
+mod step;
+mod stream;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam::channel::{Sender, TrySendError, bounded, unbounded};
+
+use crate::metrics::Metrics;
+
+use lanes::{Control, Lanes, Submission, Ticket};
+use status::Shared;
+
+pub use forward::{Forward, LogitRows};
+pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TokenOutput};
+pub use status::Status;
+pub use sterna_scheduler::{FinishReason, Limits, Namespace, TenantId, TokenId};
+pub use stream::EventStream;
+
+/// What the engine may use.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The scheduler's limits: pages, running, queued, tokens a step.
+    pub limits: Limits,
+    /// Submissions that may wait for the engine thread to take them.
+    pub submit_lane: usize,
+    /// How long a drain lets requests finish.
+    pub drain_limit: Duration,
+    /// See `Status::stall_limit`.
+    pub stall_limit: Duration,
+    /// Pin the engine thread to the first core, as worker 0 of the model's pool.
+    pub pin: bool,
+}
+
+/// The engine's threads, for whoever waits for their end.
+pub struct Engine {
+    serving: JoinHandle<()>,
+    egress: JoinHandle<()>,
+}
+
+/// The engine ended by a panic instead of a drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineDied;
+
+impl Engine {
+    /// Starts the engine thread (`sterna-engine`) and its way out (`sterna-egress`).
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    pub fn start<F: Forward>(
+        model: F,
+        config: EngineConfig,
+        metrics: Metrics,
+    ) -> std::io::Result<(EngineHandle, Engine)> {
+        let shared = Arc::new(Shared::new(&config, model.vocabulary()));
+        let (submissions, taken) = bounded(config.submit_lane);
+        let (control, controls) = unbounded();
+        let lanes = Lanes {
+            submissions: taken,
+            control: controls,
+            shared: Arc::clone(&shared),
+        };
+        let (turns, egress) = egress::start(metrics.clone(), Arc::clone(&shared))?;
+        let serving = std::thread::Builder::new()
+            .name("sterna-engine".into())
+            .spawn(move || step::serve(model, config, lanes, turns))?;
+        let handle = EngineHandle {
+            submissions,
+            control,
+            shared,
+            metrics,
+        };
+        Ok((handle, Engine { serving, egress }))
+    }
+
+    /// Waits until a drain has ended, or every handle is gone. Blocks: call it off the async threads.
+    ///
+    /// # Errors
+    /// When an engine thread panicked.
+    pub fn join(self) -> Result<(), EngineDied> {
+        let serving = self.serving.join();
+        let egress = self.egress.join();
+        serving.and(egress).map_err(|_| EngineDied)
+    }
+}
+
+/// The door to the engine; clones lead to the same one.
+#[derive(Clone)]
+pub struct EngineHandle {
+    submissions: Sender<Submission>,
+    control: Sender<Control>,
+    shared: Arc<Shared>,
+    metrics: Metrics,
+}
+
+impl EngineHandle {
+    /// Puts a request into the submit lane; never blocks.
+    ///
+    /// # Errors
+    /// A `Refusal` that is known without the scheduler. The others are the stream's first event; see `EventStream::accepted`.
+    pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, Refusal> {
+        self.try_submit(request)
+            .inspect_err(|refusal| self.metrics.turned_away(refusal.label()))
+    }
+
+    fn try_submit(&self, request: GenerationRequest) -> Result<EventStream, Refusal> {
+        request.check(self.shared.vocabulary)?;
+        if self.shared.draining.load(Ordering::SeqCst) {
+            return Err(Refusal::Draining);
+        }
+        let ticket = Ticket(self.shared.tickets.fetch_add(1, Ordering::Relaxed));
+        let (sender, events) = egress::event_lane();
+        let ending = Arc::new(OnceLock::new());
+        let stream = EventStream::new(ticket, events, Arc::clone(&ending), self.clone());
+        let submission = Submission {
+            ticket,
+            request,
+            events: sender,
+            ending,
+        };
+        match self.submissions.try_send(submission) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                let retry_after = self.shared.retry_after();
+                return Err(stream.turned_away(Refusal::QueueFull { retry_after }));
+            }
+            Err(TrySendError::Disconnected(_)) => {
+                return Err(stream.turned_away(self.shared.gone()));
+            }
+        }
+        // A dying engine clears `alive` before it empties the lane: either it saw this submission, or this sees its death.
+        if !self.shared.alive.load(Ordering::SeqCst) {
+            return Err(stream.turned_away(self.shared.gone()));
+        }
+        Ok(stream)
+    }
+
+    /// Refuses new requests from now on; the others may finish within the drain limit, then end with `FinishReason::Shutdown`.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::SeqCst);
+        self.send(Control::Drain);
+    }
+
+    /// Forgets the cached prefixes that no running sequence uses.
+    pub fn reset_prefix_cache(&self) {
+        self.send(Control::ResetPrefixCache);
+    }
+
+    /// The engine's gauges, at once.
+    pub fn status(&self) -> Status {
+        self.shared.status()
+    }
+
+    fn send(&self, control: Control) {
+        // An engine that is gone has nothing left to cancel, drain or forget.
+        let _ = self.control.send(control);
+    }
+}

@@ -1,0 +1,193 @@
+//! The words of the door: what may be asked, what comes back, why a request is turned away.
+
+use std::time::{Duration, Instant};
+
+use sterna_scheduler::{FinishReason, Namespace, TenantId, TokenId};
+
+use super::sampler::MOST_LOGPROBS;
+use crate::metrics::TurnedAway;
+
+/// How tokens are drawn. The defaults are plain sampling at temperature 1 with everything else off.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 is greedy: the largest logit, the lowest id on a tie.
+    pub temperature: f32,
+    /// Keep only this many of the most likely tokens; 0 is off.
+    pub top_k: u32,
+    /// Keep the smallest set of most likely tokens with at least this probability; 1 is off.
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the most likely one; 0 is off.
+    pub min_p: f32,
+    /// With the position, the only source of randomness.
+    pub seed: u64,
+    /// Divides (or multiplies, when negative) the logits of tokens in prompt and output; 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted once for each time a token stands in the output; 0 is off.
+    pub frequency_penalty: f32,
+    /// Subtracted once from every token that stands in the output; 0 is off.
+    pub presence_penalty: f32,
+    /// Added to single logits before everything else. Negative infinity forbids a token.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Report the log-probability of each token and of this many most likely ones (0: only the chosen one).
+    pub logprobs: Option<u32>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> SamplingParams {
+        SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            logprobs: None,
+        }
+    }
+}
+
+/// What a client asks of the engine: tokens in, tokens out.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    /// The prompt; never empty.
+    pub prompt: Vec<TokenId>,
+    /// How to draw.
+    pub sampling: SamplingParams,
+    /// Most tokens to generate, at least 1.
+    pub max_new_tokens: u32,
+    /// Stop tokens are not drawn before this many tokens exist.
+    pub min_new_tokens: u32,
+    /// Tokens that end the output (end of text, end of turn, the client's own); empty to ignore them all.
+    pub stop_tokens: Vec<TokenId>,
+    /// Who pays.
+    pub tenant: TenantId,
+    /// Whose prefixes may be shared.
+    pub namespace: Namespace,
+    /// When the request reached the server; latencies count from here.
+    pub arrived: Instant,
+}
+
+impl GenerationRequest {
+    /// Everything a step relies on: token ids within the vocabulary, numbers that are numbers.
+    pub(super) fn check(&self, vocabulary: usize) -> Result<(), Refusal> {
+        let sampling = &self.sampling;
+        let biased = sampling.logit_bias.iter().map(|(token, _)| token);
+        let mut tokens = self.prompt.iter().chain(&self.stop_tokens).chain(biased);
+        if let Some(token) = tokens.find(|token| **token as usize >= vocabulary) {
+            return Err(Refusal::UnknownToken(*token));
+        }
+        if self.prompt.is_empty() {
+            return Err(Refusal::EmptyPrompt);
+        }
+        let not_negative = |number: f32| number.is_finite() && number >= 0.0;
+        let bias_is_usable = |bias: f32| bias.is_finite() || bias == f32::NEG_INFINITY;
+        let rules = [
+            ("temperature", not_negative(sampling.temperature)),
+            ("top_p", not_negative(sampling.top_p)),
+            ("min_p", not_negative(sampling.min_p)),
+            (
+                "repetition_penalty",
+                not_negative(sampling.repetition_penalty) && sampling.repetition_penalty > 0.0,
+            ),
+            ("frequency_penalty", sampling.frequency_penalty.is_finite()),
+            ("presence_penalty", sampling.presence_penalty.is_finite()),
+            (
+                "logit_bias",
+                sampling
+                    .logit_bias
+                    .iter()
+                    .all(|(_, bias)| bias_is_usable(*bias)),
+            ),
+            (
+                "logprobs",
+                sampling.logprobs.is_none_or(|top| top <= MOST_LOGPROBS),
+            ),
+            ("max_tokens", self.max_new_tokens > 0),
+        ];
+        match rules.iter().find(|(_, holds)| !holds) {
+            Some((name, _)) => Err(Refusal::InvalidSampling(name)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One generated token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenOutput {
+    /// The token; the last one may be a stop token, which is not text.
+    pub token: TokenId,
+    /// Its raw log-probability (before bias, penalties and temperature) if `logprobs` was asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens with their raw log-probabilities, most likely first; as many as were asked for.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// What happens to a request. The first event is `Accepted` or `Refused`; the last is
+/// `Refused`, `Finished` or `Failed`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The request is queued and will run. Comes within one step of the submission.
+    Accepted,
+    /// The next token.
+    Token(TokenOutput),
+    /// The request is over.
+    Finished {
+        /// Why it ended. `Stop` after a stop token or `EventStream::finish`, `Length` at `max_new_tokens`.
+        reason: FinishReason,
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Those of them that came from the prefix cache.
+        cached_tokens: u32,
+        /// Generated tokens, a final stop token included; after `EventStream::finish` those received before it.
+        completion_tokens: u32,
+    },
+    /// The engine will not run it.
+    Refused(Refusal),
+    /// It began, and the engine could not go on; the text names no internals.
+    Failed(String),
+}
+
+/// Why a request was turned away before it began.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refusal {
+    /// Too much waits already; worth another try after `retry_after`.
+    QueueFull {
+        /// About how long the present queue takes.
+        retry_after: Duration,
+    },
+    /// Prompt and output together can never fit, not even alone.
+    TooLong {
+        /// Tokens that prompt and output would take.
+        needed_tokens: u32,
+        /// Tokens that one request may take.
+        limit_tokens: u32,
+    },
+    /// There is nothing to continue.
+    EmptyPrompt,
+    /// A token id that the model does not have, in the prompt, the stop tokens or the bias.
+    UnknownToken(TokenId),
+    /// A sampling parameter that is not a usable number; its name.
+    InvalidSampling(&'static str),
+    /// The server is shutting down.
+    Draining,
+    /// The engine has stopped after a bug; nothing will be served until a restart.
+    Dead,
+}
+
+impl Refusal {
+    /// The label under which it is counted.
+    pub(super) fn label(&self) -> TurnedAway {
+        match self {
+            Refusal::QueueFull { .. } => TurnedAway::QueueFull,
+            Refusal::TooLong { .. } => TurnedAway::TooLong,
+            Refusal::EmptyPrompt | Refusal::UnknownToken(_) | Refusal::InvalidSampling(_) => {
+                TurnedAway::Invalid
+            }
+            Refusal::Draining => TurnedAway::Draining,
+            Refusal::Dead => TurnedAway::Dead,
+        }
+    }
+}

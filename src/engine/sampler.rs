@@ -1,0 +1,725 @@
+//! One row of logits to one token.
+//!
+//! Order: logit bias, minimum length, repetition penalty, frequency and presence penalties, temperature, top-k, top-p, min-p, draw.
+//!
+//! Invariant: the answer depends only on the row, the parameters and the sequence's own tokens. A draw is a hash of the seed and
+//! the position, so neither batch nor preemption nor the order of calls can change it.
+
+use super::{SamplingParams, TokenId, TokenOutput};
+
+/// The most `SamplingParams::logprobs` may ask for.
+pub(super) const MOST_LOGPROBS: u32 = 20;
+
+/// Everything a token depends on, beside the logits.
+pub(super) struct Draw<'a> {
+    pub(super) params: &'a SamplingParams,
+    /// Prompt and output so far; its length is the position of the drawn token.
+    pub(super) history: &'a [TokenId],
+    pub(super) prompt_tokens: usize,
+    /// Tokens that may not be drawn now: the stop tokens of an output that is still too short.
+    pub(super) forbidden: &'a [TokenId],
+}
+
+/// Why a row has no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unsampleable {
+    /// The model computed an infinity or NaN.
+    NotFinite,
+    /// Bias and minimum length forbid every token, or push one beyond all bounds.
+    NothingAllowed,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    token: TokenId,
+    logit: f32,
+    weight: f32, // Relative to the most likely token's 1.
+}
+
+/// Scratch memory for rows of one vocabulary; holds nothing between calls.
+pub(super) struct Sampler {
+    adjusted: Vec<f32>,
+    counts: Vec<u32>, // All zero between uses.
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// Reserves for rows of `vocabulary` logits.
+    pub(super) fn new(vocabulary: usize) -> Sampler {
+        Sampler {
+            adjusted: Vec::with_capacity(vocabulary),
+            counts: vec![0; vocabulary],
+            candidates: Vec::with_capacity(vocabulary),
+        }
+    }
+
+    /// The token after `draw.history`, given the model's `logits`, one for each token of the vocabulary.
+    ///
+    /// # Errors
+    /// `Unsampleable` when no token can be drawn; the row's request is then over.
+    pub(super) fn sample(
+        &mut self,
+        logits: &[f32],
+        draw: &Draw<'_>,
+    ) -> Result<TokenOutput, Unsampleable> {
+        assert_eq!(
+            logits.len(),
+            self.counts.len(),
+            "a row has one logit for each token"
+        );
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            return Err(Unsampleable::NotFinite);
+        }
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        let token = if changes_logits(draw) {
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            self.adjust(&mut adjusted, draw);
+            self.choose(&adjusted, draw)
+        } else {
+            self.choose(logits, draw)
+        };
+        self.adjusted = adjusted;
+        Ok(self.describe(logits, token?, draw.params.logprobs))
+    }
+
+    fn adjust(&mut self, logits: &mut [f32], draw: &Draw<'_>) {
+        let params = draw.params;
+        for &(token, bias) in &params.logit_bias {
+            logits[token as usize] += bias;
+        }
+        for &token in draw.forbidden {
+            logits[token as usize] = f32::NEG_INFINITY;
+        }
+        if params.repetition_penalty != 1.0 {
+            self.for_each_distinct(draw.history, |token, _| {
+                let logit = &mut logits[token as usize];
+                *logit = if *logit > 0.0 {
+                    *logit / params.repetition_penalty
+                } else {
+                    *logit * params.repetition_penalty
+                };
+            });
+        }
+        if params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
+            self.for_each_distinct(&draw.history[draw.prompt_tokens..], |token, count| {
+                logits[token as usize] -=
+                    params.frequency_penalty * count as f32 + params.presence_penalty;
+            });
+        }
+    }
+
+    /// Calls `visit` once with each distinct token of `tokens` and how often it stands there.
+    fn for_each_distinct(&mut self, tokens: &[TokenId], mut visit: impl FnMut(TokenId, u32)) {
+        for &token in tokens {
+            self.counts[token as usize] += 1;
+        }
+        for &token in tokens {
+            let count = std::mem::take(&mut self.counts[token as usize]);
+            if count > 0 {
+                visit(token, count);
+            }
+        }
+    }
+
+    fn choose(&mut self, logits: &[f32], draw: &Draw<'_>) -> Result<TokenId, Unsampleable> {
+        let (best, most) = argmax(logits);
+        if !most.is_finite() {
+            return Err(Unsampleable::NothingAllowed);
+        }
+        if draw.params.temperature == 0.0 || draw.params.top_k == 1 {
+            return Ok(best);
+        }
+        self.keep_likely(logits, most, draw.params);
+        let point = uniform(draw.params.seed, draw.history.len() as u64);
+        Ok(pick(&self.candidates, point))
+    }
+
+    /// Fills `candidates` with what top-k, top-p and min-p leave.
+    fn keep_likely(&mut self, logits: &[f32], most: f32, params: &SamplingParams) {
+        let top_k = params.top_k as usize;
+        let limited = top_k > 0 && top_k < logits.len();
+        if limited {
+            largest(logits, top_k, &mut self.candidates);
+        } else {
+            self.candidates.clear();
+            self.candidates
+                .extend(logits.iter().zip(0..).map(|(&logit, token)| Candidate {
+                    token,
+                    logit,
+                    weight: 0.0,
+                }));
+        }
+        for candidate in &mut self.candidates {
+            candidate.weight = ((candidate.logit - most) / params.temperature).exp();
+        }
+        if params.top_p < 1.0 {
+            let total = total_weight(&self.candidates);
+            if !limited {
+                // The tokens dropped here weigh less than 1 - top_p together, so the nucleus has none of them.
+                let negligible = (1.0 - f64::from(params.top_p)) * total / logits.len() as f64;
+                self.candidates
+                    .retain(|candidate| f64::from(candidate.weight) >= negligible);
+                self.candidates.sort_unstable_by(likelier_first);
+            }
+            keep_nucleus(&mut self.candidates, f64::from(params.top_p) * total);
+        }
+        if params.min_p > 0.0 {
+            self.candidates
+                .retain(|candidate| candidate.weight >= params.min_p.min(1.0));
+        }
+    }
+
+    fn describe(&mut self, logits: &[f32], token: TokenId, logprobs: Option<u32>) -> TokenOutput {
+        let Some(top) = logprobs else {
+            return TokenOutput {
+                token,
+                logprob: None,
+                top: Vec::new(),
+            };
+        };
+        let (most, log_sum) = normalizer(logits);
+        let logprob = |logit: f32| (f64::from(logit) - most - log_sum) as f32;
+        largest(
+            logits,
+            (top as usize).min(logits.len()),
+            &mut self.candidates,
+        );
+        TokenOutput {
+            token,
+            logprob: Some(logprob(logits[token as usize])),
+            top: self
+                .candidates
+                .iter()
+                .map(|c| (c.token, logprob(c.logit)))
+                .collect(),
+        }
+    }
+}
+
+fn changes_logits(draw: &Draw<'_>) -> bool {
+    let params = draw.params;
+    !params.logit_bias.is_empty()
+        || !draw.forbidden.is_empty()
+        || params.repetition_penalty != 1.0
+        || params.frequency_penalty != 0.0
+        || params.presence_penalty != 0.0
+}
+
+/// The largest logit and its token, the lowest id on a tie.
+fn argmax(logits: &[f32]) -> (TokenId, f32) {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > best.1 {
+            best = (token as TokenId, logit);
+        }
+    }
+    best
+}
+
+fn likelier_first(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+}
+
+/// The `count` largest logits, largest first, the lowest id first on a tie. One pass that keeps a few times `count`
+/// contenders, not a sort of the vocabulary.
+fn largest(logits: &[f32], count: usize, found: &mut Vec<Candidate>) {
+    found.clear();
+    if count == 0 {
+        return;
+    }
+    let room = (4 * count).max(64);
+    let mut bar = None; // Once `count` logits are known, one must beat the least of them: later ids lose ties.
+    for (token, &logit) in logits.iter().enumerate() {
+        if bar.is_some_and(|bar| logit <= bar) {
+            continue;
+        }
+        found.push(Candidate {
+            token: token as TokenId,
+            logit,
+            weight: 0.0,
+        });
+        if found.len() == room {
+            let (_, least, _) = found.select_nth_unstable_by(count - 1, likelier_first);
+            bar = Some(least.logit);
+            found.truncate(count);
+        }
+    }
+    found.sort_unstable_by(likelier_first);
+    found.truncate(count);
+}
+
+fn total_weight(candidates: &[Candidate]) -> f64 {
+    candidates
+        .iter()
+        .map(|candidate| f64::from(candidate.weight))
+        .sum()
+}
+
+/// Keeps the first candidates that together weigh `enough`, at least one.
+fn keep_nucleus(candidates: &mut Vec<Candidate>, enough: f64) {
+    let mut weight = 0.0;
+    let inside = candidates.iter().position(|candidate| {
+        weight += f64::from(candidate.weight);
+        weight >= enough
+    });
+    if let Some(last) = inside {
+        candidates.truncate(last + 1);
+    }
+}
+
+/// The candidate at `point` (0 to 1) of the line on which each takes its weight.
+fn pick(candidates: &[Candidate], point: f64) -> TokenId {
+    let target = point * total_weight(candidates);
+    let mut passed = 0.0;
+    let mut last = None;
+    for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
+        passed += f64::from(candidate.weight);
+        last = Some(candidate.token);
+        if passed > target {
+            break;
+        }
+    }
+    last.expect("the most likely token weighs 1 and is always kept")
+}
+
+/// The largest logit, and ln of the sum of e^(logit - largest) in the order of ids: their difference from a logit is its
+/// log-probability, without the rounding that their sum would have.
+fn normalizer(logits: &[f32]) -> (f64, f64) {
+    let (_, most) = argmax(logits);
+    let sum: f64 = logits
+        .iter()
+        .map(|logit| f64::from((logit - most).exp()))
+        .sum();
+    (f64::from(most), sum.ln())
+}
+
+/// A number in 0..1 for one position of one seed: SplitMix64 by counter.
+fn uniform(seed: u64, position: u64) -> f64 {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let key = mix(seed.wrapping_add(GOLDEN));
+    let bits = mix(key.wrapping_add(position.wrapping_add(1).wrapping_mul(GOLDEN)));
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// SplitMix64's finalizer: every bit of the input moves every bit of the output.
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORBID: f32 = f32::NEG_INFINITY;
+
+    fn at(temperature: f32) -> SamplingParams {
+        SamplingParams {
+            temperature,
+            ..SamplingParams::default()
+        }
+    }
+
+    fn output(
+        logits: &[f32],
+        params: &SamplingParams,
+        history: &[TokenId],
+        prompt_tokens: usize,
+    ) -> TokenOutput {
+        let draw = Draw {
+            params,
+            history,
+            prompt_tokens,
+            forbidden: &[],
+        };
+        Sampler::new(logits.len()).sample(logits, &draw).unwrap()
+    }
+
+    /// The token after a prompt of one token.
+    fn token(logits: &[f32], params: &SamplingParams) -> TokenId {
+        output(logits, params, &[0], 1).token
+    }
+
+    /// How often each token is drawn, over `draws` seeds.
+    fn histogram(logits: &[f32], params: &SamplingParams, draws: u64) -> Vec<u32> {
+        let mut counts = vec![0; logits.len()];
+        for seed in 0..draws {
+            counts[token(
+                logits,
+                &SamplingParams {
+                    seed,
+                    ..params.clone()
+                },
+            ) as usize] += 1;
+        }
+        counts
+    }
+
+    /// Pseudo-random logits with many ties.
+    fn row(seed: u64, length: u64) -> Vec<f32> {
+        (0..length)
+            .map(|i| (uniform(seed, i) * 40.0).round() as f32 / 4.0 - 5.0)
+            .collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_largest_and_the_lowest_id_of_a_tie() {
+        assert_eq!(token(&[1.0, 3.0, 3.0, -9.0], &at(0.0)), 1);
+        assert_eq!(token(&[-5.0, -4.0, -4.0], &at(0.0)), 1);
+        assert_eq!(token(&[f32::MIN, f32::MIN], &at(0.0)), 0);
+    }
+
+    #[test]
+    fn settings_that_leave_one_token_are_greedy() {
+        let logits = row(3, 500);
+        let greedy = token(&logits, &at(0.0));
+        for seed in 0..50 {
+            let params = SamplingParams { seed, ..at(1.5) };
+            assert_eq!(
+                token(
+                    &logits,
+                    &SamplingParams {
+                        top_k: 1,
+                        ..params.clone()
+                    }
+                ),
+                greedy
+            );
+            assert_eq!(
+                token(
+                    &logits,
+                    &SamplingParams {
+                        top_p: 1e-9,
+                        ..params.clone()
+                    }
+                ),
+                greedy
+            );
+            assert_eq!(
+                token(
+                    &logits,
+                    &SamplingParams {
+                        top_p: 0.0,
+                        ..params.clone()
+                    }
+                ),
+                greedy
+            );
+        }
+        let distinct: Vec<f32> = (0..100).map(|i| ((i * 37) % 100) as f32).collect();
+        for seed in 0..50 {
+            for temperature in [1e-6, f32::MIN_POSITIVE, 1e-45] {
+                let params = SamplingParams {
+                    seed,
+                    ..at(temperature)
+                };
+                assert_eq!(token(&distinct, &params), token(&distinct, &at(0.0)));
+            }
+            let params = SamplingParams {
+                seed,
+                min_p: 1.0,
+                ..at(1.0)
+            };
+            assert_eq!(token(&distinct, &params), token(&distinct, &at(0.0)));
+        }
+    }
+
+    #[test]
+    fn bias_can_leave_one_token_or_none() {
+        let logits = [4.0, 2.0, 1.0, 0.0];
+        let mut params = at(1.0);
+        params.logit_bias = vec![(0, FORBID), (1, FORBID), (3, FORBID)];
+        for seed in 0..20 {
+            params.seed = seed;
+            assert_eq!(token(&logits, &params), 2);
+        }
+        params.logit_bias.push((2, FORBID));
+        let draw = Draw {
+            params: &params,
+            history: &[0],
+            prompt_tokens: 1,
+            forbidden: &[],
+        };
+        let result = Sampler::new(4).sample(&logits, &draw);
+        assert_eq!(result, Err(Unsampleable::NothingAllowed));
+        let greedy = SamplingParams {
+            logit_bias: vec![(3, 100.0)],
+            ..at(0.0)
+        };
+        assert_eq!(token(&logits, &greedy), 3);
+    }
+
+    #[test]
+    fn non_finite_logits_have_no_token() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let params = at(1.0);
+            let draw = Draw {
+                params: &params,
+                history: &[0],
+                prompt_tokens: 1,
+                forbidden: &[],
+            };
+            let result = Sampler::new(3).sample(&[1.0, bad, 2.0], &draw);
+            assert_eq!(result, Err(Unsampleable::NotFinite), "{bad}");
+        }
+    }
+
+    #[test]
+    fn forbidden_tokens_are_not_drawn() {
+        let draw = Draw {
+            params: &at(0.0),
+            history: &[0],
+            prompt_tokens: 1,
+            forbidden: &[1, 1],
+        };
+        let output = Sampler::new(3).sample(&[1.0, 9.0, 2.0], &draw).unwrap();
+        assert_eq!(output.token, 2);
+    }
+
+    #[test]
+    fn repetition_counts_distinct_tokens_of_prompt_and_output() {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            ..at(0.0)
+        };
+        // 3.0 / 2 = 1.5 once, however often token 0 stands there; the negative one moves away from zero.
+        assert_eq!(
+            output(&[3.0, 1.4, -1.0], &params, &[0, 0, 0, 2], 1).token,
+            0
+        );
+        assert_eq!(
+            output(&[3.0, 1.6, -1.0], &params, &[0, 0, 0, 2], 4).token,
+            1
+        );
+        assert_eq!(output(&[-1.0, -1.5], &params, &[0], 1).token, 1);
+    }
+
+    #[test]
+    fn frequency_and_presence_count_output_only() {
+        let frequency = SamplingParams {
+            frequency_penalty: 1.0,
+            ..at(0.0)
+        };
+        let presence = SamplingParams {
+            presence_penalty: 1.5,
+            ..at(0.0)
+        };
+        let logits = [3.0, 1.2];
+        assert_eq!(output(&logits, &frequency, &[0, 0, 0], 3).token, 0);
+        assert_eq!(output(&logits, &frequency, &[0, 0, 0], 2).token, 0);
+        assert_eq!(output(&logits, &frequency, &[0, 0, 0], 1).token, 1);
+        assert_eq!(output(&logits, &presence, &[0, 0, 0], 1).token, 0);
+        let presence = SamplingParams {
+            presence_penalty: 2.0,
+            ..at(0.0)
+        };
+        assert_eq!(output(&logits, &presence, &[0, 0, 0], 1).token, 1);
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_position_only() {
+        let logits = row(1, 300);
+        let params = SamplingParams {
+            seed: 42,
+            logprobs: Some(3),
+            ..at(1.0)
+        };
+        let mut sampler = Sampler::new(300);
+        let first = output(&logits, &params, &[5, 6, 7], 1);
+        for other in 0..20 {
+            let noise = SamplingParams {
+                repetition_penalty: 1.3,
+                seed: other,
+                ..at(0.7)
+            };
+            let history = [1, 2, 3, 4];
+            let draw = Draw {
+                params: &noise,
+                history: &history,
+                prompt_tokens: 2,
+                forbidden: &[9],
+            };
+            sampler.sample(&row(other, 300), &draw).unwrap();
+            // Same length of history, other tokens, no penalties: the same draw, to the bit.
+            let draw = Draw {
+                params: &params,
+                history: &[8, 8, 8],
+                prompt_tokens: 2,
+                forbidden: &[],
+            };
+            assert_eq!(sampler.sample(&logits, &draw).unwrap(), first);
+        }
+        let at_positions: Vec<_> = (1..30)
+            .map(|n| output(&logits, &params, &vec![0; n], 1).token)
+            .collect();
+        assert!(at_positions.iter().any(|token| *token != at_positions[0]));
+    }
+
+    #[test]
+    fn uniform_is_flat_over_positions_and_seeds() {
+        for axis in 0..2 {
+            let mut bins = [0_u32; 64];
+            for i in 0..64_000 {
+                let point = if axis == 0 {
+                    uniform(7, i)
+                } else {
+                    uniform(i, 7)
+                };
+                bins[(point * 64.0) as usize] += 1;
+            }
+            let chi_square: f64 = bins
+                .iter()
+                .map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0)
+                .sum();
+            assert!(
+                chi_square < 110.0,
+                "63 degrees of freedom, p < 0.0003: {chi_square}"
+            );
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_softmax() {
+        let logits = [2.0_f32, 1.0, 0.0, -1.0, 1.0];
+        for temperature in [0.5, 1.0, 2.0] {
+            let weights: Vec<f64> = logits
+                .iter()
+                .map(|l| f64::from(l / temperature).exp())
+                .collect();
+            let total: f64 = weights.iter().sum();
+            let counts = histogram(&logits, &at(temperature), 20_000);
+            let chi_square: f64 = weights
+                .iter()
+                .zip(&counts)
+                .map(|(w, &n)| {
+                    let expected = w / total * 20_000.0;
+                    (f64::from(n) - expected).powi(2) / expected
+                })
+                .sum();
+            assert!(
+                chi_square < 20.0,
+                "4 degrees of freedom, p < 0.0005: {chi_square}"
+            );
+        }
+    }
+
+    #[test]
+    fn filters_keep_exactly_the_likely_ones() {
+        // Probabilities 0.4, 0.3, 0.2, 0.1, in this order of ids: 2, 0, 3, 1.
+        let logits = [0.3_f32.ln(), 0.1_f32.ln(), 0.4_f32.ln(), 0.2_f32.ln()];
+        let check = |top_k: u32, top_p: f32, min_p: f32, expected: &[usize]| {
+            let params = SamplingParams {
+                top_k,
+                top_p,
+                min_p,
+                ..at(1.0)
+            };
+            let counts = histogram(&logits, &params, 2000);
+            let drawn: Vec<usize> = (0..4).filter(|&token| counts[token] > 0).collect();
+            assert_eq!(drawn, expected, "{params:?}");
+        };
+        check(0, 1.0, 0.0, &[0, 1, 2, 3]);
+        check(2, 1.0, 0.0, &[0, 2]);
+        check(99, 1.0, 0.0, &[0, 1, 2, 3]);
+        check(0, 0.35, 0.0, &[2]);
+        check(0, 0.65, 0.0, &[0, 2]);
+        check(0, 0.85, 0.0, &[0, 2, 3]);
+        check(0, 1.0, 0.45, &[0, 2, 3]);
+        check(0, 1.0, 0.6, &[0, 2]);
+        check(3, 0.85, 0.6, &[0, 2]);
+        // top-p counts within what top-k left: of 0.4 and 0.3, the first alone is more than half.
+        check(2, 0.5, 0.0, &[2]);
+        check(3, 0.5, 0.0, &[0, 2]);
+    }
+
+    #[test]
+    fn top_p_agrees_with_a_full_sort() {
+        for seed in 0..200 {
+            let logits = row(seed, 700);
+            let params = SamplingParams {
+                seed,
+                top_p: 0.3 + (seed % 7) as f32 / 10.0,
+                ..at(0.8)
+            };
+            let mut all: Vec<Candidate> = (0..)
+                .zip(&logits)
+                .map(|(token, &logit)| Candidate {
+                    token,
+                    logit,
+                    weight: ((logit - argmax(&logits).1) / 0.8).exp(),
+                })
+                .collect();
+            let total = total_weight(&all);
+            all.sort_by(likelier_first);
+            keep_nucleus(&mut all, f64::from(params.top_p) * total);
+            let expected = pick(&all, uniform(seed, 1));
+            assert_eq!(token(&logits, &params), expected, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_largest_are_those_of_a_full_sort() {
+        for seed in 0..50 {
+            let logits = row(seed, 1000);
+            let mut order: Vec<TokenId> = (0..1000).collect();
+            order.sort_by(|&a, &b| {
+                logits[b as usize]
+                    .total_cmp(&logits[a as usize])
+                    .then(a.cmp(&b))
+            });
+            for count in [0, 1, 2, 15, 16, 17, 64, 300, 1000] {
+                let mut found = Vec::new();
+                largest(&logits, count, &mut found);
+                let found: Vec<TokenId> = found.iter().map(|candidate| candidate.token).collect();
+                assert_eq!(found, order[..count], "seed {seed}, {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn logprobs_are_raw_whatever_is_drawn() {
+        let logits = [1.0, 2.0, 0.5, 2.0];
+        let params = SamplingParams {
+            logprobs: Some(3),
+            logit_bias: vec![(2, 50.0)],
+            repetition_penalty: 1.7,
+            presence_penalty: 0.5,
+            ..at(3.0)
+        };
+        let found = output(&logits, &params, &[0, 1, 3], 1);
+        let normalizer = logits.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
+        let expected = |token: usize| (f64::from(logits[token]) - normalizer) as f32;
+        assert_eq!(found.token, 2);
+        assert!((found.logprob.unwrap() - expected(2)).abs() < 1e-6);
+        let tokens: Vec<TokenId> = found.top.iter().map(|(token, _)| *token).collect();
+        assert_eq!(tokens, [1, 3, 0], "ties by the lowest id");
+        assert!((found.top[0].1 - expected(1)).abs() < 1e-6);
+
+        let only_chosen = SamplingParams {
+            logprobs: Some(0),
+            ..at(0.0)
+        };
+        let found = output(&logits, &only_chosen, &[0], 1);
+        assert!(found.logprob.is_some() && found.top.is_empty());
+        let more_than_all = SamplingParams {
+            logprobs: Some(20),
+            ..at(0.0)
+        };
+        assert_eq!(output(&logits, &more_than_all, &[0], 1).top.len(), 4);
+        assert_eq!(output(&logits, &at(0.0), &[0], 1).logprob, None);
+    }
+
+    #[test]
+    fn huge_and_tiny_logits_stay_finite() {
+        let logits = [f32::MAX, f32::MIN, 0.0, f32::MAX];
+        let params = SamplingParams {
+            logprobs: Some(4),
+            ..at(1.0)
+        };
+        let found = output(&logits, &params, &[0], 1);
+        assert!(found.token == 0 || found.token == 3);
+        assert!((found.logprob.unwrap() + std::f32::consts::LN_2).abs() < 1e-6);
+    }
+}

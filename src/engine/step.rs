@@ -1,0 +1,333 @@
+//! The engine thread: take commands, plan, forward, sample, commit, publish. It does nothing outside this order.
+//!
+//! Invariant: a panic in forward or sampling ends the requests of that step and nothing else. A panic anywhere else here is a bug
+//! in serving state itself: it ends the thread, and with it every stream, at once.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::TryRecvError;
+use sterna_scheduler::{
+    Event as Happened, FinishReason, Micros, Plan, Request, Sampled, Scheduler, SequenceId, Step,
+    TokenId,
+};
+
+use super::egress::{Notice, Turn};
+use super::lanes::{Control, Lanes, Submission, Ticket};
+use super::sampler::{Draw, Sampler, Unsampleable};
+use super::{EngineConfig, Forward, LogitRows, SamplingParams, TokenOutput};
+use crate::metrics::Timeline;
+
+/// Submissions taken in one turn; the rest wait for the next, so that a flood cannot hold up a step.
+const TAKEN_A_TURN: usize = 64;
+
+/// The body of the engine thread: serves until a drain has ended or every handle is gone.
+pub(super) fn serve<F: Forward>(
+    model: F,
+    config: EngineConfig,
+    lanes: Lanes,
+    turns: mpsc::Sender<Turn>,
+) {
+    if config.pin {
+        pin_to_first_core();
+    }
+    let mut serving = Serving {
+        kv_store: model.new_kv_store(config.limits.pages as usize),
+        scheduler: Scheduler::new(config.limits),
+        rows: Rows::new(model.vocabulary()),
+        model,
+        drain_limit: config.drain_limit,
+        drain_deadline: None,
+        sequences: HashMap::new(),
+        tickets: HashMap::new(),
+        notices: Vec::new(),
+        lanes,
+        turns,
+    };
+    while !serving.is_over() {
+        serving.step();
+    }
+}
+
+/// As worker 0 of the model's pool, whose other workers take the cores after it.
+fn pin_to_first_core() {
+    let first = core_affinity::get_core_ids().and_then(|cores| cores.first().copied());
+    if !first.is_some_and(core_affinity::set_for_current) {
+        tracing::warn!("the engine thread could not be pinned to a core");
+    }
+}
+
+/// All serving state.
+struct Serving<F: Forward> {
+    scheduler: Scheduler,
+    model: F,
+    kv_store: F::KvStore,
+    rows: Rows,
+    sequences: HashMap<SequenceId, Asked>,
+    tickets: HashMap<Ticket, SequenceId>,
+    notices: Vec<Notice>, // Since the last publication.
+    drain_limit: Duration,
+    drain_deadline: Option<Micros>, // Once a drain has begun.
+    lanes: Lanes,
+    turns: mpsc::Sender<Turn>,
+}
+
+/// What the engine keeps of a request, beside what the scheduler does.
+struct Asked {
+    ticket: Ticket,
+    sampling: SamplingParams,
+    min_new_tokens: usize,
+    stop_tokens: Vec<TokenId>,
+    ending: Arc<OnceLock<FinishReason>>,
+}
+
+impl<F: Forward> Serving<F> {
+    /// One turn.
+    fn step(&mut self) {
+        let planned = Instant::now();
+        self.take_commands(planned);
+        let step = match self.scheduler.plan(self.lanes.shared.micros(planned)) {
+            Plan::Idle { wake } => {
+                self.publish(planned, planned, None);
+                return self.wait_until(wake);
+            }
+            Plan::Step(step) => step,
+        };
+        self.lanes.shared.begin_step(planned);
+        let tokens = step.batch().token_count();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let logits = self.model.forward(step.batch(), &mut self.kv_store);
+            self.rows.sample(&step, &logits, &self.sequences);
+        }));
+        let committed = Instant::now();
+        match outcome {
+            Ok(()) => step.commit(self.lanes.shared.micros(committed), &self.rows.sampled),
+            Err(panic) => {
+                tracing::error!("a step of {tokens} tokens panicked: {}", message(&*panic));
+                let ids: Vec<SequenceId> =
+                    step.batch().rows().iter().map(|row| row.sequence).collect();
+                step.fail(&ids);
+                self.rows.outputs.clear();
+            }
+        }
+        self.publish(planned, committed, Some(tokens));
+    }
+
+    fn is_over(&self) -> bool {
+        self.drain_deadline.is_some()
+            && self.sequences.is_empty()
+            && self.lanes.submissions.is_empty()
+    }
+
+    fn take_commands(&mut self, at: Instant) {
+        let now = self.lanes.shared.micros(at);
+        loop {
+            match self.lanes.control.try_recv() {
+                Ok(Control::End(ticket)) => self.end(ticket),
+                Ok(Control::Drain) => self.drain(now + self.drain_limit.as_micros() as Micros),
+                Ok(Control::ResetPrefixCache) => self.scheduler.reset_prefix_cache(),
+                Err(TryRecvError::Empty) => break,
+                // Every handle and stream is gone: nobody can ask for anything any more.
+                Err(TryRecvError::Disconnected) => {
+                    self.drain(now);
+                    break;
+                }
+            }
+        }
+        for _ in 0..TAKEN_A_TURN {
+            let Ok(submission) = self.lanes.submissions.try_recv() else {
+                break;
+            };
+            self.take(submission, now);
+        }
+        if self.drain_deadline.is_some_and(|deadline| deadline <= now) {
+            for &id in self.sequences.keys() {
+                self.scheduler.cancel(id, FinishReason::Shutdown);
+            }
+        }
+    }
+
+    fn take(&mut self, submission: Submission, now: Micros) {
+        let Submission {
+            ticket,
+            request,
+            events,
+            ending,
+        } = submission;
+        let timeline = Timeline::new(request.arrived, request.prompt.len() as u32);
+        let asked = Asked {
+            ticket,
+            sampling: request.sampling,
+            min_new_tokens: request.min_new_tokens as usize,
+            stop_tokens: request.stop_tokens.clone(),
+            ending,
+        };
+        let request = Request {
+            prompt: request.prompt,
+            max_new_tokens: request.max_new_tokens,
+            min_new_tokens: request.min_new_tokens,
+            stop_tokens: request.stop_tokens,
+            tenant: request.tenant,
+            namespace: request.namespace,
+        };
+        match self.scheduler.submit(now, request) {
+            Ok(id) => {
+                self.notices.push(Notice::Accepted {
+                    id,
+                    events,
+                    timeline,
+                });
+                self.tickets.insert(ticket, id);
+                self.sequences.insert(id, asked);
+                self.end_if_asked(id); // Its `End` may have overtaken it on the control lane.
+            }
+            Err(denied) => {
+                let refusal = self.lanes.shared.explain(denied);
+                self.notices.push(Notice::Refused { events, refusal });
+            }
+        }
+    }
+
+    /// A ticket that is not known belongs to a request that has ended, or that lies in the submit lane still.
+    fn end(&mut self, ticket: Ticket) {
+        if let Some(&id) = self.tickets.get(&ticket) {
+            self.end_if_asked(id);
+        }
+    }
+
+    fn end_if_asked(&mut self, id: SequenceId) {
+        if let Some(reason) = self.sequences[&id].ending.get() {
+            self.scheduler.cancel(id, *reason);
+        }
+    }
+
+    fn drain(&mut self, deadline: Micros) {
+        self.scheduler.drain();
+        self.drain_deadline = Some(
+            self.drain_deadline
+                .map_or(deadline, |earlier| earlier.min(deadline)),
+        );
+    }
+
+    /// Tells the world about this turn. Every event leaves in the order in which its client should see it.
+    fn publish(&mut self, planned: Instant, committed: Instant, step_tokens: Option<usize>) {
+        let mut notices = std::mem::take(&mut self.notices);
+        let mut endings = Vec::new();
+        for happened in self.scheduler.events() {
+            match happened {
+                Happened::Admitted { id, .. } => notices.push(Notice::Admitted { id }),
+                Happened::Preempted { .. } => {} // Invisible, but for the snapshot's count.
+                Happened::Finished {
+                    id,
+                    reason,
+                    prompt_tokens,
+                    cached_tokens,
+                    output_tokens,
+                    ..
+                } => {
+                    let asked = self.sequences.remove(&id).expect("a sequence ends once");
+                    self.tickets.remove(&asked.ticket);
+                    endings.push(Notice::Finished {
+                        id,
+                        reason,
+                        prompt_tokens,
+                        cached_tokens,
+                        output_tokens,
+                    });
+                }
+            }
+        }
+        for (id, outcome) in self.rows.outputs.drain(..) {
+            match outcome {
+                Ok(output) => notices.push(Notice::Token { id, output }),
+                Err(why) => tracing::error!("a row of logits has no token: {why:?}"),
+            }
+        }
+        notices.append(&mut endings);
+        let snapshot = self.scheduler.snapshot();
+        self.lanes
+            .shared
+            .end_turn(committed, step_tokens.is_some(), &snapshot);
+        let turn = Turn {
+            planned,
+            committed,
+            step_tokens,
+            snapshot,
+            notices,
+        };
+        self.turns
+            .send(turn)
+            .expect("the egress thread lives as long as this one");
+    }
+
+    /// Nothing can run: waits for a command, for the time the scheduler named, or for the end of a drain.
+    fn wait_until(&self, wake: Option<Micros>) {
+        if self.is_over() {
+            return;
+        }
+        let now = self.lanes.shared.micros(Instant::now());
+        let moment = wake.into_iter().chain(self.drain_deadline).min();
+        self.lanes
+            .wait(moment.map(|moment| Duration::from_micros(moment.saturating_sub(now))));
+    }
+}
+
+/// The sampled rows of one step, with memory that is used again for the next.
+struct Rows {
+    logits: Vec<f32>,
+    sampler: Sampler,
+    sampled: Vec<Sampled>,
+    outputs: Vec<(SequenceId, Result<TokenOutput, Unsampleable>)>,
+}
+
+impl Rows {
+    fn new(vocabulary: usize) -> Rows {
+        Rows {
+            logits: vec![0.0; vocabulary],
+            sampler: Sampler::new(vocabulary),
+            sampled: Vec::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// Draws a token for each row of logits, in batch order.
+    fn sample(
+        &mut self,
+        step: &Step<'_>,
+        logits: &impl LogitRows,
+        sequences: &HashMap<SequenceId, Asked>,
+    ) {
+        self.sampled.clear();
+        self.outputs.clear();
+        let wanted = step.batch().rows().iter().filter(|row| row.wants_logits);
+        for (index, row) in wanted.enumerate() {
+            let id = row.sequence;
+            let asked = &sequences[&id];
+            let history = step.history(id);
+            let prompt_tokens = step.prompt_len(id);
+            let is_short = history.len() - prompt_tokens < asked.min_new_tokens;
+            let draw = Draw {
+                params: &asked.sampling,
+                history,
+                prompt_tokens,
+                forbidden: if is_short { &asked.stop_tokens } else { &[] },
+            };
+            logits.copy_row(index, &mut self.logits);
+            let outcome = self.sampler.sample(&self.logits, &draw);
+            self.sampled.push(match &outcome {
+                Ok(output) => Sampled::Token(output.token),
+                Err(_) => Sampled::Failed,
+            });
+            self.outputs.push((id, outcome));
+        }
+    }
+}
+
+/// What a panic said.
+fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}

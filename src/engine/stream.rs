@@ -1,0 +1,113 @@
+//! A request seen from its client: events in, at most one early ending out.
+//!
+//! Invariant: exactly one terminal event is delivered, whatever happens to the engine; a stream dropped before it is a cancel.
+
+use std::sync::{Arc, OnceLock};
+
+use sterna_scheduler::FinishReason;
+
+use super::lanes::{Control, Ticket};
+use super::{EngineHandle, Event, Refusal, egress};
+
+/// The events of one request. Dropping it before the terminal event cancels the request.
+pub struct EventStream {
+    ticket: Ticket,
+    events: egress::EventReceiver,
+    ending: Arc<OnceLock<FinishReason>>, // Set once if this side ends the request.
+    accepted: bool,
+    over: bool,
+    received_tokens: u32,
+    engine: EngineHandle,
+}
+
+impl EventStream {
+    pub(super) fn new(
+        ticket: Ticket,
+        events: egress::EventReceiver,
+        ending: Arc<OnceLock<FinishReason>>,
+        engine: EngineHandle,
+    ) -> EventStream {
+        EventStream {
+            ticket,
+            events,
+            ending,
+            accepted: false,
+            over: false,
+            received_tokens: 0,
+            engine,
+        }
+    }
+
+    /// Waits (about a step at most) until the scheduler has taken the request. Call it first to choose an HTTP status.
+    ///
+    /// # Errors
+    /// The scheduler's refusal, or `Refusal::Dead`.
+    pub async fn accepted(&mut self) -> Result<(), Refusal> {
+        assert!(!self.accepted, "accepted() comes before everything else");
+        match self.recv().await {
+            Some(Event::Refused(refusal)) => Err(refusal),
+            Some(Event::Accepted) => Ok(()),
+            other => unreachable!("the first event is an answer to the submission, not {other:?}"),
+        }
+    }
+
+    /// The next event; `None` after the terminal one.
+    pub async fn recv(&mut self) -> Option<Event> {
+        while !self.over {
+            let event = match self.events.recv().await {
+                Some(event) => event,
+                None if self.accepted => Event::Failed("the engine stopped".into()),
+                None => Event::Refused(self.engine.shared.gone()),
+            };
+            if let Some(event) = self.as_seen_from_here(event) {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    /// Ends the request early, as a stop string does. Later tokens are swallowed; the next event is the terminal one, and
+    /// counts the tokens received so far.
+    pub fn finish(&mut self, reason: FinishReason) {
+        if !self.over && self.ending.set(reason).is_ok() {
+            self.engine.send(Control::End(self.ticket));
+        }
+    }
+
+    fn as_seen_from_here(&mut self, mut event: Event) -> Option<Event> {
+        match &mut event {
+            Event::Accepted => self.accepted = true,
+            Event::Token(_) if self.ending.get().is_some() => return None,
+            Event::Token(_) => self.received_tokens += 1,
+            Event::Finished {
+                reason,
+                completion_tokens,
+                ..
+            } => {
+                self.over = true;
+                // The engine may have gone on, or ended by itself, before it heard of `finish`.
+                if let Some(ending) = self.ending.get() {
+                    *reason = *ending;
+                    *completion_tokens = self.received_tokens;
+                }
+            }
+            Event::Refused(_) | Event::Failed(_) => self.over = true,
+        }
+        Some(event)
+    }
+
+    /// Nothing was queued, so there is nothing to cancel.
+    pub(super) fn turned_away(mut self, refusal: Refusal) -> Refusal {
+        self.over = true;
+        refusal
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        if !self.over && self.ending.set(FinishReason::Cancelled).is_ok() {
+            self.engine.metrics.client_disconnected();
+            self.engine.send(Control::End(self.ticket));
+        }
+    }
+}

@@ -1,0 +1,582 @@
+//! Every metric: its name, help and buckets, and the only functions that record one.
+//!
+//! Where vLLM has a metric, ours carries its name; what only we have begins with `sterna_`. Seconds and plain counts, counters end
+//! in `_total`, label values come from closed sets. Each `Metrics` has a registry of its own, so several can live in one process.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metrics::{Counter, Gauge, Histogram, NoopRecorder};
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+const FIRST_TOKEN_BUCKETS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+const TOKEN_GAP_BUCKETS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+];
+const REQUEST_BUCKETS: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+];
+const STEP_BUCKETS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+const LENGTH_BUCKETS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0,
+];
+const STEP_TOKEN_BUCKETS: &[f64] = &[
+    1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0,
+];
+
+/// What does not change while the server runs; it becomes labels.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The served model's name, on every series.
+    pub model_name: String,
+    /// The instruction set of the kernels.
+    pub isa: String,
+    /// KV pages in the pool.
+    pub kv_pages: u32,
+    /// Tokens a page holds.
+    pub page_tokens: u32,
+}
+
+/// How an accepted request ended; the label `finished_reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// A stop token or stop string.
+    Stop,
+    /// As long as it was allowed to be.
+    Length,
+    /// Its client left, or the server shut down.
+    Abort,
+    /// The engine could not go on with it.
+    Error,
+}
+
+const ENDINGS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// Why a request was turned away; the label `reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnedAway {
+    /// Too much waits.
+    QueueFull,
+    /// It can never fit.
+    TooLong,
+    /// It is not a request that the model can run.
+    Invalid,
+    /// The server shuts down.
+    Draining,
+    /// The engine has stopped.
+    Dead,
+}
+
+const TURNED_AWAY: [&str; 5] = ["queue_full", "too_long", "invalid", "draining", "dead"];
+const PAGE_STATES: [&str; 4] = ["free", "private", "tree_pinned", "tree_cached"];
+
+/// The engine's gauges and running totals at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Sequences that hold pages.
+    pub running: usize,
+    /// Sequences that wait.
+    pub waiting: usize,
+    /// Pages nobody holds.
+    pub pages_free: usize,
+    /// Pages of one sequence.
+    pub pages_private: usize,
+    /// Shared prefix pages that a sequence uses now.
+    pub pages_tree_pinned: usize,
+    /// Prefix pages kept in case they are asked for again.
+    pub pages_tree_cached: usize,
+    /// Prompt tokens looked up in the prefix tree, since the start.
+    pub prefix_queries: u64,
+    /// Those of them that were found.
+    pub prefix_hits: u64,
+    /// Preemptions since the start.
+    pub preemptions: u64,
+    /// Pages evicted from the prefix tree since the start.
+    pub evictions: u64,
+}
+
+/// The moments of one request's life, filled in as they pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeline {
+    arrived: Instant,
+    admitted: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    prompt_tokens: u32,
+    generated_tokens: u32,
+}
+
+impl Timeline {
+    /// A request of `prompt_tokens` that reached the server at `arrived`.
+    pub fn new(arrived: Instant, prompt_tokens: u32) -> Timeline {
+        Timeline {
+            arrived,
+            admitted: None,
+            first_token: None,
+            last_token: None,
+            prompt_tokens,
+            generated_tokens: 0,
+        }
+    }
+
+    /// From the first admission to `at`, if it was ever admitted.
+    pub fn service_time(&self, at: Instant) -> Option<Duration> {
+        self.admitted
+            .map(|admitted| at.saturating_duration_since(admitted))
+    }
+}
+
+/// Handles to every series of one engine. Clones share them.
+#[derive(Clone)]
+pub struct Metrics {
+    handles: Arc<Handles>,
+    exporter: PrometheusHandle,
+}
+
+impl Metrics {
+    /// A fresh registry in which every series already exists, at zero.
+    pub fn new(identity: &Identity) -> Metrics {
+        let mut builder = PrometheusBuilder::new()
+            .add_global_label("model_name", &identity.model_name)
+            .add_global_label("engine", "0");
+        for definition in definitions() {
+            if let Some(buckets) = definition.buckets {
+                builder = builder
+                    .set_buckets_for_metric(Matcher::Full(definition.name.to_owned()), buckets)
+                    .expect("every histogram has buckets");
+            }
+        }
+        let recorder = builder.build_recorder();
+        let exporter = recorder.handle();
+        let handles = metrics::with_local_recorder(&recorder, || {
+            Handles::register(&mut Vec::new(), identity)
+        });
+        Metrics {
+            handles: Arc::new(handles),
+            exporter,
+        }
+    }
+
+    /// All series in Prometheus's text format.
+    pub fn render(&self) -> String {
+        self.exporter.render()
+    }
+
+    /// Folds recorded samples into their buckets; without it, or `render`, every few seconds, histograms grow.
+    pub fn run_upkeep(&self) {
+        self.exporter.run_upkeep();
+    }
+
+    /// Sets the gauges, and the totals that the scheduler counts.
+    pub fn occupancy(&self, now: &Occupancy) {
+        let handles = &*self.handles;
+        handles.running.set(now.running as f64);
+        handles.waiting.set(now.waiting as f64);
+        let pages = [
+            now.pages_free,
+            now.pages_private,
+            now.pages_tree_pinned,
+            now.pages_tree_cached,
+        ];
+        for (gauge, pages) in handles.pages.iter().zip(pages) {
+            gauge.set(pages as f64);
+        }
+        let used = now.pages_private + now.pages_tree_pinned;
+        let all: usize = pages.iter().sum();
+        handles.kv_usage.set(if all == 0 {
+            0.0
+        } else {
+            used as f64 / all as f64
+        });
+        handles.prefix_queries.absolute(now.prefix_queries);
+        handles.prefix_hits.absolute(now.prefix_hits);
+        handles.preemptions.absolute(now.preemptions);
+        handles.evictions.absolute(now.evictions);
+    }
+
+    /// A step of `tokens` tokens took `duration`.
+    pub fn step(&self, duration: Duration, tokens: usize) {
+        self.handles.steps.increment(1);
+        self.handles.step_time.record(duration);
+        self.handles.step_tokens.record(tokens as f64);
+    }
+
+    /// The request left the queue for the first time.
+    pub fn admitted(&self, timeline: &mut Timeline, at: Instant) {
+        timeline.admitted = Some(at);
+        self.handles
+            .queue_time
+            .record(at.saturating_duration_since(timeline.arrived));
+    }
+
+    /// The request's next token was drawn.
+    pub fn token(&self, timeline: &mut Timeline, at: Instant) {
+        let handles = &*self.handles;
+        match timeline.last_token {
+            Some(last) => handles.token_gap.record(at.saturating_duration_since(last)),
+            None => {
+                timeline.first_token = Some(at);
+                handles
+                    .prompt_tokens
+                    .increment(u64::from(timeline.prompt_tokens));
+                handles
+                    .time_to_first_token
+                    .record(at.saturating_duration_since(timeline.arrived));
+                if let Some(admitted) = timeline.admitted {
+                    handles
+                        .prefill_time
+                        .record(at.saturating_duration_since(admitted));
+                }
+            }
+        }
+        timeline.last_token = Some(at);
+        timeline.generated_tokens += 1;
+        handles.generation_tokens.increment(1);
+    }
+
+    /// The request is over.
+    pub fn finished(&self, timeline: &Timeline, ending: Ending, at: Instant) {
+        let handles = &*self.handles;
+        handles.finished[ending as usize].increment(1);
+        handles
+            .whole_time
+            .record(at.saturating_duration_since(timeline.arrived));
+        handles
+            .request_prompt_tokens
+            .record(f64::from(timeline.prompt_tokens));
+        handles
+            .request_generation_tokens
+            .record(f64::from(timeline.generated_tokens));
+        if let (Some(first), Some(last)) = (timeline.first_token, timeline.last_token) {
+            let decode = last.saturating_duration_since(first);
+            handles.decode_time.record(decode);
+            if timeline.generated_tokens > 1 {
+                handles
+                    .time_per_token
+                    .record(decode / (timeline.generated_tokens - 1));
+            }
+            if let Some(admitted) = timeline.admitted {
+                handles
+                    .inference_time
+                    .record(last.saturating_duration_since(admitted));
+            }
+        }
+    }
+
+    /// A request was turned away.
+    pub fn turned_away(&self, why: TurnedAway) {
+        self.handles.turned_away[why as usize].increment(1);
+    }
+
+    /// A client left before its answer was complete.
+    pub fn client_disconnected(&self) {
+        self.handles.disconnects.increment(1);
+    }
+}
+
+/// The name of every metric, for checking that a dashboard asks only for what exists.
+pub fn names() -> Vec<&'static str> {
+    definitions()
+        .iter()
+        .map(|definition| definition.name)
+        .collect()
+}
+
+struct Definition {
+    name: &'static str,
+    buckets: Option<&'static [f64]>, // Of a histogram.
+}
+
+/// What `Handles::register` would define, without a registry: buckets must be known before one is built.
+fn definitions() -> Vec<Definition> {
+    let identity = Identity {
+        model_name: String::new(),
+        isa: String::new(),
+        kv_pages: 0,
+        page_tokens: 0,
+    };
+    let mut definitions = Vec::new();
+    metrics::with_local_recorder(&NoopRecorder, || {
+        Handles::register(&mut definitions, &identity)
+    });
+    definitions
+}
+
+struct Handles {
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: Gauge,
+    pages: [Gauge; 4],
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+    preemptions: Counter,
+    evictions: Counter,
+    prompt_tokens: Counter,
+    generation_tokens: Counter,
+    finished: [Counter; 4],
+    turned_away: [Counter; 5],
+    disconnects: Counter,
+    steps: Counter,
+    step_time: Histogram,
+    step_tokens: Histogram,
+    time_to_first_token: Histogram,
+    token_gap: Histogram,
+    time_per_token: Histogram,
+    whole_time: Histogram,
+    queue_time: Histogram,
+    prefill_time: Histogram,
+    decode_time: Histogram,
+    inference_time: Histogram,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+}
+
+impl Handles {
+    /// Registers every metric with the current recorder and lists it in `all`: a metric is one entry here.
+    #[rustfmt::skip] // One metric, one line, so that the list reads as a table.
+    fn register(all: &mut Vec<Definition>, identity: &Identity) -> Handles {
+        register_identity(all, identity);
+        let all = &mut *all;
+        Handles {
+            running: new_gauge(all, "vllm:num_requests_running", "Sequences in the running batch."),
+            waiting: new_gauge(all, "vllm:num_requests_waiting", "Sequences waiting to run."),
+            kv_usage: new_gauge(all, "vllm:kv_cache_usage_perc", "Share of KV pages in use by running sequences, 0 to 1."),
+            pages: page_gauges(all),
+            prefix_queries: new_counter(all, "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
+            prefix_hits: new_counter(all, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+            preemptions: new_counter(all, "vllm:num_preemptions_total", "Sequences sent back to the queue for lack of pages."),
+            evictions: new_counter(all, "sterna_evictions_total", "Cached prefix pages given up for new ones."),
+            prompt_tokens: new_counter(all, "vllm:prompt_tokens_total", "Prompt tokens of requests that reached their first token."),
+            generation_tokens: new_counter(all, "vllm:generation_tokens_total", "Generated tokens."),
+            finished: new_counters(all, "vllm:request_success_total", "Requests that ended, by reason.", "finished_reason", ENDINGS),
+            turned_away: new_counters(all, "sterna_refusals_total", "Requests turned away, by reason.", "reason", TURNED_AWAY),
+            disconnects: new_counter(all, "sterna_client_disconnects_total", "Clients that left before their answer was complete."),
+            steps: new_counter(all, "sterna_engine_steps_total", "Steps of the engine."),
+            step_time: new_histogram(all, "sterna_step_seconds", "From the plan of a step to its commit.", STEP_BUCKETS),
+            step_tokens: new_histogram(all, "vllm:iteration_tokens_total", "Tokens computed by a step.", STEP_TOKEN_BUCKETS),
+            time_to_first_token: new_histogram(all, "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS),
+            token_gap: new_histogram(all, "vllm:inter_token_latency_seconds", "Between two tokens of a request.", TOKEN_GAP_BUCKETS),
+            time_per_token: new_histogram(all, "vllm:request_time_per_output_token_seconds", "Mean gap between the tokens of a request.", TOKEN_GAP_BUCKETS),
+            whole_time: new_histogram(all, "vllm:e2e_request_latency_seconds", "From arrival to the end.", REQUEST_BUCKETS),
+            queue_time: new_histogram(all, "vllm:request_queue_time_seconds", "From arrival to the first admission.", REQUEST_BUCKETS),
+            prefill_time: new_histogram(all, "vllm:request_prefill_time_seconds", "From admission to the first token.", REQUEST_BUCKETS),
+            decode_time: new_histogram(all, "vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_BUCKETS),
+            inference_time: new_histogram(all, "vllm:request_inference_time_seconds", "From admission to the last token.", REQUEST_BUCKETS),
+            request_prompt_tokens: new_histogram(all, "vllm:request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS),
+            request_generation_tokens: new_histogram(all, "vllm:request_generation_tokens", "Generated tokens of a request.", LENGTH_BUCKETS),
+        }
+    }
+}
+
+/// The two gauges that are always 1 and speak through their labels.
+fn register_identity(all: &mut Vec<Definition>, identity: &Identity) {
+    let name = "sterna_build_info";
+    define(all, name, None);
+    describe_gauge!(name, "The running build.");
+    gauge!(name, "version" => env!("CARGO_PKG_VERSION"), "isa" => identity.isa.clone()).set(1);
+
+    let name = "vllm:cache_config_info";
+    define(all, name, None);
+    describe_gauge!(name, "The size of the KV cache.");
+    let (page_tokens, pages) = (
+        identity.page_tokens.to_string(),
+        identity.kv_pages.to_string(),
+    );
+    gauge!(name, "block_size" => page_tokens, "num_gpu_blocks" => pages).set(1);
+}
+
+fn page_gauges(all: &mut Vec<Definition>) -> [Gauge; 4] {
+    let name = "sterna_kv_pages";
+    define(all, name, None);
+    describe_gauge!(name, "KV pages by state.");
+    PAGE_STATES.map(|state| gauge!(name, "state" => state))
+}
+
+fn new_gauge(all: &mut Vec<Definition>, name: &'static str, help: &'static str) -> Gauge {
+    define(all, name, None);
+    describe_gauge!(name, help);
+    gauge!(name)
+}
+
+fn new_counter(all: &mut Vec<Definition>, name: &'static str, help: &'static str) -> Counter {
+    define(all, name, None);
+    describe_counter!(name, help);
+    counter!(name)
+}
+
+fn new_counters<const N: usize>(
+    all: &mut Vec<Definition>,
+    name: &'static str,
+    help: &'static str,
+    label: &'static str,
+    values: [&'static str; N],
+) -> [Counter; N] {
+    define(all, name, None);
+    describe_counter!(name, help);
+    values.map(|value| counter!(name, label => value))
+}
+
+fn new_histogram(
+    all: &mut Vec<Definition>,
+    name: &'static str,
+    help: &'static str,
+    buckets: &'static [f64],
+) -> Histogram {
+    define(all, name, Some(buckets));
+    describe_histogram!(name, help);
+    histogram!(name)
+}
+
+fn define(all: &mut Vec<Definition>, name: &'static str, buckets: Option<&'static [f64]>) {
+    all.push(Definition { name, buckets });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metrics() -> Metrics {
+        Metrics::new(&Identity {
+            model_name: "toy".into(),
+            isa: "scalar".into(),
+            kv_pages: 8,
+            page_tokens: 16,
+        })
+    }
+
+    /// The value of the series whose text begins with `series`.
+    #[track_caller]
+    fn value(text: &str, series: &str) -> f64 {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(series))
+            .unwrap_or_else(|| panic!("no {series} in\n{text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn every_metric_renders_from_the_start_and_nothing_else_does() {
+        let text = metrics().render();
+        let mut rendered: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .collect();
+        let mut expected = names();
+        rendered.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(rendered, expected, "{text}");
+        for line in text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        {
+            assert!(
+                line.contains("model_name=\"toy\"") && line.contains("engine=\"0\""),
+                "{line}"
+            );
+        }
+        for reason in ENDINGS {
+            assert!(
+                text.contains(&format!("finished_reason=\"{reason}\"}} 0")),
+                "{reason}"
+            );
+        }
+        assert_eq!(value(&text, "vllm:num_requests_running{"), 0.0);
+        assert_eq!(value(&text, "vllm:time_to_first_token_seconds_count"), 0.0);
+    }
+
+    #[test]
+    fn no_histogram_is_a_summary() {
+        assert!(!metrics().render().contains("summary"));
+    }
+
+    #[test]
+    fn the_build_and_the_cache_are_described_by_labels() {
+        let text = metrics().render();
+        assert!(text.contains("isa=\"scalar\"") && text.contains(env!("CARGO_PKG_VERSION")));
+        assert!(text.contains("block_size=\"16\"") && text.contains("num_gpu_blocks=\"8\""));
+    }
+
+    #[test]
+    fn a_request_leaves_each_latency_once() {
+        let metrics = metrics();
+        let start = Instant::now();
+        let after = |ms: u64| start + Duration::from_millis(ms);
+        let mut timeline = Timeline::new(start, 7);
+        metrics.admitted(&mut timeline, after(100));
+        for ms in [1100, 1600, 2600] {
+            metrics.token(&mut timeline, after(ms));
+        }
+        metrics.finished(&timeline, Ending::Length, after(2700));
+
+        let text = metrics.render();
+        let close = |series: &str, expected: f64| {
+            let found = value(&text, &format!("{series}{{"));
+            assert!((found - expected).abs() < 1e-9, "{series}: {found}");
+        };
+        close("vllm:request_queue_time_seconds_sum", 0.1);
+        close("vllm:time_to_first_token_seconds_sum", 1.1);
+        close("vllm:request_prefill_time_seconds_sum", 1.0);
+        close("vllm:inter_token_latency_seconds_sum", 1.5);
+        close("vllm:inter_token_latency_seconds_count", 2.0);
+        close("vllm:request_decode_time_seconds_sum", 1.5);
+        close("vllm:request_time_per_output_token_seconds_sum", 0.75);
+        close("vllm:request_inference_time_seconds_sum", 2.5);
+        close("vllm:e2e_request_latency_seconds_sum", 2.7);
+        close("vllm:prompt_tokens_total", 7.0);
+        close("vllm:generation_tokens_total", 3.0);
+        close("vllm:request_generation_tokens_sum", 3.0);
+    }
+
+    #[test]
+    fn a_request_that_ends_in_the_queue_leaves_no_token_latency() {
+        let metrics = metrics();
+        let start = Instant::now();
+        metrics.finished(
+            &Timeline::new(start, 3),
+            Ending::Abort,
+            start + Duration::from_secs(1),
+        );
+        let text = metrics.render();
+        assert_eq!(value(&text, "vllm:request_decode_time_seconds_count"), 0.0);
+        assert_eq!(value(&text, "vllm:e2e_request_latency_seconds_count"), 1.0);
+        assert_eq!(value(&text, "vllm:prompt_tokens_total"), 0.0);
+    }
+
+    #[test]
+    fn cached_pages_do_not_count_as_used() {
+        let metrics = metrics();
+        let now = Occupancy {
+            pages_free: 2,
+            pages_private: 1,
+            pages_tree_pinned: 1,
+            pages_tree_cached: 4,
+            ..Occupancy::default()
+        };
+        metrics.occupancy(&now);
+        let text = metrics.render();
+        assert_eq!(value(&text, "vllm:kv_cache_usage_perc"), 0.25);
+        assert!(
+            text.lines()
+                .any(|line| line.contains("state=\"tree_cached\"") && line.ends_with(" 4"))
+        );
+    }
+
+    #[test]
+    fn two_registries_do_not_mix() {
+        let (one, other) = (metrics(), metrics());
+        one.client_disconnected();
+        assert_eq!(value(&one.render(), "sterna_client_disconnects_total"), 1.0);
+        assert_eq!(
+            value(&other.render(), "sterna_client_disconnects_total"),
+            0.0
+        );
+    }
+}

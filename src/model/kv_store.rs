@@ -1,0 +1,172 @@
+//! The memory of keys and values, indexed by page. It knows no sequence.
+//!
+//! Always true: a page holds 16 tokens of every layer; for each layer and key-value head its keys, `[d][16]`, stand right before its
+//! values, `[16][d]`, in half precision, beginning at a cache line. Memory that was never written costs nothing.
+
+use sterna_kernels::{KvPage, PAGE_TOKENS};
+
+/// A cache line, in values.
+const LINE: usize = 64 / size_of::<u16>();
+
+/// Sizes of what a token leaves in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KvShape {
+    pub(super) layers: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+}
+
+impl KvShape {
+    /// Values of one page of one head: keys and values.
+    fn head(self) -> usize {
+        2 * PAGE_TOKENS * self.head_dim
+    }
+
+    /// Values of one page of one layer.
+    fn layer(self) -> usize {
+        self.kv_heads * self.head()
+    }
+
+    /// Values of one page.
+    fn page(self) -> usize {
+        self.layers * self.layer()
+    }
+
+    /// Bytes of one page.
+    pub(super) fn page_bytes(self) -> usize {
+        self.page() * size_of::<u16>()
+    }
+}
+
+/// Keys and values of all sequences, in pages of [`PAGE_TOKENS`] tokens.
+pub struct KvStore {
+    shape: KvShape,
+    pages: usize,
+    values: Vec<u16>,
+    start: usize, // Where the first cache line begins in `values`.
+}
+
+impl KvStore {
+    pub(super) fn new(shape: KvShape, pages: usize) -> KvStore {
+        // Zeroed memory of this size comes from the system page by page as it is touched.
+        let values = vec![0; pages * shape.page() + LINE];
+        let start = values.as_ptr().align_offset(64);
+        KvStore {
+            shape,
+            pages,
+            values,
+            start,
+        }
+    }
+
+    /// How many pages there are.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Fills the store with NaN.
+    #[cfg(test)]
+    pub(super) fn poison(&mut self) {
+        self.values.fill(u16::MAX);
+    }
+
+    pub(super) fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// What `head` of `layer` has in `page`.
+    pub(super) fn head(&self, page: usize, layer: usize, head: usize) -> KvPage<'_> {
+        let at = self.start
+            + page * self.shape.page()
+            + layer * self.shape.layer()
+            + head * self.shape.head();
+        let (keys, values) =
+            self.values[at..][..self.shape.head()].split_at(PAGE_TOKENS * self.shape.head_dim);
+        KvPage { keys, values }
+    }
+
+    /// What `layer` has in each of `pages`, to be written; they must ascend.
+    pub(super) fn layer_mut(
+        &mut self,
+        layer: usize,
+        pages: impl Iterator<Item = usize>,
+    ) -> impl Iterator<Item = LayerPageMut<'_>> {
+        let shape = self.shape;
+        let (mut rest, mut at) = (&mut self.values[self.start..], 0);
+        pages.map(move |page| {
+            let begin = page * shape.page() + layer * shape.layer();
+            let skip = begin
+                .checked_sub(at)
+                .expect("pages ascend: each is written by one sequence");
+            let (values, after) = std::mem::take(&mut rest)[skip..].split_at_mut(shape.layer());
+            (rest, at) = (after, begin + shape.layer());
+            LayerPageMut { values, shape }
+        })
+    }
+}
+
+/// One layer's part of one page.
+pub(super) struct LayerPageMut<'a> {
+    values: &'a mut [u16],
+    shape: KvShape,
+}
+
+impl LayerPageMut<'_> {
+    /// Keys and values of each head.
+    pub(super) fn heads_mut(&mut self) -> impl Iterator<Item = (&mut [u16], &mut [u16])> {
+        let keys = PAGE_TOKENS * self.shape.head_dim;
+        self.values
+            .chunks_exact_mut(self.shape.head())
+            .map(move |head| head.split_at_mut(keys))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape {
+        layers: 3,
+        kv_heads: 2,
+        head_dim: 16,
+    };
+
+    #[test]
+    fn what_is_written_is_read_and_nothing_else_changes() {
+        let mut store = KvStore::new(SHAPE, 5);
+        for (mark, mut page) in (1..).zip(store.layer_mut(1, [0, 2, 3].into_iter())) {
+            for (head, (keys, values)) in (0..).zip(page.heads_mut()) {
+                keys.fill(100 * mark + 10 * head);
+                values.fill(100 * mark + 10 * head + 1);
+            }
+        }
+        for (page, mark) in [(0, 1), (1, 0), (2, 2), (3, 3), (4, 0)] {
+            for (layer, head) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
+                let read = store.head(page, layer, head);
+                let expected = if layer == 1 && mark > 0 {
+                    100 * mark + 10 * head as u16
+                } else {
+                    0
+                };
+                assert!(
+                    read.keys.iter().all(|&key| key == expected),
+                    "page {page} layer {layer} head {head}"
+                );
+                assert!(
+                    read.values
+                        .iter()
+                        .all(|&value| value == expected.saturating_add(u16::from(expected > 0)))
+                );
+                assert_eq!(read.keys.as_ptr().align_offset(64), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_is_as_large_as_announced() {
+        let store = KvStore::new(SHAPE, 7);
+        assert_eq!(store.values.len() - LINE, 7 * SHAPE.page_bytes() / 2);
+        assert_eq!(SHAPE.page_bytes(), 3 * 2 * 2 * 16 * 16 * 2);
+    }
+}

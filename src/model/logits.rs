@@ -1,0 +1,46 @@
+//! What a step ends in: a row of logits for each row of the batch that wants them.
+
+use sterna_kernels::PANEL_ROWS;
+
+/// The logits of one step. Its memory is reused by the next.
+pub struct Logits {
+    vocab: usize,
+    rows: usize,
+    values: Vec<f32>, // Panel-major: [panel of 32 tokens][row][32].
+}
+
+impl Logits {
+    /// Room for `max_values` values, padded to whole panels; holds no row yet.
+    pub(super) fn new(vocab: usize, max_values: usize) -> Logits {
+        Logits {
+            vocab,
+            rows: 0,
+            values: vec![0.0; max_values],
+        }
+    }
+
+    /// Sets how many rows there are, and lends the memory to write them.
+    pub(super) fn reset(&mut self, rows: usize) -> &mut [f32] {
+        self.rows = rows;
+        &mut self.values
+    }
+
+    /// How many rows there are.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Copies the logits of a row, one for each token id.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` is not as long as the vocabulary.
+    pub fn copy_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "no row {row} of {}", self.rows);
+        assert_eq!(out.len(), self.vocab, "one logit a token id");
+        let panels = self.values.chunks_exact(self.rows * PANEL_ROWS);
+        for (out, panel) in out.chunks_mut(PANEL_ROWS).zip(panels) {
+            out.copy_from_slice(&panel[row * PANEL_ROWS..][..out.len()]);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! A tiny model with seeded random weights, for fast tests of what stands above the model. It is loaded like any other.
+
+use sterna_kernels::{Isa, Kernels};
+
+use super::checkpoint::Source;
+use super::config::Architecture;
+use super::synthetic::Shape;
+use super::{LoadOptions, Model};
+
+/// The token that ends an answer of the toy.
+pub const EOS: u32 = 0;
+
+/// Two layers of width 64, 512 tokens.
+pub const SHAPE: Shape = Shape {
+    name: "toy",
+    architecture: Architecture::BitNet,
+    vocab: 512,
+    hidden: 64,
+    intermediate: 96,
+    layers: 2,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    max_position: 1024,
+    rope_theta: 10_000.0,
+    tied: true,
+};
+
+/// The toy's checkpoint.
+#[must_use]
+pub fn source() -> Source {
+    of_shape(&SHAPE, 1)
+}
+
+/// A checkpoint of any shape in memory.
+#[must_use]
+pub fn of_shape(shape: &Shape, seed: u64) -> Source {
+    let mut config = shape.config();
+    config["eos_token_id"] = EOS.into();
+    let mut tensors = Vec::new();
+    shape
+        .write_tensors(seed, &mut tensors)
+        .expect("memory takes all that is written");
+    Source::in_memory([
+        ("config.json".to_owned(), config.to_string().into_bytes()),
+        ("model.safetensors".to_owned(), tensors),
+    ])
+}
+
+/// The toy, loaded for `threads` threads and the best instruction set.
+#[must_use]
+pub fn model(threads: usize) -> Model {
+    let kernels = Kernels::new(Isa::best()).expect("the best instruction set is available");
+    Model::load(&source(), LoadOptions::new(kernels, threads)).expect("the toy is well-formed")
+}

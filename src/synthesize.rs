@@ -1,0 +1,112 @@
+//! `sterna synthesize`: a checkpoint of the shape of a real model with random weights, to measure speed and memory without a download.
+//!
+//! Always true: every token id decodes to text. The tokenizer is the demo's, with filler words for the ids that it does not have.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::demo;
+use crate::model::synthetic::{SHAPES, Shape};
+
+/// Writes a checkpoint into `directory`, which is made if need be and must be empty.
+///
+/// # Errors
+/// If there is no such shape, the directory has something in it, or writing fails.
+pub fn synthesize(shape: &str, seed: u64, directory: &Path) -> io::Result<()> {
+    let shape = Shape::named(shape).ok_or_else(|| {
+        let names: Vec<_> = SHAPES.iter().map(|shape| shape.name).collect();
+        invalid(format!(
+            "no shape {shape:?}; there are {}",
+            names.join(", ")
+        ))
+    })?;
+    fs::create_dir_all(directory)?;
+    if fs::read_dir(directory)?.next().is_some() {
+        return Err(invalid(format!("{} is not empty", directory.display())));
+    }
+    let demo_config = read_demo("config.json")?;
+    let mut config = shape.config();
+    for key in ["bos_token_id", "eos_token_id"] {
+        config[key] = demo_config[key].clone();
+    }
+    let write = |name: &str, json: &Value| fs::write(directory.join(name), format!("{json:#}\n"));
+    write("config.json", &config)?;
+    write(
+        "generation_config.json",
+        &read_demo("generation_config.json")?,
+    )?;
+    write(
+        "tokenizer_config.json",
+        &read_demo("tokenizer_config.json")?,
+    )?;
+    write(
+        "tokenizer.json",
+        &filled_up(read_demo("tokenizer.json")?, shape.vocab)?,
+    )?;
+    let file = File::create(directory.join("model.safetensors"))?;
+    shape.write_tensors(seed, BufWriter::new(file))
+}
+
+/// `tokenizer` with a filler word for each id below `vocab` that it does not have.
+fn filled_up(mut tokenizer: Value, vocab: usize) -> io::Result<Value> {
+    let mut is_taken = vec![false; vocab];
+    let added = tokenizer["added_tokens"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|token| &token["id"]);
+    let known = tokenizer["model"]["vocab"]
+        .as_object()
+        .into_iter()
+        .flat_map(|vocab| vocab.values());
+    for id in added.chain(known) {
+        let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
+        let taken = id.and_then(|id| is_taken.get_mut(id));
+        *taken.ok_or_else(|| {
+            invalid("the demo's tokenizer has more tokens than this shape".to_owned())
+        })? = true;
+    }
+    for id in (0..vocab).filter(|&id| !is_taken[id]) {
+        // `Ġ` is a space in the byte alphabet of the tokenizer.
+        tokenizer["model"]["vocab"][format!("Ġword{id}")] = id.into();
+    }
+    Ok(tokenizer)
+}
+
+fn read_demo(name: &str) -> io::Result<Value> {
+    let source = demo::source();
+    let text = source.read(name).map_err(io::Error::other)?;
+    let text = text.ok_or_else(|| io::Error::other(format!("the demo has no {name}")))?;
+    serde_json::from_slice(&text).map_err(io::Error::other)
+}
+
+fn invalid(problem: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_has_a_token() {
+        let tokenizer = filled_up(read_demo("tokenizer.json").unwrap(), 4096).unwrap();
+        let added = tokenizer["added_tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|token| token["id"].as_u64().unwrap());
+        let known = tokenizer["model"]["vocab"]
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|id| id.as_u64().unwrap());
+        let mut ids: Vec<u64> = added.chain(known).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids, (0..4096).collect::<Vec<_>>());
+    }
+}

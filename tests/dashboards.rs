@@ -1,0 +1,346 @@
+//! Do the dashboards ask only for what the server exports, and does every metric have a panel?
+//!
+//! The metrics are read from a fresh registry's own text, so their kinds and labels are those that Prometheus scrapes.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use promql_parser::parser::{self, Expr, VectorSelector};
+use promql_parser::util::{ExprVisitor, walk_expr};
+use serde_json::Value;
+use sterna::metrics::{Identity, Metrics, names};
+
+/// Labels that Prometheus adds to every series it scrapes.
+const SCRAPE_LABELS: [&str; 2] = ["instance", "job"];
+
+/// Functions that make sense of series that only grow.
+const OVER_COUNTERS: [&str; 3] = ["rate", "increase", "irate"];
+
+/// One panel's query or one variable's source, with where it stands.
+struct Query {
+    place: String,
+    promql: String,
+}
+
+/// What Prometheus would see of one exported metric.
+#[derive(Default)]
+struct Exported {
+    kind: String,
+    labels: BTreeSet<String>,
+}
+
+type Catalogue = BTreeMap<String, Exported>;
+
+#[test]
+fn every_query_parses_and_names_only_what_is_exported() {
+    let catalogue = catalogue();
+    for query in queries() {
+        check(&query, &catalogue)
+            .unwrap_or_else(|problem| panic!("{}: {problem}\n  {}", query.place, query.promql));
+    }
+}
+
+#[test]
+fn every_metric_has_a_panel() {
+    let catalogue = catalogue();
+    let mut shown = BTreeSet::new();
+    for query in queries() {
+        shown.extend(check(&query, &catalogue).unwrap());
+    }
+    let missing: Vec<&str> = names()
+        .into_iter()
+        .filter(|name| !shown.contains(*name))
+        .collect();
+    assert!(missing.is_empty(), "no panel shows {missing:?}");
+}
+
+#[test]
+fn a_wrong_query_is_found() {
+    let catalogue = catalogue();
+    let problem = |promql: &str| {
+        check(
+            &Query {
+                place: String::new(),
+                promql: promql.into(),
+            },
+            &catalogue,
+        )
+        .unwrap_err()
+    };
+    assert!(problem("sum(rate(vllm:nothing_total[1m]))").contains("not exported"));
+    assert!(problem("vllm:time_to_first_token_seconds").contains("histogram"));
+    assert!(problem("rate(vllm:num_requests_running_bucket[1m])").contains("not exported"));
+    assert!(problem("sum(vllm:generation_tokens_total)").contains("only grows"));
+    assert!(problem("rate(vllm:num_requests_running[1m])").contains("does not only grow"));
+    assert!(
+        problem("sum by (reason) (rate(vllm:request_success_total[1m]))")
+            .contains("a label reason")
+    );
+    assert!(problem("sterna_kv_pages{status=\"free\"}").contains("label status"));
+    assert!(problem("sum(rate(vllm:generation_tokens_total[1m])").contains("does not parse"));
+}
+
+#[test]
+fn panels_are_laid_out_without_overlap_and_ask_the_chosen_source() {
+    for (name, dashboard) in dashboards() {
+        let mut ids = BTreeSet::new();
+        let mut cells = BTreeSet::new();
+        for panel in dashboard["panels"].as_array().unwrap() {
+            let title = panel["title"].as_str().unwrap();
+            assert!(
+                ids.insert(panel["id"].as_u64().unwrap()),
+                "{name}: {title}: the id is taken"
+            );
+            let grid = ["x", "y", "w", "h"].map(|side| panel["gridPos"][side].as_u64().unwrap());
+            let [x, y, width, height] = grid;
+            assert!(x + width <= 24, "{name}: {title}: too wide");
+            for cell in (x..x + width).flat_map(|x| (y..y + height).map(move |y| (x, y))) {
+                assert!(
+                    cells.insert(cell),
+                    "{name}: {title}: overlaps another panel at {cell:?}"
+                );
+            }
+            if panel["type"] != "row" {
+                assert_eq!(
+                    panel["datasource"]["uid"], "${DS_PROMETHEUS}",
+                    "{name}: {title}"
+                );
+            }
+        }
+    }
+}
+
+/// The metrics that `query` shows, or what is wrong with it.
+fn check(query: &Query, catalogue: &Catalogue) -> Result<BTreeSet<String>, String> {
+    let expression =
+        parser::parse(&query.promql).map_err(|error| format!("does not parse: {error}"))?;
+    let mut checker = Checker {
+        catalogue,
+        series: Vec::new(),
+        grouped_by: BTreeSet::new(),
+    };
+    walk_expr(&mut checker, &expression)?;
+    let shown: BTreeSet<String> = checker.series.iter().cloned().collect();
+    for label in &checker.grouped_by {
+        let known = shown.iter().all(|name| catalogue[name].has_label(label));
+        if !known {
+            return Err(format!(
+                "groups by a label {label} that {shown:?} does not have"
+            ));
+        }
+    }
+    if shown.is_empty() {
+        return Err("names no metric".into());
+    }
+    Ok(shown)
+}
+
+/// Walks one expression, checks each selector, and collects what it names.
+struct Checker<'a> {
+    catalogue: &'a Catalogue,
+    series: Vec<String>,
+    grouped_by: BTreeSet<String>,
+}
+
+impl ExprVisitor for Checker<'_> {
+    type Error = String;
+
+    fn pre_visit(&mut self, expression: &Expr) -> Result<bool, String> {
+        match expression {
+            Expr::VectorSelector(selector) if self.selector(selector)?.only_grows() => {
+                return Err(format!("{selector} only grows: show its rate"));
+            }
+            Expr::MatrixSelector(matrix) => {
+                self.selector(&matrix.vs)?;
+            }
+            Expr::Call(call) if OVER_COUNTERS.contains(&call.func.name) => {
+                let selectors =
+                    call.args
+                        .args
+                        .iter()
+                        .filter_map(|argument| match argument.as_ref() {
+                            Expr::MatrixSelector(matrix) => Some(&matrix.vs),
+                            _ => None,
+                        });
+                for selector in selectors {
+                    if !self.selector(selector)?.only_grows() {
+                        return Err(format!(
+                            "{selector} does not only grow: it has no {}",
+                            call.func.name
+                        ));
+                    }
+                }
+            }
+            Expr::Aggregate(aggregate) => {
+                let labels = aggregate
+                    .modifier
+                    .iter()
+                    .flat_map(|modifier| modifier.labels().labels.iter());
+                self.grouped_by.extend(labels.cloned());
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+impl<'a> Checker<'a> {
+    /// Checks the name and the labels of one selector; gives the metric that it selects.
+    fn selector(&mut self, selector: &VectorSelector) -> Result<&'a Exported, String> {
+        let name = selector
+            .name
+            .as_deref()
+            .ok_or("a selector without a name")?;
+        let (metric, exported) = self.resolve(name)?;
+        for matcher in &selector.matchers.matchers {
+            if !exported.has_label(&matcher.name) {
+                return Err(format!("{name} has no label {}", matcher.name));
+            }
+        }
+        self.series.push(metric);
+        Ok(exported)
+    }
+
+    /// The metric that a series belongs to: itself, or the histogram that it is a part of.
+    fn resolve(&self, name: &str) -> Result<(String, &'a Exported), String> {
+        if let Some(exported) = self.catalogue.get(name) {
+            if exported.kind == "histogram" {
+                return Err(format!(
+                    "{name} is a histogram: ask for its _bucket, _sum or _count"
+                ));
+            }
+            return Ok((name.to_owned(), exported));
+        }
+        let parts = ["_bucket", "_sum", "_count"];
+        let base = parts
+            .iter()
+            .find_map(|part| name.strip_suffix(part))
+            .unwrap_or(name);
+        match self.catalogue.get(base) {
+            Some(exported) if exported.kind == "histogram" => Ok((base.to_owned(), exported)),
+            _ => Err(format!("{name} is not exported")),
+        }
+    }
+}
+
+impl Exported {
+    /// Counters, and all that a histogram consists of.
+    fn only_grows(&self) -> bool {
+        self.kind != "gauge"
+    }
+
+    fn has_label(&self, label: &str) -> bool {
+        self.labels.contains(label) || SCRAPE_LABELS.contains(&label)
+    }
+}
+
+/// All metrics of a fresh registry, with their kinds and labels.
+fn catalogue() -> Catalogue {
+    let identity = Identity {
+        model_name: "toy".into(),
+        isa: "scalar".into(),
+        kv_pages: 8,
+        page_tokens: 16,
+    };
+    let text = Metrics::new(&identity).render();
+    let mut catalogue = Catalogue::new();
+    for line in text.lines() {
+        if let Some((name, kind)) = line
+            .strip_prefix("# TYPE ")
+            .and_then(|rest| rest.split_once(' '))
+        {
+            catalogue.insert(
+                name.to_owned(),
+                Exported {
+                    kind: kind.to_owned(),
+                    labels: BTreeSet::new(),
+                },
+            );
+        }
+    }
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((series, labels)) = line.split_once('{') else {
+            continue;
+        };
+        // A part of a histogram belongs to the longest exported name that it begins with.
+        let metric = catalogue
+            .keys()
+            .filter(|name| series.starts_with(name.as_str()))
+            .max_by_key(|name| name.len());
+        let metric = metric
+            .unwrap_or_else(|| panic!("{series} has no type"))
+            .clone();
+        let labels = labels
+            .split(',')
+            .filter_map(|label| label.split_once("=\""))
+            .map(|(name, _)| name.to_owned());
+        catalogue.get_mut(&metric).unwrap().labels.extend(labels);
+    }
+    assert_eq!(catalogue.len(), names().len(), "{text}");
+    catalogue
+}
+
+/// Every query of every dashboard, with Grafana's variables replaced by values.
+fn queries() -> Vec<Query> {
+    let mut queries = Vec::new();
+    for (name, dashboard) in dashboards() {
+        for panel in dashboard["panels"].as_array().unwrap() {
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                let place = format!("{name}: {} {}", panel["title"], target["refId"]);
+                queries.push(Query {
+                    place,
+                    promql: filled_in(target["expr"].as_str().unwrap()),
+                });
+            }
+        }
+        for variable in dashboard["templating"]["list"].as_array().unwrap() {
+            let place = format!("{name}: variable {}", variable["name"]);
+            // `label_values(selector, label)` is Grafana's, the selector is PromQL.
+            if let Some(call) = variable["query"]["query"].as_str() {
+                let arguments = call
+                    .strip_prefix("label_values(")
+                    .and_then(|rest| rest.strip_suffix(')'));
+                let (selector, label) = arguments
+                    .and_then(|arguments| arguments.rsplit_once(", "))
+                    .unwrap();
+                let promql = format!("sum by ({label}) ({})", filled_in(selector));
+                queries.push(Query { place, promql });
+            }
+        }
+    }
+    assert!(
+        queries.len() > 20,
+        "the walk found only {} queries",
+        queries.len()
+    );
+    queries
+}
+
+fn filled_in(promql: &str) -> String {
+    let filled = promql
+        .replace("$__rate_interval", "1m")
+        .replace("$model_name", ".*")
+        .replace("$instance", ".*");
+    assert!(!filled.contains('$'), "an unknown variable in {promql}");
+    filled
+}
+
+fn dashboards() -> Vec<(String, Value)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards");
+    let mut dashboards = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if name.ends_with(".json") {
+            let text = fs::read_to_string(&path).unwrap();
+            let dashboard =
+                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+            dashboards.push((name, dashboard));
+        }
+    }
+    assert!(!dashboards.is_empty());
+    dashboards
+}

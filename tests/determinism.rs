@@ -1,0 +1,315 @@
+//! Company never changes an answer: tokens and logprob bits of the demo model are equal alone, in any batch, chunked, from the prefix
+//! cache, after eviction and preemption, and with any number of threads. Each test also asserts that its condition really occurred.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna::engine::{
+    Engine, EngineConfig, EngineHandle, Event, Forward, GenerationRequest, Limits, LogitRows,
+    Namespace, SamplingParams, TenantId,
+};
+use sterna::metrics::{Identity, Metrics};
+use sterna::model::{KvStore, LoadOptions, Model};
+use sterna_kernels::{Isa, Kernels};
+use sterna_scheduler::{Batch, PAGE_TOKENS};
+
+/// What the model was asked to run, so that a test can show that its condition occurred.
+#[derive(Default)]
+struct Seen {
+    most_rows: usize,
+    most_tokens: usize,
+    /// Chunks of more than one token that began after position 0.
+    later_chunks: usize,
+    /// Steps with both a decode and a chunk.
+    mixed_steps: usize,
+}
+
+struct Recorded {
+    model: Model,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Forward for Recorded {
+    type KvStore = KvStore;
+
+    fn vocabulary(&self) -> usize {
+        Forward::vocabulary(&self.model)
+    }
+
+    fn new_kv_store(&self, pages: usize) -> KvStore {
+        Forward::new_kv_store(&self.model, pages)
+    }
+
+    fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
+        let mut seen = self.seen.lock().unwrap();
+        let chunks = batch.rows().iter().filter(|row| row.len() > 1).count();
+        seen.most_rows = seen.most_rows.max(batch.rows().len());
+        seen.most_tokens = seen.most_tokens.max(batch.token_count());
+        seen.later_chunks += batch
+            .rows()
+            .iter()
+            .filter(|row| row.len() > 1 && row.start > 0)
+            .count();
+        seen.mixed_steps += usize::from(chunks > 0 && chunks < batch.rows().len());
+        drop(seen);
+        Forward::forward(&mut self.model, batch, kv_store)
+    }
+}
+
+/// An engine over the demo model and what can be read off it.
+struct Server {
+    handle: EngineHandle,
+    metrics: Metrics,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// Roomy enough that nothing is chunked, evicted or preempted.
+const ROOMY: Limits = Limits {
+    pages: 2048,
+    max_running: 64,
+    max_queued: 1024,
+    step_tokens: 2048,
+    prefill_chunk: 1024,
+    max_sequence_tokens: 1024,
+};
+
+fn start(limits: Limits, threads: usize) -> Server {
+    let options = LoadOptions {
+        kernels: Kernels::new(Isa::best()).unwrap(),
+        threads,
+        max_step_tokens: limits.max_batch_tokens(),
+        max_logits_rows: limits.max_running as usize,
+        pin_threads: false,
+        progress: false,
+    };
+    let model = Model::load(&sterna::demo::source(), options).unwrap();
+    let metrics = Metrics::new(&Identity {
+        model_name: "demo".to_owned(),
+        isa: Isa::best().to_string(),
+        kv_pages: limits.pages,
+        page_tokens: PAGE_TOKENS as u32,
+    });
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let config = EngineConfig {
+        limits,
+        submit_lane: 1024,
+        drain_limit: Duration::from_secs(30),
+        stall_limit: Duration::from_secs(60),
+        pin: false,
+    };
+    let recorded = Recorded {
+        model,
+        seen: Arc::clone(&seen),
+    };
+    let (handle, _engine) = Engine::start(recorded, config, metrics.clone()).unwrap();
+    Server {
+        handle,
+        metrics,
+        seen,
+    }
+}
+
+impl Server {
+    /// The current value of a counter without labels of its own.
+    fn counter(&self, name: &str) -> u64 {
+        let text = self.metrics.render();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("{name}{{")));
+        let value = line
+            .and_then(|line| line.rsplit(' ').next())
+            .and_then(|value| value.parse::<f64>().ok());
+        value.unwrap_or_else(|| panic!("{name} is not in the metrics")) as u64
+    }
+}
+
+/// A token and the bits of its log-probability and of the three most likely ones.
+type Answer = Vec<(u32, u32, Vec<(u32, u32)>)>;
+
+fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationRequest {
+    let mut state = seed;
+    let prompt = (0..prompt_tokens)
+        .map(|_| (next(&mut state) % 2000) as u32)
+        .collect();
+    let greedy = seed.is_multiple_of(2);
+    GenerationRequest {
+        prompt,
+        sampling: SamplingParams {
+            temperature: if greedy { 0.0 } else { 0.9 },
+            top_k: if seed.is_multiple_of(3) { 40 } else { 0 },
+            top_p: if seed.is_multiple_of(5) { 0.9 } else { 1.0 },
+            frequency_penalty: if seed % 7 == 1 { 0.3 } else { 0.0 },
+            seed,
+            logprobs: Some(3),
+            ..SamplingParams::default()
+        },
+        max_new_tokens: new_tokens,
+        min_new_tokens: 0,
+        stop_tokens: Vec::new(),
+        tenant: TenantId(0),
+        namespace: Namespace(0),
+        arrived: Instant::now(),
+    }
+}
+
+/// SplitMix64.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+async fn answer(handle: &EngineHandle, request: GenerationRequest) -> Answer {
+    let expected = request.max_new_tokens as usize;
+    let mut stream = handle.submit(request).unwrap();
+    stream.accepted().await.unwrap();
+    let mut answer = Vec::new();
+    loop {
+        match stream.recv().await.expect("a terminal event comes first") {
+            Event::Token(token) => {
+                let top = token
+                    .top
+                    .iter()
+                    .map(|(token, logprob)| (*token, logprob.to_bits()))
+                    .collect();
+                answer.push((token.token, token.logprob.unwrap().to_bits(), top));
+            }
+            Event::Finished { .. } => break,
+            Event::Accepted => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(answer.len(), expected);
+    answer
+}
+
+/// Requests of mixed lengths, half of them greedy. Long enough to cross pages and an attention span of 256 keys.
+fn requests() -> Vec<GenerationRequest> {
+    let lengths = [1, 5, 15, 16, 17, 31, 48, 100, 255, 256, 300, 520];
+    lengths
+        .iter()
+        .enumerate()
+        .map(|(i, &length)| request(100 + i as u64, length, 8 + 3 * (i as u32 % 5)))
+        .collect()
+}
+
+/// Requests whose answers outgrow their prompts, so that a full pool must take pages back from someone.
+fn growing_requests() -> Vec<GenerationRequest> {
+    (0..8)
+        .map(|i| request(200 + i, 10 + 9 * i as usize, 100))
+        .collect()
+}
+
+#[tokio::main]
+async fn alone(
+    requests: Vec<GenerationRequest>,
+    limits: Limits,
+    threads: usize,
+) -> (Vec<Answer>, Server) {
+    let server = start(limits, threads);
+    let mut answers = Vec::new();
+    for request in requests {
+        answers.push(answer(&server.handle, request).await);
+        server.handle.reset_prefix_cache();
+    }
+    (answers, server)
+}
+
+#[tokio::main]
+async fn together(requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answer> {
+    let running: Vec<_> = requests
+        .into_iter()
+        .map(|request| {
+            let handle = server.handle.clone();
+            tokio::spawn(async move { answer(&handle, request).await })
+        })
+        .collect();
+    let mut answers = Vec::new();
+    for one in running {
+        answers.push(one.await.unwrap());
+    }
+    answers
+}
+
+#[test]
+fn a_batch_of_mixed_lengths_answers_as_each_alone() {
+    let (expected, _) = alone(requests(), ROOMY, 1);
+    let server = start(ROOMY, 1);
+    assert_eq!(together(requests(), &server), expected);
+    let seen = server.seen.lock().unwrap();
+    assert!(
+        seen.most_rows >= 6,
+        "only {} rows ran together",
+        seen.most_rows
+    );
+    assert!(seen.mixed_steps > 0, "no step mixed prefill and decode");
+}
+
+#[test]
+fn chunked_prefill_answers_as_whole_prefill() {
+    let (expected, whole) = alone(requests(), ROOMY, 1);
+    assert_eq!(whole.seen.lock().unwrap().later_chunks, 0);
+    for prefill_chunk in [16, 48] {
+        let (answers, chunked) = alone(
+            requests(),
+            Limits {
+                prefill_chunk,
+                step_tokens: 64,
+                ..ROOMY
+            },
+            1,
+        );
+        assert_eq!(answers, expected, "chunks of {prefill_chunk}");
+        assert!(
+            chunked.seen.lock().unwrap().later_chunks > 10,
+            "nothing was chunked"
+        );
+    }
+}
+
+#[test]
+fn a_cached_prefix_answers_as_a_cold_one() {
+    let server = start(ROOMY, 1);
+    let cold = together(requests(), &server);
+    let hits = server.counter("vllm:prefix_cache_hits_total");
+    let warm = together(requests(), &server);
+    assert_eq!(warm, cold);
+    assert!(
+        server.counter("vllm:prefix_cache_hits_total") >= hits + 1000,
+        "the second round did not hit the cache"
+    );
+}
+
+#[test]
+fn preempted_and_evicted_sequences_answer_as_undisturbed_ones() {
+    let (expected, _) = alone(growing_requests(), ROOMY, 1);
+    // One sequence comes to 11 pages at most; all together to about 70.
+    let server = start(Limits { pages: 24, ..ROOMY }, 1);
+    for _ in 0..3 {
+        assert_eq!(together(growing_requests(), &server), expected);
+    }
+    assert!(
+        server.counter("vllm:num_preemptions_total") > 0,
+        "nothing was preempted"
+    );
+    assert!(
+        server.counter("sterna_evictions_total") > 0,
+        "nothing was evicted"
+    );
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_answers() {
+    let (expected, _) = alone(requests(), ROOMY, 1);
+    for threads in [2, 3] {
+        let (answers, _) = alone(requests(), ROOMY, threads);
+        assert_eq!(answers, expected, "{threads} threads");
+        assert_eq!(
+            together(requests(), &start(ROOMY, threads)),
+            expected,
+            "{threads} threads, together"
+        );
+    }
+}

@@ -1,0 +1,774 @@
+//! The engine from its door: answers, refusals, early endings, faults, drain. Its model keeps the tokens themselves in its pages,
+//! and derives logits from all it reads back, so a page that is shared or reused wrongly changes the answer.
+
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sterna::engine::{
+    Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason, Forward,
+    GenerationRequest, Limits, LogitRows, Namespace, Refusal, SamplingParams, TenantId, TokenId,
+    TokenOutput,
+};
+use sterna::metrics::{Identity, Metrics};
+use sterna::model::toy;
+use sterna_scheduler::{Batch, PAGE_TOKENS};
+
+const VOCABULARY: usize = 100;
+const PAGES: u32 = 64;
+/// Never passes unless something hangs.
+const GUARD: Duration = Duration::from_secs(60);
+
+// ---- the model -------------------------------------------------------------------------------------------------------------
+
+/// A step with a prompt that begins with this token panics.
+const PANICS: TokenId = 90;
+/// The second token of a prompt that begins with this one has no finite logits.
+const COMPUTES_NAN: TokenId = 91;
+/// The step of such a prompt's second token ends the engine thread.
+const KILLS_THE_THREAD: TokenId = 92;
+
+/// Pages hold the tokens themselves; `gate` holds each step back until the test lets it pass.
+struct Recorder {
+    gate: Option<Gate>,
+}
+
+/// The model's side of a test that goes step by step.
+struct Gate {
+    entered: mpsc::Sender<()>,
+    pass: mpsc::Receiver<()>,
+}
+
+/// The test's side.
+struct Steps {
+    entered: mpsc::Receiver<()>,
+    pass: mpsc::Sender<()>,
+}
+
+fn gate() -> (Gate, Steps) {
+    let (entered, has_entered) = mpsc::channel();
+    let (let_pass, pass) = mpsc::channel();
+    (
+        Gate { entered, pass },
+        Steps {
+            entered: has_entered,
+            pass: let_pass,
+        },
+    )
+}
+
+impl Steps {
+    /// Waits until the engine is inside a step, which stays open.
+    fn wait_inside(&self) {
+        self.entered.recv_timeout(GUARD).expect("a step begins");
+    }
+
+    fn pass_one(&self) {
+        self.pass.send(()).expect("the engine waits in a step");
+    }
+
+    /// This step and all later ones pass.
+    fn open(self) {}
+}
+
+/// Panics when it is dropped, which is after the engine has caught it.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("a bug outside forward and sampling");
+        }
+    }
+}
+
+struct Histories(Vec<Vec<TokenId>>);
+
+impl Forward for Recorder {
+    type KvStore = Vec<[TokenId; PAGE_TOKENS]>;
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn new_kv_store(&self, pages: usize) -> Self::KvStore {
+        vec![[TokenId::MAX; PAGE_TOKENS]; pages]
+    }
+
+    fn forward(&mut self, batch: &Batch, pages: &mut Self::KvStore) -> impl LogitRows {
+        if let Some(gate) = &self.gate {
+            // Both ends are gone once the test has opened the gate.
+            let _ = gate.entered.send(());
+            let _ = gate.pass.recv();
+        }
+        let mut histories = Vec::new();
+        for row in batch.rows() {
+            let table = batch.pages(row);
+            for (position, &token) in (row.start as usize..).zip(batch.tokens(row)) {
+                pages[table[position / PAGE_TOKENS].index()][position % PAGE_TOKENS] = token;
+            }
+            let end = row.start as usize + row.len();
+            let history: Vec<TokenId> = (0..end)
+                .map(|position| {
+                    pages[table[position / PAGE_TOKENS].index()][position % PAGE_TOKENS]
+                })
+                .collect();
+            match history[0] {
+                PANICS => panic!("a prompt that makes the model panic"),
+                KILLS_THE_THREAD if end > 2 => std::panic::panic_any(Bomb),
+                _ => {}
+            }
+            if row.wants_logits {
+                histories.push(history);
+            }
+        }
+        Histories(histories)
+    }
+}
+
+impl LogitRows for Histories {
+    fn copy_row(&self, row: usize, logits: &mut [f32]) {
+        let history = &self.0[row];
+        if history[0] == COMPUTES_NAN && history.len() > 2 {
+            return logits.fill(f32::NAN);
+        }
+        let hash = history
+            .iter()
+            .fold(0x1234_5678_9ABC_DEF1, |hash: u64, &token| {
+                mix(hash ^ u64::from(token))
+            });
+        for (token, logit) in (0..).zip(logits) {
+            *logit = (mix(hash ^ (token << 32)) >> 40) as f32 / (1 << 21) as f32;
+        }
+    }
+}
+
+fn mix(bits: u64) -> u64 {
+    let bits = (bits ^ (bits >> 31)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    bits ^ (bits >> 29)
+}
+
+// ---- the engine under test -------------------------------------------------------------------------------------------------
+
+struct Running {
+    handle: EngineHandle,
+    engine: Engine,
+    metrics: Metrics,
+}
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        limits: Limits {
+            pages: PAGES,
+            max_running: 8,
+            max_queued: 64,
+            step_tokens: 48,
+            prefill_chunk: 20,
+            max_sequence_tokens: 300,
+        },
+        submit_lane: 64,
+        drain_limit: GUARD,
+        stall_limit: GUARD,
+        pin: false,
+    }
+}
+
+fn start_model(model: impl Forward, config: EngineConfig) -> Running {
+    let metrics = Metrics::new(&Identity {
+        model_name: "recorder".into(),
+        isa: "none".into(),
+        kv_pages: config.limits.pages,
+        page_tokens: PAGE_TOKENS as u32,
+    });
+    let (handle, engine) = Engine::start(model, config, metrics.clone()).expect("threads");
+    Running {
+        handle,
+        engine,
+        metrics,
+    }
+}
+
+fn start_with(config: EngineConfig, gate: Option<Gate>) -> Running {
+    start_model(Recorder { gate }, config)
+}
+
+fn start() -> Running {
+    start_with(config(), None)
+}
+
+impl Running {
+    /// Ends the engine as the end of its last handle does.
+    async fn stop(self) -> Result<(), EngineDied> {
+        drop(self.handle);
+        let engine = self.engine;
+        guarded(tokio::task::spawn_blocking(move || engine.join()))
+            .await
+            .expect("join does not panic")
+    }
+
+    #[track_caller]
+    fn metric(&self, series: &str) -> f64 {
+        let text = self.metrics.render();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(series))
+            .unwrap_or_else(|| panic!("no {series}\n{text}"));
+        let value = line.rsplit(' ').next().expect("a value ends the line");
+        value.parse().expect("the value is a number")
+    }
+
+    /// Serves one more request, so that everything sent before it has been heard; then nothing may be left.
+    async fn assert_empty(&self) {
+        let probe = self.handle.submit(request(&[1, 2, 3], 2));
+        let probe = Answer::of(probe.expect("there is room")).await;
+        assert_eq!(
+            probe.end,
+            Some(end(FinishReason::Length, 3, probe.cached_tokens(), 2))
+        );
+        assert_eq!(self.metric("vllm:num_requests_running"), 0.0);
+        assert_eq!(self.metric("vllm:num_requests_waiting"), 0.0);
+        assert_eq!(self.metric("vllm:kv_cache_usage_perc"), 0.0);
+        let status = self.handle.status();
+        assert_eq!(
+            (status.running, status.queued, status.stalled_for),
+            (0, 0, Duration::ZERO)
+        );
+        assert!(status.healthy());
+    }
+}
+
+fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequest {
+    GenerationRequest {
+        prompt: prompt.to_vec(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_new_tokens,
+        min_new_tokens: 0,
+        stop_tokens: Vec::new(),
+        tenant: TenantId(0),
+        namespace: Namespace(0),
+        arrived: Instant::now(),
+    }
+}
+
+fn end(
+    reason: FinishReason,
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    completion_tokens: u32,
+) -> Event {
+    Event::Finished {
+        reason,
+        prompt_tokens,
+        cached_tokens,
+        completion_tokens,
+    }
+}
+
+async fn guarded<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(GUARD, future)
+        .await
+        .expect("nothing hangs")
+}
+
+async fn next(stream: &mut EventStream) -> Option<Event> {
+    guarded(stream.recv()).await
+}
+
+/// Everything a stream said.
+#[derive(Debug, Default, PartialEq)]
+struct Answer {
+    tokens: Vec<TokenOutput>,
+    end: Option<Event>,
+}
+
+impl Answer {
+    async fn of(mut stream: EventStream) -> Answer {
+        let mut answer = Answer::default();
+        let mut accepted = false;
+        while let Some(event) = next(&mut stream).await {
+            assert_eq!(answer.end, None, "the terminal event is the last");
+            match event {
+                Event::Accepted => {
+                    assert!(!std::mem::replace(&mut accepted, true), "accepted once")
+                }
+                Event::Token(output) => {
+                    assert!(accepted, "accepted before the first token");
+                    answer.tokens.push(output);
+                }
+                terminal => answer.end = Some(terminal),
+            }
+        }
+        assert!(answer.end.is_some(), "a stream ends with a terminal event");
+        answer
+    }
+
+    fn cached_tokens(&self) -> u32 {
+        match self.end {
+            Some(Event::Finished { cached_tokens, .. }) => cached_tokens,
+            _ => 0,
+        }
+    }
+}
+
+/// Requests of every kind: short and long, shared prefixes, greedy and sampled, with penalties and logprobs.
+fn mixed_requests() -> Vec<GenerationRequest> {
+    (0..40_u32)
+        .map(|i| {
+            let shared = (0..(i % 4) * 15).map(|t| t % 50);
+            let own = (0..1 + (i * 7) % 60).map(|t| (t * 13 + i) % 80);
+            let mut request = request(&shared.chain(own).collect::<Vec<_>>(), 1 + (i * 11) % 90);
+            request.sampling.seed = u64::from(i);
+            request.sampling.temperature = if i % 3 == 0 { 0.0 } else { 0.8 };
+            request.sampling.logprobs = (i % 2 == 0).then_some(i % 5);
+            request.sampling.repetition_penalty = if i % 5 == 0 { 1.3 } else { 1.0 };
+            request.sampling.frequency_penalty = if i % 7 == 0 { 0.5 } else { 0.0 };
+            request.sampling.top_p = if i % 4 == 1 { 0.9 } else { 1.0 };
+            request.sampling.top_k = if i % 6 == 1 { 10 } else { 0 };
+            request
+        })
+        .collect()
+}
+
+// ---- answers ---------------------------------------------------------------------------------------------------------------
+
+/// Answers the mixed requests one after the other, cold, on one thread; then all at once, in too little memory, on two.
+async fn check_company<F: Forward>(model: impl Fn(usize) -> F) {
+    let mut alone = Vec::new();
+    let running = start_model(model(1), config());
+    for request in mixed_requests() {
+        running.handle.reset_prefix_cache();
+        let stream = running.handle.submit(request).expect("there is room");
+        let answer = Answer::of(stream).await;
+        assert_eq!(answer.cached_tokens(), 0);
+        alone.push(answer.tokens);
+    }
+    let mut crowded = config();
+    crowded.limits.pages = 20;
+    let running = start_model(model(2), crowded);
+    let streams: Vec<EventStream> = mixed_requests()
+        .into_iter()
+        .map(|request| running.handle.submit(request).expect("there is room"))
+        .collect();
+    for (stream, expected) in streams.into_iter().zip(alone) {
+        assert_eq!(Answer::of(stream).await.tokens, expected);
+    }
+    for occurred in [
+        "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "sterna_evictions_total",
+    ] {
+        assert!(running.metric(occurred) > 0.0, "{occurred}");
+    }
+    running.assert_empty().await;
+}
+
+#[tokio::test]
+async fn many_at_once_answer_as_each_alone() {
+    check_company(|_threads| Recorder { gate: None }).await;
+}
+
+#[tokio::test]
+async fn many_at_once_answer_as_each_alone_on_a_real_model() {
+    check_company(toy::model).await;
+}
+
+#[tokio::test]
+async fn an_answer_ends_at_a_stop_token_or_at_its_length() {
+    let running = start();
+    let whole = Answer::of(running.handle.submit(request(&[5, 6], 12)).unwrap()).await;
+    assert_eq!(whole.tokens.len(), 12);
+    assert_eq!(whole.end, Some(end(FinishReason::Length, 2, 0, 12)));
+
+    let stop = whole.tokens[4].token;
+    let first = whole
+        .tokens
+        .iter()
+        .position(|output| output.token == stop)
+        .unwrap();
+    let stopping = GenerationRequest {
+        stop_tokens: vec![stop],
+        ..request(&[5, 6], 12)
+    };
+    let stopped = Answer::of(running.handle.submit(stopping.clone()).unwrap()).await;
+    assert_eq!(
+        stopped.tokens,
+        whole.tokens[..=first],
+        "the stop token is reported"
+    );
+    assert_eq!(
+        stopped.end,
+        Some(end(FinishReason::Stop, 2, 0, first as u32 + 1))
+    );
+
+    let patient = GenerationRequest {
+        min_new_tokens: 12,
+        ..stopping
+    };
+    let patient = Answer::of(running.handle.submit(patient).unwrap()).await;
+    assert_eq!(patient.tokens.len(), 12);
+    assert!(patient.tokens.iter().all(|output| output.token != stop));
+    assert_eq!(running.metric("vllm:request_success_total{model_name=\"recorder\",engine=\"0\",finished_reason=\"stop\"}"), 1.0);
+}
+
+#[tokio::test]
+async fn logprobs_come_as_asked() {
+    let running = start();
+    let mut asked = request(&[1], 3);
+    asked.sampling.logprobs = Some(2);
+    let answer = Answer::of(running.handle.submit(asked).unwrap()).await;
+    for output in answer.tokens {
+        assert_eq!(output.top.len(), 2);
+        assert_eq!(
+            output.top[0],
+            (output.token, output.logprob.unwrap()),
+            "greedy takes the most likely"
+        );
+    }
+}
+
+// ---- early endings ---------------------------------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn clients_that_leave_at_any_moment_leave_nothing_behind() {
+    let running = start();
+    let mut streams = Vec::new();
+    for (i, asked) in mixed_requests().into_iter().enumerate() {
+        let mut stream = running
+            .handle
+            .submit(GenerationRequest {
+                max_new_tokens: 100,
+                ..asked
+            })
+            .unwrap();
+        for _ in 0..i % 6 {
+            next(&mut stream).await;
+        }
+        if i % 4 == 0 {
+            streams.push(stream); // These leave all at once, at the end.
+        }
+    }
+    drop(streams);
+    running.assert_empty().await;
+    assert_eq!(running.metric("sterna_client_disconnects_total"), 40.0);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cancel_may_overtake_its_submission() {
+    let (gate, steps) = gate();
+    let running = start_with(config(), Some(gate));
+    let first = running.handle.submit(request(&[1], 1)).unwrap();
+    steps.wait_inside();
+    drop(running.handle.submit(request(&[2], 50)).unwrap());
+    steps.open();
+    assert_eq!(Answer::of(first).await.tokens.len(), 1);
+    running.assert_empty().await;
+    assert_eq!(
+        running.metric("vllm:generation_tokens_total"),
+        3.0,
+        "none for the client that left"
+    );
+}
+
+#[tokio::test]
+async fn finish_ends_with_what_was_received() {
+    let (gate, steps) = gate();
+    let running = start_with(config(), Some(gate));
+    let mut stream = running.handle.submit(request(&[7, 8, 9], 50)).unwrap();
+    for _ in 0..4 {
+        steps.wait_inside();
+        steps.pass_one();
+    }
+    guarded(stream.accepted()).await.unwrap();
+    for _ in 0..2 {
+        assert!(matches!(next(&mut stream).await, Some(Event::Token(_))));
+    }
+    stream.finish(FinishReason::Stop);
+    steps.open();
+    assert_eq!(
+        next(&mut stream).await,
+        Some(end(FinishReason::Stop, 3, 0, 2)),
+        "later tokens are swallowed"
+    );
+    assert_eq!(next(&mut stream).await, None);
+    drop(stream);
+    running.assert_empty().await;
+    assert_eq!(running.metric("sterna_client_disconnects_total"), 0.0);
+}
+
+// ---- refusals --------------------------------------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_full_lane_refuses_at_once_and_a_full_queue_within_a_step() {
+    let (gate, steps) = gate();
+    let mut small = config();
+    small.submit_lane = 2;
+    small.limits.max_queued = 1;
+    small.limits.max_running = 1;
+    let running = start_with(small, Some(gate));
+    let first = running.handle.submit(request(&[1], 1)).unwrap();
+    steps.wait_inside(); // The engine takes nothing now.
+    let waiting = running.handle.submit(request(&[2], 1)).unwrap();
+    let mut too_many = running.handle.submit(request(&[3], 1)).unwrap();
+    match running.handle.submit(request(&[4], 1)).map(|_| ()) {
+        Err(Refusal::QueueFull { retry_after }) => assert!(retry_after >= Duration::from_secs(1)),
+        other => panic!("the lane is full, yet {other:?}"),
+    }
+    // Of the two in the lane, one may queue.
+    steps.open();
+    let refused = guarded(too_many.accepted());
+    assert!(matches!(refused.await, Err(Refusal::QueueFull { .. })));
+    assert_eq!(next(&mut too_many).await, None);
+    assert_eq!(Answer::of(first).await.tokens.len(), 1);
+    assert_eq!(Answer::of(waiting).await.tokens.len(), 1);
+    running.assert_empty().await;
+    assert_eq!(
+        running.metric(
+            "sterna_refusals_total{model_name=\"recorder\",engine=\"0\",reason=\"queue_full\"}"
+        ),
+        2.0
+    );
+}
+
+#[tokio::test]
+async fn what_can_never_run_is_refused_with_its_reason() {
+    let running = start();
+    let refusal = |request| running.handle.submit(request).map(|_| ()).unwrap_err();
+    assert_eq!(refusal(request(&[], 1)), Refusal::EmptyPrompt);
+    assert_eq!(
+        refusal(request(&[1, VOCABULARY as TokenId], 1)),
+        Refusal::UnknownToken(VOCABULARY as TokenId)
+    );
+    assert_eq!(
+        refusal(request(&[1], 0)),
+        Refusal::InvalidSampling("max_tokens")
+    );
+    let stop = GenerationRequest {
+        stop_tokens: vec![777],
+        ..request(&[1], 1)
+    };
+    assert_eq!(refusal(stop), Refusal::UnknownToken(777));
+    let with = |change: fn(&mut SamplingParams)| {
+        let mut request = request(&[1], 1);
+        change(&mut request.sampling);
+        request
+    };
+    for (name, bad) in [
+        (
+            "temperature",
+            with(|sampling| sampling.temperature = f32::NAN),
+        ),
+        ("temperature", with(|sampling| sampling.temperature = -1.0)),
+        (
+            "repetition_penalty",
+            with(|sampling| sampling.repetition_penalty = 0.0),
+        ),
+        (
+            "logit_bias",
+            with(|sampling| sampling.logit_bias = vec![(1, f32::INFINITY)]),
+        ),
+        ("logprobs", with(|sampling| sampling.logprobs = Some(21))),
+    ] {
+        assert_eq!(refusal(bad), Refusal::InvalidSampling(name));
+    }
+    let mut stream = running.handle.submit(request(&[1; 250], 200)).unwrap();
+    assert!(matches!(
+        guarded(stream.accepted()).await,
+        Err(Refusal::TooLong {
+            needed_tokens: 450..,
+            ..
+        })
+    ));
+    assert_eq!(next(&mut stream).await, None);
+    running.assert_empty().await;
+}
+
+// ---- faults ----------------------------------------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_panicking_step_fails_its_requests_and_serving_goes_on() {
+    let running = start();
+    for _ in 0..3 {
+        let answer = Answer::of(running.handle.submit(request(&[PANICS, 1], 5)).unwrap()).await;
+        assert!(matches!(answer.end, Some(Event::Failed(_))), "{answer:?}");
+        assert_eq!(answer.tokens, []);
+        running.assert_empty().await;
+    }
+    assert_eq!(running.metric("vllm:request_success_total{model_name=\"recorder\",engine=\"0\",finished_reason=\"error\"}"), 3.0);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_row_that_is_not_finite_fails_alone() {
+    let running = start();
+    let expected = Answer::of(running.handle.submit(request(&[1, 2], 20)).unwrap()).await;
+    let (gate, steps) = gate();
+    let running = start_with(config(), Some(gate));
+    let good = running.handle.submit(request(&[1, 2], 20)).unwrap();
+    let bad = running
+        .handle
+        .submit(request(&[COMPUTES_NAN, 2], 20))
+        .unwrap();
+    steps.open();
+    let bad = Answer::of(bad).await;
+    assert_eq!(bad.tokens.len(), 1);
+    assert!(matches!(bad.end, Some(Event::Failed(_))));
+    assert_eq!(Answer::of(good).await.tokens, expected.tokens);
+    running.assert_empty().await;
+}
+
+#[tokio::test]
+async fn a_dead_engine_answers_every_waiter_and_refuses_the_rest() {
+    let (gate, steps) = gate();
+    let running = start_with(config(), Some(gate));
+    let fatal = running
+        .handle
+        .submit(request(&[KILLS_THE_THREAD, 1], 5))
+        .unwrap();
+    steps.wait_inside();
+    let in_the_lane = running.handle.submit(request(&[1], 5)).unwrap();
+    steps.open();
+    assert!(matches!(
+        Answer::of(fatal).await.end,
+        Some(Event::Failed(_))
+    ));
+    assert_eq!(
+        Answer::of(in_the_lane).await.end,
+        Some(Event::Refused(Refusal::Dead))
+    );
+    assert_eq!(
+        running.handle.submit(request(&[1], 5)).map(|_| ()),
+        Err(Refusal::Dead)
+    );
+    let status = running.handle.status();
+    assert!(!status.healthy() && !status.ready());
+    assert_eq!(running.stop().await, Err(EngineDied));
+}
+
+#[tokio::test]
+async fn a_step_that_never_ends_shows_in_the_status() {
+    let (gate, steps) = gate();
+    let running = start_with(
+        EngineConfig {
+            stall_limit: Duration::ZERO,
+            ..config()
+        },
+        Some(gate),
+    );
+    assert!(running.handle.status().healthy(), "idle is healthy");
+    let stream = running.handle.submit(request(&[1], 1)).unwrap();
+    steps.wait_inside();
+    guarded(async {
+        while running.handle.status().healthy() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    steps.open();
+    assert_eq!(Answer::of(stream).await.tokens.len(), 1);
+    assert!(running.handle.status().healthy());
+    assert_eq!(running.handle.status().steps, 1);
+}
+
+// ---- the end ---------------------------------------------------------------------------------------------------------------
+
+#[tokio::test]
+async fn a_drain_finishes_what_was_accepted_and_refuses_the_rest() {
+    let (gate, steps) = gate();
+    let mut narrow = config();
+    narrow.limits.max_running = 2;
+    let running = start_with(narrow, Some(gate));
+    let mut accepted: Vec<EventStream> = (0..5)
+        .map(|i| running.handle.submit(request(&[i], 6)).unwrap())
+        .collect();
+    steps.wait_inside();
+    steps.pass_one();
+    for stream in &mut accepted {
+        guarded(stream.accepted()).await.unwrap();
+    }
+    running.handle.drain();
+    assert!(running.handle.status().draining && !running.handle.status().ready());
+    assert_eq!(
+        running.handle.submit(request(&[1], 1)).map(|_| ()),
+        Err(Refusal::Draining)
+    );
+    steps.open();
+    for mut stream in accepted {
+        let mut tokens = 0;
+        loop {
+            match next(&mut stream).await {
+                Some(Event::Token(_)) => tokens += 1,
+                Some(Event::Finished { reason, .. }) => {
+                    break assert_eq!(reason, FinishReason::Length);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(tokens, 6);
+    }
+    let handle = running.handle.clone();
+    assert_eq!(running.stop().await, Ok(()));
+    assert_eq!(
+        handle.submit(request(&[1], 1)).map(|_| ()),
+        Err(Refusal::Draining)
+    );
+    assert!(!handle.status().ready());
+}
+
+#[tokio::test]
+async fn a_drain_past_its_limit_ends_what_is_left() {
+    let (gate, steps) = gate();
+    let running = start_with(
+        EngineConfig {
+            drain_limit: Duration::ZERO,
+            ..config()
+        },
+        Some(gate),
+    );
+    let mut stream = running.handle.submit(request(&[1, 2], 200)).unwrap();
+    steps.wait_inside();
+    running.handle.drain();
+    steps.open();
+    guarded(stream.accepted()).await.unwrap();
+    let mut received = 0;
+    let last = loop {
+        match next(&mut stream).await {
+            Some(Event::Token(_)) => received += 1,
+            other => break other,
+        }
+    };
+    assert_eq!(last, Some(end(FinishReason::Shutdown, 2, 0, received)));
+    assert!(received < 200);
+    assert_eq!(running.stop().await, Ok(()));
+}
+
+#[tokio::test]
+async fn the_engine_ends_with_its_last_handle() {
+    let running = start();
+    let stream = running.handle.submit(request(&[1], 200)).unwrap();
+    drop(stream);
+    assert_eq!(running.stop().await, Ok(()));
+}
+
+#[tokio::test]
+async fn streams_may_be_read_on_other_tasks() {
+    let running = start();
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let tasks: Vec<_> = (0..16)
+        .map(|i| {
+            let (handle, answers) = (running.handle.clone(), Arc::clone(&answers));
+            tokio::spawn(async move {
+                let answer = Answer::of(handle.submit(request(&[i], 8)).unwrap()).await;
+                answers.lock().unwrap().push(answer.tokens.len());
+            })
+        })
+        .collect();
+    for task in tasks {
+        guarded(task).await.unwrap();
+    }
+    assert_eq!(*answers.lock().unwrap(), [8; 16]);
+    running.assert_empty().await;
+}

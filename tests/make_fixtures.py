@@ -1,0 +1,734 @@
+#!/usr/bin/env python3
+"""Makes the reference data that `tests/golden.rs` compares Sterna against.
+
+    pip install torch transformers accelerate safetensors tokenizers jinja2
+    python tests/make_fixtures.py tests/fixtures                          # the committed fixtures
+    python tests/make_fixtures.py --demo src/demo tests/fixtures/demo     # the embedded demo model
+    python tests/make_fixtures.py --random 6 --seed 7 DIR                 # further layouts, then:
+    STERNA_FIXTURES=DIR cargo test --test golden
+
+For each layout this writes a small random checkpoint in Hugging Face form, loads it with
+`transformers`, and stores beside it what the reference computes:
+
+expected.json         prompts, greedy continuations and their margins, chats and texts with their
+                      token ids, the reference's spread, versions, the weights' CRC-32
+expected.safetensors  `prompt.P.logits` [rows, vocab]: row r is the prediction after the prompt
+                      and r tokens of the continuation; `state.L` [tokens, hidden] before layer
+                      L (and after the last), for the first tokens of the longest prompt
+
+The reference computes in float32 whatever the checkpoint holds: bf16 and f16 tensors are widened,
+which is exact, before anything is quantised or multiplied. Nothing of `transformers` is replaced;
+the layers' `torch.compile` decorators are only switched off (TORCHDYNAMO_DISABLE=1).
+
+Spread. int8 rounding of activations turns a last-bit difference into a whole step now and then, so
+logits are mildly chaotic and no fixed tolerance is honest. The reference is therefore run five
+ways: whole and cached (prompt at once, then token by token), each with eager and sdpa attention,
+and once with K and V rounded to f16, as Sterna stores them. `spread_worst` and `spread_mean` are
+the largest and the mean absolute difference in log-probability between the last run and the other
+four.
+
+Layers. The stored states are those of the run with rounded K and V. A value that lies on the edge of
+two int8 steps falls to either side by its last bits, and takes its token's whole output with it, by
+more than any tight tolerance in models as small as these. So each layer runs 32 times more with the
+last bits of its linears' inputs disturbed; the tokens whose output the reference does not reproduce
+then are listed in `layer_unstable_tokens`. On all others the comparison can be strict.
+
+Everything is seeded: the same versions of the packages on the same CPU write the same files.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+CONTINUATION_TOKENS = 24
+EMBEDDING_STD = 0.1
+LOGITS_STD = 4.0
+LAYER_TOKENS = 18  # Past one page of the cache.
+LAYER_TOLERANCE = 1e-3  # Of the root mean square of a layer's output; golden.rs has the same.
+LAST_BITS = 2.0**-22  # Relative; what another order of summation does to a float32 sum of hundreds.
+LOGITS_ROWS = 6  # Per prompt: after the prompt and after each of the first five tokens.
+
+
+# ---- What is made -------------------------------------------------------------------------------
+
+
+@dataclass
+class Layout:
+    """One checkpoint: its shape and the way it is written."""
+
+    name: str
+    seed: int
+    architecture: str = "bitnet"  # or "llama"
+    packed: bool = True  # packed U8 codes and a scale, or float masters quantised online
+    linear_class: str | None = "autobitlinear"  # None: the key is absent, which means "bitlinear"
+    dtype: str = "bfloat16"  # of every float tensor in the file
+    hidden: int = 64
+    intermediate: int = 128
+    layers: int = 2
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int | None = None  # written to config.json only when given
+    vocab: int = 384
+    tied: bool = True
+    tie_key: bool = True  # False: leave `tie_word_embeddings` out; its default is False
+    use_rms_norm: bool = False
+    quantization_keys: dict = field(default_factory=dict)  # further keys of `quantization_config`
+    config_style: str = "transformers5"  # `rope_parameters` and `dtype`, or "transformers4"
+    rope_theta: float = 500000.0
+    rms_norm_eps: float = 1e-5
+    shards: int = 1
+    tokenizer: str = "llama3"  # key of TOKENIZERS
+    template: str = "bitnet"  # key of TEMPLATES
+    template_inline: bool = True
+    own_stops: bool = True  # False: config.json keeps the class's default, which may lie past the vocabulary
+    eos_list: bool = False  # generation_config's eos_token_id is a list
+    prompt_lengths: tuple = (1, 7, 19, 33)
+
+    def is_float(self, module):
+        """Whether a linear stays float. A list that is given replaces the default, even where it leaves out the head."""
+        listed = self.quantization_keys.get("modules_to_not_convert")
+        return any(module == name or module.startswith(name + ".") for name in (["lm_head"] if listed is None else listed))
+
+
+LAYOUTS = [
+    Layout("bitnet-packed", 1, hidden=192, intermediate=340, heads=6, kv_heads=3, vocab=309),
+    Layout(
+        "bitnet-packed-long", 2, hidden=128, intermediate=224, heads=4, kv_heads=1, layers=3, vocab=320,
+        rms_norm_eps=1e-3, config_style="transformers4", template_inline=False, eos_list=True,
+        prompt_lengths=(5, 16, 300),
+    ),
+    Layout("bitnet-masters-bf16", 3, packed=False, intermediate=100, heads=2, kv_heads=2, vocab=319),
+    Layout(
+        "bitnet-masters-f16", 4, packed=False, dtype="float16", heads=1, kv_heads=1, tied=False, vocab=320,
+        config_style="transformers4", template="llama3", rope_theta=10000.0,
+    ),
+    Layout(
+        "bitnet-masters-f32", 5, packed=False, dtype="float32", layers=1, intermediate=84, kv_heads=2, vocab=310,
+        own_stops=False,
+    ),
+    Layout(
+        "llama-packed", 6, architecture="llama", linear_class=None, hidden=96, intermediate=276, heads=3, kv_heads=3,
+        tied=False, vocab=337, config_style="transformers4", tokenizer="gpt2", template="falcon3",
+        rope_theta=1000042.0, rms_norm_eps=1e-6, eos_list=True,
+    ),
+    Layout(
+        "llama-packed-rms-norm", 7, architecture="llama", linear_class="bitlinear", hidden=128, intermediate=200,
+        heads=4, kv_heads=2, head_dim=64, tied=False, tie_key=False, use_rms_norm=True, dtype="float16", vocab=330,
+        quantization_keys={"rms_norm_eps": 0.02, "modules_to_not_convert": ["lm_head"]},
+        template="llama3", template_inline=False,
+    ),
+    Layout(
+        "llama-sharded", 8, architecture="llama", linear_class="autobitlinear", hidden=108, intermediate=332, heads=2,
+        kv_heads=1, head_dim=32, shards=3, vocab=329, template="llama3", eos_list=True,
+    ),
+    Layout(
+        "llama-masters-rms-norm", 9, architecture="llama", packed=False, linear_class="autobitlinear", hidden=64,
+        intermediate=84, heads=2, kv_heads=1, use_rms_norm=True, tied=False, vocab=460,
+        tokenizer="sentencepiece", template="inst", config_style="transformers4", rope_theta=10000.0,
+    ),
+    Layout(
+        "llama-float-modules", 10, architecture="llama", intermediate=96, tied=False, vocab=300, tokenizer="gpt2",
+        quantization_keys={"modules_to_not_convert": ["model.layers.0.self_attn.k_proj", "model.layers.1.mlp"]},
+        template="falcon3", template_inline=False,
+    ),
+]
+
+
+def random_layout(seed):
+    """A layout that none of the committed fixtures has, drawn from `seed`."""
+    rng = random.Random(seed)
+    architecture = rng.choice(["bitnet", "llama"])
+    packed = rng.random() < 0.65
+    head_dim = rng.choice([32, 32, 64, 64, 128])
+    kv_heads = rng.choice([1, 1, 2, 3])
+    heads = kv_heads * rng.choice([1, 2, 3, 4])
+    while heads * head_dim > 384:
+        kv_heads, heads = 1, rng.choice([1, 2, 3])
+    hidden = heads * head_dim
+    own_head_dim = architecture == "llama" and rng.random() < 0.5
+    if own_head_dim:  # Heads need not add up to the hidden size.
+        hidden = heads * rng.choice([20, 36, 44, 52, 100])
+        hidden -= hidden % (4 * heads)
+    linear_class = "autobitlinear" if not packed else rng.choice([None, "bitlinear", "autobitlinear"])
+    tokenizer = rng.choice(["llama3", "gpt2", "sentencepiece"])
+    return Layout(
+        f"random-{seed}", seed, architecture=architecture, packed=packed, linear_class=linear_class,
+        dtype=rng.choice(["bfloat16", "float16", "float32"]), hidden=hidden,
+        intermediate=4 * rng.randrange(20, 180), layers=rng.choice([1, 2, 3, 4]), heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim if own_head_dim or rng.random() < 0.5 else None, vocab=rng.randrange(470, 900),
+        tied=rng.random() < 0.5, use_rms_norm=rng.random() < 0.4,
+        quantization_keys=rng.choice([{}, {"modules_to_not_convert": None}, {"modules_to_not_convert": ["lm_head"]}])
+        | rng.choice([{}, {"rms_norm_eps": 1e-3}]),
+        config_style=rng.choice(["transformers4", "transformers5"]),
+        rope_theta=rng.choice([10000.0, 500000.0, 1000042.0]), rms_norm_eps=rng.choice([1e-5, 1e-6]),
+        shards=rng.choice([1, 1, 2, 4]), tokenizer=tokenizer,
+        template="inst" if tokenizer == "sentencepiece" else "falcon3" if tokenizer == "gpt2"
+        else rng.choice(["bitnet", "llama3"]),
+        template_inline=rng.random() < 0.5, own_stops=rng.random() < 0.7, eos_list=rng.random() < 0.5,
+        prompt_lengths=(1, rng.randrange(2, 16), rng.randrange(17, 60), rng.randrange(250, 400)),
+    )
+
+
+# ---- Tokenisers and chat templates --------------------------------------------------------------
+
+CORPUS = [
+    "Sterna serves ternary language models to many users at once on an ordinary processor.",
+    "The capital of France is Paris, and the capital of Italy is Rome.",
+    "What is the capital of Spain? The capital of Spain is Madrid.",
+    "Hello! How are you today? I am well, thank you. And you?",
+    "One two three four five six seven eight nine ten, 1 2 3 10 100 2024.",
+    "def main():\n    return [x * 2 for x in range(10)]\n",
+    "Weights are minus one, zero or plus one; activations are eight bits wide.",
+    "Les élèves étaient très contents. Grüße aus Köln! 你好，世界。 Привет, мир!",
+]
+
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def train(tokenizer, trainer):
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def llama3_tokenizer(vocab):
+    """Byte-level BPE as Llama 3 and BitNet 2B-4T have it; the beginning token is added by the post-processor."""
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(LLAMA3_SPLIT), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False),
+    ])
+    tokenizer.decoder = decoders.ByteLevel()
+    train(tokenizer, trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    ))
+    begin = tokenizer.token_to_id("<|begin_of_text|>")
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(
+            single="<|begin_of_text|> $A", pair="<|begin_of_text|> $A <|begin_of_text|>:1 $B:1",
+            special_tokens=[("<|begin_of_text|>", begin)],
+        ),
+    ])
+    return tokenizer, {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+
+
+def gpt2_tokenizer(vocab):
+    """Byte-level BPE as Falcon 3 has it: punctuation and digits apart, no beginning token, role markers special."""
+    special = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|pad|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Punctuation(behavior="contiguous"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
+        pre_tokenizers.Digits(individual_digits=True),
+    ])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    train(tokenizer, trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    ))
+    return tokenizer, {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
+
+
+def sentencepiece_tokenizer(vocab):
+    """BPE over characters as Llama 2 has it: spaces become `▁`, unknown characters fall back to bytes."""
+    special = ["<unk>", "<s>", "</s>"]
+    octets = [f"<0x{octet:02X}>" for octet in range(256)]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0),
+    ])
+    train(tokenizer, trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=special + octets, show_progress=False,
+    ))
+    # The trainer's octets are ordinary tokens, not special ones, in a real checkpoint.
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in special]
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))],
+    )
+    return tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+TOKENIZERS = {"llama3": llama3_tokenizer, "gpt2": gpt2_tokenizer, "sentencepiece": sentencepiece_tokenizer}
+
+TEMPLATES = {
+    "bitnet": (
+        "{% set loop_messages = messages %}{% for message in loop_messages %}"
+        "{% set content = message['role'] | capitalize + ': '+ message['content'] | trim + '<|eot_id|>' %}"
+        "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+    ),
+    "llama3": (
+        "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+        "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content.strip() + '<|eot_id|>' }}"
+        "{% endfor %}\n{%- if add_generation_prompt %}\n"
+        "    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\n{%- endif %}"
+    ),
+    "falcon3": (
+        "{% for message in messages %}{% if message['role'] == 'system' %}"
+        "{{ '<|system|>\n' + message['content'] + '\n' }}"
+        "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}"
+        "{% elif message['role'] == 'assistant' %}{% if not loop.last %}"
+        "{{ '<|assistant|>\n' + message['content'] + eos_token + '\n' }}"
+        "{% else %}{{ '<|assistant|>\n' + message['content'] + eos_token }}{% endif %}{% endif %}"
+        "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
+    ),
+    "inst": (
+        "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+        "{% set system_message = messages[0]['content'] %}"
+        "{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
+        "{% for message in loop_messages %}"
+        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+        "{% if loop.index0 == 0 and system_message != false %}"
+        "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+        "{% else %}{% set content = message['content'] %}{% endif %}"
+        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+        "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+    ),
+}
+
+TEXTS = [
+    "The capital of France is",
+    "Hello, my name is",
+    " leading and trailing spaces  ",
+    "one\ntwo\n\n\nthree\r\n\tfour",
+    "I'll say it's 12345678 o'clock, DON'T you?",
+    "naïve café Grüße 你好，世界 Привет 👩‍👩‍👧 🇫🇷 e\u0301 \u00a0\u200b",
+    "x = {'a': [1, 2.5e-3]}  # comment",
+    "",
+]
+
+
+def chat(*turns):
+    roles = ["user", "assistant"]
+    start = 0
+    messages = []
+    if turns[0].startswith("system="):
+        messages.append({"role": "system", "content": turns[0].removeprefix("system=")})
+        start = 1
+    for index, content in enumerate(turns[start:]):
+        messages.append({"role": roles[index % 2], "content": content})
+    return messages
+
+
+CHATS = [
+    chat("Hello!"),
+    chat("system=You are a helpful assistant.", "What is the capital of France?"),
+    chat("What is two plus two?", "Four.", "And three more?"),
+    chat("system=  Be brief. \n", "  leading and trailing  \n\n", "Yes.\nNo.", "\tone\n\n two  three\r\n"),
+    chat("Grüße aus Köln! 你好，世界。 Привет 👩‍👩‍👧 🇫🇷 e\u0301"),
+    chat("x = {'a': \"b\"} {{ messages }} {% if true %} <b>&amp;</b> \\n 'quoted' | [INST]"),
+    chat("12345678 + 9 = ?", " 12345687", "It's right, isn't it? "),
+    chat("!"),
+]
+
+
+# ---- Writing a checkpoint -----------------------------------------------------------------------
+
+
+def write_config(layout, tokenizer, directory):
+    """config.json as the named generation of `transformers` writes it."""
+    architecture = "BitNetForCausalLM" if layout.architecture == "bitnet" else "LlamaForCausalLM"
+    quantization = {"quant_method": "bitnet"}
+    if layout.linear_class is not None:
+        quantization["linear_class"] = layout.linear_class
+        quantization["quantization_mode"] = "offline" if layout.packed else "online"
+    if layout.use_rms_norm:
+        quantization["use_rms_norm"] = True
+    config = {
+        "architectures": [architecture],
+        "hidden_act": "relu2" if layout.architecture == "bitnet" else "silu",
+        "hidden_size": layout.hidden, "intermediate_size": layout.intermediate, "max_position_embeddings": 512,
+        "num_attention_heads": layout.heads, "num_key_value_heads": layout.kv_heads,
+        "num_hidden_layers": layout.layers, "rms_norm_eps": layout.rms_norm_eps, "vocab_size": layout.vocab,
+        "quantization_config": quantization | layout.quantization_keys,
+    }
+    if layout.head_dim is not None:
+        config["head_dim"] = layout.head_dim
+    if layout.own_stops:
+        config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": first_eos(layout, tokenizer)}
+    if layout.tied or layout.tie_key:
+        config["tie_word_embeddings"] = layout.tied
+    if layout.config_style == "transformers5":
+        rope = {"rope_theta": layout.rope_theta, "rope_type": "default"}
+        written = AutoConfig.for_model(layout.architecture, **config, dtype=layout.dtype, rope_parameters=rope)
+        written.save_pretrained(directory)
+        if not layout.tied and not layout.tie_key:
+            written = json.loads((directory / "config.json").read_text())
+            del written["tie_word_embeddings"]
+            write_json(directory / "config.json", written)
+    else:
+        config |= {"model_type": layout.architecture, "rope_theta": layout.rope_theta, "torch_dtype": layout.dtype}
+        config |= {"attention_bias": False, "rope_scaling": None, "use_cache": True}
+        write_json(directory / "config.json", config)
+
+
+def first_eos(layout, tokenizer):
+    """BitNet 2B-4T names another end token in config.json than its tokenizer does; so do these."""
+    other = tokenizer.convert_tokens_to_ids("<|end_of_text|>")
+    return other if layout.architecture == "bitnet" and isinstance(other, int) else tokenizer.eos_token_id
+
+
+def random_tensors(layout):
+    """Every tensor of the model, float32, as training leaves them: masters near normal, norms near one."""
+    generator = torch.Generator().manual_seed(layout.seed)
+
+    def normal(*shape, std):
+        return torch.randn(*shape, generator=generator) * std
+
+    def norm(size):
+        return 1.0 + normal(size, std=0.2)
+
+    head_dim = layout.head_dim or layout.hidden // layout.heads
+    hidden, inner = layout.hidden, layout.intermediate
+    queries, keys = layout.heads * head_dim, layout.kv_heads * head_dim
+    ternary = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    # Small embeddings leave the prediction to the layers: a tied head would else repeat its input.
+    tensors = {"model.embed_tokens.weight": normal(layout.vocab, hidden, std=EMBEDDING_STD)}
+    masters = {}
+    for index in range(layout.layers):
+        layer = f"model.layers.{index}"
+        tensors[f"{layer}.input_layernorm.weight"] = norm(hidden)
+        tensors[f"{layer}.post_attention_layernorm.weight"] = norm(hidden)
+        if layout.architecture == "bitnet":
+            tensors[f"{layer}.self_attn.attn_sub_norm.weight"] = norm(hidden)
+            tensors[f"{layer}.mlp.ffn_sub_norm.weight"] = norm(inner)
+        for name, (rows, columns) in ternary.items():
+            masters[f"{layer}.{name}"] = normal(rows, columns, std=1.5 * columns**-0.5)
+            if layout.use_rms_norm:
+                tensors[f"{layer}.{name}.rms_norm.weight"] = norm(columns)
+    # The last norm gives the logits a spread that is neither flat nor certain.
+    tensors["model.norm.weight"] = norm(hidden) * LOGITS_STD * hidden**-0.5 / EMBEDDING_STD
+    if not layout.tied:
+        masters["lm_head"] = normal(layout.vocab, hidden, std=EMBEDDING_STD)
+    return tensors, masters
+
+
+def checkpoint_tensors(layout):
+    """The tensors of the file: masters as they are, or quantised by mean magnitude and packed."""
+    dtype = getattr(torch, layout.dtype)
+    tensors, masters = random_tensors(layout)
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    for name, master in masters.items():
+        if not layout.packed or layout.is_float(name):
+            tensors[f"{name}.weight"] = master.to(dtype)
+            continue
+        mean = master.abs().mean().clamp(min=1e-5)
+        tensors[f"{name}.weight"] = pack_weights((master / mean).round().clamp(-1, 1))
+        scale = mean if layout.linear_class == "autobitlinear" else 1.0 / mean
+        tensors[f"{name}.weight_scale"] = scale.reshape(1).to(dtype)
+    return tensors
+
+
+def save_tensors(tensors, directory, shards):
+    tensors = {name: tensor.contiguous() for name, tensor in sorted(tensors.items())}
+    metadata = {"format": "pt"}
+    if shards == 1:
+        save_file(tensors, directory / "model.safetensors", metadata=metadata)
+        return
+    weight_map = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        part = {name: tensor for index, (name, tensor) in enumerate(tensors.items()) if index % shards == shard}
+        save_file(part, directory / file, metadata=metadata)
+        weight_map |= {name: file for name in part}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(directory / "model.safetensors.index.json", index)
+
+
+def write_checkpoint(layout, directory):
+    """A checkpoint directory as it would be downloaded."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    core, special = TOKENIZERS[layout.tokenizer](layout.vocab)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
+    tokenizer.chat_template = TEMPLATES[layout.template]
+    tokenizer.save_pretrained(directory, save_jinja_files=not layout.template_inline)
+    assert (directory / "chat_template.jinja").exists() != layout.template_inline
+    write_config(layout, tokenizer, directory)
+    eos = tokenizer.eos_token_id
+    write_json(directory / "generation_config.json", {
+        "_from_model_config": True, "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": sorted({eos, eos + 2}) if layout.eos_list else eos,
+        "transformers_version": transformers.__version__,
+    })
+    save_tensors(checkpoint_tensors(layout), directory, layout.shards)
+
+
+# ---- Running the reference ----------------------------------------------------------------------
+
+
+def attention_with_f16_cache(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Eager attention over keys and values rounded to f16, as Sterna's cache holds them."""
+    key = repeat_kv(key.half().float(), module.num_key_value_groups)
+    value = repeat_kv(value.half().float(), module.num_key_value_groups)
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    output = scores.softmax(dim=-1) @ value
+    return output.transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("f16_cache", attention_with_f16_cache)
+ALL_MASK_ATTENTION_FUNCTIONS.register("f16_cache", eager_mask)
+
+
+class Reference:
+    """A checkpoint as `transformers` runs it, in float32 on the CPU."""
+
+    def __init__(self, directory):
+        self.model, report = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, local_files_only=True,
+        )
+        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            assert not report[problem], f"{directory}: {problem}: {report[problem]}"
+        # Loading a quantised checkpoint leaves norms and embeddings as they are in the file.
+        torch.nn.Module.float(self.model).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+    def whole(self, tokens, attention):
+        """Logits [tokens, vocab] of one pass over all tokens."""
+        self.model.set_attn_implementation(attention)
+        return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+    def cached(self, tokens, prompt_tokens, attention):
+        """The same logits from `prompt_tokens` at once and the rest one by one through the cache."""
+        self.model.set_attn_implementation(attention)
+        output = self.model(torch.tensor([tokens[:prompt_tokens]]), use_cache=True)
+        rows = [output.logits[0]]
+        for token in tokens[prompt_tokens:]:
+            output = self.model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+            rows.append(output.logits[0])
+        return torch.cat(rows)
+
+    def continuation(self, prompt):
+        """Greedy tokens after `prompt`, stop tokens not heeded, and by how much each beat the second best."""
+        self.model.set_attn_implementation("eager")
+        output = self.model(torch.tensor([prompt]), use_cache=True)
+        tokens, margins = [], []
+        for _ in range(CONTINUATION_TOKENS):
+            best = output.logits[0, -1].topk(2)
+            tokens.append(best.indices[0].item())
+            margins.append((best.values[0] - best.values[1]).item())
+            output = self.model(torch.tensor([tokens[-1:]]), past_key_values=output.past_key_values, use_cache=True)
+        return tokens, margins
+
+    def layers(self, tokens):
+        """Hidden states before, between and after the layers, K and V rounded to f16; and each layer's unstable tokens."""
+        calls = []
+
+        def record(layer, args, kwargs, output):
+            calls.append((layer, args, kwargs, output))
+
+        hooks = [layer.register_forward_hook(record, with_kwargs=True) for layer in self.model.model.layers]
+        self.whole(tokens, "f16_cache")
+        for hook in hooks:
+            hook.remove()
+        states = [args[0][0] for _, args, _, _ in calls] + [calls[-1][-1][0]]
+        return states, [unstable_tokens(*call) for call in calls]
+
+
+def unstable_tokens(layer, args, kwargs, output):
+    """Tokens whose output the layer does not reproduce when the last bits of its linears' inputs change."""
+    generator = torch.Generator().manual_seed(0)
+
+    def disturb(_, inputs):
+        return (inputs[0] * (1 + LAST_BITS * torch.randn(inputs[0].shape, generator=generator)),)
+
+    linears = [module for module in layer.modules() if isinstance(module, (BitLinear, AutoBitLinear))]
+    hooks = [linear.register_forward_pre_hook(disturb) for linear in linears]
+    worst = torch.stack([(layer(*args, **kwargs) - output).abs()[0].amax(-1) for _ in range(32)]).amax(0)
+    for hook in hooks:
+        hook.remove()
+    limit = 0.5 * LAYER_TOLERANCE * output.square().mean().sqrt()
+    return (worst > limit).nonzero().flatten().tolist()
+
+
+def compare_runs(reference, prompt, continuation):
+    """The logits to store, and the differences between the run with an f16 cache and the others."""
+    tokens = prompt + continuation[: LOGITS_ROWS - 1]
+    rows = slice(len(prompt) - 1, None)
+    runs = [reference.whole(tokens, attention)[rows] for attention in ("eager", "sdpa")]
+    runs += [reference.cached(tokens, len(prompt), attention)[rows] for attention in ("eager", "sdpa")]
+    rounded = reference.whole(tokens, "f16_cache")[rows].log_softmax(-1)
+    differences = [(run.log_softmax(-1) - rounded).abs() for run in runs]
+    return runs[0], torch.stack(differences)
+
+
+def random_prompts(tokenizer, vocab, lengths, seed):
+    rng = random.Random(seed)
+    lowest = 5 if vocab > 10 else 0  # Past the special tokens of every tokenizer above.
+    prompts = [[rng.randrange(lowest, vocab) for _ in range(length)] for length in lengths]
+    text = tokenizer("The capital of France is")["input_ids"]
+    return [token for token in [text] if max(token) < vocab] + prompts
+
+
+def expected_of(reference, directory, prompts):
+    """Everything that is stored, as (JSON value, tensors)."""
+    entries, tensors, differences = [], {}, []
+    for index, prompt in enumerate(prompts):
+        tokens, margins = reference.continuation(prompt)
+        logits, difference = compare_runs(reference, prompt, tokens)
+        tensors[f"prompt.{index}.logits"] = logits.contiguous()
+        differences.append(difference.flatten())
+        entries.append({"prompt": prompt, "continuation": tokens, "margins": [round(m, 6) for m in margins]})
+    states, unstable = reference.layers(max(prompts, key=len)[:LAYER_TOKENS])
+    tensors |= {f"state.{index}": state.contiguous() for index, state in enumerate(states)}
+    differences = torch.cat(differences)
+    tokenizer = reference.tokenizer
+    return {
+        "made_with": {
+            "python": sys.version.split()[0], "torch": torch.__version__, "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
+        "weights_crc32": weights_crc32(directory),
+        "spread_worst": differences.max().item(),
+        "spread_mean": differences.mean().item(),
+        "stop_tokens": stop_tokens(directory, tokenizer, reference.model.config.vocab_size),
+        "layer_unstable_tokens": unstable,
+        "prompts": entries,
+        "texts": [text_entry(tokenizer, text) for text in TEXTS],
+        "chats": [chat_entry(tokenizer, messages) for messages in CHATS],
+    }, tensors
+
+
+def text_entry(tokenizer, text):
+    tokens = tokenizer(text)["input_ids"]
+    return {"text": text, "tokens": tokens, "decoded": tokenizer.decode(tokens, skip_special_tokens=True)}
+
+
+def chat_entry(tokenizer, messages):
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    tokens = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)
+    return {"messages": messages, "rendered": rendered, "tokens": tokens["input_ids"]}
+
+
+def stop_tokens(directory, tokenizer, vocab):
+    """The union of the end tokens that config, generation config and tokenizer name, if they can occur."""
+    stops = {tokenizer.eos_token_id}
+    for file in ("config.json", "generation_config.json"):
+        if (directory / file).exists():
+            eos = json.loads((directory / file).read_text()).get("eos_token_id")
+            stops |= set(eos if isinstance(eos, list) else [eos])
+    return sorted(stop for stop in stops if stop is not None and stop < vocab)
+
+
+def weights_crc32(directory):
+    """CRC-32 over the weights' files in the order of their names: tells when they were changed afterwards."""
+    crc = 0
+    for file in sorted(directory.glob("model*.safetensors")):
+        crc = zlib.crc32(file.read_bytes(), crc)
+    return crc
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, separators=(",", ": ")) + "\n", encoding="utf-8")
+
+
+def write_expected(checkpoint, directory, prompts_of):
+    with torch.no_grad():
+        reference = Reference(checkpoint)
+        value, tensors = expected_of(reference, checkpoint, prompts_of(reference))
+    directory.mkdir(parents=True, exist_ok=True)
+    # One prompt, text or chat per line keeps differences readable and the file small.
+    lines = [f"{json.dumps(key)}: {compact(item)}" for key, item in value.items()]
+    (directory / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    save_file(tensors, directory / "expected.safetensors")
+    margins = sorted(margin for entry in value["prompts"] for margin in entry["margins"])
+    unstable = sum(map(len, value["layer_unstable_tokens"]))
+    exceeding = sum(margin > value["spread_worst"] for margin in margins)
+    print(
+        f"{directory}: spread worst {value['spread_worst']:.2e} mean {value['spread_mean']:.2e}, "
+        f"margin median {margins[len(margins) // 2]:.2f}, {exceeding}/{len(margins)} margins exceed the spread, "
+        f"{unstable} of {LAYER_TOKENS * len(value['layer_unstable_tokens'])} layer outputs unstable",
+        flush=True,
+    )
+
+
+def compact(item):
+    if isinstance(item, list) and item and isinstance(item[0], dict):
+        return "[\n " + ",\n ".join(json.dumps(entry, ensure_ascii=False) for entry in item) + "\n]"
+    return json.dumps(item, ensure_ascii=False)
+
+
+def make_layout(layout, root):
+    directory = root / layout.name
+    write_checkpoint(layout, directory)
+    write_expected(
+        directory, directory,
+        lambda reference: random_prompts(reference.tokenizer, layout.vocab, layout.prompt_lengths, layout.seed),
+    )
+
+
+DEMO_CHATS = [CHATS[1], CHATS[2], chat("Who are you?")]
+
+
+def demo_prompts(reference):
+    """Chats as a user has them, one of them past the 256 keys of an attention span, and a bare text."""
+    tokenizer = reference.tokenizer
+
+    def tokens(messages):
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+    prompts = [tokens(messages) for messages in DEMO_CHATS] + [tokenizer("The capital of France is")["input_ids"]]
+    long = ["What is the capital of France?", "The capital of France is Paris."]
+    while len(tokens(chat(*long, "Thank you!"))) <= 280:
+        long += long[:2]
+    return prompts + [tokens(chat(*long, "Thank you!"))]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="where the fixtures go")
+    parser.add_argument("--demo", type=Path, metavar="CHECKPOINT", help="store what this checkpoint computes")
+    parser.add_argument("--random", type=int, metavar="N", help="make N layouts drawn at random")
+    parser.add_argument("--seed", type=int, default=1, help="of the first random layout")
+    parser.add_argument("--only", help="make only the committed fixture of this name")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    if arguments.demo:
+        write_expected(arguments.demo, arguments.directory, demo_prompts)
+        return
+    if arguments.random:
+        layouts = [random_layout(1000 * arguments.seed + index) for index in range(arguments.random)]
+    else:
+        layouts = [layout for layout in LAYOUTS if arguments.only in (None, layout.name)]
+    for layout in layouts:
+        make_layout(layout, arguments.directory)
+
+
+if __name__ == "__main__":
+    main()

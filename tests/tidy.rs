@@ -1,0 +1,328 @@
+//! Is the house in order? Arrows between modules, the list of files with `unsafe`, first lines, names.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Which modules of `src/` each module may use. `main.rs` builds everything and may use all.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("api", &["engine", "text", "metrics"]),
+    ("config", &[]),
+    ("demo", &["model"]),
+    ("engine", &["model", "metrics"]),
+    ("metrics", &[]),
+    ("model", &[]),
+    (
+        "startup",
+        &[
+            "api", "config", "demo", "engine", "metrics", "model", "text",
+        ],
+    ),
+    ("synthesize", &["demo", "model"]),
+    ("text", &[]),
+];
+
+/// Which packages of ours, or with one prescribed home, may be named where (paths from the repository's root).
+const HOMES: &[(&str, &[&str])] = &[
+    (
+        "sterna_kernels",
+        &[
+            "src/model/",
+            "src/startup.rs",
+            "benches/",
+            "tests/",
+            "kernels/",
+        ],
+    ),
+    (
+        "sterna_scheduler",
+        &[
+            "src/engine/",
+            "src/model/",
+            "src/startup.rs",
+            "tests/",
+            "scheduler/",
+        ],
+    ),
+    ("axum", &["src/api/", "tests/"]),
+    ("crossbeam", &["src/engine/"]),
+    ("parking_lot", &["src/model/pool.rs"]),
+    ("slab", &["scheduler/"]),
+    ("tokenizers", &["src/text/"]),
+    ("memmap2", &["src/model/weights.rs"]),
+    ("metrics_exporter_prometheus", &["src/metrics.rs"]),
+];
+
+const UNSAFE_FORMS: &[&str] = &[
+    "unsafe {",
+    "unsafe fn",
+    "unsafe impl",
+    "unsafe trait",
+    "unsafe extern",
+];
+
+const UNSAFE_FILES: &[&str] = &[
+    "kernels/src/dispatch.rs",
+    "kernels/src/x86_64/avx2.rs",
+    "kernels/src/x86_64/avx512.rs",
+    "src/model/pool.rs",
+    "src/model/weights.rs",
+];
+
+const TOP_LEVEL: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "README.md",
+    "benches",
+    "clippy.toml",
+    "dashboards",
+    "kernels",
+    "loadtest",
+    "scheduler",
+    "src",
+    "target",
+    "tests",
+];
+
+struct Source {
+    path: String,
+    text: String,
+}
+
+#[test]
+fn modules_use_only_what_their_arrows_allow() {
+    let modules: Vec<&str> = ARROWS.iter().map(|(name, _)| *name).collect();
+    for source in rust_files() {
+        let Some(module) = module_of(&source.path) else {
+            continue;
+        };
+        let allowed = ARROWS
+            .iter()
+            .find(|(name, _)| *name == module)
+            .unwrap_or_else(|| {
+                panic!(
+                    "{}: module {module} is not in the table of arrows",
+                    source.path
+                )
+            })
+            .1;
+        for used in used_modules(&source.text) {
+            let known = modules.contains(&used.as_str());
+            assert!(
+                !known || used == module || allowed.contains(&used.as_str()),
+                "{}: {module} may not use {used}",
+                source.path
+            );
+        }
+    }
+}
+
+#[test]
+fn packages_stay_in_their_homes() {
+    for source in rust_files() {
+        for (package, homes) in HOMES {
+            let named = code_lines(&source.text).any(|line| names_package(line, package));
+            assert!(
+                !named
+                    || homes.iter().any(|home| source.path.starts_with(home))
+                    || is_this_file(&source.path),
+                "{}: {package} has its home in {homes:?}",
+                source.path
+            );
+        }
+    }
+}
+
+#[test]
+fn unsafe_stands_only_where_the_architecture_lists_it() {
+    for source in rust_files() {
+        let has = code_lines(&source.text)
+            .any(|line| UNSAFE_FORMS.iter().any(|form| line.contains(form)));
+        let listed = UNSAFE_FILES.contains(&source.path.as_str()) || is_this_file(&source.path);
+        assert!(
+            !has || listed,
+            "{}: unsafe is not allowed here",
+            source.path
+        );
+    }
+}
+
+#[test]
+fn every_unsafe_block_names_its_fact() {
+    for source in rust_files().filter(|source| UNSAFE_FILES.contains(&source.path.as_str())) {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (number, line) in lines.iter().enumerate() {
+            if !line.contains("unsafe {") && !line.contains("unsafe impl") {
+                continue;
+            }
+            let above = &lines[number.saturating_sub(4)..=number];
+            assert!(
+                above.iter().any(|line| line.contains("SAFETY")),
+                "{}:{}: no SAFETY comment",
+                source.path,
+                number + 1
+            );
+        }
+    }
+}
+
+#[test]
+fn every_file_begins_with_what_it_is_for() {
+    for source in rust_files() {
+        assert!(
+            source.text.starts_with("//!"),
+            "{}: the first line is not `//!`",
+            source.path
+        );
+    }
+}
+
+#[test]
+fn nothing_is_left_open() {
+    let marks = [
+        "TODO",
+        "FIXME",
+        "todo!(",
+        "unimplemented!(",
+        "#[ignore",
+        "allow(dead_code)",
+    ];
+    for source in rust_files().filter(|source| !is_this_file(&source.path)) {
+        for mark in marks {
+            assert!(!source.text.contains(mark), "{}: {mark}", source.path);
+        }
+    }
+}
+
+#[test]
+fn no_file_is_named_for_no_idea() {
+    let banned: BTreeSet<&str> = [
+        "utils", "util", "common", "helpers", "helper", "manager", "misc", "types",
+    ]
+    .into();
+    for source in rust_files() {
+        let path = Path::new(&source.path);
+        let stem = path
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .unwrap_or_default();
+        assert!(
+            !banned.contains(stem),
+            "{}: name it for its idea",
+            source.path
+        );
+    }
+}
+
+#[test]
+fn the_top_level_is_the_agreed_one() {
+    for entry in fs::read_dir(root()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            name.starts_with('.') || TOP_LEVEL.contains(&name.as_str()),
+            "{name} does not belong in the top level"
+        );
+    }
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The repository's Rust files, by path from the root.
+fn rust_files() -> impl Iterator<Item = Source> {
+    let mut paths = Vec::new();
+    for folder in [
+        "src",
+        "scheduler",
+        "kernels",
+        "benches",
+        "loadtest",
+        "tests",
+    ] {
+        collect(&root().join(folder), &mut paths);
+    }
+    assert!(
+        paths.len() > 20,
+        "the walk found only {} files",
+        paths.len()
+    );
+    paths.into_iter().map(|path| Source {
+        text: fs::read_to_string(&path).unwrap(),
+        path: path
+            .strip_prefix(root())
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned(),
+    })
+}
+
+fn collect(folder: &Path, paths: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if path.file_name().is_some_and(|name| name != "target") {
+                collect(&path, paths);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            paths.push(path);
+        }
+    }
+}
+
+/// `src/api/chat.rs` and `src/api.rs` belong to `api`; `main.rs` and `lib.rs` to nobody.
+fn module_of(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("src/")?;
+    let module = rest.split('/').next()?.trim_end_matches(".rs");
+    (!matches!(module, "main" | "lib")).then_some(module)
+}
+
+/// The names that follow `crate::`, also inside `crate::{a, b::c}`.
+fn used_modules(text: &str) -> Vec<String> {
+    let code: Vec<&str> = code_lines(text).collect();
+    let code = code.join("\n");
+    let mut used = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => {
+                let list = &list[..list.find('}').unwrap_or(list.len())];
+                used.extend(list.split(',').map(|item| first_name(item.trim())));
+            }
+            None => used.push(first_name(rest)),
+        }
+    }
+    used
+}
+
+fn first_name(text: &str) -> String {
+    text.chars()
+        .take_while(|c| c.is_alphanumeric() || *c == '_')
+        .collect()
+}
+
+fn code_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+}
+
+fn names_package(line: &str, package: &str) -> bool {
+    [
+        format!("use {package}::"),
+        format!("use {package};"),
+        format!(" {package}::"),
+        format!("({package}::"),
+        format!("<{package}::"),
+    ]
+    .iter()
+    .any(|form| line.contains(form.as_str()))
+        || line.starts_with(&format!("{package}::"))
+}
+
+fn is_this_file(path: &str) -> bool {
+    path == "tests/tidy.rs"
+}
