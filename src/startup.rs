@@ -3,7 +3,7 @@
 //! Invariants: while a model loads, the server lives but is not ready; whatever is wrong is found before it is ready.
 
 use std::error::Error;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -56,8 +56,8 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     ));
     let (serving, engine) = start_engine(config, kernels)?;
     let handle = serving.engine.clone();
-    greet(config, kernels.isa(), &address.to_string());
     app.serve(serving);
+    greet(config, kernels.isa(), &address.to_string());
 
     runtime.block_on(signalled.first());
     tracing::info!(
@@ -217,24 +217,26 @@ fn start_logging(json: bool) {
     });
 }
 
-/// What a person who has just started the server needs to know.
+/// What a person who has just started the server needs to know. A closed standard output is no reason not to serve.
 fn greet(config: &ServeConfig, isa: Isa, address: &str) {
-    if config.model.is_none() {
-        println!(
-            "This is the embedded demo model: a few million parameters, trained on short chats."
-        );
-        println!("Serve a real one with: sterna --model DIR (a Hugging Face checkpoint).");
+    let demo = match config.model {
+        Some(_) => "",
+        None => {
+            "This is the embedded demo model: a few million parameters, trained on short chats.\n\
+             Serve a real one with: sterna --model DIR (a Hugging Face checkpoint).\n"
+        }
+    };
+    let threads = config.threads();
+    let greeting = format!(
+        "{demo}Sterna serves on http://{address} with {isa}, {threads} compute threads.\n  \
+           chat     http://{address}/\n  \
+           metrics  http://{address}/metrics\n  \
+           try      curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n             \
+                    -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Who are you?\"}}],\"stream\":true}}'\n"
+    );
+    if let Err(error) = io::stdout().write_all(greeting.as_bytes()) {
+        tracing::debug!(%error, "nobody reads standard output");
     }
-    println!(
-        "Sterna serves on http://{address} with {} threads, {isa}.",
-        config.threads()
-    );
-    println!("  chat     http://{address}/");
-    println!("  metrics  http://{address}/metrics");
-    println!(
-        "  try      curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n             \
-         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Who are you?\"}}],\"stream\":true}}'"
-    );
 }
 
 /// SIGTERM and Ctrl-C.

@@ -1,6 +1,8 @@
-//! `sterna synthesize`: a checkpoint of the shape of a real model with random weights, to measure speed and memory without a download.
+//! `sterna synthesize`: a checkpoint of the shape of a real model with random weights, to measure speed
+//! and memory without a download.
 //!
-//! Always true: every token id decodes to text. The tokenizer is the demo's, with filler words for the ids that it does not have.
+//! Always true: every token id decodes to text. The tokenizer is the demo's, with filler words for the
+//! ids that it does not have.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter};

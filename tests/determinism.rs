@@ -1,6 +1,11 @@
 //! Company never changes an answer: tokens and logprob bits of the demo model are equal alone, in any batch, chunked, from the prefix
 //! cache, after eviction and preemption, and with any number of threads. Each test also asserts that its condition really occurred.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails, as it should"
+)]
+
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

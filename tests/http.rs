@@ -1,5 +1,10 @@
 //! Does the wire speak OpenAI? The router in process and over real sockets, on a model whose every word is known beforehand.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that finds nothing to unwrap has failed"
+)]
+
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -921,17 +926,261 @@ async fn the_rest_of_the_context_is_chats_default_length() {
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// Bodies that are no request: path, body, status, code, param.
-fn malformed() -> Vec<(
-    &'static str,
-    String,
-    u16,
-    &'static str,
-    Option<&'static str>,
-)> {
+/// A body that is no request, and the error that it deserves.
+struct Malformed {
+    path: &'static str,
+    body: String,
+    status: u16,
+    code: &'static str,
+    param: Option<&'static str>,
+}
+
+/// Values, split at ` | `, that a field of both endpoints may not have.
+const INVALID_VALUES: &[(&str, &str)] = &[
+    ("max_tokens", r#"0 | -1 | "5" | 1.5 | true | [] | {}"#),
+    ("max_completion_tokens", "0 | -5"),
+    ("min_tokens", "-1 | 99 | false"),
+    ("temperature", r#"-0.1 | 2.1 | "hot" | [1]"#),
+    ("top_p", "1.01 | -1 | []"),
+    ("top_k", r#"-2 | 1.5 | "all""#),
+    ("min_p", "2 | -0.5"),
+    ("seed", r#""x" | 1.5 | [7]"#),
+    ("frequency_penalty", "3 | -2.5"),
+    ("presence_penalty", "-3 | true"),
+    ("repetition_penalty", "0 | -1 | 1e300 | 1e-300"),
+    (
+        "logit_bias",
+        r#"[] | {"x": 1} | {"309": 1} | {"-1": 1} | {"5": 101} | {"5": "1"} | {"5": null}"#,
+    ),
+    (
+        "stop",
+        r#""" | ["a", ""] | ["a", "b", "c", "d", "e"] | 5 | [5] | [null]"#,
+    ),
+    ("stop_token_ids", r#"5 | ["5"] | [309] | [-1]"#),
+    ("ignore_eos", r#""yes" | 1"#),
+    ("stream", r#""true" | 1"#),
+    ("stream_options", r#"{"include_usage": true}"#),
+    ("model", "5 | []"),
+    ("skip_special_tokens", "0"),
+    ("return_token_ids", r#""no""#),
+    ("include_stop_str_in_output", "{}"),
+    ("n", r#"0 | "2""#),
+    ("best_of", "-1"),
+];
+
+/// Values that both endpoints know and can't honour.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("n", "2 | 8"),
+    ("best_of", "3"),
+    ("echo", "true"),
+    ("suffix", r#""end""#),
+    ("tools", r#"[{"type": "function"}]"#),
+    ("tool_choice", r#""required" | {"type": "function"}"#),
+    ("functions", "[{}]"),
+    (
+        "response_format",
+        r#"{"type": "json_object"} | {"type": "json_schema"} | "text""#,
+    ),
+    ("structured_outputs", r#"{"regex": "a"}"#),
+    ("guided_json", "{}"),
+    ("audio", r#"{"voice": "x"}"#),
+    ("modalities", r#"["text", "audio"]"#),
+    ("prompt_logprobs", "1"),
+    ("use_beam_search", "true"),
+    ("chat_template", r#""{{ x }}""#),
+    ("add_generation_prompt", "false"),
+    ("continue_final_message", "true"),
+    ("priority", "3"),
+    ("bad_words", r#"["x"]"#),
+    ("reasoning_effort", r#""high""#),
+];
+
+/// One message after a good one, as JSON; what of it is wrong.
+const MESSAGES: &[(&str, &str, &str)] = &[
+    (r#""hi""#, "invalid_value", "messages[1]"),
+    (r#"{"content": "a"}"#, "invalid_value", "messages[1].role"),
+    (
+        r#"{"role": "king", "content": "a"}"#,
+        "invalid_value",
+        "messages[1].role",
+    ),
+    (
+        r#"{"role": 5, "content": "a"}"#,
+        "invalid_value",
+        "messages[1].role",
+    ),
+    (
+        r#"{"role": "tool", "content": "a"}"#,
+        "unsupported_parameter",
+        "messages[1].role",
+    ),
+    (
+        r#"{"role": "user"}"#,
+        "invalid_value",
+        "messages[1].content",
+    ),
+    (
+        r#"{"role": "user", "content": null}"#,
+        "invalid_value",
+        "messages[1].content",
+    ),
+    (
+        r#"{"role": "user", "content": 5}"#,
+        "invalid_value",
+        "messages[1].content",
+    ),
+    (
+        r#"{"role": "user", "content": [{"type": "image_url"}]}"#,
+        "unsupported_parameter",
+        "messages[1].content[0].type",
+    ),
+    (
+        r#"{"role": "user", "content": [{"text": "a"}]}"#,
+        "invalid_value",
+        "messages[1].content[0].type",
+    ),
+    (
+        r#"{"role": "user", "content": [{"type": "text"}]}"#,
+        "invalid_value",
+        "messages[1].content[0].text",
+    ),
+    (
+        r#"{"role": "user", "content": ["a"]}"#,
+        "invalid_value",
+        "messages[1].content[0].type",
+    ),
+    (
+        r#"{"role": "assistant", "tool_calls": [{}]}"#,
+        "unsupported_parameter",
+        "messages[1].tool_calls",
+    ),
+];
+
+/// Fields of one endpoint, beside a good prompt unless they replace it.
+const OWN_FIELDS: &[(&str, &str, &str, &str)] = &[
+    (
+        TEXT,
+        "prompt",
+        "null | 5 | {} | [] | [[]] | [309] | [-1] | [1.5] | [1, \"a\"] | [null]",
+        "invalid_value",
+    ),
+    (
+        TEXT,
+        "prompt",
+        r#"["a", "b"] | [[5], [6]] | ["a", 5]"#,
+        "unsupported_parameter",
+    ),
+    (TEXT, "logprobs", "6 | -1 | true", "invalid_value"),
+    (
+        CHAT,
+        "messages",
+        r#"null | [] | "hi" | {}"#,
+        "invalid_value",
+    ),
+    (CHAT, "logprobs", "3 | \"yes\"", "invalid_value"),
+    (CHAT, "top_logprobs", "2 | 21 | -1", "invalid_value"),
+];
+
+fn good(path: &str) -> Value {
+    match path {
+        CHAT => json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+        _ => json!({"prompt": "a", "max_tokens": 9}),
+    }
+}
+
+/// A good body but for one field, given as JSON.
+fn with(path: &str, name: &str, value: &str) -> String {
+    let value: Value = serde_json::from_str(value).unwrap_or_else(|_| panic!("{value} is no JSON"));
+    merged(good(path), json!({ name: value })).to_string()
+}
+
+fn malformed() -> Vec<Malformed> {
     let mut cases = Vec::new();
+    let mut add = |path, body: String, code, param| {
+        let status = if code == "model_not_found" { 404 } else { 400 };
+        cases.push(Malformed {
+            path,
+            body,
+            status,
+            code,
+            param,
+        });
+    };
+    for body in no_json() {
+        add(TEXT, body, "invalid_json", None);
+    }
+    for path in [CHAT, TEXT] {
+        for (fields, code) in [
+            (INVALID_VALUES, "invalid_value"),
+            (UNSUPPORTED, "unsupported_parameter"),
+        ] {
+            for (name, values) in fields {
+                values
+                    .split(" | ")
+                    .for_each(|value| add(path, with(path, name, value), code, Some(name)));
+            }
+        }
+        add(
+            path,
+            with(path, "model", "\"other\""),
+            "model_not_found",
+            Some("model"),
+        );
+        add(
+            path,
+            with(path, "stop", &long_stop()),
+            "invalid_value",
+            Some("stop"),
+        );
+        let param = if path == CHAT { "messages" } else { "prompt" };
+        for most in ["4096", "1152921504606846976"] {
+            add(
+                path,
+                with(path, "max_tokens", most),
+                "context_length_exceeded",
+                Some(param),
+            );
+        }
+    }
+    for (path, name, values, code) in OWN_FIELDS {
+        values
+            .split(" | ")
+            .for_each(|value| add(path, with(path, name, value), code, Some(name)));
+    }
+    for (message, code, param) in MESSAGES {
+        let messages = format!("[{{\"role\": \"user\", \"content\": \"a\"}}, {message}]");
+        add(CHAT, with(CHAT, "messages", &messages), code, Some(param));
+    }
+    add(
+        CHAT,
+        with(CHAT, "messages", &many_messages()),
+        "invalid_value",
+        Some("messages"),
+    );
+    add(
+        TEXT,
+        with(TEXT, "prompt", &many_tokens()),
+        "context_length_exceeded",
+        Some("prompt"),
+    );
+    cases
+}
+
+fn long_stop() -> String {
+    json!("x".repeat(257)).to_string()
+}
+
+fn many_tokens() -> String {
+    json!(vec![5; 4096]).to_string()
+}
+
+fn many_messages() -> String {
+    json!(vec![json!({"role": "user", "content": "a"}); 1025]).to_string()
+}
+
+fn no_json() -> Vec<String> {
     let deep = format!("{{\"prompt\": {}{}}}", "[".repeat(200), "]".repeat(200));
-    for body in [
+    let texts = [
         "",
         " ",
         "{",
@@ -949,297 +1198,8 @@ fn malformed() -> Vec<(
         "\u{0}",
         "{\"prompt\": \"a\u{1}b\"}",
         &deep,
-    ] {
-        cases.push((TEXT, body.to_owned(), 400, "invalid_json", None));
-    }
-    let invalid_values = [
-        ("max_tokens", json!(0)),
-        ("max_tokens", json!(-1)),
-        ("max_tokens", json!("5")),
-        ("max_tokens", json!(1.5)),
-        ("max_tokens", json!(true)),
-        ("max_completion_tokens", json!(0)),
-        ("min_tokens", json!(-1)),
-        ("min_tokens", json!(99)),
-        ("temperature", json!(-0.1)),
-        ("temperature", json!(2.1)),
-        ("temperature", json!("hot")),
-        ("temperature", json!([1])),
-        ("top_p", json!(1.01)),
-        ("top_p", json!(-1)),
-        ("top_k", json!(-2)),
-        ("top_k", json!(1.5)),
-        ("min_p", json!(2)),
-        ("seed", json!("x")),
-        ("seed", json!(1.5)),
-        ("frequency_penalty", json!(3)),
-        ("presence_penalty", json!(-3)),
-        ("repetition_penalty", json!(0)),
-        ("repetition_penalty", json!(-1)),
-        ("repetition_penalty", json!(1e300)),
-        ("logit_bias", json!([])),
-        ("logit_bias", json!({"x": 1})),
-        ("logit_bias", json!({"309": 1})),
-        ("logit_bias", json!({"-1": 1})),
-        ("logit_bias", json!({"5": 101})),
-        ("logit_bias", json!({"5": "1"})),
-        ("stop", json!("")),
-        ("stop", json!(["a", ""])),
-        ("stop", json!(["a", "b", "c", "d", "e"])),
-        ("stop", json!(5)),
-        ("stop", json!([5])),
-        ("stop", json!("x".repeat(257))),
-        ("stop_token_ids", json!(5)),
-        ("stop_token_ids", json!(["5"])),
-        ("stop_token_ids", json!([309])),
-        ("stop_token_ids", json!([-1])),
-        ("ignore_eos", json!("yes")),
-        ("stream", json!("true")),
-        ("stream", json!(1)),
-        ("stream_options", json!({"include_usage": true})),
-        ("model", json!(5)),
-        ("skip_special_tokens", json!(0)),
-        ("return_token_ids", json!("no")),
-        ("n", json!(0)),
-        ("n", json!("2")),
-        ("best_of", json!(-1)),
-        ("include_stop_str_in_output", json!({})),
     ];
-    let unsupported = [
-        ("n", json!(2)),
-        ("best_of", json!(3)),
-        ("echo", json!(true)),
-        ("suffix", json!("end")),
-        ("tools", json!([{"type": "function"}])),
-        ("tool_choice", json!("required")),
-        ("functions", json!([{}])),
-        ("response_format", json!({"type": "json_object"})),
-        ("response_format", json!({"type": "json_schema"})),
-        ("structured_outputs", json!({"regex": "a"})),
-        ("guided_json", json!({})),
-        ("audio", json!({"voice": "x"})),
-        ("modalities", json!(["text", "audio"])),
-        ("prompt_logprobs", json!(1)),
-        ("use_beam_search", json!(true)),
-        ("chat_template", json!("{{ x }}")),
-        ("add_generation_prompt", json!(false)),
-        ("continue_final_message", json!(true)),
-        ("priority", json!(3)),
-        ("bad_words", json!(["x"])),
-        ("reasoning_effort", json!("high")),
-    ];
-    for (path, prompt) in [
-        (
-            CHAT,
-            json!({"messages": [{"role": "user", "content": "a"}]}),
-        ),
-        (TEXT, json!({"prompt": "a"})),
-    ] {
-        let with = |name: &str, value: &Value| {
-            merged(
-                merged(prompt.clone(), json!({"max_tokens": 9})),
-                json!({name: value}),
-            )
-            .to_string()
-        };
-        cases.extend(
-            invalid_values
-                .iter()
-                .map(|(name, value)| (path, with(name, value), 400, "invalid_value", Some(*name))),
-        );
-        cases.extend(unsupported.iter().map(|(name, value)| {
-            (
-                path,
-                with(name, value),
-                400,
-                "unsupported_parameter",
-                Some(*name),
-            )
-        }));
-        cases.push((
-            path,
-            with("model", &json!("other")),
-            404,
-            "model_not_found",
-            Some("model"),
-        ));
-    }
-    let mut field = |path, body: Value, code, param| {
-        cases.push((path, body.to_string(), 400, code, Some(param)))
-    };
-    for prompt in [
-        json!(null),
-        json!(""),
-        json!(5),
-        json!({}),
-        json!([]),
-        json!([[]]),
-        json!([309]),
-        json!([-1]),
-        json!([1.5]),
-        json!([1, "a"]),
-        json!([null]),
-    ] {
-        // The empty string is a prompt: the beginning of a text.
-        if prompt != "" {
-            field(TEXT, json!({"prompt": prompt}), "invalid_value", "prompt");
-        }
-    }
-    for prompt in [json!(["a", "b"]), json!([[5], [6]]), json!(["a", 5])] {
-        field(
-            TEXT,
-            json!({"prompt": prompt}),
-            "unsupported_parameter",
-            "prompt",
-        );
-    }
-    field(
-        TEXT,
-        json!({"prompt": [5], "max_tokens": 4096}),
-        "context_length_exceeded",
-        "prompt",
-    );
-    field(
-        TEXT,
-        json!({"prompt": [5], "max_tokens": 1u64 << 60}),
-        "context_length_exceeded",
-        "prompt",
-    );
-    field(
-        TEXT,
-        json!({"prompt": vec![5; 4096]}),
-        "context_length_exceeded",
-        "prompt",
-    );
-    field(
-        TEXT,
-        json!({"prompt": "a", "logprobs": 6}),
-        "invalid_value",
-        "logprobs",
-    );
-    field(
-        TEXT,
-        json!({"prompt": "a", "logprobs": true}),
-        "invalid_value",
-        "logprobs",
-    );
-    field(CHAT, json!({}), "invalid_value", "messages");
-    for messages in [
-        json!([]),
-        json!("hi"),
-        json!({}),
-        json!(vec![json!({"role": "user", "content": "a"}); 1025]),
-    ] {
-        field(
-            CHAT,
-            json!({"messages": messages}),
-            "invalid_value",
-            "messages",
-        );
-    }
-    let mut message = |message: Value, code, param| {
-        field(
-            CHAT,
-            json!({"messages": [{"role": "user", "content": "a"}, message]}),
-            code,
-            param,
-        )
-    };
-    message(json!("hi"), "invalid_value", "messages[1]");
-    message(json!({"content": "a"}), "invalid_value", "messages[1].role");
-    message(
-        json!({"role": "king", "content": "a"}),
-        "invalid_value",
-        "messages[1].role",
-    );
-    message(
-        json!({"role": 5, "content": "a"}),
-        "invalid_value",
-        "messages[1].role",
-    );
-    message(
-        json!({"role": "tool", "content": "a"}),
-        "unsupported_parameter",
-        "messages[1].role",
-    );
-    message(
-        json!({"role": "user"}),
-        "invalid_value",
-        "messages[1].content",
-    );
-    message(
-        json!({"role": "user", "content": null}),
-        "invalid_value",
-        "messages[1].content",
-    );
-    message(
-        json!({"role": "user", "content": 5}),
-        "invalid_value",
-        "messages[1].content",
-    );
-    message(
-        json!({"role": "user", "content": [{"type": "image_url"}]}),
-        "unsupported_parameter",
-        "messages[1].content[0].type",
-    );
-    message(
-        json!({"role": "user", "content": [{"text": "a"}]}),
-        "invalid_value",
-        "messages[1].content[0].type",
-    );
-    message(
-        json!({"role": "user", "content": [{"type": "text"}]}),
-        "invalid_value",
-        "messages[1].content[0].text",
-    );
-    message(
-        json!({"role": "assistant", "tool_calls": [{}]}),
-        "unsupported_parameter",
-        "messages[1].tool_calls",
-    );
-    let with = |more: Value| {
-        merged(
-            json!({"messages": [{"role": "user", "content": "a"}]}),
-            more,
-        )
-    };
-    field(
-        CHAT,
-        with(json!({"logprobs": 3})),
-        "invalid_value",
-        "logprobs",
-    );
-    field(
-        CHAT,
-        with(json!({"logprobs": true, "top_logprobs": 21})),
-        "invalid_value",
-        "top_logprobs",
-    );
-    field(
-        CHAT,
-        with(json!({"top_logprobs": 2})),
-        "invalid_value",
-        "top_logprobs",
-    );
-    field(
-        CHAT,
-        with(json!({"max_tokens": 4096})),
-        "context_length_exceeded",
-        "messages",
-    );
-    field(
-        CHAT,
-        with(json!({"stream": true, "stream_options": 5})),
-        "invalid_value",
-        "stream_options",
-    );
-    field(
-        CHAT,
-        with(json!({"stream": true, "stream_options": {"include_usage": 5}})),
-        "invalid_value",
-        "include_usage",
-    );
-    cases
+    texts.map(str::to_owned).to_vec()
 }
 
 #[tokio::test]
@@ -1255,19 +1215,21 @@ async fn malformed_requests_get_a_typed_error_and_harm_nobody() {
     let expected = canary().await;
     let cases = malformed();
     assert!(cases.len() > 150, "{}", cases.len());
-    for (path, body, status, code, param) in cases {
-        let answer = server
-            .send(
-                Method::POST,
-                path,
-                &[("content-type", "application/json")],
-                body.clone(),
-            )
-            .await;
+    for Malformed {
+        path,
+        body,
+        status,
+        code,
+        param,
+    } in cases
+    {
+        let kind = [("content-type", "application/json")];
+        let answer = server.send(Method::POST, path, &kind, body.clone()).await;
         let short: String = body.chars().take(120).collect();
+        let expected_error = (status, code.to_owned(), param.map(str::to_owned));
         assert_eq!(
             answer.error(),
-            (status, code.to_owned(), param.map(str::to_owned)),
+            expected_error,
             "{path} {short}: {}",
             answer.body
         );

@@ -1,5 +1,10 @@
 //! Is the house in order? Arrows between modules, the list of files with `unsafe`, first lines, names.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails, as it should"
+)]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

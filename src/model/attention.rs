@@ -1,7 +1,8 @@
 //! The attention half of a layer: it walks each sequence's pages and calls the kernels on runs of them.
 //!
-//! Always true: a query reads every key and value from the page, after rounding to half precision, those of its own step included; keys
-//! are reduced in spans of 256 absolute positions, in ascending order. So neither chunks nor neighbours nor threads change a result.
+//! Always true: a query reads every key and value from the page, after rounding to half precision, those
+//! of its own step included; keys are reduced in spans of 256 absolute positions, in ascending order. So
+//! neither chunks nor neighbours nor threads change a result.
 
 use sterna_kernels::{KvPage, PAGE_TOKENS, SPAN_TOKENS};
 

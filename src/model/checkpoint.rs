@@ -1,7 +1,8 @@
 //! A checkpoint's files, and their tensors by name.
 //!
-//! Always true: every tensor is taken exactly once or is known to be of no use, and whatever is wrong with a file is an error that names
-//! the file or the tensor. Nothing here trusts a length that a file states.
+//! Always true: every tensor is taken exactly once or is known to be of no use, and whatever is wrong
+//! with a file is an error that names the file or the tensor. Nothing here trusts a length that a file
+//! states.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -242,7 +243,8 @@ impl<'a> Tensors<'a> {
     }
 
     /// # Errors
-    /// If a tensor is left that nothing asked for. Stored rotary frequencies follow from the configuration and are passed over.
+    /// If a tensor is left that nothing asked for. Stored rotary frequencies follow from the
+    /// configuration and are passed over.
     pub(super) fn finish(self) -> Result<(), LoadError> {
         let unknown = self
             .0

@@ -1,7 +1,8 @@
 //! Hyperparameters of a checkpoint, from the JSON files beside its weights.
 //!
-//! Always true of a [`ModelConfig`]: its sizes agree with each other, and every setting is one that this engine computes. A setting that
-//! it does not compute is an error that names the key; nothing is guessed.
+//! Always true of a [`ModelConfig`]: its sizes agree with each other, and every setting is one that this
+//! engine computes. A setting that it does not compute is an error that names the key; nothing is
+//! guessed.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +52,8 @@ pub struct Quantization {
     pub online: bool,
     /// The epsilon of the norm on the input of every ternary linear, where there is one (`use_rms_norm`).
     pub input_norm_eps: Option<f32>,
-    /// Modules that stay float: prefixes that end at a dot, or suffixes. The output head where the checkpoint does not say.
+    /// Modules that stay float: prefixes that end at a dot, or suffixes. The output head where the
+    /// checkpoint does not say.
     pub float_modules: Vec<String>,
 }
 
@@ -86,7 +88,8 @@ pub struct ModelConfig {
     pub tied: bool,
     /// How the linears were made ternary.
     pub quantization: Quantization,
-    /// Tokens that end an answer: the union over `config.json`, `generation_config.json` and the tokenizer. Ascending.
+    /// Tokens that end an answer: the union over `config.json`, `generation_config.json` and the
+    /// tokenizer. Ascending.
     pub eos_tokens: Vec<u32>,
     /// The token that begins a text.
     pub bos_token: Option<u32>,
@@ -96,7 +99,8 @@ impl ModelConfig {
     /// Reads the configuration of a checkpoint.
     ///
     /// # Errors
-    /// If `config.json` is missing, malformed or contradictory, or asks for something that this engine does not compute.
+    /// If `config.json` is missing, malformed or contradictory, or asks for something that this engine
+    /// does not compute.
     pub fn read(source: &Source) -> Result<ModelConfig, LoadError> {
         let text = source
             .read("config.json")?
@@ -365,7 +369,8 @@ impl ModelConfig {
             ("max_position_embeddings", self.max_position),
         ];
         for (key, size) in sizes {
-            // The cap keeps every product of two sizes far from overflow; what is really read is bounded by the file.
+            // The cap keeps every product of two sizes far from overflow; what is really read is bounded
+            // by the file.
             if !(1..=1 << 24).contains(&size) {
                 return Err(unsupported(key, &format!("{size} is out of range")));
             }
@@ -500,7 +505,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The published configuration of 2B-4T, cut to what matters, with `changes` laid over it (null removes a key).
+    /// The published configuration of 2B-4T, cut to what matters, with `changes` laid over it (null
+    /// removes a key).
     fn read(changes: &Value) -> Result<ModelConfig, LoadError> {
         let mut config = json!({
             "architectures": ["BitNetForCausalLM"], "bos_token_id": 128_000, "eos_token_id": 128_001, "hidden_act": "relu2",

@@ -1,7 +1,8 @@
 //! The memory of keys and values, indexed by page. It knows no sequence.
 //!
-//! Always true: a page holds 16 tokens of every layer; for each layer and key-value head its keys, `[d][16]`, stand right before its
-//! values, `[16][d]`, in half precision, beginning at a cache line. Memory that was never written costs nothing.
+//! Always true: a page holds 16 tokens of every layer; for each layer and key-value head its keys,
+//! `[d][16]`, stand right before its values, `[16][d]`, in half precision, beginning at a cache line.
+//! Memory that was never written costs nothing.
 
 use sterna_kernels::{KvPage, PAGE_TOKENS};
 

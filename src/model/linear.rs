@@ -12,7 +12,8 @@ use sterna_kernels::{
 
 use super::pool::{Pool, ranges, split_rows};
 
-/// Integer products that a worker keeps before it scales them: few enough for its cache, many enough to call a kernel seldom.
+/// Integer products that a worker keeps before it scales them: few enough for its cache, many enough to
+/// call a kernel seldom.
 const PRODUCTS_AT_ONCE: usize = 1 << 16;
 
 /// RMS norm with learned weights.
@@ -100,7 +101,8 @@ impl Projections {
         self.linears.iter().map(Linear::panels).sum::<usize>() * PANEL_ROWS
     }
 
-    /// How many differently quantized inputs there are: one, or one each where each norms its own; none if all are float.
+    /// How many differently quantized inputs there are: one, or one each where each norms its own; none
+    /// if all are float.
     fn streams(&self) -> usize {
         let normed = |linear: &Linear| matches!(linear, Linear::Ternary(linear) if linear.input_norm.is_some());
         if self.linears.iter().any(normed) {
@@ -198,7 +200,8 @@ impl<'a> Product<'a> {
     }
 }
 
-/// The rows that one set of projections is fed, quantized, and as floats where a linear wants that. Reused from stage to stage.
+/// The rows that one set of projections is fed, quantized, and as floats where a linear wants that.
+/// Reused from stage to stage.
 pub(super) struct Inputs {
     tokens: usize,
     quantized: Vec<QuantizedActivations>,
@@ -227,8 +230,8 @@ impl Inputs {
         }
     }
 
-    /// Takes in `tokens` rows. `write_row(token, row, spare)` makes one; `spare` is memory that it may use as it likes, as wide as the
-    /// widest row of the model.
+    /// Takes in `tokens` rows. `write_row(token, row, spare)` makes one; `spare` is memory that it may
+    /// use as it likes, as wide as the widest row of the model.
     pub(super) fn fill(
         &mut self,
         crew: &mut Crew,

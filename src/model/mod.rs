@@ -1,23 +1,29 @@
 //! The model: tokens and pages in, logits out.
 //!
-//! [`Model::forward`] computes one step for a batch of rows of many sequences, prefill chunks and decodes mixed. All tokens of all rows
-//! go through each matrix together; attention alone looks at each sequence for itself.
+//! [`Model::forward`] computes one step for a batch of rows of many sequences, prefill chunks and
+//! decodes mixed. All tokens of all rows go through each matrix together; attention alone looks at each
+//! sequence for itself.
 //!
-//! Always true: within one instruction set a row's logits depend only on its own sequence, bit for bit; not on the other rows, nor on how
-//! its prompt was cut into chunks, nor on the number of threads. The model knows no request, no tenant and no text.
+//! Always true: within one instruction set a row's logits depend only on its own sequence, bit for bit;
+//! not on the other rows, nor on how its prompt was cut into chunks, nor on the number of threads. The
+//! model knows no request, no tenant and no text.
 
 mod attention;
+mod census;
 mod checkpoint;
 mod config;
 mod kv_store;
 mod layer;
 mod linear;
 mod logits;
+mod packing;
 mod placement;
 mod pool;
 #[cfg(test)]
 mod reference;
 pub mod synthetic;
+#[cfg(test)]
+mod tests;
 pub mod toy;
 mod weights;
 
@@ -110,7 +116,7 @@ impl Memory {
             .unwrap_or(0);
         Memory {
             placement: Placement::new(config, max_tokens),
-            hidden: vec![0.0; max_tokens * config.hidden],
+            hidden: Vec::with_capacity(max_tokens * config.hidden),
             inputs: Inputs::new(max_tokens, projections.chain([&weights.head])),
             products: vec![0.0; max_tokens * product_width],
             attention: AttentionBuffers::new(
@@ -127,8 +133,8 @@ impl Model {
     /// Loads a checkpoint.
     ///
     /// # Errors
-    /// If a file or tensor is missing, malformed or not what the configuration asks for, or the configuration asks for something that
-    /// this engine does not compute. The error names the thing.
+    /// If a file or tensor is missing, malformed or not what the configuration asks for, or the
+    /// configuration asks for something that this engine does not compute. The error names the thing.
     ///
     /// # Panics
     /// If an option is zero.
@@ -217,20 +223,22 @@ impl Model {
         }
     }
 
-    /// Computes a step: writes the keys and values of the batch's tokens into `kv`, and returns the logits of the rows
-    /// that want them, in the order of the rows.
+    /// Computes a step: writes the keys and values of the batch's tokens into `kv`, and returns the
+    /// logits of the rows that want them, in the order of the rows.
     ///
     /// # Panics
-    /// If the batch is larger than the options allow, names a page or token that does not exist, or `kv` is another model's.
+    /// If the batch is larger than the options allow, names a page or token that does not exist, or `kv`
+    /// is another model's.
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> &Logits {
+        // Should a step panic, the states are lost; the next one makes them anew.
         let mut hidden = std::mem::take(&mut self.memory.hidden);
-        let states = &mut hidden[..batch.token_count() * self.config.hidden];
-        self.embed(batch, states);
+        hidden.resize(batch.token_count() * self.config.hidden, 0.0);
+        self.embed(batch, &mut hidden);
         self.memory.placement.place(batch);
         for layer in 0..self.config.layers {
-            self.placed_layer(layer, states, batch, kv);
+            self.placed_layer(layer, &mut hidden, batch, kv);
         }
-        self.project(states);
+        self.project(&hidden);
         self.memory.hidden = hidden;
         &self.logits
     }
@@ -254,8 +262,9 @@ impl Model {
         }
     }
 
-    /// Runs one layer on the hidden states `[token][hidden]` of the batch's tokens, in place. [`Model::forward`] is nothing but this for
-    /// each layer, between [`Model::embed`] and the output head.
+    /// Runs one layer on the hidden states `[token][hidden]` of the batch's tokens, in place.
+    /// [`Model::forward`] is nothing but this for each layer, between [`Model::embed`] and the output
+    /// head.
     ///
     /// # Panics
     /// As [`Model::forward`].

@@ -1,4 +1,5 @@
-//! Where each token of a batch stands: its position, the page that it is written to, the angles that it is rotated by.
+//! Where each token of a batch stands: its position, the page that it is written to, the angles that it
+//! is rotated by.
 //!
 //! Always true: this depends on the batch alone, so it is worked out once a step and serves all layers.
 
@@ -40,7 +41,8 @@ impl Placement {
     /// Room for `max_tokens` tokens.
     pub(super) fn new(config: &ModelConfig, max_tokens: usize) -> Placement {
         let half = config.head_dim / 2;
-        // Single precision where the reference has it: at far positions a more exact frequency would be a different angle.
+        // Single precision where the reference has it: at far positions a more exact frequency would be
+        // a different angle.
         let inverse_frequency = |i: usize| {
             let exponent = (2 * i) as f32 / config.head_dim as f32;
             1.0 / (config.rope_theta.powf(f64::from(exponent)) as f32)
@@ -72,15 +74,15 @@ impl Placement {
         self.clear();
         for (index, row) in batch.rows().iter().enumerate() {
             let (start, first_token) = (row.start as usize, self.positions.len());
-            for position in start..start + row.len() {
+            for position in start..row.end() {
                 self.push_token(index, position);
             }
-            let pages = batch.pages(row);
-            for page in start / PAGE_TOKENS..pages.len() {
-                let begin = start.max(page * PAGE_TOKENS);
-                let end = (start + row.len()).min((page + 1) * PAGE_TOKENS);
+            let pages = batch.pages(row).iter().enumerate();
+            for (index, page) in pages.skip(start / PAGE_TOKENS) {
+                let begin = start.max(index * PAGE_TOKENS);
+                let end = row.end().min((index + 1) * PAGE_TOKENS);
                 self.writes.push(PageWrite {
-                    page: pages[page].index(),
+                    page: page.index(),
                     slot: begin % PAGE_TOKENS,
                     first_token: first_token + begin - start,
                     tokens: end - begin,
@@ -151,8 +153,8 @@ impl Placement {
         &self.logits
     }
 
-    /// Shares the attention of `heads` heads among `parts`, by the keys to be seen. An item is `head * tokens + token`; the ranges are
-    /// contiguous from 0, and some may be empty.
+    /// Shares the attention of `heads` heads among `parts`, by the keys to be seen. An item is `head *
+    /// tokens + token`; the ranges are contiguous from 0, and some may be empty.
     pub(super) fn attention_shares(
         &self,
         heads: usize,

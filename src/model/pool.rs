@@ -1,7 +1,8 @@
 //! Worker threads that share one job at a time: fork, work, join.
 //!
-//! Always true: the calling thread is worker 0; [`Pool::run`] returns only when every worker has finished, also when one of them
-//! panics, so a job may borrow from its caller. What a worker may write is handed to it by [`Pool::run_parts`], each part to one worker.
+//! Always true: the calling thread is worker 0; [`Pool::run`] returns only when every worker has
+//! finished, also when one of them panics, so a job may borrow from its caller. What a worker may write
+//! is handed to it by [`Pool::run_parts`], each part to one worker.
 #![expect(
     unsafe_code,
     reason = "a job borrows from its caller, which the type of a long-lived thread cannot say"
@@ -17,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How long a thread spins before it sleeps. Stages of a forward pass follow each other much faster than this.
+/// How long a thread spins before it sleeps. Stages of a forward pass follow each other much faster than
+/// this.
 const SPIN: Duration = Duration::from_micros(50);
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
@@ -39,8 +41,8 @@ struct Shared {
 }
 
 impl Pool {
-    /// Starts `workers - 1` threads. With `pin`, each is bound to one of the cores that this process may use, provided there are enough;
-    /// a system that refuses to bind is no error.
+    /// Starts `workers - 1` threads. With `pin`, each is bound to one of the cores that this process may
+    /// use, provided there are enough; a system that refuses to bind is no error.
     ///
     /// # Panics
     /// If `workers` is zero or a thread cannot be started.
@@ -112,7 +114,8 @@ impl Pool {
         }
     }
 
-    /// Hands part i to worker i and returns what each made of its part, in order. A single part is worked on by the caller alone.
+    /// Hands part i to worker i and returns what each made of its part, in order. A single part is
+    /// worked on by the caller alone.
     ///
     /// # Panics
     /// If there are more parts than workers, or with the panic of a worker.
@@ -177,8 +180,9 @@ impl Shared {
             }
             seen += 1; // The next job is not published before this one is finished.
             let job = self.job.load(Ordering::Relaxed).cast::<Job<'_>>();
-            // SAFETY: `run` stored a pointer to its own `job` argument before it raised the epoch that this thread has just seen, and
-            // does not return, nor unwind, before this thread has counted itself out of `unfinished` below.
+            // SAFETY: `run` stored a pointer to its own `job` argument before it raised the epoch that
+            // this thread has just seen, and does not return, nor unwind, before this thread has counted
+            // itself out of `unfinished` below.
             let job = unsafe { *job };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
                 self.panic.lock().get_or_insert(payload);
@@ -199,7 +203,8 @@ struct Bell {
 }
 
 impl Bell {
-    /// Waits until `condition` holds. Whoever makes it true must do so with a sequentially consistent write and then ring.
+    /// Waits until `condition` holds. Whoever makes it true must do so with a sequentially consistent
+    /// write and then ring.
     fn wait_until(&self, condition: impl Fn() -> bool) {
         let mut start = None;
         loop {
@@ -213,8 +218,8 @@ impl Bell {
                 break;
             }
         }
-        // Announced before the last look at the condition, as `ring` looks for sleepers after the condition was made true: one of the
-        // two sees the other.
+        // Announced before the last look at the condition, as `ring` looks for sleepers after the
+        // condition was made true: one of the two sees the other.
         let mut guard = self.lock.lock();
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         while !condition() {
@@ -240,8 +245,8 @@ pub(super) fn ranges(
     (0..parts).map(move |part| part * len / parts..(part + 1) * len / parts)
 }
 
-/// Cuts `data`, rows of `row` values, at the given ranges of rows, which must be contiguous from 0. The disjoint views that
-/// [`Pool::run_parts`] hands out.
+/// Cuts `data`, rows of `row` values, at the given ranges of rows, which must be contiguous from 0. The
+/// disjoint views that [`Pool::run_parts`] hands out.
 pub(super) fn split_rows<T>(
     data: &mut [T],
     row: usize,

@@ -1,19 +1,16 @@
-//! Tests of the whole model against a forward pass that is as plain as it can be, over every kind of checkpoint; and of what must not
-//! change a result: chunks, neighbours, threads, shards.
+//! A forward pass that is as plain as it can be, and checkpoints of every kind to compare it on. For tests.
 
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
-use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::{Batch, Page, SequenceId};
 
-use super::{Architecture, KvStore, LoadError, LoadOptions, Model, Source, toy};
+use super::{Architecture, Source};
 
 /// How a checkpoint holds its ternary weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Form {
+pub(super) enum Form {
     Packed,
     Unpacked,
     Masters(Dtype),
@@ -21,20 +18,20 @@ enum Form {
 
 /// A kind of checkpoint.
 #[derive(Clone, Copy, Debug)]
-struct Kind {
-    architecture: Architecture,
-    tied: bool,
-    form: Form,
-    multiply: bool,
-    rms_norm: bool,
-    embedding: Dtype,
+pub(super) struct Kind {
+    pub(super) architecture: Architecture,
+    pub(super) tied: bool,
+    pub(super) form: Form,
+    pub(super) multiply: bool,
+    pub(super) rms_norm: bool,
+    pub(super) embedding: Dtype,
     /// Besides the head.
-    float_module: Option<&'static str>,
-    ternary_head: bool,
-    head_dim: usize,
+    pub(super) float_module: Option<&'static str>,
+    pub(super) ternary_head: bool,
+    pub(super) head_dim: usize,
 }
 
-const PLAIN: Kind = Kind {
+pub(super) const PLAIN: Kind = Kind {
     architecture: Architecture::BitNet,
     tied: true,
     form: Form::Packed,
@@ -46,26 +43,26 @@ const PLAIN: Kind = Kind {
     head_dim: 16,
 };
 
-const LLAMA: Kind = Kind {
+pub(super) const LLAMA: Kind = Kind {
     architecture: Architecture::Llama,
     tied: false,
     multiply: false,
     ..PLAIN
 };
 
-const VOCAB: usize = 76;
-const HIDDEN: usize = 64;
-const INTERMEDIATE: usize = 100;
-const LAYERS: usize = 2;
+pub(super) const VOCAB: usize = 76;
+pub(super) const HIDDEN: usize = 64;
+pub(super) const INTERMEDIATE: usize = 100;
+pub(super) const LAYERS: usize = 2;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const THETA: f64 = 10_000.0;
 const EPS: f64 = 1e-5;
 
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn unit(&mut self) -> f64 {
+    pub(super) fn unit(&mut self) -> f64 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -80,7 +77,7 @@ impl Random {
 }
 
 /// One linear, as plain numbers.
-struct PlainLinear {
+pub(super) struct PlainLinear {
     weights: Vec<Vec<f64>>, // [row][column], scaled.
     quantized: bool,
     norm: Option<Vec<f64>>,
@@ -110,17 +107,17 @@ fn rms_norm(x: &[f64], weight: &[f64]) -> Vec<f64> {
 }
 
 /// A checkpoint under construction: its files' tensors, and the same as plain numbers.
-struct Made {
-    kind: Kind,
-    random: Random,
-    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
-    linears: BTreeMap<String, PlainLinear>,
-    norms: BTreeMap<String, Vec<f64>>,
-    embedding: Vec<Vec<f64>>,
+pub(super) struct Made {
+    pub(super) kind: Kind,
+    pub(super) random: Random,
+    pub(super) tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+    pub(super) linears: BTreeMap<String, PlainLinear>,
+    pub(super) norms: BTreeMap<String, Vec<f64>>,
+    pub(super) embedding: Vec<Vec<f64>>,
 }
 
 impl Made {
-    fn new(kind: Kind, seed: u64) -> Made {
+    pub(super) fn new(kind: Kind, seed: u64) -> Made {
         let random = Random(seed);
         let (tensors, linears, norms, embedding) = (
             BTreeMap::new(),
@@ -177,7 +174,13 @@ impl Made {
         made
     }
 
-    fn put(&mut self, name: &str, dtype: Dtype, shape: &[usize], values: &[f64]) -> Vec<f64> {
+    pub(super) fn put(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        values: &[f64],
+    ) -> Vec<f64> {
         let (mut bytes, mut kept) = (Vec::new(), Vec::new());
         for &value in values {
             match dtype {
@@ -209,7 +212,13 @@ impl Made {
         self.norms.insert(module.to_owned(), kept);
     }
 
-    fn floats(&mut self, name: &str, rows: usize, columns: usize, dtype: Dtype) -> Vec<Vec<f64>> {
+    pub(super) fn floats(
+        &mut self,
+        name: &str,
+        rows: usize,
+        columns: usize,
+        dtype: Dtype,
+    ) -> Vec<Vec<f64>> {
         let values: Vec<f64> = (0..rows * columns)
             .map(|_| self.random.normal() * 0.5)
             .collect();
@@ -239,62 +248,61 @@ impl Made {
             self.norms[&norm].clone()
         });
         let (weights, scale) = match self.kind.form {
-            Form::Masters(dtype) => {
-                let masters = self.floats(&name, rows, columns, dtype);
-                let mean = masters.iter().flatten().map(|w| w.abs()).sum::<f64>()
-                    / (rows * columns) as f64;
-                let round = |w: f64| (w / mean).round_ties_even().clamp(-1.0, 1.0);
-                (
-                    masters
-                        .into_iter()
-                        .map(|row| row.into_iter().map(round).collect::<Vec<_>>())
-                        .collect::<Vec<_>>(),
-                    mean,
-                )
-            }
-            Form::Packed | Form::Unpacked => {
-                let weights: Vec<Vec<f64>> = (0..rows)
-                    .map(|_| {
-                        (0..columns)
-                            .map(|_| (self.random.unit() * 3.0).floor() - 1.0)
-                            .collect()
-                    })
-                    .collect();
-                let scale = 0.1 + 0.1 * self.random.unit();
-                let stored = if self.kind.multiply {
-                    scale
-                } else {
-                    1.0 / scale
-                };
-                let stored = self.put(
-                    &format!("{module}.weight_scale"),
-                    Dtype::BF16,
-                    &[1],
-                    &[stored],
-                )[0];
-                self.put_ternary(&name, &weights);
-                (
-                    weights,
-                    if self.kind.multiply {
-                        stored
-                    } else {
-                        1.0 / stored
-                    },
-                )
-            }
+            Form::Masters(dtype) => self.masters(&name, rows, columns, dtype),
+            Form::Packed | Form::Unpacked => self.ternary(&name, rows, columns),
         };
-        let weights = weights
+        let scaled = |row: Vec<f64>| row.into_iter().map(|w| w * scale).collect();
+        let weights = weights.into_iter().map(scaled).collect();
+        let linear = PlainLinear {
+            weights,
+            quantized: true,
+            norm,
+        };
+        self.linears.insert(module.to_owned(), linear);
+    }
+
+    /// Floats, and the ternary weights and scale that they stand for.
+    fn masters(
+        &mut self,
+        name: &str,
+        rows: usize,
+        columns: usize,
+        dtype: Dtype,
+    ) -> (Vec<Vec<f64>>, f64) {
+        let masters = self.floats(name, rows, columns, dtype);
+        let sum: f64 = masters.iter().flatten().map(|w| w.abs()).sum();
+        let mean = sum / (rows * columns) as f64;
+        let round = |w: f64| (w / mean).round_ties_even().clamp(-1.0, 1.0);
+        let rounded = masters
             .into_iter()
-            .map(|row| row.into_iter().map(|w| w * scale).collect())
-            .collect();
-        self.linears.insert(
-            module.to_owned(),
-            PlainLinear {
-                weights,
-                quantized: true,
-                norm,
+            .map(|row| row.into_iter().map(round).collect());
+        (rounded.collect(), mean)
+    }
+
+    /// Ternary weights and the scale that they are multiplied by, which is stored as the direction asks.
+    fn ternary(&mut self, name: &str, rows: usize, columns: usize) -> (Vec<Vec<f64>>, f64) {
+        let mut row = || {
+            (0..columns)
+                .map(|_| (self.random.unit() * 3.0).floor() - 1.0)
+                .collect()
+        };
+        let weights: Vec<Vec<f64>> = (0..rows).map(|_| row()).collect();
+        let scale = 0.1 + 0.1 * self.random.unit();
+        let stored = if self.kind.multiply {
+            scale
+        } else {
+            1.0 / scale
+        };
+        let stored = self.put(&format!("{name}_scale"), Dtype::BF16, &[1], &[stored])[0];
+        self.put_ternary(name, &weights);
+        (
+            weights,
+            if self.kind.multiply {
+                stored
+            } else {
+                1.0 / stored
             },
-        );
+        )
     }
 
     fn put_ternary(&mut self, name: &str, weights: &[Vec<f64>]) {
@@ -345,7 +353,7 @@ impl Made {
     }
 
     /// The checkpoint in `shards` files.
-    fn source(&self, shards: usize) -> Source {
+    pub(super) fn source(&self, shards: usize) -> Source {
         let mut files = vec![(
             "config.json".to_owned(),
             self.config().to_string().into_bytes(),
@@ -382,10 +390,6 @@ impl Made {
         Source::in_memory(files)
     }
 
-    fn load(&self, threads: usize) -> Model {
-        Model::load(&self.source(1), options(threads)).unwrap()
-    }
-
     fn apply(&self, layer: usize, part: &str, x: &[f64]) -> Vec<f64> {
         self.linears[&format!("model.layers.{layer}.{part}")].apply(x)
     }
@@ -397,7 +401,7 @@ impl Made {
     }
 
     /// One layer over a whole sequence.
-    fn layer(&self, layer: usize, hidden: &mut [Vec<f64>]) {
+    pub(super) fn layer(&self, layer: usize, hidden: &mut [Vec<f64>]) {
         let d = self.kind.head_dim;
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for (position, x) in hidden.iter().enumerate() {
@@ -467,7 +471,7 @@ impl Made {
         }
     }
 
-    fn logits(&self, x: &[f64]) -> Vec<f64> {
+    pub(super) fn logits(&self, x: &[f64]) -> Vec<f64> {
         self.linears["lm_head"].apply(&rms_norm(x, &self.norms["model.norm"]))
     }
 }
@@ -492,323 +496,4 @@ fn to_half(x: &[f64]) -> Vec<f64> {
 
 fn add(x: &mut [f64], y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
-}
-
-fn options(threads: usize) -> LoadOptions {
-    let kernels = Kernels::new(Isa::best()).unwrap();
-    LoadOptions {
-        max_step_tokens: 700,
-        ..LoadOptions::new(kernels, threads)
-    }
-}
-
-/// A row: which sequence, from where to where, and the pages of that sequence.
-type Part<'a> = (&'a [u32], std::ops::Range<usize>, u32);
-
-/// A batch of parts of sequences. The pages of a sequence are `first`, `first + 3`, …
-fn batch(parts: &[Part<'_>]) -> Batch {
-    let mut batch = Batch::new();
-    for (sequence, range, first) in parts {
-        let pages: Vec<Page> = (0..range.end.div_ceil(16) as u32)
-            .map(|i| Page::new(first + 3 * i))
-            .collect();
-        batch.push_row(
-            SequenceId::new(*first, 0),
-            range.start,
-            &sequence[range.clone()],
-            &pages,
-            true,
-        );
-    }
-    batch
-}
-
-fn rows(model: &mut Model, batch: &Batch, kv: &mut KvStore) -> Vec<Vec<f32>> {
-    let vocab = model.config().vocab;
-    let logits = model.forward(batch, kv);
-    let row = |row| {
-        let mut out = vec![0.0; vocab];
-        logits.copy_row(row, &mut out);
-        out
-    };
-    (0..logits.rows()).map(row).collect()
-}
-
-fn prompt(len: usize, seed: u64, vocab: usize) -> Vec<u32> {
-    let mut random = Random(seed);
-    (0..len)
-        .map(|_| (random.unit() * vocab as f64) as u32)
-        .collect()
-}
-
-fn check(kind: Kind) {
-    let seed = 11;
-    let made = Made::new(kind, seed);
-    let mut model = made.load(2);
-    let mut kv = model.new_kv_store(10);
-    let tokens = prompt(37, seed, VOCAB);
-    let batch = batch(&[(&tokens, 0..tokens.len(), 1)]);
-
-    let mut plain: Vec<Vec<f64>> = tokens
-        .iter()
-        .map(|&token| made.embedding[token as usize].clone())
-        .collect();
-    let mut hidden = vec![0.0; tokens.len() * HIDDEN];
-    model.embed(&batch, &mut hidden);
-    assert_eq!(
-        hidden,
-        plain.concat().iter().map(|&x| x as f32).collect::<Vec<_>>(),
-        "{kind:?}: embedding"
-    );
-    for layer in 0..LAYERS {
-        let mut hidden: Vec<f32> = plain.concat().iter().map(|&x| x as f32).collect();
-        model.run_layer(layer, &mut hidden, &batch, &mut kv);
-        made.layer(layer, &mut plain);
-        // A sum that falls on the other side of a half rounds an activation the other way, which is one token of 37: at most two may.
-        check_close(
-            &hidden,
-            &plain.concat(),
-            0.94,
-            &format!("{kind:?}, seed {seed}: layer {layer}"),
-        );
-    }
-    // Through both layers, a rounding that falls the other way spreads: fewer values agree closely, none is far off.
-    let logits = rows(&mut model, &batch, &mut kv).remove(0);
-    let expected = made.logits(plain.last().unwrap());
-    let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
-    let worst = logits
-        .iter()
-        .zip(&expected)
-        .map(|(a, b)| (f64::from(*a) - b).abs() / rms)
-        .fold(0.0, f64::max);
-    assert!(
-        worst < 0.05,
-        "{kind:?}, seed {seed}: a logit differs by {worst} of their RMS"
-    );
-}
-
-/// At least `share` of the values are within 1e-3 of the RMS.
-fn check_close(values: &[f32], expected: &[f64], share: f64, what: &str) {
-    let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
-    let close = values
-        .iter()
-        .zip(expected)
-        .filter(|(a, b)| (f64::from(**a) - **b).abs() < 1e-3 * rms)
-        .count();
-    let found = close as f64 / values.len() as f64;
-    assert!(
-        found >= share,
-        "{what}: only {found:.4} of the values agree"
-    );
-}
-
-#[test]
-fn packed_weights_of_both_families_match_a_plain_forward() {
-    check(PLAIN);
-    check(LLAMA);
-    check(Kind {
-        multiply: false,
-        tied: false,
-        embedding: Dtype::F16,
-        ..PLAIN
-    });
-    check(Kind {
-        multiply: true,
-        tied: true,
-        embedding: Dtype::F32,
-        head_dim: 32,
-        ..LLAMA
-    });
-}
-
-#[test]
-fn masters_are_made_ternary_as_they_should_be() {
-    for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
-        check(Kind {
-            form: Form::Masters(dtype),
-            ..PLAIN
-        });
-    }
-    check(Kind {
-        form: Form::Masters(Dtype::BF16),
-        ..LLAMA
-    });
-    check(Kind {
-        form: Form::Unpacked,
-        ..PLAIN
-    });
-}
-
-#[test]
-fn norms_before_linears_and_float_linears_are_computed() {
-    check(Kind {
-        rms_norm: true,
-        ..LLAMA
-    });
-    check(Kind {
-        rms_norm: true,
-        form: Form::Masters(Dtype::F32),
-        ..PLAIN
-    });
-    for module in ["k_proj", "mlp.down_proj", "up_proj"] {
-        check(Kind {
-            float_module: Some(module),
-            ..PLAIN
-        });
-        check(Kind {
-            float_module: Some(module),
-            rms_norm: true,
-            ..LLAMA
-        });
-    }
-    check(Kind {
-        ternary_head: true,
-        ..LLAMA
-    });
-}
-
-#[test]
-fn shards_hold_the_same_model() {
-    let made = Made::new(PLAIN, 5);
-    let tokens = prompt(20, 5, VOCAB);
-    let run = |source: &Source| {
-        let mut model = Model::load(source, options(1)).unwrap();
-        let mut kv = model.new_kv_store(8);
-        rows(&mut model, &batch(&[(&tokens, 0..20, 0)]), &mut kv)
-    };
-    assert_eq!(run(&made.source(1)), run(&made.source(3)));
-}
-
-#[test]
-fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
-    let (a, b, c) = (prompt(600, 1, 512), prompt(33, 2, 512), prompt(300, 3, 512));
-    let source = toy::source();
-    let alone: Vec<Vec<f32>> = [(&a, 0), (&b, 1), (&c, 2)]
-        .map(|(tokens, first)| {
-            let mut model = Model::load(&source, options(1)).unwrap();
-            let mut kv = model.new_kv_store(120);
-            rows(
-                &mut model,
-                &batch(&[(tokens, 0..tokens.len(), first)]),
-                &mut kv,
-            )
-            .remove(0)
-        })
-        .into();
-    for threads in [1, 2, 3] {
-        let mut model = Model::load(&source, options(threads)).unwrap();
-        let mut kv = model.new_kv_store(120);
-        // Whatever a recycled page holds, also NaN, is never looked at.
-        kv.poison();
-        let steps: [&[Part<'_>]; 5] = [
-            &[(&a, 0..7, 0), (&b, 0..1, 1)],
-            &[(&b, 1..32, 1), (&a, 7..300, 0), (&c, 0..255, 2)],
-            &[(&a, 300..301, 0)],
-            &[(&c, 255..299, 2), (&a, 301..599, 0)],
-            &[(&c, 299..300, 2), (&a, 599..600, 0), (&b, 32..33, 1)],
-        ];
-        let last = steps
-            .map(|step| rows(&mut model, &batch(step), &mut kv))
-            .into_iter()
-            .last();
-        assert_eq!(
-            last.unwrap(),
-            [alone[2].clone(), alone[0].clone(), alone[1].clone()],
-            "{threads} threads"
-        );
-    }
-}
-
-fn refusal(change: impl FnOnce(&mut Made)) -> String {
-    let mut made = Made::new(PLAIN, 7);
-    change(&mut made);
-    let result: Result<Model, LoadError> = Model::load(&made.source(1), options(2));
-    result.err().expect("the checkpoint is refused").to_string()
-}
-
-#[test]
-fn tensors_that_are_missing_unknown_or_misshapen_are_named() {
-    let (up, norm) = (
-        "model.layers.1.mlp.up_proj.weight",
-        "model.layers.0.input_layernorm.weight",
-    );
-    for missing in [
-        up,
-        norm,
-        "model.layers.0.self_attn.k_proj.weight_scale",
-        "model.embed_tokens.weight",
-        "model.norm.weight",
-    ] {
-        let error = refusal(|made| drop(made.tensors.remove(missing)));
-        assert!(
-            error.contains(missing) && error.contains("missing"),
-            "{error}"
-        );
-    }
-    let unknown = "model.layers.0.mlp.up_proj.lrc_U";
-    let error = refusal(|made| drop(made.put(unknown, Dtype::F32, &[1], &[0.0])));
-    assert!(error.contains(unknown), "{error}");
-    let error = refusal(|made| drop(made.put(up, Dtype::U8, &[2, HIDDEN], &[0.0; 2 * HIDDEN])));
-    assert!(error.contains(up) && error.contains("shape"), "{error}");
-    let error = refusal(|made| drop(made.put(norm, Dtype::U8, &[HIDDEN], &[0.0; HIDDEN])));
-    assert!(error.contains(norm), "{error}");
-    let error = refusal(|made| drop(made.put(norm, Dtype::F32, &[HIDDEN], &[f64::NAN; HIDDEN])));
-    assert!(error.contains(norm), "{error}");
-}
-
-#[test]
-fn weights_that_are_not_ternary_are_refused() {
-    let up = "model.layers.1.mlp.up_proj.weight";
-    let error = refusal(|made| made.tensors.get_mut(up).unwrap().2[77] |= 0b11);
-    assert!(error.contains(up) && error.contains("is 3"), "{error}");
-    let error = refusal(|made| {
-        drop(made.put(
-            up,
-            Dtype::F32,
-            &[INTERMEDIATE, HIDDEN],
-            &[0.5; INTERMEDIATE * HIDDEN],
-        ))
-    });
-    assert!(error.contains(up), "{error}");
-    let error = refusal(|made| {
-        made.tensors.remove(&format!("{up}_scale"));
-        made.put(
-            up,
-            Dtype::F32,
-            &[INTERMEDIATE, HIDDEN],
-            &[0.5; INTERMEDIATE * HIDDEN],
-        );
-    });
-    assert!(error.contains(up) && error.contains("online"), "{error}");
-    let error = refusal(|made| drop(made.put(&format!("{up}_scale"), Dtype::F32, &[1], &[0.0])));
-    assert!(error.contains("weight_scale"), "{error}");
-}
-
-#[test]
-fn a_head_beside_a_tied_embedding_counts_when_it_differs() {
-    let tokens = prompt(5, 9, VOCAB);
-    let run = |made: &Made| {
-        let mut model = made.load(1);
-        let mut kv = model.new_kv_store(1);
-        (
-            rows(&mut model, &batch(&[(&tokens, 0..5, 0)]), &mut kv),
-            model.weight_bytes(),
-        )
-    };
-    let mut made = Made::new(PLAIN, 9);
-    let (plain, bytes) = run(&made);
-    let embedding = made.tensors["model.embed_tokens.weight"].clone();
-    made.tensors.insert("lm_head.weight".into(), embedding);
-    assert_eq!(
-        run(&made),
-        (plain.clone(), bytes),
-        "an equal copy changes nothing"
-    );
-    made.floats("lm_head.weight", VOCAB, HIDDEN, Dtype::BF16);
-    let (own, more_bytes) = run(&made);
-    assert!(own != plain && more_bytes > bytes);
-    made.tensors.remove("lm_head.weight");
-    let embedding = made.tensors.remove("model.embed_tokens.weight").unwrap();
-    made.tensors.insert("lm_head.weight".into(), embedding);
-    assert_eq!(run(&made).0, plain, "either name may hold what both share");
 }

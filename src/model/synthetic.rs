@@ -1,7 +1,8 @@
-//! Checkpoints with random ternary weights, of the shapes of real models: for measuring, and for tests that need no trained weights.
+//! Checkpoints with random ternary weights, of the shapes of real models: for measuring, and for tests
+//! that need no trained weights.
 //!
-//! Always true: one seed and shape give the same bytes; weights are −1, 0 and 1 in equal shares, and scales such that hidden states keep
-//! their size through the layers.
+//! Always true: one seed and shape give the same bytes; weights are −1, 0 and 1 in equal shares, and
+//! scales such that hidden states keep their size through the layers.
 
 use std::io::{self, Write};
 
@@ -298,13 +299,15 @@ impl Random {
 
     /// `count` bytes of four codes of 0, 1 or 2.
     fn push_codes(&mut self, count: usize, bytes: &mut Vec<u8>) {
-        // All 81 bytes there are; a random byte picks one, so close to evenly that the shares differ by a percent.
+        // All 81 bytes there are; a random byte picks one, so close to evenly that the shares differ by
+        // a percent.
         const PICKED: [u8; 256] = {
             let mut picked = [0; 256];
             let mut i = 0;
             while i < 256 {
                 let n = i * 81 / 256;
-                picked[i] = (n % 3 | n / 3 % 3 << 2 | n / 9 % 3 << 4 | n / 27 << 6) as u8;
+                let trits = [n % 3, n / 3 % 3, n / 9 % 3, n / 27];
+                picked[i] = (trits[0] + 4 * trits[1] + 16 * trits[2] + 64 * trits[3]) as u8;
                 i += 1;
             }
             picked

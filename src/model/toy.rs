@@ -1,4 +1,5 @@
-//! A tiny model with seeded random weights, for fast tests of what stands above the model. It is loaded like any other.
+//! A tiny model with seeded random weights, for fast tests of what stands above the model. It is loaded
+//! like any other.
 
 use sterna_kernels::{Isa, Kernels};
 

@@ -1,0 +1,271 @@
+//! The program as its users meet it: started from the command line, asked over HTTP, stopped by a signal.
+//!
+//! The demo model answers its held-out questions here, none of which stand in its training text.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails, as it should"
+)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Of the held-out questions, the share that must be answered right.
+const BAR: f64 = 0.85;
+
+#[derive(Deserialize)]
+struct HeldOut {
+    max_tokens: u32,
+    singles: Vec<Turn>,
+    chats: Vec<Chat>,
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    turns: Vec<Turn>,
+}
+
+#[derive(Clone, Deserialize)]
+struct Turn {
+    question: String,
+    /// Right is an answer that contains all strings of one of these lists, whatever the case.
+    accept: Vec<Vec<String>>,
+}
+
+impl Turn {
+    fn accepts(&self, answer: &str) -> bool {
+        let answer = answer.to_lowercase();
+        self.accept
+            .iter()
+            .any(|all| all.iter().all(|part| answer.contains(part.as_str())))
+    }
+}
+
+fn held_out() -> HeldOut {
+    serde_json::from_str(include_str!("../src/demo/heldout.json")).unwrap()
+}
+
+/// A server of its own on a free port; killed if the test fails before it is stopped.
+struct Server {
+    process: Child,
+    address: String,
+    client: reqwest::Client,
+}
+
+impl Server {
+    async fn start(flags: &[&str]) -> Server {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["--port", "0"])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let address = lines
+            .map_while(Result::ok)
+            .find_map(|line| {
+                let rest = &line[line.find("http://")?..];
+                rest.split_whitespace().next().map(str::to_owned)
+            })
+            .expect("the server names its address");
+        let client = reqwest::Client::new();
+        Server {
+            process,
+            address,
+            client,
+        }
+    }
+
+    async fn chat(&self, messages: &[Value], max_tokens: u32) -> Value {
+        let body = json!({"messages": messages, "max_tokens": max_tokens, "temperature": 0});
+        let url = format!("{}/v1/chat/completions", self.address);
+        let response = self.client.post(url).json(&body).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        response.json().await.unwrap()
+    }
+
+    /// The answer to the last of `messages`, or nothing if it did not end by itself.
+    async fn answer(&self, messages: &[Value], max_tokens: u32) -> String {
+        let answer = self.chat(messages, max_tokens).await;
+        let choice = &answer["choices"][0];
+        match choice["finish_reason"].as_str() {
+            Some("stop") => choice["message"]["content"].as_str().unwrap().to_owned(),
+            _ => String::new(),
+        }
+    }
+
+    fn terminate(mut self) -> ExitStatus {
+        let sent = Command::new("kill")
+            .args(["-TERM", &self.process.id().to_string()])
+            .status()
+            .unwrap();
+        assert!(sent.success());
+        self.process.wait().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // After `terminate` there is nothing left to kill.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+fn says(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+
+fn run(flags: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(flags)
+        .output()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn the_demo_model_answers_questions_that_it_was_not_trained_on() {
+    let held_out = held_out();
+    assert!(held_out.singles.len() >= 200 && held_out.chats.len() >= 20);
+    let server = Arc::new(Server::start(&["--max-queued", "1000"]).await);
+    let asked: Vec<_> = held_out
+        .singles
+        .into_iter()
+        .map(|turn| {
+            let server = Arc::clone(&server);
+            tokio::spawn(async move {
+                let question = [says("user", &turn.question)];
+                let answer = server.answer(&question, held_out.max_tokens).await;
+                (turn.accepts(&answer), turn.question, answer)
+            })
+        })
+        .collect();
+    let total = asked.len();
+    let mut right = 0;
+    for one in asked {
+        let (is_right, question, answer) = one.await.unwrap();
+        right += usize::from(is_right);
+        if !is_right {
+            println!("wrong: {question:?} -> {answer:?}");
+        }
+    }
+    println!("{right} of {total} held-out questions");
+    assert!(
+        right as f64 >= BAR * total as f64,
+        "only {right} of {total}"
+    );
+}
+
+#[tokio::test]
+async fn the_demo_model_holds_chats_of_three_turns() {
+    let held_out = held_out();
+    let server = Server::start(&[]).await;
+    let (mut right, mut total) = (0, 0);
+    for chat in held_out.chats {
+        assert_eq!(chat.turns.len(), 3);
+        let mut messages = Vec::new();
+        for turn in chat.turns {
+            messages.push(says("user", &turn.question));
+            let answer = server.answer(&messages, held_out.max_tokens).await;
+            total += 1;
+            right += usize::from(turn.accepts(&answer));
+            if !turn.accepts(&answer) {
+                println!("wrong: {:?} -> {answer:?}", turn.question);
+            }
+            messages.push(says("assistant", &answer));
+        }
+    }
+    println!("{right} of {total} turns");
+    assert!(
+        right as f64 >= BAR * f64::from(total),
+        "only {right} of {total}"
+    );
+}
+
+#[tokio::test]
+async fn a_second_turn_finds_the_first_in_the_prefix_cache() {
+    let server = Server::start(&[]).await;
+    let mut messages = vec![says("user", "Tell me a story about a fox, please.")];
+    let first = server.answer(&messages, 200).await;
+    messages.push(says("assistant", &first));
+    messages.push(says("user", "What is the capital of France?"));
+    let usage = server.chat(&messages, 16).await["usage"].clone();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(cached >= 16, "{usage}");
+}
+
+#[tokio::test]
+async fn a_signal_lets_answers_finish_and_the_exit_code_is_0() {
+    let server = Server::start(&[]).await;
+    let body = json!({
+        "prompt": "Count from one to ten.", "max_tokens": 300, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    let url = format!("{}/v1/completions", server.address);
+    let mut stream = server.client.post(url).json(&body).send().await.unwrap();
+    let mut text = String::new();
+    let first = stream.chunk().await.unwrap().unwrap();
+    text.push_str(&String::from_utf8_lossy(&first));
+    let ended = tokio::task::spawn_blocking(move || server.terminate());
+    while let Some(piece) = stream.chunk().await.unwrap() {
+        text.push_str(&String::from_utf8_lossy(&piece));
+    }
+    assert!(text.contains("\"completion_tokens\":300"), "{text}");
+    assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
+    assert_eq!(ended.await.unwrap().code(), Some(0));
+}
+
+#[test]
+fn what_cannot_be_served_is_named_and_the_exit_code_is_2() {
+    let directory = std::env::temp_dir().join(format!("sterna-nothing-{}", std::process::id()));
+    let missing = directory.to_str().unwrap();
+    for (flags, named) in [
+        (vec!["--model", missing], missing),
+        (
+            vec!["--max-model-len", "1000000"],
+            "--max-model-len 1000000",
+        ),
+        (vec!["--kv-memory", "1KiB"], "--kv-memory"),
+        (vec!["--host", "192.0.2.1"], "192.0.2.1"),
+        (vec!["--threads", "0"], "--threads"),
+        (vec!["--isa", "neon"], "--isa"),
+    ] {
+        let output = run(&[&["--port", "0"], flags.as_slice()].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {message}");
+        assert!(message.contains(named), "{flags:?}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_synthesized_checkpoint_is_served() {
+    let directory = std::env::temp_dir().join(format!("sterna-synthetic-{}", std::process::id()));
+    let path = directory.to_str().unwrap();
+    let written = run(&["synthesize", "--shape", "tiny", path]);
+    assert!(
+        written.status.success(),
+        "{}",
+        String::from_utf8_lossy(&written.stderr)
+    );
+    let again = run(&["synthesize", "--shape", "tiny", path]);
+    assert_eq!(
+        again.status.code(),
+        Some(2),
+        "a directory with something in it is left alone"
+    );
+    let server = Server::start(&["--model", path, "--threads", "1"]).await;
+    let answer = server.chat(&[says("user", "Hello")], 8).await;
+    assert!(
+        answer["usage"]["completion_tokens"].as_u64().unwrap() >= 1,
+        "{answer}"
+    );
+    assert_eq!(server.terminate().code(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}
