@@ -1,8 +1,9 @@
-//! Every knob: its name, default, unit and limits. Nothing else in the program reads flags, the environment or the machine's size.
+//! Every knob: its name, default, unit and limits. Nothing else in the program reads flags or measures the machine; only the log
+//! filter, `RUST_LOG`, comes from the environment.
 
 use std::fs;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use clap::{Args, Parser, Subcommand};
@@ -73,11 +74,17 @@ pub struct ServeConfig {
     /// Tokens a step may compute: first one for each running answer, then prompts. A longer step serves prompts faster and delays answers.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..=8192))]
     pub step_tokens: u32,
-    /// Tokens of one prompt that one step computes at most.
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..=8192))]
+    /// Tokens of one prompt that one step computes at most. Less than --step-tokens lets several prompts advance side by side.
+    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(16..=8192))]
     pub prefill_chunk: u32,
+    /// Connections at the same time.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+    /// Connections at the same time from one address; this machine's own addresses are not limited.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections_per_ip: u32,
     /// Seconds that running requests have to finish after SIGTERM or Ctrl-C.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub drain_seconds: u64,
     /// Write logs as JSON lines.
     #[arg(long)]
@@ -106,17 +113,45 @@ impl ServeConfig {
         }
     }
 
+    /// Whether each compute thread may have a core for itself: only if they are as many as the cores this process may run on.
+    /// With fewer, another process may have chosen the same cores.
+    pub fn pin_threads(&self) -> bool {
+        core_affinity::get_core_ids().is_some_and(|cores| cores.len() == self.threads())
+    }
+
     /// KV pages to allocate, given the bytes of one page, its tokens, and the longest sequence in tokens.
-    pub fn kv_pages(&self, page_bytes: usize, page_tokens: usize, max_model_len: u32) -> u32 {
+    ///
+    /// # Errors
+    /// When not one page fits, or more is asked for than this process may use; the text names both.
+    pub fn kv_pages(
+        &self,
+        page_bytes: usize,
+        page_tokens: usize,
+        max_model_len: u32,
+    ) -> Result<u32, String> {
+        let usable = usable_memory();
         let bytes = match self.kv_memory {
-            Some(bytes) => bytes,
+            Some(asked) if asked > usable => {
+                return Err(format!(
+                    "--kv-memory: {asked} bytes are asked for, and this process may use {usable} more"
+                ));
+            }
+            Some(asked) => asked,
             None => {
-                let sequence_pages = (max_model_len as u64).div_ceil(page_tokens as u64);
+                let sequence_pages = u64::from(max_model_len).div_ceil(page_tokens as u64);
                 let full = sequence_pages * u64::from(self.max_running) * page_bytes as u64;
-                ((usable_memory() as f64 * KV_MEMORY_SHARE) as u64).min(full)
+                ((usable as f64 * KV_MEMORY_SHARE) as u64).min(full)
             }
         };
-        u32::try_from(bytes / page_bytes as u64).unwrap_or(u32::MAX)
+        match u32::try_from(bytes / page_bytes as u64) {
+            Ok(0) => Err(format!(
+                "--kv-memory: {bytes} bytes hold no page, which takes {page_bytes}"
+            )),
+            Ok(pages) => Ok(pages),
+            Err(_) => Err(format!(
+                "--kv-memory: {bytes} bytes are more pages than can be numbered"
+            )),
+        }
     }
 }
 
@@ -137,36 +172,63 @@ fn meminfo_available(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The least `limit - used` over this process's cgroup (version 2, or version 1's memory controller) and its ancestors.
+/// The least that a memory limit leaves, over this process's cgroup (version 2, or version 1's memory controller) and its ancestors.
 fn cgroup_memory_left() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let read = |path: &PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     own.lines()
         .filter_map(|line| {
             let mut fields = line.splitn(3, ':');
             let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
             let path = path.trim_start_matches('/');
             match controllers {
-                "" => Some((
-                    PathBuf::from("/sys/fs/cgroup").join(path),
-                    "memory.max",
-                    "memory.current",
-                )),
-                "memory" => {
-                    let folder = PathBuf::from("/sys/fs/cgroup/memory").join(path);
-                    Some((folder, "memory.limit_in_bytes", "memory.usage_in_bytes"))
-                }
+                "" => Some((PathBuf::from("/sys/fs/cgroup").join(path), &CGROUP_2)),
+                "memory" => Some((PathBuf::from("/sys/fs/cgroup/memory").join(path), &CGROUP_1)),
                 _ => None,
             }
         })
-        .flat_map(|(folder, limit, used)| {
+        .flat_map(|(folder, names)| {
             let folders: Vec<PathBuf> = folder.ancestors().map(PathBuf::from).collect();
-            folders.into_iter().filter_map(move |folder| {
-                let limit = read(&folder.join(limit))?;
-                Some(limit.saturating_sub(read(&folder.join(used)).unwrap_or(0)))
-            })
+            folders
+                .into_iter()
+                .filter_map(|folder| memory_left(&folder, names))
         })
         .min()
+}
+
+/// The names of a cgroup version's files, and of the page cache in its statistics.
+struct CgroupNames {
+    limit: &'static str,
+    used: &'static str,
+    cache: [&'static str; 2],
+}
+
+const CGROUP_2: CgroupNames = CgroupNames {
+    limit: "memory.max",
+    used: "memory.current",
+    cache: ["active_file", "inactive_file"],
+};
+
+const CGROUP_1: CgroupNames = CgroupNames {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cache: ["total_active_file", "total_inactive_file"],
+};
+
+/// `limit - used` of one cgroup, if it has a limit. Cached files count as used there, and give way when memory is needed: a
+/// checkpoint that has just been read would otherwise look like memory that is gone.
+fn memory_left(folder: &Path, names: &CgroupNames) -> Option<u64> {
+    let read = |name| fs::read_to_string(folder.join(name)).ok();
+    let number = |name| read(name)?.trim().parse::<u64>().ok();
+    let limit = number(names.limit)?;
+    let statistics = read("memory.stat").unwrap_or_default();
+    let cached: u64 = statistics
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(name, _)| names.cache.contains(name))
+        .filter_map(|(_, value)| value.parse::<u64>().ok())
+        .sum();
+    let used = number(names.used).unwrap_or(0).saturating_sub(cached);
+    Some(limit.saturating_sub(used))
 }
 
 /// `4GiB`, `512 MiB`, `1.5G`, `2000000000`.
@@ -235,11 +297,29 @@ mod tests {
 
     #[test]
     fn kv_memory_is_as_asked_or_bounded_by_what_can_run() {
-        assert_eq!(
-            serve(&["--kv-memory", "1MiB"]).kv_pages(1024, 16, 4096),
-            1024
+        let asked = |size: &str| serve(&["--kv-memory", size]).kv_pages(1024, 16, 4096);
+        assert_eq!(asked("1MiB"), Ok(1024));
+        assert!(asked("1000TiB").is_err_and(|error| error.contains("may use")));
+        assert!(asked("1000").is_err_and(|error| error.contains("1000 bytes hold no page")));
+        let two = serve(&["--max-running", "2"]).kv_pages(1024, 16, 64);
+        assert!(two.is_ok_and(|pages| pages <= 8));
+    }
+
+    #[test]
+    fn files_in_the_page_cache_are_not_memory_that_is_gone() {
+        let folder = std::env::temp_dir().join(format!("sterna-cgroup-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+        write("memory.max", "max\n");
+        assert_eq!(memory_left(&folder, &CGROUP_2), None);
+        write("memory.max", "1000\n");
+        write("memory.current", "900\n");
+        write(
+            "memory.stat",
+            "anon 200\nactive_file 300\ninactive_file 400\n",
         );
-        assert!(serve(&["--max-running", "2"]).kv_pages(1024, 16, 64) <= 8);
+        assert_eq!(memory_left(&folder, &CGROUP_2), Some(800));
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -11,7 +11,8 @@ use std::time::Duration;
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::PAGE_TOKENS;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
 use crate::api::{self, App, ConnectionLimits, ModelCard, Serving};
@@ -28,7 +29,7 @@ const ASYNC_THREADS: usize = 2;
 /// A step that takes longer means that something is broken.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Serves until SIGTERM or Ctrl-C, then drains.
+/// Serves until SIGTERM or Ctrl-C, then drains. A signal while the model loads ends at once; so does a second one.
 ///
 /// # Errors
 /// When the flags, the checkpoint or the machine do not allow it; the text names what is wrong.
@@ -39,38 +40,64 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
         .worker_threads(ASYNC_THREADS)
         .enable_all()
         .build()?;
-    // Handlers for signals first: one that comes while the model loads must not be lost.
-    let signalled = runtime.block_on(async { Signals::listen() })?;
+    // Handlers first: a signal that comes while the model loads must not be lost.
+    let mut signals = runtime.block_on(async { Signals::listen() })?;
     let listener = runtime
         .block_on(TcpListener::bind((config.host, config.port)))
         .map_err(|error| format!("can't listen on {}:{}: {error}", config.host, config.port))?;
     let address = listener.local_addr()?;
 
     let app = App::loading();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (stop, stopped) = oneshot::channel::<()>();
     let http = runtime.spawn(api::serve(
         listener,
         api::router(app.clone()),
-        ConnectionLimits::default(),
+        connection_limits(config),
         async { drop(stopped.await) },
     ));
-    let (serving, engine) = start_engine(config, kernels)?;
+    let loading = load(config, kernels)?;
+    let Some(loaded) = runtime.block_on(signals.before(loading)) else {
+        return Ok(());
+    };
+    let (serving, engine) = loaded.map_err(|_| "loading the model failed after a bug")??;
     let handle = serving.engine.clone();
+    let greeting = greeting(config, &serving, kernels.isa(), &address.to_string());
     app.serve(serving);
-    greet(config, kernels.isa(), &address.to_string());
+    say(&greeting);
 
-    runtime.block_on(signalled.first());
+    let mut ended = runtime.spawn_blocking(move || engine.join());
+    if runtime.block_on(signals.before(&mut ended)).is_some() {
+        return Err("the engine stopped after a bug".into());
+    }
     tracing::info!(
         seconds = config.drain_seconds,
-        "draining: no new requests, the rest may finish"
+        "draining: the rest may finish"
     );
     handle.drain();
-    engine
-        .join()
-        .map_err(|_| "the engine stopped after a bug")?;
+    let Some(ended) = runtime.block_on(signals.before(ended)) else {
+        runtime.shutdown_background(); // Else it would wait for the engine after all.
+        return Err("ended by a second signal; requests were cut".into());
+    };
+    ended?.map_err(|_| "the engine stopped after a bug")?;
     drop(stop);
     runtime.block_on(http)?;
     Ok(())
+}
+
+type Loaded = Result<(Serving, Engine), String>;
+
+/// Loads on a thread of its own, which a signal may leave behind.
+fn load(config: &ServeConfig, kernels: Kernels) -> io::Result<oneshot::Receiver<Loaded>> {
+    let (sender, loaded) = oneshot::channel();
+    let config = config.clone();
+    thread::Builder::new()
+        .name("sterna-load".into())
+        .spawn(move || {
+            let result = start_engine(&config, kernels).map_err(|error| error.to_string());
+            // Nobody waits any more after a signal.
+            drop(sender.send(result));
+        })?;
+    Ok(loaded)
 }
 
 /// Loads the model and starts its engine.
@@ -85,18 +112,18 @@ fn start_engine(
     let shape = ModelConfig::read(&source)?;
     let (tokenizer, chat_template) = load_text(&source, shape.vocab)?;
     let limits = limits(config, &shape)?;
-    let threads = config.threads();
-    let pin = thread::available_parallelism().is_ok_and(|cores| threads <= cores.get());
+    let pin = config.pin_threads();
     let options = LoadOptions {
         kernels,
-        threads,
+        threads: config.threads(),
         pin_threads: pin,
         max_step_tokens: limits.max_batch_tokens(),
         max_logits_rows: limits.max_running as usize,
         progress: io::stderr().is_terminal(),
     };
     let model = Model::load(&source, options)?;
-    let pages = pages(config, &model, limits.max_sequence_tokens)?;
+    let page = model.kv_bytes_per_page();
+    let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
     let limits = Limits { pages, ..limits };
     let card = ModelCard {
         name: model_name(config)?,
@@ -118,7 +145,12 @@ fn start_engine(
         stall_limit: STALL_LIMIT,
         pin,
     };
-    let (engine, threads) = Engine::start(model, engine_config, metrics.clone())?;
+    tracing::info!(
+        pages,
+        bytes = pages as usize * page,
+        "memory for keys and values"
+    );
+    let (engine, running) = Engine::start(model, engine_config, metrics.clone())?;
     let serving = Serving {
         model: card,
         tokenizer: Arc::new(tokenizer),
@@ -126,7 +158,15 @@ fn start_engine(
         engine,
         metrics,
     };
-    Ok((serving, threads))
+    Ok((serving, running))
+}
+
+fn connection_limits(config: &ServeConfig) -> ConnectionLimits {
+    ConnectionLimits {
+        connections: config.max_connections as usize,
+        connections_per_ip: config.max_connections_per_ip as usize,
+        ..ConnectionLimits::default()
+    }
 }
 
 fn kernels(isa: Option<&str>) -> Result<Kernels, Box<dyn Error>> {
@@ -178,18 +218,6 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
     })
 }
 
-fn pages(
-    config: &ServeConfig,
-    model: &Model,
-    max_sequence_tokens: u32,
-) -> Result<u32, Box<dyn Error>> {
-    let page = model.kv_bytes_per_page();
-    match config.kv_pages(page, PAGE_TOKENS, max_sequence_tokens) {
-        0 => Err(format!("--kv-memory: not even one page of {page} bytes fits").into()),
-        pages => Ok(pages),
-    }
-}
-
 fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
     if let Some(name) = &config.model_name {
         return Ok(name.clone());
@@ -217,8 +245,8 @@ fn start_logging(json: bool) {
     });
 }
 
-/// What a person who has just started the server needs to know. A closed standard output is no reason not to serve.
-fn greet(config: &ServeConfig, isa: Isa, address: &str) {
+/// What a person who has just started the server needs to know.
+fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) -> String {
     let demo = match config.model {
         Some(_) => "",
         None => {
@@ -226,14 +254,18 @@ fn greet(config: &ServeConfig, isa: Isa, address: &str) {
              Serve a real one with: sterna --model DIR (a Hugging Face checkpoint).\n"
         }
     };
-    let threads = config.threads();
-    let greeting = format!(
-        "{demo}Sterna serves on http://{address} with {isa}, {threads} compute threads.\n  \
+    let (threads, name) = (config.threads(), &serving.model.name);
+    format!(
+        "{demo}Sterna serves {name} on http://{address} with {isa}, {threads} compute threads.\n  \
            chat     http://{address}/\n  \
            metrics  http://{address}/metrics\n  \
            try      curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n             \
                     -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Who are you?\"}}],\"stream\":true}}'\n"
-    );
+    )
+}
+
+/// A closed standard output is no reason not to serve.
+fn say(greeting: &str) {
     if let Err(error) = io::stdout().write_all(greeting.as_bytes()) {
         tracing::debug!(%error, "nobody reads standard output");
     }
@@ -241,8 +273,8 @@ fn greet(config: &ServeConfig, isa: Isa, address: &str) {
 
 /// SIGTERM and Ctrl-C.
 struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    terminate: Signal,
+    interrupt: Signal,
 }
 
 impl Signals {
@@ -254,10 +286,12 @@ impl Signals {
         })
     }
 
-    async fn first(mut self) {
+    /// What `work` comes to, or nothing if a signal comes first.
+    async fn before<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            done = work => Some(done),
+            _ = self.terminate.recv() => None,
+            _ = self.interrupt.recv() => None,
         }
     }
 }

@@ -99,12 +99,14 @@ impl Server {
         }
     }
 
+    fn signal(&self, signal: &str) {
+        let process = self.process.id().to_string();
+        let sent = Command::new("kill").args([signal, &process]).status();
+        assert!(sent.unwrap().success());
+    }
+
     fn terminate(mut self) -> ExitStatus {
-        let sent = Command::new("kill")
-            .args(["-TERM", &self.process.id().to_string()])
-            .status()
-            .unwrap();
-        assert!(sent.success());
+        self.signal("-TERM");
         self.process.wait().unwrap()
     }
 }
@@ -222,6 +224,32 @@ async fn a_signal_lets_answers_finish_and_the_exit_code_is_0() {
     assert_eq!(ended.await.unwrap().code(), Some(0));
 }
 
+#[tokio::test]
+async fn a_second_signal_ends_at_once() {
+    let mut server = Server::start(&["--drain-seconds", "3600"]).await;
+    let body = json!({"prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true});
+    let url = format!("{}/v1/completions", server.address);
+    let mut streams = Vec::new();
+    for _ in 0..32 {
+        streams.push(server.client.post(&url).json(&body).send().await.unwrap());
+    }
+    let mut ready = server
+        .client
+        .get(format!("{}/ready", server.address))
+        .send()
+        .await;
+    server.signal("-TERM");
+    while ready.is_ok_and(|response| response.status() == 200) {
+        ready = server
+            .client
+            .get(format!("{}/ready", server.address))
+            .send()
+            .await;
+    }
+    server.signal("-INT");
+    assert_eq!(server.process.wait().unwrap().code(), Some(2));
+}
+
 #[test]
 fn what_cannot_be_served_is_named_and_the_exit_code_is_2() {
     let directory = std::env::temp_dir().join(format!("sterna-nothing-{}", std::process::id()));
@@ -233,6 +261,7 @@ fn what_cannot_be_served_is_named_and_the_exit_code_is_2() {
             "--max-model-len 1000000",
         ),
         (vec!["--kv-memory", "1KiB"], "--kv-memory"),
+        (vec!["--kv-memory", "1000TiB"], "--kv-memory"),
         (vec!["--host", "192.0.2.1"], "192.0.2.1"),
         (vec!["--threads", "0"], "--threads"),
         (vec!["--isa", "neon"], "--isa"),
