@@ -482,7 +482,7 @@ pub(crate) fn probe_int8(rounds: u64) -> u64 {
 #[target_feature(enable = "avx2")]
 #[inline]
 fn prefetch<T>(address: *const T) {
-    _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    _mm_prefetch::<_MM_HINT_T1>(address.cast());
 }
 
 /// Zero in every lane.

@@ -509,7 +509,7 @@ fn sum_lanes(lanes: __m512) -> f32 {
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn prefetch<T>(address: *const T) {
-    _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    _mm_prefetch::<_MM_HINT_T1>(address.cast());
 }
 
 /// Loads a block.

@@ -7,7 +7,8 @@ use std::ops::Range;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 
-/// How far ahead of its use a stream of weights is prefetched: enough to hide the memory's latency, well within a first-level cache.
+/// How far ahead of its use a stream of weights is prefetched: enough to hide the memory's latency. It is asked for into the second-level
+/// cache, where more requests can be under way than in the first: on a Xeon with AMX one thread reads at 90 % of its bandwidth, not 64 %.
 const PREFETCH_BYTES: usize = 6 << 10;
 
 /// Half-precision values in a cache line.
