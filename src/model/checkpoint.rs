@@ -17,6 +17,12 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 /// The largest JSON file that is read (the tokenizer of a vocabulary of 128 K has 9 MB).
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
+/// The longest header of a safetensors file, as in its own library.
+const MAX_HEADER_BYTES: usize = 100_000_000;
+
+/// The most tensors in one file: some 20 times those of the largest models.
+const MAX_TENSORS: usize = 1 << 16;
+
 /// Where a checkpoint is: a directory in Hugging Face layout, or files in memory.
 #[derive(Clone, Debug)]
 pub enum Source {
@@ -278,15 +284,30 @@ fn refuse_duplicate_names(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
         }
         fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Names, A::Error> {
             while let Some((name, IgnoredAny)) = map.next_entry()? {
+                if name == "__metadata__" {
+                    continue;
+                }
+                if self.0.len() == MAX_TENSORS {
+                    return Err(serde::de::Error::custom(format!(
+                        "more than {MAX_TENSORS} tensors"
+                    )));
+                }
                 self.0.push(name);
             }
             Ok(self)
         }
     }
-    let whole = bytes.split_first_chunk::<8>().and_then(|(length, rest)| {
-        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-        rest.get(..length)
+    let stated = bytes.split_first_chunk::<8>().map(|(length, rest)| {
+        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        (length, rest)
     });
+    if let Some((length, _)) = stated.filter(|(length, _)| *length > MAX_HEADER_BYTES) {
+        return Err(LoadError::named_file(
+            file,
+            format!("a header of {length} bytes is too long for a safetensors file"),
+        ));
+    }
+    let whole = stated.and_then(|(length, rest)| rest.get(..length));
     let header = whole.ok_or_else(|| {
         LoadError::named_file(file, "not a whole safetensors file: the header is cut off")
     })?;
@@ -439,6 +460,21 @@ mod tests {
         check_refused(&[("model.safetensors", cut)], "model.safetensors");
         let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         check_refused(&[("model.safetensors", file(twice, 1))], "tensor a");
+    }
+
+    #[test]
+    fn a_header_without_measure_is_refused_before_it_is_read() {
+        let mut long = one("a");
+        long[..8].copy_from_slice(&(MAX_HEADER_BYTES as u64 + 1).to_le_bytes());
+        check_refused(&[("model.safetensors", long)], "too long");
+        let entries = |count: usize| {
+            let entry = |i| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
+            let entries: Vec<String> = (0..count).map(entry).collect();
+            let header = format!(r#"{{"__metadata__":{{}},{}}}"#, entries.join(","));
+            [("model.safetensors", file(&header, 0))]
+        };
+        check_refused(&entries(MAX_TENSORS + 1), "more than 65536 tensors");
+        assert_eq!(names(&entries(MAX_TENSORS)).unwrap().len(), MAX_TENSORS);
     }
 
     #[test]

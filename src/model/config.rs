@@ -30,7 +30,7 @@ pub enum Activation {
     #[serde(rename = "relu2")]
     Relu2,
     /// x · sigmoid(x).
-    #[serde(rename = "silu")]
+    #[serde(rename = "silu", alias = "swish")]
     Silu,
 }
 
@@ -133,7 +133,8 @@ impl ModelConfig {
 /// `config.json`, both generations of keys.
 #[derive(Deserialize)]
 struct RawConfig {
-    architectures: Vec<String>,
+    architectures: Option<Vec<String>>,
+    model_type: Option<String>,
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -159,9 +160,27 @@ struct RawConfig {
 #[derive(Deserialize)]
 struct RawRope {
     rope_theta: Option<f64>,
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older name of `rope_type`; some writers store both.
+    #[serde(rename = "type")]
+    legacy_type: Option<String>,
     partial_rotary_factor: Option<f64>,
+}
+
+impl RawRope {
+    /// Python takes an object without keys for none. So is one here that has only keys which mean nothing to
+    /// the default type.
+    fn is_empty(&self) -> bool {
+        self.rope_theta.is_none()
+            && self.rope_type.is_none()
+            && self.legacy_type.is_none()
+            && self.partial_rotary_factor.is_none()
+    }
+
+    fn kind(&self) -> &str {
+        let kind = self.rope_type.as_deref().or(self.legacy_type.as_deref());
+        kind.unwrap_or("default")
+    }
 }
 
 #[derive(Deserialize)]
@@ -234,19 +253,26 @@ impl RawConfig {
                 .as_ref()
                 .and_then(|ids| ids.as_slice().first().copied()),
         };
-        if self.attention_bias == Some(true) || self.mlp_bias == Some(true) {
-            return Err(unsupported(
-                "attention_bias / mlp_bias",
-                "linears with a bias are not supported",
-            ));
-        }
+        self.refuse_biases(architecture)?;
+        config.check_epsilons()?;
         config.check_sizes()?;
         Ok(config)
     }
 
     fn architecture(&self) -> Result<Architecture, LoadError> {
-        match self
-            .architectures
+        let Some(architectures) = &self.architectures else {
+            return match self.model_type.as_deref() {
+                Some("bitnet") => Ok(Architecture::BitNet),
+                Some("llama") => Ok(Architecture::Llama),
+                other => Err(unsupported(
+                    "architectures",
+                    &format!(
+                        "missing, and model_type is {other:?}; supported are bitnet and llama"
+                    ),
+                )),
+            };
+        };
+        match architectures
             .iter()
             .map(String::as_str)
             .collect::<Vec<_>>()
@@ -263,6 +289,18 @@ impl RawConfig {
         }
     }
 
+    /// BitNet has no `mlp_bias`: the key is nothing to it.
+    fn refuse_biases(&self, architecture: Architecture) -> Result<(), LoadError> {
+        let mlp = architecture == Architecture::Llama && self.mlp_bias == Some(true);
+        if self.attention_bias == Some(true) || mlp {
+            return Err(unsupported(
+                "attention_bias / mlp_bias",
+                "linears with a bias are not supported",
+            ));
+        }
+        Ok(())
+    }
+
     /// Both generations: `rope_theta` with `rope_scaling`, or all in `rope_parameters`.
     fn rope_theta(&self) -> Result<f64, LoadError> {
         for (key, rope) in [
@@ -271,13 +309,10 @@ impl RawConfig {
         ] {
             let Some(rope) = rope else { continue };
             let partial = rope.partial_rotary_factor.or(self.partial_rotary_factor);
-            if rope.rope_type.as_deref().unwrap_or("default") != "default" {
+            if rope.kind() != "default" {
                 return Err(unsupported(
                     key,
-                    &format!(
-                        "rope_type {:?}; only \"default\" is supported",
-                        rope.rope_type
-                    ),
+                    &format!("rope_type {:?}; only \"default\" is supported", rope.kind()),
                 ));
             }
             if partial.is_some_and(|factor| factor != 1.0) {
@@ -290,21 +325,28 @@ impl RawConfig {
         {
             return Err(unsupported("partial_rotary_factor", "not supported"));
         }
-        let parameters = self
-            .rope_parameters
-            .as_ref()
-            .and_then(|rope| rope.rope_theta);
-        match parameters.or(self.rope_theta) {
-            Some(theta) if theta.is_finite() && theta > 0.0 => Ok(theta),
+        match self.stored_theta() {
+            // The frequencies are computed in f32, where a smaller or larger base makes them NaN.
+            Some(theta) if theta > 0.0 && (theta as f32).is_normal() => Ok(theta),
             Some(theta) => Err(unsupported(
                 "rope_theta",
                 &format!("{theta} is no base of frequencies"),
             )),
             None => Err(unsupported(
                 "rope_theta",
-                "neither it nor rope_parameters.rope_theta is there",
+                "neither it nor one in rope_scaling or rope_parameters is there",
             )),
         }
+    }
+
+    /// Of the two objects the one counts that is there and not empty, `rope_scaling` first; a base inside
+    /// it counts more than the one beside it.
+    fn stored_theta(&self) -> Option<f64> {
+        let scaling = self.rope_scaling.as_ref().filter(|rope| !rope.is_empty());
+        scaling
+            .or(self.rope_parameters.as_ref())
+            .and_then(|rope| rope.rope_theta)
+            .or(self.rope_theta)
     }
 
     fn quantization(&self) -> Result<Quantization, LoadError> {
@@ -357,6 +399,23 @@ impl RawConfig {
 }
 
 impl ModelConfig {
+    /// With a negative or infinite epsilon, a norm makes every value NaN or zero.
+    fn check_epsilons(&self) -> Result<(), LoadError> {
+        let of_inputs = self.quantization.input_norm_eps;
+        for (key, eps) in [
+            ("rms_norm_eps", Some(self.norm_eps)),
+            ("quantization_config.rms_norm_eps", of_inputs),
+        ] {
+            if let Some(eps) = eps.filter(|eps| !eps.is_finite() || *eps < 0.0) {
+                return Err(unsupported(
+                    key,
+                    &format!("{eps} is no epsilon; it must be finite and not negative"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     fn check_sizes(&self) -> Result<(), LoadError> {
         let sizes = [
             ("vocab_size", self.vocab),
@@ -569,6 +628,74 @@ mod tests {
                 .rope_theta,
             500_000.0
         );
+    }
+
+    #[test]
+    fn a_rope_object_may_name_its_type_twice() {
+        let both = json!({"rope_scaling": {"type": "default", "rope_type": "default"}});
+        assert_eq!(read(&both).unwrap().rope_theta, 500_000.0);
+        check_refused(
+            &json!({"rope_scaling": {"type": "default", "rope_type": "yarn"}}),
+            "yarn",
+        );
+        check_refused(&json!({"rope_scaling": {"type": "linear"}}), "linear");
+    }
+
+    #[test]
+    fn a_base_inside_the_rope_object_counts_more() {
+        let theta = |changes: &Value| read(changes).unwrap().rope_theta;
+        let inside = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+        assert_eq!(theta(&json!({"rope_scaling": inside(1e4)})), 1e4);
+        let both = json!({"rope_scaling": inside(1e4), "rope_parameters": inside(2e4)});
+        assert_eq!(theta(&both), 1e4, "rope_scaling is asked first");
+        let other =
+            json!({"rope_scaling": {"rope_type": "default"}, "rope_parameters": inside(2e4)});
+        assert_eq!(theta(&other), 500_000.0, "one object counts");
+        let empty = json!({"rope_scaling": {}, "rope_parameters": inside(2e4)});
+        assert_eq!(theta(&empty), 2e4);
+    }
+
+    #[test]
+    fn a_family_may_be_named_by_its_model_type() {
+        let family = |model_type: &str| {
+            let changes = json!({"architectures": null, "model_type": model_type});
+            read(&changes).unwrap().architecture
+        };
+        assert_eq!(family("bitnet"), Architecture::BitNet);
+        assert_eq!(family("llama"), Architecture::Llama);
+        check_refused(
+            &json!({"architectures": null, "model_type": "mistral"}),
+            "mistral",
+        );
+        check_refused(&json!({"architectures": null}), "architectures");
+    }
+
+    #[test]
+    fn swish_is_silu_and_only_llama_has_a_bias_of_its_feed_forward_part() {
+        let swish = read(&json!({"hidden_act": "swish"})).unwrap();
+        assert_eq!(swish.activation, Activation::Silu);
+        assert!(read(&json!({"mlp_bias": true})).is_ok());
+        check_refused(
+            &json!({"architectures": ["LlamaForCausalLM"], "mlp_bias": true}),
+            "mlp_bias",
+        );
+    }
+
+    #[test]
+    fn numbers_that_would_make_everything_nan_are_refused() {
+        for eps in [-1e-5, 1e300] {
+            check_refused(&json!({"rms_norm_eps": eps}), "rms_norm_eps");
+            let quantization =
+                json!({"quant_method": "bitnet", "use_rms_norm": true, "rms_norm_eps": eps});
+            check_refused(
+                &json!({"tie_word_embeddings": false, "quantization_config": quantization}),
+                "quantization_config.rms_norm_eps",
+            );
+        }
+        assert!(read(&json!({"rms_norm_eps": 0.0})).is_ok());
+        for theta in [-1e4, 0.0, 1e-320, 1e-40, 1e39] {
+            check_refused(&json!({"rope_theta": theta}), "rope_theta");
+        }
     }
 
     #[test]

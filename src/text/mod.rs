@@ -7,9 +7,11 @@ mod chat_template;
 mod detokenizer;
 mod specials;
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 pub use chat_template::{ChatTemplate, Message, TemplateError};
 pub use detokenizer::{Delta, Detokenizer, TextOptions};
@@ -92,7 +94,6 @@ pub struct Tokenizer {
     plain: tokenizers::Tokenizer,
     specials: Specials,
     vocabulary: u32,
-    first: Option<u32>, // Put before a prompt, where the tokenizer's own post-processor does not.
     pieces: Pieces,
 }
 
@@ -109,38 +110,33 @@ impl Tokenizer {
             .with_padding(None)
             .with_truncation(None)
             .map_err(|error| bad(error.to_string()))?;
+        add_configured_tokens(&mut recognising, config).map_err(|why| TextError::BadFile {
+            file: "tokenizer_config.json",
+            why,
+        })?;
         let mut plain = recognising.clone();
         plain.set_encode_special_tokens(true);
         let specials = Specials::new(special_tokens(&recognising)).map_err(bad)?;
         let pieces = Pieces::new(&recognising, vocabulary).map_err(bad)?;
-        let first = match config["add_bos_token"].as_bool() {
-            Some(true) => {
-                token_text(&config["bos_token"]).and_then(|text| recognising.token_to_id(text))
-            }
-            _ => None,
-        };
         Ok(Tokenizer {
             recognising,
             plain,
             specials,
             vocabulary,
-            first,
             pieces,
         })
     }
 
-    /// The tokens of a prompt that a user wrote, with whatever the checkpoint puts before a text.
+    /// The tokens of a prompt that a user wrote, with whatever the checkpoint puts around a text.
+    ///
+    /// The post-processor of `tokenizer.json` alone says what that is. As in transformers, `add_bos_token` and
+    /// `add_eos_token` of `tokenizer_config.json` do not count: it drops both wherever there is a `tokenizer.json`,
+    /// whatever the class of the tokenizer.
     ///
     /// # Errors
     /// When the tokenizer can't, or makes a token that the model does not have.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let mut tokens = self.encode(&self.plain, text, true)?;
-        if let Some(first) = self.first
-            && tokens.first() != Some(&first)
-        {
-            tokens.insert(0, first);
-        }
-        Ok(tokens)
+        self.encode(&self.plain, text, true)
     }
 
     /// The text of `tokens`, as a text of its own; special tokens are left out, or spelled out.
@@ -211,6 +207,88 @@ impl Tokenizer {
 /// A token named in a configuration: a string, or an object around one.
 fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// Adds the tokens that only `tokenizer_config.json` has, in the order in which transformers does, which gives them
+/// their ids. What `tokenizer.json` says of a token stands, but that a token may become special.
+fn add_configured_tokens(
+    tokenizer: &mut tokenizers::Tokenizer,
+    config: &Value,
+) -> Result<(), String> {
+    let listed = listed_tokens(config)?;
+    let mut known: HashMap<String, AddedToken> = tokenizer
+        .get_added_tokens_decoder()
+        .into_values()
+        .map(|token| (token.content.clone(), token))
+        .collect();
+    let mut tokens = Vec::new();
+    let in_order = listed.values().cloned().chain(named_tokens(config));
+    for token in in_order.filter(|token| !token.content.is_empty()) {
+        let token = match known.get(&token.content) {
+            Some(old) if old.special || !token.special => continue,
+            Some(old) => old.clone().special(true),
+            None => token,
+        };
+        known.insert(token.content.clone(), token.clone());
+        tokens.push(token);
+    }
+    if !tokens.is_empty() {
+        tokenizer
+            .add_tokens(tokens)
+            .map_err(|error| error.to_string())?;
+    }
+    for (id, AddedToken { content, .. }) in &listed {
+        match tokenizer.token_to_id(content) {
+            Some(found) if found != *id => {
+                return Err(format!(
+                    "added_tokens_decoder: {content:?} is listed as token {id}, with tokenizer.json it is {found}"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// `added_tokens_decoder`, by id.
+fn listed_tokens(config: &Value) -> Result<BTreeMap<u32, AddedToken>, String> {
+    let listed = config["added_tokens_decoder"].as_object();
+    listed
+        .into_iter()
+        .flatten()
+        .map(|(id, token)| {
+            let wrong = || format!("added_tokens_decoder: the entry {id:?} is no token");
+            let number = id.parse().map_err(|_| wrong())?;
+            let special = token["special"].as_bool().unwrap_or(false);
+            Ok((number, added_token(token, special).ok_or_else(wrong)?))
+        })
+        .collect()
+}
+
+/// The tokens that have a part to play, such as `bos_token`: all of them are special.
+fn named_tokens(config: &Value) -> impl Iterator<Item = AddedToken> {
+    const ROLES: [&str; 7] = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
+    let of_roles = ROLES.map(|role| &config[format!("{role}_token")]);
+    let more = ["extra_special_tokens", "additional_special_tokens"]
+        .into_iter()
+        .filter_map(|key| config[key].as_array())
+        .find(|tokens| !tokens.is_empty());
+    of_roles
+        .into_iter()
+        .chain(more.into_iter().flatten())
+        .filter_map(|token| added_token(token, true))
+}
+
+fn added_token(value: &Value, special: bool) -> Option<AddedToken> {
+    let is = |key: &str| value[key].as_bool();
+    let token = AddedToken::from(token_text(value)?, special)
+        .single_word(is("single_word").unwrap_or(false))
+        .lstrip(is("lstrip").unwrap_or(false))
+        .rstrip(is("rstrip").unwrap_or(false));
+    Some(match is("normalized") {
+        Some(normalized) => token.normalized(normalized),
+        None => token,
+    })
 }
 
 fn special_tokens(tokenizer: &tokenizers::Tokenizer) -> Vec<(u32, String)> {
@@ -396,22 +474,106 @@ mod tests {
         .unwrap()
     }
 
-    #[test]
-    fn a_prompt_gets_its_beginning_once_and_no_other_special_token() {
-        let json = byte_level_json(&[]);
-        let config = br#"{"add_bos_token": true, "bos_token": "<|bos|>"}"#;
+    fn load(json: &[u8], config: &Value) -> Result<Tokenizer, TextError> {
+        let config = config.to_string();
         let files = Files {
-            tokenizer: &json,
-            config: Some(config),
+            tokenizer: json,
+            config: Some(config.as_bytes()),
             chat_template: None,
         };
-        let (tokenizer, _) = files.load(258).unwrap();
+        files.load(300).map(|(tokenizer, _)| tokenizer)
+    }
+
+    /// As [`byte_level_json`], with a post-processor that puts `<|bos|>` before a text.
+    fn with_beginning() -> Vec<u8> {
+        let mut json: Value = serde_json::from_slice(&byte_level_json(&[])).unwrap();
+        let (bos, text) = (
+            json!({"SpecialToken": {"id": "<|bos|>", "type_id": 0}}),
+            json!({"Sequence": {"id": "A", "type_id": 0}}),
+        );
+        json["post_processor"] = json!({
+            "type": "TemplateProcessing", "single": [bos, text], "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|bos|>": {"id": "<|bos|>", "ids": [256], "tokens": ["<|bos|>"]}},
+        });
+        json.to_string().into_bytes()
+    }
+
+    #[test]
+    fn a_prompt_gets_its_beginning_once_and_no_other_special_token() {
+        let tokenizer = load(&with_beginning(), &json!({})).unwrap();
         assert_eq!(tokenizer.encode_prompt("hi").unwrap(), [256, 104, 105]);
         assert_eq!(tokenizer.encode_prompt("").unwrap(), [256]);
         let spelled = tokenizer.encode_prompt("<|bos|>").unwrap();
         assert_eq!(spelled.len(), 8);
         assert_eq!(tokenizer.decode(&spelled, true), "<|bos|>");
         assert_eq!(tokenizer.decode(&spelled, false), "<|bos|><|bos|>");
+    }
+
+    /// Compared with transformers 5.23, for these files and every class of tokenizer named here.
+    #[test]
+    fn only_the_post_processor_says_what_is_put_around_a_prompt() {
+        for class in ["PreTrainedTokenizerFast", "LlamaTokenizerFast"] {
+            for keys in [
+                json!({"add_bos_token": true}),
+                json!({"add_bos_token": false}),
+                json!({"add_eos_token": true}),
+            ] {
+                let mut config = keys;
+                config["tokenizer_class"] = class.into();
+                config["bos_token"] = "<|bos|>".into();
+                config["eos_token"] = "<|eot_id|>".into();
+                let encode = |json: &[u8]| load(json, &config).unwrap().encode_prompt("hi");
+                assert_eq!(encode(&with_beginning()).unwrap(), [256, 104, 105]);
+                assert_eq!(encode(&byte_level_json(&[])).unwrap(), [104, 105]);
+            }
+        }
+    }
+
+    /// The ids are those that transformers 5.23 gives.
+    #[test]
+    fn tokens_that_only_the_configuration_has_are_added_as_special() {
+        let json = byte_level_json(&[]);
+        let special = |config: &Value| {
+            let tokenizer = load(&json, config).unwrap();
+            let mut tokens = special_tokens(&tokenizer.recognising);
+            tokens.retain(|(id, _)| !(256..258).contains(id));
+            let texts: Vec<String> = tokens
+                .iter()
+                .map(|(id, text)| format!("{id}{text}"))
+                .collect();
+            (tokenizer, texts.join(" "))
+        };
+        let names = json!({"unk_token": "<u>", "pad_token": {"content": "<p>"}, "bos_token": "<b>", "eos_token": "<|eot_id|>"});
+        assert_eq!(special(&names).1, "258<b> 259<u> 260<p>");
+        let more = json!({"pad_token": "<p>", "additional_special_tokens": ["<x>"]});
+        assert_eq!(special(&more).1, "258<p> 259<x>");
+        let listed = json!({"eos_token": "<x>", "pad_token": "<p>", "added_tokens_decoder": {
+            "260": {"content": "<z>", "special": false}, "259": {"content": "<y>", "special": true},
+            "258": {"content": "<x>"}, "256": {"content": "<|bos|>", "special": false}}});
+        let (tokenizer, texts) = special(&listed);
+        assert_eq!(texts, "258<x> 259<y> 261<p>");
+        assert!(tokenizer.is_special(256), "tokenizer.json says so");
+        assert_eq!(tokenizer.encode_recognising("<y>").unwrap(), [259]);
+        assert_eq!(tokenizer.encode_prompt("<y>").unwrap(), [60, 121, 62]);
+        assert_eq!(tokenizer.token_bytes(258), b"<x>");
+    }
+
+    #[test]
+    fn listed_tokens_that_do_not_fit_are_refused() {
+        let json = byte_level_json(&[]);
+        for entry in [
+            json!({"260": {"content": "<x>", "special": true}}),
+            json!({"300": {"content": "<|bos|>", "special": true}}),
+            json!({"258": {"special": true}}),
+            json!({"x": {"content": "<x>"}}),
+        ] {
+            let config = json!({"added_tokens_decoder": entry});
+            let error = load(&json, &config).err().unwrap().to_string();
+            assert!(
+                error.starts_with("tokenizer_config.json: added_tokens_decoder"),
+                "{error}"
+            );
+        }
     }
 
     #[test]
