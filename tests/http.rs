@@ -1386,6 +1386,72 @@ async fn the_model_is_listed_under_all_its_names() {
         server.get("/v1/models/org/other").await.error(),
         (404, "model_not_found".into(), Some("model".into()))
     );
+    assert_eq!(
+        server.get("/v1/models/%FF").await.error(),
+        (404, "model_not_found".into(), Some("model".into()))
+    );
+}
+
+#[tokio::test]
+async fn an_assistant_may_have_said_nothing_or_refused() {
+    let server = Server::new();
+    let tokens = async |assistant: Value| {
+        let messages =
+            json!([{"role": "user", "content": "a"}, assistant, {"role": "user", "content": "b"}]);
+        let answer = server
+            .chat(json!({"messages": messages, "max_tokens": 1}))
+            .await
+            .ok();
+        answer["usage"]["prompt_tokens"].clone()
+    };
+    let empty = tokens(json!({"role": "assistant", "content": ""})).await;
+    assert_eq!(
+        tokens(json!({"role": "assistant", "content": null})).await,
+        empty
+    );
+    assert_eq!(tokens(json!({"role": "assistant"})).await, empty);
+    let said = tokens(json!({"role": "assistant", "content": "No."})).await;
+    let refusal = json!([{"type": "refusal", "refusal": "No."}]);
+    assert_eq!(
+        tokens(json!({"role": "assistant", "content": refusal})).await,
+        said
+    );
+    for (role, content) in [
+        ("user", refusal),
+        ("user", Value::Null),
+        ("assistant", json!([{"type": "refusal"}])),
+    ] {
+        let refused = server
+            .chat(json!({"messages": [{"role": role, "content": content}]}))
+            .await;
+        assert_eq!(refused.error().0, 400, "{role}");
+    }
+}
+
+#[tokio::test]
+async fn a_repetition_penalty_that_makes_infinite_logits_is_refused() {
+    let server = Server::new();
+    for penalty in [1e-40, 0.0, 0.009, 100.1] {
+        let refused = server
+            .complete(json!({"repetition_penalty": penalty}))
+            .await;
+        let param = Some("repetition_penalty".into());
+        assert_eq!(refused.error(), (400, "invalid_value".into(), param));
+    }
+    for penalty in [0.01, 100.0] {
+        server
+            .complete(json!({"repetition_penalty": penalty}))
+            .await
+            .ok();
+    }
+}
+
+#[tokio::test]
+async fn the_page_says_when_a_chat_is_full() {
+    let page = Server::new().get("/").await.body;
+    assert!(page.contains("finish_reason === 'length'"));
+    assert!(page.contains("error.code === 'context_length_exceeded'"));
+    assert_eq!(page.matches("start a new chat").count(), 2);
 }
 
 #[tokio::test]
@@ -1594,7 +1660,17 @@ async fn a_stream_that_waits_is_kept_alive() {
 
 #[tokio::test]
 async fn a_client_that_leaves_cancels_its_request() {
-    for (path, stream) in [(CHAT, false), (CHAT, true), (TEXT, false), (TEXT, true)] {
+    let next = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    for (path, stream, behind) in [
+        (CHAT, false, ""),
+        (CHAT, true, ""),
+        (TEXT, false, ""),
+        (TEXT, true, ""),
+        (CHAT, false, "\r\n"),
+        (CHAT, true, "\r\n"),
+        (CHAT, false, next),
+        (TEXT, true, next),
+    ] {
         let server = Server::new();
         server.gate.close();
         server.gate.pass(3);
@@ -1605,7 +1681,8 @@ async fn a_client_that_leaves_cancels_its_request() {
             "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
-        client.write_all((head + &body).as_bytes()).await.unwrap();
+        let sent = head + &body + behind;
+        client.write_all(sent.as_bytes()).await.unwrap();
         server.gate.arrivals(4).await;
         drop(client);
         server
@@ -1623,9 +1700,54 @@ async fn a_client_that_leaves_cancels_its_request() {
         let drawn = server.metric("vllm:generation_tokens_total");
         assert!(
             drawn <= 5.0,
-            "{path} stream {stream}: {drawn} tokens for nobody"
+            "{path} stream {stream} behind {behind:?}: {drawn} tokens for nobody"
         );
     }
+}
+
+#[tokio::test]
+async fn requests_sent_ahead_are_answered_in_turn() {
+    let server = Server::new();
+    let (address, _stop, _serving) = server.listen().await;
+    let body = json!({"prompt": "Hi", "max_tokens": 5, "stream": true}).to_string();
+    let one = format!(
+        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let large = json!({"prompt": "x".repeat(3 << 20)}).to_string();
+    let too_large = format!(
+        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{large}",
+        large.len()
+    );
+    let last = "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    server.gate.close();
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all((one.repeat(2)).as_bytes()).await.unwrap();
+    server.gate.arrivals(1).await;
+    // Part of it is read ahead, while the first is being answered.
+    client.write_all(one.as_bytes()).await.unwrap();
+    server.gate.open();
+    let mut answers = Vec::new();
+    let text = |answers: &[u8]| String::from_utf8_lossy(answers).into_owned();
+    let (mut reader, mut writer) = client.split();
+    let mut part = [0; 4096];
+    while text(&answers).matches("[DONE]").count() < 3 {
+        let read = timeout(PATIENCE, reader.read(&mut part))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(read > 0, "{}", text(&answers));
+        answers.extend_from_slice(&part[..read]);
+    }
+    writer.write_all(too_large.as_bytes()).await.unwrap();
+    writer.write_all(last.as_bytes()).await.unwrap();
+    timeout(PATIENCE, reader.read_to_end(&mut answers))
+        .await
+        .unwrap()
+        .unwrap();
+    let answers = text(&answers);
+    assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 4, "{answers}");
+    assert_eq!(answers.matches("HTTP/1.1 413 ").count(), 1, "{answers}");
 }
 
 #[tokio::test]

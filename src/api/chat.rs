@@ -138,14 +138,19 @@ fn message(item: &Value, param: &str) -> Result<Message, ApiError> {
             message,
         ));
     }
+    let content_param = format!("{param}.content");
+    let content = match &item["content"] {
+        Value::Null if role == "assistant" => String::new(), // As after a call to a tool.
+        value => content(value, role, &content_param)?,
+    };
     Ok(Message {
         role: role.to_owned(),
-        content: content(&item["content"], &format!("{param}.content"))?,
+        content,
     })
 }
 
 /// A string, or parts that are all text.
-fn content(value: &Value, param: &str) -> Result<String, ApiError> {
+fn content(value: &Value, role: &str, param: &str) -> Result<String, ApiError> {
     let parts = match value {
         Value::String(text) => return Ok(text.clone()),
         Value::Array(parts) => parts,
@@ -160,12 +165,17 @@ fn content(value: &Value, param: &str) -> Result<String, ApiError> {
     parts
         .iter()
         .enumerate()
-        .map(|(index, part)| text_part(part, &format!("{param}[{index}]")))
+        .map(|(index, part)| text_part(part, role, &format!("{param}[{index}]")))
         .collect()
 }
 
-fn text_part<'a>(part: &'a Value, param: &str) -> Result<&'a str, ApiError> {
+fn text_part<'a>(part: &'a Value, role: &str, param: &str) -> Result<&'a str, ApiError> {
     match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("refusal"), _) if role == "assistant" => {
+            let refusal = &part["refusal"];
+            let wrong = || wrong_kind(&format!("{param}.refusal"), "a string", refusal);
+            refusal.as_str().ok_or_else(wrong)
+        }
         (Some("text"), Some(text)) => Ok(text),
         (Some("text"), None) => Err(wrong_kind(
             &format!("{param}.text"),

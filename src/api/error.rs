@@ -183,6 +183,30 @@ impl ApiError {
         .retry_after(RETRY_LATER)
     }
 
+    /// Too much is under way already.
+    pub(super) fn overloaded(retry_after: Duration) -> ApiError {
+        let message =
+            "The server is overloaded: too many requests wait already. Please try again later.";
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            OVERLOADED,
+            "engine_overloaded",
+            message,
+        )
+        .retry_after(retry_after)
+    }
+
+    /// The engine's thread is gone, and only a restart brings it back. Asked for again and again, so it is not logged here.
+    pub(super) fn dead() -> ApiError {
+        let message = "The server's engine has died; the server must be restarted.";
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "server_error",
+            "engine_dead",
+            message,
+        )
+    }
+
     /// A bug or a broken machine; the reason belongs into the log, not to the client.
     pub(super) fn internal(why: &str) -> ApiError {
         tracing::error!(why, "a request failed");
@@ -209,16 +233,7 @@ impl ApiError {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
         match refusal {
-            Refusal::QueueFull { retry_after } => {
-                let message = "The server is overloaded: too many requests wait already. Please try again later.";
-                ApiError::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    OVERLOADED,
-                    "engine_overloaded",
-                    message,
-                )
-                .retry_after(retry_after)
-            }
+            Refusal::QueueFull { retry_after } => ApiError::overloaded(retry_after),
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,

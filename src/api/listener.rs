@@ -1,7 +1,12 @@
 //! The accept loop: who may connect, how long a head may take, when a reader has stalled, and how all of it ends.
 //!
 //! Invariants: no connection is without a limit in number, time or memory; no task outlives `serve`. A client that leaves is noticed
-//! while its answer is being made, because its connection is polled all the while.
+//! while its answer is being made, because its connection is read all the while: what comes after its request is kept for later, and
+//! the end of it means that nobody waits. One that closes only its own direction counts as gone, and so does one that sends more
+//! ahead than is kept.
+//!
+//! Every error has OpenAI's shape with one exception: what is no HTTP/1 (400) and a head that is too large (431) are answered by the
+//! HTTP library, without a body or an `x-request-id`.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -9,14 +14,16 @@ use std::future::Future;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::response::Response;
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -120,7 +127,9 @@ async fn serve_connection<I>(
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = service_fn(move |request: Request<Incoming>| answer(router.clone(), request));
+    let awaited = Awaited::default();
+    let heard = awaited.clone();
+    let service = service_fn(move |request| answer(router.clone(), request, heard.clone()));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -130,6 +139,9 @@ async fn serve_connection<I>(
         io,
         limit: limits.stall_timeout,
         waiting: None,
+        awaited,
+        ahead: Vec::new(),
+        most_ahead: limits.buffer_bytes,
     });
     let mut connection = std::pin::pin!(builder.serve_connection(io, service));
     let ended = tokio::select! {
@@ -144,8 +156,97 @@ async fn serve_connection<I>(
     }
 }
 
-async fn answer(router: Router, request: Request<Incoming>) -> Result<Response, Infallible> {
-    router.oneshot(request.map(Body::new)).await
+async fn answer(
+    router: Router,
+    request: Request<Incoming>,
+    awaited: Awaited,
+) -> Result<Response, Infallible> {
+    let request = request.map(|body| Body::new(Question::new(body, awaited.clone())));
+    let response = router.oneshot(request).await?;
+    Ok(response.map(|body| Body::new(Reply { body, awaited })))
+}
+
+/// Whether a connection's client has said all of its request and now waits for the answer.
+#[derive(Clone, Default)]
+struct Awaited(Arc<AtomicBool>);
+
+impl Awaited {
+    fn set(&self, awaited: bool) {
+        self.0.store(awaited, Ordering::Relaxed); // Always the connection's own task.
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A request's body, after whose end the answer is awaited. Not before: until then what comes is the body.
+struct Question {
+    body: Incoming,
+    awaited: Awaited,
+}
+
+impl Question {
+    fn new(body: Incoming, awaited: Awaited) -> Question {
+        awaited.set(body.is_end_stream());
+        Question { body, awaited }
+    }
+}
+
+impl HttpBody for Question {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.awaited.set(true);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// An answer's body, after which none is awaited.
+struct Reply {
+    body: Body,
+    awaited: Awaited,
+}
+
+impl HttpBody for Reply {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.awaited.set(false);
+    }
 }
 
 /// Out of file descriptors, say: waiting is better than spinning. A connection that broke before it was accepted needs no pause.
@@ -160,15 +261,24 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-const FULL: &str = "HTTP/1.1 503 Service Unavailable\r\n\
-    content-type: application/json\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 114\r\n\r\n\
+const FULL: &str = "\
     {\"error\":{\"message\":\"Too many connections.\",\"type\":\"overloaded_error\",\"param\":null,\"code\":\"too_many_connections\"}}";
+
+fn full() -> String {
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\n\
+         connection: close\r\n{}: {}\r\ncontent-length: {}\r\n\r\n{FULL}",
+        super::REQUEST_ID,
+        super::random_id("req-"),
+        FULL.len()
+    )
+}
 
 /// Says why, as far as that goes at once, and hangs up.
 fn turn_away(stream: TcpStream) {
     let told = stream
         .into_std()
-        .and_then(|mut stream| stream.write_all(FULL.as_bytes()));
+        .and_then(|mut stream| stream.write_all(full().as_bytes()));
     if let Err(error) = told {
         tracing::debug!(%error, "a connection was refused without a word");
     }
@@ -217,19 +327,44 @@ impl Guests {
 }
 
 /// A connection that fails when nothing can be written for too long: so a reader that stalls costs no more than its buffers, and its
-/// request is cancelled.
+/// request is cancelled. It fails too when the client leaves while it is being answered: the HTTP library looks for that only while it
+/// holds nothing unread, and a line break behind the request would hide it.
 struct Impatient<I> {
     io: I,
     limit: Duration,
     waiting: Option<Pin<Box<Sleep>>>, // Since the reader took nothing.
+    awaited: Awaited,
+    ahead: Vec<u8>, // Read while an answer was awaited, and not handed out yet.
+    most_ahead: usize,
 }
 
-impl<I: Unpin> Impatient<I> {
+impl<I: AsyncRead + Unpin> Impatient<I> {
+    /// While an answer is awaited, reads on, to find out whether the client is still there. Called with each write and flush, and so
+    /// whenever the connection is polled.
+    fn look_ahead(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let mut bytes = [0; 1024];
+        while self.awaited.get() {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            match Pin::new(&mut self.io).poll_read(context, &mut buffer) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(read) => read?,
+            }
+            let read = buffer.filled();
+            if read.is_empty() || self.ahead.len() + read.len() > self.most_ahead {
+                let why = "the client left or sent too much ahead";
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, why));
+            }
+            self.ahead.extend_from_slice(read);
+        }
+        Ok(())
+    }
+
     fn judge<T>(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
+        self.look_ahead(context)?;
         if written.is_ready() {
             self.waiting = None;
             return written;
@@ -252,11 +387,17 @@ impl<I: AsyncRead + Unpin> AsyncRead for Impatient<I> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let count = self.ahead.len().min(buffer.remaining());
+            buffer.put_slice(&self.ahead[..count]);
+            self.ahead.drain(..count);
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.io).poll_read(context, buffer)
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Impatient<I> {
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Impatient<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -292,9 +433,6 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Impatient<I> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use axum::body::Bytes;
     use axum::routing::get;
     use futures_util::stream;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -404,8 +542,10 @@ mod tests {
 
     #[test]
     fn the_refusal_is_a_whole_answer() {
-        let (head, body) = FULL.split_once("\r\n\r\n").unwrap();
+        let answer = full();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}", body.len())));
+        assert!(head.contains("\r\nx-request-id: req-"));
         assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
     }
 }

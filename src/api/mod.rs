@@ -39,6 +39,10 @@ pub use listener::{ConnectionLimits, serve};
 
 /// Bodies that are read, rendered and tokenised at the same time away from the async threads.
 const MOST_READERS: usize = 2;
+/// Bodies that wait for their turn to be read.
+const MOST_WAITING_READERS: usize = 256;
+/// Bytes of all bodies that have come and are not read yet.
+const MOST_BODY_BYTES: usize = 64 << 20;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MOST_REQUEST_ID_BYTES: usize = 128;
 
@@ -105,17 +109,21 @@ struct Inner {
     started: u64,
     serving: OnceLock<Arc<Serving>>,
     readers: Arc<Semaphore>,
+    reader_places: Arc<Semaphore>, // For those that read and those that wait.
+    body_bytes: Arc<Semaphore>,
 }
 
 impl App {
     /// A server that is still loading: it lives, but is not ready.
     pub fn loading() -> App {
-        let readers = Arc::new(Semaphore::new(MOST_READERS));
+        let semaphore = |permits| Arc::new(Semaphore::new(permits));
         App {
             inner: Arc::new(Inner {
                 started: unix_seconds(),
                 serving: OnceLock::new(),
-                readers,
+                readers: semaphore(MOST_READERS),
+                reader_places: semaphore(MOST_READERS + MOST_WAITING_READERS),
+                body_bytes: semaphore(MOST_BODY_BYTES),
             }),
         }
     }

@@ -230,13 +230,10 @@ fn sampling(body: &Fields<'_>, model: &ModelCard) -> Result<SamplingParams, ApiE
     let top_k = body
         .integer("top_k", -1..=i64::from(u32::MAX))?
         .unwrap_or(0);
-    let repetition_penalty = body.number("repetition_penalty", 0.0..=1e6)?.unwrap_or(1.0);
-    if repetition_penalty <= 0.0 {
-        return Err(ApiError::invalid_value(
-            "repetition_penalty",
-            "'repetition_penalty' must be more than 0.",
-        ));
-    }
+    // Further from 1 than this, logits leave what a float can hold.
+    let repetition_penalty = body
+        .number("repetition_penalty", 0.01..=100.0)?
+        .unwrap_or(1.0);
     Ok(SamplingParams {
         temperature: body.number("temperature", 0.0..=2.0)?.unwrap_or(1.0),
         top_k: u32::try_from(top_k).unwrap_or(0),

@@ -1,13 +1,15 @@
 //! How the server is and what it serves. Nothing here waits for a step.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::{App, ModelCard};
+use crate::engine::Status;
 
 /// `GET /health`: the server lives; while it has work, it makes progress.
 pub(super) async fn health(State(app): State<App>) -> Response {
@@ -26,11 +28,15 @@ pub(super) async fn health(State(app): State<App>) -> Response {
 
 /// `GET /ready`: requests are welcome.
 pub(super) async fn ready(State(app): State<App>) -> Result<Response, ApiError> {
-    let status = app.serving()?.engine.status();
-    match (status.ready(), status.draining) {
-        (true, _) => Ok(Json(json!({"status": "ready"})).into_response()),
+    readiness(&app.serving()?.engine.status())?;
+    Ok(Json(json!({"status": "ready"})).into_response())
+}
+
+fn readiness(engine: &Status) -> Result<(), ApiError> {
+    match (engine.ready(), engine.draining) {
+        (true, _) => Ok(()),
         (false, true) => Err(ApiError::draining()),
-        (false, false) => Err(ApiError::internal("the engine is dead")),
+        (false, false) => Err(ApiError::dead()),
     }
 }
 
@@ -58,9 +64,15 @@ pub(super) async fn models(State(app): State<App>) -> Result<Json<Value>, ApiErr
 /// `GET /v1/models/{id}`: that one, under any of its names.
 pub(super) async fn model(
     State(app): State<App>,
-    Path(id): Path<String>,
+    uri: Uri,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let model = &app.serving()?.model;
+    let Ok(Path(id)) = id else {
+        // No text, and so no model's name; told as it was sent.
+        let asked = uri.path().trim_start_matches("/v1/models/");
+        return Err(ApiError::model_not_found(asked, &model.name));
+    };
     match model.answers_to(&id) {
         true => Ok(Json(described(model, app.inner.started))),
         false => Err(ApiError::model_not_found(&id, &model.name)),
@@ -77,4 +89,35 @@ fn described(model: &ModelCard, created: u64) -> Value {
         "parent": null,
         "max_model_len": model.max_model_len,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_dead_engine_is_not_ready_and_no_failure_of_the_question() {
+        let engine = Status {
+            alive: false,
+            draining: false,
+            steps: 0,
+            running: 0,
+            queued: 0,
+            stalled_for: Duration::ZERO,
+            stall_limit: Duration::from_secs(1),
+        };
+        let dead = readiness(&engine).unwrap_err();
+        assert_eq!(dead.body()["error"]["code"], "engine_dead");
+        let answer = dead.into_response();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            readiness(&Status {
+                alive: true,
+                ..engine
+            }),
+            Ok(())
+        );
+    }
 }
