@@ -499,6 +499,45 @@ async fn finish_ends_with_what_was_received() {
     assert_eq!(running.metric("sterna_client_disconnects_total"), 0.0);
 }
 
+#[tokio::test]
+async fn a_complete_answer_outlives_a_failure_that_comes_before_the_engine_hears_of_its_end() {
+    for fatal in [COMPUTES_NAN, KILLS_THE_THREAD] {
+        let (gate, steps) = gate();
+        let running = start_with(config(), Some(gate));
+        let mut stream = running.handle.submit(request(&[fatal, 2], 20)).unwrap();
+        steps.wait_inside();
+        steps.pass_one();
+        guarded(stream.accepted()).await.unwrap();
+        assert!(matches!(next(&mut stream).await, Some(Event::Token(_))));
+        steps.wait_inside();
+        stream.finish(FinishReason::Stop);
+        steps.open();
+        assert_eq!(
+            next(&mut stream).await,
+            Some(end(FinishReason::Stop, 2, 0, 1))
+        );
+        assert_eq!(next(&mut stream).await, None);
+    }
+}
+
+#[tokio::test]
+async fn an_early_end_still_tells_what_was_cached() {
+    let running = start();
+    let prompt: Vec<TokenId> = (0..40).collect();
+    let cold = Answer::of(running.handle.submit(request(&prompt, 1)).unwrap()).await;
+    assert_eq!(cold.cached_tokens(), 0);
+    let warm = Answer::of(running.handle.submit(request(&prompt, 1)).unwrap()).await;
+    assert!(warm.cached_tokens() > 0);
+    let mut stream = running.handle.submit(request(&prompt, 200)).unwrap();
+    guarded(stream.accepted()).await.unwrap();
+    assert!(matches!(next(&mut stream).await, Some(Event::Token(_))));
+    stream.finish(FinishReason::Stop);
+    assert_eq!(
+        next(&mut stream).await,
+        Some(end(FinishReason::Stop, 40, warm.cached_tokens(), 1))
+    );
+}
+
 // ---- refusals --------------------------------------------------------------------------------------------------------------
 
 #[tokio::test]
@@ -565,6 +604,18 @@ async fn what_can_never_run_is_refused_with_its_reason() {
         (
             "repetition_penalty",
             with(|sampling| sampling.repetition_penalty = 0.0),
+        ),
+        (
+            "repetition_penalty",
+            with(|sampling| sampling.repetition_penalty = f32::from_bits(1)),
+        ),
+        (
+            "repetition_penalty",
+            with(|sampling| sampling.repetition_penalty = 100.1),
+        ),
+        (
+            "repetition_penalty",
+            with(|sampling| sampling.repetition_penalty = f32::NAN),
         ),
         (
             "logit_bias",
@@ -673,6 +724,30 @@ async fn a_step_that_never_ends_shows_in_the_status() {
     assert_eq!(running.handle.status().steps, 1);
 }
 
+/// A model too large for its machine.
+struct TooLarge;
+
+impl Forward for TooLarge {
+    type KvStore = ();
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn new_kv_store(&self, _pages: usize) {
+        panic!("no memory for keys and values");
+    }
+
+    fn forward(&mut self, _batch: &Batch, (): &mut ()) -> impl LogitRows {
+        Histories(Vec::new())
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_missed_before_the_engine_has_started() {
+    assert!(std::panic::catch_unwind(|| start_model(TooLarge, config())).is_err());
+}
+
 // ---- the end ---------------------------------------------------------------------------------------------------------------
 
 #[tokio::test]
@@ -716,6 +791,24 @@ async fn a_drain_finishes_what_was_accepted_and_refuses_the_rest() {
         Err(Refusal::Draining)
     );
     assert!(!handle.status().ready());
+}
+
+#[tokio::test]
+async fn a_drain_without_end_finishes_what_lay_in_the_lane() {
+    let (gate, steps) = gate();
+    let mut patient = config();
+    patient.drain_limit = Duration::MAX;
+    let running = start_with(patient, Some(gate));
+    let running_already = running.handle.submit(request(&[1], 6)).unwrap();
+    steps.wait_inside(); // The engine takes nothing now.
+    let in_the_lane = running.handle.submit(request(&[2, 3], 6)).unwrap();
+    running.handle.drain();
+    steps.open();
+    let first = Answer::of(running_already).await;
+    assert_eq!(first.end, Some(end(FinishReason::Length, 1, 0, 6)));
+    let second = Answer::of(in_the_lane).await;
+    assert_eq!(second.end, Some(end(FinishReason::Length, 2, 0, 6)));
+    assert_eq!(running.stop().await, Ok(()));
 }
 
 #[tokio::test]

@@ -7,12 +7,12 @@ use crate::model::{KvStore, Logits, Model};
 /// A model that can run a step.
 pub trait Forward: Send + 'static {
     /// The memory of keys and values, indexed by page.
-    type KvStore;
+    type KvStore: Send;
 
     /// How many logits a row has.
     fn vocabulary(&self) -> usize;
 
-    /// Memory for `pages` pages.
+    /// Memory for `pages` pages; asked for once, before the engine takes requests.
     fn new_kv_store(&self, pages: usize) -> Self::KvStore;
 
     /// Computes `batch`: one row of logits for each of its rows that wants them, in their order.

@@ -1,4 +1,6 @@
-//! The two lanes into the engine thread: a bounded one for requests, a small one for everything that must never queue behind them.
+//! The two lanes into the engine thread: a bounded one for requests, and one for everything that must never queue behind them.
+//!
+//! The second is unbounded in type only: it holds at most one `End` for each request, and what the operator asks.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -15,12 +17,21 @@ use super::status::Shared;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ticket(pub(super) u64);
 
+/// What both ends of a request know without a message.
+#[derive(Default)]
+pub(super) struct Common {
+    /// Set by the stream, once, if its side ends the request.
+    pub(super) ending: OnceLock<FinishReason>,
+    /// Set by the engine thread when the request is first admitted, before any of its tokens leaves.
+    pub(super) cached_tokens: OnceLock<u32>,
+}
+
 /// A request on its way to the engine thread.
 pub(super) struct Submission {
     pub(super) ticket: Ticket,
     pub(super) request: GenerationRequest,
     pub(super) events: egress::EventSender,
-    pub(super) ending: Arc<OnceLock<FinishReason>>,
+    pub(super) common: Arc<Common>,
 }
 
 pub(super) enum Control {

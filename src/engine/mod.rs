@@ -1,7 +1,8 @@
 //! The engine's only door: submit a request, read its events, cancel, drain, ask how it is.
 //!
-//! One thread owns all serving state (`step.rs`). Two lanes lead to it: a bounded one for requests and a small one for
-//! control, so that a full queue never delays a cancel. One message a step leads out (`egress.rs`).
+//! One thread owns all serving state (`step.rs`). Two lanes lead to it: a bounded one for requests and one for control
+//! (at most one message for each request, and the operator's), so that a full queue never delays a cancel.
+//! One message a step leads out (`egress.rs`).
 //!
 //! Invariant: every submitted request ends in exactly one terminal event: `Finished`, `Failed` or `Refused`.
 
@@ -14,8 +15,8 @@ mod status;
 mod step;
 mod stream;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use crossbeam::channel::{Sender, TrySendError, bounded, unbounded};
 
 use crate::metrics::Metrics;
 
-use lanes::{Control, Lanes, Submission, Ticket};
+use lanes::{Common, Control, Lanes, Submission, Ticket};
 use status::Shared;
 
 pub use forward::{Forward, LogitRows};
@@ -58,7 +59,8 @@ pub struct Engine {
 pub struct EngineDied;
 
 impl Engine {
-    /// Starts the engine thread (`sterna-engine`) and its way out (`sterna-egress`).
+    /// Starts the engine thread (`sterna-engine`) and its way out (`sterna-egress`). The memory of keys and values is made here:
+    /// whether there is enough must be known before anyone calls the server ready.
     ///
     /// # Errors
     /// When the system gives no threads.
@@ -67,6 +69,7 @@ impl Engine {
         config: EngineConfig,
         metrics: Metrics,
     ) -> std::io::Result<(EngineHandle, Engine)> {
+        let kv_store = model.new_kv_store(config.limits.pages as usize);
         let shared = Arc::new(Shared::new(&config, model.vocabulary()));
         let (submissions, taken) = bounded(config.submit_lane);
         let (control, controls) = unbounded();
@@ -78,7 +81,7 @@ impl Engine {
         let (turns, egress) = egress::start(metrics.clone(), Arc::clone(&shared))?;
         let serving = std::thread::Builder::new()
             .name("sterna-engine".into())
-            .spawn(move || step::serve(model, config, lanes, turns))?;
+            .spawn(move || step::serve(model, kv_store, config, lanes, turns))?;
         let handle = EngineHandle {
             submissions,
             control,
@@ -125,13 +128,20 @@ impl EngineHandle {
         }
         let ticket = Ticket(self.shared.tickets.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = egress::event_lane();
-        let ending = Arc::new(OnceLock::new());
-        let stream = EventStream::new(ticket, events, Arc::clone(&ending), self.clone());
+        let common = Arc::new(Common::default());
+        let prompt_tokens = request.prompt.len() as u32;
+        let stream = EventStream::new(
+            ticket,
+            events,
+            Arc::clone(&common),
+            prompt_tokens,
+            self.clone(),
+        );
         let submission = Submission {
             ticket,
             request,
             events: sender,
-            ending,
+            common,
         };
         match self.submissions.try_send(submission) {
             Ok(()) => {}

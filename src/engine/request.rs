@@ -7,6 +7,9 @@ use sterna_scheduler::{FinishReason, Namespace, TenantId, TokenId};
 use super::sampler::MOST_LOGPROBS;
 use crate::metrics::TurnedAway;
 
+/// Beyond these a division or a product can push a model's logits out of the finite numbers, and so fail the request.
+const REPETITION_PENALTIES: std::ops::RangeInclusive<f32> = 0.01..=100.0;
+
 /// How tokens are drawn. The defaults are plain sampling at temperature 1 with everything else off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
@@ -20,7 +23,7 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// With the position, the only source of randomness.
     pub seed: u64,
-    /// Divides (or multiplies, when negative) the logits of tokens in prompt and output; 1 is off.
+    /// Divides (or multiplies, when negative) the logits of tokens in prompt and output; 0.01 to 100, and 1 is off.
     pub repetition_penalty: f32,
     /// Subtracted once for each time a token stands in the output; 0 is off.
     pub frequency_penalty: f32,
@@ -90,7 +93,7 @@ impl GenerationRequest {
             ("min_p", not_negative(sampling.min_p)),
             (
                 "repetition_penalty",
-                not_negative(sampling.repetition_penalty) && sampling.repetition_penalty > 0.0,
+                REPETITION_PENALTIES.contains(&sampling.repetition_penalty),
             ),
             ("frequency_penalty", sampling.frequency_penalty.is_finite()),
             ("presence_penalty", sampling.presence_penalty.is_finite()),
@@ -129,7 +132,7 @@ pub struct TokenOutput {
 /// `Refused`, `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The request is queued and will run. Comes within one step of the submission.
+    /// The request is queued and will run. Comes at the end of the first step that begins after the submission.
     Accepted,
     /// The next token.
     Token(TokenOutput),

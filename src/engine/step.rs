@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::TryRecvError;
@@ -15,17 +15,15 @@ use sterna_scheduler::{
 };
 
 use super::egress::{Notice, Turn};
-use super::lanes::{Control, Lanes, Submission, Ticket};
+use super::lanes::{Common, Control, Lanes, Submission, Ticket};
 use super::sampler::{Draw, Sampler, Unsampleable};
 use super::{EngineConfig, Forward, LogitRows, SamplingParams, TokenOutput};
 use crate::metrics::Timeline;
 
-/// Submissions taken in one turn; the rest wait for the next, so that a flood cannot hold up a step.
-const TAKEN_A_TURN: usize = 64;
-
 /// The body of the engine thread: serves until a drain has ended or every handle is gone.
 pub(super) fn serve<F: Forward>(
     model: F,
+    kv_store: F::KvStore,
     config: EngineConfig,
     lanes: Lanes,
     turns: mpsc::Sender<Turn>,
@@ -34,7 +32,7 @@ pub(super) fn serve<F: Forward>(
         pin_to_first_core();
     }
     let mut serving = Serving {
-        kv_store: model.new_kv_store(config.limits.pages as usize),
+        kv_store,
         scheduler: Scheduler::new(config.limits),
         rows: Rows::new(model.vocabulary()),
         model,
@@ -59,6 +57,11 @@ fn pin_to_first_core() {
     }
 }
 
+/// `limit` after `now`; the end of time if there is no such moment.
+fn deadline(now: Micros, limit: Duration) -> Micros {
+    now.saturating_add(Micros::try_from(limit.as_micros()).unwrap_or(Micros::MAX))
+}
+
 /// All serving state.
 struct Serving<F: Forward> {
     scheduler: Scheduler,
@@ -80,7 +83,7 @@ struct Asked {
     sampling: SamplingParams,
     min_new_tokens: usize,
     stop_tokens: Vec<TokenId>,
-    ending: Arc<OnceLock<FinishReason>>,
+    common: Arc<Common>,
 }
 
 impl<F: Forward> Serving<F> {
@@ -126,26 +129,31 @@ impl<F: Forward> Serving<F> {
         loop {
             match self.lanes.control.try_recv() {
                 Ok(Control::End(ticket)) => self.end(ticket),
-                Ok(Control::Drain) => self.drain(now + self.drain_limit.as_micros() as Micros),
+                Ok(Control::Drain) => self.drain(now, deadline(now, self.drain_limit)),
                 Ok(Control::ResetPrefixCache) => self.scheduler.reset_prefix_cache(),
                 Err(TryRecvError::Empty) => break,
                 // Every handle and stream is gone: nobody can ask for anything any more.
                 Err(TryRecvError::Disconnected) => {
-                    self.drain(now);
+                    self.drain(now, now);
                     break;
                 }
             }
         }
-        for _ in 0..TAKEN_A_TURN {
-            let Ok(submission) = self.lanes.submissions.try_recv() else {
-                break;
-            };
-            self.take(submission, now);
-        }
+        self.take_lane(now);
         if self.drain_deadline.is_some_and(|deadline| deadline <= now) {
             for &id in self.sequences.keys() {
                 self.scheduler.cancel(id, FinishReason::Shutdown);
             }
+        }
+    }
+
+    /// Takes what lies in the submit lane. What comes meanwhile waits for the next turn, so that a flood cannot hold up a step.
+    fn take_lane(&mut self, now: Micros) {
+        for _ in 0..self.lanes.submissions.len() {
+            let Ok(submission) = self.lanes.submissions.try_recv() else {
+                break;
+            };
+            self.take(submission, now);
         }
     }
 
@@ -154,7 +162,7 @@ impl<F: Forward> Serving<F> {
             ticket,
             request,
             events,
-            ending,
+            common,
         } = submission;
         let timeline = Timeline::new(request.arrived, request.prompt.len() as u32);
         let asked = Asked {
@@ -162,7 +170,7 @@ impl<F: Forward> Serving<F> {
             sampling: request.sampling,
             min_new_tokens: request.min_new_tokens as usize,
             stop_tokens: request.stop_tokens.clone(),
-            ending,
+            common,
         };
         let request = Request {
             prompt: request.prompt,
@@ -198,12 +206,14 @@ impl<F: Forward> Serving<F> {
     }
 
     fn end_if_asked(&mut self, id: SequenceId) {
-        if let Some(reason) = self.sequences[&id].ending.get() {
+        if let Some(reason) = self.sequences[&id].common.ending.get() {
             self.scheduler.cancel(id, *reason);
         }
     }
 
-    fn drain(&mut self, deadline: Micros) {
+    /// Whatever lies in the submit lane was let in before the drain, so it is taken first.
+    fn drain(&mut self, now: Micros, deadline: Micros) {
+        self.take_lane(now);
         self.scheduler.drain();
         self.drain_deadline = Some(
             self.drain_deadline
@@ -217,7 +227,12 @@ impl<F: Forward> Serving<F> {
         let mut endings = Vec::new();
         for happened in self.scheduler.events() {
             match happened {
-                Happened::Admitted { id, .. } => notices.push(Notice::Admitted { id }),
+                Happened::Admitted { id, cached_tokens } => {
+                    if let Some(asked) = self.sequences.get(&id) {
+                        asked.common.cached_tokens.get_or_init(|| cached_tokens);
+                    }
+                    notices.push(Notice::Admitted { id });
+                }
                 Happened::Preempted { .. } => {} // Invisible, but for the snapshot's count.
                 Happened::Finished {
                     id,

@@ -2,18 +2,19 @@
 //!
 //! Invariant: exactly one terminal event is delivered, whatever happens to the engine; a stream dropped before it is a cancel.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use sterna_scheduler::FinishReason;
 
-use super::lanes::{Control, Ticket};
+use super::lanes::{Common, Control, Ticket};
 use super::{EngineHandle, Event, Refusal, egress};
 
 /// The events of one request. Dropping it before the terminal event cancels the request.
 pub struct EventStream {
     ticket: Ticket,
     events: egress::EventReceiver,
-    ending: Arc<OnceLock<FinishReason>>, // Set once if this side ends the request.
+    common: Arc<Common>,
+    prompt_tokens: u32,
     accepted: bool,
     over: bool,
     received_tokens: u32,
@@ -24,13 +25,15 @@ impl EventStream {
     pub(super) fn new(
         ticket: Ticket,
         events: egress::EventReceiver,
-        ending: Arc<OnceLock<FinishReason>>,
+        common: Arc<Common>,
+        prompt_tokens: u32,
         engine: EngineHandle,
     ) -> EventStream {
         EventStream {
             ticket,
             events,
-            ending,
+            common,
+            prompt_tokens,
             accepted: false,
             over: false,
             received_tokens: 0,
@@ -38,7 +41,8 @@ impl EventStream {
         }
     }
 
-    /// Waits (about a step at most) until the scheduler has taken the request. Call it first to choose an HTTP status.
+    /// Waits until the scheduler has taken the request: for the step under way and the next at most.
+    /// Call it first to choose an HTTP status.
     ///
     /// # Errors
     /// The scheduler's refusal, or `Refusal::Dead`.
@@ -69,29 +73,29 @@ impl EventStream {
     /// Ends the request early, as a stop string does. Later tokens are swallowed; the next event is the terminal one, and
     /// counts the tokens received so far.
     pub fn finish(&mut self, reason: FinishReason) {
-        if !self.over && self.ending.set(reason).is_ok() {
+        if !self.over && self.common.ending.set(reason).is_ok() {
             self.engine.send(Control::End(self.ticket));
         }
     }
 
     fn as_seen_from_here(&mut self, mut event: Event) -> Option<Event> {
-        match &mut event {
+        match &event {
             Event::Accepted => self.accepted = true,
-            Event::Token(_) if self.ending.get().is_some() => return None,
+            Event::Token(_) if self.common.ending.get().is_some() => return None,
             Event::Token(_) => self.received_tokens += 1,
-            Event::Finished {
-                reason,
-                completion_tokens,
-                ..
-            } => {
+            Event::Finished { .. } | Event::Failed(_) => {
                 self.over = true;
-                // The engine may have gone on, or ended by itself, before it heard of `finish`.
-                if let Some(ending) = self.ending.get() {
-                    *reason = *ending;
-                    *completion_tokens = self.received_tokens;
+                // The engine may have gone on, ended by itself, or failed, before it heard of `finish`: the answer was complete.
+                if let Some(ending) = self.common.ending.get() {
+                    event = Event::Finished {
+                        reason: *ending,
+                        prompt_tokens: self.prompt_tokens,
+                        cached_tokens: self.common.cached_tokens.get().copied().unwrap_or(0),
+                        completion_tokens: self.received_tokens,
+                    };
                 }
             }
-            Event::Refused(_) | Event::Failed(_) => self.over = true,
+            Event::Refused(_) => self.over = true,
         }
         Some(event)
     }
@@ -105,7 +109,7 @@ impl EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        if !self.over && self.ending.set(FinishReason::Cancelled).is_ok() {
+        if !self.over && self.common.ending.set(FinishReason::Cancelled).is_ok() {
             self.engine.metrics.client_disconnected();
             self.engine.send(Control::End(self.ticket));
         }
