@@ -7,8 +7,7 @@
 use sterna_kernels::{KvPage, PAGE_TOKENS, SPAN_TOKENS};
 
 use super::Pass;
-use super::layer::add_product;
-use super::linear::{Norm, Projections};
+use super::linear::{Norm, Projections, add_product};
 use super::pool::{ranges, split_rows};
 
 /// Pages of a span.

@@ -5,8 +5,7 @@ use sterna_kernels::{Kernels, PANEL_ROWS};
 use super::Pass;
 use super::attention::Attention;
 use super::config::Activation;
-use super::linear::{Crew, Norm, Product, Projections};
-use super::pool::{ranges, split_rows};
+use super::linear::{Norm, Product, Projections, add_product};
 
 /// One transformer layer.
 pub(super) struct Layer {
@@ -91,19 +90,4 @@ impl FeedForward {
             }
         }
     }
-}
-
-/// Adds each token's product to its hidden state.
-pub(super) fn add_product(crew: &mut Crew, product: Product<'_>, hidden: &mut [f32]) {
-    let width = product.rows();
-    let shares = ranges(hidden.len() / width, crew.pool.workers());
-    let parts = shares.clone().zip(split_rows(hidden, width, shares));
-    let kernels = crew.kernels;
-    crew.pool.run_parts(parts, |_, (tokens, hidden)| {
-        for (token, hidden) in tokens.zip(hidden.chunks_exact_mut(width)) {
-            for (hidden, piece) in hidden.chunks_mut(PANEL_ROWS).zip(product.pieces(token)) {
-                kernels.add(hidden, piece);
-            }
-        }
-    });
 }

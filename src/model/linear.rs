@@ -392,3 +392,18 @@ impl Scratch {
         }
     }
 }
+
+/// Adds each token's product to its hidden state.
+pub(super) fn add_product(crew: &mut Crew, product: Product<'_>, hidden: &mut [f32]) {
+    let width = product.rows();
+    let shares = ranges(hidden.len() / width, crew.pool.workers());
+    let parts = shares.clone().zip(split_rows(hidden, width, shares));
+    let kernels = crew.kernels;
+    crew.pool.run_parts(parts, |_, (tokens, hidden)| {
+        for (token, hidden) in tokens.zip(hidden.chunks_exact_mut(width)) {
+            for (hidden, piece) in hidden.chunks_mut(PANEL_ROWS).zip(product.pieces(token)) {
+                kernels.add(hidden, piece);
+            }
+        }
+    });
+}
