@@ -94,7 +94,7 @@ pub struct ServeConfig {
 /// The knobs of `synthesize`.
 #[derive(Args, Clone, Debug)]
 pub struct SynthesizeConfig {
-    /// Which shape to write.
+    /// Which shape to write: 2b-4t, falcon3-1b or tiny.
     #[arg(long, default_value = "2b-4t")]
     pub shape: String,
     /// Seed of the random weights.
