@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::error::{ApiError, quoted};
 use super::fields::{Fields, wrong_kind};
 use super::generation::{
-    Call, Generation, Output, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
+    Call, Generation, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
 };
 use super::params::Params;
 use super::sse::{self, Chunks, Header};
@@ -202,13 +202,7 @@ async fn whole(
     header: &Header,
     wants_logprobs: bool,
 ) -> Result<Response, ApiError> {
-    let mut answer = Piece::default();
-    let ending = loop {
-        match generation.next().await? {
-            Output::Piece(piece) => answer.extend(piece),
-            Output::End(ending) => break ending,
-        }
-    };
+    let (answer, ending) = generation.whole().await?;
     let choice = Choice {
         index: 0,
         message: Some(Words {

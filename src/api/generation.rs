@@ -258,6 +258,20 @@ impl Generation {
         }
     }
 
+    /// The whole answer, once it has ended.
+    ///
+    /// # Errors
+    /// As `next`.
+    pub(super) async fn whole(&mut self) -> Result<(Piece, Ending), ApiError> {
+        let mut answer = Piece::default();
+        loop {
+            match self.next().await? {
+                Output::Piece(piece) => answer.extend(piece),
+                Output::End(ending) => return Ok((answer, ending)),
+            }
+        }
+    }
+
     /// The next piece, or the end, after which it is not called again. May be given up and called again.
     ///
     /// # Errors
