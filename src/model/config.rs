@@ -4,7 +4,7 @@
 //! engine computes. A setting that it does not compute is an error that names the key; nothing is
 //! guessed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -165,11 +165,13 @@ struct RawRope {
     #[serde(rename = "type")]
     legacy_type: Option<String>,
     partial_rotary_factor: Option<f64>,
+    /// What the other types need; the default type, when it is named, passes over it.
+    #[serde(flatten)]
+    others: BTreeMap<String, Value>,
 }
 
 impl RawRope {
-    /// Python takes an object without keys for none. So is one here that has only keys which mean nothing to
-    /// the default type.
+    /// Python takes an object without keys for none.
     fn is_empty(&self) -> bool {
         self.rope_theta.is_none()
             && self.rope_type.is_none()
@@ -309,6 +311,10 @@ impl RawConfig {
         ] {
             let Some(rope) = rope else { continue };
             let partial = rope.partial_rotary_factor.or(self.partial_rotary_factor);
+            let untyped = rope.rope_type.is_none() && rope.legacy_type.is_none();
+            if let Some(other) = rope.others.keys().next().filter(|_| untyped) {
+                return Err(unsupported(key, &format!("{other:?} without a rope_type")));
+            }
             if rope.kind() != "default" {
                 return Err(unsupported(
                     key,
@@ -705,6 +711,7 @@ mod tests {
             &json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
             "rope_scaling",
         );
+        check_refused(&json!({"rope_scaling": {"factor": 8.0}}), "rope_scaling");
         check_refused(
             &json!({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}),
             "rope_parameters",
