@@ -65,6 +65,12 @@ const ENDINGS: [&str; 4] = ["stop", "length", "abort", "error"];
 pub enum TurnedAway {
     /// Too much waits.
     QueueFull,
+    /// Its tenant has used up its rate.
+    RateLimited,
+    /// Too much of its tenant waits.
+    TenantQueueFull,
+    /// It could not be in time.
+    Deadline,
     /// It can never fit.
     TooLong,
     /// It is not a request that the model can run.
@@ -75,7 +81,16 @@ pub enum TurnedAway {
     Dead,
 }
 
-const TURNED_AWAY: [&str; 5] = ["queue_full", "too_long", "invalid", "draining", "dead"];
+const TURNED_AWAY: [&str; 8] = [
+    "queue_full",
+    "rate_limited",
+    "tenant_queue_full",
+    "deadline",
+    "too_long",
+    "invalid",
+    "draining",
+    "dead",
+];
 const PAGE_STATES: [&str; 4] = ["free", "private", "tree_pinned", "tree_cached"];
 
 /// The engine's gauges and running totals at one moment.
@@ -322,7 +337,7 @@ struct Handles {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     finished: [Counter; 4],
-    turned_away: [Counter; 5],
+    turned_away: [Counter; 8],
     disconnects: Counter,
     steps: Counter,
     step_time: Histogram,

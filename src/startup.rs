@@ -18,7 +18,7 @@ use tracing_subscriber::EnvFilter;
 use crate::api::{self, App, ConnectionLimits, ModelCard, Serving};
 use crate::config::ServeConfig;
 use crate::demo;
-use crate::engine::{Engine, EngineConfig, Limits};
+use crate::engine::{Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
 use crate::model::{LoadOptions, Model, ModelConfig, Source};
 use crate::text::{ChatTemplate, Files, Tokenizer};
@@ -141,6 +141,7 @@ fn start_engine(
     let engine_config = EngineConfig {
         submit_lane: limits.max_queued as usize,
         limits,
+        policy: Policy::default(),
         drain_limit: Duration::from_secs(config.drain_seconds),
         stall_limit: STALL_LIMIT,
         pin,
@@ -212,6 +213,7 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         pages: 1,
         max_running: config.max_running,
         max_queued: config.max_queued,
+        max_queued_time: u64::MAX,
         step_tokens: config.step_tokens,
         prefill_chunk: config.prefill_chunk,
         max_sequence_tokens,

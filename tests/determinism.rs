@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use sterna::engine::{
     Engine, EngineConfig, EngineHandle, Event, Forward, GenerationRequest, Limits, LogitRows,
-    Namespace, SamplingParams, TenantId,
+    Policy, SamplingParams, TenantId,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
@@ -73,6 +73,7 @@ const ROOMY: Limits = Limits {
     pages: 2048,
     max_running: 64,
     max_queued: 1024,
+    max_queued_time: u64::MAX,
     step_tokens: 2048,
     prefill_chunk: 1024,
     max_sequence_tokens: 1024,
@@ -97,6 +98,7 @@ fn start(limits: Limits, threads: usize) -> Server {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let config = EngineConfig {
         limits,
+        policy: Policy::default(),
         submit_lane: 1024,
         drain_limit: Duration::from_secs(30),
         stall_limit: Duration::from_secs(60),
@@ -152,7 +154,6 @@ fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationReques
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
-        namespace: Namespace(0),
         arrived: Instant::now(),
     }
 }

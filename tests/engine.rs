@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sterna::engine::{
     Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason, Forward,
-    GenerationRequest, Limits, LogitRows, Namespace, Refusal, SamplingParams, TenantId, TokenId,
+    GenerationRequest, Limits, LogitRows, Policy, Refusal, SamplingParams, TenantId, TokenId,
     TokenOutput,
 };
 use sterna::metrics::{Identity, Metrics};
@@ -118,7 +118,7 @@ impl Forward for Recorder {
                 KILLS_THE_THREAD if end > 2 => std::panic::panic_any(Bomb),
                 _ => {}
             }
-            if row.wants_logits {
+            if row.logits > 0 {
                 histories.push(history);
             }
         }
@@ -162,10 +162,12 @@ fn config() -> EngineConfig {
             pages: PAGES,
             max_running: 8,
             max_queued: 64,
+            max_queued_time: u64::MAX,
             step_tokens: 48,
             prefill_chunk: 20,
             max_sequence_tokens: 300,
         },
+        policy: Policy::default(),
         submit_lane: 64,
         drain_limit: GUARD,
         stall_limit: GUARD,
@@ -248,7 +250,6 @@ fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequest {
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
-        namespace: Namespace(0),
         arrived: Instant::now(),
     }
 }

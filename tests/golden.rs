@@ -409,7 +409,7 @@ impl Sequence {
             self.computed,
             &self.tokens[self.computed..end],
             pages,
-            true,
+            1,
         );
         self.computed = end;
         Some(end - 1)

@@ -16,7 +16,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use serde_json::{Value, json};
 use sterna::api::{self, App, ConnectionLimits, ModelCard, Serving};
-use sterna::engine::{Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows};
+use sterna::engine::{Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy};
 use sterna::metrics::{Identity, Metrics};
 use sterna::text::{Files, Tokenizer};
 use sterna_scheduler::Batch;
@@ -131,7 +131,7 @@ impl Forward for Actor {
             !poisoned && !self.gate.failing.load(Ordering::SeqCst),
             "this step was made to fail"
         );
-        let rows = batch.rows().iter().filter(|row| row.wants_logits);
+        let rows = batch.rows().iter().filter(|row| row.logits > 0);
         Rows(
             rows.map(|row| self.script[row.end() % self.script.len()])
                 .collect(),
@@ -178,12 +178,14 @@ impl Server {
             pages: 1024,
             max_running,
             max_queued: 64,
+            max_queued_time: u64::MAX,
             step_tokens: 512,
             prefill_chunk: 512,
             max_sequence_tokens: MAX_MODEL_LEN,
         };
         let config = EngineConfig {
             limits,
+            policy: Policy::default(),
             submit_lane,
             drain_limit: PATIENCE,
             stall_limit: PATIENCE,

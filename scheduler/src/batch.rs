@@ -11,8 +11,9 @@ pub struct Row {
     pub sequence: SequenceId,
     /// Position of the first token; everything before it is in the pages already.
     pub start: u32,
-    /// Whether the logits after the row's last token are needed.
-    pub wants_logits: bool,
+    /// After how many of the row's last tokens the logits are needed: none in the midst of a prompt, one at its end and
+    /// in a decode, and one more for each drafted token.
+    pub logits: u32,
     first_token: u32,
     token_count: u32,
     first_page: u32,
@@ -32,9 +33,19 @@ impl Row {
     }
 }
 
+/// The keys and values of a whole page, to be copied before any row is computed. The rows then overwrite what differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageCopy {
+    /// Written by nobody in this step.
+    pub from: Page,
+    /// A page of one row of this step.
+    pub to: Page,
+}
+
 /// The rows of one step, each sequence at most once. Its buffers are reused from step to step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
+    copies: Vec<PageCopy>,
     rows: Vec<Row>,
     tokens: Vec<TokenId>, // All rows' tokens, in the order of the rows.
     pages: Vec<Page>,     // All rows' page tables, likewise.
@@ -55,25 +66,32 @@ impl Batch {
         }
     }
 
-    /// Adds a row: `tokens` stand at positions `start..` of `sequence`, whose page table up to there is `pages`.
+    /// Adds a copy to be made before the rows are computed.
+    pub fn push_copy(&mut self, copy: PageCopy) {
+        self.copies.push(copy);
+    }
+
+    /// Adds a row: `tokens` stand at positions `start..` of `sequence`, whose page table up to there is `pages`. The last
+    /// `logits` of them want logits.
     ///
     /// # Panics
-    /// If `tokens` is empty, or `pages` do not cover exactly positions `0..start + tokens.len()`.
+    /// If `tokens` is empty or fewer than `logits`, or `pages` do not cover exactly positions `0..start + tokens.len()`.
     pub fn push_row(
         &mut self,
         sequence: SequenceId,
         start: usize,
         tokens: &[TokenId],
         pages: &[Page],
-        wants_logits: bool,
+        logits: usize,
     ) {
         assert!(!tokens.is_empty(), "a row computes something");
+        assert!(logits <= tokens.len(), "logits follow tokens of the row");
         let covered = (start + tokens.len()).div_ceil(PAGE_TOKENS);
         assert_eq!(pages.len(), covered, "the pages cover the row exactly");
         self.rows.push(Row {
             sequence,
             start: start as u32,
-            wants_logits,
+            logits: logits as u32,
             first_token: self.tokens.len() as u32,
             token_count: tokens.len() as u32,
             first_page: self.pages.len() as u32,
@@ -81,15 +99,21 @@ impl Batch {
         });
         self.tokens.extend_from_slice(tokens);
         self.pages.extend_from_slice(pages);
-        self.logits += usize::from(wants_logits);
+        self.logits += logits;
     }
 
     /// Removes all rows and keeps the buffers.
     pub fn clear(&mut self) {
+        self.copies.clear();
         self.rows.clear();
         self.tokens.clear();
         self.pages.clear();
         self.logits = 0;
+    }
+
+    /// What is copied before the rows are computed; no page is the target of two copies.
+    pub fn copies(&self) -> &[PageCopy] {
+        &self.copies
     }
 
     /// The rows: decodes first, then prefill chunks, then what was admitted just now.
@@ -112,17 +136,20 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Rows that want logits.
+    /// Tokens whose logits are wanted, over all rows.
     pub fn logits_count(&self) -> usize {
         self.logits
     }
 }
 
-/// What came of the logits of one row.
+/// What came of the logits after one token. A row's entries stand in the order of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
-    /// The sequence goes on with this token.
+    /// The sequence goes on with this token. When it is what the row drafted in this place, the row's next entry counts
+    /// too.
     Token(TokenId),
+    /// Nothing was drawn: an earlier entry of the row was not as drafted, or ended the sequence.
+    Void,
     /// The row cannot be used: its sequence ends with [`FinishReason::Error`](crate::FinishReason::Error), and nothing
     /// that this step computed for it is kept.
     Failed,

@@ -83,7 +83,7 @@ impl Scheduler {
         assert_eq!(listed, pool.cold.len());
     }
 
-    /// The parent of a tree page is a tree page of the same namespace, and pinned if its child is.
+    /// The parent of a tree page is a tree page of the same tenant, and pinned if its child is.
     fn check_tree(&self) {
         let pool = &self.pool;
         let mut children = vec![0; self.limits.pages as usize];
@@ -98,7 +98,7 @@ impl Scheduler {
                 children[parent.index()] += 1;
                 let above = pool.tree.edge(parent);
                 let above = above.unwrap_or_else(|| panic!("{parent:?} has a child"));
-                assert_eq!(above.namespace, edge.namespace, "{page:?}");
+                assert_eq!(above.tenant, edge.tenant, "{page:?}");
                 assert!(pool.is_pinned(parent) || !pool.is_pinned(page), "{page:?}");
             }
         }
@@ -140,7 +140,7 @@ impl Scheduler {
             assert!(table.pages.is_empty(), "{id:?} waits and holds pages");
         }
         let known = &sequence.tokens[..table.in_tree * PAGE_TOKENS];
-        let found = self.pool.find(sequence.namespace, known);
+        let found = self.pool.find(sequence.tenant, known);
         assert!(found.eq(table.pages[..table.in_tree].iter().copied()));
         for page in &table.pages[table.in_tree..] {
             assert_eq!(self.pool.holders[page.index()], Holder::Private(id));

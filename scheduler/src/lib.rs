@@ -18,22 +18,29 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod cost;
 mod invariants;
 mod pages;
 mod plan;
+mod policy;
 mod prefix;
 mod queue;
 mod request;
 mod sequence;
+mod tenant;
 
 use slab::Slab;
 
-pub use batch::{Batch, Row, Sampled};
+pub use batch::{Batch, PageCopy, Row, Sampled};
+pub use cost::{CostModel, Nanos, StepShape};
 pub use pages::{PAGE_TOKENS, Page};
 pub use plan::{Plan, Step};
+pub use policy::{Budget, Order, Policy};
 pub use request::{
-    Event, FinishReason, Limits, Micros, Namespace, Refusal, Request, SequenceId, Snapshot,
-    TenantId, TokenId,
+    Event, FinishReason, Limits, Micros, Refusal, Request, SequenceId, Snapshot, TenantId, TokenId,
+};
+pub use tenant::{
+    Band, PublicPrefix, Rate, RateKind, RateState, Rates, TenantPolicy, TenantState, TenantsError,
 };
 
 use pages::PagePool;
@@ -44,6 +51,8 @@ use sequence::{Sequence, State};
 /// All requests between `submit` and their end, and all KV pages.
 pub struct Scheduler {
     limits: Limits,
+    policy: Policy,
+    cost: CostModel,
     now: Micros, // The latest time told.
     is_draining: bool,
     arrivals: u64,
@@ -68,7 +77,7 @@ impl Scheduler {
     ///
     /// # Panics
     /// If a limit is 0, or `prefill_chunk` is less than a page.
-    pub fn new(limits: Limits) -> Scheduler {
+    pub fn new(limits: Limits, policy: Policy) -> Scheduler {
         assert!(limits.longest_sequence() > 0, "there is room for a token");
         assert!(limits.max_running > 0, "something may run");
         assert!(limits.max_queued > 0, "requests pass through the queue");
@@ -95,8 +104,50 @@ impl Scheduler {
             preemptions: 0,
             redirects: 0,
             deferrals: 0,
+            policy,
+            cost: CostModel::UNMEASURED,
             limits,
         }
+    }
+
+    /// Declares a prefix that all tenants whose policy names it share: its whole pages, once computed, stay. Prefixes are
+    /// declared before the first request.
+    ///
+    /// # Panics
+    /// If a request was submitted before.
+    pub fn declare_public(&mut self, prefix: Vec<TokenId>) -> PublicPrefix {
+        assert_eq!(self.arrivals, 0, "public prefixes come first");
+        drop(prefix);
+        PublicPrefix(0)
+    }
+
+    /// Sets what these tenants may have from now on; others keep what they had. What runs or waits goes on.
+    ///
+    /// # Errors
+    /// When one policy is impossible, or all together are. Nothing has changed then.
+    pub fn set_tenants(
+        &mut self,
+        tenants: &[(TenantId, TenantPolicy)],
+    ) -> Result<(), TenantsError> {
+        let _ = tenants;
+        Ok(())
+    }
+
+    /// A tenant in numbers; zeros for one that was never set.
+    pub fn tenant(&self, tenant: TenantId) -> TenantState {
+        let _ = tenant;
+        TenantState::default()
+    }
+
+    /// Where a tenant's rates stand.
+    pub fn rates(&self, now: Micros, tenant: TenantId) -> Rates {
+        let _ = (now, tenant);
+        Rates::default()
+    }
+
+    /// From now on steps are predicted with these coefficients.
+    pub fn calibrate(&mut self, cost: CostModel) {
+        self.cost = cost;
     }
 
     /// Takes a request, which waits until a plan admits it.
@@ -184,6 +235,7 @@ impl Scheduler {
             evictions: self.pool.evictions(),
             redirects: self.redirects,
             deferrals: self.deferrals,
+            ..Snapshot::default()
         }
     }
 

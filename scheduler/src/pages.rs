@@ -6,7 +6,7 @@
 //! coldest page is always a leaf, and the length of the list is what eviction can yield.
 
 use crate::prefix::{Edge, PrefixTree};
-use crate::{Namespace, SequenceId, TokenId};
+use crate::{SequenceId, TenantId, TokenId};
 
 /// Tokens in a page.
 pub const PAGE_TOKENS: usize = 16;
@@ -70,10 +70,10 @@ impl PagePool {
     /// The cached pages that begin `tokens`, first to last. Pins nothing.
     pub(crate) fn find<'a>(
         &'a self,
-        namespace: Namespace,
+        tenant: TenantId,
         tokens: &'a [TokenId],
     ) -> impl Iterator<Item = Page> + 'a {
-        self.tree.find(namespace, tokens)
+        self.tree.find(tenant, tokens)
     }
 
     pub(crate) fn is_pinned(&self, page: Page) -> bool {
@@ -246,7 +246,7 @@ mod tests {
         let mut table = Vec::new();
         for token in 0..3 {
             let edge = Edge {
-                namespace: Namespace(0),
+                tenant: TenantId(0),
                 parent: table.last().copied(),
                 tokens: [token; PAGE_TOKENS],
             };

@@ -8,7 +8,8 @@
 use crate::prefix::Edge;
 use crate::sequence::{Sequence, State, pages_for};
 use crate::{
-    Batch, Event, FinishReason, Micros, PAGE_TOKENS, Sampled, Scheduler, SequenceId, TokenId,
+    Batch, Event, FinishReason, Micros, PAGE_TOKENS, Sampled, Scheduler, SequenceId, StepShape,
+    TokenId,
 };
 
 /// Waiting requests that one plan looks at. Those behind a request that does not fit are not among them.
@@ -20,10 +21,7 @@ const COMPARED_PREFILLS: usize = 8;
 /// What to do next.
 pub enum Plan<'a> {
     /// Nothing runs or waits.
-    Idle {
-        /// When to plan again even if nothing is submitted.
-        wake: Option<Micros>,
-    },
+    Idle,
     /// Compute this.
     Step(Step<'a>),
 }
@@ -63,7 +61,13 @@ impl Step<'_> {
         self.scheduler.sequence(id).prompt_len
     }
 
-    /// Makes the step's result count: `sampled` has one entry for each row that wants logits, in the order of the rows.
+    /// How long the step should take.
+    pub fn predicted(&self) -> Micros {
+        self.scheduler.cost.predict_micros(StepShape::default())
+    }
+
+    /// Makes the step's result count: `sampled` has one entry for each token whose logits are wanted, in the order of the
+    /// rows and of their tokens.
     ///
     /// # Panics
     /// If `sampled` has another length, or time runs backwards.
@@ -74,11 +78,7 @@ impl Step<'_> {
         let mut sampled = sampled.iter().copied();
         for index in 0..scheduler.batch.rows().len() {
             let row = scheduler.batch.rows()[index];
-            let outcome = if row.wants_logits {
-                sampled.next()
-            } else {
-                None
-            };
+            let outcome = if row.logits > 0 { sampled.next() } else { None };
             scheduler.commit_row(row.sequence, row.len(), outcome);
         }
     }
@@ -107,7 +107,7 @@ impl Scheduler {
         }
         let Some(&leader) = self.running.first() else {
             assert!(self.queue.is_empty(), "what is accepted can run alone");
-            return Plan::Idle { wake: None };
+            return Plan::Idle;
         };
         assert!(
             self.shares.iter().any(|share| share.slot == leader),
@@ -261,9 +261,7 @@ impl Scheduler {
 
     fn find_prefix(&mut self, slot: usize) {
         let sequence = &self.sequences[slot];
-        let found = self
-            .pool
-            .find(sequence.namespace, sequence.reusable_tokens());
+        let found = self.pool.find(sequence.tenant, sequence.reusable_tokens());
         self.matched.clear();
         self.matched.extend(found);
     }
@@ -277,7 +275,7 @@ impl Scheduler {
         };
         let running = self.running.iter().map(|&other| &self.sequences[other]);
         running
-            .filter(|other| other.is_prefill() && other.namespace == sequence.namespace)
+            .filter(|other| other.is_prefill() && other.tenant == sequence.tenant)
             .take(COMPARED_PREFILLS)
             .any(is_ahead)
     }
@@ -327,7 +325,7 @@ impl Scheduler {
                 sequence.computed,
                 &sequence.tokens[sequence.computed..end],
                 &sequence.table.pages[..pages_for(end)],
-                end == sequence.tokens.len(),
+                usize::from(end == sequence.tokens.len()),
             );
         }
     }
@@ -353,7 +351,7 @@ impl Scheduler {
         let table = &mut sequence.table;
         for (index, &tokens) in whole_pages.iter().enumerate().skip(table.in_tree) {
             let edge = Edge {
-                namespace: sequence.namespace,
+                tenant: sequence.tenant,
                 parent: index.checked_sub(1).map(|parent| table.pages[parent]),
                 tokens,
             };

@@ -1,18 +1,18 @@
 //! Which cached page holds which prefix: a radix tree whose stride is one page, so that a node *is* a page.
 //!
-//! Invariant: a prefix is found only where namespace, parent page and all tokens of the page are equal.
+//! Invariant: a prefix is found only where tenant, parent page and all tokens of the page are equal.
 
 use std::collections::HashMap;
 
-use crate::{Namespace, PAGE_TOKENS, Page, TokenId};
+use crate::{PAGE_TOKENS, Page, TenantId, TokenId};
 
 /// What a cached page holds: these tokens, after what its parent holds.
 ///
 /// Keys and values of a token depend on everything before it, so the parent is part of the identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Edge {
-    pub(crate) namespace: Namespace,
-    pub(crate) parent: Option<Page>, // `None` at the namespace's root.
+    pub(crate) tenant: TenantId,
+    pub(crate) parent: Option<Page>, // `None` at the tenant's root.
     pub(crate) tokens: [TokenId; PAGE_TOKENS],
 }
 
@@ -38,14 +38,14 @@ impl PrefixTree {
     /// The pages that hold the longest cached prefix of `tokens`, first to last. Changes nothing.
     pub(crate) fn find<'a>(
         &'a self,
-        namespace: Namespace,
+        tenant: TenantId,
         tokens: &'a [TokenId],
     ) -> impl Iterator<Item = Page> + 'a {
         let (whole_pages, _) = tokens.as_chunks::<PAGE_TOKENS>();
         let mut parent = None;
         whole_pages.iter().map_while(move |&tokens| {
             let edge = Edge {
-                namespace,
+                tenant,
                 parent,
                 tokens,
             };

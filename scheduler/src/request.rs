@@ -2,7 +2,7 @@
 //!
 //! Plain values: nothing in this file decides anything.
 
-use crate::PAGE_TOKENS;
+use crate::{PAGE_TOKENS, RateKind};
 
 /// Microseconds on the caller's clock, which never runs backwards.
 pub type Micros = u64;
@@ -30,16 +30,19 @@ impl SequenceId {
     }
 }
 
-/// Who pays for a request.
+/// Who pays for a request, and whose cached prefixes it may see: no page is ever shared between tenants, but for public
+/// prefixes. Small numbers, for they index tables; tenant 0 exists from the start, with [`TenantPolicy::default`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u32);
 
-/// Which cached prefixes a request may see. Namespaces never share a page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Namespace(pub u32);
+impl TenantId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// What is asked of the scheduler.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// The prompt; at least one token.
     pub prompt: Vec<TokenId>,
@@ -51,8 +54,10 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// Who pays.
     pub tenant: TenantId,
-    /// Which cached prefixes may be used.
-    pub namespace: Namespace,
+    /// Ends with [`FinishReason::Deadline`] if no token has come this long after `submit`.
+    pub first_token_within: Option<Micros>,
+    /// Ends with [`FinishReason::Deadline`] if it has not ended this long after `submit`.
+    pub ends_within: Option<Micros>,
 }
 
 /// Bounds that the scheduler never exceeds.
@@ -64,6 +69,8 @@ pub struct Limits {
     pub max_running: u32,
     /// Requests that may wait; one more is refused. Preempted sequences wait too, but are never refused.
     pub max_queued: u32,
+    /// Predicted machine time of all that waits, beyond which a request is refused.
+    pub max_queued_time: Micros,
     /// Tokens in a step. Decodes always run, and prefills always get one page, so a step may exceed this: see
     /// [`Limits::max_batch_tokens`].
     pub step_tokens: u32,
@@ -101,9 +108,26 @@ pub enum Refusal {
         /// [`Limits::longest_sequence`].
         limit_tokens: u64,
     },
-    /// Too many requests wait already.
+    /// The tenant has used up its rate.
+    RateLimited {
+        /// Which of its rates.
+        rate: RateKind,
+        /// When it has recovered.
+        retry_after: Micros,
+    },
+    /// Too much of the same tenant waits already.
+    TenantQueueFull {
+        /// When what waits now will have been served, at the tenant's present share of the machine.
+        retry_after: Micros,
+    },
+    /// Too much waits already, over all tenants.
     Overloaded {
-        /// How long the request admitted last had waited.
+        /// When what waits now will have been served.
+        retry_after: Micros,
+    },
+    /// Its first token would come too late.
+    Deadline {
+        /// When it could be in time.
         retry_after: Micros,
     },
     /// The scheduler takes no new requests.
@@ -121,6 +145,8 @@ pub enum FinishReason {
     Cancelled,
     /// The step that computed it failed.
     Error,
+    /// It took longer than its request allowed.
+    Deadline,
     /// The server is going down.
     Shutdown,
 }
@@ -184,4 +210,12 @@ pub struct Snapshot {
     pub redirects: u64,
     /// Admissions put off, each once a plan, until a running prefill has computed the prefix that both share.
     pub deferrals: u64,
+    /// Pages copied because a cached page began with the tokens that were wanted, and then went on otherwise.
+    pub copies: u64,
+    /// Tokens guessed from a sequence's own past.
+    pub drafted: u64,
+    /// Those of them that were what the model then drew.
+    pub accepted: u64,
+    /// Machine time of all that waits, predicted.
+    pub queued_time: Micros,
 }

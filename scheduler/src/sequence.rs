@@ -4,9 +4,7 @@
 //! next step computes. Prefill is when there are several, decode when there is one: nothing else tells them apart.
 //! Invariant: a queued sequence holds no page.
 
-use crate::{
-    FinishReason, Micros, Namespace, PAGE_TOKENS, Page, Request, SequenceId, TenantId, TokenId,
-};
+use crate::{FinishReason, Micros, PAGE_TOKENS, Page, Request, SequenceId, TenantId, TokenId};
 
 /// Where a sequence is between `submit` and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +26,6 @@ pub(crate) struct Sequence {
     pub(crate) arrival: u64, // Its place among all requests; kept for life.
     pub(crate) arrived: Micros,
     pub(crate) tenant: TenantId,
-    pub(crate) namespace: Namespace,
     pub(crate) tokens: Vec<TokenId>, // The prompt, then the output.
     pub(crate) prompt_len: usize,
     pub(crate) max_new_tokens: usize,
@@ -53,7 +50,6 @@ impl Sequence {
             arrival,
             arrived,
             tenant: request.tenant,
-            namespace: request.namespace,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             max_new_tokens: request.max_new_tokens as usize,

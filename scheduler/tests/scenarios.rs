@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use sterna_scheduler::{
-    Event, FinishReason, Limits, Namespace, Plan, Refusal, Request, Sampled, Scheduler, SequenceId,
+    Event, FinishReason, Limits, Plan, Policy, Refusal, Request, Sampled, Scheduler, SequenceId,
     TenantId, TokenId,
 };
 
@@ -18,6 +18,7 @@ const LIMITS: Limits = Limits {
     pages: 100,
     max_running: 8,
     max_queued: 8,
+    max_queued_time: u64::MAX,
     step_tokens: 64,
     prefill_chunk: 32,
     max_sequence_tokens: 1000,
@@ -74,7 +75,7 @@ impl Names {
 }
 
 fn check(limits: Limits, turns: &[Turn]) -> Scheduler {
-    let mut scheduler = Scheduler::new(limits);
+    let mut scheduler = Scheduler::new(limits, Policy::default());
     let mut names = Names::default();
     for (number, (what, rows, events)) in turns.iter().enumerate() {
         let mut next = None;
@@ -115,7 +116,7 @@ fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Do>) -> String {
     };
     let batch = step.batch();
     let rows = batch.rows().iter().map(|row| {
-        let mark = if row.wants_logits { "*" } else { "" };
+        let mark = if row.logits > 0 { "*" } else { "" };
         format!(
             "{} {}..{}{mark}",
             names.of(row.sequence),
@@ -124,7 +125,7 @@ fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Do>) -> String {
         )
     });
     let rows: Vec<_> = rows.collect();
-    let answered = batch.rows().iter().filter(|row| row.wants_logits);
+    let answered = batch.rows().iter().filter(|row| row.logits > 0);
     let sampled: Vec<_> = answered
         .map(|row| match next {
             Some(FailRow(name)) if names.ids[name] == row.sequence => Sampled::Failed,
@@ -148,8 +149,8 @@ fn request(prompt: &[TokenId], max_new_tokens: u32, namespace: u32) -> Request {
         max_new_tokens,
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
-        tenant: TenantId(0),
-        namespace: Namespace(namespace),
+        tenant: TenantId(namespace),
+        ..Request::default()
     }
 }
 
@@ -588,7 +589,7 @@ fn a_refusal_says_why() {
         (63, 1, None),
         (1, 1, Some(overloaded)),
     ];
-    let mut scheduler = Scheduler::new(limits);
+    let mut scheduler = Scheduler::new(limits, Policy::default());
     for (prompt, most, refusal) in cases {
         let answer = scheduler.submit(0, request(&text(0..prompt), most, 0));
         assert_eq!(answer.err(), refusal, "{prompt} + {most}");
@@ -608,7 +609,7 @@ fn stop_tokens_end_an_answer_once_it_is_long_enough() {
         (4, FinishReason::Stop, 4),
         (5, FinishReason::Length, 4),
     ] {
-        let mut scheduler = Scheduler::new(LIMITS);
+        let mut scheduler = Scheduler::new(LIMITS, Policy::default());
         let asked = Request {
             min_new_tokens,
             stop_tokens: vec![1, ANSWER],
@@ -636,7 +637,7 @@ fn stop_tokens_end_an_answer_once_it_is_long_enough() {
 
 #[test]
 fn a_handle_that_is_kept_too_long_names_nobody() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::new(LIMITS, Policy::default());
     let first = scheduler.submit(0, request(&[1], 1, 0));
     let first = first.expect("it is accepted");
     assert!(scheduler.cancel(first, FinishReason::Cancelled));

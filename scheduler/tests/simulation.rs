@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sterna_scheduler::{
-    Batch, Event, FinishReason, Limits, Micros, Namespace, PAGE_TOKENS, Plan, Refusal, Request,
-    Row, Sampled, Scheduler, SequenceId, Step, TenantId, TokenId,
+    Batch, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Plan, Policy, Refusal, Request, Row,
+    Sampled, Scheduler, SequenceId, Step, TenantId, TokenId,
 };
 
 const STEPS: u64 = 300_000;
@@ -145,7 +145,7 @@ fn next_token(chain: u64, alphabet: u64) -> TokenId {
 /// One token's place in the fake KV memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
-    namespace: Namespace,
+    tenant: TenantId,
     position: usize,
     token: TokenId,
     chain: u64,
@@ -170,7 +170,7 @@ impl Model {
             let token = client.token(position);
             before = chain(before, token);
             let expected = Cell {
-                namespace: client.request.namespace,
+                tenant: client.request.tenant,
                 position,
                 token,
                 chain: before,
@@ -187,7 +187,7 @@ impl Model {
             before = chain(before, token);
             let position = row.start as usize + offset;
             *self.cell(batch, row, position) = Some(Cell {
-                namespace: client.request.namespace,
+                tenant: client.request.tenant,
                 position,
                 token,
                 chain: before,
@@ -219,7 +219,7 @@ impl Model {
         for (row, before) in rows.zip(chains) {
             if !skipped() {
                 let token = self.write(batch, row, &clients[&row.sequence], before);
-                next.extend(row.wants_logits.then_some((row.sequence, token)));
+                next.extend((row.logits > 0).then_some((row.sequence, token)));
             }
         }
         next
@@ -312,7 +312,7 @@ struct World {
     clients: BTreeMap<SequenceId, Client>,
     blocks: Vec<Vec<TokenId>>, // What prompts are made of, so that many begin alike.
     ended: Vec<(SequenceId, Vec<TokenId>)>, // With their conversations, which may go on.
-    namespaces: u64,
+    tenants: u64,
     load: u64,         // Chance in percent that a turn brings a request.
     lengths: [u32; 6], // Of outputs.
     longest: u64,      // Blocks in a prompt.
@@ -338,6 +338,7 @@ impl World {
             pages,
             max_running: *rng.pick(&[1, 4, 8, 12]),
             max_queued: rng.between(1, 12) as u32,
+            max_queued_time: u64::MAX,
             step_tokens: rng.between(1, 96) as u32,
             prefill_chunk: rng.between(16, 64) as u32,
             max_sequence_tokens: rng.between(16 * u64::from(pages) / 2, 16 * u64::from(pages) + 8)
@@ -350,7 +351,7 @@ impl World {
         };
         World {
             seed,
-            scheduler: Scheduler::new(limits.clone()),
+            scheduler: Scheduler::new(limits.clone(), Policy::default()),
             model: Model {
                 cells: vec![None; pages as usize * PAGE_TOKENS],
                 alphabet,
@@ -359,7 +360,7 @@ impl World {
             clients: BTreeMap::new(),
             blocks: (0..3).map(|_| block(&mut rng)).collect(),
             ended: Vec::new(),
-            namespaces: rng.between(2, 3),
+            tenants: rng.between(2, 3),
             load: rng.between(20, 60),
             lengths: *rng.pick(&LENGTHS),
             longest: *rng.pick(&[1, 4]),
@@ -450,7 +451,7 @@ impl World {
             min_new_tokens: 0,
             stop_tokens: Vec::new(),
             tenant: TenantId(0),
-            namespace: Namespace(0),
+            ..Request::default()
         }
     }
 
@@ -487,8 +488,8 @@ impl World {
             max_new_tokens,
             min_new_tokens: self.rng.below(30) as u32,
             stop_tokens: vec![0; usize::from(self.rng.percent(30))],
-            tenant: TenantId(self.rng.below(3) as u32),
-            namespace: Namespace(self.rng.below(self.namespaces) as u32),
+            tenant: TenantId(self.rng.below(self.tenants) as u32),
+            ..Request::default()
         }
     }
 
@@ -528,7 +529,7 @@ impl World {
         check_batch(&batch, &self.limits);
         for row in batch.rows() {
             check_row(&step, row, &self.clients[&row.sequence]);
-            seen.chunks += u64::from(!row.wants_logits);
+            seen.chunks += u64::from(!(row.logits > 0));
         }
         self.trace = trace(self.trace, &batch);
         seen.steps += 1;
@@ -668,7 +669,7 @@ fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     let tokens = step.batch().tokens(row);
     assert_eq!(tokens, &truth[row.start as usize..row.end()]);
     let is_last = row.end() == truth.len();
-    assert_eq!(row.wants_logits, is_last);
+    assert_eq!((row.logits > 0), is_last);
     assert!(is_last || row.end().is_multiple_of(PAGE_TOKENS), "{row:?}");
 }
 
@@ -679,7 +680,7 @@ fn check_batch(batch: &Batch, limits: &Limits) {
     let decodes = rows.iter().filter(|row| row.len() == 1).count();
     let most = (limits.step_tokens as usize).max(decodes + PAGE_TOKENS);
     assert!(batch.token_count() <= most.min(limits.max_batch_tokens()));
-    let wanted = rows.iter().filter(|row| row.wants_logits).count();
+    let wanted = rows.iter().filter(|row| row.logits > 0).count();
     assert_eq!(batch.logits_count(), wanted);
     for row in rows {
         assert!(row.len() <= limits.prefill_chunk as usize);

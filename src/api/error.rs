@@ -234,6 +234,10 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
         match refusal {
             Refusal::QueueFull { retry_after } => ApiError::overloaded(retry_after),
+            Refusal::RateLimited { retry_after, .. } | Refusal::TenantQueueFull { retry_after } => {
+                ApiError::overloaded(retry_after)
+            }
+            Refusal::TooLate { retry_after } => ApiError::overloaded(retry_after),
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,

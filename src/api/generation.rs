@@ -13,8 +13,8 @@ use super::error::ApiError;
 use super::params::Params;
 use super::{ModelCard, Serving};
 use crate::engine::{
-    Event, EventStream, FinishReason, GenerationRequest, Namespace, SamplingParams, TenantId,
-    TokenId, TokenOutput,
+    Event, EventStream, FinishReason, GenerationRequest, SamplingParams, TenantId, TokenId,
+    TokenOutput,
 };
 use crate::text::{Detokenizer, TextOptions, Tokenizer};
 
@@ -204,7 +204,6 @@ impl Generation {
             min_new_tokens: params.min_tokens,
             stop_tokens: params.stop_tokens.clone(),
             tenant: TenantId(0),
-            namespace: Namespace(0),
             arrived,
         })?;
         Ok(Generation {
@@ -425,6 +424,7 @@ fn finish_reason(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled => Err(ApiError::internal(
             "a request was cancelled while its client waited",
         )),
+        FinishReason::Deadline => Err(ApiError::internal("a request took too long")),
         FinishReason::Error => Err(ApiError::internal("the engine gave up on a request")),
     }
 }

@@ -194,7 +194,7 @@ fn ending(reason: FinishReason) -> Ending {
         FinishReason::Stop => Ending::Stop,
         FinishReason::Length => Ending::Length,
         FinishReason::Cancelled | FinishReason::Shutdown => Ending::Abort,
-        FinishReason::Error => Ending::Error,
+        FinishReason::Error | FinishReason::Deadline => Ending::Error,
     }
 }
 

@@ -30,7 +30,7 @@ use status::Shared;
 pub use forward::{Forward, LogitRows};
 pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TokenOutput};
 pub use status::Status;
-pub use sterna_scheduler::{FinishReason, Limits, Namespace, TenantId, TokenId};
+pub use sterna_scheduler::{FinishReason, Limits, Policy, RateKind, TenantId, TokenId};
 pub use stream::EventStream;
 
 /// What the engine may use.
@@ -38,6 +38,8 @@ pub use stream::EventStream;
 pub struct EngineConfig {
     /// The scheduler's limits: pages, running, queued, tokens a step.
     pub limits: Limits,
+    /// How it decides.
+    pub policy: Policy,
     /// Submissions that may wait for the engine thread to take them.
     pub submit_lane: usize,
     /// How long a drain lets requests finish.

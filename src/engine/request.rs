@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{FinishReason, Namespace, TenantId, TokenId};
+use sterna_scheduler::{FinishReason, RateKind, TenantId, TokenId};
 
 use super::sampler::MOST_LOGPROBS;
 use crate::metrics::TurnedAway;
@@ -67,8 +67,6 @@ pub struct GenerationRequest {
     pub stop_tokens: Vec<TokenId>,
     /// Who pays.
     pub tenant: TenantId,
-    /// Whose prefixes may be shared.
-    pub namespace: Namespace,
     /// When the request reached the server; latencies count from here.
     pub arrived: Instant,
 }
@@ -161,6 +159,23 @@ pub enum Refusal {
         /// About how long the present queue takes.
         retry_after: Duration,
     },
+    /// The tenant has used up its rate.
+    RateLimited {
+        /// Which of its rates.
+        rate: RateKind,
+        /// When it has recovered.
+        retry_after: Duration,
+    },
+    /// Too much of the same tenant waits already.
+    TenantQueueFull {
+        /// About how long that takes.
+        retry_after: Duration,
+    },
+    /// Its first token would come later than the request allows.
+    TooLate {
+        /// When it could be in time.
+        retry_after: Duration,
+    },
     /// Prompt and output together can never fit, not even alone.
     TooLong {
         /// Tokens that prompt and output would take.
@@ -185,6 +200,9 @@ impl Refusal {
     pub(super) fn label(&self) -> TurnedAway {
         match self {
             Refusal::QueueFull { .. } => TurnedAway::QueueFull,
+            Refusal::RateLimited { .. } => TurnedAway::RateLimited,
+            Refusal::TenantQueueFull { .. } => TurnedAway::TenantQueueFull,
+            Refusal::TooLate { .. } => TurnedAway::Deadline,
             Refusal::TooLong { .. } => TurnedAway::TooLong,
             Refusal::EmptyPrompt | Refusal::UnknownToken(_) | Refusal::InvalidSampling(_) => {
                 TurnedAway::Invalid

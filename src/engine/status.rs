@@ -128,6 +128,16 @@ impl Shared {
             Denied::Overloaded { retry_after } => Refusal::QueueFull {
                 retry_after: self.retry_after().max(Duration::from_micros(retry_after)),
             },
+            Denied::RateLimited { rate, retry_after } => Refusal::RateLimited {
+                rate,
+                retry_after: Duration::from_micros(retry_after),
+            },
+            Denied::TenantQueueFull { retry_after } => Refusal::TenantQueueFull {
+                retry_after: Duration::from_micros(retry_after),
+            },
+            Denied::Deadline { retry_after } => Refusal::TooLate {
+                retry_after: Duration::from_micros(retry_after),
+            },
             Denied::Draining => Refusal::Draining,
         }
     }

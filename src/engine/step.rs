@@ -33,7 +33,7 @@ pub(super) fn serve<F: Forward>(
     }
     let mut serving = Serving {
         kv_store,
-        scheduler: Scheduler::new(config.limits),
+        scheduler: Scheduler::new(config.limits, config.policy),
         rows: Rows::new(model.vocabulary()),
         model,
         drain_limit: config.drain_limit,
@@ -92,9 +92,9 @@ impl<F: Forward> Serving<F> {
         let planned = Instant::now();
         self.take_commands(planned);
         let step = match self.scheduler.plan(self.lanes.shared.micros(planned)) {
-            Plan::Idle { wake } => {
+            Plan::Idle => {
                 self.publish(planned, planned, None);
-                return self.wait_until(wake);
+                return self.wait();
             }
             Plan::Step(step) => step,
         };
@@ -178,7 +178,7 @@ impl<F: Forward> Serving<F> {
             min_new_tokens: request.min_new_tokens,
             stop_tokens: request.stop_tokens,
             tenant: request.tenant,
-            namespace: request.namespace,
+            ..Request::default()
         };
         match self.scheduler.submit(now, request) {
             Ok(id) => {
@@ -277,13 +277,13 @@ impl<F: Forward> Serving<F> {
             .expect("the egress thread lives as long as this one");
     }
 
-    /// Nothing can run: waits for a command, for the time the scheduler named, or for the end of a drain.
-    fn wait_until(&self, wake: Option<Micros>) {
+    /// Nothing can run: waits for a command, or for the end of a drain.
+    fn wait(&self) {
         if self.is_over() {
             return;
         }
         let now = self.lanes.shared.micros(Instant::now());
-        let moment = wake.into_iter().chain(self.drain_deadline).min();
+        let moment = self.drain_deadline;
         self.lanes
             .wait(moment.map(|moment| Duration::from_micros(moment.saturating_sub(now))));
     }
@@ -316,7 +316,7 @@ impl Rows {
     ) {
         self.sampled.clear();
         self.outputs.clear();
-        let wanted = step.batch().rows().iter().filter(|row| row.wants_logits);
+        let wanted = step.batch().rows().iter().filter(|row| row.logits > 0);
         for (index, row) in wanted.enumerate() {
             let id = row.sequence;
             let asked = &sequences[&id];

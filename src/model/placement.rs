@@ -88,9 +88,8 @@ impl Placement {
                     tokens: end - begin,
                 });
             }
-            if row.wants_logits {
-                self.logits.push(first_token + row.len() - 1);
-            }
+            let end = first_token + row.len();
+            self.logits.extend(end - row.logits as usize..end);
         }
         self.writes.sort_unstable_by_key(|write| write.page);
         assert!(

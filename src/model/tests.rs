@@ -37,7 +37,7 @@ fn batch(parts: &[Part<'_>]) -> Batch {
             range.start,
             &sequence[range.clone()],
             &pages,
-            true,
+            1,
         );
     }
     batch
