@@ -84,20 +84,34 @@ impl Batch {
         pages: &[Page],
         logits: usize,
     ) {
-        assert!(!tokens.is_empty(), "a row computes something");
-        assert!(logits <= tokens.len(), "logits follow tokens of the row");
-        let covered = (start + tokens.len()).div_ceil(PAGE_TOKENS);
+        self.push_drafting_row(sequence, start, (tokens, &[]), pages, logits);
+    }
+
+    /// As [`Batch::push_row`], with drafted tokens after the known ones.
+    pub(crate) fn push_drafting_row(
+        &mut self,
+        sequence: SequenceId,
+        start: usize,
+        (known, drafts): (&[TokenId], &[TokenId]),
+        pages: &[Page],
+        logits: usize,
+    ) {
+        let count = known.len() + drafts.len();
+        assert!(count > 0, "a row computes something");
+        assert!(logits <= count, "logits follow tokens of the row");
+        let covered = (start + count).div_ceil(PAGE_TOKENS);
         assert_eq!(pages.len(), covered, "the pages cover the row exactly");
         self.rows.push(Row {
             sequence,
             start: start as u32,
             logits: logits as u32,
             first_token: self.tokens.len() as u32,
-            token_count: tokens.len() as u32,
+            token_count: count as u32,
             first_page: self.pages.len() as u32,
             page_count: pages.len() as u32,
         });
-        self.tokens.extend_from_slice(tokens);
+        self.tokens.extend_from_slice(known);
+        self.tokens.extend_from_slice(drafts);
         self.pages.extend_from_slice(pages);
         self.logits += logits;
     }

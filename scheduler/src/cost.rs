@@ -58,6 +58,17 @@ impl StepShape {
         }
     }
 
+    /// This without `other`, which is a part of it.
+    #[must_use]
+    pub(crate) fn minus(self, other: StepShape) -> StepShape {
+        StepShape {
+            rows: self.rows - other.rows,
+            decode_keys: self.decode_keys - other.decode_keys,
+            chunk_keys: self.chunk_keys - other.chunk_keys,
+            logits: self.logits - other.logits,
+        }
+    }
+
     /// A decode of a sequence of `len` known tokens.
     pub fn decode(len: usize) -> StepShape {
         StepShape {
@@ -106,6 +117,35 @@ impl CostModel {
             + self.logit * shape.logits
     }
 
+    /// The part of a step's time that grows with the keys its tokens look at.
+    pub(crate) fn keys(&self, shape: StepShape) -> Nanos {
+        (self.kilo_decode_keys * shape.decode_keys + self.kilo_chunk_keys * shape.chunk_keys) / 1024
+    }
+
+    /// TEMP
+    pub(crate) fn largest_chunk(
+        &self,
+        budget: Nanos,
+        base: StepShape,
+        history: usize,
+        most: usize,
+        logits: usize,
+    ) -> usize {
+        let fits = |tokens: usize| {
+            self.predict(base.plus(StepShape::chunk(history, tokens, logits))) <= budget
+        };
+        let (mut low, mut high) = (0, most);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if fits(middle) {
+                low = middle
+            } else {
+                high = middle - 1
+            }
+        }
+        low
+    }
+
     /// Tokens that a step may compute before each further one makes it longer.
     pub fn knee(&self) -> u64 {
         (self.weights / self.row.max(1)).max(1)
@@ -115,4 +155,21 @@ impl CostModel {
     pub fn predict_micros(&self, shape: StepShape) -> Micros {
         self.predict(shape).div_ceil(1000)
     }
+}
+
+/// TEMP
+pub(crate) struct Correction(u64);
+impl Default for Correction {
+    fn default() -> Correction {
+        Correction(1024)
+    }
+}
+impl Correction {
+    pub(crate) fn apply(&self, nanos: Nanos) -> Nanos {
+        nanos * self.0 / 1024
+    }
+    pub(crate) fn unapply(&self, nanos: Nanos) -> Nanos {
+        (u128::from(nanos) * 1024 / u128::from(self.0)).min(u128::from(u64::MAX)) as u64
+    }
+    pub(crate) fn observe(&mut self, _predicted: Nanos, _actual: Nanos) {}
 }

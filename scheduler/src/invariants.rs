@@ -1,6 +1,6 @@
 //! Everything that must hold between two calls, asserted in one place.
 
-use crate::pages::Holder;
+use crate::pages::{Holder, Owner};
 use crate::sequence::{Sequence, State, pages_for};
 use crate::{PAGE_TOKENS, Page, Scheduler};
 
@@ -13,6 +13,7 @@ impl Scheduler {
         self.check_partition();
         self.check_pins();
         self.check_cold_list();
+        self.check_holdings();
         self.check_tree();
         self.check_lists();
         for (slot, sequence) in &self.sequences {
@@ -46,19 +47,35 @@ impl Scheduler {
         }
     }
 
-    /// A page's pins are the page tables that contain it; a private page is in one.
+    /// A page's pins are the page tables that contain it, the copies to be made from it, and one more if it is public; a
+    /// private page is in one table.
     fn check_pins(&self) {
-        let mut tables = vec![0; self.limits.pages as usize];
+        let mut users = vec![0; self.limits.pages as usize];
         for (_, sequence) in &self.sequences {
-            for page in &sequence.table.pages {
-                tables[page.index()] += 1;
+            let copied = sequence.copy.iter().map(|copy| &copy.from);
+            for page in sequence.table.pages.iter().chain(copied) {
+                users[page.index()] += 1;
             }
         }
-        assert_eq!(tables, self.pool.pins, "page tables and pins");
         for page in self.pages() {
             if let Holder::Private(_) = self.pool.holders[page.index()] {
-                assert_eq!(tables[page.index()], 1, "{page:?} is private");
+                assert_eq!(users[page.index()], 1, "{page:?} is private");
             }
+            users[page.index()] += u32::from(self.pool.tree.is_public(page));
+        }
+        assert_eq!(users, self.pool.pins, "page tables and pins");
+    }
+
+    /// Each tenant's pages are counted, and no more than it may hold but for what it held when its cap was lowered.
+    fn check_holdings(&self) {
+        for (tenant, _) in self.queue.tenants.iter() {
+            let is_mine = |page: &Page| self.pool.holdings.payer(*page) == Some(tenant);
+            let held = self.pages().filter(is_mine).count();
+            assert_eq!(held, self.pool.held(tenant) as usize, "{tenant:?}");
+            let cold = self.pool.cold.iter_of(tenant);
+            assert!(cold.clone().all(|page| is_mine(&page)), "{tenant:?}");
+            let all = self.pool.cold.iter().filter(is_mine);
+            assert!(all.eq(cold), "{tenant:?} has its pages in the order of all");
         }
     }
 
@@ -83,42 +100,44 @@ impl Scheduler {
         assert_eq!(listed, pool.cold.len());
     }
 
-    /// The parent of a tree page is a tree page of the same tenant, and pinned if its child is.
+    /// The parent of a tree page is a whole page of the same owner or public, and pinned if its child is.
     fn check_tree(&self) {
         let pool = &self.pool;
-        let mut children = vec![0; self.limits.pages as usize];
         let mut count = 0;
         for page in self.pages() {
             let Some(edge) = pool.tree.edge(page) else {
                 continue;
             };
             count += 1;
-            assert_eq!(pool.tree.get(edge), Some(page), "{page:?} is found");
+            if pool.tree.tokens(page).len() == PAGE_TOKENS {
+                assert_eq!(pool.tree.get(edge), Some(page), "{page:?} is found");
+            }
             if let Some(parent) = edge.parent {
-                children[parent.index()] += 1;
                 let above = pool.tree.edge(parent);
                 let above = above.unwrap_or_else(|| panic!("{parent:?} has a child"));
-                assert_eq!(above.tenant, edge.tenant, "{page:?}");
+                let is_open = above.owner == edge.owner || above.owner == Owner::Public;
+                assert!(is_open, "{page:?} is below another tenant's");
+                assert_eq!(pool.tree.tokens(parent).len(), PAGE_TOKENS, "{parent:?}");
                 assert!(pool.is_pinned(parent) || !pool.is_pinned(page), "{page:?}");
             }
         }
         assert_eq!(count, pool.tree.len());
-        for page in self.pages() {
-            assert_eq!(pool.tree.children(page), children[page.index()], "{page:?}");
-        }
     }
 
     /// Every sequence waits or runs, in the order of arrival, within the limits.
     fn check_lists(&self) {
-        let all = self.queue.iter().chain(self.running.iter().copied());
+        self.queue.check();
+        let all = self
+            .queue
+            .iter()
+            .map(|waiting| waiting.slot)
+            .chain(self.running.iter().copied());
         assert_eq!(all.count(), self.sequences.len());
         assert!(self.running.len() <= self.limits.max_running as usize);
-        let arrival = |slot: usize| self.sequences[slot].arrival;
-        assert!(self.queue.iter().map(arrival).is_sorted_by(|a, b| a < b));
-        let running = self.running.iter().copied();
-        assert!(running.map(arrival).is_sorted_by(|a, b| a < b));
-        for slot in self.queue.iter() {
-            assert_eq!(self.sequences[slot].state, State::Queued);
+        let rank = |&slot: &usize| (self.sequences[slot].band, self.sequences[slot].arrival);
+        assert!(self.running.iter().map(rank).is_sorted_by(|a, b| a < b));
+        for waiting in self.queue.iter() {
+            assert_eq!(self.sequences[waiting.slot].state, State::Queued);
         }
         for &slot in &self.running {
             assert_eq!(self.sequences[slot].state, State::Running);
@@ -136,11 +155,19 @@ impl Scheduler {
             "{id:?}"
         );
         assert_eq!(table.in_tree, sequence.computed / PAGE_TOKENS, "{id:?}");
+        if let Some(copy) = sequence.copy {
+            let wanted = &sequence.reusable_tokens()[sequence.computed..][..copy.tokens];
+            assert!(
+                self.pool.tree.tokens(copy.from).starts_with(wanted),
+                "{id:?}"
+            );
+            assert_eq!(sequence.computed % PAGE_TOKENS, 0, "{id:?}");
+        }
         if sequence.state == State::Queued {
             assert!(table.pages.is_empty(), "{id:?} waits and holds pages");
         }
         let known = &sequence.tokens[..table.in_tree * PAGE_TOKENS];
-        let found = self.pool.find(sequence.tenant, known);
+        let found = self.pool.find(sequence.tenant, &sequence.public, known);
         assert!(found.eq(table.pages[..table.in_tree].iter().copied()));
         for page in &table.pages[table.in_tree..] {
             assert_eq!(self.pool.holders[page.index()], Holder::Private(id));

@@ -17,22 +17,33 @@
 
 #![forbid(unsafe_code)]
 
+mod admit;
 mod batch;
+mod commit;
 mod cost;
+mod draft;
 mod invariants;
 mod pages;
 mod plan;
 mod policy;
-mod prefix;
+mod preempt;
 mod queue;
+mod ranking;
+mod rate;
 mod request;
 mod sequence;
+mod submit;
 mod tenant;
+mod tenants;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use slab::Slab;
 
 pub use batch::{Batch, PageCopy, Row, Sampled};
 pub use cost::{CostModel, Nanos, StepShape};
+pub use draft::MAX_DRAFTED_TOKENS;
 pub use pages::{PAGE_TOKENS, Page};
 pub use plan::{Plan, Step};
 pub use policy::{Budget, Order, Policy};
@@ -43,33 +54,47 @@ pub use tenant::{
     Band, PublicPrefix, Rate, RateKind, RateState, Rates, TenantPolicy, TenantState, TenantsError,
 };
 
+use cost::Correction;
 use pages::PagePool;
-use plan::Share;
-use queue::Queue;
-use sequence::{Sequence, State};
+use plan::{PrefillRank, Share};
+use queue::{Queue, Waiting};
+use sequence::{Sequence, pages_for};
+use submit::Deadline;
 
-/// All requests between `submit` and their end, and all KV pages.
+/// All requests between `submit` and their end, all tenants, and all KV pages.
 pub struct Scheduler {
     limits: Limits,
     policy: Policy,
     cost: CostModel,
+    correction: Correction,
     now: Micros, // The latest time told.
     is_draining: bool,
     arrivals: u64,
     sequences: Slab<Sequence>,
     queue: Queue,
-    running: Vec<usize>, // Slots, in the order of arrival. The first is the leader.
+    deadlines: BinaryHeap<Reverse<Deadline>>,
+    running: Vec<usize>, // Slots, by band and arrival. The first is the leader.
     pool: PagePool,
-    shares: Vec<Share>, // The plan being made; as a field, to use its memory again.
-    matched: Vec<Page>, // Likewise: the cached prefix of the request being admitted.
+    // The plan being made; fields, to use their memory again.
+    planned_at: Micros,
+    budget: Nanos,
+    shape: StepShape,
+    shares: Vec<Share>,
+    drafts: Vec<TokenId>,
+    prefill_ranks: Vec<PrefillRank>,
+    candidates: Vec<Waiting>,
+    matched: Vec<Page>, // The cached prefix of the request being looked at.
     batch: Batch,
     events: Vec<Event>,
-    latest_wait: Micros, // Of the request admitted last.
+    // Counts since the start.
     prefix_queries: u64,
     prefix_hits: u64,
     preemptions: u64,
     redirects: u64,
     deferrals: u64,
+    copies: u64,
+    drafted: u64,
+    accepted: u64,
 }
 
 impl Scheduler {
@@ -87,26 +112,36 @@ impl Scheduler {
         );
         let max_running = limits.max_running as usize;
         Scheduler {
+            cost: CostModel::UNMEASURED,
+            correction: Correction::default(),
             now: 0,
             is_draining: false,
             arrivals: 0,
             sequences: Slab::with_capacity(max_running),
-            queue: Queue::default(),
+            queue: Queue::new(policy.order),
+            deadlines: BinaryHeap::new(),
             running: Vec::with_capacity(max_running),
             pool: PagePool::new(limits.pages),
+            planned_at: 0,
+            budget: 0,
+            shape: StepShape::default(),
             shares: Vec::with_capacity(max_running),
+            drafts: Vec::with_capacity(MAX_DRAFTED_TOKENS),
+            prefill_ranks: Vec::with_capacity(max_running),
+            candidates: Vec::new(),
             matched: Vec::new(),
             batch: Batch::with_capacity(max_running, limits.max_batch_tokens()),
             events: Vec::new(),
-            latest_wait: 0,
             prefix_queries: 0,
             prefix_hits: 0,
             preemptions: 0,
             redirects: 0,
             deferrals: 0,
-            policy,
-            cost: CostModel::UNMEASURED,
+            copies: 0,
+            drafted: 0,
+            accepted: 0,
             limits,
+            policy,
         }
     }
 
@@ -114,11 +149,12 @@ impl Scheduler {
     /// declared before the first request.
     ///
     /// # Panics
-    /// If a request was submitted before.
-    pub fn declare_public(&mut self, prefix: Vec<TokenId>) -> PublicPrefix {
+    /// If a request was submitted before, or the prefixes leave no page for anything else.
+    pub fn declare_public(&mut self, prefix: &[TokenId]) -> PublicPrefix {
         assert_eq!(self.arrivals, 0, "public prefixes come first");
-        drop(prefix);
-        PublicPrefix(0)
+        let public = self.pool.declare_public(prefix);
+        assert!(self.pool.reserved() < self.limits.pages, "no page is left");
+        public
     }
 
     /// Sets what these tenants may have from now on; others keep what they had. What runs or waits goes on.
@@ -129,64 +165,69 @@ impl Scheduler {
         &mut self,
         tenants: &[(TenantId, TenantPolicy)],
     ) -> Result<(), TenantsError> {
-        let _ = tenants;
+        let mut guaranteed: BTreeMap<TenantId, u32> = self
+            .queue
+            .tenants
+            .iter()
+            .map(|(id, tenant)| (id, tenant.policy.guaranteed_pages))
+            .collect();
+        for (id, policy) in tenants {
+            policy.check(*id, self.pool.prefixes())?;
+            guaranteed.insert(*id, policy.guaranteed_pages);
+        }
+        let guaranteed = guaranteed.values().map(|&pages| u64::from(pages)).sum();
+        let limit = u64::from(self.limits.pages - self.pool.reserved());
+        if guaranteed > limit {
+            return Err(TenantsError::TooManyGuaranteed { guaranteed, limit });
+        }
+        for (id, policy) in tenants {
+            self.queue.set_tenant(*id, policy.clone());
+            self.share_pages(*id);
+        }
         Ok(())
     }
 
-    /// A tenant in numbers; zeros for one that was never set.
-    pub fn tenant(&self, tenant: TenantId) -> TenantState {
-        let _ = tenant;
-        TenantState::default()
+    /// Tells the pool what a tenant may have. What was accepted under a higher cap keeps it until the tenant is idle: it
+    /// could not end otherwise.
+    fn share_pages(&mut self, id: TenantId) {
+        let policy = &self.queue.tenants[id].policy;
+        let alive = self.sequences.iter().map(|(_, sequence)| sequence);
+        let longest = alive
+            .filter(|sequence| sequence.tenant == id)
+            .map(|sequence| pages_for(sequence.prompt_len + sequence.max_new_tokens) as u32);
+        let share = pages::Share {
+            weight: policy.weight,
+            guaranteed: policy.guaranteed_pages,
+            max: policy.max_pages.max(longest.max().unwrap_or(0)),
+        };
+        self.pool.set_tenant(id, share);
     }
 
-    /// Where a tenant's rates stand.
-    pub fn rates(&self, now: Micros, tenant: TenantId) -> Rates {
-        let _ = (now, tenant);
-        Rates::default()
+    /// A tenant in numbers; zeros for one that was never set.
+    pub fn tenant(&self, id: TenantId) -> TenantState {
+        let Some(tenant) = self.queue.tenants.get(id) else {
+            return TenantState::default();
+        };
+        TenantState {
+            running: tenant.running,
+            queued: tenant.waiting.len() as u32,
+            pages: self.pool.held(id),
+            service: tenant.service / 1000,
+        }
+    }
+
+    /// Where a tenant's rates stand; nowhere for one that was never set.
+    pub fn rates(&self, now: Micros, id: TenantId) -> Rates {
+        self.queue
+            .tenants
+            .get(id)
+            .map_or(Rates::default(), |tenant| tenant.rates(now))
     }
 
     /// From now on steps are predicted with these coefficients.
     pub fn calibrate(&mut self, cost: CostModel) {
         self.cost = cost;
-    }
-
-    /// Takes a request, which waits until a plan admits it.
-    ///
-    /// # Errors
-    /// A [`Refusal`] if it can never run, or not now. Nothing has changed then.
-    pub fn submit(&mut self, now: Micros, request: Request) -> Result<SequenceId, Refusal> {
-        self.tell(now);
-        self.refuse(&request)?;
-        let arrival = self.arrivals;
-        self.arrivals += 1;
-        let entry = self.sequences.vacant_entry();
-        let id = SequenceId::new(entry.key() as u32, arrival as u32);
-        entry.insert(Sequence::new(id, arrival, now, request));
-        self.queue.insert(arrival, id.slot());
-        Ok(id)
-    }
-
-    fn refuse(&self, request: &Request) -> Result<(), Refusal> {
-        let needed_tokens = request.prompt.len() as u64 + u64::from(request.max_new_tokens);
-        let limit_tokens = self.limits.longest_sequence();
-        if request.prompt.is_empty() {
-            Err(Refusal::EmptyPrompt)
-        } else if request.max_new_tokens == 0 {
-            Err(Refusal::NothingToGenerate)
-        } else if needed_tokens > limit_tokens {
-            Err(Refusal::TooLong {
-                needed_tokens,
-                limit_tokens,
-            })
-        } else if self.is_draining {
-            Err(Refusal::Draining)
-        } else if self.queue.len() >= self.limits.max_queued as usize {
-            Err(Refusal::Overloaded {
-                retry_after: self.latest_wait,
-            })
-        } else {
-            Ok(())
-        }
+        self.correction = Correction::default();
     }
 
     /// Ends a request wherever it is, with this reason. `false` if it has ended already.
@@ -220,22 +261,24 @@ impl Scheduler {
 
     /// The state in numbers.
     pub fn snapshot(&self) -> Snapshot {
-        let tree = self.pool.tree.len();
-        let free = self.pool.free.len();
+        let counts = self.pool.counts();
         Snapshot {
             running: self.running.len(),
             queued: self.queue.len(),
-            free,
-            private: self.limits.pages as usize - free - tree,
-            tree,
-            pinned: tree - self.pool.cold.len(),
+            free: counts.free,
+            private: counts.private,
+            tree: counts.tree,
+            pinned: counts.pinned,
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
             preemptions: self.preemptions,
-            evictions: self.pool.evictions(),
+            evictions: counts.evictions,
             redirects: self.redirects,
             deferrals: self.deferrals,
-            ..Snapshot::default()
+            copies: self.copies,
+            drafted: self.drafted,
+            accepted: self.accepted,
+            queued_time: self.queue.queued_time() / 1000,
         }
     }
 
@@ -250,39 +293,10 @@ impl Scheduler {
         sequence
     }
 
-    /// The one way for a sequence to lose its pages and its place in the batch.
-    fn stop_running(&mut self, slot: usize) {
-        let sequence = &mut self.sequences[slot];
-        self.pool.release_table(&sequence.table.pages);
-        sequence.table.pages.clear();
-        sequence.table.in_tree = 0;
-        sequence.computed = 0;
-        sequence.state = State::Queued;
-        let place = self.place(slot);
-        self.running.remove(place);
-    }
-
-    /// How many running sequences arrived before the one in `slot`.
+    /// How many running sequences come before the one in `slot`.
     fn place(&self, slot: usize) -> usize {
-        let arrival = self.sequences[slot].arrival;
-        self.running
-            .partition_point(|&other| self.sequences[other].arrival < arrival)
-    }
-
-    fn finish(&mut self, id: SequenceId, reason: FinishReason) {
-        let slot = id.slot();
-        match self.sequences[slot].state {
-            State::Queued => self.queue.remove(self.sequences[slot].arrival),
-            State::Running => self.stop_running(slot),
-        }
-        let sequence = self.sequences.remove(slot);
-        self.events.push(Event::Finished {
-            id,
-            reason,
-            tenant: sequence.tenant,
-            prompt_tokens: sequence.prompt_len as u32,
-            cached_tokens: sequence.cached_tokens.unwrap_or(0) as u32,
-            output_tokens: sequence.output_len() as u32,
-        });
+        let rank = |slot: usize| (self.sequences[slot].band, self.sequences[slot].arrival);
+        let own = rank(slot);
+        self.running.partition_point(|&other| rank(other) < own)
     }
 }

@@ -1,22 +1,22 @@
-//! What the next step computes, and what its result changes.
+//! What the next step computes: decodes first, then newcomers are let in, then prefills share what time is left, then
+//! drafts fill what costs little.
 //!
-//! Decodes come first, then prefills that run already, then admissions, each in the order of arrival.
-//!
-//! Invariant: whatever is planned has its pages. Invariant: the leader, which is the earliest running sequence, is in
-//! every step. Invariant: pages are published by commit alone, when they are full and computed.
+//! Invariant: whatever is planned has its pages. Invariant: a step is predicted to take no longer than its budget, or than
+//! its decodes and [`PREFILL_FLOOR`] prompt tokens.
 
-use crate::prefix::Edge;
-use crate::sequence::{Sequence, State, pages_for};
+use crate::admit::PATIENCE;
+use crate::draft::{self, MAX_DRAFTED_TOKENS};
+use crate::sequence::pages_for;
 use crate::{
-    Batch, Event, FinishReason, Micros, PAGE_TOKENS, Sampled, Scheduler, SequenceId, StepShape,
-    TokenId,
+    Band, Batch, Budget, Micros, Nanos, Order, PAGE_TOKENS, PageCopy, Sampled, Scheduler,
+    SequenceId, StepShape, TokenId,
 };
 
-/// Waiting requests that one plan looks at. Those behind a request that does not fit are not among them.
-const LOOK_AHEAD: usize = 16;
+/// Prompt tokens that a step computes even when its decodes leave no time, so that prefills never starve.
+pub(crate) const PREFILL_FLOOR: usize = 8;
 
-/// Running prefills that a waiting request is compared with.
-const COMPARED_PREFILLS: usize = 8;
+/// Steps in a row that a batch-band decode may miss.
+const MOST_PAUSES: u32 = 3;
 
 /// What to do next.
 pub enum Plan<'a> {
@@ -29,14 +29,27 @@ pub enum Plan<'a> {
 /// A planned step. Committing it is the only way to make it count; dropping it leaves every sequence where it was.
 #[must_use = "a step that is not committed has no effect"]
 pub struct Step<'a> {
-    scheduler: &'a mut Scheduler,
+    pub(crate) scheduler: &'a mut Scheduler,
 }
 
 /// One sequence's part of the step being planned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
+    pub(crate) slot: usize,
+    pub(crate) tokens: usize,
+    pub(crate) first_draft: usize, // In the plan's drafts.
+    pub(crate) drafts: usize,
+}
+
+/// A running prefill's place in the order; the least is first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PrefillRank {
+    is_patient: bool, // False for one that has rested too long.
+    band: usize,      // By how far the band is behind its share.
+    ahead: u64,       // Of the tenant served least, in units of the slack.
+    remaining: i64,   // Microseconds to compute, less those since its admission.
+    arrival: u64,
     slot: usize,
-    tokens: usize,
 }
 
 impl Step<'_> {
@@ -61,32 +74,30 @@ impl Step<'_> {
         self.scheduler.sequence(id).prompt_len
     }
 
+    /// What the step consists of, as far as its cost goes.
+    pub fn shape(&self) -> StepShape {
+        self.scheduler.shape
+    }
+
     /// How long the step should take.
     pub fn predicted(&self) -> Micros {
-        self.scheduler.cost.predict_micros(StepShape::default())
+        self.scheduler.predict(self.scheduler.shape).div_ceil(1000)
     }
 
     /// Makes the step's result count: `sampled` has one entry for each token whose logits are wanted, in the order of the
     /// rows and of their tokens.
     ///
     /// # Panics
-    /// If `sampled` has another length, or time runs backwards.
+    /// If `sampled` has another length or void entries in the wrong places, or time runs backwards.
     pub fn commit(self, now: Micros, sampled: &[Sampled]) {
-        let scheduler = self.scheduler;
-        scheduler.tell(now);
-        assert_eq!(sampled.len(), scheduler.batch.logits_count());
-        let mut sampled = sampled.iter().copied();
-        for index in 0..scheduler.batch.rows().len() {
-            let row = scheduler.batch.rows()[index];
-            let outcome = if row.logits > 0 { sampled.next() } else { None };
-            scheduler.commit_row(row.sequence, row.len(), outcome);
-        }
+        self.scheduler.commit(now, sampled);
     }
 
-    /// Throws the step's result away and ends these sequences with [`FinishReason::Error`]. The others are as they were.
+    /// Throws the step's result away and ends these sequences with
+    /// [`FinishReason::Error`](crate::FinishReason::Error). The others are as they were.
     pub fn fail(self, ids: &[SequenceId]) {
         for &id in ids {
-            self.scheduler.cancel(id, FinishReason::Error);
+            self.scheduler.cancel(id, crate::FinishReason::Error);
         }
     }
 }
@@ -98,272 +109,297 @@ impl Scheduler {
     /// If time runs backwards.
     pub fn plan(&mut self, now: Micros) -> Plan<'_> {
         self.tell(now);
+        self.expire();
+        self.queue.forget_planned();
         self.shares.clear();
+        self.drafts.clear();
+        self.shape = StepShape::default();
+        self.budget = Nanos::MAX;
         let preemptions = self.preemptions;
-        self.plan_decodes();
-        let budget = self.plan_prefills(self.prefill_budget());
-        if self.preemptions == preemptions {
-            self.admit(budget);
+        let prompts_first = self.policy.budget == Budget::PrefillFirst;
+        if !prompts_first {
+            self.plan_decodes();
         }
-        let Some(&leader) = self.running.first() else {
-            assert!(self.queue.is_empty(), "what is accepted can run alone");
+        if self.preemptions == preemptions {
+            self.admit();
+        }
+        self.plan_prefills();
+        if prompts_first && self.shares.is_empty() {
+            self.plan_decodes();
+        }
+        if self.running.is_empty() {
+            assert_eq!(self.queue.len(), 0, "what is accepted can run alone");
             return Plan::Idle;
-        };
-        assert!(
-            self.shares.iter().any(|share| share.slot == leader),
-            "the leader is in every step"
-        );
+        }
+        assert!(!self.shares.is_empty(), "somebody goes on");
+        self.plan_drafts();
         self.build_batch();
+        self.planned_at = now;
         Plan::Step(Step { scheduler: self })
     }
 
+    /// How long a step takes, as corrected by the steps so far.
+    pub(crate) fn predict(&self, shape: StepShape) -> Nanos {
+        self.correction.apply(self.cost.predict(shape))
+    }
+
+    /// Everybody's next token; the batch band's only while there is time, or after it has paused for long enough.
     fn plan_decodes(&mut self) {
+        let mut due = Micros::MAX;
         let mut place = 0;
         while place < self.running.len() {
             let slot = self.running[place];
-            if !self.sequences[slot].is_prefill() {
-                self.plan_share(slot, 1);
-            }
-            place += 1; // Only sequences behind this place can have been preempted.
-        }
-    }
-
-    /// Tokens for prefills and admissions after the decodes. They always get a page, so decodes cannot starve them.
-    ///
-    /// A budget in time rather than in tokens would be computed here.
-    fn prefill_budget(&self) -> usize {
-        let decodes = self.shares.len();
-        (self.limits.step_tokens as usize)
-            .saturating_sub(decodes)
-            .max(PAGE_TOKENS)
-    }
-
-    /// Advances what runs already, and returns what is left of the budget.
-    fn plan_prefills(&mut self, mut budget: usize) -> usize {
-        let mut place = 0;
-        while place < self.running.len() {
-            let slot = self.running[place];
+            place += 1; // Only sequences behind this place can be preempted below.
             let sequence = &self.sequences[slot];
             if sequence.is_prefill() {
-                let tokens = self.chunk(sequence.computed, sequence.tokens.len(), budget);
-                budget -= self.plan_share(slot, tokens);
+                continue;
             }
-            place += 1;
+            if sequence.band == Band::Batch as usize && self.must_pause(slot, due) {
+                self.sequences[slot].rested += 1;
+                continue;
+            }
+            if let Budget::Time {
+                inter_token_target, ..
+            } = self.policy.budget
+            {
+                due = due.min(sequence.last_token_at + inter_token_target);
+            }
+            self.plan_share(slot, 1);
+            self.sequences[slot].rested = 0;
         }
-        budget
+        self.budget = self.budget_until(due);
     }
 
-    /// Tokens of the next chunk of a sequence of `len` known tokens: whole pages, except at the end.
-    fn chunk(&self, computed: usize, len: usize, budget: usize) -> usize {
-        let most = budget.min(self.limits.prefill_chunk as usize);
-        let end = len.min(computed + most);
-        let end = if end == len {
-            end
-        } else {
-            end / PAGE_TOKENS * PAGE_TOKENS
+    fn must_pause(&self, slot: usize, due: Micros) -> bool {
+        let sequence = &self.sequences[slot];
+        let with = self.shape.plus(StepShape::decode(sequence.tokens.len()));
+        !self.shares.is_empty()
+            && sequence.rested < MOST_PAUSES
+            && self.predict(with) > self.budget_until(due)
+    }
+
+    /// Time for this step if a decode is due then.
+    fn budget_until(&self, due: Micros) -> Nanos {
+        let Budget::Time {
+            inter_token_target,
+            least,
+            most,
+        } = self.policy.budget
+        else {
+            return Nanos::MAX;
         };
-        end.saturating_sub(computed)
+        if due == Micros::MAX {
+            return most * 1000;
+        }
+        // A machine too slow for the target has one that it can keep.
+        let slower = self.inter_token_target(inter_token_target) - inter_token_target;
+        let left = (due + slower).saturating_sub(self.now);
+        left.clamp(least, most.max(least + slower)) * 1000
+    }
+
+    /// Shares the rest of the budget among the prompts.
+    fn plan_prefills(&mut self) {
+        let mut ranks = std::mem::take(&mut self.prefill_ranks);
+        self.rank_prefills(&mut ranks);
+        let mut is_fed = false;
+        for rank in &ranks {
+            // Whoever is earlier may have taken its pages.
+            if self.sequences[rank.slot].state != crate::sequence::State::Running {
+                continue;
+            }
+            let tokens = self.chunk(rank.slot, !is_fed);
+            let planned = if tokens > 0 {
+                self.plan_share(rank.slot, tokens)
+            } else {
+                0
+            };
+            is_fed |= planned > 0;
+            let sequence = &mut self.sequences[rank.slot];
+            sequence.rested = if planned > 0 { 0 } else { sequence.rested + 1 };
+        }
+        self.prefill_ranks = ranks;
+    }
+
+    /// The running sequences that have no share yet: prefills, and those admitted just now. Shortest first among
+    /// equals, less the time that they have waited; nobody rests for ever.
+    fn rank_prefills(&self, ranks: &mut Vec<PrefillRank>) {
+        ranks.clear();
+        let bands = self.queue.bands();
+        for &slot in &self.running {
+            let sequence = &self.sequences[slot];
+            if !sequence.is_prefill() && sequence.admitted_at != self.now {
+                continue;
+            }
+            let mut rank = PrefillRank {
+                is_patient: sequence.rested < PATIENCE,
+                band: 0,
+                ahead: 0,
+                remaining: 0,
+                arrival: sequence.arrival,
+                slot,
+            };
+            if let Order::FairShare { slack } = self.policy.order {
+                let tenant = &self.queue.tenants[sequence.tenant];
+                let least = self.queue.least_virtual_time(tenant.policy.band);
+                let time = self.prefill_time(sequence.tokens.len(), sequence.remaining()) / 1000;
+                rank.band = bands
+                    .iter()
+                    .position(|&band| band == tenant.policy.band)
+                    .unwrap_or(0);
+                rank.ahead = tenant.virtual_time.saturating_sub(least) / (slack * 1000).max(1);
+                rank.remaining = time as i64 - (self.now - sequence.admitted_at) as i64;
+            }
+            ranks.push(rank);
+        }
+        ranks.retain(|rank| !self.shares.iter().any(|share| share.slot == rank.slot));
+        ranks.sort_unstable();
+    }
+
+    /// Tokens of the next chunk of a sequence: as many as the budget allows, in whole pages if it is more than one, and a
+    /// few in any case for the first prompt of a step.
+    fn chunk(&self, slot: usize, is_first: bool) -> usize {
+        let sequence = &self.sequences[slot];
+        let (start, left) = (sequence.start(), sequence.remaining());
+        let most = left
+            .min(self.limits.prefill_chunk as usize)
+            .min((self.limits.step_tokens as usize).saturating_sub(self.shape.rows as usize));
+        let allowed = match self.policy.budget {
+            Budget::Time { .. } => {
+                let budget = self.correction.unapply(self.budget);
+                let part = self.cost.largest_chunk(budget, self.shape, start, most, 0);
+                if part < left {
+                    part
+                } else {
+                    self.cost.largest_chunk(budget, self.shape, start, most, 1)
+                }
+            }
+            Budget::Tokens(tokens) => {
+                most.min((tokens as usize).saturating_sub(self.shape.rows as usize))
+            }
+            Budget::PrefillFirst => most,
+        };
+        let floor = if is_first { PREFILL_FLOOR.min(left) } else { 0 };
+        let end = start + allowed.max(floor);
+        let whole_pages = end / PAGE_TOKENS * PAGE_TOKENS;
+        if end < start + left && whole_pages > start {
+            whole_pages - start
+        } else {
+            end - start
+        }
     }
 
     /// Adds `tokens` of a running sequence to the plan, or as many as there are pages for. Returns how many.
     fn plan_share(&mut self, slot: usize, tokens: usize) -> usize {
         let tokens = self.secure_pages(slot, tokens);
         if tokens > 0 {
-            self.shares.push(Share { slot, tokens });
+            self.shape = self.shape.plus(self.shape_of(slot, tokens));
+            self.shares.push(Share {
+                slot,
+                tokens,
+                first_draft: 0,
+                drafts: 0,
+            });
         }
         tokens
     }
 
-    /// Takes the pages for the next `tokens` tokens of a running sequence, and returns for how many there are pages now.
-    /// While there are none at all, later arrivals lose theirs; whoever comes last waits.
-    fn secure_pages(&mut self, slot: usize, tokens: usize) -> usize {
-        let computed = self.sequences[slot].computed;
-        let needed = pages_for(computed + tokens);
-        if self.sequences[slot].table.pages.len() < needed {
-            self.preempt_for(slot);
-        }
-        let sequence = &mut self.sequences[slot];
-        while sequence.table.pages.len() < needed {
-            let Some(page) = self.pool.take(sequence.id) else {
-                break;
-            };
-            sequence.table.pages.push(page);
-        }
-        tokens.min(sequence.table.pages.len() * PAGE_TOKENS - computed)
-    }
-
-    /// Preempts sequences that arrived after the one in `slot` until a page is available, or nobody can give one.
-    fn preempt_for(&mut self, slot: usize) {
-        while self.pool.available() == 0 {
-            let Some(victim) = self.victim_of(slot) else {
-                return;
-            };
-            self.preempt(victim);
-        }
-    }
-
-    /// The latest arrival that can give the sequence in `slot` a page. To the leader, the latest of all: pages that several
-    /// others share come free with the last of them.
-    fn victim_of(&self, slot: usize) -> Option<usize> {
-        let place = self.place(slot);
-        let mut later = self.running[place + 1..].iter().rev().copied();
-        let last = later.clone().next().filter(|_| place == 0);
-        later.find(|&other| self.gives_pages(other)).or(last)
-    }
-
-    /// Whether preempting the sequence in `slot` frees a page: one that no other page table contains.
-    fn gives_pages(&self, slot: usize) -> bool {
-        let pages = &self.sequences[slot].table.pages;
-        pages.iter().any(|page| self.pool.pins[page.index()] == 1)
-    }
-
-    fn preempt(&mut self, slot: usize) {
-        self.stop_running(slot);
-        self.shares.retain(|share| share.slot != slot);
+    /// What the next `tokens` tokens of a sequence add to a step.
+    fn shape_of(&self, slot: usize, tokens: usize) -> StepShape {
         let sequence = &self.sequences[slot];
-        self.queue.insert(sequence.arrival, slot);
-        self.preemptions += 1;
-        self.events.push(Event::Preempted { id: sequence.id });
+        let (start, len) = (sequence.start(), sequence.tokens.len());
+        if sequence.is_prefill() {
+            StepShape::chunk(start, tokens, usize::from(start + tokens == len))
+        } else {
+            StepShape::decode(len)
+        }
     }
 
-    /// Admits waiting requests in their order while tokens, pages and places last.
-    fn admit(&mut self, mut budget: usize) {
-        let mut promised = self.promised_pages();
-        let mut place = 0;
-        while place < LOOK_AHEAD && self.running.len() < self.limits.max_running as usize {
-            let Some(slot) = self.queue.get(place) else {
-                return;
-            };
-            self.find_prefix(slot);
-            if self.would_gain_by_waiting(slot) {
-                self.deferrals += 1;
-                place += 1;
+    /// Takes a sequence out of the plan.
+    pub(crate) fn drop_share(&mut self, slot: usize) {
+        let Some(index) = self.shares.iter().position(|share| share.slot == slot) else {
+            return;
+        };
+        let share = self.shares.remove(index);
+        self.shape = self.shape.minus(self.shape_of(slot, share.tokens));
+    }
+
+    /// Guesses tokens for decodes where computing them along costs less than they should gain: a guess that is right saves
+    /// a part of a later step. Past the knee of the cost nothing is gained.
+    fn plan_drafts(&mut self) {
+        let decodes = self.shares.iter().filter(|share| share.tokens == 1).count();
+        if self.policy.max_draft == 0 || decodes == 0 {
+            return;
+        }
+        let a_token = self.cost.predict(self.shape) / decodes as u64;
+        for index in 0..self.shares.len() {
+            let share = self.shares[index];
+            let sequence = &self.sequences[share.slot];
+            if share.tokens != 1 || sequence.is_prefill() {
                 continue;
             }
-            let known = self.sequences[slot].tokens.len();
-            let tokens = self.chunk(self.matched.len() * PAGE_TOKENS, known, budget);
-            if tokens == 0 || !self.fits(slot, promised) {
-                return;
+            let room = sequence.table.pages.len() * PAGE_TOKENS - sequence.tokens.len();
+            let rows = self.limits.max_batch_tokens() - self.shape.rows as usize;
+            let most = (self.policy.max_draft as usize)
+                .min(sequence.output_left() - 1)
+                .min(room)
+                .min(rows)
+                .min(MAX_DRAFTED_TOKENS - self.drafts.len());
+            let worthwhile = self.worthwhile_drafts(share.slot, most, a_token);
+            let first_draft = self.drafts.len();
+            draft::propose(&sequence.tokens, worthwhile, &mut self.drafts);
+            let drafts = self.drafts.len() - first_draft;
+            self.shares[index] = Share {
+                first_draft,
+                drafts,
+                ..share
+            };
+            for _ in 0..drafts {
+                let one = StepShape::decode(self.sequences[share.slot].tokens.len());
+                self.shape = self.shape.plus(one);
             }
-            self.start(slot);
-            let secured = self.plan_share(slot, tokens);
-            assert_eq!(secured, tokens, "the pages were counted before");
-            budget -= tokens;
-            promised += 1 + self.sequences[slot].missing_pages();
         }
     }
 
-    /// Pages that running sequences will soon need: for the prompts they have begun, and one each to go on.
-    fn promised_pages(&self) -> usize {
-        let missing = |&slot: &usize| 1 + self.sequences[slot].missing_pages();
-        self.running.iter().map(missing).sum()
-    }
-
-    fn find_prefix(&mut self, slot: usize) {
+    /// How many drafts of a sequence are each worth their cost, if a decoded token costs `a_token`.
+    fn worthwhile_drafts(&self, slot: usize, most: usize, a_token: Nanos) -> usize {
         let sequence = &self.sequences[slot];
-        let found = self.pool.find(sequence.tenant, sequence.reusable_tokens());
-        self.matched.clear();
-        self.matched.extend(found);
-    }
-
-    /// Whether a running prefill is about to compute more of this request's prefix than is cached now.
-    fn would_gain_by_waiting(&self, slot: usize) -> bool {
-        let sequence = &self.sequences[slot];
-        let is_ahead = |other: &Sequence| {
-            let shared = common_prefix(sequence.reusable_tokens(), &other.tokens);
-            shared / PAGE_TOKENS > self.matched.len()
-        };
-        let running = self.running.iter().map(|&other| &self.sequences[other]);
-        running
-            .filter(|other| other.is_prefill() && other.tenant == sequence.tenant)
-            .take(COMPARED_PREFILLS)
-            .any(is_ahead)
-    }
-
-    /// Whether all known tokens of a waiting request find room beside the promised pages. Its own matched pages cannot
-    /// also be evicted for it.
-    fn fits(&self, slot: usize, promised: usize) -> bool {
-        let unpinned = |page: &&crate::Page| !self.pool.is_pinned(**page);
-        let revived = self.matched.iter().filter(unpinned).count();
-        let missing = pages_for(self.sequences[slot].tokens.len()) - self.matched.len();
-        missing + revived + promised <= self.pool.available()
-    }
-
-    /// Makes a waiting request a running one, with the matched pages.
-    fn start(&mut self, slot: usize) {
-        let place = self.place(slot);
-        let sequence = &mut self.sequences[slot];
-        self.queue.remove(sequence.arrival);
-        self.running.insert(place, slot);
-        sequence.reserve();
-        sequence.state = State::Running;
-        for &page in &self.matched {
-            self.pool.pin(page);
-            sequence.table.pages.push(page);
+        let one = StepShape::decode(sequence.tokens.len());
+        let gain = |drafts: usize| u64::from(sequence.acceptance.expected(drafts as u32)) * a_token;
+        let mut shape = self.shape;
+        for count in 0..most {
+            let next = shape.plus(one);
+            let cost = self.cost.predict(next) - self.cost.predict(shape);
+            if self.predict(next) > self.budget || gain(count + 1) - gain(count) <= cost << 16 {
+                return count;
+            }
+            shape = next;
         }
-        sequence.table.in_tree = self.matched.len();
-        sequence.computed = self.matched.len() * PAGE_TOKENS;
-        if sequence.cached_tokens.is_none() {
-            sequence.cached_tokens = Some(sequence.computed);
-            self.latest_wait = self.now - sequence.arrived;
-            self.prefix_queries += sequence.prompt_len as u64;
-            self.prefix_hits += sequence.computed as u64;
-            self.events.push(Event::Admitted {
-                id: sequence.id,
-                cached_tokens: sequence.computed as u32,
-            });
-        }
+        most
     }
 
     fn build_batch(&mut self) {
         self.batch.clear();
         for share in &self.shares {
             let sequence = &self.sequences[share.slot];
-            let end = sequence.computed + share.tokens;
-            self.batch.push_row(
+            let start = sequence.start();
+            if let Some(copy) = sequence.copy {
+                self.batch.push_copy(PageCopy {
+                    from: copy.from,
+                    to: sequence.table.pages[sequence.computed / PAGE_TOKENS],
+                });
+            }
+            let end = start + share.tokens;
+            let is_last = end == sequence.tokens.len();
+            self.batch.push_drafting_row(
                 sequence.id,
-                sequence.computed,
-                &sequence.tokens[sequence.computed..end],
-                &sequence.table.pages[..pages_for(end)],
-                usize::from(end == sequence.tokens.len()),
+                start,
+                (
+                    &sequence.tokens[start..end],
+                    &self.drafts[share.first_draft..][..share.drafts],
+                ),
+                &sequence.table.pages[..pages_for(end + share.drafts)],
+                usize::from(is_last) + share.drafts,
             );
         }
     }
-
-    /// `computed` more tokens of a sequence are in its pages, unless its row failed.
-    fn commit_row(&mut self, id: SequenceId, computed: usize, sampled: Option<Sampled>) {
-        if sampled == Some(Sampled::Failed) {
-            return self.finish(id, FinishReason::Error);
-        }
-        self.sequences[id.slot()].computed += computed;
-        self.publish(id.slot());
-        if let Some(Sampled::Token(token)) = sampled
-            && let Some(reason) = self.sequences[id.slot()].push(token)
-        {
-            self.finish(id, reason);
-        }
-    }
-
-    /// Puts the full, computed pages of a sequence into the tree, each under the page that now stands for its parent.
-    fn publish(&mut self, slot: usize) {
-        let sequence = &mut self.sequences[slot];
-        let (whole_pages, _) = sequence.tokens[..sequence.computed].as_chunks::<PAGE_TOKENS>();
-        let table = &mut sequence.table;
-        for (index, &tokens) in whole_pages.iter().enumerate().skip(table.in_tree) {
-            let edge = Edge {
-                tenant: sequence.tenant,
-                parent: index.checked_sub(1).map(|parent| table.pages[parent]),
-                tokens,
-            };
-            let own = table.pages[index];
-            table.pages[index] = self.pool.publish(sequence.id, own, edge);
-            self.redirects += u64::from(table.pages[index] != own);
-        }
-        table.in_tree = whole_pages.len();
-    }
-}
-
-/// How many tokens two sequences have in common at the start.
-fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -1,49 +1,310 @@
-//! Who is next: first come, first served.
+//! Who is next: bands by their share of the machine, in them tenants by virtual time, in them requests by arrival.
 //!
-//! Invariant: waiting sequences stand in the order of their arrival, also those that have run and lost their pages.
-//! Whatever decides between tenants belongs here; pages and budgets do not.
+//! A tenant's virtual time is the machine time it was charged, divided by its weight (VTC, Sheng et al.,
+//! arXiv:2401.00588, in predicted machine time instead of tokens). The tenant with the least is next. Pages and budgets
+//! are decided elsewhere.
+//!
+//! Invariant: a band's `active` are its tenants that run or wait, by virtual time; its `eligible` those that wait and may
+//! run one more, by what the policy orders by. Invariant: a tenant that comes back after a pause is lifted to the least
+//! virtual time of the active, so that it has not saved up the time it was away.
 
 use std::collections::VecDeque;
 
-/// The sequences that wait.
-#[derive(Default)]
+use crate::ranking::Ranking;
+use crate::tenants::Tenants;
+use crate::{Band, Micros, Nanos, Order, TenantId, TenantPolicy};
+
+/// Waiting requests that one admission chooses among.
+pub(crate) const LOOK_AHEAD: usize = 16;
+
+/// The bands' parts of the machine when all are busy, in percent.
+const BAND_PERCENT: [u64; 3] = [60, 30, 10];
+
+/// All tenants, and the requests that wait.
 pub(crate) struct Queue {
-    waiting: VecDeque<Waiting>,
+    order: Order,
+    pub(crate) tenants: Tenants,
+    bands: [BandQueue; 3],
+    waiting: usize,
+    queued_time: Nanos,
+    active_weight: u64,
+    charged: Vec<u32>, // Tenants whose charges of this step are not in their virtual time yet.
+    planned: Vec<u32>, // Tenants whose virtual time is moved ahead for this plan.
+    chosen: Vec<u32>,  // For `candidates`.
 }
 
-#[derive(Clone, Copy)]
-struct Waiting {
-    arrival: u64,
-    slot: usize,
+#[derive(Default)]
+struct BandQueue {
+    active: Ranking,
+    eligible: Ranking,
+    virtual_time: u64,
+    planned: u64,
+    left_at: u64, // The virtual time of the tenant that left last.
+}
+
+/// One request that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) arrival: u64,
+    pub(crate) slot: usize,
+    /// Machine time that it will take, as far as one can tell.
+    pub(crate) estimate: Nanos,
 }
 
 impl Queue {
+    pub(crate) fn new(order: Order) -> Queue {
+        Queue {
+            order,
+            tenants: Tenants::new(),
+            bands: Default::default(),
+            waiting: 0,
+            queued_time: 0,
+            active_weight: 0,
+            charged: Vec::new(),
+            planned: Vec::new(),
+            chosen: Vec::new(),
+        }
+    }
+
+    /// Requests that wait.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
+        self.waiting
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+    /// Machine time of all that waits.
+    pub(crate) fn queued_time(&self) -> Nanos {
+        self.queued_time
     }
 
-    /// The slot of the sequence that `place` others come before.
-    pub(crate) fn get(&self, place: usize) -> Option<usize> {
-        self.waiting.get(place).map(|waiting| waiting.slot)
+    /// How long the machine takes for `work` of a tenant, when it also serves everybody who is active now.
+    pub(crate) fn time_at_share(&self, tenant: TenantId, work: Nanos) -> Micros {
+        let tenant = &self.tenants[tenant];
+        let weight = u64::from(tenant.policy.weight);
+        let all = self.active_weight + if tenant.is_active() { 0 } else { weight };
+        (u128::from(work) * u128::from(all) / u128::from(weight) / 1000) as Micros
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.waiting.iter().map(|waiting| waiting.slot)
+    pub(crate) fn set_tenant(&mut self, id: TenantId, policy: TenantPolicy) {
+        if let Some(tenant) = self.tenants.get(id) {
+            let was_active = tenant.is_active();
+            let band = &mut self.bands[tenant.policy.band as usize];
+            band.active.remove(id.0);
+            band.eligible.remove(id.0);
+            self.active_weight -= if was_active {
+                u64::from(tenant.policy.weight)
+            } else {
+                0
+            };
+            self.active_weight += if was_active {
+                u64::from(policy.weight)
+            } else {
+                0
+            };
+        }
+        self.tenants.set(id, policy);
+        self.refresh(id);
     }
 
-    /// A preempted sequence goes back to where its arrival puts it, which is near the front.
-    pub(crate) fn insert(&mut self, arrival: u64, slot: usize) {
-        let place = self.waiting.partition_point(|w| w.arrival < arrival);
-        self.waiting.insert(place, Waiting { arrival, slot });
+    /// A request waits: a new one, or one that lost its pages, which goes to where its arrival puts it.
+    pub(crate) fn insert(&mut self, id: TenantId, waiting: Waiting) {
+        self.activate(id);
+        self.waiting += 1;
+        self.queued_time += waiting.estimate;
+        let tenant = &mut self.tenants[id];
+        tenant.queued_time += waiting.estimate;
+        insert_by_arrival(&mut tenant.waiting, waiting);
+        self.refresh(id);
     }
 
-    pub(crate) fn remove(&mut self, arrival: u64) {
-        let place = self.waiting.binary_search_by_key(&arrival, |w| w.arrival);
+    /// A request waits no more.
+    pub(crate) fn remove(&mut self, id: TenantId, arrival: u64) {
+        let tenant = &mut self.tenants[id];
+        let place = tenant.waiting.binary_search_by_key(&arrival, |w| w.arrival);
         let place = place.expect("a queued sequence is in the queue");
-        self.waiting.remove(place);
+        let removed = tenant.waiting.remove(place).expect("it was found there");
+        tenant.queued_time -= removed.estimate;
+        self.queued_time -= removed.estimate;
+        self.waiting -= 1;
+        self.deactivate(id);
     }
+
+    /// A waiting request runs. To be called before it is removed from those that wait, so that its tenant stays active.
+    pub(crate) fn begin_running(&mut self, id: TenantId) {
+        self.tenants[id].running += 1;
+    }
+
+    /// A sequence runs no more.
+    pub(crate) fn end_running(&mut self, id: TenantId) {
+        self.tenants[id].running -= 1;
+        self.deactivate(id);
+    }
+
+    /// Whoever was idle until now gets no credit for it.
+    fn activate(&mut self, id: TenantId) {
+        if self.tenants[id].is_active() {
+            return;
+        }
+        let band = self.tenants[id].policy.band as usize;
+        if self.bands[band].active.len() == 0 {
+            let busy = self.bands.iter().filter(|band| band.active.len() > 0);
+            let least = busy.map(|band| band.virtual_time).min();
+            let lifted = self.bands[band].virtual_time.max(least.unwrap_or(0));
+            self.bands[band].virtual_time = lifted;
+        }
+        let BandQueue {
+            active, left_at, ..
+        } = &self.bands[band];
+        let least = active.least_key().unwrap_or(*left_at);
+        let tenant = &mut self.tenants[id];
+        tenant.virtual_time = tenant.virtual_time.max(least);
+        self.active_weight += u64::from(tenant.policy.weight);
+    }
+
+    fn deactivate(&mut self, id: TenantId) {
+        let tenant = &self.tenants[id];
+        if !tenant.is_active() {
+            self.active_weight -= u64::from(tenant.policy.weight);
+            self.bands[tenant.policy.band as usize].left_at = tenant.virtual_time;
+        }
+        self.refresh(id);
+    }
+
+    /// Puts a tenant where it belongs after a change.
+    fn refresh(&mut self, id: TenantId) {
+        let tenant = &self.tenants[id];
+        let band = &mut self.bands[tenant.policy.band as usize];
+        if tenant.is_active() {
+            band.active.set(id.0, tenant.virtual_time);
+        } else {
+            band.active.remove(id.0);
+        }
+        match tenant.waiting.front() {
+            Some(first) if tenant.running < tenant.policy.max_running => {
+                let key = match self.order {
+                    Order::FairShare { .. } => tenant.planned_time(),
+                    Order::FirstCome | Order::LongestPrefix => first.arrival,
+                };
+                band.eligible.set(id.0, key);
+            }
+            _ => band.eligible.remove(id.0),
+        }
+    }
+
+    /// A committed step took `cost` of machine time for this tenant.
+    pub(crate) fn charge(&mut self, id: TenantId, cost: Nanos) {
+        let tenant = &mut self.tenants[id];
+        if tenant.charged == 0 && cost > 0 {
+            self.charged.push(id.0);
+        }
+        tenant.charged += cost;
+    }
+
+    /// Moves the virtual times by what was charged since the last call.
+    pub(crate) fn settle_charges(&mut self) {
+        while let Some(id) = self.charged.pop() {
+            let tenant = &mut self.tenants[TenantId(id)];
+            let cost = std::mem::take(&mut tenant.charged);
+            tenant.service += cost;
+            let weight = u64::from(tenant.policy.weight);
+            let due = tenant.remainder + cost;
+            tenant.virtual_time += due / weight;
+            tenant.remainder = due % weight;
+            let band = tenant.policy.band as usize;
+            self.bands[band].virtual_time += cost * 100 / BAND_PERCENT[band];
+            self.refresh(TenantId(id));
+        }
+    }
+
+    /// For the rest of this plan, counts `cost` as if the tenant had been charged it: else one tenant would fill the plan.
+    pub(crate) fn plan_charge(&mut self, id: TenantId, cost: Nanos) {
+        let tenant = &mut self.tenants[id];
+        if tenant.planned == 0 && cost > 0 {
+            self.planned.push(id.0);
+        }
+        tenant.planned += cost;
+        let band = tenant.policy.band as usize;
+        self.bands[band].planned += cost * 100 / BAND_PERCENT[band];
+        self.refresh(id);
+    }
+
+    /// Ends a plan: what was only planned is forgotten.
+    pub(crate) fn forget_planned(&mut self) {
+        for band in &mut self.bands {
+            band.planned = 0;
+        }
+        while let Some(id) = self.planned.pop() {
+            self.tenants[TenantId(id)].planned = 0;
+            self.refresh(TenantId(id));
+        }
+    }
+
+    /// The bands, the one that is behind its share first; all alike unless shares are what orders.
+    pub(crate) fn bands(&self) -> [Band; 3] {
+        let mut bands = [Band::Interactive, Band::Standard, Band::Batch];
+        bands.sort_by_key(|&band| {
+            let queue = &self.bands[band as usize];
+            queue.virtual_time + queue.planned
+        });
+        bands
+    }
+
+    /// The least virtual time of a band's active tenants.
+    pub(crate) fn least_virtual_time(&self, band: Band) -> u64 {
+        self.bands[band as usize].active.least_key().unwrap_or(0)
+    }
+
+    /// Appends up to [`LOOK_AHEAD`] requests of a band that may be admitted, in the policy's order.
+    pub(crate) fn candidates(&mut self, band: Band, out: &mut Vec<Waiting>) {
+        let eligible = &mut self.bands[band as usize].eligible;
+        let Some(least) = eligible.least_key() else {
+            return;
+        };
+        let by_share = matches!(self.order, Order::FairShare { .. });
+        let limit = match self.order {
+            Order::FairShare { slack } => least.saturating_add(slack.saturating_mul(1000)),
+            Order::FirstCome | Order::LongestPrefix => u64::MAX,
+        };
+        self.chosen.clear();
+        eligible.first(LOOK_AHEAD, limit, &mut self.chosen);
+        let each = LOOK_AHEAD / if by_share { self.chosen.len() } else { 1 };
+        let begin = out.len();
+        for &id in &self.chosen {
+            out.extend(self.tenants[TenantId(id)].waiting.iter().take(each));
+        }
+        if !by_share {
+            out[begin..].sort_unstable_by_key(|waiting| waiting.arrival);
+        }
+        out.truncate(begin + LOOK_AHEAD);
+    }
+
+    /// Everything that waits, tenant by tenant.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.tenants.iter().flat_map(|(_, tenant)| &tenant.waiting)
+    }
+
+    /// Asserts what this file promises.
+    pub(crate) fn check(&self) {
+        let waiting = self.tenants.iter().map(|(_, tenant)| tenant.waiting.len());
+        assert_eq!(waiting.sum::<usize>(), self.waiting);
+        let time = self.iter().map(|waiting| waiting.estimate);
+        assert_eq!(time.sum::<Nanos>(), self.queued_time);
+        let active = self.tenants.iter().filter(|(_, tenant)| tenant.is_active());
+        let weight = active
+            .clone()
+            .map(|(_, tenant)| u64::from(tenant.policy.weight));
+        assert_eq!(weight.sum::<u64>(), self.active_weight);
+        for (index, band) in self.bands.iter().enumerate() {
+            let own = active
+                .clone()
+                .filter(|(_, t)| t.policy.band as usize == index);
+            assert_eq!(own.clone().count(), band.active.len());
+            let least = own.map(|(_, tenant)| tenant.virtual_time).min();
+            assert_eq!(band.active.least_key(), least);
+        }
+    }
+}
+
+fn insert_by_arrival(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
+    let place = queue.partition_point(|other| other.arrival < waiting.arrival);
+    queue.insert(place, waiting);
 }

@@ -2,6 +2,7 @@
 //!
 //! Plain values: nothing in this file decides anything.
 
+use crate::plan::PREFILL_FLOOR;
 use crate::{PAGE_TOKENS, RateKind};
 
 /// Microseconds on the caller's clock, which never runs backwards.
@@ -84,7 +85,7 @@ pub struct Limits {
 impl Limits {
     /// The largest number of tokens that a batch can hold.
     pub fn max_batch_tokens(&self) -> usize {
-        (self.step_tokens as usize).max(self.max_running as usize + PAGE_TOKENS)
+        (self.step_tokens as usize).max(self.max_running as usize + PREFILL_FLOOR)
     }
 
     /// Tokens that one sequence may come to: as many as the model's context and all pages hold.

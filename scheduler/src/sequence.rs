@@ -4,7 +4,11 @@
 //! next step computes. Prefill is when there are several, decode when there is one: nothing else tells them apart.
 //! Invariant: a queued sequence holds no page.
 
-use crate::{FinishReason, Micros, PAGE_TOKENS, Page, Request, SequenceId, TenantId, TokenId};
+use crate::draft::Acceptance;
+use crate::{
+    FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, SequenceId, TenantId,
+    TokenId,
+};
 
 /// Where a sequence is between `submit` and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,22 +24,41 @@ pub(crate) struct PageTable {
     pub(crate) in_tree: usize,
 }
 
+/// A cached page that begins with the tokens that come after the computed ones. It is pinned until the step commits that
+/// copies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PendingCopy {
+    pub(crate) from: Page,
+    pub(crate) tokens: usize, // Of it that are wanted; fewer than a page.
+}
+
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
     pub(crate) arrival: u64, // Its place among all requests; kept for life.
-    pub(crate) arrived: Micros,
     pub(crate) tenant: TenantId,
     pub(crate) tokens: Vec<TokenId>, // The prompt, then the output.
     pub(crate) prompt_len: usize,
+    pub(crate) public: Vec<PublicPrefix>, // Those that its tenant might use when it was submitted.
+    pub(crate) public_tokens: usize,      // At the start, that are one of them; whole pages.
     pub(crate) max_new_tokens: usize,
     min_new_tokens: usize,
     stop_tokens: Vec<TokenId>,
     pub(crate) state: State,
+    pub(crate) band: usize, // Its tenant's when it was admitted: the order among those that run does not move.
     pub(crate) computed: usize,
     pub(crate) table: PageTable,
+    pub(crate) copy: Option<PendingCopy>,
     /// Prompt tokens found in the tree at the first admission; `None` before it.
     pub(crate) cached_tokens: Option<usize>,
+    pub(crate) rated_tokens: u64, // Prompt tokens charged to the tenant's rate.
+    pub(crate) estimate: Nanos,   // Machine time that it will take, as far as one can tell.
+    pub(crate) admitted_at: Micros,
+    pub(crate) last_token_at: Micros, // Or when it was admitted.
+    pub(crate) rested: u32,           // Plans in a row that ran without it.
+    pub(crate) passed: u32, // Others that were admitted while it was first and did not fit.
+    pub(crate) preempted: u32,
+    pub(crate) acceptance: Acceptance,
 }
 
 /// Pages that `tokens` tokens occupy.
@@ -48,23 +71,39 @@ impl Sequence {
         Sequence {
             id,
             arrival,
-            arrived,
             tenant: request.tenant,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
+            public: Vec::new(),
+            public_tokens: 0,
             max_new_tokens: request.max_new_tokens as usize,
             min_new_tokens: request.min_new_tokens as usize,
             stop_tokens: request.stop_tokens,
             state: State::Queued,
+            band: 0,
             computed: 0,
             table: PageTable::default(),
+            copy: None,
             cached_tokens: None,
+            rated_tokens: 0,
+            estimate: 0,
+            admitted_at: arrived,
+            last_token_at: arrived,
+            rested: 0,
+            passed: 0,
+            preempted: 0,
+            acceptance: Acceptance::new(),
         }
     }
 
-    /// Known tokens that are not computed yet; at least one.
+    /// Where the next row begins: after what is computed, and after what a pending copy brings.
+    pub(crate) fn start(&self) -> usize {
+        self.computed + self.copy.map_or(0, |copy| copy.tokens)
+    }
+
+    /// Known tokens that the next rows compute; at least one.
     pub(crate) fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.tokens.len() - self.start()
     }
 
     pub(crate) fn is_prefill(&self) -> bool {
@@ -82,7 +121,7 @@ impl Sequence {
 
     /// Pages still to be taken for the known tokens.
     pub(crate) fn missing_pages(&self) -> usize {
-        pages_for(self.tokens.len()) - self.table.pages.len()
+        pages_for(self.tokens.len()).saturating_sub(self.table.pages.len())
     }
 
     /// Makes room for all tokens and pages that it can ever have, so that decoding never allocates.
@@ -90,6 +129,11 @@ impl Sequence {
         let most = self.prompt_len + self.max_new_tokens;
         self.tokens.reserve_exact(most - self.tokens.len());
         self.table.pages.reserve_exact(pages_for(most));
+    }
+
+    /// Output tokens that may still come.
+    pub(crate) fn output_left(&self) -> usize {
+        self.max_new_tokens - self.output_len()
     }
 
     /// Appends a token, and says how the request ends if it does.

@@ -1,6 +1,6 @@
 //! A tenant's share of the machine, its rates and its limits.
 
-use crate::Micros;
+use crate::{Micros, TenantId};
 
 /// How soon a tenant's requests are wanted. Each band has a part of the machine for certain when all are busy; what one
 /// leaves, the next may use.
@@ -100,13 +100,33 @@ impl Default for TenantPolicy {
     }
 }
 
+impl TenantPolicy {
+    /// Whether it makes sense by itself, among so many public prefixes.
+    pub(crate) fn check(&self, id: TenantId, prefixes: u32) -> Result<(), TenantsError> {
+        let positive = |rate: &Rate| rate.per_minute > 0 && rate.burst > 0;
+        let rates = [&self.requests, &self.tokens];
+        let is_valid = self.weight > 0
+            && self.max_running > 0
+            && self.max_pages > 0
+            && self.guaranteed_pages <= self.max_pages
+            && rates.into_iter().flatten().all(positive);
+        if !is_valid {
+            return Err(TenantsError::Invalid(id));
+        }
+        match self.public.iter().find(|prefix| prefix.0 >= prefixes) {
+            Some(unknown) => Err(TenantsError::UnknownPrefix(id, *unknown)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Why a set of tenants cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TenantsError {
     /// A weight, a cap or a part of a rate is 0, or a guarantee larger than the cap.
-    Invalid(crate::TenantId),
+    Invalid(TenantId),
     /// It may use a public prefix that nobody has declared.
-    UnknownPrefix(crate::TenantId, PublicPrefix),
+    UnknownPrefix(TenantId, PublicPrefix),
     /// More pages are guaranteed than there are beside the public prefixes.
     TooManyGuaranteed {
         /// Over all tenants.

@@ -4,7 +4,7 @@
 //! itself contains nothing for this. A copy without a mistake must pass.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 /// Steps in which a mistake must show.
@@ -19,33 +19,36 @@ struct Mutant {
 
 const MUTANTS: &[Mutant] = &[
     Mutant {
-        name: "publish-at-allocate",
-        file: "plan.rs",
-        right: "self.shares.push(Share { slot, tokens });",
-        wrong: "self.shares.push(Share { slot, tokens });
-            self.sequences[slot].computed += tokens;
-            self.publish(slot);
-            self.sequences[slot].computed -= tokens;",
+        name: "published-before-computed",
+        file: "commit.rs",
+        right: "sequence.tokens[..sequence.computed].as_chunks",
+        wrong: "sequence.tokens[..sequence.tokens.len() - 1].as_chunks",
     },
     Mutant {
         name: "skipped-pin",
-        file: "plan.rs",
-        right: "self.pool.pin(page);",
+        file: "admit.rs",
+        right: "            self.pool.pin(page);",
+        wrong: "",
+    },
+    Mutant {
+        name: "copy-not-pinned",
+        file: "admit.rs",
+        right: "            self.pool.pin(from);",
         wrong: "",
     },
     Mutant {
         name: "parent-left-out-of-the-key",
-        file: "prefix.rs",
+        file: "pages/prefix.rs",
         right: "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Edge {",
         wrong: "impl PartialEq for Edge {
     fn eq(&self, other: &Edge) -> bool {
-        (self.namespace, self.tokens) == (other.namespace, other.tokens)
+        (self.owner, self.tokens) == (other.owner, other.tokens)
     }
 }
 impl std::hash::Hash for Edge {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        (self.namespace, self.tokens).hash(state);
+        (self.owner, self.tokens).hash(state);
     }
 }
 #[derive(Clone, Copy, Debug, Eq)]
@@ -58,30 +61,56 @@ pub(crate) struct Edge {",
         wrong: "&self.tokens",
     },
     Mutant {
-        name: "namespace-ignored",
-        file: "plan.rs",
-        right: "namespace: sequence.namespace,",
-        wrong: "namespace: crate::Namespace(0),",
+        name: "owner-ignored",
+        file: "pages/prefix.rs",
+        right: "            Owner::Tenant(tenant)
+        };",
+        wrong: "            Owner::Tenant(TenantId(0 * tenant.0))
+        };",
     },
     Mutant {
         name: "failed-row-published",
-        file: "plan.rs",
-        right: "return self.finish(id, FinishReason::Error);",
-        wrong: "self.sequences[id.slot()].computed += computed;
-            self.publish(id.slot());
-            return self.finish(id, FinishReason::Error);",
+        file: "commit.rs",
+        right: "            self.draw(index, row, sampled); // What came before it has been seen.",
+        wrong: "            self.sequences[slot].computed += row.len();
+            self.publish(slot);
+            self.draw(index, row, sampled);",
+    },
+    Mutant {
+        name: "rejected-draft-kept",
+        file: "commit.rs",
+        right: "        self.sequences[slot].computed += row.len() - drafts;",
+        wrong: "        self.sequences[slot].computed += row.len();",
+    },
+    Mutant {
+        name: "copied-tokens-forgotten",
+        file: "commit.rs",
+        right: "            self.sequences[slot].computed += copy.tokens;",
+        wrong: "",
     },
     Mutant {
         name: "parents-evicted-first",
-        file: "pages.rs",
+        file: "pages/mod.rs",
         right: "for &page in pages.iter().rev() {",
         wrong: "for &page in pages.iter() {",
     },
     Mutant {
         name: "own-hits-counted-as-evictable",
-        file: "plan.rs",
-        right: "missing + revived + promised <= ",
-        wrong: "missing + promised <= ",
+        file: "admit.rs",
+        right: "        if missing + revived > self.pool.available(sequence.tenant) {",
+        wrong: "        if missing > self.pool.available(sequence.tenant) {",
+    },
+    Mutant {
+        name: "passed-for-ever",
+        file: "admit.rs",
+        right: "self.sequences[slot].passed >= PATIENCE;",
+        wrong: "false;",
+    },
+    Mutant {
+        name: "charges-lost",
+        file: "commit.rs",
+        right: "        self.queue.charge(self.sequences[first].tenant, total - charged);",
+        wrong: "        let _ = first;",
     },
 ];
 
@@ -114,15 +143,9 @@ fn simulate(name: &str, edit: impl Fn(&str, String) -> String) -> Output {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mutants");
     let copy = scratch.join(name);
-    fs::create_dir_all(copy.join("src")).expect("the target directory can be written");
-    fs::create_dir_all(copy.join("tests")).expect("the target directory can be written");
-    for path in files(&here.join("src")) {
-        let file = path.file_name().and_then(|name| name.to_str());
-        let file = file.expect("source files have plain names");
-        write(&copy.join("src").join(file), &edit(file, read(&path)));
+    for folder in ["src", "tests/simulation"] {
+        copy_folder(&here.join(folder), &copy.join(folder), "", &edit);
     }
-    let simulation = read(&here.join("tests/simulation.rs"));
-    write(&copy.join("tests/simulation.rs"), &simulation);
     write(&copy.join("Cargo.lock"), &read(&here.join("../Cargo.lock")));
     write(&copy.join("Cargo.toml"), MANIFEST);
 
@@ -150,10 +173,21 @@ debug = false
 [workspace]
 "#;
 
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("the crate has sources");
-    let paths = entries.map(|entry| entry.expect("it can be listed").path());
-    paths.collect()
+/// Copies a folder and those in it. `edit` is given each file's path in it.
+fn copy_folder(from: &Path, to: &Path, inside: &str, edit: &impl Fn(&str, String) -> String) {
+    fs::create_dir_all(to).expect("the target directory can be written");
+    let entries = fs::read_dir(from).expect("the crate has sources");
+    for entry in entries {
+        let path = entry.expect("it can be listed").path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.expect("source files have plain names");
+        let inside = format!("{inside}{name}");
+        if path.is_dir() {
+            copy_folder(&path, &to.join(name), &format!("{inside}/"), edit);
+        } else {
+            write(&to.join(name), &edit(&inside, read(&path)));
+        }
+    }
 }
 
 fn read(path: &Path) -> String {

@@ -1,0 +1,291 @@
+//! Who begins to run: the policy's choice among those for whom there is time, a place and memory.
+//!
+//! Invariant: matching a prefix changes nothing; it is pinned, and pages are taken, only once a request is let in.
+//! Invariant: a request that does not fit is passed by others only so often; then nobody enters before it.
+
+use crate::queue::Waiting;
+use crate::sequence::{PendingCopy, Sequence, State, pages_for};
+use crate::{
+    Budget, Event, Micros, Order, PAGE_TOKENS, Page, Scheduler, StepShape, TenantId, TokenId,
+};
+
+/// Prompts that are computed at the same time. A tenant that has none of its own may still begin one, up to twice as many.
+const PREFILL_PLACES: usize = 8;
+
+/// Running prefills that a waiting request is compared with.
+const COMPARED_PREFILLS: usize = 8;
+
+/// Times that others may go past a request, and plans that a prefill may rest.
+pub(crate) const PATIENCE: u32 = 32;
+
+/// What is left for newcomers in a plan.
+struct Room {
+    decodes: StepShape, // Of all that run, once they decode.
+    promised: usize,    // Pages that those who run will still need.
+    prefills: usize,
+}
+
+impl Scheduler {
+    /// Admits waiting requests while there is room.
+    pub(crate) fn admit(&mut self) {
+        if self.queue.len() == 0 || self.running.len() >= self.limits.max_running as usize {
+            return;
+        }
+        let mut room = self.room();
+        while self.running.len() < self.limits.max_running as usize {
+            let Some(slot) = self.choose(&room) else {
+                return;
+            };
+            self.start(slot);
+            let sequence = &self.sequences[slot];
+            room.decodes = room.decodes.plus(StepShape::decode(sequence.tokens.len()));
+            room.promised += self.promised_pages(sequence);
+            room.prefills += usize::from(sequence.is_prefill());
+        }
+    }
+
+    fn room(&self) -> Room {
+        let mut room = Room {
+            decodes: StepShape::default(),
+            promised: 0,
+            prefills: 0,
+        };
+        for &slot in &self.running {
+            let sequence = &self.sequences[slot];
+            room.decodes = room.decodes.plus(StepShape::decode(sequence.tokens.len()));
+            room.promised += self.promised_pages(sequence);
+            room.prefills += usize::from(sequence.is_prefill());
+        }
+        room
+    }
+
+    /// Pages that a running sequence will soon need: for the prompt it has begun, and for as long an answer as its tenant's
+    /// usually are.
+    fn promised_pages(&self, sequence: &Sequence) -> usize {
+        let expected = self.queue.tenants[sequence.tenant].expected_output(sequence.max_new_tokens);
+        let more = expected.saturating_sub(sequence.output_len()).max(1);
+        let end = sequence.tokens.len() + more.min(sequence.output_left());
+        pages_for(end).saturating_sub(sequence.table.pages.len())
+    }
+
+    /// The next request to be admitted, or nobody for now.
+    fn choose(&mut self, room: &Room) -> Option<usize> {
+        for band in self.queue.bands() {
+            let mut candidates = std::mem::take(&mut self.candidates);
+            candidates.clear();
+            self.queue.candidates(band, &mut candidates);
+            let choice = self.choose_among(&candidates, room);
+            self.candidates = candidates;
+            match choice {
+                Choice::Admit(slot) => return Some(slot),
+                Choice::Reserved => return None,
+                Choice::Nobody => {}
+            }
+        }
+        None
+    }
+
+    fn choose_among(&mut self, candidates: &[Waiting], room: &Room) -> Choice {
+        let mut first = None;
+        let mut best: Option<(usize, usize)> = None; // Tokens saved, and the slot.
+        let mut overdue = None; // A tenant whose first request has been passed often enough.
+        for waiting in candidates {
+            let slot = waiting.slot;
+            let tenant = self.sequences[slot].tenant;
+            if overdue == Some(tenant) {
+                continue;
+            }
+            self.find_prefix(slot);
+            if self.would_gain_by_waiting(slot) {
+                self.deferrals += 1;
+                continue;
+            }
+            let is_due =
+                self.policy.order == Order::FirstCome || self.sequences[slot].passed >= PATIENCE;
+            let (has_time, fits) = (self.has_time(slot, room), self.fits(slot, room.promised));
+            let is_first = first.is_none();
+            first = first.or(Some((slot, fits)));
+            if is_first && is_due {
+                match (has_time, fits) {
+                    (true, true) => return Choice::Admit(slot),
+                    (_, false) => return Choice::Reserved,
+                    (false, true) => overdue = Some(tenant),
+                }
+            }
+            let saved = self.matched.len() * PAGE_TOKENS;
+            if has_time && fits && best.is_none_or(|(most, _)| saved > most) {
+                best = Some((saved, slot));
+            }
+        }
+        let Some((_, slot)) = best else {
+            return Choice::Nobody;
+        };
+        // Another tenant going past one that only lacks time is no wrong: it is behind, or has nothing running.
+        if let Some((first, fits)) = first.filter(|&(first, _)| first != slot)
+            && (!fits || self.sequences[first].tenant == self.sequences[slot].tenant)
+        {
+            self.sequences[first].passed += 1;
+        }
+        Choice::Admit(slot)
+    }
+
+    /// Whether one more sequence leaves every decode its inter-token target, and every prefill its turn. A tenant with
+    /// nothing running need not wait for another's sequences to end: for it the target is a quarter wider.
+    fn has_time(&self, slot: usize, room: &Room) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let sequence = &self.sequences[slot];
+        let is_newcomer = self.queue.tenants[sequence.tenant].running == 0;
+        let places = PREFILL_PLACES * if is_newcomer { 2 } else { 1 };
+        if room.prefills >= places {
+            return false;
+        }
+        let Budget::Time {
+            inter_token_target, ..
+        } = self.policy.budget
+        else {
+            return true;
+        };
+        let target = self.inter_token_target(inter_token_target);
+        let target = if is_newcomer {
+            target + target / 4
+        } else {
+            target
+        };
+        let one_more = room.decodes.plus(StepShape::decode(sequence.tokens.len()));
+        self.predict(one_more.plus(StepShape::chunk(0, crate::plan::PREFILL_FLOOR, 0)))
+            <= target * 1000
+    }
+
+    /// The target that this machine can keep: at least two steps of a single decode, so that there is a batch at all.
+    pub(crate) fn inter_token_target(&self, asked: Micros) -> Micros {
+        asked.max(self.predict(StepShape::decode(1)) * 2 / 1000)
+    }
+
+    pub(crate) fn find_prefix(&mut self, slot: usize) {
+        let sequence = &self.sequences[slot];
+        let found = self.pool.find(
+            sequence.tenant,
+            &sequence.public,
+            sequence.reusable_tokens(),
+        );
+        self.matched.clear();
+        self.matched.extend(found);
+    }
+
+    /// Whether a running prefill is about to compute more of this request's prefix than is cached now.
+    fn would_gain_by_waiting(&self, slot: usize) -> bool {
+        let sequence = &self.sequences[slot];
+        let is_ahead = |other: &Sequence| {
+            let mut shared = common_prefix(sequence.reusable_tokens(), &other.tokens);
+            if other.tenant != sequence.tenant {
+                shared = shared.min(sequence.public_tokens).min(other.public_tokens);
+            }
+            shared / PAGE_TOKENS > self.matched.len()
+        };
+        let running = self.running.iter().map(|&other| &self.sequences[other]);
+        running
+            .filter(|other| other.is_prefill())
+            .take(COMPARED_PREFILLS)
+            .any(is_ahead)
+    }
+
+    /// Whether all known tokens of a waiting request find room beside the promised pages and what others are guaranteed. Its
+    /// own matched pages cannot also be evicted for it. Alone, it may use everything.
+    fn fits(&self, slot: usize, promised: usize) -> bool {
+        let sequence = &self.sequences[slot];
+        let unpinned = |page: &&Page| !self.pool.is_pinned(**page);
+        let revived = self.matched.iter().filter(unpinned).count();
+        let missing = pages_for(sequence.tokens.len()) - self.matched.len();
+        if missing + revived > self.pool.available(sequence.tenant) {
+            return false;
+        }
+        if self.running.is_empty() {
+            return true;
+        }
+        let guaranteed = self.pool.unmet_guarantees(sequence.tenant);
+        missing + revived + promised + guaranteed <= self.pool.available_to_all()
+    }
+
+    /// Makes a waiting request a running one, with the pages that are cached for it.
+    fn start(&mut self, slot: usize) {
+        self.find_prefix(slot);
+        for &page in &self.matched {
+            self.pool.pin(page);
+        }
+        let sequence = &mut self.sequences[slot];
+        let tenant = sequence.tenant;
+        sequence.reserve();
+        sequence.state = State::Running;
+        sequence.band = self.queue.tenants[tenant].policy.band as usize;
+        sequence.table.pages.extend_from_slice(&self.matched);
+        sequence.table.in_tree = self.matched.len();
+        sequence.computed = self.matched.len() * PAGE_TOKENS;
+        sequence.admitted_at = self.now;
+        sequence.last_token_at = self.now;
+        sequence.rested = 0;
+        sequence.passed = 0;
+        let arrival = sequence.arrival;
+        self.queue.begin_running(tenant);
+        self.queue.remove(tenant, arrival);
+        self.begin_copy(slot);
+        let place = self.place(slot);
+        self.running.insert(place, slot);
+        self.announce(slot);
+        let sequence = &self.sequences[slot];
+        let cost = self.prefill_time(sequence.tokens.len(), sequence.remaining());
+        self.queue.plan_charge(tenant, cost);
+    }
+
+    /// Finds a cached page that begins with the tokens after the matched ones, if its copy still fits.
+    fn begin_copy(&mut self, slot: usize) {
+        let sequence = &self.sequences[slot];
+        let wanted = &sequence.reusable_tokens()[sequence.computed..];
+        // A whole page that was not found is another owner's by now: it is copied all but the last token.
+        let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
+        let parent = sequence.table.pages.last().copied();
+        let Some((from, tokens)) =
+            self.pool
+                .similar(sequence.tenant, &sequence.public, parent, wanted)
+        else {
+            return;
+        };
+        let revived = usize::from(!self.pool.is_pinned(from));
+        if sequence.missing_pages() + revived <= self.pool.available(sequence.tenant) {
+            self.pool.pin(from);
+            self.sequences[slot].copy = Some(PendingCopy { from, tokens });
+        }
+    }
+
+    /// Tells of a first admission; a later one, after a preemption, is nobody's news.
+    fn announce(&mut self, slot: usize) {
+        let sequence = &mut self.sequences[slot];
+        if sequence.cached_tokens.is_some() {
+            return;
+        }
+        let cached = sequence.start();
+        sequence.cached_tokens = Some(cached);
+        let uncached = (sequence.prompt_len - cached) as u64;
+        let refund = sequence.rated_tokens.saturating_sub(uncached);
+        self.prefix_queries += sequence.prompt_len as u64;
+        self.prefix_hits += cached as u64;
+        self.events.push(Event::Admitted {
+            id: sequence.id,
+            cached_tokens: cached as u32,
+        });
+        let tenant: TenantId = sequence.tenant;
+        self.queue.tenants[tenant].refund_tokens(refund);
+    }
+}
+
+enum Choice {
+    Admit(usize),
+    Reserved, // For the first, which does not fit yet.
+    Nobody,
+}
+
+/// How many tokens two sequences have in common at the start.
+fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,145 @@
+//! The cached pages that nobody uses, from the least to the most recently used: those of all tenants, and of each.
+//!
+//! Invariant: a tenant's order is the order of all, less the pages of others.
+
+use crate::{Page, TenantId};
+
+/// Pages that may be evicted, in both orders.
+pub(crate) struct Cold {
+    all: Lists,
+    own: Lists, // One list for each tenant.
+}
+
+impl Cold {
+    pub(crate) fn new(pages: usize) -> Cold {
+        let mut all = Lists::new(pages);
+        all.add_list();
+        Cold {
+            all,
+            own: Lists::new(pages),
+        }
+    }
+
+    pub(crate) fn add_tenant(&mut self) {
+        self.own.add_list();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.lens[0]
+    }
+
+    pub(crate) fn len_of(&self, tenant: TenantId) -> usize {
+        self.own.lens[tenant.index()]
+    }
+
+    /// From the coldest to the hottest.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Page> + Clone + '_ {
+        self.all.iter(0)
+    }
+
+    /// One tenant's, from the coldest to the hottest.
+    pub(crate) fn iter_of(&self, tenant: TenantId) -> impl Iterator<Item = Page> + Clone + '_ {
+        self.own.iter(tenant.index())
+    }
+
+    pub(crate) fn coldest(&self) -> Option<Page> {
+        self.iter().next()
+    }
+
+    pub(crate) fn coldest_of(&self, tenant: TenantId) -> Option<Page> {
+        self.iter_of(tenant).next()
+    }
+
+    pub(crate) fn push_hottest(&mut self, page: Page, tenant: TenantId) {
+        self.all.push_hottest(0, page);
+        self.own.push_hottest(tenant.index(), page);
+    }
+
+    /// `page` must be here, as this tenant's.
+    pub(crate) fn remove(&mut self, page: Page, tenant: TenantId) {
+        self.all.remove(0, page);
+        self.own.remove(tenant.index(), page);
+    }
+}
+
+/// Lists that share no page, through two arrays, so that every change takes constant time.
+struct Lists {
+    /// Indexed by page, then by list: each list is a ring, closed by an entry of its own. Hotter than that entry is the
+    /// list's coldest page, colder the hottest.
+    hotter: Vec<u32>,
+    colder: Vec<u32>,
+    lens: Vec<usize>, // Indexed by list.
+    pages: usize,
+}
+
+impl Lists {
+    fn new(pages: usize) -> Lists {
+        let unlisted: Vec<u32> = (0..pages as u32).collect();
+        Lists {
+            hotter: unlisted.clone(),
+            colder: unlisted,
+            lens: Vec::new(),
+            pages,
+        }
+    }
+
+    fn add_list(&mut self) {
+        let end = self.hotter.len() as u32;
+        self.hotter.push(end);
+        self.colder.push(end);
+        self.lens.push(0);
+    }
+
+    fn iter(&self, list: usize) -> impl Iterator<Item = Page> + Clone + '_ {
+        let end = self.pages + list;
+        let next = |at: usize| self.hotter[at] as usize;
+        std::iter::successors(Some(next(end)), move |&at| Some(next(at)))
+            .take_while(move |&at| at != end)
+            .map(|at| Page::new(at as u32))
+    }
+
+    fn push_hottest(&mut self, list: usize, page: Page) {
+        let end = self.pages + list;
+        let before = self.colder[end] as usize;
+        self.link(before, page.index());
+        self.link(page.index(), end);
+        self.lens[list] += 1;
+    }
+
+    fn remove(&mut self, list: usize, page: Page) {
+        let page = page.index();
+        self.link(self.colder[page] as usize, self.hotter[page] as usize);
+        self.lens[list] -= 1;
+    }
+
+    fn link(&mut self, colder: usize, hotter: usize) {
+        self.hotter[colder] = hotter as u32;
+        self.colder[hotter] = colder as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_orders_are_the_order_of_pushes() {
+        let (even, odd) = (TenantId(0), TenantId(1));
+        let mut cold = Cold::new(5);
+        cold.add_tenant();
+        cold.add_tenant();
+        for page in [2, 1, 0, 3, 4] {
+            cold.push_hottest(Page::new(page), TenantId(page % 2));
+        }
+        cold.remove(Page::new(0), even);
+        cold.remove(Page::new(1), odd);
+        cold.push_hottest(Page::new(0), even);
+        let indices = |pages: &mut dyn Iterator<Item = Page>| -> Vec<usize> {
+            pages.map(Page::index).collect()
+        };
+        assert_eq!(indices(&mut cold.iter()), [2, 3, 4, 0]);
+        assert_eq!(indices(&mut cold.iter_of(even)), [2, 4, 0]);
+        assert_eq!(indices(&mut cold.iter_of(odd)), [3]);
+        assert_eq!((cold.len(), cold.len_of(even), cold.len_of(odd)), (4, 3, 1));
+    }
+}

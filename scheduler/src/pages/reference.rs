@@ -1,0 +1,307 @@
+//! What `PagePool` does, written so that it is plain to see: every question goes through all pages.
+
+use std::cmp::Reverse;
+
+use super::holdings::Share;
+use super::prefix::Owner;
+use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Free,
+    Private(SequenceId, TenantId),
+    Tree(Cached),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cached {
+    pub(crate) owner: Owner,
+    pub(crate) parent: Option<Page>,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) used: u64,   // When it came here or was pinned last.
+    pub(crate) cooled: u64, // When it was last released by its last user.
+}
+
+/// Why a page was evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    AtCap,
+    OverShare,
+    NothingFree,
+}
+
+pub(crate) struct Reference {
+    pub(crate) states: Vec<State>, // Indexed by page.
+    pub(crate) pins: Vec<u32>,
+    pub(crate) shares: Vec<Share>,
+    pub(crate) declared: Vec<Vec<TokenId>>, // Whole pages.
+    clock: u64,
+}
+
+impl Reference {
+    pub(crate) fn new(pages: usize) -> Reference {
+        Reference {
+            states: vec![State::Free; pages],
+            pins: vec![0; pages],
+            shares: Vec::new(),
+            declared: Vec::new(),
+            clock: 0,
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    pub(crate) fn pages(&self) -> impl Iterator<Item = Page> + use<> {
+        (0..self.states.len() as u32).map(Page::new)
+    }
+
+    pub(crate) fn cached(&self, page: Page) -> Option<&Cached> {
+        match &self.states[page.index()] {
+            State::Tree(cached) => Some(cached),
+            _ => None,
+        }
+    }
+
+    fn cached_mut(&mut self, page: Page) -> &mut Cached {
+        match &mut self.states[page.index()] {
+            State::Tree(cached) => cached,
+            other => panic!("{page:?} is {other:?}"),
+        }
+    }
+
+    pub(crate) fn payer(&self, page: Page) -> Option<TenantId> {
+        match self.states[page.index()] {
+            State::Free => None,
+            State::Private(_, tenant) => Some(tenant),
+            State::Tree(Cached { owner, .. }) => match owner {
+                Owner::Public => None,
+                Owner::Tenant(tenant) => Some(tenant),
+            },
+        }
+    }
+
+    pub(crate) fn held(&self, tenant: TenantId) -> u32 {
+        let is_theirs = |&page: &Page| self.payer(page) == Some(tenant);
+        self.pages().filter(is_theirs).count() as u32
+    }
+
+    pub(crate) fn in_use(&self, tenant: TenantId) -> u32 {
+        self.held(tenant) - self.cold(Some(tenant)).len() as u32
+    }
+
+    /// The unpinned cached pages of one tenant or of all, the coldest first.
+    pub(crate) fn cold(&self, tenant: Option<TenantId>) -> Vec<Page> {
+        let mut cold: Vec<(u64, Page)> = Vec::new();
+        for page in self.pages().filter(|page| self.pins[page.index()] == 0) {
+            if let Some(cached) = self.cached(page)
+                && (tenant.is_none() || self.payer(page) == tenant)
+            {
+                cold.push((cached.cooled, page));
+            }
+        }
+        cold.sort_unstable();
+        cold.into_iter().map(|(_, page)| page).collect()
+    }
+
+    pub(crate) fn unmet_guarantees(&self, except: TenantId) -> usize {
+        let tenants = (0..self.shares.len()).filter(|&tenant| tenant != except.index());
+        let unmet = |tenant: usize| {
+            let in_use = self.in_use(TenantId(tenant as u32));
+            self.shares[tenant].guaranteed.saturating_sub(in_use) as usize
+        };
+        tenants.map(unmet).sum()
+    }
+
+    fn is_over_share(&self, tenant: TenantId) -> bool {
+        let mut active = 0;
+        for (index, share) in self.shares.iter().enumerate() {
+            if self.held(TenantId(index as u32)) > 0 {
+                active += u64::from(share.weight);
+            }
+        }
+        let weight = u64::from(self.shares[tenant.index()].weight);
+        let part = self.states.len() as u64 * weight / active.max(1);
+        u64::from(self.held(tenant)) > part.max(4)
+    }
+
+    /// All tokens from the root to the end of a page, or none for the root; whether all of them are public.
+    fn path(&self, page: Option<Page>) -> (Vec<TokenId>, bool) {
+        let Some(cached) = page.and_then(|page| self.cached(page)) else {
+            return (Vec::new(), true);
+        };
+        let (mut tokens, is_public) = self.path(cached.parent);
+        tokens.extend(&cached.tokens);
+        (tokens, is_public && cached.owner == Owner::Public)
+    }
+
+    pub(crate) fn owner(
+        &self,
+        tenant: TenantId,
+        public: &[PublicPrefix],
+        parent: Option<Page>,
+        tokens: &[TokenId],
+    ) -> Owner {
+        let (mut path, is_public) = self.path(parent);
+        path.extend(tokens);
+        let is_declared = |prefix: &PublicPrefix| {
+            let declared = &self.declared[prefix.0 as usize];
+            declared.starts_with(&path)
+        };
+        if is_public && public.iter().any(is_declared) {
+            Owner::Public
+        } else {
+            Owner::Tenant(tenant)
+        }
+    }
+
+    pub(crate) fn get(
+        &self,
+        owner: Owner,
+        parent: Option<Page>,
+        tokens: &[TokenId],
+    ) -> Option<Page> {
+        assert_eq!(tokens.len(), PAGE_TOKENS);
+        self.pages().find(|&page| {
+            self.cached(page).is_some_and(|cached| {
+                (cached.owner, cached.parent) == (owner, parent) && cached.tokens == tokens
+            })
+        })
+    }
+
+    pub(crate) fn find(
+        &self,
+        tenant: TenantId,
+        public: &[PublicPrefix],
+        tokens: &[TokenId],
+    ) -> Vec<Page> {
+        let mut found: Vec<Page> = Vec::new();
+        for tokens in tokens.chunks_exact(PAGE_TOKENS) {
+            let parent = found.last().copied();
+            let owner = self.owner(tenant, public, parent, tokens);
+            match self.get(owner, parent, tokens) {
+                Some(page) => found.push(page),
+                None => break,
+            }
+        }
+        found
+    }
+
+    /// A tenant's own pages after `parent`, the most recently used first.
+    pub(crate) fn children(&self, tenant: TenantId, parent: Option<Page>) -> Vec<Page> {
+        let mut children: Vec<(Reverse<u64>, Page)> = Vec::new();
+        for page in self.pages() {
+            if let Some(cached) = self.cached(page)
+                && (cached.owner, cached.parent) == (Owner::Tenant(tenant), parent)
+            {
+                children.push((Reverse(cached.used), page));
+            }
+        }
+        children.sort_unstable();
+        children.into_iter().map(|(_, page)| page).collect()
+    }
+
+    pub(crate) fn similar(
+        &self,
+        tenant: TenantId,
+        public: &[PublicPrefix],
+        parent: Option<Page>,
+        tokens: &[TokenId],
+    ) -> Option<(Page, usize)> {
+        let mut seen = self.children(tenant, parent);
+        seen.truncate(8);
+        for page in self.pages() {
+            if let Some(cached) = self.cached(page)
+                && (cached.owner, cached.parent) == (Owner::Public, parent)
+                && self.owner(tenant, public, parent, &cached.tokens) == Owner::Public
+            {
+                seen.push(page);
+            }
+        }
+        let shared = |&page: &Page| {
+            let pairs = self
+                .path(Some(page))
+                .0
+                .into_iter()
+                .skip(self.path(parent).0.len());
+            pairs.zip(tokens).take_while(|(a, b)| a == *b).count()
+        };
+        let longest = seen.iter().map(shared).max()?;
+        let page = seen.iter().copied().find(|page| shared(page) == longest)?;
+        (longest > 0).then_some((page, longest))
+    }
+
+    /// The pages to evict before the tenant is given one, and why; `None` when it can be given none.
+    pub(crate) fn victims(&self, tenant: TenantId) -> Option<Vec<(Page, Cause)>> {
+        let max = self.shares[tenant.index()].max;
+        let is_free = |state: &&State| **state == State::Free;
+        let free = self.states.iter().filter(is_free).count();
+        let (all, own) = (self.cold(None), self.cold(Some(tenant)));
+        if self.in_use(tenant) >= max || free + all.len() == 0 {
+            return None;
+        }
+        let excess = (self.held(tenant) + 1).saturating_sub(max) as usize;
+        if excess > 0 {
+            let coldest = own[..excess].iter();
+            return Some(coldest.map(|&page| (page, Cause::AtCap)).collect());
+        }
+        if free > 0 {
+            return Some(Vec::new());
+        }
+        match own.first() {
+            Some(&page) if self.is_over_share(tenant) => Some(vec![(page, Cause::OverShare)]),
+            _ => Some(vec![(all[0], Cause::NothingFree)]),
+        }
+    }
+
+    pub(crate) fn evict(&mut self, page: Page) {
+        let is_parent = |&child: &Page| {
+            let cached = self.cached(child);
+            cached.is_some_and(|cached| cached.parent == Some(page))
+        };
+        assert_eq!(self.pages().find(is_parent), None, "{page:?} is no leaf");
+        self.states[page.index()] = State::Free;
+    }
+
+    pub(crate) fn give(&mut self, page: Page, sequence: SequenceId, tenant: TenantId) {
+        assert_eq!(self.states[page.index()], State::Free);
+        self.states[page.index()] = State::Private(sequence, tenant);
+        self.pins[page.index()] = 1;
+    }
+
+    pub(crate) fn pin(&mut self, page: Page) {
+        self.pins[page.index()] += 1;
+        let now = self.tick();
+        self.cached_mut(page).used = now;
+    }
+
+    pub(crate) fn release(&mut self, page: Page) {
+        self.pins[page.index()] -= 1;
+        let now = self.tick();
+        match &mut self.states[page.index()] {
+            State::Tree(cached) if self.pins[page.index()] == 0 => cached.cooled = now,
+            State::Tree(_) => {}
+            state => *state = State::Free,
+        }
+    }
+
+    pub(crate) fn insert(
+        &mut self,
+        page: Page,
+        owner: Owner,
+        parent: Option<Page>,
+        tokens: &[TokenId],
+    ) {
+        let used = self.tick();
+        self.pins[page.index()] += u32::from(owner == Owner::Public);
+        self.states[page.index()] = State::Tree(Cached {
+            owner,
+            parent,
+            tokens: tokens.to_vec(),
+            used,
+            cooled: 0,
+        });
+    }
+}
