@@ -6,7 +6,7 @@
 use crate::queue::Waiting;
 use crate::sequence::{PendingCopy, Sequence, State, pages_for};
 use crate::{
-    Budget, Event, Micros, Order, PAGE_TOKENS, Page, Scheduler, StepShape, TenantId, TokenId,
+    Band, Budget, Event, Micros, Order, PAGE_TOKENS, Page, Scheduler, StepShape, TenantId, TokenId,
 };
 
 /// Prompts that are computed at the same time. A tenant that has none of its own may still begin one, up to twice as many.
@@ -15,13 +15,13 @@ const PREFILL_PLACES: usize = 8;
 /// Running prefills that a waiting request is compared with.
 const COMPARED_PREFILLS: usize = 8;
 
-/// Times that others may go past a request, and plans that a prefill may rest.
-pub(crate) const PATIENCE: u32 = 32;
+/// Times that others may go past a request.
+const PATIENCE: u32 = 32;
 
 /// What is left for newcomers in a plan.
 struct Room {
-    decodes: StepShape, // Of all that run, once they decode.
-    promised: usize,    // Pages that those who run will still need.
+    decodes: [StepShape; 2], // Of all that run, once they decode: but for the batch band, and of that.
+    promised: usize,         // Pages that those who run will still need.
     prefills: usize,
 }
 
@@ -38,25 +38,28 @@ impl Scheduler {
             };
             self.start(slot);
             let sequence = &self.sequences[slot];
-            room.decodes = room.decodes.plus(StepShape::decode(sequence.tokens.len()));
-            room.promised += self.promised_pages(sequence);
-            room.prefills += usize::from(sequence.is_prefill());
+            self.occupy(&mut room, sequence);
         }
     }
 
     fn room(&self) -> Room {
         let mut room = Room {
-            decodes: StepShape::default(),
+            decodes: [StepShape::default(); 2],
             promised: 0,
             prefills: 0,
         };
         for &slot in &self.running {
             let sequence = &self.sequences[slot];
-            room.decodes = room.decodes.plus(StepShape::decode(sequence.tokens.len()));
-            room.promised += self.promised_pages(sequence);
-            room.prefills += usize::from(sequence.is_prefill());
+            self.occupy(&mut room, sequence);
         }
         room
+    }
+
+    fn occupy(&self, room: &mut Room, sequence: &Sequence) {
+        let decodes = &mut room.decodes[usize::from(sequence.band == Band::Batch as usize)];
+        *decodes = decodes.plus(StepShape::decode(sequence.tokens.len()));
+        room.promised += self.promised_pages(sequence);
+        room.prefills += usize::from(sequence.is_prefill());
     }
 
     /// Pages that a running sequence will soon need: for the prompt it has begun, and for as long an answer as its tenant's
@@ -153,7 +156,11 @@ impl Scheduler {
         } else {
             target
         };
-        let one_more = room.decodes.plus(StepShape::decode(sequence.tokens.len()));
+        let [others, batch] = room.decodes;
+        // The batch band's decodes pause for others, so they take no place from them.
+        let is_batch = self.queue.tenants[sequence.tenant].policy.band == Band::Batch;
+        let before = if is_batch { others.plus(batch) } else { others };
+        let one_more = before.plus(StepShape::decode(sequence.tokens.len()));
         self.predict(one_more.plus(StepShape::chunk(0, crate::plan::PREFILL_FLOOR, 0)))
             <= target * 1000
     }

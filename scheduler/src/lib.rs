@@ -77,10 +77,12 @@ pub struct Scheduler {
     pool: PagePool,
     // The plan being made; fields, to use their memory again.
     planned_at: Micros,
+    is_short_of_pages: bool, // The last plan took pages from somebody.
     budget: Nanos,
     shape: StepShape,
     shares: Vec<Share>,
     drafts: Vec<TokenId>,
+    prefills: Vec<usize>, // Slots of those that compute their prompt.
     prefill_ranks: Vec<PrefillRank>,
     candidates: Vec<Waiting>,
     matched: Vec<Page>, // The cached prefix of the request being looked at.
@@ -123,10 +125,12 @@ impl Scheduler {
             running: Vec::with_capacity(max_running),
             pool: PagePool::new(limits.pages),
             planned_at: 0,
+            is_short_of_pages: false,
             budget: 0,
             shape: StepShape::default(),
             shares: Vec::with_capacity(max_running),
             drafts: Vec::with_capacity(MAX_DRAFTED_TOKENS),
+            prefills: Vec::with_capacity(max_running),
             prefill_ranks: Vec::with_capacity(max_running),
             candidates: Vec::new(),
             matched: Vec::new(),

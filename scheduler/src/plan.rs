@@ -1,10 +1,9 @@
-//! What the next step computes: decodes first, then newcomers are let in, then prefills share what time is left, then
+//! What the next step computes: newcomers are let in, then come the decodes, then prefills share what time is left, then
 //! drafts fill what costs little.
 //!
 //! Invariant: whatever is planned has its pages. Invariant: a step is predicted to take no longer than its budget, or than
 //! its decodes and [`PREFILL_FLOOR`] prompt tokens.
 
-use crate::admit::PATIENCE;
 use crate::draft::{self, MAX_DRAFTED_TOKENS};
 use crate::sequence::pages_for;
 use crate::{
@@ -15,8 +14,9 @@ use crate::{
 /// Prompt tokens that a step computes even when its decodes leave no time, so that prefills never starve.
 pub(crate) const PREFILL_FLOOR: usize = 8;
 
-/// Steps in a row that a batch-band decode may miss.
+/// Steps in a row that a decode may miss for want of time, or for a guest.
 const MOST_PAUSES: u32 = 3;
+const MOST_PAUSES_FOR_A_GUEST: u32 = 7;
 
 /// What to do next.
 pub enum Plan<'a> {
@@ -44,10 +44,9 @@ pub(crate) struct Share {
 /// A running prefill's place in the order; the least is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PrefillRank {
-    is_patient: bool, // False for one that has rested too long.
-    band: usize,      // By how far the band is behind its share.
-    ahead: u64,       // Of the tenant served least, in units of the slack.
-    remaining: i64,   // Microseconds to compute, less those since its admission.
+    band: usize,    // By how far the band is behind its share.
+    ahead: u64,     // Of the tenant served least, in units of the slack.
+    remaining: i64, // Microseconds to compute, less those since its admission.
     arrival: u64,
     slot: usize,
 }
@@ -112,21 +111,27 @@ impl Scheduler {
         self.expire();
         self.queue.forget_planned();
         self.shares.clear();
+        self.prefills.clear();
         self.drafts.clear();
         self.shape = StepShape::default();
         self.budget = Nanos::MAX;
+        if !self.is_short_of_pages || self.running.is_empty() {
+            self.admit(); // First: a newcomer may be shorter than the prompts that run, or due before their decodes.
+        }
         let preemptions = self.preemptions;
-        let prompts_first = self.policy.budget == Budget::PrefillFirst;
-        if !prompts_first {
+        if self.policy.budget == Budget::PrefillFirst {
+            let running = self.running.iter().copied();
+            let prefills = running.filter(|&slot| self.sequences[slot].is_prefill());
+            self.prefills.extend(prefills);
+            self.plan_prefills();
+            if self.shares.is_empty() {
+                self.plan_decodes();
+            }
+        } else {
             self.plan_decodes();
+            self.plan_prefills();
         }
-        if self.preemptions == preemptions {
-            self.admit();
-        }
-        self.plan_prefills();
-        if prompts_first && self.shares.is_empty() {
-            self.plan_decodes();
-        }
+        self.is_short_of_pages = self.preemptions > preemptions;
         if self.running.is_empty() {
             assert_eq!(self.queue.len(), 0, "what is accepted can run alone");
             return Plan::Idle;
@@ -145,6 +150,7 @@ impl Scheduler {
 
     /// Everybody's next token; the batch band's only while there is time, or after it has paused for long enough.
     fn plan_decodes(&mut self) {
+        let yields_to = self.waiting_guest();
         let mut due = Micros::MAX;
         let mut place = 0;
         while place < self.running.len() {
@@ -152,9 +158,10 @@ impl Scheduler {
             place += 1; // Only sequences behind this place can be preempted below.
             let sequence = &self.sequences[slot];
             if sequence.is_prefill() {
+                self.prefills.push(slot);
                 continue;
             }
-            if sequence.band == Band::Batch as usize && self.must_pause(slot, due) {
+            if self.must_pause(slot, due, yields_to) {
                 self.sequences[slot].rested += 1;
                 continue;
             }
@@ -164,17 +171,43 @@ impl Scheduler {
             {
                 due = due.min(sequence.last_token_at + inter_token_target);
             }
-            self.plan_share(slot, 1);
+            if sequence.has_page_for_next() {
+                self.add_share(slot, 1, StepShape::decode(sequence.tokens.len()));
+            } else {
+                self.plan_share(slot, 1);
+            }
             self.sequences[slot].rested = 0;
         }
         self.budget = self.budget_until(due);
     }
 
-    fn must_pause(&self, slot: usize, due: Micros) -> bool {
+    /// The virtual time of a tenant that has a prompt under way and nothing waiting, while others have: of several, the one
+    /// served least.
+    fn waiting_guest(&self) -> Option<u64> {
+        if self.queue.len() == 0 || !matches!(self.policy.order, Order::FairShare { .. }) {
+            return None;
+        }
+        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
+        let tenants = running.filter(|sequence| sequence.is_prefill());
+        let tenants = tenants.map(|sequence| &self.queue.tenants[sequence.tenant]);
+        let guests = tenants.filter(|tenant| tenant.waiting.is_empty());
+        guests.map(|tenant| tenant.virtual_time).min()
+    }
+
+    /// Whether a decode rests in this step. One of the batch band does while there is no time for it. One of a tenant that
+    /// has more waiting than it is due does while a guest's prompt is computed: its streams must not fill the machine
+    /// for those who ask for little. Nobody pauses for long.
+    fn must_pause(&self, slot: usize, due: Micros, guest: Option<u64>) -> bool {
         let sequence = &self.sequences[slot];
+        let tenant = &self.queue.tenants[sequence.tenant];
+        let is_ahead = guest.is_some_and(|guest| tenant.virtual_time > guest);
+        if is_ahead && !tenant.waiting.is_empty() && sequence.rested < MOST_PAUSES_FOR_A_GUEST {
+            return true;
+        }
         let with = self.shape.plus(StepShape::decode(sequence.tokens.len()));
-        !self.shares.is_empty()
+        sequence.band == Band::Batch as usize
             && sequence.rested < MOST_PAUSES
+            && !self.shares.is_empty()
             && self.predict(with) > self.budget_until(due)
     }
 
@@ -214,24 +247,17 @@ impl Scheduler {
                 0
             };
             is_fed |= planned > 0;
-            let sequence = &mut self.sequences[rank.slot];
-            sequence.rested = if planned > 0 { 0 } else { sequence.rested + 1 };
         }
         self.prefill_ranks = ranks;
     }
 
-    /// The running sequences that have no share yet: prefills, and those admitted just now. Shortest first among
-    /// equals, less the time that they have waited; nobody rests for ever.
+    /// The prefills that run. Shortest first among equals, less the time that they have waited, so that nobody rests for ever.
     fn rank_prefills(&self, ranks: &mut Vec<PrefillRank>) {
         ranks.clear();
         let bands = self.queue.bands();
-        for &slot in &self.running {
+        for &slot in &self.prefills {
             let sequence = &self.sequences[slot];
-            if !sequence.is_prefill() && sequence.admitted_at != self.now {
-                continue;
-            }
             let mut rank = PrefillRank {
-                is_patient: sequence.rested < PATIENCE,
                 band: 0,
                 ahead: 0,
                 remaining: 0,
@@ -251,12 +277,11 @@ impl Scheduler {
             }
             ranks.push(rank);
         }
-        ranks.retain(|rank| !self.shares.iter().any(|share| share.slot == rank.slot));
         ranks.sort_unstable();
     }
 
-    /// Tokens of the next chunk of a sequence: as many as the budget allows, in whole pages if it is more than one, and a
-    /// few in any case for the first prompt of a step.
+    /// Tokens of the next chunk of a sequence: as many as the budget allows, and a few in any case for the first prompt of a
+    /// step.
     fn chunk(&self, slot: usize, is_first: bool) -> usize {
         let sequence = &self.sequences[slot];
         let (start, left) = (sequence.start(), sequence.remaining());
@@ -279,28 +304,26 @@ impl Scheduler {
             Budget::PrefillFirst => most,
         };
         let floor = if is_first { PREFILL_FLOOR.min(left) } else { 0 };
-        let end = start + allowed.max(floor);
-        let whole_pages = end / PAGE_TOKENS * PAGE_TOKENS;
-        if end < start + left && whole_pages > start {
-            whole_pages - start
-        } else {
-            end - start
-        }
+        allowed.max(floor)
     }
 
     /// Adds `tokens` of a running sequence to the plan, or as many as there are pages for. Returns how many.
     fn plan_share(&mut self, slot: usize, tokens: usize) -> usize {
         let tokens = self.secure_pages(slot, tokens);
         if tokens > 0 {
-            self.shape = self.shape.plus(self.shape_of(slot, tokens));
-            self.shares.push(Share {
-                slot,
-                tokens,
-                first_draft: 0,
-                drafts: 0,
-            });
+            self.add_share(slot, tokens, self.shape_of(slot, tokens));
         }
         tokens
+    }
+
+    fn add_share(&mut self, slot: usize, tokens: usize, shape: StepShape) {
+        self.shape = self.shape.plus(shape);
+        self.shares.push(Share {
+            slot,
+            tokens,
+            first_draft: 0,
+            drafts: 0,
+        });
     }
 
     /// What the next `tokens` tokens of a sequence add to a step.
@@ -331,6 +354,10 @@ impl Scheduler {
             return;
         }
         let a_token = self.cost.predict(self.shape) / decodes as u64;
+        let one_more = self.shape.plus(StepShape::decode(1));
+        if self.cost.predict(one_more) - self.cost.predict(self.shape) >= a_token {
+            return; // Not even a guess that is sure to be right would be worth it.
+        }
         for index in 0..self.shares.len() {
             let share = self.shares[index];
             let sequence = &self.sequences[share.slot];
@@ -345,6 +372,9 @@ impl Scheduler {
                 .min(rows)
                 .min(MAX_DRAFTED_TOKENS - self.drafts.len());
             let worthwhile = self.worthwhile_drafts(share.slot, most, a_token);
+            if worthwhile == 0 {
+                continue;
+            }
             let first_draft = self.drafts.len();
             draft::propose(&sequence.tokens, worthwhile, &mut self.drafts);
             let drafts = self.drafts.len() - first_draft;

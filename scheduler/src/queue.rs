@@ -17,6 +17,10 @@ use crate::{Band, Micros, Nanos, Order, TenantId, TenantPolicy};
 /// Waiting requests that one admission chooses among.
 pub(crate) const LOOK_AHEAD: usize = 16;
 
+/// Machine time by which a tenant that comes back may be ahead of its turn: about a prompt. With none, a light tenant would
+/// share the machine with a flood of another's just while it waits for its first token.
+const CREDIT: Nanos = 2_000_000_000;
+
 /// The bands' parts of the machine when all are busy, in percent.
 const BAND_PERCENT: [u64; 3] = [60, 30, 10];
 
@@ -40,6 +44,7 @@ struct BandQueue {
     virtual_time: u64,
     planned: u64,
     left_at: u64, // The virtual time of the tenant that left last.
+    clock: u64,   // The highest that the least virtual time of the active has been.
 }
 
 /// One request that waits.
@@ -151,12 +156,13 @@ impl Queue {
             let lifted = self.bands[band].virtual_time.max(least.unwrap_or(0));
             self.bands[band].virtual_time = lifted;
         }
-        let BandQueue {
-            active, left_at, ..
-        } = &self.bands[band];
-        let least = active.least_key().unwrap_or(*left_at);
+        let queue = &mut self.bands[band];
+        let least = queue.active.least_key().unwrap_or(queue.left_at);
+        queue.clock = queue.clock.max(least);
+        let clock = queue.clock;
         let tenant = &mut self.tenants[id];
-        tenant.virtual_time = tenant.virtual_time.max(least);
+        let credit = CREDIT / u64::from(tenant.policy.weight);
+        tenant.virtual_time = tenant.virtual_time.max(clock.saturating_sub(credit));
         self.active_weight += u64::from(tenant.policy.weight);
     }
 

@@ -55,7 +55,7 @@ pub(crate) struct Sequence {
     pub(crate) estimate: Nanos,   // Machine time that it will take, as far as one can tell.
     pub(crate) admitted_at: Micros,
     pub(crate) last_token_at: Micros, // Or when it was admitted.
-    pub(crate) rested: u32,           // Plans in a row that ran without it.
+    pub(crate) rested: u32,           // Steps in a row in which its decode paused.
     pub(crate) passed: u32, // Others that were admitted while it was first and did not fit.
     pub(crate) preempted: u32,
     pub(crate) acceptance: Acceptance,
@@ -129,6 +129,11 @@ impl Sequence {
         let most = self.prompt_len + self.max_new_tokens;
         self.tokens.reserve_exact(most - self.tokens.len());
         self.table.pages.reserve_exact(pages_for(most));
+    }
+
+    /// Whether the page of the next token is in the table already.
+    pub(crate) fn has_page_for_next(&self) -> bool {
+        self.start() < self.table.pages.len() * PAGE_TOKENS
     }
 
     /// Output tokens that may still come.

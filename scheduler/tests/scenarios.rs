@@ -528,8 +528,8 @@ fn a_failed_row_ends_its_request_and_caches_nothing() {
             ),
             (
                 vec![Ask("c", text(100..120), 1), Ask("d", text(200..220), 1)],
-                "c 0..20*, d 19..20*",
-                "+c 0, +d 19, -c Length 1, -d Length 1",
+                "d 19..20*, c 0..20*",
+                "+c 0, +d 19, -d Length 1, -c Length 1",
             ),
         ],
     );

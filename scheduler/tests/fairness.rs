@@ -1,0 +1,412 @@
+//! Who gets how much of the machine, and how soon: tenants, bands and prompts of different lengths, on a virtual clock.
+
+use std::collections::BTreeMap;
+
+use sterna_scheduler::{
+    Band, Budget, CostModel, Event, Limits, Micros, PAGE_TOKENS, Plan, Policy, PublicPrefix,
+    Request, Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
+};
+
+const SECOND: Micros = 1_000_000;
+const TARGET: Micros = 200_000;
+
+/// About a model of two billion parameters on two cores.
+const COST: CostModel = CostModel {
+    step: 300_000,
+    weights: 40_000_000,
+    row: 4_500_000,
+    kilo_decode_keys: 600_000,
+    kilo_chunk_keys: 500_000,
+    head: 25_000_000,
+    logit: 1_000_000,
+};
+
+/// A scheduler whose steps take as long as they are predicted to.
+struct Machine {
+    scheduler: Scheduler,
+    now: Micros,
+    steps: u64,
+    token: TokenId,
+    requests: BTreeMap<SequenceId, Life>,
+    ended: Vec<Life>,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug)]
+struct Life {
+    tenant: TenantId,
+    submitted: Micros,
+    submitted_at_step: u64,
+    cached_tokens: u32,
+    tokens: Vec<Micros>, // When each came.
+    first_step: u64,     // In which the first came.
+}
+
+impl Machine {
+    fn new(policies: &[TenantPolicy]) -> Machine {
+        let limits = Limits {
+            pages: 4000,
+            max_running: 64,
+            max_queued: 10_000,
+            max_queued_time: Micros::MAX,
+            step_tokens: 512,
+            prefill_chunk: 512,
+            max_sequence_tokens: 8192,
+        };
+        let policy = Policy {
+            budget: Budget::Time {
+                inter_token_target: TARGET,
+                least: 10_000,
+                most: 250_000,
+            },
+            max_draft: 0,
+            ..Policy::default()
+        };
+        let mut scheduler = Scheduler::new(limits, policy);
+        scheduler.calibrate(COST);
+        let tenants: Vec<_> = (0..).map(TenantId).zip(policies.iter().cloned()).collect();
+        assert_eq!(scheduler.set_tenants(&tenants), Ok(()));
+        Machine {
+            scheduler,
+            now: 0,
+            steps: 0,
+            token: 0,
+            requests: BTreeMap::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// Asks for an answer of `output` tokens to a prompt that nobody else has.
+    fn ask(&mut self, tenant: u32, prompt: usize, output: u32) -> SequenceId {
+        self.token += 10_000;
+        let prompt = (0..prompt as TokenId).map(|at| self.token + at).collect();
+        self.ask_about(tenant, prompt, output)
+    }
+
+    fn ask_about(&mut self, tenant: u32, prompt: Vec<TokenId>, output: u32) -> SequenceId {
+        let tenant = TenantId(tenant);
+        let request = Request {
+            prompt,
+            max_new_tokens: output,
+            tenant,
+            ..Request::default()
+        };
+        let id = self
+            .scheduler
+            .submit(self.now, request)
+            .expect("it is welcome");
+        let life = Life {
+            tenant,
+            submitted: self.now,
+            submitted_at_step: self.steps,
+            cached_tokens: 0,
+            tokens: Vec::new(),
+            first_step: 0,
+        };
+        self.requests.insert(id, life);
+        id
+    }
+
+    /// One step, if there is anything to do. Returns how long it took.
+    fn step(&mut self) -> Micros {
+        let Plan::Step(step) = self.scheduler.plan(self.now) else {
+            self.now += 1000;
+            return 0;
+        };
+        let took = step.predicted();
+        self.now += took;
+        self.steps += 1;
+        let mut sampled = Vec::new();
+        for row in step.batch().rows().iter().filter(|row| row.logits > 0) {
+            self.token += 1;
+            sampled.push(Sampled::Token(self.token));
+            let life = self.requests.get_mut(&row.sequence).expect("it is alive");
+            if life.tokens.is_empty() {
+                life.first_step = self.steps;
+            }
+            life.tokens.push(self.now);
+        }
+        step.commit(self.now, &sampled);
+        for event in self.scheduler.events() {
+            match event {
+                Event::Admitted { id, cached_tokens } => {
+                    self.requests
+                        .get_mut(&id)
+                        .expect("it is alive")
+                        .cached_tokens = cached_tokens;
+                }
+                Event::Finished { id, .. } => {
+                    self.ended
+                        .push(self.requests.remove(&id).expect("it ends once"));
+                }
+                Event::Preempted { .. } => {}
+            }
+        }
+        took
+    }
+
+    /// Runs for so long; each of `busy` always has requests waiting, of so many prompt and output tokens.
+    fn keep_busy(&mut self, busy: &[(u32, usize, u32)], time: Micros) {
+        let end = self.now + time;
+        while self.now < end {
+            for &(tenant, prompt, output) in busy {
+                while self.scheduler.tenant(TenantId(tenant)).queued < 2 {
+                    self.ask(tenant, prompt, output);
+                }
+            }
+            self.step();
+        }
+    }
+
+    fn service(&self, tenant: u32) -> Micros {
+        self.scheduler.tenant(TenantId(tenant)).service
+    }
+}
+
+fn weight(weight: u32) -> TenantPolicy {
+    TenantPolicy {
+        weight,
+        ..TenantPolicy::default()
+    }
+}
+
+fn band(band: Band) -> TenantPolicy {
+    TenantPolicy {
+        band,
+        ..TenantPolicy::default()
+    }
+}
+
+/// `part` of `whole` is within `error` percent points of `expected` percent.
+fn assert_percent(part: Micros, whole: Micros, expected: u64, error: u64) {
+    let percent = (100 * part + whole / 2) / whole;
+    assert!(
+        percent.abs_diff(expected) <= error,
+        "{percent} % instead of {expected} %"
+    );
+}
+
+#[test]
+fn busy_tenants_get_their_weights_worth() {
+    let mut machine = Machine::new(&[weight(1), weight(1), weight(2)]);
+    // Of very different shapes: what counts is machine time.
+    machine.keep_busy(&[(0, 60, 100), (1, 900, 20), (2, 300, 60)], 300 * SECOND);
+    let service = [0, 1, 2].map(|tenant| machine.service(tenant));
+    let all = service.iter().sum();
+    assert_percent(service[0], all, 25, 1);
+    assert_percent(service[1], all, 25, 1);
+    assert_percent(service[2], all, 50, 1);
+}
+
+#[test]
+fn the_lag_between_busy_tenants_is_bounded() {
+    let mut machine = Machine::new(&[weight(1), weight(1)]);
+    let mut worst = 0;
+    for _ in 0..600 {
+        machine.keep_busy(&[(0, 60, 150), (1, 700, 30)], SECOND / 2);
+        worst = worst.max(machine.service(0).abs_diff(machine.service(1)));
+    }
+    // What one tenant may have running beside the slack: a prompt's chunk and its decodes' next steps.
+    assert!(worst < 6 * SECOND, "{worst} µs apart");
+    assert!(worst > 0);
+}
+
+#[test]
+fn time_away_is_not_saved_up() {
+    let mut machine = Machine::new(&[weight(1), weight(1)]);
+    machine.keep_busy(&[(0, 200, 50)], 100 * SECOND);
+    let before = [0, 1].map(|tenant| machine.service(tenant));
+    machine.keep_busy(&[(0, 200, 50), (1, 200, 50)], 60 * SECOND);
+    let since = [0, 1].map(|tenant| machine.service(tenant) - before[tenant as usize]);
+    assert_percent(since[1], since[0] + since[1], 50, 5);
+}
+
+#[test]
+fn bands_share_as_they_should_and_leave_nothing_unused() {
+    let policies = [
+        band(Band::Interactive),
+        band(Band::Standard),
+        band(Band::Batch),
+    ];
+    let mut machine = Machine::new(&policies);
+    let all = [(0, 200, 50), (1, 200, 50), (2, 200, 50)];
+    machine.keep_busy(&all, 300 * SECOND);
+    let service = [0, 1, 2].map(|tenant| machine.service(tenant));
+    let sum = service.iter().sum();
+    assert_percent(service[0], sum, 60, 6);
+    assert_percent(service[1], sum, 30, 6);
+    assert_percent(service[2], sum, 10, 6);
+    machine.keep_busy(&all[2..], 60 * SECOND); // The others' last requests end.
+    let before = machine.service(2);
+    let start = machine.now;
+    machine.keep_busy(&all[2..], 60 * SECOND);
+    assert_percent(machine.service(2) - before, machine.now - start, 100, 1);
+}
+
+#[test]
+fn a_short_prompt_behind_a_long_one_is_answered_within_three_steps() {
+    for tenant in [0, 1] {
+        let mut machine = Machine::new(&[weight(1), weight(1)]);
+        machine.ask(0, 4096, 10);
+        for _ in 0..5 {
+            machine.step();
+        }
+        let short = machine.ask(tenant, 50, 10);
+        for _ in 0..3 {
+            machine.step();
+        }
+        let life = &machine.requests[&short];
+        assert!(!life.tokens.is_empty(), "of tenant {tenant}: {life:?}");
+    }
+}
+
+#[test]
+fn long_prompts_do_not_hold_up_the_answers_of_others() {
+    let mut machine = Machine::new(&[weight(1), weight(1)]);
+    for _ in 0..4 {
+        machine.ask(0, 50, 400);
+    }
+    for _ in 0..5 {
+        machine.step();
+    }
+    machine.keep_busy(&[(1, 4096, 10)], 60 * SECOND);
+    let chats = machine.requests.values().chain(&machine.ended);
+    let chats = chats.filter(|life| life.tenant == TenantId(0));
+    let gaps: Vec<Micros> = chats
+        .flat_map(|life| life.tokens.windows(2).map(|pair| pair[1] - pair[0]))
+        .collect();
+    assert!(gaps.len() > 400, "they were answered: {}", gaps.len());
+    let longest = gaps.iter().max().expect("there are gaps");
+    assert!(*longest <= TARGET * 5 / 4, "a gap of {longest} µs");
+}
+
+#[test]
+fn long_prompts_get_on_beside_many_answers() {
+    let mut machine = Machine::new(&[weight(1), weight(1)]);
+    let long = machine.ask(1, 2000, 1);
+    machine.keep_busy(&[(0, 50, 200)], 200 * SECOND);
+    assert!(
+        !machine.requests.contains_key(&long),
+        "2,000 tokens in 200 s"
+    );
+}
+
+#[test]
+fn a_flood_of_another_tenant_hardly_delays_the_first_token() {
+    let first_token = |flood: bool| {
+        let mut machine = Machine::new(&[weight(1), weight(1)]);
+        let mut slowest = 0;
+        for _ in 0..20 {
+            if flood {
+                machine.keep_busy(&[(1, 300, 100)], 10 * SECOND);
+                for _ in 0..20 {
+                    machine.ask(1, 300, 100);
+                }
+            }
+            let id = machine.ask(0, 200, 5);
+            while machine.requests.contains_key(&id) {
+                machine.step();
+            }
+            let life = machine
+                .ended
+                .iter()
+                .rfind(|life| life.tenant == TenantId(0));
+            let life = life.expect("it has ended");
+            slowest = slowest.max(life.tokens[0] - life.submitted);
+        }
+        slowest
+    };
+    let (alone, flooded) = (first_token(false), first_token(true));
+    assert!(
+        flooded <= alone * 6 / 5 + 250_000,
+        "{alone} µs alone, {flooded} µs in a flood"
+    );
+}
+
+#[test]
+fn who_shares_a_prompt_waits_until_it_is_computed_once() {
+    let mut machine = Machine::new(&[weight(1)]);
+    let system: Vec<TokenId> = (0..1024).collect();
+    for chat in 0..16 {
+        machine.ask_about(0, [&system[..], &[5000 + chat; 20]].concat(), 5);
+    }
+    while !machine.requests.is_empty() {
+        machine.step();
+    }
+    let cached = machine
+        .ended
+        .iter()
+        .filter(|life| life.cached_tokens == 1024);
+    assert_eq!(cached.count(), 15);
+}
+
+#[test]
+fn a_public_prefix_is_computed_once_for_all_who_may_use_it() {
+    let mut machine = Machine::new(&[]);
+    let system: Vec<TokenId> = (0..100).collect();
+    let prefix = machine.scheduler.declare_public(&system);
+    assert_eq!(prefix, PublicPrefix(0));
+    let allowed = TenantPolicy {
+        public: vec![prefix],
+        ..TenantPolicy::default()
+    };
+    let policies = [allowed.clone(), allowed, TenantPolicy::default()];
+    let tenants: Vec<_> = (0..).map(TenantId).zip(policies).collect();
+    assert_eq!(machine.scheduler.set_tenants(&tenants), Ok(()));
+    for tenant in 0..3 {
+        machine.ask_about(tenant, [&system[..], &[5000 + tenant; 30]].concat(), 3);
+    }
+    while !machine.requests.is_empty() {
+        machine.step();
+    }
+    let public = (100 / PAGE_TOKENS * PAGE_TOKENS) as u32;
+    machine.ended.sort_by_key(|life| life.tenant);
+    let cached: Vec<u32> = machine
+        .ended
+        .iter()
+        .map(|life| life.cached_tokens)
+        .collect();
+    assert_eq!(cached, [0, public, 0]);
+    machine.scheduler.reset_prefix_cache();
+    assert_eq!(
+        machine.scheduler.snapshot().tree,
+        100 / PAGE_TOKENS,
+        "it stays"
+    );
+    machine.scheduler.check();
+}
+
+#[test]
+fn batch_answers_pause_while_others_need_the_time_and_never_for_long() {
+    let policies = [weight(1), band(Band::Batch)];
+    let mut machine = Machine::new(&policies);
+    machine.keep_busy(&[(1, 30, 300)], 30 * SECOND);
+    machine.keep_busy(&[(0, 100, 100), (1, 30, 300)], 60 * SECOND);
+    let batch = machine.requests.values().chain(&machine.ended);
+    let batch = batch.filter(|life| life.tenant == TenantId(1));
+    let gaps = batch.flat_map(|life| life.tokens.windows(2).map(|pair| pair[1] - pair[0]));
+    let longest = gaps.max().expect("there are gaps");
+    assert!(longest > TARGET * 3 / 2, "nothing paused: {longest} µs");
+    assert!(longest < 6 * TARGET, "a pause of {longest} µs");
+}
+
+#[test]
+fn nobody_is_forgotten() {
+    let mut machine = Machine::new(&[weight(1), weight(3), band(Band::Batch)]);
+    for tenant in [0, 1, 2] {
+        for length in [1, 15, 16, 17, 500, 3000] {
+            machine.ask(tenant, length, 30);
+        }
+    }
+    while !machine.requests.is_empty() {
+        machine.step();
+        let oldest = machine
+            .requests
+            .values()
+            .map(|life| life.submitted_at_step)
+            .min();
+        assert!(oldest.is_none_or(|step| machine.steps < step + 3000));
+    }
+    assert_eq!(machine.ended.len(), 18);
+    assert!(machine.ended.iter().all(|life| life.first_step > 0));
+}
