@@ -19,6 +19,8 @@
 
 mod batch;
 mod cost;
+#[cfg_attr(not(test), expect(dead_code, reason = "plan.rs will draft"))]
+mod draft;
 mod invariants;
 mod pages;
 mod plan;
@@ -33,6 +35,7 @@ use slab::Slab;
 
 pub use batch::{Batch, PageCopy, Row, Sampled};
 pub use cost::{CostModel, Nanos, StepShape};
+pub use draft::MAX_DRAFTED_TOKENS;
 pub use pages::{PAGE_TOKENS, Page};
 pub use plan::{Plan, Step};
 pub use policy::{Budget, Order, Policy};
