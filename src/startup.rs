@@ -118,7 +118,7 @@ fn start_engine(
         threads: config.threads(),
         pin_threads: pin,
         max_step_tokens: limits.max_batch_tokens(),
-        max_logits_rows: limits.max_running as usize,
+        max_logits_rows: limits.max_logits(),
         progress: io::stderr().is_terminal(),
     };
     let model = Model::load(&source, options)?;

@@ -84,7 +84,7 @@ fn start(limits: Limits, threads: usize) -> Server {
         kernels: Kernels::new(Isa::best()).unwrap(),
         threads,
         max_step_tokens: limits.max_batch_tokens(),
-        max_logits_rows: limits.max_running as usize,
+        max_logits_rows: limits.max_logits(),
         pin_threads: false,
         progress: false,
     };
