@@ -101,6 +101,9 @@ impl Forward for Recorder {
             let _ = gate.entered.send(());
             let _ = gate.pass.recv();
         }
+        for copy in batch.copies() {
+            pages[copy.to.index()] = pages[copy.from.index()];
+        }
         let mut histories = Vec::new();
         for row in batch.rows() {
             let table = batch.pages(row);
@@ -118,9 +121,8 @@ impl Forward for Recorder {
                 KILLS_THE_THREAD if end > 2 => std::panic::panic_any(Bomb),
                 _ => {}
             }
-            if row.logits > 0 {
-                histories.push(history);
-            }
+            let wanted = end - row.logits as usize..end;
+            histories.extend(wanted.map(|position| history[..=position].to_vec()));
         }
         Histories(histories)
     }
