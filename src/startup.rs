@@ -141,7 +141,10 @@ fn start_engine(
     let engine_config = EngineConfig {
         submit_lane: limits.max_queued as usize,
         limits,
-        policy: Policy::default(),
+        policy: Policy {
+            max_draft: config.speculate,
+            ..Policy::default()
+        },
         drain_limit: Duration::from_secs(config.drain_seconds),
         stall_limit: STALL_LIMIT,
         pin,
