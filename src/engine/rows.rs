@@ -17,10 +17,10 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// Whether `token` is the last one of an output that is `output_tokens` long with it: the scheduler's own rule.
+    /// Whether `token`, drawn, is the last one of an output that is `output_tokens` long with it. While the output is too short
+    /// no stop token is drawn.
     fn end_with(&self, token: TokenId, output_tokens: usize) -> bool {
-        let may_stop = output_tokens >= self.min_new_tokens;
-        output_tokens >= self.max_new_tokens || may_stop && self.stop_tokens.contains(&token)
+        output_tokens >= self.max_new_tokens || self.stop_tokens.contains(&token)
     }
 }
 
