@@ -77,6 +77,10 @@ pub struct ServeConfig {
     /// Tokens of one prompt that one step computes at most. Less than --step-tokens lets several prompts advance side by side.
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(16..=8192))]
     pub prefill_chunk: u32,
+    /// Tokens that a step may guess for one answer from what its text said before, while few answers run; 0 guesses none. Guesses
+    /// that the model confirms make repetitive answers faster; they never change one.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(0..=32))]
+    pub speculate: u32,
     /// Connections at the same time.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
@@ -293,6 +297,8 @@ mod tests {
         assert!(matches!(named.command, Some(Command::Serve(config)) if config.threads() == 2));
         assert!(Cli::try_parse_from(["sterna", "--threads", "0"]).is_err());
         assert!(Cli::try_parse_from(["sterna", "--isa", "neon"]).is_err());
+        assert_eq!(serve(&["--speculate", "0"]).speculate, 0);
+        assert!(Cli::try_parse_from(["sterna", "--speculate", "33"]).is_err());
     }
 
     #[test]

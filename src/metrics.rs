@@ -116,6 +116,10 @@ pub struct Occupancy {
     pub preemptions: u64,
     /// Pages evicted from the prefix tree since the start.
     pub evictions: u64,
+    /// Tokens guessed from a sequence's own past, since the start.
+    pub drafted: u64,
+    /// Those of them that the model then drew.
+    pub accepted: u64,
 }
 
 /// The moments of one request's life, filled in as they pass.
@@ -215,6 +219,8 @@ impl Metrics {
         handles.prefix_hits.absolute(now.prefix_hits);
         handles.preemptions.absolute(now.preemptions);
         handles.evictions.absolute(now.evictions);
+        handles.drafted.absolute(now.drafted);
+        handles.accepted.absolute(now.accepted);
     }
 
     /// A step of `tokens` tokens took `duration`.
@@ -232,7 +238,8 @@ impl Metrics {
             .record(at.saturating_duration_since(timeline.arrived));
     }
 
-    /// The request's next token was drawn.
+    /// The request's next token was drawn. Tokens of one step come at one moment: the gaps between them are 0, as their
+    /// reader sees it.
     pub fn token(&self, timeline: &mut Timeline, at: Instant) {
         let handles = &*self.handles;
         match timeline.last_token {
@@ -334,6 +341,8 @@ struct Handles {
     prefix_hits: Counter,
     preemptions: Counter,
     evictions: Counter,
+    drafted: Counter,
+    accepted: Counter,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     finished: [Counter; 4],
@@ -369,6 +378,8 @@ impl Handles {
             prefix_hits: new_counter(all, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
             preemptions: new_counter(all, "vllm:num_preemptions_total", "Sequences sent back to the queue for lack of pages."),
             evictions: new_counter(all, "sterna_evictions_total", "Cached prefix pages given up for new ones."),
+            drafted: new_counter(all, "vllm:spec_decode_num_draft_tokens_total", "Tokens guessed from a sequence's own past."),
+            accepted: new_counter(all, "vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that the model then drew."),
             prompt_tokens: new_counter(all, "vllm:prompt_tokens_total", "Prompt tokens of requests that reached their first token."),
             generation_tokens: new_counter(all, "vllm:generation_tokens_total", "Generated tokens."),
             finished: new_counters(all, "vllm:request_success_total", "Requests that ended, by reason.", "finished_reason", ENDINGS),
@@ -548,6 +559,21 @@ mod tests {
         close("vllm:prompt_tokens_total", 7.0);
         close("vllm:generation_tokens_total", 3.0);
         close("vllm:request_generation_tokens_sum", 3.0);
+    }
+
+    #[test]
+    fn tokens_of_one_step_have_no_gap_between_them() {
+        let metrics = metrics();
+        let start = Instant::now();
+        let mut timeline = Timeline::new(start, 7);
+        for ms in [100, 200, 200, 200] {
+            metrics.token(&mut timeline, start + Duration::from_millis(ms));
+        }
+        let text = metrics.render();
+        let gaps = |rest: &str| value(&text, &format!("vllm:inter_token_latency_seconds_{rest}"));
+        assert!((gaps("sum{") - 0.1).abs() < 1e-9);
+        assert_eq!(gaps("count{"), 3.0);
+        assert_eq!(value(&text, "vllm:generation_tokens_total{"), 4.0);
     }
 
     #[test]

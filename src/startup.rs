@@ -118,7 +118,7 @@ fn start_engine(
         threads: config.threads(),
         pin_threads: pin,
         max_step_tokens: limits.max_batch_tokens(),
-        max_logits_rows: limits.max_running as usize,
+        max_logits_rows: limits.max_logits(),
         progress: io::stderr().is_terminal(),
     };
     let model = Model::load(&source, options)?;
@@ -141,7 +141,10 @@ fn start_engine(
     let engine_config = EngineConfig {
         submit_lane: limits.max_queued as usize,
         limits,
-        policy: Policy::default(),
+        policy: Policy {
+            max_draft: config.speculate,
+            ..Policy::default()
+        },
         drain_limit: Duration::from_secs(config.drain_seconds),
         stall_limit: STALL_LIMIT,
         pin,

@@ -1,5 +1,5 @@
 //! Company never changes an answer: tokens and logprob bits of the demo model are equal alone, in any batch, chunked, from the prefix
-//! cache, after eviction and preemption, and with any number of threads. Each test also asserts that its condition really occurred.
+//! cache, after eviction and preemption, with and without drafts, and with any number of threads. Each test also asserts that its condition really occurred.
 
 #![allow(
     clippy::unwrap_used,
@@ -80,11 +80,16 @@ const ROOMY: Limits = Limits {
 };
 
 fn start(limits: Limits, threads: usize) -> Server {
+    start_drafting(limits, threads, 0)
+}
+
+/// An engine that drafts up to `max_draft` tokens for a sequence.
+fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
     let options = LoadOptions {
         kernels: Kernels::new(Isa::best()).unwrap(),
         threads,
         max_step_tokens: limits.max_batch_tokens(),
-        max_logits_rows: limits.max_running as usize,
+        max_logits_rows: limits.max_logits(),
         pin_threads: false,
         progress: false,
     };
@@ -98,7 +103,10 @@ fn start(limits: Limits, threads: usize) -> Server {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let config = EngineConfig {
         limits,
-        policy: Policy::default(),
+        policy: Policy {
+            max_draft,
+            ..Policy::default()
+        },
         submit_lane: 1024,
         drain_limit: Duration::from_secs(30),
         stall_limit: Duration::from_secs(60),
@@ -215,12 +223,18 @@ async fn alone(
     threads: usize,
 ) -> (Vec<Answer>, Server) {
     let server = start(limits, threads);
+    let answers = in_turn(requests, &server).await;
+    (answers, server)
+}
+
+/// One after the other, each with a cold cache.
+async fn in_turn(requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answer> {
     let mut answers = Vec::new();
     for request in requests {
         answers.push(answer(&server.handle, request).await);
         server.handle.reset_prefix_cache();
     }
-    (answers, server)
+    answers
 }
 
 #[tokio::main]
@@ -317,5 +331,42 @@ fn any_number_of_threads_gives_the_same_answers() {
             expected,
             "{threads} threads, together"
         );
+    }
+}
+
+/// Prompts that say the same twice and answers that go on like it: greedy, sampled at temperatures at which drafts sometimes hold, with
+/// penalties against what was said, and with ends in the midst of drafts.
+fn repetitive_requests() -> Vec<GenerationRequest> {
+    (0..10)
+        .map(|i| {
+            let mut request = request(300 + i, 12 + 7 * i as usize, 40 + 11 * (i as u32 % 4));
+            request.prompt = request.prompt.repeat(3);
+            request.sampling.temperature = [0.0, 0.3, 0.0, 0.7, 0.0][i as usize % 5];
+            request.sampling.repetition_penalty = if i == 4 { 1.1 } else { 1.0 };
+            request
+        })
+        .collect()
+}
+
+#[test]
+fn answers_are_the_same_with_and_without_drafts() {
+    let (expected, plain) = alone(repetitive_requests(), ROOMY, 1);
+    assert_eq!(plain.counter("vllm:spec_decode_num_draft_tokens_total"), 0);
+    for (pages, threads) in [(ROOMY.pages, 1), (ROOMY.pages, 2), (48, 1)] {
+        let server = start_drafting(Limits { pages, ..ROOMY }, threads, 6);
+        let in_turn = tokio::runtime::Runtime::new()
+            .unwrap()
+            .block_on(in_turn(repetitive_requests(), &server));
+        let what = format!("{pages} pages, {threads} threads");
+        assert_eq!(in_turn, expected, "{what}, in turn");
+        assert_eq!(
+            together(repetitive_requests(), &server),
+            expected,
+            "{what}, together"
+        );
+        let drafted = server.counter("vllm:spec_decode_num_draft_tokens_total");
+        let accepted = server.counter("vllm:spec_decode_num_accepted_tokens_total");
+        assert!(accepted > 50, "{what}: only {accepted} drafts held");
+        assert!(accepted < drafted, "{what}: none of {drafted} was refused");
     }
 }

@@ -101,6 +101,9 @@ impl Forward for Recorder {
             let _ = gate.entered.send(());
             let _ = gate.pass.recv();
         }
+        for copy in batch.copies() {
+            pages[copy.to.index()] = pages[copy.from.index()];
+        }
         let mut histories = Vec::new();
         for row in batch.rows() {
             let table = batch.pages(row);
@@ -118,9 +121,8 @@ impl Forward for Recorder {
                 KILLS_THE_THREAD if end > 2 => std::panic::panic_any(Bomb),
                 _ => {}
             }
-            if row.logits > 0 {
-                histories.push(history);
-            }
+            let wanted = end - row.logits as usize..end;
+            histories.extend(wanted.map(|position| history[..=position].to_vec()));
         }
         Histories(histories)
     }
@@ -401,7 +403,7 @@ async fn an_answer_ends_at_a_stop_token_or_at_its_length() {
     );
     assert_eq!(
         stopped.end,
-        Some(end(FinishReason::Stop, 2, 0, first as u32 + 1))
+        Some(end(FinishReason::Stop, 2, 1, first as u32 + 1))
     );
 
     let patient = GenerationRequest {

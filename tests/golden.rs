@@ -139,6 +139,43 @@ fn greedy_tokens_are_the_references_wherever_its_margin_exceeds_the_spread() {
 }
 
 #[test]
+fn drafted_tokens_have_the_logits_of_single_decodes() {
+    for_each_fixture(|fixture, kernels| {
+        let mut model = fixture.model(kernels);
+        let prompts = &fixture.expected.prompts;
+        let single = follow(&mut model, prompts);
+        for (prompt, single) in prompts.iter().zip(&single) {
+            // As if the whole continuation had been drafted, and every draft held.
+            let drafts = &prompt.continuation[..prompt.continuation.len() - 1];
+            let tokens = [prompt.prompt.as_slice(), drafts].concat();
+            let known = prompt.prompt.len() - 1;
+            let mut sequence = Sequence::new(0, tokens);
+            let mut kv = model.new_kv_store(sequence.pages.len());
+            let mut batch = Batch::new();
+            while sequence.computed < known {
+                batch.clear();
+                sequence.push_row(&mut batch, CHUNK.min(known - sequence.computed), 0);
+                model.forward(&batch, &mut kv);
+            }
+            batch.clear();
+            sequence.push_row(&mut batch, usize::MAX, 1 + drafts.len());
+            let mut drafted = Vec::new();
+            step(&mut model, &batch, &mut kv, |_, logits| {
+                drafted.push(logits)
+            });
+            if drafted != *single {
+                return Err(format!(
+                    "a prompt of {} tokens, {} drafts",
+                    prompt.prompt.len(),
+                    drafts.len()
+                ));
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn each_layer_fed_the_references_input_computes_its_output() {
     for_each_fixture(|fixture, kernels| {
         let mut model = fixture.model(kernels);
@@ -397,8 +434,9 @@ impl Sequence {
         }
     }
 
-    /// Adds up to `most` of the next tokens to a step; says the position of the last one, if there is any left.
-    fn push_row(&mut self, batch: &mut Batch, most: usize) -> Option<usize> {
+    /// Adds up to `most` of the next tokens to a step, the last `logits` of them with logits; says the position of the last one,
+    /// if there is any left.
+    fn push_row(&mut self, batch: &mut Batch, most: usize, logits: usize) -> Option<usize> {
         let end = self.tokens.len().min(self.computed.saturating_add(most));
         if end == self.computed {
             return None;
@@ -409,7 +447,7 @@ impl Sequence {
             self.computed,
             &self.tokens[self.computed..end],
             pages,
-            1,
+            logits,
         );
         self.computed = end;
         Some(end - 1)
@@ -442,7 +480,7 @@ fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>> {
                 .prompt
                 .len()
                 .saturating_sub(sequence.computed);
-            let last = sequence.push_row(&mut batch, prompt_left.clamp(1, CHUNK));
+            let last = sequence.push_row(&mut batch, prompt_left.clamp(1, CHUNK), 1);
             computed.extend(last.map(|last| (index, last)));
         }
         if computed.is_empty() {
@@ -461,7 +499,7 @@ fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>> {
 fn run_layer(model: &mut Model, layer: usize, hidden: &mut [f32]) {
     let mut sequence = Sequence::new(0, vec![0; hidden.len() / model.config().hidden]);
     let mut batch = Batch::new();
-    sequence.push_row(&mut batch, usize::MAX);
+    sequence.push_row(&mut batch, usize::MAX, 1);
     let mut kv = model.new_kv_store(sequence.pages.len());
     model.run_layer(layer, hidden, &batch, &mut kv);
 }

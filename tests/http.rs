@@ -131,9 +131,11 @@ impl Forward for Actor {
             !poisoned && !self.gate.failing.load(Ordering::SeqCst),
             "this step was made to fail"
         );
-        let rows = batch.rows().iter().filter(|row| row.logits > 0);
+        let rows = batch.rows().iter();
+        let wanted = rows.flat_map(|row| row.end() - row.logits as usize..row.end());
         Rows(
-            rows.map(|row| self.script[row.end() % self.script.len()])
+            wanted
+                .map(|position| self.script[(position + 1) % self.script.len()])
                 .collect(),
         )
     }
@@ -155,6 +157,11 @@ impl Server {
     }
 
     fn with(max_running: u32, submit_lane: usize) -> Server {
+        // A script repeats itself: with drafts a step would say any number of its tokens, and no test could count steps.
+        Server::drafting(max_running, submit_lane, 0)
+    }
+
+    fn drafting(max_running: u32, submit_lane: usize, max_draft: u32) -> Server {
         let files = Files {
             tokenizer: TOKENIZER,
             config: Some(CONFIG),
@@ -185,7 +192,10 @@ impl Server {
         };
         let config = EngineConfig {
             limits,
-            policy: Policy::default(),
+            policy: Policy {
+                max_draft,
+                ..Policy::default()
+            },
             submit_lane,
             drain_limit: PATIENCE,
             stall_limit: PATIENCE,
@@ -440,6 +450,40 @@ async fn a_chat_has_openais_shape() {
         "index": 0, "message": {"role": "assistant", "content": content}, "logprobs": null, "finish_reason": "length"
     });
     assert_eq!(answer["choices"], json!([choice]));
+}
+
+#[tokio::test]
+async fn tokens_that_come_several_a_step_are_answered_as_if_one_by_one() {
+    let (plain, drafting) = (Server::new(), Server::drafting(8, 64, 6));
+    let stop_token = plain.tokenizer.encode_prompt(SCRIPT).unwrap()[20];
+    let said = |mut answer: Value| {
+        let fields = answer.as_object_mut().unwrap();
+        fields.remove("id");
+        fields.remove("created");
+        answer
+    };
+    for wishes in [
+        json!({}),
+        json!({"stop": "two"}),
+        json!({"stop": ["naïve П"], "include_stop_str_in_output": true}),
+        json!({"logprobs": 2, "return_token_ids": true}),
+        json!({"stop_token_ids": [stop_token], "min_tokens": 30}),
+    ] {
+        // The prompt holds the script already, so that every token of the answer can be drafted.
+        let prompt = json!({"prompt": SCRIPT.repeat(2), "max_tokens": 90});
+        let body = merged(prompt, wishes);
+        let expected = said(plain.complete(body.clone()).await.ok());
+        assert_eq!(said(drafting.complete(body.clone()).await.ok()), expected);
+        let body = merged(body, json!({"stream": true}));
+        let streamed = |answer: Answer| answer.events().into_iter().map(said).collect::<Vec<_>>();
+        let expected = streamed(plain.complete(body.clone()).await);
+        assert_eq!(streamed(drafting.complete(body).await), expected);
+    }
+    let steps = |server: &Server| server.metric("sterna_engine_steps_total");
+    assert!(
+        2.0 * steps(&drafting) < steps(&plain),
+        "few steps had several tokens"
+    );
 }
 
 #[tokio::test]

@@ -210,5 +210,7 @@ fn occupancy(snapshot: &Snapshot) -> Occupancy {
         prefix_hits: snapshot.prefix_hits,
         preemptions: snapshot.preemptions,
         evictions: snapshot.evictions,
+        drafted: snapshot.drafted,
+        accepted: snapshot.accepted,
     }
 }

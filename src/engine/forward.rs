@@ -15,7 +15,8 @@ pub trait Forward: Send + 'static {
     /// Memory for `pages` pages; asked for once, before the engine takes requests.
     fn new_kv_store(&self, pages: usize) -> Self::KvStore;
 
-    /// Computes `batch`: one row of logits for each of its rows that wants them, in their order.
+    /// Computes `batch`, after making its copies: one row of logits for each token whose logits are wanted, in the order of
+    /// the rows and of their tokens.
     fn forward(&mut self, batch: &Batch, kv_store: &mut Self::KvStore) -> impl LogitRows;
 }
 

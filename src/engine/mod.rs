@@ -10,6 +10,7 @@ mod egress;
 mod forward;
 mod lanes;
 mod request;
+mod rows;
 mod sampler;
 mod status;
 mod step;

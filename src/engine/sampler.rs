@@ -13,7 +13,7 @@ pub(super) const MOST_LOGPROBS: u32 = 20;
 /// Everything a token depends on, beside the logits.
 pub(super) struct Draw<'a> {
     pub(super) params: &'a SamplingParams,
-    /// Prompt and output so far; its length is the position of the drawn token.
+    /// Prompt and output so far, drafts that held among it; its length is the position of the drawn token.
     pub(super) history: &'a [TokenId],
     pub(super) prompt_tokens: usize,
     /// Tokens that may not be drawn now: the stop tokens of an output that is still too short.

@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::TryRecvError;
 use sterna_scheduler::{
-    Event as Happened, FinishReason, Micros, Plan, Request, Sampled, Scheduler, SequenceId, Step,
-    TokenId,
+    Event as Happened, FinishReason, Micros, Plan, Request, Scheduler, SequenceId,
 };
 
 use super::egress::{Notice, Turn};
 use super::lanes::{Common, Control, Lanes, Submission, Ticket};
-use super::sampler::{Draw, Sampler, Unsampleable};
-use super::{EngineConfig, Forward, LogitRows, SamplingParams, TokenOutput};
+use super::rows::{Continued, Rows, Terms};
+use super::{EngineConfig, Forward};
 use crate::metrics::Timeline;
 
 /// The body of the engine thread: serves until a drain has ended or every handle is gone.
@@ -80,9 +79,7 @@ struct Serving<F: Forward> {
 /// What the engine keeps of a request, beside what the scheduler does.
 struct Asked {
     ticket: Ticket,
-    sampling: SamplingParams,
-    min_new_tokens: usize,
-    stop_tokens: Vec<TokenId>,
+    terms: Terms,
     common: Arc<Common>,
 }
 
@@ -102,7 +99,11 @@ impl<F: Forward> Serving<F> {
         let tokens = step.batch().token_count();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let logits = self.model.forward(step.batch(), &mut self.kv_store);
-            self.rows.sample(&step, &logits, &self.sequences);
+            self.rows.sample(step.batch(), &logits, |id| Continued {
+                terms: &self.sequences[&id].terms,
+                known: step.history(id),
+                prompt_tokens: step.prompt_len(id),
+            });
         }));
         let committed = Instant::now();
         match outcome {
@@ -167,9 +168,12 @@ impl<F: Forward> Serving<F> {
         let timeline = Timeline::new(request.arrived, request.prompt.len() as u32);
         let asked = Asked {
             ticket,
-            sampling: request.sampling,
-            min_new_tokens: request.min_new_tokens as usize,
-            stop_tokens: request.stop_tokens.clone(),
+            terms: Terms {
+                sampling: request.sampling,
+                min_new_tokens: request.min_new_tokens as usize,
+                max_new_tokens: request.max_new_tokens as usize,
+                stop_tokens: request.stop_tokens.clone(),
+            },
             common,
         };
         let request = Request {
@@ -286,57 +290,6 @@ impl<F: Forward> Serving<F> {
         let moment = self.drain_deadline;
         self.lanes
             .wait(moment.map(|moment| Duration::from_micros(moment.saturating_sub(now))));
-    }
-}
-
-/// The sampled rows of one step, with memory that is used again for the next.
-struct Rows {
-    logits: Vec<f32>,
-    sampler: Sampler,
-    sampled: Vec<Sampled>,
-    outputs: Vec<(SequenceId, Result<TokenOutput, Unsampleable>)>,
-}
-
-impl Rows {
-    fn new(vocabulary: usize) -> Rows {
-        Rows {
-            logits: vec![0.0; vocabulary],
-            sampler: Sampler::new(vocabulary),
-            sampled: Vec::new(),
-            outputs: Vec::new(),
-        }
-    }
-
-    /// Draws a token for each row of logits, in batch order.
-    fn sample(
-        &mut self,
-        step: &Step<'_>,
-        logits: &impl LogitRows,
-        sequences: &HashMap<SequenceId, Asked>,
-    ) {
-        self.sampled.clear();
-        self.outputs.clear();
-        let wanted = step.batch().rows().iter().filter(|row| row.logits > 0);
-        for (index, row) in wanted.enumerate() {
-            let id = row.sequence;
-            let asked = &sequences[&id];
-            let history = step.history(id);
-            let prompt_tokens = step.prompt_len(id);
-            let is_short = history.len() - prompt_tokens < asked.min_new_tokens;
-            let draw = Draw {
-                params: &asked.sampling,
-                history,
-                prompt_tokens,
-                forbidden: if is_short { &asked.stop_tokens } else { &[] },
-            };
-            logits.copy_row(index, &mut self.logits);
-            let outcome = self.sampler.sample(&self.logits, &draw);
-            self.sampled.push(match &outcome {
-                Ok(output) => Sampled::Token(output.token),
-                Err(_) => Sampled::Failed,
-            });
-            self.outputs.push((id, outcome));
-        }
     }
 }
 

@@ -76,6 +76,22 @@ impl KvStore {
         self.shape
     }
 
+    /// Copies all of page `from`, every layer, to page `to`.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    pub(super) fn copy_page(&mut self, from: usize, to: usize) {
+        assert!(
+            from < self.pages && to < self.pages,
+            "page {from} is copied to {to}, of {}",
+            self.pages
+        );
+        let size = self.shape.page();
+        let begin = self.start + from * size;
+        self.values
+            .copy_within(begin..begin + size, self.start + to * size);
+    }
+
     /// What `head` of `layer` has in `page`.
     pub(super) fn head(&self, page: usize, layer: usize, head: usize) -> KvPage<'_> {
         let at = self.start
@@ -162,6 +178,36 @@ mod tests {
                 assert_eq!(read.keys.as_ptr().align_offset(64), 0);
             }
         }
+    }
+
+    #[test]
+    fn a_page_is_copied_whole_and_no_other_changes() {
+        let mut store = KvStore::new(SHAPE, 4);
+        for layer in 0..SHAPE.layers {
+            for (page, mut values) in (0..).zip(store.layer_mut(layer, 0..4)) {
+                for (head, (keys, values)) in (0..).zip(values.heads_mut()) {
+                    let mark = 1000 * page + 100 * layer as u16 + 10 * head;
+                    keys.fill(mark);
+                    values.fill(mark + 1);
+                }
+            }
+        }
+        store.copy_page(1, 3);
+        store.copy_page(2, 0);
+        for (page, source) in [(0, 2), (1, 1), (2, 2), (3, 1)] {
+            for (layer, head) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
+                let read = store.head(page, layer, head);
+                let mark = (1000 * source + 100 * layer + 10 * head) as u16;
+                assert!(read.keys.iter().all(|&key| key == mark));
+                assert!(read.values.iter().all(|&value| value == mark + 1));
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "page 1 is copied to 4, of 4")]
+    fn a_page_that_is_not_there_is_not_written() {
+        KvStore::new(SHAPE, 4).copy_page(1, 4);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a step ends in: a row of logits for each row of the batch that wants them.
+//! What a step ends in: a row of logits for each token of the batch whose logits are wanted.
 
 use sterna_kernels::PANEL_ROWS;
 

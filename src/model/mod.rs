@@ -54,7 +54,7 @@ pub struct LoadOptions {
     pub pin_threads: bool,
     /// The most tokens of a step.
     pub max_step_tokens: usize,
-    /// The most rows of a step that want logits.
+    /// The most tokens of a step whose logits are wanted; each takes a row of logits.
     pub max_logits_rows: usize,
     /// Show a progress bar while loading, if stderr is a terminal.
     pub progress: bool,
@@ -223,18 +223,22 @@ impl Model {
         }
     }
 
-    /// Computes a step: writes the keys and values of the batch's tokens into `kv`, and returns the
-    /// logits of the rows that want them, in the order of the rows.
+    /// Computes a step: makes the batch's copies, writes the keys and values of its tokens into `kv`, and
+    /// returns the logits after the tokens for which they are wanted, in the order of the rows and of their
+    /// tokens.
     ///
     /// # Panics
-    /// If the batch is larger than the options allow, names a page or token that does not exist, or `kv`
-    /// is another model's.
+    /// If the batch is larger than the options allow, names a page or token that does not exist, writes to a
+    /// page that it also copies from, or `kv` is another model's.
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> &Logits {
         // Should a step panic, the states are lost; the next one makes them anew.
         let mut hidden = std::mem::take(&mut self.memory.hidden);
         hidden.resize(batch.token_count() * self.config.hidden, 0.0);
         self.embed(batch, &mut hidden);
         self.memory.placement.place(batch);
+        for copy in batch.copies() {
+            kv.copy_page(copy.from.index(), copy.to.index());
+        }
         for layer in 0..self.config.layers {
             self.placed_layer(layer, &mut hidden, batch, kv);
         }
@@ -263,8 +267,8 @@ impl Model {
     }
 
     /// Runs one layer on the hidden states `[token][hidden]` of the batch's tokens, in place.
-    /// [`Model::forward`] is nothing but this for each layer, between [`Model::embed`] and the output
-    /// head.
+    /// [`Model::forward`] is nothing but this for each layer, between [`Model::embed`] with the batch's
+    /// copies and the output head.
     ///
     /// # Panics
     /// As [`Model::forward`].
@@ -319,7 +323,7 @@ impl Model {
         let wanted = memory.placement.logits();
         assert!(
             wanted.len() <= self.max_logits_rows,
-            "{} rows want logits, room for {}",
+            "{} tokens want logits, room for {}",
             wanted.len(),
             self.max_logits_rows
         );

@@ -63,7 +63,7 @@ impl Placement {
     /// Works out where the tokens of `batch` stand.
     ///
     /// # Panics
-    /// If there are more tokens than room, or two rows write to one page.
+    /// If there are more tokens than room, two rows write to one page, or a row to a page that is copied.
     pub(super) fn place(&mut self, batch: &Batch) {
         let tokens = batch.token_count();
         assert!(
@@ -97,6 +97,17 @@ impl Placement {
                 .windows(2)
                 .all(|pair| pair[0].page < pair[1].page),
             "two rows write to one page"
+        );
+        let is_written = |page| {
+            let found = self.writes.binary_search_by_key(&page, |write| write.page);
+            found.is_ok()
+        };
+        assert!(
+            !batch
+                .copies()
+                .iter()
+                .any(|copy| is_written(copy.from.index())),
+            "a row writes to a page that is copied"
         );
     }
 

@@ -1,9 +1,9 @@
 //! The whole model against the plain forward pass, over every kind of checkpoint; and what must not
-//! change a result: chunks, neighbours, threads, shards, a step that failed.
+//! change a result: chunks, neighbours, threads, shards, drafts, copied pages, a step that failed.
 
 use safetensors::Dtype;
 use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::{Batch, Page, SequenceId};
+use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 
 use super::reference::{
     Form, HIDDEN, INTERMEDIATE, Kind, LAYERS, LLAMA, Made, PLAIN, Random, VOCAB,
@@ -18,6 +18,18 @@ fn options(threads: usize) -> LoadOptions {
     }
 }
 
+/// The toy with every instruction set of this machine.
+fn toys(threads: usize) -> impl Iterator<Item = (Isa, Model)> {
+    Isa::available().map(move |isa| {
+        let kernels = Kernels::new(isa).unwrap();
+        let options = LoadOptions {
+            kernels,
+            ..options(threads)
+        };
+        (isa, Model::load(&toy::source(), options).unwrap())
+    })
+}
+
 fn load(made: &Made, threads: usize) -> Model {
     Model::load(&made.source(1), options(threads)).unwrap()
 }
@@ -25,22 +37,23 @@ fn load(made: &Made, threads: usize) -> Model {
 /// A row: which sequence, from where to where, and the pages of that sequence.
 type Part<'a> = (&'a [u32], std::ops::Range<usize>, u32);
 
-/// A batch of parts of sequences. The pages of a sequence are `first`, `first + 3`, …
+/// A batch of parts of sequences, with the logits after the last token of each. The pages of a sequence are `first`,
+/// `first + 3`, …
 fn batch(parts: &[Part<'_>]) -> Batch {
     let mut batch = Batch::new();
-    for (sequence, range, first) in parts {
-        let pages: Vec<Page> = (0..range.end.div_ceil(16) as u32)
-            .map(|i| Page::new(first + 3 * i))
-            .collect();
-        batch.push_row(
-            SequenceId::new(*first, 0),
-            range.start,
-            &sequence[range.clone()],
-            &pages,
-            1,
-        );
+    for part in parts {
+        push(&mut batch, part, 1);
     }
     batch
+}
+
+/// Adds a part of a sequence, with the logits after its last `logits` tokens.
+fn push(batch: &mut Batch, (sequence, range, first): &Part<'_>, logits: usize) {
+    let pages: Vec<Page> = (0..range.end.div_ceil(16) as u32)
+        .map(|i| Page::new(first + 3 * i))
+        .collect();
+    let (id, tokens) = (SequenceId::new(*first, 0), &sequence[range.clone()]);
+    batch.push_row(id, range.start, tokens, &pages, logits);
 }
 
 fn rows(model: &mut Model, batch: &Batch, kv: &mut KvStore) -> Vec<Vec<f32>> {
@@ -239,6 +252,91 @@ fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
             "{threads} threads"
         );
     }
+}
+
+#[test]
+fn drafted_tokens_have_the_logits_of_single_decodes() {
+    // The rows cross a page (16) and a span of attention (256 keys); the last is a prompt of which all logits are wanted.
+    let (a, b, c) = (prompt(270, 1, 512), prompt(40, 2, 512), prompt(9, 3, 512));
+    let parts: [Part<'_>; 3] = [(&a, 250..258, 0), (&b, 29..34, 1), (&c, 0..9, 2)];
+    for threads in [1, 2, 3] {
+        for (isa, mut model) in toys(threads) {
+            let mut kv = model.new_kv_store(120);
+            kv.poison();
+            let prompts = batch(&[(&a, 0..250, 0), (&b, 0..29, 1)]);
+            rows(&mut model, &prompts, &mut kv);
+            let mut single = Vec::new();
+            for (tokens, range, first) in &parts {
+                for at in range.clone() {
+                    let step = batch(&[(tokens, at..at + 1, *first)]);
+                    single.extend(rows(&mut model, &step, &mut kv));
+                }
+            }
+            // What was drafted in these places before, and refused, is in the pages still; it is overwritten.
+            let refused = prompt(300, 7, 512);
+            let wrong = batch(&[(&refused, 250..260, 0), (&refused, 29..36, 1)]);
+            rows(&mut model, &wrong, &mut kv);
+            let mut drafted = Batch::new();
+            for part in &parts {
+                push(&mut drafted, part, part.1.len());
+            }
+            assert!(
+                rows(&mut model, &drafted, &mut kv) == single,
+                "{threads} threads, {isa}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_copied_page_overwritten_at_its_end_is_a_page_computed_afresh() {
+    let (a, tail) = (prompt(48, 1, 512), prompt(48, 2, 512));
+    for (isa, mut model) in toys(2) {
+        for shared in [1, 25, 31, 40] {
+            // As long as a, and equal to it for `shared` tokens.
+            let b = [&a[..shared], &tail[shared..]].concat();
+            let mut kv = model.new_kv_store(20);
+            let mut fresh = Batch::new();
+            push(&mut fresh, &(&b, 0..48, 1), 48 - shared);
+            let expected = rows(&mut model, &fresh, &mut kv);
+
+            kv.poison();
+            let before = rows(&mut model, &batch(&[(&a, 0..47, 0)]), &mut kv);
+            // b reads the whole shared pages where they are, and owns a copy of the one that it shares in part.
+            let whole = shared / 16;
+            let pages: Vec<Page> = (0..3)
+                .map(|page| Page::new(3 * page as u32 + u32::from(page >= whole)))
+                .collect();
+            let mut copied = Batch::new();
+            copied.push_copy(PageCopy {
+                from: Page::new(3 * whole as u32),
+                to: pages[whole],
+            });
+            let id = SequenceId::new(1, 0);
+            copied.push_row(id, shared, &b[shared..], &pages, 48 - shared);
+            assert!(
+                rows(&mut model, &copied, &mut kv) == expected,
+                "{shared} shared tokens, {isa}"
+            );
+            // The page that was copied is as it was.
+            let again = rows(&mut model, &batch(&[(&a, 46..47, 0)]), &mut kv);
+            assert!(again == before, "{shared} shared tokens, {isa}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a row writes to a page that is copied")]
+fn a_page_that_is_copied_is_not_written_in_the_same_step() {
+    let tokens = prompt(20, 1, 512);
+    let mut model = toy::model(1);
+    let mut kv = model.new_kv_store(8);
+    let mut step = batch(&[(&tokens, 0..20, 0)]);
+    step.push_copy(PageCopy {
+        from: Page::new(3),
+        to: Page::new(1),
+    });
+    model.forward(&step, &mut kv);
 }
 
 #[test]
