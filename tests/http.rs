@@ -606,14 +606,12 @@ const INVALID_VALUES: &[(&str, &str)] = &[
     ("skip_special_tokens", "0"),
     ("return_token_ids", r#""no""#),
     ("include_stop_str_in_output", "{}"),
-    ("n", r#"0 | "2""#),
-    ("best_of", "-1"),
+    ("n", r#"0 | "2" | 9 | -1 | 1.5 | [2]"#),
 ];
 
 /// Values that both endpoints know and can't honour.
 const UNSUPPORTED: &[(&str, &str)] = &[
-    ("n", "2 | 8"),
-    ("best_of", "3"),
+    ("best_of", r#"3 | 2 | 0 | -1 | "1""#),
     ("echo", "true"),
     ("suffix", r#""end""#),
     ("tools", r#"[{"type": "function"}]"#),
