@@ -8,11 +8,10 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::choices::{Choices, Whole};
 use super::error::{ApiError, quoted};
 use super::fields::{Fields, wrong_kind};
-use super::generation::{
-    Call, Generation, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
-};
+use super::generation::{Call, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs};
 use super::params::Params;
 use super::sse::{self, Chunks, Header};
 use super::{App, Serving, body};
@@ -30,12 +29,12 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Result<R
     let wants_logprobs = call.params.sampling.logprobs.is_some();
     let wants_tokens = call.params.return_token_ids;
     let streaming = call.params.stream;
-    let generation = Generation::start(serving, call, arrived)?;
+    let choices = Choices::start(serving, call, arrived)?;
     match streaming {
         Some(streaming) => {
             let header = Header::new("chatcmpl-", "chat.completion.chunk", &serving.model);
             sse::respond(
-                generation,
+                choices,
                 header,
                 ChatChunks {
                     wants_logprobs,
@@ -47,7 +46,7 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Result<R
         }
         None => {
             let header = Header::new("chatcmpl-", "chat.completion", &serving.model);
-            whole(generation, &header, wants_logprobs).await
+            whole(choices, &header, wants_logprobs).await
         }
     }
 }
@@ -198,23 +197,25 @@ fn text_part<'a>(part: &'a Value, role: &str, param: &str) -> Result<&'a str, Ap
 }
 
 async fn whole(
-    mut generation: Generation,
+    mut choices: Choices,
     header: &Header,
     wants_logprobs: bool,
 ) -> Result<Response, ApiError> {
-    let (answer, ending) = generation.whole().await?;
-    let choice = Choice {
-        index: 0,
+    let wholes = choices.whole().await?;
+    let choice = |(index, whole): (u32, Whole)| Choice {
+        index,
         message: Some(Words {
             role: Some("assistant"),
-            content: Some(answer.text),
+            content: Some(whole.answer.text),
         }),
         delta: None,
-        logprobs: wants_logprobs.then(|| Logprobs::new(&answer.logprobs, generation.tokenizer())),
-        finish_reason: Some(ending.finish_reason),
-        token_ids: generation.prompt().map(|_| answer.tokens),
+        logprobs: wants_logprobs
+            .then(|| Logprobs::new(&whole.answer.logprobs, choices.tokenizer())),
+        finish_reason: whole.finish_reason,
+        token_ids: choices.prompt().map(|_| whole.answer.tokens),
     };
-    let json = header.around([choice], Some(Some(ending.usage)), generation.prompt());
+    let written: Vec<Choice> = (0..).zip(wholes).map(choice).collect();
+    let json = header.around(written, Some(Some(choices.usage())), choices.prompt());
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 
@@ -226,35 +227,38 @@ struct ChatChunks {
 impl Chunks for ChatChunks {
     const PROMPT_BESIDE_CHOICES: bool = true;
 
-    fn opening(&self) -> Option<impl Serialize> {
-        Some(Choice::of_chunk(Words {
+    fn opening(&self, index: u32) -> Option<impl Serialize> {
+        let words = Words {
             role: Some("assistant"),
             content: Some(String::new()),
-        }))
+        };
+        Some(Choice::of_chunk(index, words))
     }
 
-    fn piece(&mut self, piece: Piece, generation: &Generation) -> impl Serialize {
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
         let logprobs = self
             .wants_logprobs
-            .then(|| Logprobs::new(&piece.logprobs, generation.tokenizer()));
+            .then(|| Logprobs::new(&piece.logprobs, choices.tokenizer()));
+        let words = Words {
+            role: None,
+            content: Some(piece.text),
+        };
         let token_ids = self.wants_tokens.then_some(piece.tokens);
         Choice {
             logprobs,
             token_ids,
-            ..Choice::of_chunk(Words {
-                role: None,
-                content: Some(piece.text),
-            })
+            ..Choice::of_chunk(index, words)
         }
     }
 
-    fn ending(&self, finish_reason: &'static str) -> impl Serialize {
+    fn ending(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
+        let words = Words {
+            role: None,
+            content: None,
+        };
         Choice {
             finish_reason: Some(finish_reason),
-            ..Choice::of_chunk(Words {
-                role: None,
-                content: None,
-            })
+            ..Choice::of_chunk(index, words)
         }
     }
 }
@@ -273,9 +277,9 @@ struct Choice {
 }
 
 impl Choice {
-    fn of_chunk(delta: Words) -> Choice {
+    fn of_chunk(index: u32, delta: Words) -> Choice {
         Choice {
-            index: 0,
+            index,
             message: None,
             delta: Some(delta),
             logprobs: None,

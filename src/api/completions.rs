@@ -1,5 +1,6 @@
 //! `POST /v1/completions`: a prompt of text or tokens, continued.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
@@ -8,11 +9,10 @@ use axum::response::{IntoResponse, Response};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::choices::{Choices, Whole};
 use super::error::ApiError;
 use super::fields::{Fields, wrong_kind};
-use super::generation::{
-    Call, Generation, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
-};
+use super::generation::{Call, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs};
 use super::params::{Params, token_id};
 use super::sse::{self, Chunks, Header};
 use super::{App, Serving, body};
@@ -32,21 +32,21 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Result<R
     let header = Header::new("cmpl-", "text_completion", &serving.model);
     let wants_logprobs = call.params.sampling.logprobs.is_some();
     let streaming = call.params.stream;
-    let generation = Generation::start(serving, call, arrived)?;
+    let choices = Choices::start(serving, call, arrived)?;
     match streaming {
         Some(streaming) => {
             sse::respond(
-                generation,
+                choices,
                 header,
                 TextChunks {
                     wants_logprobs,
-                    first: true,
+                    begun: BTreeSet::new(),
                 },
                 streaming,
             )
             .await
         }
-        None => whole(generation, &header, wants_logprobs).await,
+        None => whole(choices, &header, wants_logprobs).await,
     }
 }
 
@@ -106,52 +106,54 @@ fn token_ids(items: &[Value], serving: &Serving) -> Result<Vec<TokenId>, ApiErro
 }
 
 async fn whole(
-    mut generation: Generation,
+    mut choices: Choices,
     header: &Header,
     wants_logprobs: bool,
 ) -> Result<Response, ApiError> {
-    let (answer, ending) = generation.whole().await?;
-    let choice = Choice {
-        index: 0,
-        text: answer.text,
-        logprobs: wants_logprobs.then(|| Logprobs::new(&answer.logprobs, generation.tokenizer())),
-        finish_reason: Some(ending.finish_reason),
-        token_ids: generation.prompt().map(|_| answer.tokens),
-        prompt_token_ids: generation.prompt(),
+    let wholes = choices.whole().await?;
+    let choice = |(index, whole): (u32, Whole)| Choice {
+        index,
+        text: whole.answer.text,
+        logprobs: wants_logprobs
+            .then(|| Logprobs::new(&whole.answer.logprobs, choices.tokenizer())),
+        finish_reason: whole.finish_reason,
+        token_ids: choices.prompt().map(|_| whole.answer.tokens),
+        prompt_token_ids: choices.prompt(),
     };
-    let json = header.around([choice], Some(Some(ending.usage)), None);
+    let written: Vec<Choice<'_>> = (0..).zip(wholes).map(choice).collect();
+    let json = header.around(written, Some(Some(choices.usage())), None);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 struct TextChunks {
     wants_logprobs: bool,
-    first: bool,
+    begun: BTreeSet<u32>, // Choices that have been told the prompt.
 }
 
 impl Chunks for TextChunks {
     const PROMPT_BESIDE_CHOICES: bool = false;
 
-    fn opening(&self) -> Option<impl Serialize> {
+    fn opening(&self, _: u32) -> Option<impl Serialize> {
         None::<()>
     }
 
-    fn piece(&mut self, piece: Piece, generation: &Generation) -> impl Serialize {
-        let first = std::mem::take(&mut self.first);
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
+        let first = self.begun.insert(index);
         Choice {
-            index: 0,
+            index,
             text: piece.text,
             logprobs: self
                 .wants_logprobs
-                .then(|| Logprobs::new(&piece.logprobs, generation.tokenizer())),
+                .then(|| Logprobs::new(&piece.logprobs, choices.tokenizer())),
             finish_reason: None,
-            token_ids: generation.prompt().map(|_| piece.tokens),
-            prompt_token_ids: generation.prompt().filter(|_| first),
+            token_ids: choices.prompt().map(|_| piece.tokens),
+            prompt_token_ids: choices.prompt().filter(|_| first),
         }
     }
 
-    fn ending(&self, finish_reason: &'static str) -> impl Serialize {
+    fn ending(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
         Choice {
-            index: 0,
+            index,
             text: String::new(),
             logprobs: None,
             finish_reason: Some(finish_reason),

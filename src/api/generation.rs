@@ -1,4 +1,4 @@
-//! One request on its way through the engine: tokens in, pieces of text out, and one end.
+//! One choice on its way through the engine: tokens in, pieces of text out, and one end.
 //!
 //! Invariants: streamed or not, the text is made here, token by token, so both are the same; the stop token and the stop string are
 //! no text unless asked for; a log-probability comes with the piece that holds the beginning of its token's text.
@@ -6,8 +6,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
-
-use serde::Serialize;
 
 use super::error::ApiError;
 use super::params::Params;
@@ -19,6 +17,7 @@ use crate::engine::{
 use crate::text::{Detokenizer, TextOptions, Tokenizer};
 
 /// A request that has been understood.
+#[derive(Clone)]
 pub(super) struct Call {
     pub(super) prompt: Vec<TokenId>,
     pub(super) max_new_tokens: u32,
@@ -124,26 +123,13 @@ pub(super) struct TokenLogprob {
     pub(super) top: Vec<(TokenId, f32)>,
 }
 
-/// How an answer ended.
+/// How an answer ended, and what it took.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ending {
     pub(super) finish_reason: &'static str,
-    pub(super) usage: Usage,
-}
-
-/// What it took.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Usage {
-    prompt_tokens: u32,
-    completion_tokens: u32,
-    total_tokens: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_tokens_details: Option<PromptDetails>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-struct PromptDetails {
-    cached_tokens: u32,
+    /// Tokens of the prompt that came from the prefix cache.
+    pub(super) cached_tokens: u32,
+    pub(super) completion_tokens: u32,
 }
 
 /// The next thing of an answer.
@@ -152,16 +138,13 @@ pub(super) enum Output {
     End(Ending),
 }
 
-/// A running request. Dropping it cancels it.
+/// A choice that is being made. Dropping it cancels it, as a client does that leaves.
 pub(super) struct Generation {
     events: EventStream,
-    tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     stop_tokens: Vec<TokenId>,
     include_stop: bool,
     wants_tokens: bool,
-    prompt: Vec<TokenId>, // Kept only for those who want it back.
-    prompt_tokens: u32,
     completion_tokens: u32,
     waiting: VecDeque<TokenLogprob>, // Their text has not been released yet.
     tokens: Vec<TokenId>,            // Drawn since the last piece.
@@ -191,12 +174,6 @@ impl Generation {
             min_tokens: params.min_tokens,
         };
         let wants_tokens = params.return_token_ids;
-        let kept = if wants_tokens {
-            prompt.clone()
-        } else {
-            Vec::new()
-        };
-        let prompt_tokens = prompt.len() as u32;
         let events = serving.engine.submit(GenerationRequest {
             prompt,
             sampling: params.sampling,
@@ -208,13 +185,10 @@ impl Generation {
         })?;
         Ok(Generation {
             events,
-            tokenizer: Arc::clone(&serving.tokenizer),
             detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options),
             stop_tokens: params.stop_tokens,
             include_stop: params.include_stop,
             wants_tokens,
-            prompt: kept,
-            prompt_tokens,
             completion_tokens: 0,
             waiting: VecDeque::new(),
             tokens: Vec::new(),
@@ -223,24 +197,9 @@ impl Generation {
         })
     }
 
-    /// The tokenizer that spells its tokens.
-    pub(super) fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
-    }
-
-    /// The prompt's tokens, if token ids were asked for.
-    pub(super) fn prompt(&self) -> Option<&[TokenId]> {
-        self.wants_tokens.then_some(self.prompt.as_slice())
-    }
-
-    /// Usage before the end is known.
-    pub(super) fn usage_so_far(&self, completion_tokens: u32) -> Usage {
-        Usage {
-            prompt_tokens: self.prompt_tokens,
-            completion_tokens,
-            total_tokens: self.prompt_tokens + completion_tokens,
-            prompt_tokens_details: None,
-        }
+    /// Ends it early although its client is still there.
+    pub(super) fn cancel(mut self) {
+        self.events.finish(FinishReason::Cancelled);
     }
 
     /// Waits until the engine has taken the request. May be given up and left to `next`.
@@ -254,20 +213,6 @@ impl Generation {
             other => Err(ApiError::internal(&format!(
                 "the engine began with {other:?}"
             ))),
-        }
-    }
-
-    /// The whole answer, once it has ended.
-    ///
-    /// # Errors
-    /// As `next`.
-    pub(super) async fn whole(&mut self) -> Result<(Piece, Ending), ApiError> {
-        let mut answer = Piece::default();
-        loop {
-            match self.next().await? {
-                Output::Piece(piece) => answer.extend(piece),
-                Output::End(ending) => return Ok((answer, ending)),
-            }
         }
     }
 
@@ -289,19 +234,14 @@ impl Generation {
                 }
                 Some(Event::Finished {
                     reason,
-                    prompt_tokens,
                     cached_tokens,
                     completion_tokens,
+                    ..
                 }) => {
-                    let usage = Usage {
-                        prompt_tokens,
-                        completion_tokens,
-                        total_tokens: prompt_tokens + completion_tokens,
-                        prompt_tokens_details: Some(PromptDetails { cached_tokens }),
-                    };
                     let ending = Ending {
                         finish_reason: finish_reason(reason)?,
-                        usage,
+                        cached_tokens,
+                        completion_tokens,
                     };
                     return Ok(self.finished(ending));
                 }

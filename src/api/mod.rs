@@ -5,6 +5,7 @@
 
 mod body;
 mod chat;
+mod choices;
 mod completions;
 mod error;
 mod fields;

@@ -14,11 +14,14 @@ const MOST_STOPS: usize = 4;
 const MOST_STOP_BYTES: usize = 256;
 const MOST_STOP_TOKENS: usize = 256;
 const MOST_BIASES: usize = 1024;
+const MOST_CHOICES: i64 = 8;
 
 /// What a request asks for beside its prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Params {
     pub(super) sampling: SamplingParams,
+    /// Choices; see `Choices` for what each draws with.
+    pub(super) n: u32,
     /// `None`: the endpoint's own default.
     pub(super) max_tokens: Option<u32>,
     pub(super) min_tokens: u32,
@@ -57,7 +60,6 @@ const fn unsupported(
     }
 }
 
-const ONE_ANSWER: &str = "this server gives one answer a request";
 const NO_TOOLS: &str = "this server does not call tools";
 const NO_STRUCTURE: &str = "this server does not constrain the output's structure";
 const TEXT_ONLY: &str = "this server reads and writes text only";
@@ -66,8 +68,11 @@ const NOT_HERE: &str = "this server does not support it";
 
 /// `null` never gets here: it is the same as absent.
 const UNSUPPORTED: &[Unsupported] = &[
-    unsupported("n", is_one, ONE_ANSWER),
-    unsupported("best_of", is_one, ONE_ANSWER),
+    unsupported(
+        "best_of",
+        |value| integer(value) == Some(1),
+        "this server returns every answer that it makes; 'n' says how many",
+    ),
     unsupported("echo", is_false, "this server does not repeat the prompt"),
     unsupported(
         "suffix",
@@ -136,10 +141,6 @@ fn is_true(value: &Value) -> bool {
     value == true
 }
 
-fn is_one(value: &Value) -> bool {
-    integer(value) == Some(1)
-}
-
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::String(text) => text.is_empty(),
@@ -176,6 +177,7 @@ impl Params {
         }
         Ok(Params {
             sampling: sampling(body, model)?,
+            n: body.integer("n", 1..=MOST_CHOICES)?.unwrap_or(1) as u32,
             max_tokens,
             min_tokens,
             stop_tokens,
@@ -205,13 +207,6 @@ fn check_supported(body: &Fields<'_>, field: &Unsupported) -> Result<(), ApiErro
         return Ok(());
     };
     let name = field.name;
-    let counts = matches!(name, "n" | "best_of");
-    if counts && integer(value).is_none_or(|number| number < 1) {
-        return Err(ApiError::invalid_value(
-            name,
-            format!("'{name}' must be an integer, at least 1."),
-        ));
-    }
     let given = quoted(&value.to_string());
     Err(ApiError::unsupported(
         name,

@@ -15,8 +15,9 @@ use serde::Serialize;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
+use super::choices::{Choices, Usage};
 use super::error::ApiError;
-use super::generation::{Ending, Generation, Output, Piece, Usage};
+use super::generation::{Output, Piece};
 use super::params::Streaming;
 use super::{ModelCard, random_id, unix_seconds};
 
@@ -79,13 +80,13 @@ struct Envelope<'a, C> {
 
 /// How an endpoint writes the choices of its chunks.
 pub(super) trait Chunks: Send + 'static {
-    /// What comes before all text, if anything does.
-    fn opening(&self) -> Option<impl Serialize>;
-    /// A piece of text.
-    fn piece(&mut self, piece: Piece, generation: &Generation) -> impl Serialize;
-    /// The end.
-    fn ending(&self, finish_reason: &'static str) -> impl Serialize;
-    /// The prompt's tokens belong to the first chunk rather than to its choice.
+    /// What comes before all text of choice `index`, if anything does.
+    fn opening(&self, index: u32) -> Option<impl Serialize>;
+    /// A piece of the text of choice `index`.
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize;
+    /// The end of choice `index`.
+    fn ending(&self, index: u32, finish_reason: &'static str) -> impl Serialize;
+    /// The prompt's tokens belong to the first chunk of all rather than to the first of each choice.
     const PROMPT_BESIDE_CHOICES: bool;
 }
 
@@ -94,21 +95,16 @@ pub(super) trait Chunks: Send + 'static {
 /// # Errors
 /// What goes wrong before the first token.
 pub(super) async fn respond(
-    mut generation: Generation,
+    mut choices: Choices,
     header: Header,
     chunks: impl Chunks,
     streaming: Streaming,
 ) -> Result<Response, ApiError> {
-    let mut first = None;
-    if let Ok(accepted) = timeout(KEEP_ALIVE, generation.accepted()).await {
-        accepted?;
-        first = match timeout(FIRST_OUTPUT, generation.next()).await {
-            Ok(output) => Some(output?),
-            Err(_) => None,
-        };
-    }
+    let accepted = timeout(KEEP_ALIVE, choices.accepted()).await;
+    let in_time = accepted.is_ok();
+    accepted.unwrap_or(Ok(()))?;
     let mut frames = Frames {
-        generation,
+        choices,
         header,
         chunks,
         streaming,
@@ -116,8 +112,9 @@ pub(super) async fn respond(
         over: false,
     };
     frames.open();
-    if let Some(output) = first {
-        frames.put(output);
+    if in_time && let Ok(first) = timeout(FIRST_OUTPUT, frames.choices.next()).await {
+        let (index, output) = first?;
+        frames.put(index, output);
     }
     let span = Span::current(); // What goes wrong later belongs to the same request.
     let body = stream::unfold(frames, move |mut frames| {
@@ -141,11 +138,11 @@ pub(super) async fn respond(
 
 /// The frames of one stream, made as they are asked for.
 struct Frames<C> {
-    generation: Generation,
+    choices: Choices,
     header: Header,
     chunks: C,
     streaming: Streaming,
-    ready: VecDeque<Bytes>, // A few at most: those of one output.
+    ready: VecDeque<Bytes>, // A few at most: the openings, and those of one output.
     over: bool,
 }
 
@@ -158,8 +155,8 @@ impl<C: Chunks> Frames<C> {
             if self.over {
                 return None;
             }
-            match timeout(KEEP_ALIVE, self.generation.next()).await {
-                Ok(Ok(output)) => self.put(output),
+            match timeout(KEEP_ALIVE, self.choices.next()).await {
+                Ok(Ok((index, output))) => self.put(index, output),
                 Ok(Err(error)) => {
                     self.data(&error.body().to_string());
                     self.done();
@@ -170,55 +167,51 @@ impl<C: Chunks> Frames<C> {
     }
 
     fn open(&mut self) {
-        let usage = self.usage(0);
-        let Some(choice) = self.chunks.opening() else {
-            return;
-        };
-        let prompt = if C::PROMPT_BESIDE_CHOICES {
-            self.generation.prompt()
-        } else {
-            None
-        };
-        let chunk = self.header.around([choice], usage, prompt);
-        self.data(&chunk);
-    }
-
-    fn put(&mut self, output: Output) {
-        match output {
-            Output::Piece(piece) => {
-                let usage = self.usage(piece.completion_tokens);
-                let choice = self.chunks.piece(piece, &self.generation);
-                let chunk = self.header.around([choice], usage, None);
-                self.data(&chunk);
-            }
-            Output::End(ending) => self.end(ending),
+        for index in 0..self.choices.count() {
+            let Some(choice) = self.chunks.opening(index) else {
+                return;
+            };
+            let tells_prompt = C::PROMPT_BESIDE_CHOICES && index == 0;
+            let prompt = self.choices.prompt().filter(|_| tells_prompt);
+            let chunk = self.header.around([choice], self.usage(), prompt);
+            self.data(&chunk);
         }
     }
 
-    fn end(&mut self, ending: Ending) {
-        let Streaming {
-            include_usage,
-            continuous_usage,
-        } = self.streaming;
-        let usage = include_usage.then(|| continuous_usage.then_some(ending.usage));
-        let choice = self.chunks.ending(ending.finish_reason);
-        let chunk = self.header.around([choice], usage, None);
+    fn put(&mut self, index: u32, output: Output) {
+        let usage = self.usage();
+        let chunk = match output {
+            Output::Piece(piece) => {
+                let choice = self.chunks.piece(index, piece, &self.choices);
+                self.header.around([choice], usage, None)
+            }
+            Output::End(ending) => {
+                let choice = self.chunks.ending(index, ending.finish_reason);
+                self.header.around([choice], usage, None)
+            }
+        };
         self.data(&chunk);
-        if include_usage {
-            let chunk = self.header.around([(); 0], Some(Some(ending.usage)), None);
+        if self.choices.over() {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if self.streaming.include_usage {
+            let usage = Some(Some(self.choices.usage()));
+            let chunk = self.header.around([(); 0], usage, None);
             self.data(&chunk);
         }
         self.done();
     }
 
-    /// The `usage` of a chunk that is not the last: absent, null, or what it took so far.
-    fn usage(&self, completion_tokens: u32) -> Option<Option<Usage>> {
+    /// The `usage` of a chunk with a choice: absent, null, or what it took so far.
+    fn usage(&self) -> Option<Option<Usage>> {
         let Streaming {
             include_usage,
             continuous_usage,
         } = self.streaming;
-        include_usage
-            .then(|| continuous_usage.then(|| self.generation.usage_so_far(completion_tokens)))
+        include_usage.then(|| continuous_usage.then(|| self.choices.usage()))
     }
 
     fn done(&mut self) {

@@ -270,6 +270,32 @@ def seeds_repeat_and_differ():
     assert len({tuple(say(seed)) for seed in range(4)}) > 1
 
 
+@check
+def several_choices_are_those_of_the_seeds_that_follow():
+    def pieces(choice):
+        return choice.delta.content or "" if hasattr(choice, "delta") else choice.text
+
+    for ask, question in [(chat, "Tell me a story."), (complete, "The capital of France is")]:
+        options = {"temperature": 1.5, **exactly(24)}
+        whole = ask(question, n=3, seed=5, **options)
+        assert [choice.index for choice in whole.choices] == [0, 1, 2], whole
+        alone = [ask(question, seed=5 + index, **options) for index in range(3)]
+        assert [choice.token_ids for choice in whole.choices] == [one.choices[0].token_ids for one in alone], whole
+        assert len({tuple(choice.token_ids) for choice in whole.choices}) > 1, whole
+        usage = whole.usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (alone[0].usage.prompt_tokens, 3 * 24), usage
+
+        *chunks, last = ask(question, n=3, seed=5, stream=True, stream_options={"include_usage": True}, **options)
+        assert last.choices == [] and last.usage.completion_tokens == 3 * 24, last
+        assert last.usage.prompt_tokens == usage.prompt_tokens, last
+        for index, choice in enumerate(whole.choices):
+            mine = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+            text = choice.message.content if ask is chat else choice.text
+            assert "".join(map(pieces, mine)) == text, (index, text)
+            assert [piece.finish_reason for piece in mine if piece.finish_reason] == ["length"], mine
+            assert ask is complete or mine[0].delta.role == "assistant", mine[0]
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -278,7 +304,8 @@ def wrong_values_are_named():
     for options, param in [
         ({"temperature": -1}, "temperature"),
         ({"top_p": 2}, "top_p"),
-        ({"n": 2}, "n"),
+        ({"n": 9}, "n"),
+        ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"max_tokens": -3}, "max_tokens"),
         ({"top_logprobs": 99, "logprobs": True}, "top_logprobs"),
         ({"extra_body": {"tools": [{"type": "function", "function": {"name": "f"}}]}}, "tools"),
