@@ -168,6 +168,7 @@ fn config() -> EngineConfig {
             max_sequence_tokens: 300,
         },
         policy: Policy::default(),
+        public_prefixes: Vec::new(),
         submit_lane: 64,
         drain_limit: GUARD,
         stall_limit: GUARD,
@@ -251,6 +252,8 @@ fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequest {
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
         arrived: Instant::now(),
+        first_token_within: None,
+        ends_within: None,
     }
 }
 

@@ -186,6 +186,7 @@ impl Server {
         let config = EngineConfig {
             limits,
             policy: Policy::default(),
+            public_prefixes: Vec::new(),
             submit_lane,
             drain_limit: PATIENCE,
             stall_limit: PATIENCE,

@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use super::error::ApiError;
 use super::params::Params;
+use super::tenant::Caller;
 use super::{ModelCard, Serving};
 use crate::engine::{
-    Event, EventStream, FinishReason, GenerationRequest, SamplingParams, TenantId, TokenId,
-    TokenOutput,
+    Event, EventStream, FinishReason, GenerationRequest, SamplingParams, TokenId, TokenOutput,
 };
 use crate::text::{Detokenizer, TextOptions, Tokenizer};
 
@@ -155,6 +155,7 @@ pub(super) enum Output {
 /// A running request. Dropping it cancels it.
 pub(super) struct Generation {
     events: EventStream,
+    caller: Caller,
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     stop_tokens: Vec<TokenId>,
@@ -177,6 +178,7 @@ impl Generation {
     pub(super) fn start(
         serving: &Serving,
         call: Call,
+        caller: Caller,
         arrived: Instant,
     ) -> Result<Generation, ApiError> {
         let Call {
@@ -203,11 +205,14 @@ impl Generation {
             max_new_tokens,
             min_new_tokens: params.min_tokens,
             stop_tokens: params.stop_tokens.clone(),
-            tenant: TenantId(0),
+            tenant: caller.tenant.number,
             arrived,
+            first_token_within: caller.tenant.deadlines.first_token,
+            ends_within: caller.tenant.deadlines.total,
         })?;
         Ok(Generation {
             events,
+            caller,
             tokenizer: Arc::clone(&serving.tokenizer),
             detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options),
             stop_tokens: params.stop_tokens,
@@ -248,7 +253,7 @@ impl Generation {
     /// # Errors
     /// When the engine refuses it.
     pub(super) async fn accepted(&mut self) -> Result<(), ApiError> {
-        match self.events.recv().await {
+        match self.event().await {
             Some(Event::Accepted) => Ok(()),
             Some(Event::Refused(refusal)) => Err(refusal.into()),
             other => Err(ApiError::internal(&format!(
@@ -280,7 +285,7 @@ impl Generation {
             return Ok(Output::End(ending));
         }
         loop {
-            match self.events.recv().await {
+            match self.event().await {
                 Some(Event::Accepted) => {}
                 Some(Event::Token(output)) => {
                     if let Some(piece) = self.token(output) {
@@ -314,6 +319,14 @@ impl Generation {
                 }
             }
         }
+    }
+
+    async fn event(&mut self) -> Option<Event> {
+        let event = self.events.recv().await;
+        if let Some(rates) = self.events.rates() {
+            self.caller.set_rates(rates);
+        }
+        event
     }
 
     fn token(&mut self, output: TokenOutput) -> Option<Piece> {
@@ -424,7 +437,7 @@ fn finish_reason(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled => Err(ApiError::internal(
             "a request was cancelled while its client waited",
         )),
-        FinishReason::Deadline => Err(ApiError::internal("a request took too long")),
+        FinishReason::Deadline => Err(ApiError::too_slow()),
         FinishReason::Error => Err(ApiError::internal("the engine gave up on a request")),
     }
 }
