@@ -1,0 +1,393 @@
+//! The router in process, over an engine whose model's every word is known beforehand.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Method, Request, StatusCode};
+use axum::response::Response;
+use serde_json::{Value, json};
+use sterna::api::{self, App, ModelCard, Serving};
+use sterna::engine::{Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy};
+use sterna::metrics::{Identity, Metrics};
+use sterna::text::{Files, Tokenizer};
+use sterna_scheduler::Batch;
+use tokio::time::timeout;
+use tower::ServiceExt;
+
+pub(crate) const TOKENIZER: &[u8] = include_bytes!("../fixtures/bitnet-packed/tokenizer.json");
+pub(crate) const CONFIG: &[u8] = include_bytes!("../fixtures/bitnet-packed/tokenizer_config.json");
+pub(crate) const VOCABULARY: u32 = 309;
+pub(crate) const END_OF_TURN: u32 = 4;
+pub(crate) const MAX_MODEL_LEN: u32 = 4096;
+/// What the model says, over and over: the token at each position of prompt and answer is the script's.
+pub(crate) const SCRIPT: &str = "Grüße, 你好 👩\u{200d}👩\u{200d}👧! One two three, naïve Привет. ";
+/// A step that computes this token fails.
+pub(crate) const POISON: u32 = 300;
+/// Long enough for anything that will happen at all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+// ---------------------------------------------------------------------------------------------------------- the model
+
+/// Says the script. Each step waits at the gate.
+pub(crate) struct Actor {
+    script: Vec<u32>,
+    gate: Arc<Gate>,
+}
+
+#[derive(Default)]
+pub(crate) struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+    pub(crate) failing: AtomicBool,
+}
+
+#[derive(Default)]
+struct GateState {
+    closed: bool,
+    passes: u64,
+    arrived: u64,
+}
+
+impl Gate {
+    pub(crate) fn close(&self) {
+        self.state.lock().unwrap().closed = true;
+    }
+
+    pub(crate) fn open(&self) {
+        self.state.lock().unwrap().closed = false;
+        self.changed.notify_all();
+    }
+
+    /// Lets so many more steps through.
+    pub(crate) fn pass(&self, steps: u64) {
+        self.state.lock().unwrap().passes += steps;
+        self.changed.notify_all();
+    }
+
+    /// A step, by the engine's thread.
+    pub(crate) fn walk_through(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.arrived += 1;
+        self.changed.notify_all();
+        while state.closed && state.passes == 0 {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.passes = state.passes.saturating_sub(u64::from(state.closed));
+    }
+
+    /// Waits until so many steps have come to the gate since the start.
+    pub(crate) async fn arrivals(self: &Arc<Gate>, steps: u64) {
+        let gate = Arc::clone(self);
+        let wait = tokio::task::spawn_blocking(move || {
+            let state = gate.state.lock().unwrap();
+            let waited = gate
+                .changed
+                .wait_timeout_while(state, PATIENCE, |state| state.arrived < steps)
+                .unwrap();
+            assert!(!waited.1.timed_out(), "no step came");
+        });
+        wait.await.unwrap();
+    }
+}
+
+struct Rows(Vec<u32>);
+
+impl LogitRows for Rows {
+    fn copy_row(&self, row: usize, logits: &mut [f32]) {
+        logits.fill(0.0);
+        logits[self.0[row] as usize] = 12.0;
+        logits[(self.0[row] as usize + 1) % logits.len()] = 6.0;
+    }
+}
+
+impl Forward for Actor {
+    type KvStore = ();
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY as usize
+    }
+
+    fn new_kv_store(&self, _: usize) {}
+
+    fn forward(&mut self, batch: &Batch, (): &mut ()) -> impl LogitRows {
+        self.gate.walk_through();
+        let poisoned = batch
+            .rows()
+            .iter()
+            .any(|row| batch.tokens(row).contains(&POISON));
+        assert!(
+            !poisoned && !self.gate.failing.load(Ordering::SeqCst),
+            "this step was made to fail"
+        );
+        let rows = batch.rows().iter().filter(|row| row.logits > 0);
+        Rows(
+            rows.map(|row| self.script[row.end() % self.script.len()])
+                .collect(),
+        )
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- the server
+
+pub(crate) struct Server {
+    pub(crate) router: Router,
+    pub(crate) engine: EngineHandle,
+    pub(crate) metrics: Metrics,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+}
+
+impl Server {
+    /// Open to everybody.
+    pub(crate) fn new() -> Server {
+        Server::start(App::loading(), 8, 64)
+    }
+
+    /// Serves `app`, which still loads.
+    pub(crate) fn start(app: App, max_running: u32, submit_lane: usize) -> Server {
+        let files = Files {
+            tokenizer: TOKENIZER,
+            config: Some(CONFIG),
+            chat_template: None,
+        };
+        let (tokenizer, chat_template) = files.load(VOCABULARY).unwrap();
+        let tokenizer = Arc::new(tokenizer);
+        let gate = Arc::new(Gate::default());
+        let actor = Actor {
+            script: tokenizer.encode_prompt(SCRIPT).unwrap().split_off(1),
+            gate: Arc::clone(&gate),
+        };
+        let identity = Identity {
+            model_name: "actor".into(),
+            isa: "none".into(),
+            kv_pages: 1024,
+            page_tokens: 16,
+        };
+        let metrics = Metrics::new(&identity);
+        let limits = Limits {
+            pages: 1024,
+            max_running,
+            max_queued: 64,
+            max_queued_time: u64::MAX,
+            step_tokens: 512,
+            prefill_chunk: 512,
+            max_sequence_tokens: MAX_MODEL_LEN,
+        };
+        let config = EngineConfig {
+            limits,
+            policy: Policy::default(),
+            public_prefixes: Vec::new(),
+            submit_lane,
+            drain_limit: PATIENCE,
+            stall_limit: PATIENCE,
+            pin: false,
+        };
+        let (engine, _threads) = Engine::start(actor, config, metrics.clone()).unwrap();
+        let model = ModelCard {
+            name: "actor".into(),
+            aliases: vec!["gpt-x".into()],
+            max_model_len: MAX_MODEL_LEN,
+            vocabulary: VOCABULARY,
+            stop_tokens: vec![1, END_OF_TURN],
+        };
+        app.serve(Serving {
+            model,
+            tokenizer: Arc::clone(&tokenizer),
+            chat_template,
+            engine: engine.clone(),
+            metrics: metrics.clone(),
+        });
+        Server {
+            router: api::router(app),
+            engine,
+            metrics,
+            gate,
+            tokenizer,
+        }
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Body>,
+    ) -> Answer {
+        send(&self.router, method, path, headers, body).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Method::GET, path, &[], Body::empty()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send(
+            Method::POST,
+            path,
+            &[("content-type", "application/json")],
+            body.to_string(),
+        )
+        .await
+    }
+
+    pub(crate) async fn chat(&self, body: Value) -> Answer {
+        self.post(
+            "/v1/chat/completions",
+            &merged(
+                json!({"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}),
+                body,
+            ),
+        )
+        .await
+    }
+
+    pub(crate) async fn complete(&self, body: Value) -> Answer {
+        self.post(
+            "/v1/completions",
+            &merged(json!({"prompt": "Hello", "temperature": 0}), body),
+        )
+        .await
+    }
+
+    /// What the actor says after `prompt_tokens` tokens, in so many.
+    pub(crate) fn script(&self, prompt_tokens: usize, tokens: usize) -> String {
+        let script = self.tokenizer.encode_prompt(SCRIPT).unwrap().split_off(1);
+        let said: Vec<u32> = (prompt_tokens..prompt_tokens + tokens)
+            .map(|at| script[at % script.len()])
+            .collect();
+        self.tokenizer.decode(&said, true)
+    }
+
+    /// The value of a metric without labels of its own.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = self.metrics.render();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(name) && !line[name.len()..].starts_with('_'))
+            .unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
+        let waiting = async {
+            while !holds(self) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, waiting)
+            .await
+            .unwrap_or_else(|_| panic!("in vain waited for: {what}"));
+    }
+}
+
+pub(crate) async fn send(
+    router: &Router,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<Body>,
+) -> Answer {
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = router
+        .clone()
+        .oneshot(request.body(body.into()).unwrap())
+        .await
+        .unwrap();
+    Answer::read(response).await
+}
+
+pub(crate) fn merged(mut base: Value, more: Value) -> Value {
+    base.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    base
+}
+
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) async fn read(response: Response) -> Answer {
+        let (parts, body) = response.into_parts();
+        let body = timeout(PATIENCE, to_bytes(body, 64 << 20))
+            .await
+            .expect("the answer ends")
+            .unwrap();
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body: String::from_utf8(body.to_vec()).unwrap(),
+        }
+    }
+
+    pub(crate) fn ok(self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.body);
+        serde_json::from_str(&self.body).unwrap()
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers
+            .get(name)
+            .unwrap_or_else(|| panic!("no header {name}"))
+            .to_str()
+            .unwrap()
+    }
+
+    /// Status, code and param of an error in OpenAI's shape.
+    pub(crate) fn error(&self) -> (u16, String, Option<String>) {
+        let body: Value =
+            serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.body));
+        let error = body["error"]
+            .as_object()
+            .unwrap_or_else(|| panic!("no error: {body}"));
+        assert_eq!(
+            error.keys().collect::<Vec<_>>(),
+            ["message", "type", "param", "code"]
+        );
+        assert!(error["message"].as_str().unwrap().len() < 500, "{body}");
+        let param = error["param"].as_str().map(str::to_owned);
+        (
+            self.status.as_u16(),
+            error["code"].as_str().unwrap().to_owned(),
+            param,
+        )
+    }
+
+    /// The objects of a stream, which must end with `[DONE]`, once.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{}", self.body);
+        assert_eq!(self.header("content-type"), "text/event-stream");
+        assert_eq!(self.header("cache-control"), "no-cache");
+        assert_eq!(self.header("x-accel-buffering"), "no");
+        let frames = self.body.strip_suffix("\n\n").unwrap().split("\n\n");
+        let mut data: Vec<&str> = frames
+            .filter_map(|frame| frame.strip_prefix("data: "))
+            .collect();
+        assert_eq!(data.pop(), Some("[DONE]"));
+        data.into_iter()
+            .map(|data| serde_json::from_str(data).unwrap())
+            .collect()
+    }
+}
+
+/// The text of a stream of either kind.
+pub(crate) fn streamed_text(events: &[Value]) -> String {
+    let text = |event: &Value| {
+        let choice = &event["choices"][0];
+        choice["delta"]["content"]
+            .as_str()
+            .or(choice["text"].as_str())
+            .unwrap_or_default()
+            .to_owned()
+    };
+    events.iter().map(text).collect()
+}
