@@ -7,7 +7,7 @@ use super::file::check_id;
 use super::keys::{KeyHash, hex};
 
 /// Draws a key of 256 bits from the system's generator. The key goes to `told`, and nowhere else; the lines of the tenants file with its
-/// hash go to `lines`, so that they can be appended to the file.
+/// hash go to `lines`, so that they can be appended to the file, whose last line may have no end.
 ///
 /// # Errors
 /// When `id` can't be a tenant's, the system has no randomness, or nobody reads what is written.
@@ -20,7 +20,7 @@ pub fn keygen(id: &str, mut told: impl Write, mut lines: impl Write) -> Result<(
     let hash = KeyHash::of(key.as_bytes()).to_hex();
     write!(
         lines,
-        "[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{hash}\"\n"
+        "\n[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{hash}\"\n"
     )?;
     lines.flush()?;
     writeln!(
