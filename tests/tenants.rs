@@ -228,7 +228,7 @@ async fn a_reload_changes_who_comes_in_and_drops_nobody() {
     let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let server = &guarded.server;
     server.gate.close();
-    let body = json!({"prompt": "Hello", "temperature": 0, "max_tokens": 20, "stream": true,
+    let body = json!({"prompt": "Hello", "temperature": 0, "max_tokens": 200, "stream": true,
                       "stream_options": {"include_usage": true}});
     let running = begin(server, "alpha", &body);
     server.gate.arrivals(1).await;
@@ -256,7 +256,7 @@ async fn a_reload_changes_who_comes_in_and_drops_nobody() {
         let events = asked.await.unwrap().events();
         let usage = &events.last().unwrap()["usage"];
         let prompt_tokens = usage["prompt_tokens"].as_u64().unwrap() as usize;
-        assert_eq!(streamed_text(&events), server.script(prompt_tokens, 20));
+        assert_eq!(streamed_text(&events), server.script(prompt_tokens, 200));
     }
     guarded
         .complete("gamma", &json!({"max_tokens": 2}))

@@ -145,65 +145,76 @@ fn a_short_table_has_the_defaults() {
     assert_eq!(tenant.deadlines, DEFAULTS.deadlines);
 }
 
-/// Each text, the line that is wrong in it, and a word of the complaint.
-fn faults() -> Vec<(String, Option<usize>, &'static str)> {
-    let with = |line: &str| table("a", "k", line);
-    let key = |line: &str| format!("[[tenant]]\nid = \"a\"\n{line}\n");
-    let mut faults = vec![
+/// A text, the line that is wrong in it, and a word of the complaint.
+type Faulty = (String, Option<usize>, &'static str);
+
+fn shape_faults() -> Vec<Faulty> {
+    let good = table("a", "k", "");
+    vec![
         (String::new(), None, "no [[tenant]]"),
         ("# nobody\n".into(), None, "no [[tenant]]"),
         ("[[tenant]]\nid = \"a\n".into(), Some(2), "string"),
         ("[[tenant]\n".into(), Some(1), "]"),
-        (with("colour = 3"), Some(4), "colour"),
-        (with("weight = 1\nweight = 2"), Some(5), "duplicate"),
-        (format!("{}[[tennant]]\n", with("")), Some(5), "tennant"),
+        (good.clone() + "colour = 3", Some(5), "colour"),
         (
-            format!("{}{}", table("a", "k", ""), table("a", "l", "")),
+            good.clone() + "weight = 1\nweight = 2",
+            Some(6),
+            "duplicate",
+        ),
+        (good.clone() + "[[tennant]]\n", Some(5), "tennant"),
+        (
+            good.clone() + &table("a", "l", ""),
             Some(6),
             "`a` stands in line 2",
-        ),
-        (
-            format!("{}{}", table("a", "k", ""), table("b", "k", "")),
-            Some(7),
-            "same key stands in line 3",
-        ),
-        (
-            key(&format!("key_sha256 = [\"{0}\",\n\"{0}\"]", hash("k"))),
-            Some(4),
-            "line 3",
-        ),
-        (key("key_sha256 = \"abc\""), Some(3), "64 hexadecimal"),
-        (
-            key(&format!("key_sha256 = \"{}\"", "g".repeat(64))),
-            Some(3),
-            "64 hexadecimal",
-        ),
-        (
-            key(&format!("key_sha256 = \"{}\"", "é".repeat(32))),
-            Some(3),
-            "64 hexadecimal",
-        ),
-        (
-            key(&format!(
-                "key_sha256 = [\n\"{}\",\n\"{}0\"\n]",
-                hash("k"),
-                hash("l")
-            )),
-            Some(5),
-            "64 hexadecimal",
-        ),
-        (key("key_sha256 = []"), Some(3), "no key"),
-        (key("key_sha256 = 5"), Some(3), "string"),
-        (key(""), Some(1), "key_sha256"),
-        (
-            format!("[[tenant]]\nkey_sha256 = \"{}\"", hash("k")),
-            Some(1),
-            "`id`",
         ),
         (table("", "k", ""), Some(2), "letters"),
         (table("a b", "k", ""), Some(2), "letters"),
         (table(&"a".repeat(65), "k", ""), Some(2), "letters"),
-        (with("band = \"fast\""), Some(4), "fast"),
+        (good + "band = \"fast\"", Some(5), "fast"),
+    ]
+}
+
+fn key_faults() -> Vec<Faulty> {
+    let key = |line: &str| format!("[[tenant]]\nid = \"a\"\n{line}\n");
+    let (k, l) = (hash("k"), hash("l"));
+    let short = "64 hexadecimal";
+    vec![
+        (key(""), Some(1), "key_sha256"),
+        (format!("[[tenant]]\nkey_sha256 = \"{k}\""), Some(1), "`id`"),
+        (key("key_sha256 = 5"), Some(3), "string"),
+        (key("key_sha256 = []"), Some(3), "no key"),
+        (key("key_sha256 = \"abc\""), Some(3), short),
+        (
+            key(&format!("key_sha256 = \"{}\"", "g".repeat(64))),
+            Some(3),
+            short,
+        ),
+        (
+            key(&format!("key_sha256 = \"{}\"", "é".repeat(32))),
+            Some(3),
+            short,
+        ),
+        (
+            key(&format!("key_sha256 = [\n\"{k}\",\n\"{l}0\"\n]")),
+            Some(5),
+            short,
+        ),
+        (
+            key(&format!("key_sha256 = [\"{k}\",\n\"{k}\"]")),
+            Some(4),
+            "line 3",
+        ),
+        (
+            table("a", "k", "") + &table("b", "k", ""),
+            Some(7),
+            "same key stands in line 3",
+        ),
+    ]
+}
+
+fn number_faults() -> Vec<Faulty> {
+    let with = |line: &str| table("a", "k", line);
+    let mut faults = vec![
         (with("weight = 1.5"), Some(4), "1.5"),
         (with("request_burst = 5"), Some(4), "requests_per_minute"),
         (with("token_burst = 5"), Some(4), "tokens_per_minute"),
@@ -211,29 +222,6 @@ fn faults() -> Vec<(String, Option<usize>, &'static str)> {
             with("max_pages = 5\nguaranteed_pages = 6"),
             Some(5),
             "from 0 to 5, not 6",
-        ),
-        (with("public = [\"x\",\n\"y\"]"), Some(4), "`x`"),
-        (
-            format!(
-                "{}[[public_prefix]]\nname = \"x\"\nsystem = \"\"\nrole = \"a\"",
-                with("")
-            ),
-            Some(8),
-            "role",
-        ),
-        (
-            format!("{}[[public_prefix]]\nname = \"x\"\n", with("")),
-            Some(5),
-            "system",
-        ),
-        (
-            format!(
-                "{}{}",
-                with(""),
-                "[[public_prefix]]\nname = \"x\"\nsystem = \"\"\n".repeat(2)
-            ),
-            Some(9),
-            "`x` already",
         ),
     ];
     for number in [
@@ -254,11 +242,28 @@ fn faults() -> Vec<(String, Option<usize>, &'static str)> {
     faults
 }
 
+fn prefix_faults() -> Vec<Faulty> {
+    let with = |lines: &str| table("a", "k", "") + lines;
+    let prefix = "[[public_prefix]]\nname = \"x\"\nsystem = \"\"\n";
+    vec![
+        (with("public = [\"x\",\n\"y\"]"), Some(5), "`x`"),
+        (with(prefix) + "role = \"a\"", Some(8), "role"),
+        (with("[[public_prefix]]\nname = \"x\"\n"), Some(5), "system"),
+        (with(prefix) + prefix, Some(9), "`x` already"),
+    ]
+}
+
 #[test]
 fn every_fault_is_named_with_its_file_and_line() {
     let scratch = Scratch::new("fault", "");
     let path = scratch.0.display().to_string();
-    for (text, line, word) in faults() {
+    let faults = [
+        shape_faults(),
+        key_faults(),
+        number_faults(),
+        prefix_faults(),
+    ];
+    for (text, line, word) in faults.concat() {
         scratch.write(&text);
         let error = scratch.open().unwrap_err().to_string();
         let place = match line {
