@@ -27,7 +27,11 @@ const PUBLIC_PART: usize = 2;
 pub(super) fn roster(config: &ServeConfig) -> Result<Option<Roster>, Box<dyn Error>> {
     match &config.tenants {
         Some(path) => Ok(Some(Roster::open(path, defaults(config))?)),
-        None if config.host.to_canonical().is_loopback() || config.insecure => Ok(None),
+        None if config.host.to_canonical().is_loopback() => Ok(None),
+        None if config.insecure => {
+            tracing::warn!(host = %config.host, "whoever reaches this address can use the server");
+            Ok(None)
+        }
         None => Err(format!(
             "--host {}: whoever reaches this address could use the server. Give keys with --tenants FILE (sterna keygen ID makes \
              them), or say --insecure",
