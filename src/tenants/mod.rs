@@ -6,6 +6,7 @@
 mod file;
 mod keygen;
 mod keys;
+mod table;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
