@@ -35,6 +35,9 @@ pub enum Command {
     Serve(ServeConfig),
     /// Write a checkpoint of a given shape with random ternary weights, for measuring speed and memory.
     Synthesize(SynthesizeConfig),
+    /// Make a key for a tenant. The key is shown once, on standard error: keep it, for the server has its hash only. The lines for the
+    /// tenants file go to standard output: sterna keygen ID >> tenants.toml
+    Keygen(KeygenConfig),
 }
 
 /// The knobs of the server.
@@ -81,6 +84,26 @@ pub struct ServeConfig {
     /// that the model confirms make repetitive answers faster; they never change one.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(0..=32))]
     pub speculate: u32,
+    /// Seconds of machine time that all waiting requests may come to; one more is answered 503 with Retry-After.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub max_queued_seconds: u64,
+    /// Seconds from a request's arrival in which its first token must come, or it is ended (504); no limit by default. A tenant's own
+    /// first_token_seconds wins.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub first_token_seconds: Option<u64>,
+    /// Seconds from a request's arrival after which it is ended (504). A tenant's own total_seconds wins.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub request_seconds: u64,
+    /// The tenants: a TOML file of ids, key hashes, shares and limits (README.md shows one). With it every route but /, /health and
+    /// /ready needs a key. SIGHUP reads it again.
+    #[arg(long, value_name = "FILE")]
+    pub tenants: Option<PathBuf>,
+    /// Let everybody who reaches a --host beyond this machine use the server without a key.
+    #[arg(long)]
+    pub insecure: bool,
+    /// Let /metrics be read without a key.
+    #[arg(long)]
+    pub metrics_open: bool,
     /// Connections at the same time.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
@@ -106,6 +129,13 @@ pub struct SynthesizeConfig {
     pub seed: u64,
     /// Directory to write; it is made, and must be empty or absent.
     pub directory: PathBuf,
+}
+
+/// The knobs of `keygen`.
+#[derive(Args, Clone, Debug)]
+pub struct KeygenConfig {
+    /// The tenant's name: letters, digits, `.`, `_` and `-`.
+    pub id: String,
 }
 
 impl ServeConfig {

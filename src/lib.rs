@@ -10,4 +10,5 @@ pub mod metrics; // Every metric.
 pub mod model; // Checkpoint files, the forward pass, the memory of keys and values.
 pub mod startup; // The way up and down.
 pub mod synthesize; // Checkpoints of a given shape with random weights.
+pub mod tenants; // Who may use the server, and how much of it.
 pub mod text; // Text to tokens and back.

@@ -1,6 +1,8 @@
-//! The way up and down: flags → kernels → model → engine → HTTP, wait for a signal, drain.
+//! The way up and down: flags → tenants → kernels → model → engine → HTTP, wait for a signal, drain.
 //!
 //! Invariants: while a model loads, the server lives but is not ready; whatever is wrong is found before it is ready.
+
+mod tenants;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -15,12 +17,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
-use crate::api::{self, App, ConnectionLimits, ModelCard, Serving};
+use crate::api::{self, ConnectionLimits, ModelCard, Serving};
 use crate::config::ServeConfig;
 use crate::demo;
 use crate::engine::{Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
 use crate::model::{LoadOptions, Model, ModelConfig, Source};
+use crate::tenants::PublicText;
 use crate::text::{ChatTemplate, Files, Tokenizer};
 
 const DEMO_NAME: &str = "sterna-demo";
@@ -35,6 +38,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(60);
 /// When the flags, the checkpoint or the machine do not allow it; the text names what is wrong.
 pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     start_logging(config.log_json);
+    let roster = tenants::roster(config)?;
     let kernels = kernels(config.isa.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
@@ -42,12 +46,16 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
         .build()?;
     // Handlers first: a signal that comes while the model loads must not be lost.
     let mut signals = runtime.block_on(async { Signals::listen() })?;
+    let hangups = match &roster {
+        Some(_) => Some(runtime.block_on(async { signal(SignalKind::hangup()) })?),
+        None => None, // As for any program: its terminal has gone, and so should it.
+    };
     let listener = runtime
         .block_on(TcpListener::bind((config.host, config.port)))
         .map_err(|error| format!("can't listen on {}:{}: {error}", config.host, config.port))?;
     let address = listener.local_addr()?;
 
-    let app = App::loading();
+    let app = tenants::app(config, roster.as_ref());
     let (stop, stopped) = oneshot::channel::<()>();
     let http = runtime.spawn(api::serve(
         listener,
@@ -55,12 +63,20 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
         connection_limits(config),
         async { drop(stopped.await) },
     ));
-    let loading = load(config, kernels)?;
+    let public = roster
+        .as_ref()
+        .map_or_else(Vec::new, |roster| roster.public().to_vec());
+    let loading = load(config, kernels, public)?;
     let Some(loaded) = runtime.block_on(signals.before(loading)) else {
         return Ok(());
     };
     let (serving, engine) = loaded.map_err(|_| "loading the model failed after a bug")??;
     let handle = serving.engine.clone();
+    if let (Some(roster), Some(hangups)) = (roster, hangups) {
+        runtime.block_on(tenants::install(&roster, &handle))?;
+        let reloading = tenants::reload_on(hangups, roster, handle.clone(), app.clone());
+        runtime.spawn(reloading);
+    }
     let greeting = greeting(config, &serving, kernels.isa(), &address.to_string());
     app.serve(serving);
     say(&greeting);
@@ -87,13 +103,17 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
 type Loaded = Result<(Serving, Engine), String>;
 
 /// Loads on a thread of its own, which a signal may leave behind.
-fn load(config: &ServeConfig, kernels: Kernels) -> io::Result<oneshot::Receiver<Loaded>> {
+fn load(
+    config: &ServeConfig,
+    kernels: Kernels,
+    public: Vec<PublicText>,
+) -> io::Result<oneshot::Receiver<Loaded>> {
     let (sender, loaded) = oneshot::channel();
     let config = config.clone();
     thread::Builder::new()
         .name("sterna-load".into())
         .spawn(move || {
-            let result = start_engine(&config, kernels).map_err(|error| error.to_string());
+            let result = start_engine(&config, kernels, &public).map_err(|error| error.to_string());
             // Nobody waits any more after a signal.
             drop(sender.send(result));
         })?;
@@ -104,6 +124,7 @@ fn load(config: &ServeConfig, kernels: Kernels) -> io::Result<oneshot::Receiver<
 fn start_engine(
     config: &ServeConfig,
     kernels: Kernels,
+    public: &[PublicText],
 ) -> Result<(Serving, Engine), Box<dyn Error>> {
     let source = match &config.model {
         Some(directory) => Source::Directory(directory.clone()),
@@ -145,6 +166,12 @@ fn start_engine(
             max_draft: config.speculate,
             ..Policy::default()
         },
+        public_prefixes: tenants::public_prefixes(
+            public,
+            chat_template.as_ref(),
+            &tokenizer,
+            pages,
+        )?,
         drain_limit: Duration::from_secs(config.drain_seconds),
         stall_limit: STALL_LIMIT,
         pin,
@@ -216,7 +243,7 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         pages: 1,
         max_running: config.max_running,
         max_queued: config.max_queued,
-        max_queued_time: u64::MAX,
+        max_queued_time: config.max_queued_seconds * 1_000_000,
         step_tokens: config.step_tokens,
         prefill_chunk: config.prefill_chunk,
         max_sequence_tokens,
@@ -260,12 +287,16 @@ fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) ->
              Serve a real one with: sterna --model DIR (a Hugging Face checkpoint).\n"
         }
     };
+    let key = match config.tenants {
+        Some(_) => "-H \"authorization: Bearer $KEY\" ",
+        None => "",
+    };
     let (threads, name) = (config.threads(), &serving.model.name);
     format!(
         "{demo}Sterna serves {name} on http://{address} with {isa}, {threads} compute threads.\n  \
            chat     http://{address}/\n  \
            metrics  http://{address}/metrics\n  \
-           try      curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n             \
+           try      curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n             {key}\
                     -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Who are you?\"}}],\"stream\":true}}'\n"
     )
 }

@@ -107,6 +107,7 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
             max_draft,
             ..Policy::default()
         },
+        public_prefixes: Vec::new(),
         submit_lane: 1024,
         drain_limit: Duration::from_secs(30),
         stall_limit: Duration::from_secs(60),
@@ -163,6 +164,8 @@ fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationReques
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
         arrived: Instant::now(),
+        first_token_within: None,
+        ends_within: None,
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use sterna::engine::{
     Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason, Forward,
-    GenerationRequest, Limits, LogitRows, Policy, Refusal, SamplingParams, TenantId, TokenId,
-    TokenOutput,
+    GenerationRequest, Limits, LogitRows, Policy, Rates, Refusal, SamplingParams, TenantId,
+    TenantPolicy, TenantsRefused, TokenId, TokenOutput,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::toy;
@@ -170,6 +170,7 @@ fn config() -> EngineConfig {
             max_sequence_tokens: 300,
         },
         policy: Policy::default(),
+        public_prefixes: Vec::new(),
         submit_lane: 64,
         drain_limit: GUARD,
         stall_limit: GUARD,
@@ -253,6 +254,8 @@ fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequest {
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
         arrived: Instant::now(),
+        first_token_within: None,
+        ends_within: None,
     }
 }
 
@@ -749,6 +752,29 @@ impl Forward for TooLarge {
 #[test]
 fn memory_that_is_not_there_is_missed_before_the_engine_has_started() {
     assert!(std::panic::catch_unwind(|| start_model(TooLarge, config())).is_err());
+}
+
+#[tokio::test]
+async fn tenants_are_set_until_the_engine_has_ended() {
+    let running = start();
+    let tenants = vec![(TenantId(1), TenantPolicy::default())];
+    let set = running.handle.set_tenants(tenants.clone());
+    assert_eq!(guarded(set).await, Ok(()));
+    let theirs = GenerationRequest {
+        tenant: TenantId(1),
+        ..request(&[1, 2, 3], 2)
+    };
+    let mut stream = running.handle.submit(theirs).unwrap();
+    assert_eq!(stream.rates(), None, "nobody has answered yet");
+    guarded(stream.accepted()).await.unwrap();
+    assert_eq!(stream.rates(), Some(Rates::default()), "it has none");
+    while next(&mut stream).await.is_some() {}
+
+    let handle = running.handle.clone();
+    handle.drain();
+    running.stop().await.unwrap();
+    let set = handle.set_tenants(tenants);
+    assert_eq!(guarded(set).await, Err(TenantsRefused::Gone));
 }
 
 // ---- the end ---------------------------------------------------------------------------------------------------------------

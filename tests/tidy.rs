@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Which modules of `src/` each module may use. `main.rs` builds everything and may use all.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("api", &["engine", "text", "metrics"]),
+    ("api", &["engine", "text", "metrics", "tenants"]),
     ("config", &[]),
     ("demo", &["model"]),
     ("engine", &["model", "metrics"]),
@@ -20,10 +20,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "startup",
         &[
-            "api", "config", "demo", "engine", "metrics", "model", "text",
+            "api", "config", "demo", "engine", "metrics", "model", "tenants", "text",
         ],
     ),
     ("synthesize", &["demo", "model"]),
+    ("tenants", &["engine"]),
     ("text", &[]),
 ];
 
@@ -45,17 +46,23 @@ const HOMES: &[(&str, &[&str])] = &[
             "src/engine/",
             "src/model/",
             "src/startup.rs",
+            "src/startup/",
             "tests/",
             "scheduler/",
         ],
     ),
+    ("arc_swap", &["src/api/"]),
     ("axum", &["src/api/", "tests/"]),
     ("crossbeam", &["src/engine/"]),
+    ("getrandom", &["src/tenants/keygen.rs"]),
     ("parking_lot", &["src/model/pool.rs"]),
+    ("sha2", &["src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
+    ("subtle", &["src/tenants/keys.rs"]),
     ("tokenizers", &["src/text/"]),
     ("memmap2", &["src/model/weights.rs"]),
     ("metrics_exporter_prometheus", &["src/metrics.rs"]),
+    ("toml", &["src/tenants/"]),
 ];
 
 const UNSAFE_FORMS: &[&str] = &[

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -14,6 +14,7 @@ use super::fields::{Fields, wrong_kind};
 use super::generation::{Call, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs};
 use super::params::Params;
 use super::sse::{self, Chunks, Header};
+use super::tenant::Caller;
 use super::{App, Serving, body};
 use crate::engine::TokenId;
 use crate::text::{Message, TemplateError, Tokenizer};
@@ -22,14 +23,18 @@ const MOST_MESSAGES: usize = 1024;
 const MOST_TOP_LOGPROBS: i64 = 20;
 
 /// Answers a conversation, at once or as a stream.
-pub(super) async fn create(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let call = body::read(&app, request, read).await?;
     let serving = app.serving()?;
     let wants_logprobs = call.params.sampling.logprobs.is_some();
     let wants_tokens = call.params.return_token_ids;
     let streaming = call.params.stream;
-    let choices = Choices::start(serving, call, arrived)?;
+    let choices = Choices::start(serving, call, caller, arrived)?;
     match streaming {
         Some(streaming) => {
             let header = Header::new("chatcmpl-", "chat.completion.chunk", &serving.model);

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::Serving;
 use super::error::ApiError;
 use super::generation::{Call, Generation, Output, Piece};
+use super::tenant::Caller;
 use crate::engine::TokenId;
 use crate::text::Tokenizer;
 
@@ -57,6 +58,7 @@ impl Choices {
     pub(super) fn start(
         serving: &Serving,
         call: Call,
+        caller: Caller,
         arrived: Instant,
     ) -> Result<Choices, ApiError> {
         let count = call.params.n;
@@ -71,7 +73,7 @@ impl Choices {
         for (index, mut call) in (0..count).zip(repeat_n(call, count as usize)) {
             let sampling = &mut call.params.sampling;
             sampling.seed = sampling.seed.wrapping_add(u64::from(index));
-            match Generation::start(serving, call, arrived) {
+            match Generation::start(serving, call, caller.clone(), arrived) {
                 Ok(generation) => choices.running.push((index, generation)),
                 Err(error) => return Err(choices.fail(error)),
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::{Serialize, Serializer};
@@ -15,6 +15,7 @@ use super::fields::{Fields, wrong_kind};
 use super::generation::{Call, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs};
 use super::params::{Params, token_id};
 use super::sse::{self, Chunks, Header};
+use super::tenant::Caller;
 use super::{App, Serving, body};
 use crate::engine::TokenId;
 use crate::text::Tokenizer;
@@ -25,14 +26,18 @@ const MOST_LOGPROBS: i64 = 5;
 const BYTES: &str = "bytes:";
 
 /// Continues a prompt, at once or as a stream.
-pub(super) async fn create(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+pub(super) async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let call = body::read(&app, request, read).await?;
     let serving = app.serving()?;
     let header = Header::new("cmpl-", "text_completion", &serving.model);
     let wants_logprobs = call.params.sampling.logprobs.is_some();
     let streaming = call.params.stream;
-    let choices = Choices::start(serving, call, arrived)?;
+    let choices = Choices::start(serving, call, caller, arrived)?;
     match streaming {
         Some(streaming) => {
             sse::respond(

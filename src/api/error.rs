@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::engine::Refusal;
+use crate::engine::{RateKind, Refusal};
 
 /// Characters of a client's own words that an error repeats.
 const MOST_QUOTED_CHARS: usize = 64;
@@ -28,6 +28,7 @@ pub struct ApiError {
 
 const INVALID: &str = "invalid_request_error";
 const OVERLOADED: &str = "overloaded_error";
+const RATE_LIMIT: &str = "rate_limit_error";
 
 impl ApiError {
     fn new(
@@ -196,6 +197,77 @@ impl ApiError {
         .retry_after(retry_after)
     }
 
+    /// No key, or none that is known.
+    pub(super) fn invalid_key(given: bool) -> ApiError {
+        let message = match given {
+            true => "This API key is not valid.",
+            false => {
+                "An API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+            }
+        };
+        ApiError::new(
+            StatusCode::UNAUTHORIZED,
+            "authentication_error",
+            "invalid_api_key",
+            message,
+        )
+    }
+
+    /// The tenant has used up a rate of its own.
+    fn rate_limited(rate: RateKind, retry_after: Duration) -> ApiError {
+        let rate = match rate {
+            RateKind::Requests => "requests",
+            RateKind::Tokens => "tokens",
+        };
+        let message = format!(
+            "Your {rate} per minute are used up. Please try again in {:.3} seconds.",
+            retry_after.as_secs_f64()
+        );
+        ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            RATE_LIMIT,
+            "rate_limit_exceeded",
+            message,
+        )
+        .retry_after(retry_after)
+    }
+
+    /// Too much of the tenant's own waits.
+    fn tenant_queue_full(retry_after: Duration) -> ApiError {
+        let message =
+            "Too many of your requests wait already. Please wait for some of them to end.";
+        ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            RATE_LIMIT,
+            "concurrency_limit",
+            message,
+        )
+        .retry_after(retry_after)
+    }
+
+    /// It would begin too late to be of use.
+    fn too_late(retry_after: Duration) -> ApiError {
+        let message = "The server is overloaded: your first token would come later than your requests allow. Please try again later.";
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            OVERLOADED,
+            "engine_overloaded",
+            message,
+        )
+        .retry_after(retry_after)
+    }
+
+    /// It took longer than its tenant, or the server, lets a request take.
+    pub(super) fn too_slow() -> ApiError {
+        let message = "The request took longer than it may, and was ended.";
+        ApiError::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "timeout_error",
+            "deadline_exceeded",
+            message,
+        )
+    }
+
     /// The engine's thread is gone, and only a restart brings it back. Asked for again and again, so it is not logged here.
     pub(super) fn dead() -> ApiError {
         let message = "The server's engine has died; the server must be restarted.";
@@ -234,10 +306,9 @@ impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
         match refusal {
             Refusal::QueueFull { retry_after } => ApiError::overloaded(retry_after),
-            Refusal::RateLimited { retry_after, .. } | Refusal::TenantQueueFull { retry_after } => {
-                ApiError::overloaded(retry_after)
-            }
-            Refusal::TooLate { retry_after } => ApiError::overloaded(retry_after),
+            Refusal::RateLimited { rate, retry_after } => ApiError::rate_limited(rate, retry_after),
+            Refusal::TenantQueueFull { retry_after } => ApiError::tenant_queue_full(retry_after),
+            Refusal::TooLate { retry_after } => ApiError::too_late(retry_after),
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,
@@ -269,9 +340,12 @@ impl IntoResponse for ApiError {
             body,
         )
             .into_response();
+        let headers = response.headers_mut();
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(delay) = self.retry_after {
-            let headers = response.headers_mut();
-            let millis = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+            let millis = u64::try_from(delay.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
             headers.insert(
                 header::RETRY_AFTER,
                 HeaderValue::from(millis.div_ceil(1000).max(1)),
@@ -288,4 +362,75 @@ pub(super) fn quoted(text: &str) -> String {
     let short: String = chars.by_ref().take(MOST_QUOTED_CHARS).collect();
     let ellipsis = if chars.next().is_some() { "…" } else { "" };
     format!("'{short}{ellipsis}'")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_have_their_status_and_say_when_to_come_back() {
+        let retry_after = Duration::from_micros(1_500_200);
+        let requests = RateKind::Requests;
+        for (refusal, status, kind, code, told) in [
+            (
+                Refusal::RateLimited {
+                    rate: requests,
+                    retry_after,
+                },
+                429,
+                RATE_LIMIT,
+                "rate_limit_exceeded",
+                Some(("2", "1501")),
+            ),
+            (
+                Refusal::TenantQueueFull { retry_after },
+                429,
+                RATE_LIMIT,
+                "concurrency_limit",
+                Some(("2", "1501")),
+            ),
+            (
+                Refusal::QueueFull { retry_after },
+                503,
+                OVERLOADED,
+                "engine_overloaded",
+                Some(("2", "1501")),
+            ),
+            (
+                Refusal::TooLate {
+                    retry_after: Duration::ZERO,
+                },
+                503,
+                OVERLOADED,
+                "engine_overloaded",
+                Some(("1", "0")),
+            ),
+            (
+                Refusal::Draining,
+                503,
+                OVERLOADED,
+                "draining",
+                Some(("5", "5000")),
+            ),
+            (Refusal::EmptyPrompt, 400, INVALID, "invalid_value", None),
+        ] {
+            let error = ApiError::from(refusal.clone());
+            assert_eq!(error.body()["error"]["type"], kind, "{refusal:?}");
+            assert_eq!(error.body()["error"]["code"], code, "{refusal:?}");
+            let answer = error.into_response();
+            assert_eq!(answer.status(), status, "{refusal:?}");
+            let header = |name| {
+                answer
+                    .headers()
+                    .get(name)
+                    .and_then(|value| value.to_str().ok())
+            };
+            let found = header("retry-after").zip(header("retry-after-ms"));
+            assert_eq!(found, told, "{refusal:?}");
+        }
+        let late = ApiError::too_slow();
+        assert_eq!(late.body()["error"]["type"], "timeout_error");
+        assert_eq!(late.into_response().status(), 504);
+    }
 }

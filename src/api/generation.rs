@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use super::error::ApiError;
 use super::params::Params;
+use super::tenant::Caller;
 use super::{ModelCard, Serving};
 use crate::engine::{
-    Event, EventStream, FinishReason, GenerationRequest, SamplingParams, TenantId, TokenId,
-    TokenOutput,
+    Event, EventStream, FinishReason, GenerationRequest, SamplingParams, TokenId, TokenOutput,
 };
 use crate::text::{Detokenizer, TextOptions, Tokenizer};
 
@@ -141,6 +141,7 @@ pub(super) enum Output {
 /// A choice that is being made. Dropping it cancels it, as a client does that leaves.
 pub(super) struct Generation {
     events: EventStream,
+    caller: Caller,
     detokenizer: Detokenizer,
     stop_tokens: Vec<TokenId>,
     include_stop: bool,
@@ -160,6 +161,7 @@ impl Generation {
     pub(super) fn start(
         serving: &Serving,
         call: Call,
+        caller: Caller,
         arrived: Instant,
     ) -> Result<Generation, ApiError> {
         let Call {
@@ -180,11 +182,14 @@ impl Generation {
             max_new_tokens,
             min_new_tokens: params.min_tokens,
             stop_tokens: params.stop_tokens.clone(),
-            tenant: TenantId(0),
+            tenant: caller.tenant.number,
             arrived,
+            first_token_within: caller.tenant.deadlines.first_token,
+            ends_within: caller.tenant.deadlines.total,
         })?;
         Ok(Generation {
             events,
+            caller,
             detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options),
             stop_tokens: params.stop_tokens,
             include_stop: params.include_stop,
@@ -207,7 +212,7 @@ impl Generation {
     /// # Errors
     /// When the engine refuses it.
     pub(super) async fn accepted(&mut self) -> Result<(), ApiError> {
-        match self.events.recv().await {
+        match self.event().await {
             Some(Event::Accepted) => Ok(()),
             Some(Event::Refused(refusal)) => Err(refusal.into()),
             other => Err(ApiError::internal(&format!(
@@ -225,7 +230,7 @@ impl Generation {
             return Ok(Output::End(ending));
         }
         loop {
-            match self.events.recv().await {
+            match self.event().await {
                 Some(Event::Accepted) => {}
                 Some(Event::Token(output)) => {
                     if let Some(piece) = self.token(output) {
@@ -254,6 +259,14 @@ impl Generation {
                 }
             }
         }
+    }
+
+    async fn event(&mut self) -> Option<Event> {
+        let event = self.events.recv().await;
+        if let Some(rates) = self.events.rates() {
+            self.caller.set_rates(rates);
+        }
+        event
     }
 
     fn token(&mut self, output: TokenOutput) -> Option<Piece> {
@@ -364,7 +377,7 @@ fn finish_reason(reason: FinishReason) -> Result<&'static str, ApiError> {
         FinishReason::Cancelled => Err(ApiError::internal(
             "a request was cancelled while its client waited",
         )),
-        FinishReason::Deadline => Err(ApiError::internal("a request took too long")),
+        FinishReason::Deadline => Err(ApiError::too_slow()),
         FinishReason::Error => Err(ApiError::internal("the engine gave up on a request")),
     }
 }

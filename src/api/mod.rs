@@ -15,12 +15,14 @@ mod page;
 mod params;
 mod sse;
 mod status;
+mod tenant;
 
 use std::hash::{BuildHasher, RandomState};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
@@ -33,6 +35,7 @@ use tracing::Instrument;
 
 use crate::engine::{EngineHandle, TokenId};
 use crate::metrics::Metrics;
+use crate::tenants::{Deadlines, Tenants};
 use crate::text::{ChatTemplate, Tokenizer};
 
 pub use error::ApiError;
@@ -60,7 +63,7 @@ pub fn router(app: App) -> Router {
         .route("/", get(page::show))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        // Who is asking, once there are tenants, is found out here: before a body is read.
+        .layer(middleware::from_fn_with_state(app.clone(), tenant::admit))
         .layer(middleware::from_fn(name_and_guard))
         .with_state(app)
 }
@@ -108,6 +111,8 @@ pub struct App {
 
 struct Inner {
     started: u64,
+    tenants: ArcSwap<Tenants>,
+    metrics_open: bool,
     serving: OnceLock<Arc<Serving>>,
     readers: Arc<Semaphore>,
     reader_places: Arc<Semaphore>, // For those that read and those that wait.
@@ -115,12 +120,19 @@ struct Inner {
 }
 
 impl App {
-    /// A server that is still loading: it lives, but is not ready.
+    /// A server that is still loading, and open to everybody: it lives, but is not ready.
     pub fn loading() -> App {
+        App::for_tenants(Tenants::anyone(Deadlines::default()), false)
+    }
+
+    /// A server that is still loading, for these tenants only. With `metrics_open`, its metrics need no key.
+    pub fn for_tenants(tenants: Tenants, metrics_open: bool) -> App {
         let semaphore = |permits| Arc::new(Semaphore::new(permits));
         App {
             inner: Arc::new(Inner {
                 started: unix_seconds(),
+                tenants: ArcSwap::from_pointee(tenants),
+                metrics_open,
                 serving: OnceLock::new(),
                 readers: semaphore(MOST_READERS),
                 reader_places: semaphore(MOST_READERS + MOST_WAITING_READERS),
@@ -133,6 +145,11 @@ impl App {
     pub fn serve(&self, serving: Serving) {
         let fresh = self.inner.serving.set(Arc::new(serving)).is_ok();
         assert!(fresh, "a server serves one model");
+    }
+
+    /// From now on these may come in, and nobody else. What they have asked already goes on.
+    pub fn set_tenants(&self, tenants: Tenants) {
+        self.inner.tenants.store(Arc::new(tenants));
     }
 
     fn serving(&self) -> Result<&Arc<Serving>, ApiError> {
@@ -151,7 +168,8 @@ async fn wrong_method(request: Request) -> ApiError {
 /// Gives each response its `x-request-id`, and ends a panic with the request that caused it.
 async fn name_and_guard(request: Request, next: Next) -> Response {
     let id = request_id(&request);
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default());
+    let tenant = tracing::field::Empty; // Known later.
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), tenant);
     let answer = AssertUnwindSafe(next.run(request))
         .catch_unwind()
         .instrument(span)

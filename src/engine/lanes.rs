@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Select};
-use sterna_scheduler::FinishReason;
+use sterna_scheduler::{FinishReason, Rates, TenantId, TenantPolicy, TenantsError};
+use tokio::sync::oneshot;
 
 use super::GenerationRequest;
 use super::egress;
@@ -24,6 +25,8 @@ pub(super) struct Common {
     pub(super) ending: OnceLock<FinishReason>,
     /// Set by the engine thread when the request is first admitted, before any of its tokens leaves.
     pub(super) cached_tokens: OnceLock<u32>,
+    /// Where the tenant's rates stand. Set by the engine thread when it has taken or refused the request, before it says so.
+    pub(super) rates: OnceLock<Rates>,
 }
 
 /// A request on its way to the engine thread.
@@ -38,6 +41,10 @@ pub(super) enum Control {
     /// The request's stream has set its `ending`.
     End(Ticket),
     Drain,
+    SetTenants {
+        tenants: Vec<(TenantId, TenantPolicy)>,
+        done: oneshot::Sender<Result<(), TenantsError>>,
+    },
     ResetPrefixCache,
 }
 

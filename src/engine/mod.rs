@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam::channel::{Sender, TrySendError, bounded, unbounded};
+use tokio::sync::oneshot;
 
 use crate::metrics::Metrics;
 
@@ -29,9 +30,12 @@ use lanes::{Common, Control, Lanes, Submission, Ticket};
 use status::Shared;
 
 pub use forward::{Forward, LogitRows};
-pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TokenOutput};
+pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TenantsRefused, TokenOutput};
 pub use status::Status;
-pub use sterna_scheduler::{FinishReason, Limits, Policy, RateKind, TenantId, TokenId};
+pub use sterna_scheduler::{
+    Band, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState, Rates, TenantId,
+    TenantPolicy, TenantsError, TokenId,
+};
 pub use stream::EventStream;
 
 /// What the engine may use.
@@ -41,6 +45,8 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// How it decides.
     pub policy: Policy,
+    /// Tokens that the conversations of several tenants begin with; policies number them in this order.
+    pub public_prefixes: Vec<Vec<TokenId>>,
     /// Submissions that may wait for the engine thread to take them.
     pub submit_lane: usize,
     /// How long a drain lets requests finish.
@@ -167,6 +173,23 @@ impl EngineHandle {
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
         self.send(Control::Drain);
+    }
+
+    /// Sets what these tenants may have from now on; others keep what they had. What runs or waits goes on. Waits for the step under
+    /// way.
+    ///
+    /// # Errors
+    /// When it can't be had. Every tenant then has what it had before.
+    pub async fn set_tenants(
+        &self,
+        tenants: Vec<(TenantId, TenantPolicy)>,
+    ) -> Result<(), TenantsRefused> {
+        let (done, answer) = oneshot::channel();
+        self.send(Control::SetTenants { tenants, done });
+        match answer.await {
+            Ok(answer) => answer.map_err(TenantsRefused::Impossible),
+            Err(_) => Err(TenantsRefused::Gone),
+        }
     }
 
     /// Forgets the cached prefixes that no running sequence uses.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{FinishReason, RateKind, TenantId, TokenId};
+use sterna_scheduler::{FinishReason, RateKind, TenantId, TenantsError, TokenId};
 
 use super::sampler::MOST_LOGPROBS;
 use crate::metrics::TurnedAway;
@@ -67,8 +67,12 @@ pub struct GenerationRequest {
     pub stop_tokens: Vec<TokenId>,
     /// Who pays.
     pub tenant: TenantId,
-    /// When the request reached the server; latencies count from here.
+    /// When the request reached the server; latencies and deadlines count from here.
     pub arrived: Instant,
+    /// Ends with `FinishReason::Deadline` if no token has come by then.
+    pub first_token_within: Option<Duration>,
+    /// Ends with `FinishReason::Deadline` if it has not ended by then.
+    pub ends_within: Option<Duration>,
 }
 
 impl GenerationRequest {
@@ -149,6 +153,15 @@ pub enum Event {
     Refused(Refusal),
     /// It began, and the engine could not go on; the text names no internals.
     Failed(String),
+}
+
+/// Why tenants keep what they had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TenantsRefused {
+    /// It can't be had.
+    Impossible(TenantsError),
+    /// The engine has ended.
+    Gone,
 }
 
 /// Why a request was turned away before it began.

@@ -126,7 +126,7 @@ impl Shared {
             Denied::EmptyPrompt => Refusal::EmptyPrompt,
             Denied::NothingToGenerate => Refusal::InvalidSampling("max_tokens"),
             Denied::Overloaded { retry_after } => Refusal::QueueFull {
-                retry_after: self.retry_after().max(Duration::from_micros(retry_after)),
+                retry_after: Duration::from_micros(retry_after),
             },
             Denied::RateLimited { rate, retry_after } => Refusal::RateLimited {
                 rate,

@@ -30,9 +30,13 @@ pub(super) fn serve<F: Forward>(
     if config.pin {
         pin_to_first_core();
     }
+    let mut scheduler = Scheduler::new(config.limits, config.policy);
+    for prefix in config.public_prefixes {
+        scheduler.declare_public(&prefix);
+    }
     let mut serving = Serving {
         kv_store,
-        scheduler: Scheduler::new(config.limits, config.policy),
+        scheduler,
         rows: Rows::new(model.vocabulary()),
         model,
         drain_limit: config.drain_limit,
@@ -58,7 +62,11 @@ fn pin_to_first_core() {
 
 /// `limit` after `now`; the end of time if there is no such moment.
 fn deadline(now: Micros, limit: Duration) -> Micros {
-    now.saturating_add(Micros::try_from(limit.as_micros()).unwrap_or(Micros::MAX))
+    now.saturating_add(micros(limit))
+}
+
+fn micros(duration: Duration) -> Micros {
+    Micros::try_from(duration.as_micros()).unwrap_or(Micros::MAX)
 }
 
 /// All serving state.
@@ -131,6 +139,10 @@ impl<F: Forward> Serving<F> {
             match self.lanes.control.try_recv() {
                 Ok(Control::End(ticket)) => self.end(ticket),
                 Ok(Control::Drain) => self.drain(now, deadline(now, self.drain_limit)),
+                Ok(Control::SetTenants { tenants, done }) => {
+                    // Whoever asked may have left.
+                    let _ = done.send(self.scheduler.set_tenants(&tenants));
+                }
                 Ok(Control::ResetPrefixCache) => self.scheduler.reset_prefix_cache(),
                 Err(TryRecvError::Empty) => break,
                 // Every handle and stream is gone: nobody can ask for anything any more.
@@ -166,6 +178,8 @@ impl<F: Forward> Serving<F> {
             common,
         } = submission;
         let timeline = Timeline::new(request.arrived, request.prompt.len() as u32);
+        let waited = now.saturating_sub(self.lanes.shared.micros(request.arrived));
+        let left = |limit: Duration| micros(limit).saturating_sub(waited);
         let asked = Asked {
             ticket,
             terms: Terms {
@@ -176,15 +190,20 @@ impl<F: Forward> Serving<F> {
             },
             common,
         };
+        let tenant = request.tenant;
         let request = Request {
             prompt: request.prompt,
             max_new_tokens: request.max_new_tokens,
             min_new_tokens: request.min_new_tokens,
             stop_tokens: request.stop_tokens,
-            tenant: request.tenant,
-            ..Request::default()
+            tenant,
+            first_token_within: request.first_token_within.map(left),
+            ends_within: request.ends_within.map(left),
         };
-        match self.scheduler.submit(now, request) {
+        let answer = self.scheduler.submit(now, request);
+        let rates = self.scheduler.rates(now, tenant);
+        asked.common.rates.get_or_init(|| rates);
+        match answer {
             Ok(id) => {
                 self.notices.push(Notice::Accepted {
                     id,

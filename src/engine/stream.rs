@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use sterna_scheduler::FinishReason;
+use sterna_scheduler::{FinishReason, Rates};
 
 use super::lanes::{Common, Control, Ticket};
 use super::{EngineHandle, Event, Refusal, egress};
@@ -68,6 +68,13 @@ impl EventStream {
             }
         }
         None
+    }
+
+    /// Where the tenant's rates stood when the scheduler took or refused the request; `None` until its answer has been received, and
+    /// when it was never asked.
+    pub fn rates(&self) -> Option<Rates> {
+        let answered = self.accepted || self.over;
+        self.common.rates.get().copied().filter(|_| answered)
     }
 
     /// Ends the request early, as a stop string does. Later tokens are swallowed; the next event is the terminal one, and

@@ -194,6 +194,7 @@ impl Server {
                 max_draft,
                 ..Policy::default()
             },
+            public_prefixes: Vec::new(),
             submit_lane,
             drain_limit: PATIENCE,
             stall_limit: PATIENCE,

@@ -1,0 +1,392 @@
+//! Files with one fault each, what a good one says, and what stays when it is read again.
+
+use std::fs;
+
+use super::*;
+use crate::engine::{Band, PublicPrefix, Rate};
+
+const DEFAULTS: Defaults = Defaults {
+    deadlines: Deadlines {
+        first_token: None,
+        total: Some(Duration::from_secs(600)),
+    },
+    max_queued: 64,
+    max_queued_time: Duration::from_secs(15),
+};
+
+/// A file that is gone when the test ends.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str, text: &str) -> Scratch {
+        let file = format!("sterna-tenants-{name}-{}.toml", std::process::id());
+        let scratch = Scratch(std::env::temp_dir().join(file));
+        scratch.write(text);
+        scratch
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(&self.0, text).unwrap();
+    }
+
+    fn open(&self) -> Result<Roster, FileError> {
+        Roster::open(&self.0, DEFAULTS)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        fs::remove_file(&self.0).unwrap();
+    }
+}
+
+fn hash(key: &str) -> String {
+    KeyHash::of(key.as_bytes()).to_hex()
+}
+
+fn table(id: &str, key: &str, more: &str) -> String {
+    format!(
+        "[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{}\"\n{more}\n",
+        hash(key)
+    )
+}
+
+fn number_of(roster: &Roster, key: &str) -> Option<u32> {
+    let tenant = roster.tenants().find(Some(key.as_bytes()));
+    tenant.map(|tenant| tenant.number.0)
+}
+
+#[test]
+fn a_full_table_says_everything() {
+    let text = format!(
+        r#"
+        [[public_prefix]]
+        name = "support"
+        system = "You are the support bot."
+        [[public_prefix]]
+        name = "law"
+        system = "You are no lawyer."
+
+        [[tenant]]
+        id = "acme"
+        key_sha256 = ["{}", "{}"]
+        weight = 4
+        band = "interactive"
+        requests_per_minute = 600
+        tokens_per_minute = 100_000
+        token_burst = 5000
+        max_running = 16
+        max_queued = 32
+        max_queued_seconds = 30
+        guaranteed_pages = 10
+        max_pages = 500
+        first_token_seconds = 5
+        total_seconds = 60
+        public = ["law", "support"]
+        "#,
+        hash("old"),
+        hash("new").to_uppercase(),
+    );
+    let roster = Scratch::new("full", &text).open().unwrap();
+    let expected = TenantPolicy {
+        band: Band::Interactive,
+        weight: 4,
+        requests: Some(Rate {
+            per_minute: 600,
+            burst: 60,
+        }),
+        tokens: Some(Rate {
+            per_minute: 100_000,
+            burst: 5000,
+        }),
+        max_running: 16,
+        max_queued: 32,
+        max_queued_time: 30_000_000,
+        guaranteed_pages: 10,
+        max_pages: 500,
+        public: vec![PublicPrefix(1), PublicPrefix(0)],
+    };
+    assert_eq!(roster.policies(), [(TenantId(1), expected)]);
+    let names: Vec<&str> = roster
+        .public()
+        .iter()
+        .map(|text| text.name.as_str())
+        .collect();
+    assert_eq!(names, ["support", "law"]);
+    let deadlines = Deadlines {
+        first_token: Some(Duration::from_secs(5)),
+        total: Some(Duration::from_secs(60)),
+    };
+    for key in ["old", "new"] {
+        let tenant = roster.tenants().find(Some(key.as_bytes())).unwrap();
+        assert_eq!((tenant.id.as_str(), tenant.deadlines), ("acme", deadlines));
+    }
+}
+
+#[test]
+fn a_short_table_has_the_defaults() {
+    let text = table("a", "k", "tokens_per_minute = 500\nrequests_per_minute = 3");
+    let roster = Scratch::new("short", &text).open().unwrap();
+    let expected = TenantPolicy {
+        requests: Some(Rate {
+            per_minute: 3,
+            burst: 1,
+        }),
+        tokens: Some(Rate {
+            per_minute: 500,
+            burst: 500,
+        }),
+        max_queued: 64,
+        max_queued_time: 15_000_000,
+        ..TenantPolicy::default()
+    };
+    assert_eq!(roster.policies(), [(TenantId(1), expected)]);
+    let tenant = roster.tenants().find(Some(b"k")).unwrap();
+    assert_eq!(tenant.deadlines, DEFAULTS.deadlines);
+}
+
+/// A text, the line that is wrong in it, and a word of the complaint.
+type Faulty = (String, Option<usize>, &'static str);
+
+fn shape_faults() -> Vec<Faulty> {
+    let good = table("a", "k", "");
+    vec![
+        (String::new(), None, "no [[tenant]]"),
+        ("# nobody\n".into(), None, "no [[tenant]]"),
+        ("[[tenant]]\nid = \"a\n".into(), Some(2), "string"),
+        ("[[tenant]\n".into(), Some(1), "]"),
+        (good.clone() + "colour = 3", Some(5), "colour"),
+        (
+            good.clone() + "weight = 1\nweight = 2",
+            Some(6),
+            "duplicate",
+        ),
+        (good.clone() + "[[tennant]]\n", Some(5), "tennant"),
+        (
+            good.clone() + &table("a", "l", ""),
+            Some(6),
+            "`a` stands in line 2",
+        ),
+        (table("", "k", ""), Some(2), "letters"),
+        (table("a b", "k", ""), Some(2), "letters"),
+        (table(&"a".repeat(65), "k", ""), Some(2), "letters"),
+        (good + "band = \"fast\"", Some(5), "fast"),
+    ]
+}
+
+fn key_faults() -> Vec<Faulty> {
+    let key = |line: &str| format!("[[tenant]]\nid = \"a\"\n{line}\n");
+    let (k, l) = (hash("k"), hash("l"));
+    let short = "64 hexadecimal";
+    vec![
+        (key(""), Some(1), "key_sha256"),
+        (format!("[[tenant]]\nkey_sha256 = \"{k}\""), Some(1), "`id`"),
+        (key("key_sha256 = 5"), Some(3), "string"),
+        (key("key_sha256 = []"), Some(3), "no key"),
+        (key("key_sha256 = \"abc\""), Some(3), short),
+        (
+            key(&format!("key_sha256 = \"{}\"", "g".repeat(64))),
+            Some(3),
+            short,
+        ),
+        (
+            key(&format!("key_sha256 = \"{}\"", "é".repeat(32))),
+            Some(3),
+            short,
+        ),
+        (
+            key(&format!("key_sha256 = [\n\"{k}\",\n\"{l}0\"\n]")),
+            Some(5),
+            short,
+        ),
+        (
+            key(&format!("key_sha256 = [\"{k}\",\n\"{k}\"]")),
+            Some(4),
+            "line 3",
+        ),
+        (
+            table("a", "k", "") + &table("b", "k", ""),
+            Some(7),
+            "same key stands in line 3",
+        ),
+    ]
+}
+
+fn number_faults() -> Vec<Faulty> {
+    let with = |line: &str| table("a", "k", line);
+    let mut faults = vec![
+        (with("weight = 1.5"), Some(4), "1.5"),
+        (with("request_burst = 5"), Some(4), "requests_per_minute"),
+        (with("token_burst = 5"), Some(4), "tokens_per_minute"),
+        (
+            with("max_pages = 5\nguaranteed_pages = 6"),
+            Some(5),
+            "from 0 to 5, not 6",
+        ),
+    ];
+    for number in [
+        "weight",
+        "requests_per_minute",
+        "tokens_per_minute",
+        "max_running",
+        "max_queued",
+        "max_queued_seconds",
+        "max_pages",
+        "first_token_seconds",
+        "total_seconds",
+    ] {
+        for wrong in ["0", "-1", "4294967296"] {
+            faults.push((with(&format!("{number} = {wrong}")), Some(4), number));
+        }
+    }
+    faults
+}
+
+fn prefix_faults() -> Vec<Faulty> {
+    let with = |lines: &str| table("a", "k", "") + lines;
+    let prefix = "[[public_prefix]]\nname = \"x\"\nsystem = \"\"\n";
+    vec![
+        (with("public = [\"x\",\n\"y\"]"), Some(5), "`x`"),
+        (with(prefix) + "role = \"a\"", Some(8), "role"),
+        (with("[[public_prefix]]\nname = \"x\"\n"), Some(5), "system"),
+        (with(prefix) + prefix, Some(9), "`x` already"),
+    ]
+}
+
+#[test]
+fn every_fault_is_named_with_its_file_and_line() {
+    let scratch = Scratch::new("fault", "");
+    let path = scratch.0.display().to_string();
+    let faults = [
+        shape_faults(),
+        key_faults(),
+        number_faults(),
+        prefix_faults(),
+    ];
+    for (text, line, word) in faults.concat() {
+        scratch.write(&text);
+        let error = scratch.open().unwrap_err().to_string();
+        let place = match line {
+            Some(line) => format!("{path}, line {line}: "),
+            None => format!("{path}: "),
+        };
+        assert!(error.starts_with(&place), "{error}\n---\n{text}");
+        assert!(
+            error.contains(word),
+            "{error} does not say {word}\n---\n{text}"
+        );
+        assert!(!error.contains(&hash("k")), "{error}");
+    }
+    let missing = Roster::open(Path::new("/nowhere/tenants.toml"), DEFAULTS);
+    assert!(
+        missing
+            .unwrap_err()
+            .to_string()
+            .starts_with("/nowhere/tenants.toml: ")
+    );
+}
+
+#[test]
+fn only_its_own_key_finds_a_tenant() {
+    let text = table("a", "ka", "") + &table("b", "kb", "");
+    let roster = Scratch::new("keys", &text).open().unwrap();
+    assert_eq!(number_of(&roster, "ka"), Some(1));
+    assert_eq!(number_of(&roster, "kb"), Some(2));
+    for wrong in ["", "k", "kaa", "KA", &hash("ka")] {
+        assert_eq!(number_of(&roster, wrong), None, "{wrong}");
+    }
+    assert_eq!(roster.tenants().find(None), None);
+    let anyone = Tenants::anyone(DEFAULTS.deadlines);
+    for key in [None, Some(b"none".as_slice())] {
+        assert_eq!(anyone.find(key).unwrap().number, TenantId(0));
+    }
+}
+
+#[test]
+fn numbers_are_for_life_and_the_lost_keep_nothing() {
+    let scratch = Scratch::new("again", "");
+    let (a, b, c) = (
+        table("a", "ka", "guaranteed_pages = 9\nweight = 3"),
+        table("b", "kb", ""),
+        table("c", "kc", ""),
+    );
+    scratch.write(&(a.clone() + &b));
+    let first = scratch.open().unwrap();
+    scratch.write(&(c + &b));
+    let second = first.reread().unwrap();
+    let numbers = |roster: &Roster| ["ka", "kb", "kc"].map(|key| number_of(roster, key));
+    assert_eq!(numbers(&first), [Some(1), Some(2), None]);
+    assert_eq!(numbers(&second), [None, Some(2), Some(3)]);
+    let policies = second.policies();
+    let lost = TenantPolicy {
+        guaranteed_pages: 0,
+        ..first.policies()[0].1.clone()
+    };
+    assert_eq!((policies.len(), &policies[0]), (3, &(TenantId(1), lost)));
+    scratch.write(&a);
+    let third = second.reread().unwrap();
+    assert_eq!(numbers(&third), [Some(1), None, None]);
+    assert_eq!(third.policies()[0], first.policies()[0]);
+}
+
+#[test]
+fn public_prefixes_are_fixed_at_the_start() {
+    let prefix = |system: &str| format!("[[public_prefix]]\nname = \"x\"\nsystem = \"{system}\"\n");
+    let tenant = table("a", "k", "public = [\"x\"]");
+    let scratch = Scratch::new("public", &(prefix("One.") + &tenant));
+    let roster = scratch.open().unwrap();
+    assert!(roster.reread().is_ok());
+    scratch.write(&(prefix("Two.") + &tenant));
+    assert!(roster.reread().unwrap_err().to_string().contains("restart"));
+}
+
+#[test]
+fn the_schedulers_objections_name_the_tenant() {
+    let text = table("a", "ka", "") + &table("b", "kb", "");
+    let roster = Scratch::new("explain", &text).open().unwrap();
+    let told = roster
+        .explain(TenantsError::Invalid(TenantId(2)))
+        .to_string();
+    assert!(told.contains("`b`"), "{told}");
+    let told = roster.explain(TenantsError::TooManyGuaranteed {
+        guaranteed: 70,
+        limit: 60,
+    });
+    assert!(told.to_string().contains("are 70; there are 60"), "{told}");
+}
+
+#[test]
+fn a_new_key_is_told_once_and_its_lines_are_a_tenants() {
+    let draw = || {
+        let (mut told, mut lines) = (Vec::new(), Vec::new());
+        keygen("acme", &mut told, &mut lines).unwrap();
+        (
+            String::from_utf8(told).unwrap(),
+            String::from_utf8(lines).unwrap(),
+        )
+    };
+    let (told, lines) = draw();
+    let key = told.lines().last().unwrap();
+    assert!(key.starts_with("sk-") && key.len() == 3 + 64, "{key}");
+    assert!(!lines.contains(&key[3..]));
+    let roster = Scratch::new("keygen", &lines).open().unwrap();
+    assert_eq!(number_of(&roster, key), Some(1));
+    assert_ne!(draw().0, told);
+    assert!(keygen("a b", Vec::new(), Vec::new()).is_err());
+}
+
+#[test]
+fn a_hash_is_the_sha_256_and_does_not_print() {
+    let of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    assert_eq!(hash("abc"), of_abc);
+    assert_eq!(KeyHash::from_hex(of_abc), Some(KeyHash::of(b"abc")));
+    let roster = Scratch::new("debug", &table("a", "abc", ""))
+        .open()
+        .unwrap();
+    let printed = format!("{roster:?} {:?}", roster.tenants());
+    assert!(
+        printed.contains("KeyHash")
+            && !printed.contains("186, 120")
+            && !printed.contains(&of_abc[..6])
+    );
+}
