@@ -142,6 +142,7 @@ fn start_engine(
         submit_lane: limits.max_queued as usize,
         limits,
         policy: Policy::default(),
+        cost: None,
         drain_limit: Duration::from_secs(config.drain_seconds),
         stall_limit: STALL_LIMIT,
         pin,

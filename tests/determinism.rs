@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::engine::{
-    Engine, EngineConfig, EngineHandle, Event, Forward, GenerationRequest, Limits, LogitRows,
-    Policy, SamplingParams, TenantId,
+    CostModel, Engine, EngineConfig, EngineHandle, Event, Forward, GenerationRequest, Limits,
+    LogitRows, Policy, SamplingParams, TenantId,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
@@ -99,6 +99,7 @@ fn start(limits: Limits, threads: usize) -> Server {
     let config = EngineConfig {
         limits,
         policy: Policy::default(),
+        cost: Some(CostModel::UNMEASURED),
         submit_lane: 1024,
         drain_limit: Duration::from_secs(30),
         stall_limit: Duration::from_secs(60),

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::engine::{
-    Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason, Forward,
-    GenerationRequest, Limits, LogitRows, Policy, Refusal, SamplingParams, TenantId, TokenId,
-    TokenOutput,
+    CostModel, Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason,
+    Forward, GenerationRequest, Limits, LogitRows, Policy, Refusal, SamplingParams, TenantId,
+    TokenId, TokenOutput,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::toy;
@@ -168,6 +168,7 @@ fn config() -> EngineConfig {
             max_sequence_tokens: 300,
         },
         policy: Policy::default(),
+        cost: Some(CostModel::UNMEASURED),
         submit_lane: 64,
         drain_limit: GUARD,
         stall_limit: GUARD,

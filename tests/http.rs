@@ -16,7 +16,9 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use serde_json::{Value, json};
 use sterna::api::{self, App, ConnectionLimits, ModelCard, Serving};
-use sterna::engine::{Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy};
+use sterna::engine::{
+    CostModel, Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy,
+};
 use sterna::metrics::{Identity, Metrics};
 use sterna::text::{Files, Tokenizer};
 use sterna_scheduler::Batch;
@@ -186,6 +188,7 @@ impl Server {
         let config = EngineConfig {
             limits,
             policy: Policy::default(),
+            cost: Some(CostModel::UNMEASURED),
             submit_lane,
             drain_limit: PATIENCE,
             stall_limit: PATIENCE,

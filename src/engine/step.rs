@@ -14,30 +14,40 @@ use sterna_scheduler::{
     TokenId,
 };
 
-use super::egress::{Notice, Turn};
+use super::calibrate::calibrate;
+use super::egress::{Notice, StepTimes, Turn};
 use super::lanes::{Common, Control, Lanes, Submission, Ticket};
 use super::sampler::{Draw, Sampler, Unsampleable};
+use super::tenants::Tenants;
 use super::{EngineConfig, Forward, LogitRows, SamplingParams, TokenOutput};
 use crate::metrics::Timeline;
 
 /// The body of the engine thread: serves until a drain has ended or every handle is gone.
 pub(super) fn serve<F: Forward>(
-    model: F,
-    kv_store: F::KvStore,
+    mut model: F,
+    mut kv_store: F::KvStore,
     config: EngineConfig,
     lanes: Lanes,
     turns: mpsc::Sender<Turn>,
+    calibrated: mpsc::Sender<()>,
 ) {
     if config.pin {
         pin_to_first_core();
     }
+    let cost = config
+        .cost
+        .unwrap_or_else(|| calibrate(&mut model, &mut kv_store, &config.limits));
+    let mut scheduler = Scheduler::new(config.limits, config.policy);
+    scheduler.calibrate(cost);
+    drop(calibrated); // Who waits for it goes on.
     let mut serving = Serving {
         kv_store,
-        scheduler: Scheduler::new(config.limits, config.policy),
+        scheduler,
         rows: Rows::new(model.vocabulary()),
         model,
         drain_limit: config.drain_limit,
         drain_deadline: None,
+        tenants: Tenants::default(),
         sequences: HashMap::new(),
         tickets: HashMap::new(),
         notices: Vec::new(),
@@ -71,6 +81,7 @@ struct Serving<F: Forward> {
     sequences: HashMap<SequenceId, Asked>,
     tickets: HashMap<Ticket, SequenceId>,
     notices: Vec<Notice>, // Since the last publication.
+    tenants: Tenants,
     drain_limit: Duration,
     drain_deadline: Option<Micros>, // Once a drain has begun.
     lanes: Lanes,
@@ -89,24 +100,27 @@ struct Asked {
 impl<F: Forward> Serving<F> {
     /// One turn.
     fn step(&mut self) {
-        let planned = Instant::now();
-        self.take_commands(planned);
-        let step = match self.scheduler.plan(self.lanes.shared.micros(planned)) {
+        let began = Instant::now();
+        self.take_commands(began);
+        let planning = Instant::now();
+        let step = match self.scheduler.plan(self.lanes.shared.micros(began)) {
             Plan::Idle => {
-                self.publish(planned, planned, None);
+                self.publish(began, began, None);
                 return self.wait();
             }
             Plan::Step(step) => step,
         };
+        let planned = Instant::now();
         self.lanes.shared.begin_step(planned);
         let tokens = step.batch().token_count();
+        let predicted = Duration::from_micros(step.predicted());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let logits = self.model.forward(step.batch(), &mut self.kv_store);
             self.rows.sample(&step, &logits, &self.sequences);
         }));
-        let committed = Instant::now();
+        let computed = Instant::now();
         match outcome {
-            Ok(()) => step.commit(self.lanes.shared.micros(committed), &self.rows.sampled),
+            Ok(()) => step.commit(self.lanes.shared.micros(computed), &self.rows.sampled),
             Err(panic) => {
                 tracing::error!("a step of {tokens} tokens panicked: {}", message(&*panic));
                 let ids: Vec<SequenceId> =
@@ -115,7 +129,13 @@ impl<F: Forward> Serving<F> {
                 self.rows.outputs.clear();
             }
         }
-        self.publish(planned, committed, Some(tokens));
+        let times = StepTimes {
+            tokens,
+            predicted,
+            computing: computed - planned,
+            deciding: (planned - planning) + computed.elapsed(),
+        };
+        self.publish(began, computed, Some(times));
     }
 
     fn is_over(&self) -> bool {
@@ -164,7 +184,8 @@ impl<F: Forward> Serving<F> {
             events,
             common,
         } = submission;
-        let timeline = Timeline::new(request.arrived, request.prompt.len() as u32);
+        let tenant = request.tenant;
+        let timeline = Timeline::new(request.arrived, tenant.0, request.prompt.len() as u32);
         let asked = Asked {
             ticket,
             sampling: request.sampling,
@@ -177,11 +198,12 @@ impl<F: Forward> Serving<F> {
             max_new_tokens: request.max_new_tokens,
             min_new_tokens: request.min_new_tokens,
             stop_tokens: request.stop_tokens,
-            tenant: request.tenant,
+            tenant,
             ..Request::default()
         };
         match self.scheduler.submit(now, request) {
             Ok(id) => {
+                self.tenants.begun(tenant);
                 self.notices.push(Notice::Accepted {
                     id,
                     events,
@@ -193,7 +215,11 @@ impl<F: Forward> Serving<F> {
             }
             Err(denied) => {
                 let refusal = self.lanes.shared.explain(denied);
-                self.notices.push(Notice::Refused { events, refusal });
+                self.notices.push(Notice::Refused {
+                    events,
+                    tenant,
+                    refusal,
+                });
             }
         }
     }
@@ -222,7 +248,7 @@ impl<F: Forward> Serving<F> {
     }
 
     /// Tells the world about this turn. Every event leaves in the order in which its client should see it.
-    fn publish(&mut self, planned: Instant, committed: Instant, step_tokens: Option<usize>) {
+    fn publish(&mut self, planned: Instant, committed: Instant, step: Option<StepTimes>) {
         let mut notices = std::mem::take(&mut self.notices);
         let mut endings = Vec::new();
         for happened in self.scheduler.events() {
@@ -237,11 +263,12 @@ impl<F: Forward> Serving<F> {
                 Happened::Finished {
                     id,
                     reason,
+                    tenant,
                     prompt_tokens,
                     cached_tokens,
                     output_tokens,
-                    ..
                 } => {
+                    self.tenants.ended(tenant);
                     let asked = self.sequences.remove(&id).expect("a sequence ends once");
                     self.tickets.remove(&asked.ticket);
                     endings.push(Notice::Finished {
@@ -262,14 +289,16 @@ impl<F: Forward> Serving<F> {
         }
         notices.append(&mut endings);
         let snapshot = self.scheduler.snapshot();
+        let tenants = self.tenants.report(committed, &self.scheduler);
         self.lanes
             .shared
-            .end_turn(committed, step_tokens.is_some(), &snapshot);
+            .end_turn(committed, step.is_some(), &snapshot);
         let turn = Turn {
             planned,
             committed,
-            step_tokens,
+            step,
             snapshot,
+            tenants,
             notices,
         };
         self.turns
