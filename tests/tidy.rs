@@ -45,6 +45,7 @@ const HOMES: &[(&str, &[&str])] = &[
             "src/engine/",
             "src/model/",
             "src/startup.rs",
+            "benches/",
             "tests/",
             "scheduler/",
         ],
