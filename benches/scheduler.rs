@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use sterna_scheduler::{
-    FinishReason, Limits, PAGE_TOKENS, Plan, Policy, Request, Sampled, Scheduler, SequenceId,
-    TenantId, TenantPolicy,
+    CostModel, FinishReason, Limits, PAGE_TOKENS, Plan, Policy, Request, Sampled, Scheduler,
+    SequenceId, TenantId, TenantPolicy,
 };
 
 #[global_allocator]
@@ -75,12 +75,21 @@ impl World {
             max_running: running + 8,
             max_queued: running + 8,
             max_queued_time: u64::MAX,
-            step_tokens: 512,
+            step_tokens: (running + 8) * PROMPT_TOKENS as u32,
             prefill_chunk: 512,
             max_sequence_tokens: longest,
         };
+        let mut scheduler = Scheduler::new(limits, Policy::default());
+        // A machine so fast that its time never keeps anybody out.
+        scheduler.calibrate(CostModel {
+            rows: CostModel::roofline(1_000_000, 1_000),
+            kilo_decode_keys: 0,
+            kilo_chunk_keys: 0,
+            head: 0,
+            logit: 0,
+        });
         World {
-            scheduler: Scheduler::new(limits, Policy::default()),
+            scheduler,
             now: 0,
             prompts: 0,
             sampled: Vec::new(),
