@@ -68,18 +68,19 @@ pub struct ServeConfig {
     /// Longest sequence (prompt and answer) in tokens; by default what the model was made for.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_model_len: Option<u32>,
-    /// Sequences that run at the same time.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    /// Sequences that run at the same time at most; --itl-target-ms usually allows fewer.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_running: u32,
     /// Requests that may wait; one more is answered 503 with Retry-After.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub max_queued: u32,
-    /// Tokens a step may compute: first one for each running answer, then prompts. A longer step serves prompts faster and delays answers.
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..=8192))]
+    /// Milliseconds between two tokens of an answer that everybody should be within: prompts get the time that this leaves, and no more
+    /// answers run at once than it allows. On a machine too slow for it, twice what a single answer takes.
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub itl_target_ms: u64,
+    /// Tokens a step may compute at most, whatever time is left: it sets the memory that a step needs.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=8192))]
     pub step_tokens: u32,
-    /// Tokens of one prompt that one step computes at most. Less than --step-tokens lets several prompts advance side by side.
-    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(16..=8192))]
-    pub prefill_chunk: u32,
     /// Tokens that a step may guess for one answer from what its text said before, while few answers run; 0 guesses none. Guesses
     /// that the model confirms make repetitive answers faster; they never change one.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(0..=32))]

@@ -3,12 +3,20 @@
 //! Where vLLM has a metric, ours carries its name; what only we have begins with `sterna_`. Seconds and plain counts, counters end
 //! in `_total`, label values come from closed sets. Each `Metrics` has a registry of its own, so several can live in one process.
 
-use std::sync::Arc;
+mod tenant;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, NoopRecorder};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{
+    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+
+use tenant::Tenants;
+
+pub use tenant::TenantLoad;
 
 const FIRST_TOKEN_BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -24,6 +32,12 @@ const REQUEST_BUCKETS: &[f64] = &[
 ];
 const STEP_BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+const DECISION_BUCKETS: &[f64] = &[
+    2e-6, 5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 5e-3, 25e-3,
+];
+const RATIO_BUCKETS: &[f64] = &[
+    0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 4.0, 10.0,
 ];
 const LENGTH_BUCKETS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0,
@@ -120,12 +134,30 @@ pub struct Occupancy {
     pub drafted: u64,
     /// Those of them that the model then drew.
     pub accepted: u64,
+    /// Pages copied since the start, since a cached page began as it was wanted.
+    pub page_copies: u64,
+    /// Machine time that all that waits should take.
+    pub queued: Duration,
+}
+
+/// What a step took, and what it was.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTimes {
+    /// Tokens computed.
+    pub tokens: usize,
+    /// What computing it should have taken.
+    pub predicted: Duration,
+    /// What computing it took, draws included.
+    pub computing: Duration,
+    /// What its plan and its commit took.
+    pub deciding: Duration,
 }
 
 /// The moments of one request's life, filled in as they pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeline {
     arrived: Instant,
+    tenant: u32,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -134,10 +166,11 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A request of `prompt_tokens` that reached the server at `arrived`.
-    pub fn new(arrived: Instant, prompt_tokens: u32) -> Timeline {
+    /// A tenant's request of `prompt_tokens` that reached the server at `arrived`.
+    pub fn new(arrived: Instant, tenant: u32, prompt_tokens: u32) -> Timeline {
         Timeline {
             arrived,
+            tenant,
             admitted: None,
             first_token: None,
             last_token: None,
@@ -157,6 +190,8 @@ impl Timeline {
 #[derive(Clone)]
 pub struct Metrics {
     handles: Arc<Handles>,
+    tenants: Arc<Mutex<Tenants>>,
+    recorder: Arc<PrometheusRecorder>, // To register more tenants.
     exporter: PrometheusHandle,
 }
 
@@ -175,13 +210,32 @@ impl Metrics {
         }
         let recorder = builder.build_recorder();
         let exporter = recorder.handle();
-        let handles = metrics::with_local_recorder(&recorder, || {
-            Handles::register(&mut Vec::new(), identity)
+        let (handles, tenants) = metrics::with_local_recorder(&recorder, || {
+            let all = &mut Vec::new();
+            (Handles::register(all, identity), Tenants::new(all))
         });
         Metrics {
             handles: Arc::new(handles),
+            tenants: Arc::new(Mutex::new(tenants)),
+            recorder: Arc::new(recorder),
             exporter,
         }
+    }
+
+    /// Names tenants: who was not known before has series of its own from now on, while there are fewer than 128. The others are
+    /// called `other`; tenant 0 is called `default`. None is ever renamed or removed.
+    pub fn set_tenants(&self, tenants: &[(u32, String)]) {
+        metrics::with_local_recorder(&*self.recorder, || self.tenants().name(tenants));
+    }
+
+    /// A tenant's numbers now.
+    pub fn tenant(&self, id: u32, now: TenantLoad) {
+        self.tenants().load(id, now);
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, Tenants> {
+        // Whoever panicked with the lock left numbers that are whole: each is set at once.
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All series in Prometheus's text format.
@@ -221,21 +275,35 @@ impl Metrics {
         handles.evictions.absolute(now.evictions);
         handles.drafted.absolute(now.drafted);
         handles.accepted.absolute(now.accepted);
+        handles.page_copies.absolute(now.page_copies);
+        handles.queued.set(now.queued.as_secs_f64());
     }
 
-    /// A step of `tokens` tokens took `duration`.
-    pub fn step(&self, duration: Duration, tokens: usize) {
-        self.handles.steps.increment(1);
-        self.handles.step_time.record(duration);
-        self.handles.step_tokens.record(tokens as f64);
+    /// The engine has ended, and holds nothing any more.
+    pub fn ended(&self) {
+        self.occupancy(&Occupancy::default());
+        self.tenants().clear();
+    }
+
+    /// A step took `whole`, from the turn's begin to the end of computing.
+    pub fn step(&self, whole: Duration, step: &StepTimes) {
+        let handles = &*self.handles;
+        handles.steps.increment(1);
+        handles.step_time.record(whole);
+        handles.step_tokens.record(step.tokens as f64);
+        handles.decision_time.record(step.deciding);
+        if !step.predicted.is_zero() {
+            let ratio = step.computing.as_secs_f64() / step.predicted.as_secs_f64();
+            handles.prediction_ratio.record(ratio);
+        }
     }
 
     /// The request left the queue for the first time.
     pub fn admitted(&self, timeline: &mut Timeline, at: Instant) {
         timeline.admitted = Some(at);
-        self.handles
-            .queue_time
-            .record(at.saturating_duration_since(timeline.arrived));
+        let waited = at.saturating_duration_since(timeline.arrived);
+        self.handles.queue_time.record(waited);
+        self.tenants().of(timeline.tenant).queue_time.record(waited);
     }
 
     /// The request's next token was drawn. Tokens of one step come at one moment: the gaps between them are 0, as their
@@ -249,9 +317,12 @@ impl Metrics {
                 handles
                     .prompt_tokens
                     .increment(u64::from(timeline.prompt_tokens));
-                handles
+                let waited = at.saturating_duration_since(timeline.arrived);
+                handles.time_to_first_token.record(waited);
+                self.tenants()
+                    .of(timeline.tenant)
                     .time_to_first_token
-                    .record(at.saturating_duration_since(timeline.arrived));
+                    .record(waited);
                 if let Some(admitted) = timeline.admitted {
                     handles
                         .prefill_time
@@ -264,13 +335,13 @@ impl Metrics {
         handles.generation_tokens.increment(1);
     }
 
-    /// The request is over.
-    pub fn finished(&self, timeline: &Timeline, ending: Ending, at: Instant) {
+    /// The request is over; so many of its prompt's tokens were cached.
+    pub fn finished(&self, timeline: &Timeline, ending: Ending, cached_tokens: u32, at: Instant) {
         let handles = &*self.handles;
+        let whole = at.saturating_duration_since(timeline.arrived);
         handles.finished[ending as usize].increment(1);
-        handles
-            .whole_time
-            .record(at.saturating_duration_since(timeline.arrived));
+        handles.whole_time.record(whole);
+        self.tenant_finished(timeline, ending, cached_tokens, whole);
         handles
             .request_prompt_tokens
             .record(f64::from(timeline.prompt_tokens));
@@ -293,9 +364,33 @@ impl Metrics {
         }
     }
 
-    /// A request was turned away.
-    pub fn turned_away(&self, why: TurnedAway) {
+    fn tenant_finished(
+        &self,
+        timeline: &Timeline,
+        ending: Ending,
+        cached_tokens: u32,
+        whole: Duration,
+    ) {
+        let tenants = self.tenants();
+        let series = tenants.of(timeline.tenant);
+        series.finished[ending as usize].increment(1);
+        series.whole_time.record(whole);
+        if timeline.admitted.is_some() {
+            let tokens = [
+                timeline.prompt_tokens,
+                cached_tokens,
+                timeline.generated_tokens,
+            ];
+            for (counter, tokens) in series.tokens.iter().zip(tokens) {
+                counter.increment(u64::from(tokens));
+            }
+        }
+    }
+
+    /// A tenant's request was turned away.
+    pub fn turned_away(&self, tenant: u32, why: TurnedAway) {
         self.handles.turned_away[why as usize].increment(1);
+        self.tenants().of(tenant).turned_away[why as usize].increment(1);
     }
 
     /// A client left before its answer was complete.
@@ -327,7 +422,8 @@ fn definitions() -> Vec<Definition> {
     };
     let mut definitions = Vec::new();
     metrics::with_local_recorder(&NoopRecorder, || {
-        Handles::register(&mut definitions, &identity)
+        Handles::register(&mut definitions, &identity);
+        Tenants::new(&mut definitions);
     });
     definitions
 }
@@ -343,6 +439,8 @@ struct Handles {
     evictions: Counter,
     drafted: Counter,
     accepted: Counter,
+    page_copies: Counter,
+    queued: Gauge,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     finished: [Counter; 4],
@@ -351,6 +449,8 @@ struct Handles {
     steps: Counter,
     step_time: Histogram,
     step_tokens: Histogram,
+    decision_time: Histogram,
+    prediction_ratio: Histogram,
     time_to_first_token: Histogram,
     token_gap: Histogram,
     time_per_token: Histogram,
@@ -380,6 +480,8 @@ impl Handles {
             evictions: new_counter(all, "sterna_evictions_total", "Cached prefix pages given up for new ones."),
             drafted: new_counter(all, "vllm:spec_decode_num_draft_tokens_total", "Tokens guessed from a sequence's own past."),
             accepted: new_counter(all, "vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that the model then drew."),
+            page_copies: new_counter(all, "sterna_page_copies_total", "Cached pages copied because they began as a prompt goes on."),
+            queued: new_gauge(all, "sterna_queued_seconds", "Machine time that all that waits should take."),
             prompt_tokens: new_counter(all, "vllm:prompt_tokens_total", "Prompt tokens of requests that reached their first token."),
             generation_tokens: new_counter(all, "vllm:generation_tokens_total", "Generated tokens."),
             finished: new_counters(all, "vllm:request_success_total", "Requests that ended, by reason.", "finished_reason", ENDINGS),
@@ -388,6 +490,8 @@ impl Handles {
             steps: new_counter(all, "sterna_engine_steps_total", "Steps of the engine."),
             step_time: new_histogram(all, "sterna_step_seconds", "From the plan of a step to its commit.", STEP_BUCKETS),
             step_tokens: new_histogram(all, "vllm:iteration_tokens_total", "Tokens computed by a step.", STEP_TOKEN_BUCKETS),
+            decision_time: new_histogram(all, "sterna_scheduler_plan_seconds", "Planning a step and committing it.", DECISION_BUCKETS),
+            prediction_ratio: new_histogram(all, "sterna_step_prediction_ratio", "What computing a step took, relative to its prediction.", RATIO_BUCKETS),
             time_to_first_token: new_histogram(all, "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS),
             token_gap: new_histogram(all, "vllm:inter_token_latency_seconds", "Between two tokens of a request.", TOKEN_GAP_BUCKETS),
             time_per_token: new_histogram(all, "vllm:request_time_per_output_token_seconds", "Mean gap between the tokens of a request.", TOKEN_GAP_BUCKETS),
@@ -535,12 +639,12 @@ mod tests {
         let metrics = metrics();
         let start = Instant::now();
         let after = |ms: u64| start + Duration::from_millis(ms);
-        let mut timeline = Timeline::new(start, 7);
+        let mut timeline = Timeline::new(start, 0, 7);
         metrics.admitted(&mut timeline, after(100));
         for ms in [1100, 1600, 2600] {
             metrics.token(&mut timeline, after(ms));
         }
-        metrics.finished(&timeline, Ending::Length, after(2700));
+        metrics.finished(&timeline, Ending::Length, 4, after(2700));
 
         let text = metrics.render();
         let close = |series: &str, expected: f64| {
@@ -559,13 +663,19 @@ mod tests {
         close("vllm:prompt_tokens_total", 7.0);
         close("vllm:generation_tokens_total", 3.0);
         close("vllm:request_generation_tokens_sum", 3.0);
+        let tenant = |series: &str| value(&text, series);
+        let tokens = ["prompt", "cached", "completion"].map(|kind| {
+            let series = labelled(&text, "sterna_tenant_tokens_total", &["default", kind]);
+            tenant(&series)
+        });
+        assert_eq!(tokens, [7.0, 4.0, 3.0]);
     }
 
     #[test]
     fn tokens_of_one_step_have_no_gap_between_them() {
         let metrics = metrics();
         let start = Instant::now();
-        let mut timeline = Timeline::new(start, 7);
+        let mut timeline = Timeline::new(start, 0, 7);
         for ms in [100, 200, 200, 200] {
             metrics.token(&mut timeline, start + Duration::from_millis(ms));
         }
@@ -581,8 +691,9 @@ mod tests {
         let metrics = metrics();
         let start = Instant::now();
         metrics.finished(
-            &Timeline::new(start, 3),
+            &Timeline::new(start, 0, 3),
             Ending::Abort,
+            0,
             start + Duration::from_secs(1),
         );
         let text = metrics.render();
@@ -608,6 +719,78 @@ mod tests {
             text.lines()
                 .any(|line| line.contains("state=\"tree_cached\"") && line.ends_with(" 4"))
         );
+    }
+
+    /// The beginning, up to the value, of the one series of `name` that has all these label values.
+    #[track_caller]
+    fn labelled(text: &str, name: &str, labels: &[&str]) -> String {
+        let found: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with(&format!("{name}{{")))
+            .filter(|line| {
+                labels
+                    .iter()
+                    .all(|label| line.contains(&format!("=\"{label}\"")))
+            })
+            .collect();
+        let [line] = found[..] else {
+            panic!("{name} {labels:?}: {found:?}");
+        };
+        line[..line.rfind(' ').unwrap()].to_owned()
+    }
+
+    #[test]
+    fn tenants_have_series_of_their_own_and_those_without_share_one() {
+        let metrics = metrics();
+        let names: Vec<(u32, String)> = (1..200).map(|id| (id, format!("t{id}"))).collect();
+        metrics.set_tenants(&names);
+        metrics.set_tenants(&[(1, "renamed".into())]);
+        let load = |running, seconds: u64| TenantLoad {
+            running,
+            service: Duration::from_millis(seconds * 1000 + 600),
+            ..TenantLoad::default()
+        };
+        for (id, running, seconds) in [(1, 2, 3), (150, 4, 1), (160, 5, 1), (150, 1, 2)] {
+            metrics.tenant(id, load(running, seconds));
+        }
+        metrics.turned_away(160, TurnedAway::QueueFull);
+        let text = metrics.render();
+        let read = |name: &str, labels: &[&str]| value(&text, &labelled(&text, name, labels));
+        assert_eq!(read("sterna_tenant_requests_running", &["t1"]), 2.0);
+        assert_eq!(read("sterna_tenant_requests_running", &["other"]), 6.0);
+        assert_eq!(read("sterna_tenant_service_seconds_total", &["t1"]), 3.0);
+        assert_eq!(read("sterna_tenant_service_seconds_total", &["other"]), 4.0);
+        assert_eq!(
+            read("sterna_tenant_refusals_total", &["other", "queue_full"]),
+            1.0
+        );
+        assert!(!text.contains("renamed") && !text.contains("t150"));
+        let running = "sterna_tenant_requests_running{";
+        assert_eq!(
+            text.matches(running).count(),
+            129,
+            "128 tenants, and the others"
+        );
+
+        metrics.ended();
+        let text = metrics.render();
+        let other = labelled(&text, "sterna_tenant_requests_running", &["other"]);
+        assert_eq!(value(&text, &other), 0.0);
+    }
+
+    #[test]
+    fn a_step_is_compared_with_its_prediction() {
+        let metrics = metrics();
+        let step = StepTimes {
+            tokens: 4,
+            predicted: Duration::from_millis(20),
+            computing: Duration::from_millis(30),
+            deciding: Duration::from_micros(8),
+        };
+        metrics.step(Duration::from_millis(31), &step);
+        let text = metrics.render();
+        assert_eq!(value(&text, "sterna_step_prediction_ratio_sum"), 1.5);
+        assert_eq!(value(&text, "sterna_scheduler_plan_seconds_sum"), 8e-6);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 use crate::api::{self, ConnectionLimits, ModelCard, Serving};
 use crate::config::ServeConfig;
 use crate::demo;
-use crate::engine::{Engine, EngineConfig, Limits, Policy};
+use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
 use crate::model::{LoadOptions, Model, ModelConfig, Source};
 use crate::tenants::PublicText;
@@ -73,8 +73,14 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let (serving, engine) = loaded.map_err(|_| "loading the model failed after a bug")??;
     let handle = serving.engine.clone();
     if let (Some(roster), Some(hangups)) = (roster, hangups) {
-        runtime.block_on(tenants::install(&roster, &handle))?;
-        let reloading = tenants::reload_on(hangups, roster, handle.clone(), app.clone());
+        runtime.block_on(tenants::install(&roster, &handle, &serving.metrics))?;
+        let reloading = tenants::Reloading {
+            roster,
+            engine: handle.clone(),
+            metrics: serving.metrics.clone(),
+            app: app.clone(),
+        };
+        let reloading = reloading.at(hangups);
         runtime.spawn(reloading);
     }
     let greeting = greeting(config, &serving, kernels.isa(), &address.to_string());
@@ -162,16 +168,14 @@ fn start_engine(
     let engine_config = EngineConfig {
         submit_lane: limits.max_queued as usize,
         limits,
-        policy: Policy {
-            max_draft: config.speculate,
-            ..Policy::default()
-        },
+        policy: policy(config),
         public_prefixes: tenants::public_prefixes(
             public,
             chat_template.as_ref(),
             &tokenizer,
             pages,
         )?,
+        cost: None,
         drain_limit: Duration::from_secs(config.drain_seconds),
         stall_limit: STALL_LIMIT,
         pin,
@@ -229,6 +233,20 @@ fn load_text(
     Ok(files.load(u32::try_from(vocabulary)?)?)
 }
 
+/// How the scheduler decides.
+fn policy(config: &ServeConfig) -> Policy {
+    let inter_token_target = config.itl_target_ms * 1000;
+    Policy {
+        budget: Budget::Time {
+            inter_token_target,
+            least: inter_token_target / 10,
+            most: inter_token_target * 5 / 4,
+        },
+        max_draft: config.speculate,
+        ..Policy::default()
+    }
+}
+
 /// The scheduler's limits; the pages come once the size of one is known.
 fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn Error>> {
     let made_for = u32::try_from(model.max_position)?;
@@ -245,7 +263,7 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         max_queued: config.max_queued,
         max_queued_time: config.max_queued_seconds * 1_000_000,
         step_tokens: config.step_tokens,
-        prefill_chunk: config.prefill_chunk,
+        prefill_chunk: config.step_tokens,
         max_sequence_tokens,
     })
 }

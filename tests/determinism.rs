@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::engine::{
-    Engine, EngineConfig, EngineHandle, Event, Forward, GenerationRequest, Limits, LogitRows,
-    Policy, SamplingParams, TenantId,
+    CostModel, Engine, EngineConfig, EngineHandle, Event, Forward, GenerationRequest, Limits,
+    LogitRows, Policy, SamplingParams, TenantId,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
@@ -108,6 +108,7 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
             ..Policy::default()
         },
         public_prefixes: Vec::new(),
+        cost: Some(CostModel::UNMEASURED),
         submit_lane: 1024,
         drain_limit: Duration::from_secs(30),
         stall_limit: Duration::from_secs(60),

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::engine::{
-    Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason, Forward,
-    GenerationRequest, Limits, LogitRows, Policy, Rates, Refusal, SamplingParams, TenantId,
-    TenantPolicy, TenantsRefused, TokenId, TokenOutput,
+    CostModel, Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason,
+    Forward, GenerationRequest, Limits, LogitRows, Policy, Rates, Refusal, SamplingParams,
+    TenantId, TenantPolicy, TenantsRefused, TokenId, TokenOutput,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::toy;
@@ -171,6 +171,7 @@ fn config() -> EngineConfig {
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),
+        cost: Some(CostModel::UNMEASURED),
         submit_lane: 64,
         drain_limit: GUARD,
         stall_limit: GUARD,

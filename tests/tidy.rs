@@ -47,6 +47,7 @@ const HOMES: &[(&str, &[&str])] = &[
             "src/model/",
             "src/startup.rs",
             "src/startup/",
+            "benches/",
             "tests/",
             "scheduler/",
         ],

@@ -12,9 +12,7 @@ const TARGET: Micros = 200_000;
 
 /// About a model of two billion parameters on two cores.
 const COST: CostModel = CostModel {
-    step: 300_000,
-    weights: 40_000_000,
-    row: 4_500_000,
+    rows: CostModel::roofline(40_000_000, 4_500_000),
     kilo_decode_keys: 600_000,
     kilo_chunk_keys: 500_000,
     head: 25_000_000,

@@ -9,12 +9,14 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{FinishReason, SequenceId, Snapshot};
+use sterna_scheduler::{FinishReason, SequenceId, Snapshot, TenantId, TenantState};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::status::Shared;
 use super::{Event, Refusal, TokenOutput};
-use crate::metrics::{Ending, Metrics, Occupancy, Timeline};
+use crate::metrics::{Ending, Metrics, Occupancy, TenantLoad, Timeline};
+
+pub(super) use crate::metrics::StepTimes;
 
 pub(super) type EventSender = UnboundedSender<Event>;
 pub(super) type EventReceiver = UnboundedReceiver<Event>;
@@ -33,9 +35,10 @@ pub(super) struct Turn {
     pub(super) planned: Instant,
     /// When it was committed, and so its tokens drawn.
     pub(super) committed: Instant,
-    /// Tokens that the step computed, if there was one.
-    pub(super) step_tokens: Option<usize>,
+    pub(super) step: Option<StepTimes>,
     pub(super) snapshot: Snapshot,
+    /// Of some tenants, now and then.
+    pub(super) tenants: Vec<(TenantId, TenantState)>,
     pub(super) notices: Vec<Notice>,
 }
 
@@ -48,6 +51,7 @@ pub(super) enum Notice {
     },
     Refused {
         events: EventSender,
+        tenant: TenantId,
         refusal: Refusal,
     },
     Admitted {
@@ -100,11 +104,12 @@ impl Egress {
         for turn in turns {
             // The gauges first: a client that has read its last event finds them true.
             self.metrics.occupancy(&occupancy(&turn.snapshot));
-            if let Some(tokens) = turn.step_tokens {
-                self.metrics.step(
-                    turn.committed.saturating_duration_since(turn.planned),
-                    tokens,
-                );
+            for (id, state) in &turn.tenants {
+                self.metrics.tenant(id.0, tenant_load(state));
+            }
+            if let Some(step) = &turn.step {
+                let whole = turn.committed.saturating_duration_since(turn.planned);
+                self.metrics.step(whole, step);
             }
             for notice in turn.notices {
                 self.route(notice, turn.planned, turn.committed);
@@ -114,8 +119,7 @@ impl Egress {
                 last_upkeep = Instant::now();
             }
         }
-        // The engine has ended, and holds nothing any more.
-        self.metrics.occupancy(&Occupancy::default());
+        self.metrics.ended();
     }
 
     fn route(&mut self, notice: Notice, planned: Instant, committed: Instant) {
@@ -128,8 +132,12 @@ impl Egress {
                 send(&events, Event::Accepted);
                 self.routes.insert(id, Route { events, timeline });
             }
-            Notice::Refused { events, refusal } => {
-                self.metrics.turned_away(refusal.label());
+            Notice::Refused {
+                events,
+                tenant,
+                refusal,
+            } => {
+                self.metrics.turned_away(tenant.0, refusal.label());
                 send(&events, Event::Refused(refusal));
             }
             Notice::Admitted { id } => {
@@ -154,7 +162,7 @@ impl Egress {
                 cached_tokens,
                 output_tokens,
             } => {
-                let route = self.end(id, reason, committed);
+                let route = self.end(id, reason, cached_tokens, committed);
                 let last = match reason {
                     FinishReason::Error => {
                         Event::Failed("the model could not compute the next token".into())
@@ -171,12 +179,19 @@ impl Egress {
         }
     }
 
-    fn end(&mut self, id: SequenceId, reason: FinishReason, at: Instant) -> Route {
+    fn end(
+        &mut self,
+        id: SequenceId,
+        reason: FinishReason,
+        cached_tokens: u32,
+        at: Instant,
+    ) -> Route {
         let route = self
             .routes
             .remove(&id)
             .expect("ends once, after it was accepted");
-        self.metrics.finished(&route.timeline, ending(reason), at);
+        self.metrics
+            .finished(&route.timeline, ending(reason), cached_tokens, at);
         if let Some(service) = route.timeline.service_time(at) {
             self.shared.served(service);
         }
@@ -212,5 +227,16 @@ fn occupancy(snapshot: &Snapshot) -> Occupancy {
         evictions: snapshot.evictions,
         drafted: snapshot.drafted,
         accepted: snapshot.accepted,
+        page_copies: snapshot.copies,
+        queued: Duration::from_micros(snapshot.queued_time),
+    }
+}
+
+fn tenant_load(state: &TenantState) -> TenantLoad {
+    TenantLoad {
+        running: state.running,
+        waiting: state.queued,
+        pages: state.pages,
+        service: Duration::from_micros(state.service),
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Invariant: every submitted request ends in exactly one terminal event: `Finished`, `Failed` or `Refused`.
 
+mod calibrate;
 mod egress;
 mod forward;
 mod lanes;
@@ -15,9 +16,10 @@ mod sampler;
 mod status;
 mod step;
 mod stream;
+mod tenants;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -33,8 +35,8 @@ pub use forward::{Forward, LogitRows};
 pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TenantsRefused, TokenOutput};
 pub use status::Status;
 pub use sterna_scheduler::{
-    Band, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState, Rates, TenantId,
-    TenantPolicy, TenantsError, TokenId,
+    Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,
+    Rates, TenantId, TenantPolicy, TenantsError, TokenId,
 };
 pub use stream::EventStream;
 
@@ -47,6 +49,8 @@ pub struct EngineConfig {
     pub policy: Policy,
     /// Tokens that the conversations of several tenants begin with; policies number them in this order.
     pub public_prefixes: Vec<Vec<TokenId>>,
+    /// What a step costs; measured at the start, for about two seconds, where it is not given.
+    pub cost: Option<CostModel>,
     /// Submissions that may wait for the engine thread to take them.
     pub submit_lane: usize,
     /// How long a drain lets requests finish.
@@ -69,7 +73,7 @@ pub struct EngineDied;
 
 impl Engine {
     /// Starts the engine thread (`sterna-engine`) and its way out (`sterna-egress`). The memory of keys and values is made here:
-    /// whether there is enough must be known before anyone calls the server ready.
+    /// whether there is enough must be known before anyone calls the server ready. So is what a step costs.
     ///
     /// # Errors
     /// When the system gives no threads.
@@ -87,10 +91,13 @@ impl Engine {
             control: controls,
             shared: Arc::clone(&shared),
         };
+        let (calibrated, calibration) = mpsc::channel();
         let (turns, egress) = egress::start(metrics.clone(), Arc::clone(&shared))?;
         let serving = std::thread::Builder::new()
             .name("sterna-engine".into())
-            .spawn(move || step::serve(model, kv_store, config, lanes, turns))?;
+            .spawn(move || step::serve(model, kv_store, config, lanes, turns, calibrated))?;
+        // Nothing is ever sent: the engine thread drops its end when it is about to serve, also by a panic.
+        let _ = calibration.recv();
         let handle = EngineHandle {
             submissions,
             control,
@@ -126,8 +133,9 @@ impl EngineHandle {
     /// # Errors
     /// A `Refusal` that is known without the scheduler. The others are the stream's first event; see `EventStream::accepted`.
     pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, Refusal> {
+        let tenant = request.tenant;
         self.try_submit(request)
-            .inspect_err(|refusal| self.metrics.turned_away(refusal.label()))
+            .inspect_err(|refusal| self.metrics.turned_away(tenant.0, refusal.label()))
     }
 
     fn try_submit(&self, request: GenerationRequest) -> Result<EventStream, Refusal> {

@@ -13,27 +13,35 @@ use sterna_scheduler::{
     Event as Happened, FinishReason, Micros, Plan, Request, Scheduler, SequenceId,
 };
 
-use super::egress::{Notice, Turn};
+use super::calibrate::calibrate;
+use super::egress::{Notice, StepTimes, Turn};
 use super::lanes::{Common, Control, Lanes, Submission, Ticket};
 use super::rows::{Continued, Rows, Terms};
+use super::tenants::Tenants;
 use super::{EngineConfig, Forward};
 use crate::metrics::Timeline;
 
 /// The body of the engine thread: serves until a drain has ended or every handle is gone.
 pub(super) fn serve<F: Forward>(
-    model: F,
-    kv_store: F::KvStore,
+    mut model: F,
+    mut kv_store: F::KvStore,
     config: EngineConfig,
     lanes: Lanes,
     turns: mpsc::Sender<Turn>,
+    calibrated: mpsc::Sender<()>,
 ) {
     if config.pin {
         pin_to_first_core();
     }
+    let cost = config
+        .cost
+        .unwrap_or_else(|| calibrate(&mut model, &mut kv_store, &config.limits));
     let mut scheduler = Scheduler::new(config.limits, config.policy);
+    scheduler.calibrate(cost);
     for prefix in config.public_prefixes {
         scheduler.declare_public(&prefix);
     }
+    drop(calibrated); // Who waits for it goes on.
     let mut serving = Serving {
         kv_store,
         scheduler,
@@ -41,6 +49,7 @@ pub(super) fn serve<F: Forward>(
         model,
         drain_limit: config.drain_limit,
         drain_deadline: None,
+        tenants: Tenants::default(),
         sequences: HashMap::new(),
         tickets: HashMap::new(),
         notices: Vec::new(),
@@ -78,6 +87,7 @@ struct Serving<F: Forward> {
     sequences: HashMap<SequenceId, Asked>,
     tickets: HashMap<Ticket, SequenceId>,
     notices: Vec<Notice>, // Since the last publication.
+    tenants: Tenants,
     drain_limit: Duration,
     drain_deadline: Option<Micros>, // Once a drain has begun.
     lanes: Lanes,
@@ -94,17 +104,20 @@ struct Asked {
 impl<F: Forward> Serving<F> {
     /// One turn.
     fn step(&mut self) {
-        let planned = Instant::now();
-        self.take_commands(planned);
-        let step = match self.scheduler.plan(self.lanes.shared.micros(planned)) {
+        let began = Instant::now();
+        self.take_commands(began);
+        let planning = Instant::now();
+        let step = match self.scheduler.plan(self.lanes.shared.micros(began)) {
             Plan::Idle => {
-                self.publish(planned, planned, None);
+                self.publish(began, began, None);
                 return self.wait();
             }
             Plan::Step(step) => step,
         };
+        let planned = Instant::now();
         self.lanes.shared.begin_step(planned);
         let tokens = step.batch().token_count();
+        let predicted = Duration::from_micros(step.predicted());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let logits = self.model.forward(step.batch(), &mut self.kv_store);
             self.rows.sample(step.batch(), &logits, |id| Continued {
@@ -113,9 +126,9 @@ impl<F: Forward> Serving<F> {
                 prompt_tokens: step.prompt_len(id),
             });
         }));
-        let committed = Instant::now();
+        let computed = Instant::now();
         match outcome {
-            Ok(()) => step.commit(self.lanes.shared.micros(committed), &self.rows.sampled),
+            Ok(()) => step.commit(self.lanes.shared.micros(computed), &self.rows.sampled),
             Err(panic) => {
                 tracing::error!("a step of {tokens} tokens panicked: {}", message(&*panic));
                 let ids: Vec<SequenceId> =
@@ -124,7 +137,13 @@ impl<F: Forward> Serving<F> {
                 self.rows.outputs.clear();
             }
         }
-        self.publish(planned, committed, Some(tokens));
+        let times = StepTimes {
+            tokens,
+            predicted,
+            computing: computed - planned,
+            deciding: (planned - planning) + computed.elapsed(),
+        };
+        self.publish(began, computed, Some(times));
     }
 
     fn is_over(&self) -> bool {
@@ -177,7 +196,8 @@ impl<F: Forward> Serving<F> {
             events,
             common,
         } = submission;
-        let timeline = Timeline::new(request.arrived, request.prompt.len() as u32);
+        let tenant = request.tenant;
+        let timeline = Timeline::new(request.arrived, tenant.0, request.prompt.len() as u32);
         let waited = now.saturating_sub(self.lanes.shared.micros(request.arrived));
         let left = |limit: Duration| micros(limit).saturating_sub(waited);
         let asked = Asked {
@@ -190,7 +210,6 @@ impl<F: Forward> Serving<F> {
             },
             common,
         };
-        let tenant = request.tenant;
         let request = Request {
             prompt: request.prompt,
             max_new_tokens: request.max_new_tokens,
@@ -205,6 +224,7 @@ impl<F: Forward> Serving<F> {
         asked.common.rates.get_or_init(|| rates);
         match answer {
             Ok(id) => {
+                self.tenants.begun(tenant);
                 self.notices.push(Notice::Accepted {
                     id,
                     events,
@@ -216,7 +236,11 @@ impl<F: Forward> Serving<F> {
             }
             Err(denied) => {
                 let refusal = self.lanes.shared.explain(denied);
-                self.notices.push(Notice::Refused { events, refusal });
+                self.notices.push(Notice::Refused {
+                    events,
+                    tenant,
+                    refusal,
+                });
             }
         }
     }
@@ -245,7 +269,7 @@ impl<F: Forward> Serving<F> {
     }
 
     /// Tells the world about this turn. Every event leaves in the order in which its client should see it.
-    fn publish(&mut self, planned: Instant, committed: Instant, step_tokens: Option<usize>) {
+    fn publish(&mut self, planned: Instant, committed: Instant, step: Option<StepTimes>) {
         let mut notices = std::mem::take(&mut self.notices);
         let mut endings = Vec::new();
         for happened in self.scheduler.events() {
@@ -260,11 +284,12 @@ impl<F: Forward> Serving<F> {
                 Happened::Finished {
                     id,
                     reason,
+                    tenant,
                     prompt_tokens,
                     cached_tokens,
                     output_tokens,
-                    ..
                 } => {
+                    self.tenants.ended(tenant);
                     let asked = self.sequences.remove(&id).expect("a sequence ends once");
                     self.tickets.remove(&asked.ticket);
                     endings.push(Notice::Finished {
@@ -285,14 +310,16 @@ impl<F: Forward> Serving<F> {
         }
         notices.append(&mut endings);
         let snapshot = self.scheduler.snapshot();
+        let tenants = self.tenants.report(committed, &self.scheduler);
         self.lanes
             .shared
-            .end_turn(committed, step_tokens.is_some(), &snapshot);
+            .end_turn(committed, step.is_some(), &snapshot);
         let turn = Turn {
             planned,
             committed,
-            step_tokens,
+            step,
             snapshot,
+            tenants,
             notices,
         };
         self.turns

@@ -12,6 +12,7 @@ use tokio::task::spawn_blocking;
 use crate::api::App;
 use crate::config::ServeConfig;
 use crate::engine::{EngineHandle, TenantsRefused, TokenId};
+use crate::metrics::Metrics;
 use crate::tenants::{Deadlines, Defaults, PublicText, Roster, Tenants};
 use crate::text::{ChatTemplate, Message, Tokenizer};
 
@@ -111,39 +112,49 @@ pub(super) fn public_prefixes(
 ///
 /// # Errors
 /// When it can't be had. Nothing has changed then.
-pub(super) async fn install(roster: &Roster, engine: &EngineHandle) -> Result<(), String> {
+pub(super) async fn install(
+    roster: &Roster,
+    engine: &EngineHandle,
+    metrics: &Metrics,
+) -> Result<(), String> {
     match engine.set_tenants(roster.policies()).await {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            metrics.set_tenants(&roster.names());
+            Ok(())
+        }
         Err(TenantsRefused::Impossible(error)) => Err(roster.explain(error).to_string()),
         Err(TenantsRefused::Gone) => Err("the engine has ended".into()),
     }
 }
 
-/// Reads the file again at each SIGHUP.
-pub(super) async fn reload_on(
-    mut hangups: Signal,
-    mut roster: Roster,
-    engine: EngineHandle,
-    app: App,
-) {
-    while hangups.recv().await.is_some() {
-        match reread(&roster, &engine).await {
-            Ok(fresh) => {
-                roster = fresh;
-                app.set_tenants(roster.tenants());
-                tracing::info!("the tenants file was read again");
-            }
-            Err(why) => tracing::error!(why, "the tenants stay as they were"),
-        }
-    }
+/// Who learns of the tenants when their file is read again.
+pub(super) struct Reloading {
+    pub(super) roster: Roster,
+    pub(super) engine: EngineHandle,
+    pub(super) metrics: Metrics,
+    pub(super) app: App,
 }
 
-async fn reread(roster: &Roster, engine: &EngineHandle) -> Result<Roster, String> {
-    let known = roster.clone();
-    let read = spawn_blocking(move || known.reread()).await;
-    let fresh = read
-        .map_err(|_| "reading the file failed after a bug")?
-        .map_err(|error| error.to_string())?;
-    install(&fresh, engine).await?;
-    Ok(fresh)
+impl Reloading {
+    /// Reads the file again at each SIGHUP.
+    pub(super) async fn at(mut self, mut hangups: Signal) {
+        while hangups.recv().await.is_some() {
+            match self.reread().await {
+                Ok(()) => tracing::info!("the tenants file was read again"),
+                Err(why) => tracing::error!(why, "the tenants stay as they were"),
+            }
+        }
+    }
+
+    async fn reread(&mut self) -> Result<(), String> {
+        let known = self.roster.clone();
+        let read = spawn_blocking(move || known.reread()).await;
+        let fresh = read
+            .map_err(|_| "reading the file failed after a bug")?
+            .map_err(|error| error.to_string())?;
+        install(&fresh, &self.engine, &self.metrics).await?;
+        self.roster = fresh;
+        self.app.set_tenants(self.roster.tenants());
+        Ok(())
+    }
 }

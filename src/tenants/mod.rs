@@ -128,6 +128,13 @@ impl Roster {
         }))
     }
 
+    /// The numbers and ids of all.
+    pub fn names(&self) -> Vec<(u32, String)> {
+        self.numbered()
+            .map(|(number, member)| (number.0, member.id.clone()))
+            .collect()
+    }
+
     /// What each tenant may have.
     pub fn policies(&self) -> Vec<(TenantId, TenantPolicy)> {
         self.numbered()

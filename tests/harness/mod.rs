@@ -10,7 +10,9 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 use sterna::api::{self, App, ModelCard, Serving};
-use sterna::engine::{Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy};
+use sterna::engine::{
+    CostModel, Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy,
+};
 use sterna::metrics::{Identity, Metrics};
 use sterna::text::{Files, Tokenizer};
 use sterna_scheduler::Batch;
@@ -195,6 +197,7 @@ impl Server {
                 ..Policy::default()
             },
             public_prefixes: Vec::new(),
+            cost: Some(CostModel::UNMEASURED),
             submit_lane,
             drain_limit: PATIENCE,
             stall_limit: PATIENCE,

@@ -649,9 +649,7 @@ pub(crate) fn random_policy(rng: &mut Rng) -> Policy {
 
 pub(crate) fn random_cost(rng: &mut Rng) -> CostModel {
     CostModel {
-        step: rng.between(0, 100_000),
-        weights: rng.between(1, 4_000_000),
-        row: rng.between(1_000, 400_000),
+        rows: CostModel::roofline(rng.between(1, 4_000_000), rng.between(1_000, 400_000)),
         kilo_decode_keys: rng.between(0, 400_000),
         kilo_chunk_keys: rng.between(0, 400_000),
         head: rng.between(0, 1_000_000),
