@@ -47,6 +47,8 @@ const HOMES: &[(&str, &[&str])] = &[
             "src/startup.rs",
             "tests/",
             "scheduler/",
+            "loadtest/src/simulate/",
+            "loadtest/src/simulate.rs",
         ],
     ),
     ("axum", &["src/api/", "tests/"]),

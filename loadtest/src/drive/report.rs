@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::client::{End, Outcome};
+use super::client::{End, Outcome};
+use crate::latency::{Latencies, Percentiles};
 
 /// Gathers outcomes while a run goes on.
 pub(crate) struct Recorder {
@@ -55,21 +55,6 @@ pub(crate) struct Report {
     pub(crate) end_to_end_seconds: Option<Percentiles>,
 }
 
-/// Of a set of latencies, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Percentiles {
-    /// How many were measured.
-    pub(crate) count: u64,
-    /// Median.
-    pub p50: f64,
-    /// Nine of ten are at most this.
-    pub p90: f64,
-    /// Ninety-nine of a hundred are at most this.
-    pub p99: f64,
-    /// The longest.
-    pub(crate) max: f64,
-}
-
 impl Recorder {
     /// Nothing recorded yet.
     pub(crate) fn new() -> Recorder {
@@ -107,12 +92,13 @@ impl Recorder {
         timing
             .first_text
             .iter()
-            .for_each(|latency| self.first_text.record(*latency));
+            .for_each(|latency| self.first_text.record_micros(latency.as_micros() as u64));
         timing
             .gaps
             .iter()
-            .for_each(|latency| self.inter_token.record(*latency));
-        self.end_to_end.record(timing.total);
+            .for_each(|latency| self.inter_token.record_micros(latency.as_micros() as u64));
+        self.end_to_end
+            .record_micros(timing.total.as_micros() as u64);
     }
 
     /// Requests that have failed so far.
@@ -202,36 +188,10 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, percentiles: Option<Percentiles>)
     }
 }
 
-/// Latencies to the microsecond, with three significant digits.
-struct Latencies(Histogram<u64>);
-
-impl Latencies {
-    fn new() -> Latencies {
-        Latencies(Histogram::new(3).expect("three digits are in the histogram's range"))
-    }
-
-    fn record(&mut self, latency: Duration) {
-        self.0
-            .record(latency.as_micros() as u64)
-            .expect("the histogram grows with its values");
-    }
-
-    fn percentiles(&self) -> Option<Percentiles> {
-        let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e6;
-        (!self.0.is_empty()).then(|| Percentiles {
-            count: self.0.len(),
-            p50: at(0.5),
-            p90: at(0.9),
-            p99: at(0.99),
-            max: self.0.max() as f64 / 1e6,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::client::{Failure, Timing, Usage};
     use super::*;
-    use crate::client::{Failure, Timing, Usage};
 
     fn complete(first_ms: u64, gaps_ms: &[u64]) -> Outcome {
         let millis = Duration::from_millis;

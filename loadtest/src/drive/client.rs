@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::sse::SseParser;
-use crate::workload::PlannedRequest;
+use super::sse::SseParser;
+use super::text::PlannedRequest;
 
 /// Where requests go and what they have in common.
 pub(crate) struct Client {
@@ -384,8 +384,8 @@ fn code_of(error: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::text::Disconnect;
     use super::*;
-    use crate::workload::Disconnect;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 

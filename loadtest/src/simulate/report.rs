@@ -1,0 +1,391 @@
+//! What a simulation showed: as JSON, as text, and as one line of a table of policies.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::fairness::FairnessReport;
+use super::record::{ClassRecord, Recorder};
+use crate::latency::Percentiles;
+
+/// The figures of one policy on one workload. Times are in seconds of the virtual clock, unless they say otherwise.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    pub(super) workload: &'static str,
+    pub(super) policy: &'static str,
+    pub(super) seed: u64,
+    pub(super) load: f64,
+    pub(super) sessions_per_second: f64,
+    /// How requests ended.
+    pub(super) ends: BTreeMap<&'static str, u64>,
+    /// How they were refused.
+    pub(super) refusals: BTreeMap<&'static str, u64>,
+    /// Until the last one ended.
+    pub(super) seconds: f64,
+    /// Of those, how many the machine computed.
+    pub(super) busy_seconds: f64,
+    pub(super) steps: u64,
+    pub(super) output_tokens: u64,
+    pub(super) output_tokens_per_second: f64,
+    /// Output tokens over the time that the machine computed: what fairness costs shows here, whatever the load.
+    pub(super) output_tokens_per_busy_second: f64,
+    /// Complete requests a second whose latencies met the objective.
+    pub(super) goodput: f64,
+    pub(super) classes: BTreeMap<&'static str, Class>,
+    /// Tenants by the number of their requests, the busiest tenth first.
+    pub(super) tenant_deciles: Vec<Decile>,
+    pub(super) fairness: Option<FairnessReport>,
+    pub(super) prefix: Prefix,
+    /// Tokens computed again after a preemption ÷ all tokens of prefills.
+    pub(super) recompute_tax: f64,
+    pub(super) preemptions_per_request: f64,
+    /// Of the machine's time, the part that went into requests that did not complete.
+    pub(super) wasted: f64,
+    /// Real time that plan and commit took in this process, in microseconds.
+    pub(super) plan_micros: Plan,
+    /// Actual ÷ predicted time of a step.
+    pub(super) prediction: Option<Ratio>,
+    /// Real seconds that this simulation took.
+    pub(super) wall_seconds: f64,
+}
+
+/// Latencies of the requests of one class.
+#[derive(Serialize)]
+pub(super) struct Class {
+    pub(super) complete: u64,
+    pub(super) first_token_seconds: Option<Percentiles>,
+    pub(super) inter_token_seconds: Option<Percentiles>,
+}
+
+/// A tenth of the tenants.
+#[derive(Serialize)]
+pub(super) struct Decile {
+    tenants: usize,
+    requests: usize,
+    first_token_p50: f64,
+    first_token_p99: f64,
+}
+
+/// Prompt tokens that came from the cache.
+#[derive(Serialize)]
+pub(super) struct Prefix {
+    /// Part of all prompt tokens of admitted requests.
+    pub(super) hits: f64,
+    /// The same for a cache that forgets nothing and knows a prompt once it was asked.
+    pub(super) infinite_cache_hits: f64,
+    /// The one over the other; 1 when there was nothing to find.
+    pub(super) of_infinite_cache: f64,
+    pub(super) evictions: u64,
+}
+
+/// Of a step.
+#[derive(Serialize)]
+pub(super) struct Plan {
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+}
+
+/// Of a step.
+#[derive(Serialize)]
+pub(super) struct Ratio {
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+}
+
+/// Which run it was.
+pub(super) struct Heading {
+    pub(super) workload: &'static str,
+    pub(super) policy: &'static str,
+    pub(super) seed: u64,
+    pub(super) load: f64,
+    pub(super) sessions_per_second: f64,
+    pub(super) wall_seconds: f64,
+}
+
+impl Report {
+    /// Sums up.
+    pub(super) fn new(heading: &Heading, record: &mut Recorder) -> Report {
+        let seconds = record.until as f64 / 1e6;
+        let busy_seconds = record.busy as f64 / 1e9;
+        let requests: u64 = record.ends.values().sum();
+        Report {
+            workload: heading.workload,
+            policy: heading.policy,
+            seed: heading.seed,
+            load: heading.load,
+            sessions_per_second: heading.sessions_per_second,
+            wall_seconds: heading.wall_seconds,
+            ends: record.ends.clone(),
+            refusals: record.refusals.clone(),
+            seconds,
+            busy_seconds,
+            steps: record.steps,
+            output_tokens: record.output_tokens,
+            output_tokens_per_second: part(record.output_tokens as f64, seconds),
+            output_tokens_per_busy_second: part(record.output_tokens as f64, busy_seconds),
+            goodput: part(record.good as f64, seconds),
+            classes: record.classes.iter().map(class).collect(),
+            tenant_deciles: deciles(&mut record.first_tokens),
+            fairness: record.fairness.report(),
+            prefix: prefix(record),
+            recompute_tax: ratio(record.recomputed_tokens, record.prefill_tokens),
+            preemptions_per_request: ratio(record.preemptions, requests),
+            wasted: ratio(record.wasted, record.busy),
+            plan_micros: Plan {
+                p50: record.deciding.value_at_quantile(0.5) as f64 / 1e3,
+                p99: record.deciding.value_at_quantile(0.99) as f64 / 1e3,
+            },
+            prediction: (!record.prediction.is_empty()).then(|| Ratio {
+                p50: record.prediction.value_at_quantile(0.5) as f64 / 1e3,
+                p99: record.prediction.value_at_quantile(0.99) as f64 / 1e3,
+            }),
+        }
+    }
+
+    fn complete(&self) -> u64 {
+        self.ends.get("complete").copied().unwrap_or(0)
+    }
+}
+
+fn part(of: f64, all: f64) -> f64 {
+    if all > 0.0 { of / all } else { 0.0 }
+}
+
+fn ratio(of: u64, all: u64) -> f64 {
+    part(of as f64, all as f64)
+}
+
+fn class(record: &ClassRecord) -> (&'static str, Class) {
+    let class = Class {
+        complete: record.complete,
+        first_token_seconds: record.first_token.percentiles(),
+        inter_token_seconds: record.inter_token.percentiles(),
+    };
+    (record.class.name, class)
+}
+
+fn prefix(record: &Recorder) -> Prefix {
+    let found = record.cached_tokens;
+    let of_infinite_cache = match record.cacheable_tokens {
+        0 => 1.0,
+        cacheable => ratio(found, cacheable),
+    };
+    Prefix {
+        hits: ratio(found, record.prompt_tokens),
+        infinite_cache_hits: ratio(record.cacheable_tokens, record.prompt_tokens),
+        of_infinite_cache,
+        evictions: record.evictions,
+    }
+}
+
+/// `first_tokens` are (tenant, seconds); they are sorted here.
+fn deciles(first_tokens: &mut [(u32, f32)]) -> Vec<Decile> {
+    first_tokens.sort_unstable_by_key(|(tenant, _)| *tenant);
+    let mut tenants: Vec<&[(u32, f32)]> = first_tokens.chunk_by(|a, b| a.0 == b.0).collect();
+    tenants.sort_by_key(|requests| std::cmp::Reverse(requests.len()));
+    let size = tenants.len().div_ceil(10).max(1);
+    let decile = |tenants: &[&[(u32, f32)]]| {
+        let all = tenants.iter().flat_map(|requests| requests.iter());
+        let mut seconds: Vec<f32> = all.map(|(_, seconds)| *seconds).collect();
+        seconds.sort_unstable_by(f32::total_cmp);
+        let at = |part: f64| f64::from(seconds[((seconds.len() - 1) as f64 * part) as usize]);
+        Decile {
+            tenants: tenants.len(),
+            requests: seconds.len(),
+            first_token_p50: at(0.5),
+            first_token_p99: at(0.99),
+        }
+    };
+    tenants.chunks(size).map(decile).collect()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} under {}, seed {}, load {:.2} ({:.3} sessions/s): {:.0} s of virtual time, {:.1} s of real time",
+            self.workload,
+            self.policy,
+            self.seed,
+            self.load,
+            self.sessions_per_second,
+            self.seconds,
+            self.wall_seconds
+        )?;
+        for (how, count) in self.ends.iter() {
+            writeln!(f, "  {count} {}", how.replace('_', " "))?;
+        }
+        for (how, count) in self.refusals.iter() {
+            writeln!(f, "  {count} refused: {}", how.replace('_', " "))?;
+        }
+        writeln!(f)?;
+        self.work(f)?;
+        self.latencies(f)?;
+        self.shares(f)
+    }
+}
+
+impl Report {
+    fn work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        line(f, "output tokens/s", self.output_tokens_per_second, 1)?;
+        line(
+            f,
+            "  while computing",
+            self.output_tokens_per_busy_second,
+            1,
+        )?;
+        line(f, "good requests/s", self.goodput, 3)?;
+        let prefix = &self.prefix;
+        line(f, "prefix hits, %", 100.0 * prefix.hits, 1)?;
+        line(
+            f,
+            "  infinite cache, %",
+            100.0 * prefix.infinite_cache_hits,
+            1,
+        )?;
+        line(f, "recompute tax, %", 100.0 * self.recompute_tax, 2)?;
+        line(f, "preemptions/request", self.preemptions_per_request, 3)?;
+        line(f, "wasted time, %", 100.0 * self.wasted, 2)?;
+        line(f, "plan + commit, µs p50", self.plan_micros.p50, 1)?;
+        line(f, "  p99", self.plan_micros.p99, 1)?;
+        if let Some(ratio) = &self.prediction {
+            line(f, "actual/predicted p50", ratio.p50, 3)?;
+            line(f, "  p99", ratio.p99, 3)?;
+        }
+        Ok(())
+    }
+
+    fn latencies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = ["p50", "p99", "max"]
+            .map(|head| format!("{head:>11}"))
+            .concat();
+        writeln!(f, "\n{:<34}{heads}", "latency, ms")?;
+        for (name, class) in &self.classes {
+            row(
+                f,
+                &format!("{name}: time to first token"),
+                class.first_token_seconds,
+            )?;
+            row(
+                f,
+                &format!("{name}: inter-token"),
+                class.inter_token_seconds,
+            )?;
+        }
+        if self.tenant_deciles.len() > 1 {
+            writeln!(f, "\ntenants, busiest first; time to first token, ms")?;
+        }
+        for decile in self
+            .tenant_deciles
+            .iter()
+            .filter(|_| self.tenant_deciles.len() > 1)
+        {
+            writeln!(
+                f,
+                "{:>6} tenants, {:>8} requests {:>11.1}{:>11.1}",
+                decile.tenants,
+                decile.requests,
+                decile.first_token_p50 * 1e3,
+                decile.first_token_p99 * 1e3
+            )?;
+        }
+        Ok(())
+    }
+
+    fn shares(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(fairness) = &self.fairness else {
+            return Ok(());
+        };
+        writeln!(
+            f,
+            "\nbacklogged tenants, {} windows of 60 s",
+            fairness.windows
+        )?;
+        line(f, "Jain's index", fairness.jain, 4)?;
+        line(f, "  worst window", fairness.least_jain, 4)?;
+        line(f, "share error, %", 100.0 * fairness.share_error, 2)?;
+        line(
+            f,
+            "  in the long run, %",
+            100.0 * fairness.long_run_share_error,
+            2,
+        )?;
+        line(f, "largest lag, s", fairness.largest_lag_seconds, 2)
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, name: &str, value: f64, digits: usize) -> fmt::Result {
+    writeln!(f, "{name:<24}{value:>10.digits$}")
+}
+
+fn row(f: &mut fmt::Formatter<'_>, name: &str, found: Option<Percentiles>) -> fmt::Result {
+    let Some(Percentiles { p50, p99, max, .. }) = found else {
+        return writeln!(f, "{name:<34}{0:>11}{0:>11}{0:>11}", "-");
+    };
+    let cells = [p50, p99, max].map(|seconds| format!("{:>11.1}", seconds * 1e3));
+    writeln!(f, "{name:<34}{}", cells.concat())
+}
+
+/// One line for each policy, and two for the latencies of each class.
+pub(super) fn table(reports: &[Report]) -> String {
+    let mut text = format!(
+        "{:<24}{:>9}{:>9}{:>9}{:>7}{:>7}{:>8}{:>8}{:>7}{:>9}\n",
+        "policy",
+        "complete",
+        "tok/s",
+        "good/s",
+        "hit %",
+        "tax %",
+        "preempt",
+        "waste %",
+        "Jain",
+        "plan µs"
+    );
+    for report in reports {
+        let jain = report.fairness.as_ref();
+        let jain = jain.map_or("-".to_owned(), |fairness| format!("{:.3}", fairness.jain));
+        text += &format!(
+            "{:<24}{:>9}{:>9.1}{:>9.3}{:>7.1}{:>7.2}{:>8.3}{:>8.2}{jain:>7}{:>9.1}\n",
+            report.policy,
+            report.complete(),
+            report.output_tokens_per_second,
+            report.goodput,
+            100.0 * report.prefix.hits,
+            100.0 * report.recompute_tax,
+            report.preemptions_per_request,
+            100.0 * report.wasted,
+            report.plan_micros.p50,
+        );
+    }
+    let names = reports.first().map(|report| report.classes.keys());
+    for name in names.into_iter().flatten() {
+        text += &class_table(name, reports);
+    }
+    text
+}
+
+fn class_table(name: &str, reports: &[Report]) -> String {
+    let head = format!("\n{name}, ms");
+    let mut text = format!(
+        "{head:<25}{:>22}{:>11}{:>20}{:>11}{:>11}\n",
+        "first token p50", "p99", "inter-token p50", "p99", "max"
+    );
+    for report in reports {
+        let class = &report.classes[name];
+        let ms = |found: Option<Percentiles>, at: fn(&Percentiles) -> f64| {
+            found.map_or("-".to_owned(), |found| format!("{:.1}", 1e3 * at(&found)))
+        };
+        let (first, inter) = (class.first_token_seconds, class.inter_token_seconds);
+        text += &format!(
+            "{:<24}{:>22}{:>11}{:>20}{:>11}{:>11}\n",
+            report.policy,
+            ms(first, |found| found.p50),
+            ms(first, |found| found.p99),
+            ms(inter, |found| found.p50),
+            ms(inter, |found| found.p99),
+            ms(inter, |found| found.max),
+        );
+    }
+    text
+}
