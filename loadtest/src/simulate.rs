@@ -151,7 +151,8 @@ impl Simulation<'_> {
             prefill_chunk: 512,
             max_sequence_tokens: CONTEXT,
         };
-        let (name, policy) = policies::named(policy, &limits).expect("the flag takes known names");
+        let choice = policies::named(policy, &limits).expect("the flag takes known names");
+        let name = choice.name;
         let objective = Objective {
             first_token: args.slo_ttft_ms * 1000,
             inter_token: args.slo_itl_ms * 1000,
@@ -169,7 +170,7 @@ impl Simulation<'_> {
         let world = World::new(
             &self.workload,
             trace,
-            policy,
+            choice,
             (self.cost, machine),
             recorder,
         );

@@ -10,7 +10,7 @@ mod trace;
 
 pub(crate) use named::{NAMES, named};
 pub(crate) use random::{Count, Rng, mix};
-pub(crate) use session::{STOP, Session, Turn};
+pub(crate) use session::{STOP, Segment, Session, Turn};
 pub(crate) use trace::Trace;
 
 /// Tokens that a prompt and its answer may come to: the context of the models that are simulated.

@@ -21,8 +21,8 @@ fn loadtest(flags: &[&str], refuse_every: u64) -> Output {
         }
     });
     Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
-        .args(["--url", &url])
         .args(flags)
+        .args(["--url", &url])
         .output()
         .unwrap()
 }
@@ -152,6 +152,28 @@ fn an_open_loop_sends_all_and_prints_a_table() {
         "{table}"
     );
     assert!(table.contains("time to first token"), "{table}");
+}
+
+#[test]
+fn a_named_workload_holds_whole_sessions() {
+    let flags = [
+        "drive",
+        "--workload",
+        "edges",
+        "--requests",
+        "40",
+        "--clients",
+        "3",
+        "--ignore-eos",
+        "--json",
+    ];
+    let report = json(&loadtest(&flags, 0));
+    assert_eq!(report["complete"], 40, "{report}");
+    let latencies = &report["classes"]["chat"]["first_token_seconds"];
+    assert_eq!(latencies["count"], 40, "{report}");
+    // The system prompt of 14 words, and 1 to 3 more.
+    let words = report["prompt_tokens"].as_u64().unwrap();
+    assert!((40 * 15..=40 * 17).contains(&words), "{report}");
 }
 
 #[test]

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::client::{End, Outcome};
+use super::client::{End, Outcome, Timing};
 use crate::latency::{Latencies, Percentiles};
 
 /// Gathers outcomes while a run goes on.
 pub(crate) struct Recorder {
-    first_text: Latencies,
-    inter_token: Latencies,
+    all: Class,
+    classes: BTreeMap<&'static str, Class>,
     end_to_end: Latencies,
     complete: u64,
     left: u64,
@@ -22,6 +22,12 @@ pub(crate) struct Recorder {
     prompt_tokens: u64,
     cached_tokens: u64,
     output_tokens: u64,
+}
+
+/// Latencies of the sessions of one kind.
+struct Class {
+    first_text: Latencies,
+    inter_token: Latencies,
 }
 
 /// The figures of a whole run.
@@ -53,14 +59,51 @@ pub(crate) struct Report {
     pub(crate) inter_token_seconds: Option<Percentiles>,
     /// From sending a request to the end of its stream.
     pub(crate) end_to_end_seconds: Option<Percentiles>,
+    /// By class of the workload.
+    pub(crate) classes: BTreeMap<&'static str, ClassReport>,
+}
+
+/// Latencies of one class.
+#[derive(Serialize)]
+pub(crate) struct ClassReport {
+    /// From sending a request to its first piece of text.
+    pub(crate) first_token_seconds: Option<Percentiles>,
+    /// Between two pieces of text of one answer.
+    pub(crate) inter_token_seconds: Option<Percentiles>,
+}
+
+impl Class {
+    fn new() -> Class {
+        Class {
+            first_text: Latencies::new(),
+            inter_token: Latencies::new(),
+        }
+    }
+
+    fn record(&mut self, timing: &Timing) {
+        let micros = |latency: &Duration| latency.as_micros() as u64;
+        if let Some(latency) = &timing.first_text {
+            self.first_text.record_micros(micros(latency));
+        }
+        for gap in &timing.gaps {
+            self.inter_token.record_micros(micros(gap));
+        }
+    }
+
+    fn report(&self) -> ClassReport {
+        ClassReport {
+            first_token_seconds: self.first_text.percentiles(),
+            inter_token_seconds: self.inter_token.percentiles(),
+        }
+    }
 }
 
 impl Recorder {
     /// Nothing recorded yet.
     pub(crate) fn new() -> Recorder {
         Recorder {
-            first_text: Latencies::new(),
-            inter_token: Latencies::new(),
+            all: Class::new(),
+            classes: BTreeMap::new(),
             end_to_end: Latencies::new(),
             complete: 0,
             left: 0,
@@ -71,8 +114,8 @@ impl Recorder {
         }
     }
 
-    /// Adds one request's outcome.
-    pub(crate) fn record(&mut self, outcome: &Outcome) {
+    /// Adds the outcome of a request of this class.
+    pub(crate) fn record(&mut self, class: &'static str, outcome: &Outcome) {
         let usage = match &outcome.end {
             End::Complete(usage) => usage,
             End::Left => {
@@ -89,14 +132,9 @@ impl Recorder {
         self.cached_tokens += usage.cached_tokens();
         self.output_tokens += usage.completion_tokens;
         let timing = &outcome.timing;
-        timing
-            .first_text
-            .iter()
-            .for_each(|latency| self.first_text.record_micros(latency.as_micros() as u64));
-        timing
-            .gaps
-            .iter()
-            .for_each(|latency| self.inter_token.record_micros(latency.as_micros() as u64));
+        self.all.record(timing);
+        let class = self.classes.entry(class).or_insert_with(Class::new);
+        class.record(timing);
         self.end_to_end
             .record_micros(timing.total.as_micros() as u64);
     }
@@ -120,9 +158,14 @@ impl Recorder {
             output_tokens: self.output_tokens,
             output_tokens_per_second: self.output_tokens as f64 / seconds,
             requests_per_second: self.complete as f64 / seconds,
-            time_to_first_token_seconds: self.first_text.percentiles(),
-            inter_token_seconds: self.inter_token.percentiles(),
+            time_to_first_token_seconds: self.all.first_text.percentiles(),
+            inter_token_seconds: self.all.inter_token.percentiles(),
             end_to_end_seconds: self.end_to_end.percentiles(),
+            classes: self
+                .classes
+                .iter()
+                .map(|(name, class)| (*name, class.report()))
+                .collect(),
         }
     }
 }
@@ -171,7 +214,13 @@ impl fmt::Display for Report {
         )?;
         row(f, "time to first token", self.time_to_first_token_seconds)?;
         row(f, "inter-token", self.inter_token_seconds)?;
-        row(f, "end to end", self.end_to_end_seconds)
+        row(f, "end to end", self.end_to_end_seconds)?;
+        for (name, class) in self.classes.iter().filter(|_| self.classes.len() > 1) {
+            writeln!(f, "{name}")?;
+            row(f, "  time to first token", class.first_token_seconds)?;
+            row(f, "  inter-token", class.inter_token_seconds)?;
+        }
+        Ok(())
     }
 }
 
@@ -190,8 +239,8 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, percentiles: Option<Percentiles>)
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::{Failure, Timing, Usage};
     use super::*;
+    use crate::drive::client::{Failure, Usage};
 
     fn complete(first_ms: u64, gaps_ms: &[u64]) -> Outcome {
         let millis = Duration::from_millis;
@@ -203,12 +252,15 @@ mod tests {
                 total: millis(first_ms + gaps_ms.iter().sum::<u64>()),
             },
             end: End::Complete(serde_json::from_str::<Usage>(usage).unwrap()),
+            answer: String::new(),
         }
     }
 
     fn report(outcomes: &[Outcome], seconds: u64) -> Report {
         let mut recorder = Recorder::new();
-        outcomes.iter().for_each(|outcome| recorder.record(outcome));
+        outcomes
+            .iter()
+            .for_each(|outcome| recorder.record("chat", outcome));
         recorder.report(Duration::from_secs(seconds))
     }
 
@@ -249,6 +301,7 @@ mod tests {
         let failed = |failure| Outcome {
             timing: Timing::default(),
             end: End::Failed(failure),
+            answer: String::new(),
         };
         let outcomes = [
             failed(Failure::CutOff),
@@ -257,6 +310,7 @@ mod tests {
             Outcome {
                 timing: Timing::default(),
                 end: End::Left,
+                answer: String::new(),
             },
         ];
         let report = report(&outcomes, 1);

@@ -13,50 +13,73 @@ pub(super) const NAMES: [&str; 7] = [
     "slots",
 ];
 
+/// One way to decide.
+pub(super) struct Choice {
+    /// By which it is asked for.
+    pub(super) name: &'static str,
+    /// Who is next, and how much a step may do.
+    pub(super) policy: Policy,
+    /// What bounds it.
+    pub(super) limits: Limits,
+    /// Whether the scheduler is told whose a request is. To engines that know no tenants, all are one.
+    pub(super) knows_tenants: bool,
+}
+
 /// The policy of that name, and the limits that go with it.
-pub(super) fn named(name: &str, limits: &Limits) -> Option<(&'static str, (Policy, Limits))> {
-    let ours = Policy::default();
-    let order = |order| Policy {
-        order,
-        ..ours.clone()
-    };
-    let first_come = |budget| Policy {
-        order: Order::FirstCome,
-        budget,
-        max_draft: 0,
-    };
-    let limits = limits.clone();
-    let known = NAMES.into_iter().find(|known| *known == name)?;
-    let decided = match name {
-        "sterna" => (ours, limits),
-        "fcfs" => (order(Order::FirstCome), limits),
-        "vtc" => (order(Order::FairShare { slack: 0 }), limits),
-        "lpm" => (order(Order::LongestPrefix), limits),
-        "token-budget" => (first_come(Budget::Tokens(512)), whole_prompts(limits, 512)),
-        "prefill-first" => {
-            let tokens = limits.max_sequence_tokens;
-            (
-                first_come(Budget::PrefillFirst),
-                whole_prompts(limits, tokens),
-            )
-        }
+pub(super) fn named(name: &str, limits: &Limits) -> Option<Choice> {
+    let name = NAMES.into_iter().find(|known| *known == name)?;
+    let longest = limits.max_sequence_tokens;
+    let fair = |slack| Choice::ours(name, Order::FairShare { slack }, limits);
+    Some(match name {
+        "sterna" => Choice {
+            policy: Policy::default(),
+            ..fair(0)
+        },
+        "vtc" => fair(0),
+        "fcfs" => Choice::ours(name, Order::FirstCome, limits),
+        "lpm" => Choice::ours(name, Order::LongestPrefix, limits),
+        "token-budget" => Choice::theirs(name, Budget::Tokens(512), limits, 512),
+        "prefill-first" => Choice::theirs(name, Budget::PrefillFirst, limits, longest),
         "slots" => {
             let limits = Limits {
                 max_running: 4,
-                ..whole_prompts(limits, 2048)
+                ..limits.clone()
             };
-            (first_come(Budget::Tokens(2048)), limits)
+            Choice::theirs(name, Budget::Tokens(2048), &limits, 2048)
         }
         _ => return None,
-    };
-    Some((known, decided))
+    })
 }
 
-/// Prompts are cut by the step alone.
-fn whole_prompts(limits: Limits, step_tokens: u32) -> Limits {
-    Limits {
-        step_tokens,
-        prefill_chunk: step_tokens,
-        ..limits
+impl Choice {
+    /// The product's but for the order.
+    fn ours(name: &'static str, order: Order, limits: &Limits) -> Choice {
+        Choice {
+            name,
+            policy: Policy {
+                order,
+                ..Policy::default()
+            },
+            limits: limits.clone(),
+            knows_tenants: true,
+        }
+    }
+
+    /// First come, first served; prompts are cut by the step alone.
+    fn theirs(name: &'static str, budget: Budget, limits: &Limits, step_tokens: u32) -> Choice {
+        Choice {
+            name,
+            policy: Policy {
+                order: Order::FirstCome,
+                budget,
+                max_draft: 0,
+            },
+            limits: Limits {
+                step_tokens,
+                prefill_chunk: step_tokens,
+                ..limits.clone()
+            },
+            knows_tenants: false,
+        }
     }
 }

@@ -13,6 +13,8 @@ use super::fairness::Fairness;
 use crate::latency::Latencies;
 use crate::workload::{Class, Session, Turn, Workload};
 
+const GROWS: &str = "the histogram grows with its values";
+
 /// What a client wants: an answer that is slower is no good.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Objective {
@@ -35,6 +37,7 @@ pub(super) struct Live {
     tenant: u32,
     class: usize,
     asked: Micros,
+    asked_before_step: u64,
     admitted: bool,
     cached: u32,
     cacheable: u32, // By a cache that forgets nothing.
@@ -50,7 +53,17 @@ pub(super) struct ClassRecord {
     pub(super) class: Class,
     pub(super) first_token: Latencies,
     pub(super) inter_token: Latencies,
+    pub(super) steps_to_first_token: Histogram<u64>,
     pub(super) complete: u64,
+    pub(super) prefix: PrefixTokens,
+}
+
+/// Prompt tokens of admitted requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PrefixTokens {
+    pub(super) asked: u64,
+    pub(super) cached: u64,
+    pub(super) cacheable: u64, // By a cache that forgets nothing.
 }
 
 /// Everything measured so far. Times of the machine are in nanoseconds.
@@ -63,9 +76,6 @@ pub(super) struct Recorder {
     pub(super) refusals: BTreeMap<&'static str, u64>,
     pub(super) good: u64,
     pub(super) output_tokens: u64,
-    pub(super) prompt_tokens: u64,
-    pub(super) cached_tokens: u64,
-    pub(super) cacheable_tokens: u64,
     pub(super) prefill_tokens: u64,
     pub(super) recomputed_tokens: u64,
     pub(super) preemptions: u64,
@@ -90,6 +100,7 @@ impl Live {
             tenant: session.tenant,
             class: session.class,
             asked,
+            asked_before_step: 0,
             admitted: false,
             cached: 0,
             cacheable: 0,
@@ -110,7 +121,9 @@ impl Recorder {
             class: class.clone(),
             first_token: Latencies::new(),
             inter_token: Latencies::new(),
+            steps_to_first_token: three_digits(),
             complete: 0,
+            prefix: PrefixTokens::default(),
         };
         Recorder {
             objective,
@@ -121,9 +134,6 @@ impl Recorder {
             refusals: BTreeMap::new(),
             good: 0,
             output_tokens: 0,
-            prompt_tokens: 0,
-            cached_tokens: 0,
-            cacheable_tokens: 0,
             prefill_tokens: 0,
             recomputed_tokens: 0,
             preemptions: 0,
@@ -162,6 +172,7 @@ impl Recorder {
             None if is_known => session.shared.tokens,
             None => 0,
         };
+        live.asked_before_step = self.steps;
         live.cacheable = known.min(live.prompt_len - 1);
         self.fairness.waits(live.tenant);
     }
@@ -213,6 +224,9 @@ impl Recorder {
             let wait = at - live.asked;
             live.first_token = Some(wait);
             class.first_token.record_micros(wait);
+            // The step that draws the token is not counted yet.
+            let steps = self.steps + 1 - live.asked_before_step;
+            class.steps_to_first_token.record(steps).expect(GROWS);
             self.first_tokens.push((live.tenant, wait as f32 / 1e6));
         } else {
             class.inter_token.record_micros(at - live.last_token);
@@ -224,14 +238,13 @@ impl Recorder {
 
     /// A step ended.
     pub(super) fn step(&mut self, deciding: Duration, predicted: Micros, took: u64) {
-        let saturated = "the histogram grows with its values";
         self.steps += 1;
         self.busy += took;
         self.deciding
             .record(deciding.as_nanos() as u64)
-            .expect(saturated);
+            .expect(GROWS);
         if let Some(ratio) = took.checked_div(predicted) {
-            self.prediction.record(ratio).expect(saturated);
+            self.prediction.record(ratio).expect(GROWS);
         }
     }
 
@@ -246,9 +259,10 @@ impl Recorder {
         };
         *self.ends.entry(end).or_default() += 1;
         if live.admitted {
-            self.prompt_tokens += u64::from(live.prompt_len);
-            self.cached_tokens += u64::from(live.cached);
-            self.cacheable_tokens += u64::from(live.cacheable);
+            let prefix = &mut self.classes[live.class].prefix;
+            prefix.asked += u64::from(live.prompt_len);
+            prefix.cached += u64::from(live.cached);
+            prefix.cacheable += u64::from(live.cacheable);
         } else {
             self.fairness.waits_no_more(live.tenant);
         }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::fairness::FairnessReport;
-use super::record::{ClassRecord, Recorder};
+use super::record::{ClassRecord, PrefixTokens, Recorder};
 use crate::latency::Percentiles;
 
 /// The figures of one policy on one workload. Times are in seconds of the virtual clock, unless they say otherwise.
@@ -37,6 +37,8 @@ pub(crate) struct Report {
     pub(super) tenant_deciles: Vec<Decile>,
     pub(super) fairness: Option<FairnessReport>,
     pub(super) prefix: Prefix,
+    /// Pages dropped from the cache.
+    pub(super) evictions: u64,
     /// Tokens computed again after a preemption ÷ all tokens of prefills.
     pub(super) recompute_tax: f64,
     pub(super) preemptions_per_request: f64,
@@ -56,6 +58,17 @@ pub(super) struct Class {
     pub(super) complete: u64,
     pub(super) first_token_seconds: Option<Percentiles>,
     pub(super) inter_token_seconds: Option<Percentiles>,
+    /// Steps that began since the request was asked, up to the one that drew its first token.
+    pub(super) steps_to_first_token: Steps,
+    pub(super) prefix: Prefix,
+}
+
+/// A number of steps.
+#[derive(Serialize)]
+pub(super) struct Steps {
+    pub(super) p50: u64,
+    pub(super) p99: u64,
+    pub(super) max: u64,
 }
 
 /// A tenth of the tenants.
@@ -76,7 +89,6 @@ pub(super) struct Prefix {
     pub(super) infinite_cache_hits: f64,
     /// The one over the other; 1 when there was nothing to find.
     pub(super) of_infinite_cache: f64,
-    pub(super) evictions: u64,
 }
 
 /// Of a step.
@@ -128,7 +140,8 @@ impl Report {
             classes: record.classes.iter().map(class).collect(),
             tenant_deciles: deciles(&mut record.first_tokens),
             fairness: record.fairness.report(),
-            prefix: prefix(record),
+            prefix: prefix(record.classes.iter().map(|class| class.prefix)),
+            evictions: record.evictions,
             recompute_tax: ratio(record.recomputed_tokens, record.prefill_tokens),
             preemptions_per_request: ratio(record.preemptions, requests),
             wasted: ratio(record.wasted, record.busy),
@@ -157,25 +170,33 @@ fn ratio(of: u64, all: u64) -> f64 {
 }
 
 fn class(record: &ClassRecord) -> (&'static str, Class) {
+    let steps = &record.steps_to_first_token;
     let class = Class {
         complete: record.complete,
         first_token_seconds: record.first_token.percentiles(),
         inter_token_seconds: record.inter_token.percentiles(),
+        steps_to_first_token: Steps {
+            p50: steps.value_at_quantile(0.5),
+            p99: steps.value_at_quantile(0.99),
+            max: steps.max(),
+        },
+        prefix: prefix([record.prefix].into_iter()),
     };
     (record.class.name, class)
 }
 
-fn prefix(record: &Recorder) -> Prefix {
-    let found = record.cached_tokens;
-    let of_infinite_cache = match record.cacheable_tokens {
-        0 => 1.0,
-        cacheable => ratio(found, cacheable),
-    };
+fn prefix(classes: impl Iterator<Item = PrefixTokens> + Clone) -> Prefix {
+    let sum = |part: fn(&PrefixTokens) -> u64| classes.clone().map(|class| part(&class)).sum();
+    let (asked, cached) = (sum(|prefix| prefix.asked), sum(|prefix| prefix.cached));
+    let cacheable: u64 = sum(|prefix| prefix.cacheable);
     Prefix {
-        hits: ratio(found, record.prompt_tokens),
-        infinite_cache_hits: ratio(record.cacheable_tokens, record.prompt_tokens),
-        of_infinite_cache,
-        evictions: record.evictions,
+        hits: ratio(cached, asked),
+        infinite_cache_hits: ratio(cacheable, asked),
+        of_infinite_cache: if cacheable == 0 {
+            1.0
+        } else {
+            ratio(cached, cacheable)
+        },
     }
 }
 
@@ -222,6 +243,7 @@ impl fmt::Display for Report {
         writeln!(f)?;
         self.work(f)?;
         self.latencies(f)?;
+        self.tenants(f)?;
         self.shares(f)
     }
 }
@@ -273,17 +295,23 @@ impl Report {
                 class.inter_token_seconds,
             )?;
         }
-        if self.tenant_deciles.len() > 1 {
-            writeln!(f, "\ntenants, busiest first; time to first token, ms")?;
+        writeln!(f, "\n{:<34}{heads}", "steps to first token")?;
+        for (name, class) in &self.classes {
+            let Steps { p50, p99, max } = class.steps_to_first_token;
+            writeln!(f, "{name:<34}{p50:>11}{p99:>11}{max:>11}")?;
         }
-        for decile in self
-            .tenant_deciles
-            .iter()
-            .filter(|_| self.tenant_deciles.len() > 1)
-        {
+        Ok(())
+    }
+
+    fn tenants(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.tenant_deciles.len() < 2 {
+            return Ok(());
+        }
+        writeln!(f, "\ntenants, busiest first; time to first token, ms")?;
+        for decile in &self.tenant_deciles {
             writeln!(
                 f,
-                "{:>6} tenants, {:>8} requests {:>11.1}{:>11.1}",
+                "{:>6} tenants, {:>8} requests {:>13.1}{:>11.1}",
                 decile.tenants,
                 decile.requests,
                 decile.first_token_p50 * 1e3,

@@ -8,11 +8,12 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Instant;
 
 use sterna_scheduler::{
-    Batch, CostModel, Event, FinishReason, Limits, Micros, Plan, Policy, Request, Row, Sampled,
-    Scheduler, SequenceId, StepShape, TenantId, TenantPolicy,
+    Batch, CostModel, Event, FinishReason, Micros, Plan, Request, Row, Sampled, Scheduler,
+    SequenceId, StepShape, TenantId, TenantPolicy,
 };
 
 use super::machine::{Bill, Machine, batch_shape, shape};
+use super::policies::Choice;
 use super::record::{Live, Recorder};
 use crate::workload::{STOP, Session, Trace, Turn, Workload};
 
@@ -23,6 +24,7 @@ pub(super) struct World {
     cost: CostModel,
     trace: Trace,
     only: Option<usize>, // The one class whose sessions take place.
+    knows_tenants: bool,
     now: Micros,
     numbers: u64,
     coming: BinaryHeap<Reverse<(Micros, Coming)>>,
@@ -52,11 +54,11 @@ impl World {
     pub(super) fn new(
         workload: &Workload,
         (trace, only): (Trace, Option<usize>),
-        (policy, limits): (Policy, Limits),
+        choice: Choice,
         (cost, machine): (CostModel, Machine),
         recorder: Recorder,
     ) -> World {
-        let mut scheduler = Scheduler::new(limits, policy);
+        let mut scheduler = Scheduler::new(choice.limits, choice.policy);
         scheduler.calibrate(cost);
         let tenant = |tenant| {
             let policy = TenantPolicy {
@@ -74,6 +76,7 @@ impl World {
             cost,
             trace,
             only,
+            knows_tenants: choice.knows_tenants,
             now: 0,
             numbers: 0,
             coming: BinaryHeap::new(),
@@ -152,7 +155,11 @@ impl World {
             max_new_tokens: turn.max_tokens,
             min_new_tokens: 0,
             stop_tokens: vec![STOP],
-            tenant: TenantId(session.tenant),
+            tenant: TenantId(if self.knows_tenants {
+                session.tenant
+            } else {
+                0
+            }),
             // The client has been waiting since the step began.
             first_token_within: within.map(|within| micros(within).saturating_sub(self.now - at)),
             ends_within: None,
