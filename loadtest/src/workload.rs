@@ -10,6 +10,8 @@ mod trace;
 
 pub(crate) use named::{NAMES, named};
 pub(crate) use random::{Count, Rng, mix};
+#[cfg(test)]
+pub(crate) use session::token;
 pub(crate) use session::{STOP, Segment, Session, Turn};
 pub(crate) use trace::Trace;
 

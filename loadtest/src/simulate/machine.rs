@@ -182,3 +182,38 @@ fn decodes(count: u64) -> StepShape {
         logits: count,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bills_come_to_what_the_step_cost() {
+        let rows = [
+            StepShape::decode(100),
+            StepShape::decode(3000),
+            StepShape::chunk(512, 40, 0),
+            StepShape::chunk(0, 17, 1),
+        ];
+        let step = rows.into_iter().fold(StepShape::default(), StepShape::plus);
+        let bill = Bill::new(TWO_CORES, step);
+        let sum: u64 = rows.into_iter().map(|row| bill.of(row)).sum();
+        let whole = TWO_CORES.predict(step);
+        assert!(whole - sum < 100, "{sum} of {whole}");
+    }
+
+    #[test]
+    fn noise_is_bounded_and_a_function_of_its_seed() {
+        let step = StepShape::decode(100);
+        let times = |seed| {
+            let mut machine = Machine::new(TWO_CORES, 0.03, seed);
+            (0..1000).map(|_| machine.run(step)).collect::<Vec<u64>>()
+        };
+        assert_eq!(times(1), times(1));
+        assert_ne!(times(1), times(2));
+        let mean = TWO_CORES.predict(step) as f64;
+        let ratios: Vec<f64> = times(1).iter().map(|time| *time as f64 / mean).collect();
+        assert!(ratios.iter().all(|ratio| (0.97..=1.03).contains(ratio)));
+        assert!(ratios.iter().any(|ratio| *ratio > 1.025));
+    }
+}

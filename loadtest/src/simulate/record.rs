@@ -289,3 +289,30 @@ impl Recorder {
         self.evictions = snapshot.evictions;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Trace, named};
+
+    #[test]
+    fn a_cache_that_forgets_nothing_knows_what_was_said() {
+        let workload = named("chat").unwrap();
+        let objective = Objective {
+            first_token: 1,
+            inter_token: 1,
+        };
+        let mut record = Recorder::new(&workload, objective);
+        let mut sessions = Trace::new(&workload, 1, 1.0, 1000, f64::INFINITY);
+        let session = sessions.find(|session| session.turns.len() > 1).unwrap();
+        let mut cacheable = |place| {
+            let mut live = Live::new(&session, (0, place), 0);
+            record.asked(&mut live, &session);
+            live.cacheable
+        };
+        assert_eq!(cacheable(0), 0, "the first to ask");
+        let said = session.prompt_len(0) + session.turns[0].answer.tokens;
+        assert_eq!(cacheable(1), said - 1, "all but the stop token");
+        assert_eq!(cacheable(0), session.shared.tokens, "the system prompt");
+    }
+}

@@ -280,3 +280,50 @@ fn draw(
 fn micros(seconds: f64) -> Micros {
     (seconds * 1e6) as Micros
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Segment, token};
+    use sterna_scheduler::Page;
+
+    /// What is drawn after a row of these tokens at `start`, after a prompt of 4 and before an answer of 5.
+    fn drawn(start: usize, tokens: &[u32], logits: usize) -> (usize, Vec<Sampled>) {
+        let text = |seed, tokens| Segment { seed, tokens };
+        let turn = Turn {
+            think: 0.0,
+            prompt: text(1, 4),
+            answer: text(2, 5),
+            max_tokens: 5,
+            leaves: None,
+        };
+        let mut batch = Batch::new();
+        let page = [Page::new(0)];
+        batch.push_row(SequenceId::new(0, 0), start, tokens, &page, logits);
+        let mut sampled = Vec::new();
+        let count = draw(&turn, 4, (&batch, &batch.rows()[0]), &mut sampled);
+        (count, sampled)
+    }
+
+    #[test]
+    fn the_answer_is_the_same_however_it_is_computed() {
+        let answer: Vec<u32> = (0..4).map(|place| token(2, place)).chain([STOP]).collect();
+        let [a, b, c, d, stop] = answer[..] else {
+            unreachable!("five were made")
+        };
+        let said = Sampled::Token;
+        assert_eq!(drawn(0, &[9, 9, 9, 9], 1), (1, vec![said(a)]));
+        assert_eq!(drawn(0, &[9, 9], 0), (0, vec![]));
+        assert_eq!(drawn(4, &[a], 1), (1, vec![said(b)]));
+        // Computed again after a preemption.
+        assert_eq!(drawn(0, &[9, 9, 9, 9, a, b], 1), (1, vec![said(c)]));
+        // Drafts: right ones count, and the first wrong one ends it.
+        let right = (3, vec![said(b), said(c), said(d)]);
+        assert_eq!(drawn(4, &[a, b, c], 3), right);
+        let wrong = (2, vec![said(b), said(c), Sampled::Void]);
+        assert_eq!(drawn(4, &[a, b, 7], 3), wrong);
+        // Nothing follows the stop token.
+        let ended = (2, vec![said(d), said(stop), Sampled::Void]);
+        assert_eq!(drawn(6, &[c, d, STOP], 3), ended);
+    }
+}
