@@ -63,6 +63,30 @@ fn a_thrasher_leaves_the_others_their_cached_prefixes() {
 }
 
 #[test]
+fn conversations_find_their_past_in_the_cache() {
+    let flags = "--workload chat --seed 1 --load 0.9 --requests 3000";
+    let at = "/prefix/of_infinite_cache";
+    ours_alone(flags, at, "slots", |part| part >= 0.95);
+}
+
+/// Output tokens over the time that the machine computed, at least 98 % of what is had by first come, first served.
+fn fairness_costs_nothing(flags: &str) {
+    let at = "/output_tokens_per_busy_second";
+    let first_come = figure(&simulate(&format!("{flags} --policy fcfs")), at);
+    ours_alone(flags, at, "slots", |speed| speed >= 0.98 * first_come);
+}
+
+#[test]
+fn fairness_among_the_backlogged_costs_nothing() {
+    fairness_costs_nothing("--workload backlogged --seed 1 --load 4 --requests 2000");
+}
+
+#[test]
+fn fairness_among_conversations_costs_nothing() {
+    fairness_costs_nothing("--workload chat --seed 1 --load 0.9 --requests 2000");
+}
+
+#[test]
 fn long_prompts_do_not_delay_the_tokens_of_answers() {
     let flags = "--workload long-prompts --seed 1 --load 0.9 --requests 1500 --cost 2b-32core";
     let at = "/classes/chat/inter_token_seconds/p99";

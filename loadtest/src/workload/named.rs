@@ -174,14 +174,15 @@ fn long_prompts() -> Vec<Class> {
     vec![long, question("chat", 20.0, tenants(1, 4, 0.0))]
 }
 
+/// Answers of one token, so that a question meets nothing but the prompt.
 fn one_long_prompt() -> Vec<Class> {
     let long = Class {
         prompt: Count::Exactly(4000),
-        output: Count::Exactly(8),
+        output: Count::Exactly(1),
         ..question("long", 1.0, tenants(0, 1, 0.0))
     };
     let chat = Class {
-        output: Count::Exactly(8),
+        output: Count::Exactly(1),
         ..question("chat", 5.0, tenants(0, 1, 0.0))
     };
     vec![long, chat]
