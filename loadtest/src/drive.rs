@@ -95,7 +95,16 @@ fn keys(path: &str) -> Result<Keys, String> {
 /// Drives the server as asked and prints what came of it: 0 when no request failed.
 #[tokio::main]
 pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
-    match run(args).await {
+    let workload = args.workload();
+    let tenants = workload.tenants() as usize;
+    if let Some(Keys(keys)) = args.keys.as_ref().filter(|keys| keys.0.len() < tenants) {
+        eprintln!(
+            "sterna-loadtest: {tenants} tenants, but {} keys",
+            keys.len()
+        );
+        return ExitCode::from(2);
+    }
+    match run(args, &workload).await {
         Ok(report) => {
             print(args, &report);
             ExitCode::from(u8::from(report.failed > 0))
@@ -108,13 +117,12 @@ pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
 }
 
 /// Sends all requests; an error only when the server cannot be asked at all.
-async fn run(args: &DriveArgs) -> Result<Report, Failure> {
+async fn run(args: &DriveArgs, workload: &Workload) -> Result<Report, Failure> {
     let options = Options {
         temperature: args.temperature,
         ignore_eos: args.ignore_eos,
         timeout: Duration::from_secs_f64(args.timeout_seconds),
     };
-    let workload = args.workload();
     let client = Client::connect(&args.url, args.model.clone(), options).await?;
     let mut speech = Speech {
         scale: Scale {
@@ -125,7 +133,7 @@ async fn run(args: &DriveArgs) -> Result<Report, Failure> {
     };
     speech.scale.tokens_per_word = tokens_per_word(&client, &speech).await?;
     let rate = args.rate.unwrap_or(1.0);
-    let trace = Trace::new(&workload, args.seed, rate, args.requests, f64::INFINITY);
+    let trace = Trace::new(workload, args.seed, rate, args.requests, f64::INFINITY);
     let (ended, outcomes) = mpsc::unbounded_channel();
     let run = Run {
         client,

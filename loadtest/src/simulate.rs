@@ -5,6 +5,7 @@ mod machine;
 mod policies;
 mod record;
 mod report;
+mod text;
 mod world;
 
 use std::time::Instant;
@@ -16,7 +17,8 @@ use sterna_scheduler::{CostModel, Limits};
 use crate::workload::{CONTEXT, NAMES, Trace, Workload, named};
 use machine::{Machine, cost_model, rate};
 use record::{Objective, Recorder};
-use report::{Heading, Report, table};
+use report::{Heading, Report};
+use text::table;
 use world::World;
 
 /// Sessions whose work says what a load of 1 is.
@@ -41,8 +43,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     requests: u64,
     /// No session begins after this many seconds.
-    #[arg(long, default_value_t = f64::INFINITY)]
-    seconds: f64,
+    #[arg(long, value_parser = crate::positive)]
+    seconds: Option<f64>,
     /// Seed of the workload, and of the noise.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -162,7 +164,7 @@ impl Simulation<'_> {
             args.seed,
             self.rate,
             args.requests,
-            args.seconds,
+            args.seconds.unwrap_or(f64::INFINITY),
         );
         let machine = Machine::new(self.cost, args.noise, args.seed);
         let recorder = Recorder::new(&self.workload, objective);

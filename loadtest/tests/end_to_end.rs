@@ -202,6 +202,18 @@ fn leaving_on_purpose_is_no_failure() {
 }
 
 #[test]
+fn every_tenant_needs_a_key() {
+    let path = std::env::temp_dir().join(format!("sterna-keys-{}", std::process::id()));
+    std::fs::write(&path, "flood=k0\n").unwrap();
+    let flags = ["--workload", "flooder", "--keys", path.to_str().unwrap()];
+    let output = loadtest(&flags, 0);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("2 tenants, but 1 keys"), "{said}");
+}
+
+#[test]
 fn no_server_is_an_error_that_names_the_address() {
     let address = TcpListener::bind("127.0.0.1:0")
         .unwrap()
