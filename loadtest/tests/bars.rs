@@ -1,5 +1,5 @@
 //! What the scheduler promises, on small simulations: each bar on a named workload with its seed and load, kept by the
-//! product's policy and missed by another engine's. At full scale the same commands take larger numbers.
+//! product's policy and missed by another engine's. `STERNA_BARS_TIMES=20` makes each run twenty times as long.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,11 +7,28 @@ use std::process::Command;
 
 use serde_json::Value;
 
+/// How much longer than usual the runs are.
+fn times() -> u64 {
+    let text = std::env::var("STERNA_BARS_TIMES");
+    text.map_or(1, |text| text.parse().unwrap())
+}
+
+/// The flags, with as many times the requests and seconds.
+fn longer(flags: &str) -> Vec<String> {
+    let mut is_length = false;
+    let flag = |flag: &str| {
+        let number = flag.parse::<u64>().ok().filter(|_| is_length);
+        is_length = ["--requests", "--seconds"].contains(&flag);
+        number.map_or(flag.to_owned(), |number| (number * times()).to_string())
+    };
+    flags.split_whitespace().map(flag).collect()
+}
+
 /// Runs `simulate` with these flags, as on a command line.
 fn simulate(flags: &str) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
         .args(["simulate", "--json"])
-        .args(flags.split_whitespace())
+        .args(longer(flags))
         .output()
         .unwrap();
     assert!(output.status.success(), "{flags}: {output:?}");
@@ -97,7 +114,7 @@ fn long_prompts_do_not_delay_the_tokens_of_answers() {
 #[test]
 fn ten_thousand_tenants_are_served() {
     let report = simulate("--workload scale --seed 1 --load 0.8 --requests 3000 --cost 2b-32core");
-    assert_eq!(figure(&report, "/ends/complete"), 3000.0);
+    assert_eq!(figure(&report, "/ends/complete"), 3000.0 * times() as f64);
     assert!(figure(&report, "/preemptions_per_request") < 10.0);
 }
 
@@ -120,7 +137,7 @@ fn every_workload_ends_under_every_policy() {
             let complete = ends.get("complete").and_then(Value::as_u64).unwrap_or(0);
             assert!(!ends.contains_key("error"), "{report:#}");
             let all = !["cancel-storm", "deadlines"].contains(&name);
-            assert_eq!(complete == 150, all, "{report:#}");
+            assert_eq!(complete == 150 * times(), all, "{report:#}");
             let tokens = figure(report, "/output_tokens");
             assert!(tokens >= complete as f64, "{report:#}");
         }
