@@ -112,6 +112,34 @@ fn long_prompts_do_not_delay_the_tokens_of_answers() {
 }
 
 #[test]
+fn a_question_behind_a_long_prompt_is_answered_within_three_steps() {
+    let flags = "--workload one-long-prompt --seed 1 --load 0.15 --requests 1500";
+    let at = "/classes/chat/steps_to_first_token/p99";
+    ours_alone(flags, at, "token-budget", |steps| steps <= 3.0);
+}
+
+#[test]
+fn a_flood_delays_its_victim_hardly() {
+    let flags = "--workload flooder --seed 1 --load 2 --requests 3000";
+    let first = "/classes/victim/first_token_seconds/p99";
+    let alone = simulate(&format!("{flags} --only victim"));
+    let step = figure(&simulate(flags), "/classes/victim/inter_token_seconds/p99");
+    let most = 1.2 * figure(&alone, first) + step;
+    ours_alone(flags, first, "fcfs", |p99| p99 <= most);
+}
+
+#[test]
+fn full_memory_wastes_little_work() {
+    let flags = "--workload memory-pressure --seed 1 --load 1.2 --requests 1000 --pages 512";
+    ours_alone(flags, "/recompute_tax", "lpm", |tax| tax <= 0.05);
+}
+
+#[test]
+fn fairness_at_full_load_costs_little() {
+    fairness_costs_nothing("--workload chat --seed 1 --load 1 --requests 3000");
+}
+
+#[test]
 fn ten_thousand_tenants_are_served() {
     let report = simulate("--workload scale --seed 1 --load 0.8 --requests 3000 --cost 2b-32core");
     assert_eq!(figure(&report, "/ends/complete"), 3000.0 * times() as f64);
