@@ -50,6 +50,8 @@ const HOMES: &[(&str, &[&str])] = &[
             "benches/",
             "tests/",
             "scheduler/",
+            "loadtest/src/simulate/",
+            "loadtest/src/simulate.rs",
         ],
     ),
     ("arc_swap", &["src/api/"]),

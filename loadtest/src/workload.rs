@@ -1,268 +1,147 @@
-//! What is asked, how long it is, when it arrives and whether its client walks away: a function of the seed alone.
+//! What is asked, by whom and when: one definition, which `simulate` runs in virtual time and `drive` over HTTP.
 //!
-//! Always true: request `i` of a seed is the same request whatever ran before it and however many clients there are.
+//! Always true: session `i` of a class and a seed is the same session whatever ran before it. When its later turns come
+//! depends on the answers, as it does with people: a turn follows the end of the one before by its think time.
 
-use std::time::Duration;
+mod named;
+mod random;
+mod session;
+mod trace;
 
-/// The knobs of a run.
+pub(crate) use named::{NAMES, named};
+pub(crate) use random::{Count, Rng, mix};
+#[cfg(test)]
+pub(crate) use session::token;
+pub(crate) use session::{STOP, Segment, Session, Turn};
+pub(crate) use trace::Trace;
+
+/// Tokens that a prompt and its answer may come to: the context of the models that are simulated.
+pub(crate) const CONTEXT: u32 = 4096;
+
+/// Kinds of sessions that arrive side by side.
+#[derive(Clone, Debug)]
 pub(crate) struct Workload {
-    /// Everything drawn here depends on it.
-    pub(crate) seed: u64,
-    /// Mean length of the user's message, in tokens of the served model.
-    pub(crate) prompt_tokens: u32,
-    /// Lengths vary evenly within this share of the mean, 0 to 1.
-    pub(crate) prompt_spread: f64,
-    /// Length of the system message that all requests share; 0 for none.
-    pub(crate) shared_prefix_tokens: u32,
-    /// Share of requests whose client leaves before the answer is complete, 0 to 1.
-    pub(crate) disconnect_fraction: f64,
-    /// Output tokens a request may have; bounds the moment of a disconnection.
-    pub(crate) max_tokens: u32,
-    /// How many tokens one word of these prompts is, as the server counts them.
-    pub(crate) tokens_per_word: f64,
+    /// By which it is asked for.
+    pub(crate) name: &'static str,
+    /// What it shows.
+    pub(crate) about: &'static str,
+    /// Work that arrives in a second, in seconds of the machine.
+    pub(crate) load: f64,
+    /// At least one.
+    pub(crate) classes: Vec<Class>,
+    /// Relative shares of the machine, of the first tenants; others have 1.
+    pub(crate) weights: &'static [u32],
 }
 
-/// One request, ready to be sent.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PlannedRequest {
-    /// The shared system message.
-    pub(crate) system: Option<String>,
-    /// The user's message.
-    pub(crate) user: String,
-    /// Seed of the server's sampler.
-    pub(crate) sampling_seed: u64,
-    /// When its client walks away, if it does.
-    pub(crate) disconnect: Option<Disconnect>,
+/// Sessions of one kind. Latencies are reported for each class.
+#[derive(Clone, Debug)]
+pub(crate) struct Class {
+    /// By which it is reported.
+    pub(crate) name: &'static str,
+    /// Its part of all sessions, relative to the other classes'.
+    pub(crate) share: f64,
+    /// How sessions begin.
+    pub(crate) arrivals: Arrivals,
+    /// Nothing arrives before this many seconds.
+    pub(crate) from: f64,
+    /// Whose they are.
+    pub(crate) tenants: Tenants,
+    /// What stands before the first turn.
+    pub(crate) shared: Shared,
+    /// Tokens that the user adds in a turn.
+    pub(crate) prompt: Count,
+    /// Tokens that the model answers, the stop token included.
+    pub(crate) output: Count,
+    /// Asked as `max_tokens`, whatever the answer; the answer's own length if absent.
+    pub(crate) declared: Option<u32>,
+    /// Turns of a session.
+    pub(crate) turns: Count,
+    /// Mean seconds between an answer and the next turn.
+    pub(crate) think: f64,
+    /// Part of the turns whose client leaves before the answer ends.
+    pub(crate) leaving: f64,
+    /// When those clients leave, in seconds after asking: evenly up to this.
+    pub(crate) leave_within: f64,
+    /// Seconds to the first token, after which the answer is of no use.
+    pub(crate) first_token_within: Option<f64>,
 }
 
-/// The client drops the connection at whichever comes first.
+/// How sessions of a class begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Disconnect {
-    /// This long after sending.
-    pub(crate) after: Duration,
-    /// Having read this many pieces of text.
-    pub(crate) pieces: u32,
+pub(crate) enum Arrivals {
+    /// At random.
+    Poisson,
+    /// At equal intervals.
+    Steady,
+    /// At random, `factor` times as often in bursts as between them (a Markov-modulated Poisson process).
+    Bursts {
+        /// Mean seconds of a calm.
+        calm: f64,
+        /// Mean seconds of a burst.
+        burst: f64,
+        /// Rate in a burst over the rate in a calm.
+        factor: f64,
+    },
 }
 
-/// The latest a disconnecting client leaves: long enough to reach decoding, short enough to hit the queue too.
-const DISCONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// Tenants `first..first + count`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Tenants {
+    /// The one with the most sessions.
+    pub(crate) first: u32,
+    /// At least one.
+    pub(crate) count: u32,
+    /// Exponent of the Zipf law by which sessions fall to them; 0 for evenly.
+    pub(crate) zipf: f64,
+}
+
+/// Texts at the head of all sessions of a class, taken in turn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Shared {
+    /// How many there are; at least one.
+    pub(crate) count: u32,
+    /// The length of each; 0 for none.
+    pub(crate) tokens: u32,
+}
+
+impl Default for Class {
+    /// Single short questions of one tenant.
+    fn default() -> Class {
+        Class {
+            name: "chat",
+            share: 1.0,
+            arrivals: Arrivals::Poisson,
+            from: 0.0,
+            tenants: Tenants {
+                first: 0,
+                count: 1,
+                zipf: 0.0,
+            },
+            shared: Shared {
+                count: 1,
+                tokens: 0,
+            },
+            prompt: Count::Exactly(50),
+            output: Count::Exactly(50),
+            declared: None,
+            turns: Count::Exactly(1),
+            think: 0.0,
+            leaving: 0.0,
+            leave_within: 0.0,
+            first_token_within: None,
+        }
+    }
+}
 
 impl Workload {
-    /// Request number `index`.
-    pub(crate) fn request(&self, index: u64) -> PlannedRequest {
-        let mut rng = Rng::new(self.seed, index + 1);
-        let spread = self.prompt_spread * (2.0 * rng.fraction() - 1.0);
-        let user = text(
-            &mut rng,
-            self.words(f64::from(self.prompt_tokens) * (1.0 + spread)),
-        );
-        let sampling_seed = rng.next() >> 12; // Exact also for servers that read numbers as doubles.
-        let leaves = rng.fraction() < self.disconnect_fraction;
-        let disconnect = Disconnect {
-            after: DISCONNECT_WITHIN.mul_f64(rng.fraction()),
-            pieces: rng.below(u64::from(self.max_tokens.max(1))) as u32,
-        };
-        PlannedRequest {
-            system: self.system(),
-            user,
-            sampling_seed,
-            disconnect: leaves.then_some(disconnect),
-        }
+    /// How many tenants there are, numbered from 0.
+    pub(crate) fn tenants(&self) -> u32 {
+        let end = |class: &Class| class.tenants.first + class.tenants.count;
+        self.classes.iter().map(end).max().unwrap_or(0)
     }
 
-    /// When each of `count` requests arrives: a Poisson process of `rate` requests a second.
-    pub(crate) fn arrivals(&self, rate: f64, count: u64) -> Vec<Duration> {
-        let mut rng = Rng::new(self.seed, 0);
-        let mut at = 0.0;
-        (0..count)
-            .map(|_| {
-                at -= (1.0 - rng.fraction()).ln() / rate;
-                Duration::from_secs_f64(at)
-            })
-            .collect()
-    }
-
-    fn system(&self) -> Option<String> {
-        let words = self.words(f64::from(self.shared_prefix_tokens));
-        let mut rng = Rng::new(self.seed, u64::MAX);
-        (self.shared_prefix_tokens > 0).then(|| text(&mut rng, words))
-    }
-
-    fn words(&self, tokens: f64) -> usize {
-        (tokens / self.tokens_per_word).round().max(1.0) as usize
-    }
-}
-
-/// `words` words of the kind that the prompts are made of, to learn how many tokens a word is.
-pub(crate) fn sample_text(words: usize) -> String {
-    text(&mut Rng::new(0, 0), words)
-}
-
-/// Exactly `words` words of simple questions.
-fn text(rng: &mut Rng, words: usize) -> String {
-    let mut all: Vec<&str> = Vec::with_capacity(words + SENTENCE.len());
-    while all.len() < words {
-        all.extend(
-            SENTENCE
-                .iter()
-                .map(|choices| choices[rng.below(choices.len() as u64) as usize]),
-        );
-    }
-    all.truncate(words);
-    all.join(" ")
-}
-
-/// One word of each list in turn makes a sentence.
-const SENTENCE: [&[&str]; 8] = [
-    &[
-        "Does", "Can", "Will", "Did", "Could", "Should", "Would", "Must",
-    ],
-    &["the", "a", "this", "that", "every", "one", "my", "your"],
-    &[
-        "small", "red", "old", "quick", "happy", "green", "tall", "new", "warm", "quiet", "bright",
-        "kind",
-    ],
-    &[
-        "bird", "fox", "teacher", "river", "train", "child", "garden", "friend", "king", "boat",
-        "cat", "doctor",
-    ],
-    &[
-        "see", "find", "know", "like", "follow", "carry", "paint", "count", "name", "hear",
-        "visit", "help",
-    ],
-    &["the", "a", "this", "that", "every", "one", "my", "your"],
-    &[
-        "city", "house", "song", "number", "tree", "letter", "star", "bridge", "word", "colour",
-        "stone", "door",
-    ],
-    &[
-        "today?",
-        "again?",
-        "first?",
-        "now?",
-        "slowly?",
-        "outside?",
-        "alone?",
-        "tomorrow?",
-    ],
-];
-
-/// SplitMix64: each (seed, stream) pair is its own sequence.
-struct Rng(u64);
-
-impl Rng {
-    fn new(seed: u64, stream: u64) -> Rng {
-        let mut rng = Rng(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
-        rng.next();
-        rng
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Evenly in 0..1.
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Evenly in 0..`end`; the bias of the remainder is below 2⁻⁵⁰ for the ends used here.
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn workload(seed: u64) -> Workload {
-        Workload {
-            seed,
-            prompt_tokens: 100,
-            prompt_spread: 0.5,
-            shared_prefix_tokens: 40,
-            disconnect_fraction: 0.25,
-            max_tokens: 32,
-            tokens_per_word: 2.0,
-        }
-    }
-
-    fn words(text: &str) -> usize {
-        text.split_whitespace().count()
-    }
-
-    #[test]
-    fn a_seed_is_a_workload() {
-        let (a, b, other) = (workload(7), workload(7), workload(8));
-        for index in (0..50).rev() {
-            assert_eq!(a.request(index), b.request(index));
-            assert_ne!(a.request(index).user, other.request(index).user);
-        }
-        assert_eq!(a.arrivals(3.0, 20), b.arrivals(3.0, 20));
-        assert_ne!(a.arrivals(3.0, 20), other.arrivals(3.0, 20));
-    }
-
-    #[test]
-    fn lengths_vary_within_the_spread_and_the_system_message_is_shared() {
-        let workload = workload(1);
-        let requests: Vec<PlannedRequest> = (0..400).map(|index| workload.request(index)).collect();
-        let lengths: Vec<usize> = requests
-            .iter()
-            .map(|request| words(&request.user))
-            .collect();
-        assert!(
-            lengths.iter().all(|length| (25..=75).contains(length)),
-            "{lengths:?}"
-        );
-        assert!(
-            *lengths.iter().min().unwrap() < 30 && *lengths.iter().max().unwrap() > 70,
-            "{lengths:?}"
-        );
-        assert!(
-            requests
-                .iter()
-                .all(|request| request.system == requests[0].system)
-        );
-        assert_eq!(requests[0].system.as_deref().map(words), Some(20));
-    }
-
-    #[test]
-    fn exact_lengths_when_nothing_spreads() {
-        let workload = Workload {
-            prompt_spread: 0.0,
-            shared_prefix_tokens: 0,
-            ..workload(1)
-        };
-        assert!((0..20).all(|index| words(&workload.request(index).user) == 50));
-        assert_eq!(workload.request(0).system, None);
-    }
-
-    #[test]
-    fn the_asked_share_of_clients_leaves() {
-        let leaving = |fraction| {
-            let workload = Workload {
-                disconnect_fraction: fraction,
-                ..workload(5)
-            };
-            (0..1000)
-                .filter(|index| workload.request(*index).disconnect.is_some())
-                .count()
-        };
-        assert_eq!(leaving(0.0), 0);
-        assert_eq!(leaving(1.0), 1000);
-        assert!((200..300).contains(&leaving(0.25)), "{}", leaving(0.25));
-    }
-
-    #[test]
-    fn arrivals_come_at_the_asked_rate() {
-        let arrivals = workload(2).arrivals(10.0, 2000);
-        assert!(arrivals.is_sorted());
-        let seconds = arrivals.last().unwrap().as_secs_f64();
-        assert!((180.0..220.0).contains(&seconds), "{seconds}");
+    /// A tenant's share of the machine, relative to the others'.
+    pub(crate) fn weight(&self, tenant: u32) -> u32 {
+        self.weights.get(tenant as usize).copied().unwrap_or(1)
     }
 }

@@ -21,8 +21,8 @@ fn loadtest(flags: &[&str], refuse_every: u64) -> Output {
         }
     });
     Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
-        .args(["--url", &url])
         .args(flags)
+        .args(["--url", &url])
         .output()
         .unwrap()
 }
@@ -155,6 +155,28 @@ fn an_open_loop_sends_all_and_prints_a_table() {
 }
 
 #[test]
+fn a_named_workload_holds_whole_sessions() {
+    let flags = [
+        "drive",
+        "--workload",
+        "edges",
+        "--requests",
+        "40",
+        "--clients",
+        "3",
+        "--ignore-eos",
+        "--json",
+    ];
+    let report = json(&loadtest(&flags, 0));
+    assert_eq!(report["complete"], 40, "{report}");
+    let latencies = &report["classes"]["chat"]["first_token_seconds"];
+    assert_eq!(latencies["count"], 40, "{report}");
+    // The system prompt of 14 words, and 1 to 3 more.
+    let words = report["prompt_tokens"].as_u64().unwrap();
+    assert!((40 * 15..=40 * 17).contains(&words), "{report}");
+}
+
+#[test]
 fn a_failed_request_fails_the_run() {
     let output = loadtest(&["--requests", "20", "--json"], 2);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -177,6 +199,18 @@ fn leaving_on_purpose_is_no_failure() {
         report["left"].as_u64().unwrap() + report["complete"].as_u64().unwrap(),
         16
     );
+}
+
+#[test]
+fn every_tenant_needs_a_key() {
+    let path = std::env::temp_dir().join(format!("sterna-keys-{}", std::process::id()));
+    std::fs::write(&path, "flood=k0\n").unwrap();
+    let flags = ["--workload", "flooder", "--keys", path.to_str().unwrap()];
+    let output = loadtest(&flags, 0);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("2 tenants, but 1 keys"), "{said}");
 }
 
 #[test]

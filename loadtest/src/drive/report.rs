@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::client::{End, Outcome};
+use super::client::{End, Outcome, Timing};
+use crate::latency::{Latencies, Percentiles};
 
 /// Gathers outcomes while a run goes on.
 pub(crate) struct Recorder {
-    first_text: Latencies,
-    inter_token: Latencies,
+    all: Class,
+    classes: BTreeMap<&'static str, Class>,
     end_to_end: Latencies,
     complete: u64,
     left: u64,
@@ -22,6 +22,12 @@ pub(crate) struct Recorder {
     prompt_tokens: u64,
     cached_tokens: u64,
     output_tokens: u64,
+}
+
+/// Latencies of the sessions of one kind.
+struct Class {
+    first_text: Latencies,
+    inter_token: Latencies,
 }
 
 /// The figures of a whole run.
@@ -53,29 +59,51 @@ pub(crate) struct Report {
     pub(crate) inter_token_seconds: Option<Percentiles>,
     /// From sending a request to the end of its stream.
     pub(crate) end_to_end_seconds: Option<Percentiles>,
+    /// By class of the workload.
+    pub(crate) classes: BTreeMap<&'static str, ClassReport>,
 }
 
-/// Of a set of latencies, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Percentiles {
-    /// How many were measured.
-    pub(crate) count: u64,
-    /// Median.
-    pub p50: f64,
-    /// Nine of ten are at most this.
-    pub p90: f64,
-    /// Ninety-nine of a hundred are at most this.
-    pub p99: f64,
-    /// The longest.
-    pub(crate) max: f64,
+/// Latencies of one class.
+#[derive(Serialize)]
+pub(crate) struct ClassReport {
+    /// From sending a request to its first piece of text.
+    pub(crate) first_token_seconds: Option<Percentiles>,
+    /// Between two pieces of text of one answer.
+    pub(crate) inter_token_seconds: Option<Percentiles>,
+}
+
+impl Class {
+    fn new() -> Class {
+        Class {
+            first_text: Latencies::new(),
+            inter_token: Latencies::new(),
+        }
+    }
+
+    fn record(&mut self, timing: &Timing) {
+        let micros = |latency: &Duration| latency.as_micros() as u64;
+        if let Some(latency) = &timing.first_text {
+            self.first_text.record_micros(micros(latency));
+        }
+        for gap in &timing.gaps {
+            self.inter_token.record_micros(micros(gap));
+        }
+    }
+
+    fn report(&self) -> ClassReport {
+        ClassReport {
+            first_token_seconds: self.first_text.percentiles(),
+            inter_token_seconds: self.inter_token.percentiles(),
+        }
+    }
 }
 
 impl Recorder {
     /// Nothing recorded yet.
     pub(crate) fn new() -> Recorder {
         Recorder {
-            first_text: Latencies::new(),
-            inter_token: Latencies::new(),
+            all: Class::new(),
+            classes: BTreeMap::new(),
             end_to_end: Latencies::new(),
             complete: 0,
             left: 0,
@@ -86,8 +114,8 @@ impl Recorder {
         }
     }
 
-    /// Adds one request's outcome.
-    pub(crate) fn record(&mut self, outcome: &Outcome) {
+    /// Adds the outcome of a request of this class.
+    pub(crate) fn record(&mut self, class: &'static str, outcome: &Outcome) {
         let usage = match &outcome.end {
             End::Complete(usage) => usage,
             End::Left => {
@@ -104,15 +132,11 @@ impl Recorder {
         self.cached_tokens += usage.cached_tokens();
         self.output_tokens += usage.completion_tokens;
         let timing = &outcome.timing;
-        timing
-            .first_text
-            .iter()
-            .for_each(|latency| self.first_text.record(*latency));
-        timing
-            .gaps
-            .iter()
-            .for_each(|latency| self.inter_token.record(*latency));
-        self.end_to_end.record(timing.total);
+        self.all.record(timing);
+        let class = self.classes.entry(class).or_insert_with(Class::new);
+        class.record(timing);
+        self.end_to_end
+            .record_micros(timing.total.as_micros() as u64);
     }
 
     /// Requests that have failed so far.
@@ -134,9 +158,14 @@ impl Recorder {
             output_tokens: self.output_tokens,
             output_tokens_per_second: self.output_tokens as f64 / seconds,
             requests_per_second: self.complete as f64 / seconds,
-            time_to_first_token_seconds: self.first_text.percentiles(),
-            inter_token_seconds: self.inter_token.percentiles(),
+            time_to_first_token_seconds: self.all.first_text.percentiles(),
+            inter_token_seconds: self.all.inter_token.percentiles(),
             end_to_end_seconds: self.end_to_end.percentiles(),
+            classes: self
+                .classes
+                .iter()
+                .map(|(name, class)| (*name, class.report()))
+                .collect(),
         }
     }
 }
@@ -185,7 +214,13 @@ impl fmt::Display for Report {
         )?;
         row(f, "time to first token", self.time_to_first_token_seconds)?;
         row(f, "inter-token", self.inter_token_seconds)?;
-        row(f, "end to end", self.end_to_end_seconds)
+        row(f, "end to end", self.end_to_end_seconds)?;
+        for (name, class) in self.classes.iter().filter(|_| self.classes.len() > 1) {
+            writeln!(f, "{name}")?;
+            row(f, "  time to first token", class.first_token_seconds)?;
+            row(f, "  inter-token", class.inter_token_seconds)?;
+        }
+        Ok(())
     }
 }
 
@@ -202,36 +237,10 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, percentiles: Option<Percentiles>)
     }
 }
 
-/// Latencies to the microsecond, with three significant digits.
-struct Latencies(Histogram<u64>);
-
-impl Latencies {
-    fn new() -> Latencies {
-        Latencies(Histogram::new(3).expect("three digits are in the histogram's range"))
-    }
-
-    fn record(&mut self, latency: Duration) {
-        self.0
-            .record(latency.as_micros() as u64)
-            .expect("the histogram grows with its values");
-    }
-
-    fn percentiles(&self) -> Option<Percentiles> {
-        let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e6;
-        (!self.0.is_empty()).then(|| Percentiles {
-            count: self.0.len(),
-            p50: at(0.5),
-            p90: at(0.9),
-            p99: at(0.99),
-            max: self.0.max() as f64 / 1e6,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::{Failure, Timing, Usage};
+    use crate::drive::client::{Failure, Usage};
 
     fn complete(first_ms: u64, gaps_ms: &[u64]) -> Outcome {
         let millis = Duration::from_millis;
@@ -243,12 +252,15 @@ mod tests {
                 total: millis(first_ms + gaps_ms.iter().sum::<u64>()),
             },
             end: End::Complete(serde_json::from_str::<Usage>(usage).unwrap()),
+            answer: String::new(),
         }
     }
 
     fn report(outcomes: &[Outcome], seconds: u64) -> Report {
         let mut recorder = Recorder::new();
-        outcomes.iter().for_each(|outcome| recorder.record(outcome));
+        outcomes
+            .iter()
+            .for_each(|outcome| recorder.record("chat", outcome));
         recorder.report(Duration::from_secs(seconds))
     }
 
@@ -289,6 +301,7 @@ mod tests {
         let failed = |failure| Outcome {
             timing: Timing::default(),
             end: End::Failed(failure),
+            answer: String::new(),
         };
         let outcomes = [
             failed(Failure::CutOff),
@@ -297,6 +310,7 @@ mod tests {
             Outcome {
                 timing: Timing::default(),
                 end: End::Left,
+                answer: String::new(),
             },
         ];
         let report = report(&outcomes, 1);

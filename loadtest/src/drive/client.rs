@@ -6,11 +6,12 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use reqwest::RequestBuilder;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::sse::SseParser;
-use crate::workload::PlannedRequest;
+use super::conversation::PlannedRequest;
+use super::sse::SseParser;
 
 /// Where requests go and what they have in common.
 pub(crate) struct Client {
@@ -23,8 +24,6 @@ pub(crate) struct Client {
 /// What every request of a run has in common.
 #[derive(Clone, Copy)]
 pub(crate) struct Options {
-    /// Output tokens at most; exactly that many with `ignore_eos`.
-    pub(crate) max_tokens: u32,
     /// Sampling temperature; 0 is greedy.
     pub(crate) temperature: f64,
     /// Go on past the end-of-sequence token.
@@ -39,6 +38,8 @@ pub(crate) struct Outcome {
     pub(crate) timing: Timing,
     /// What became of it.
     pub(crate) end: End,
+    /// The text that came.
+    pub(crate) answer: String,
 }
 
 /// The ways a request can end.
@@ -170,22 +171,22 @@ impl Client {
     }
 
     /// How many tokens the prompt with this user message is.
-    pub(crate) async fn prompt_tokens(&self, user: String) -> Result<u64, Failure> {
+    pub(crate) async fn prompt_tokens(
+        &self,
+        user: String,
+        key: Option<String>,
+    ) -> Result<u64, Failure> {
         let request = PlannedRequest {
-            system: None,
-            user,
+            messages: vec![("user", user)],
+            max_tokens: 1,
             sampling_seed: 0,
             disconnect: None,
+            key,
         };
-        let mut body = self.body(&request);
-        body["max_tokens"] = json!(1);
-        let mut timing = Timing::default();
-        let reading = self.read(&body, None, &mut timing, Instant::now());
-        match tokio::time::timeout(self.options.timeout, reading).await {
-            Ok(Ok(End::Complete(usage))) => Ok(usage.prompt_tokens),
-            Ok(Ok(_)) => unreachable!("no client leaves a request that has no disconnection"),
-            Ok(Err(failure)) => Err(failure),
-            Err(_) => Err(Failure::TimedOut),
+        match self.chat(&request).await.end {
+            End::Complete(usage) => Ok(usage.prompt_tokens),
+            End::Left => unreachable!("no client leaves a request that has no disconnection"),
+            End::Failed(failure) => Err(failure),
         }
     }
 
@@ -193,6 +194,7 @@ impl Client {
     pub(crate) async fn chat(&self, request: &PlannedRequest) -> Outcome {
         let body = self.body(request);
         let mut timing = Timing::default();
+        let mut answer = String::new();
         let sent = Instant::now();
         let (limit, at_limit) = match request.disconnect {
             Some(disconnect) if disconnect.after < self.options.timeout => {
@@ -201,7 +203,8 @@ impl Client {
             _ => (self.options.timeout, End::Failed(Failure::TimedOut)),
         };
         let pieces = request.disconnect.map(|disconnect| disconnect.pieces);
-        let reading = self.read(&body, pieces, &mut timing, sent);
+        let sending = self.post(&body, request.key.as_deref());
+        let reading = read(sending, pieces, (&mut timing, &mut answer), sent);
         // Dropping the future that reads closes the connection.
         let end = match tokio::time::timeout(limit, reading).await {
             Ok(Ok(end)) => end,
@@ -211,19 +214,19 @@ impl Client {
         if timing.total.is_zero() {
             timing.total = sent.elapsed();
         }
-        Outcome { timing, end }
+        Outcome {
+            timing,
+            end,
+            answer,
+        }
     }
 
     fn body(&self, request: &PlannedRequest) -> Value {
-        let system = request
-            .system
-            .as_ref()
-            .map(|text| json!({"role": "system", "content": text}));
-        let user = json!({"role": "user", "content": request.user});
+        let message = |(role, content): &(&str, String)| json!({"role": role, "content": content});
         let mut body = json!({
             "model": self.model,
-            "messages": system.into_iter().chain([user]).collect::<Vec<Value>>(),
-            "max_tokens": self.options.max_tokens,
+            "messages": request.messages.iter().map(message).collect::<Vec<Value>>(),
+            "max_tokens": request.max_tokens,
             "temperature": self.options.temperature,
             "seed": request.sampling_seed,
             "stream": true,
@@ -235,53 +238,54 @@ impl Client {
         body
     }
 
-    /// Reads one stream; leaves after `pieces` pieces of text if that is given. The end of the stream is `[DONE]`, but
-    /// the body must also end there.
-    async fn read(
-        &self,
-        body: &Value,
-        pieces: Option<u32>,
-        timing: &mut Timing,
-        sent: Instant,
-    ) -> Result<End, Failure> {
+    fn post(&self, body: &Value, key: Option<&str>) -> RequestBuilder {
         let url = format!("{}/v1/chat/completions", self.base);
-        let mut response = self
-            .http
-            .post(url)
-            .json(body)
-            .send()
-            .await
-            .map_err(connection)?;
-        if response.status() != reqwest::StatusCode::OK {
-            let status = response.status().as_u16();
-            return Err(Failure::Status(
-                status,
-                error_code(&response.bytes().await.map_err(connection)?),
-            ));
+        let post = self.http.post(url).json(body);
+        match key {
+            Some(key) => post.bearer_auth(key),
+            None => post,
         }
-        let mut parser = SseParser::default();
-        let mut stream = Stream::default();
-        loop {
-            if pieces.is_some_and(|pieces| stream.pieces >= pieces) {
-                return Ok(End::Left);
-            }
-            let Some(bytes) = response.chunk().await.map_err(connection)? else {
-                break;
-            };
-            let now = sent.elapsed();
-            parser.push(&bytes);
-            while let Some(event) = parser.next_event() {
-                stream.event(&event, now, timing)?;
-            }
-        }
-        stream.end()
     }
+}
+
+/// Reads one stream; leaves after `pieces` pieces of text if that is given. The end of the stream is `[DONE]`, but the
+/// body must also end there.
+async fn read(
+    sending: RequestBuilder,
+    pieces: Option<u32>,
+    (timing, answer): (&mut Timing, &mut String),
+    sent: Instant,
+) -> Result<End, Failure> {
+    let mut response = sending.send().await.map_err(connection)?;
+    if response.status() != reqwest::StatusCode::OK {
+        let status = response.status().as_u16();
+        let body = response.bytes().await.map_err(connection)?;
+        return Err(Failure::Status(status, error_code(&body)));
+    }
+    let mut parser = SseParser::default();
+    let mut stream = Stream::default();
+    loop {
+        if pieces.is_some_and(|pieces| stream.pieces >= pieces) {
+            return Ok(End::Left);
+        }
+        let Some(bytes) = response.chunk().await.map_err(connection)? else {
+            break;
+        };
+        let now = sent.elapsed();
+        parser.push(&bytes);
+        while let Some(event) = parser.next_event() {
+            stream.event(&event, now, timing)?;
+            answer.push_str(&stream.new_text);
+        }
+    }
+    stream.end()
 }
 
 /// What has been read of one stream.
 #[derive(Default)]
 struct Stream {
     pieces: u32,
+    new_text: String, // Of the latest event.
     last_text: Duration,
     finished: bool,
     usage: Option<Usage>,
@@ -293,6 +297,7 @@ impl Stream {
         if self.done {
             return Err(Failure::Protocol("an event after [DONE]".into()));
         }
+        self.new_text.clear();
         if event == "[DONE]" {
             self.done = true;
             timing.total = now;
@@ -304,12 +309,9 @@ impl Stream {
             return Err(Failure::InStream(code_of(&error)));
         }
         for choice in chunk.choices {
-            if choice
-                .delta
-                .content
-                .is_some_and(|content| !content.is_empty())
-            {
+            if let Some(content) = choice.delta.content.filter(|content| !content.is_empty()) {
                 self.text(now, timing);
+                self.new_text.push_str(&content);
             }
             self.finished |= choice.finish_reason.is_some();
         }
@@ -385,7 +387,7 @@ fn code_of(error: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Disconnect;
+    use crate::drive::conversation::Disconnect;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -425,7 +427,6 @@ mod tests {
             }
         });
         let options = Options {
-            max_tokens: 8,
             temperature: 0.0,
             ignore_eos: true,
             timeout: Duration::from_secs(30),
@@ -434,10 +435,11 @@ mod tests {
             .await
             .unwrap();
         let request = PlannedRequest {
-            system: Some("s".into()),
-            user: "u".into(),
+            messages: vec![("system", "s".into()), ("user", "u".into())],
+            max_tokens: 8,
             sampling_seed: 1,
             disconnect,
+            key: Some("k".into()),
         };
         let outcome = client.chat(&request).await;
         server.await.unwrap();
@@ -461,6 +463,7 @@ mod tests {
                     .unwrap();
                 if body.len() == length.parse::<usize>().unwrap() {
                     assert!(head.starts_with("POST /v1/chat/completions "), "{head}");
+                    assert!(head.contains("\r\nauthorization: Bearer k\r\n"), "{head}");
                     return;
                 }
             }
@@ -490,6 +493,7 @@ mod tests {
             (9, 2, 4)
         );
         assert_eq!(outcome.timing.gaps.len(), 1);
+        assert_eq!(outcome.answer, "terntern");
         assert!(outcome.timing.first_text.unwrap() <= outcome.timing.total);
     }
 

@@ -1,0 +1,276 @@
+//! `drive`: parallel streaming clients against an OpenAI-compatible server.
+//!
+//! Always true: it knows the server only by HTTP and shares no code with it, so it breaks when the wire format does.
+
+mod client;
+mod conversation;
+mod report;
+mod sse;
+mod text;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::mpsc;
+
+use crate::workload::{Class, Count, NAMES, Session, Shared, Trace, Workload, named};
+use crate::{fraction, positive};
+use client::{Client, Failure, Options, Outcome};
+use conversation::{Speech, converse, read_keys};
+use report::{Recorder, Report};
+use text::{Scale, sample_text};
+
+/// The latest a disconnecting client leaves, in seconds: long enough to reach decoding, short enough to hit the queue too.
+const DISCONNECT_WITHIN: f64 = 2.0;
+
+/// The knobs of `drive`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DriveArgs {
+    /// The server's address, with or without /v1.
+    #[arg(long, default_value = "http://127.0.0.1:30000")]
+    url: String,
+    /// Model to ask for; the first one served if absent.
+    #[arg(long)]
+    model: Option<String>,
+    /// A named workload (`simulate --list` says what each is) instead of the flags that describe one. With --ignore-eos the
+    /// answers are as long as the workload says.
+    #[arg(long, value_parser = NAMES, conflicts_with_all = ["max_tokens", "prompt_tokens", "prompt_spread", "shared_prefix_tokens", "disconnect_fraction"])]
+    workload: Option<String>,
+    /// File of API keys, `tenant=key` a line: the first line's for the workload's tenant 0, and so on.
+    #[arg(long, value_name = "FILE", value_parser = keys)]
+    keys: Option<Keys>,
+    /// Clients that each begin their next session when the last one has ended.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    clients: u64,
+    /// Requests in all.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    requests: u64,
+    /// Instead of --clients: sessions a second, beginning at random (Poisson), whether or not earlier ones have ended.
+    #[arg(long, value_parser = positive, conflicts_with = "clients")]
+    rate: Option<f64>,
+    /// Output tokens at most, of each request.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Do not stop at the end-of-sequence token, so that every answer has exactly --max-tokens.
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Mean length of the user's message in tokens. The server's own count of two probing requests sets the scale.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    prompt_tokens: u32,
+    /// Prompt lengths vary evenly within this share of the mean; 0 makes all equal.
+    #[arg(long, default_value_t = 0.5, value_parser = fraction)]
+    prompt_spread: f64,
+    /// Tokens of a system message that all requests share.
+    #[arg(long, default_value_t = 0)]
+    shared_prefix_tokens: u32,
+    /// Share of requests whose client leaves at a random moment before its answer is complete.
+    #[arg(long, default_value_t = 0.0, value_parser = fraction)]
+    disconnect_fraction: f64,
+    /// Sampling temperature; 0 is greedy.
+    #[arg(long, default_value_t = 0.0, value_parser = clap::value_parser!(f64))]
+    temperature: f64,
+    /// A request that takes longer than this has failed.
+    #[arg(long, default_value_t = 600.0, value_parser = positive)]
+    timeout_seconds: f64,
+    /// Seed of prompts, lengths, arrivals, disconnections and sampling.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// By tenant.
+#[derive(Clone, Debug)]
+struct Keys(Vec<String>);
+
+fn keys(path: &str) -> Result<Keys, String> {
+    read_keys(Path::new(path)).map(Keys)
+}
+
+/// Drives the server as asked and prints what came of it: 0 when no request failed.
+#[tokio::main]
+pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
+    let workload = args.workload();
+    let tenants = workload.tenants() as usize;
+    if let Some(Keys(keys)) = args.keys.as_ref().filter(|keys| keys.0.len() < tenants) {
+        eprintln!(
+            "sterna-loadtest: {tenants} tenants, but {} keys",
+            keys.len()
+        );
+        return ExitCode::from(2);
+    }
+    match run(args, &workload).await {
+        Ok(report) => {
+            print(args, &report);
+            ExitCode::from(u8::from(report.failed > 0))
+        }
+        Err(failure) => {
+            eprintln!("sterna-loadtest: {}: {failure}", args.url);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Sends all requests; an error only when the server cannot be asked at all.
+async fn run(args: &DriveArgs, workload: &Workload) -> Result<Report, Failure> {
+    let options = Options {
+        temperature: args.temperature,
+        ignore_eos: args.ignore_eos,
+        timeout: Duration::from_secs_f64(args.timeout_seconds),
+    };
+    let client = Client::connect(&args.url, args.model.clone(), options).await?;
+    let mut speech = Speech {
+        scale: Scale {
+            tokens_per_word: 1.0,
+        },
+        exact: args.ignore_eos,
+        keys: args.keys.clone().map_or(Vec::new(), |keys| keys.0),
+    };
+    speech.scale.tokens_per_word = tokens_per_word(&client, &speech).await?;
+    let rate = args.rate.unwrap_or(1.0);
+    let trace = Trace::new(workload, args.seed, rate, args.requests, f64::INFINITY);
+    let (ended, outcomes) = mpsc::unbounded_channel();
+    let run = Run {
+        client,
+        speech,
+        classes: workload.classes.iter().map(|class| class.name).collect(),
+        ended,
+    };
+    let start = Instant::now();
+    match args.rate {
+        Some(_) => Arc::new(run).open_loop(trace),
+        None => Arc::new(run).closed_loop(trace, args.clients),
+    }
+    let recorder = gather(args.requests, outcomes).await;
+    Ok(recorder.report(start.elapsed()))
+}
+
+/// Two prompts of different lengths: their difference has no share of the chat template.
+async fn tokens_per_word(client: &Client, speech: &Speech) -> Result<f64, Failure> {
+    const WORDS: [usize; 2] = [8, 56];
+    let [short, long] = WORDS.map(|words| client.prompt_tokens(sample_text(words), speech.key(0)));
+    let tokens = long.await?.saturating_sub(short.await?).max(1);
+    Ok(tokens as f64 / (WORDS[1] - WORDS[0]) as f64)
+}
+
+impl DriveArgs {
+    /// The named workload, or the one that the other flags describe.
+    fn workload(&self) -> Workload {
+        if let Some(name) = &self.workload {
+            return named(name).expect("the flag takes known names");
+        }
+        let mean = f64::from(self.prompt_tokens);
+        let bound = |sign: f64| (mean * (1.0 + sign * self.prompt_spread)).round() as u32;
+        let class = Class {
+            shared: Shared {
+                count: 1,
+                tokens: self.shared_prefix_tokens,
+            },
+            prompt: Count::Between(bound(-1.0).max(1), bound(1.0)),
+            output: Count::Exactly(self.max_tokens),
+            leaving: self.disconnect_fraction,
+            leave_within: DISCONNECT_WITHIN,
+            ..Class::default()
+        };
+        Workload {
+            name: "flags",
+            about: "what the flags say",
+            load: 1.0,
+            classes: vec![class],
+            weights: &[],
+        }
+    }
+}
+
+/// What all tasks of a run share.
+struct Run {
+    client: Client,
+    speech: Speech,
+    classes: Vec<&'static str>,
+    ended: mpsc::UnboundedSender<(&'static str, Outcome)>,
+}
+
+impl Run {
+    /// Each client begins the next session when its last one has ended.
+    fn closed_loop(self: Arc<Self>, trace: Trace, clients: u64) {
+        let trace = Arc::new(Mutex::new(trace));
+        for _ in 0..clients {
+            let (run, trace) = (self.clone(), trace.clone());
+            tokio::spawn(async move {
+                loop {
+                    let session = trace.lock().expect("a trace does not panic").next();
+                    match session {
+                        Some(session) => run.hold(&session).await,
+                        None => return,
+                    }
+                }
+            });
+        }
+    }
+
+    /// Each session begins at its time.
+    fn open_loop(self: Arc<Self>, trace: Trace) {
+        let start = tokio::time::Instant::now();
+        tokio::spawn(async move {
+            for session in trace {
+                tokio::time::sleep_until(start + Duration::from_secs_f64(session.at)).await;
+                let run = self.clone();
+                tokio::spawn(async move { run.hold(&session).await });
+            }
+        });
+    }
+
+    async fn hold(&self, session: &Session) {
+        let class = self.classes[session.class];
+        converse(&self.client, &self.speech, session, |outcome| {
+            // Nobody listens only when the run itself has ended.
+            let _ = self.ended.send((class, outcome));
+        })
+        .await;
+    }
+}
+
+/// Records outcomes as they come, under a progress bar when stderr is a terminal.
+async fn gather(
+    requests: u64,
+    mut outcomes: mpsc::UnboundedReceiver<(&'static str, Outcome)>,
+) -> Recorder {
+    let style = "{elapsed_precise} {bar:40} {pos}/{len} requests, {msg}";
+    let style = ProgressStyle::with_template(style).expect("the template is well formed");
+    let bar = ProgressBar::new(requests)
+        .with_style(style)
+        .with_message("0 failed");
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let mut recorder = Recorder::new();
+    while let Some((class, outcome)) = outcomes.recv().await {
+        recorder.record(class, &outcome);
+        bar.set_message(format!("{} failed", recorder.failed()));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    recorder
+}
+
+fn print(args: &DriveArgs, report: &Report) {
+    if args.json {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(report).expect("a report has only numbers and strings")
+        );
+        return;
+    }
+    let load = match args.rate {
+        Some(rate) => format!("{rate} sessions/s"),
+        None => format!("{} clients", args.clients),
+    };
+    println!(
+        "{load}, {} requests to {}, seed {}",
+        args.requests, args.url, args.seed
+    );
+    print!("{report}");
+}

@@ -1,0 +1,95 @@
+//! Texts of about so many tokens: simple questions, a function of their seed.
+
+use crate::workload::{Rng, Segment};
+
+/// How tokens become words, as the server counts them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    /// Tokens of one word.
+    pub(super) tokens_per_word: f64,
+}
+
+impl Scale {
+    /// The text of a segment: at least one word.
+    pub(super) fn text(self, segment: Segment) -> String {
+        let words = (f64::from(segment.tokens) / self.tokens_per_word).round() as usize;
+        // No tokens are no text of their own: they are the same word everywhere.
+        let seed = if segment.tokens == 0 { 0 } else { segment.seed };
+        text(&mut Rng::new(seed, 0), words.max(1))
+    }
+}
+
+/// `words` words of the kind that the prompts are made of, to learn how many tokens a word is.
+pub(super) fn sample_text(words: usize) -> String {
+    text(&mut Rng::new(0, 0), words)
+}
+
+/// Exactly `words` words of simple questions.
+fn text(rng: &mut Rng, words: usize) -> String {
+    let mut all: Vec<&str> = Vec::with_capacity(words + SENTENCE.len());
+    while all.len() < words {
+        all.extend(
+            SENTENCE
+                .iter()
+                .map(|choices| choices[rng.below(choices.len() as u64) as usize]),
+        );
+    }
+    all.truncate(words);
+    all.join(" ")
+}
+
+/// One word of each list in turn makes a sentence.
+const SENTENCE: [&[&str]; 8] = [
+    &[
+        "Does", "Can", "Will", "Did", "Could", "Should", "Would", "Must",
+    ],
+    &["the", "a", "this", "that", "every", "one", "my", "your"],
+    &[
+        "small", "red", "old", "quick", "happy", "green", "tall", "new", "warm", "quiet", "bright",
+        "kind",
+    ],
+    &[
+        "bird", "fox", "teacher", "river", "train", "child", "garden", "friend", "king", "boat",
+        "cat", "doctor",
+    ],
+    &[
+        "see", "find", "know", "like", "follow", "carry", "paint", "count", "name", "hear",
+        "visit", "help",
+    ],
+    &["the", "a", "this", "that", "every", "one", "my", "your"],
+    &[
+        "city", "house", "song", "number", "tree", "letter", "star", "bridge", "word", "colour",
+        "stone", "door",
+    ],
+    &[
+        "today?",
+        "again?",
+        "first?",
+        "now?",
+        "slowly?",
+        "outside?",
+        "alone?",
+        "tomorrow?",
+    ],
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_has_the_words_that_make_its_tokens() {
+        let scale = Scale {
+            tokens_per_word: 2.0,
+        };
+        let text = |seed, tokens| scale.text(Segment { seed, tokens });
+        for tokens in 2..200 {
+            let words = text(9, tokens).split(' ').count();
+            assert_eq!(words, (tokens as usize).div_ceil(2), "{tokens}");
+        }
+        assert_eq!(text(9, 50), text(9, 50));
+        assert_ne!(text(9, 50), text(8, 50));
+        assert!(text(9, 100).starts_with(&text(9, 50)));
+        assert_eq!(text(1, 0), text(2, 0));
+    }
+}

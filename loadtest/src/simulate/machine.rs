@@ -1,0 +1,219 @@
+//! The machine that is simulated: how long a step truly takes.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use sterna_scheduler::{Batch, CostModel, Row, StepShape};
+
+use crate::workload::{CONTEXT, Rng, Session};
+
+/// Between two tokens, in nanoseconds: no machine is asked to run more than this allows.
+const TARGET: u64 = 100_000_000;
+
+/// The 2B-4T shape on two cores of a Xeon.
+const TWO_CORES: CostModel = CostModel {
+    step: 300_000,
+    weights: 40_000_000,
+    row: 4_500_000,
+    kilo_decode_keys: 600_000,
+    kilo_chunk_keys: 500_000,
+    head: 25_000_000,
+    logit: 1_000_000,
+};
+
+/// The 2B-4T shape where sixteen times as many cores share the work, and the memory is eight times as fast.
+const THIRTY_TWO_CORES: CostModel = CostModel {
+    step: 300_000,
+    weights: 5_000_000,
+    row: 280_000,
+    kilo_decode_keys: 60_000,
+    kilo_chunk_keys: 32_000,
+    head: 3_000_000,
+    logit: 65_000,
+};
+
+/// The embedded demo model on two cores.
+const DEMO: CostModel = CostModel {
+    step: 60_000,
+    weights: 400_000,
+    row: 60_000,
+    kilo_decode_keys: 30_000,
+    kilo_chunk_keys: 30_000,
+    head: 150_000,
+    logit: 60_000,
+};
+
+/// A cost model as a file has it: coefficients in nanoseconds.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Coefficients {
+    step: u64,
+    weights: u64,
+    row: u64,
+    kilo_decode_keys: u64,
+    kilo_chunk_keys: u64,
+    head: u64,
+    logit: u64,
+}
+
+/// The cost model of a preset (`2b-2core`, `2b-32core`, `demo`), or that of a JSON file.
+pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
+    match name {
+        "2b-2core" => Ok(TWO_CORES),
+        "2b-32core" => Ok(THIRTY_TWO_CORES),
+        "demo" => Ok(DEMO),
+        path => from_file(Path::new(path)),
+    }
+}
+
+fn from_file(path: &Path) -> Result<CostModel, String> {
+    let place = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("{place}: {error}; presets are 2b-2core, 2b-32core and demo"))?;
+    let read: Coefficients =
+        serde_json::from_str(&text).map_err(|error| format!("{place}: {error}"))?;
+    Ok(CostModel {
+        step: read.step,
+        weights: read.weights,
+        row: read.row,
+        kilo_decode_keys: read.kilo_decode_keys,
+        kilo_chunk_keys: read.kilo_chunk_keys,
+        head: read.head,
+        logit: read.logit,
+    })
+}
+
+/// Takes the time that the model says, give or take.
+pub(super) struct Machine {
+    cost: CostModel,
+    noise: f64,
+    rng: Rng,
+}
+
+impl Machine {
+    /// Step times vary evenly within the part `noise` of what `cost` says.
+    pub(super) fn new(cost: CostModel, noise: f64, seed: u64) -> Machine {
+        Machine {
+            cost,
+            noise,
+            rng: Rng::new(seed, u64::MAX / 2),
+        }
+    }
+
+    /// Nanoseconds that this step takes.
+    pub(super) fn run(&mut self, shape: StepShape) -> u64 {
+        let factor = 1.0 + self.noise * (2.0 * self.rng.fraction() - 1.0);
+        (self.cost.predict(shape) as f64 * factor) as u64
+    }
+}
+
+/// What a row consists of; `prompt_len` is that of its sequence.
+pub(super) fn shape(row: &Row, prompt_len: usize) -> StepShape {
+    let start = row.start as usize;
+    let logits = row.logits as usize;
+    if start < prompt_len || logits < row.len() {
+        return StepShape::chunk(start, row.len(), logits);
+    }
+    let decode = |len| StepShape::decode(len);
+    (start + 1..=row.end())
+        .map(decode)
+        .fold(StepShape::default(), StepShape::plus)
+}
+
+/// All rows together; `prompt_len` tells a row's prompt.
+pub(super) fn batch_shape(batch: &Batch, prompt_len: impl Fn(&Row) -> usize) -> StepShape {
+    let rows = batch.rows().iter();
+    rows.map(|row| shape(row, prompt_len(row)))
+        .fold(StepShape::default(), StepShape::plus)
+}
+
+/// Each row's part of a step: what all need is split over the tokens, the head over the logits.
+pub(super) struct Bill {
+    cost: CostModel,
+    token: u64,
+    logit: u64,
+}
+
+impl Bill {
+    /// Of a step of this shape.
+    pub(super) fn new(cost: CostModel, step: StepShape) -> Bill {
+        let tokens = cost.step + cost.weights.max(cost.row * step.rows);
+        Bill {
+            token: tokens / step.rows.max(1),
+            logit: cost.logit + cost.head / step.logits.max(1),
+            cost,
+        }
+    }
+
+    /// Nanoseconds that a row of this shape is charged.
+    pub(super) fn of(&self, row: StepShape) -> u64 {
+        let keys = self.cost.kilo_decode_keys * row.decode_keys
+            + self.cost.kilo_chunk_keys * row.chunk_keys;
+        self.token * row.rows + self.logit * row.logits + keys / 1024
+    }
+}
+
+/// Sessions a second that are `load` seconds of work: the whole conversation cached, and as many answers at a time as
+/// come within 100 ms of each other.
+pub(super) fn rate(cost: &CostModel, sessions: &[Session], load: f64) -> f64 {
+    let answers = decodes_within_target(cost);
+    let token = cost.predict(decodes(answers)) as f64 / answers as f64;
+    let work = |session: &Session| -> f64 {
+        let turns = session.turns.iter();
+        let new = |turn: &crate::workload::Turn| {
+            f64::from(turn.prompt.tokens) * cost.row as f64 + f64::from(turn.answer.tokens) * token
+        };
+        turns.map(new).sum()
+    };
+    let total: f64 = sessions.iter().map(work).sum();
+    load * 1e9 * sessions.len() as f64 / total
+}
+
+fn decodes_within_target(cost: &CostModel) -> u64 {
+    let fits = |&answers: &u64| cost.predict(decodes(answers)) <= TARGET;
+    (1..=64).take_while(fits).last().unwrap_or(1)
+}
+
+fn decodes(count: u64) -> StepShape {
+    StepShape {
+        rows: count,
+        decode_keys: count * u64::from(CONTEXT) / 8,
+        chunk_keys: 0,
+        logits: count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bills_come_to_what_the_step_cost() {
+        let rows = [
+            StepShape::decode(100),
+            StepShape::decode(3000),
+            StepShape::chunk(512, 40, 0),
+            StepShape::chunk(0, 17, 1),
+        ];
+        let step = rows.into_iter().fold(StepShape::default(), StepShape::plus);
+        let bill = Bill::new(TWO_CORES, step);
+        let sum: u64 = rows.into_iter().map(|row| bill.of(row)).sum();
+        let whole = TWO_CORES.predict(step);
+        assert!(whole - sum < 100, "{sum} of {whole}");
+    }
+
+    #[test]
+    fn noise_is_bounded_and_a_function_of_its_seed() {
+        let step = StepShape::decode(100);
+        let times = |seed| {
+            let mut machine = Machine::new(TWO_CORES, 0.03, seed);
+            (0..1000).map(|_| machine.run(step)).collect::<Vec<u64>>()
+        };
+        assert_eq!(times(1), times(1));
+        assert_ne!(times(1), times(2));
+        let mean = TWO_CORES.predict(step) as f64;
+        let ratios: Vec<f64> = times(1).iter().map(|time| *time as f64 / mean).collect();
+        assert!(ratios.iter().all(|ratio| (0.97..=1.03).contains(ratio)));
+        assert!(ratios.iter().any(|ratio| *ratio > 1.025));
+    }
+}

@@ -1,0 +1,220 @@
+//! What the scheduler promises, on small simulations: each bar on a named workload with its seed and load, kept by the
+//! product's policy and missed by another engine's. `STERNA_BARS_TIMES=20` makes each run twenty times as long.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// How much longer than usual the runs are.
+fn times() -> u64 {
+    let text = std::env::var("STERNA_BARS_TIMES");
+    text.map_or(1, |text| text.parse().unwrap())
+}
+
+/// The flags, with as many times the requests and seconds.
+fn longer(flags: &str) -> Vec<String> {
+    let mut is_length = false;
+    let flag = |flag: &str| {
+        let number = flag.parse::<u64>().ok().filter(|_| is_length);
+        is_length = ["--requests", "--seconds"].contains(&flag);
+        number.map_or(flag.to_owned(), |number| (number * times()).to_string())
+    };
+    flags.split_whitespace().map(flag).collect()
+}
+
+/// Runs `simulate` with these flags, as on a command line.
+fn simulate(flags: &str) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+        .args(["simulate", "--json"])
+        .args(longer(flags))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{flags}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The figure at a JSON pointer.
+fn figure(report: &Value, at: &str) -> f64 {
+    let found = report.pointer(at).and_then(Value::as_f64);
+    found.unwrap_or_else(|| panic!("{at} is not a number in {report:#}"))
+}
+
+/// The product's policy keeps the bar, the other does not: a bar that everybody keeps shows nothing.
+fn ours_alone(flags: &str, at: &str, other: &str, bar: impl Fn(f64) -> bool) {
+    let ours = figure(&simulate(flags), at);
+    assert!(bar(ours), "{flags}: {at} is {ours}");
+    let theirs = figure(&simulate(&format!("{flags} --policy {other}")), at);
+    assert!(!bar(theirs), "{flags}: {at} is {theirs} under {other} too");
+}
+
+#[test]
+fn backlogged_tenants_get_equal_shares() {
+    let flags = "--workload backlogged --seed 1 --load 4 --seconds 600 --requests 100000";
+    ours_alone(flags, "/fairness/jain", "fcfs", |jain| jain >= 0.98);
+    ours_alone(flags, "/fairness/jain", "token-budget", |jain| jain >= 0.98);
+}
+
+#[test]
+fn weights_are_shares() {
+    let flags = "--workload weighted --seed 1 --load 6 --seconds 600 --requests 100000";
+    let at = "/fairness/long_run_share_error";
+    ours_alone(flags, at, "fcfs", |error| error <= 0.03);
+    ours_alone(flags, at, "slots", |error| error <= 0.03);
+}
+
+#[test]
+fn a_tenant_that_returns_gets_its_share_and_no_more() {
+    let flags = "--workload quiet-then-burst --seed 1 --load 3 --requests 3000";
+    // 55 % of two tenants' service is 10 % more than the mean.
+    let at = "/fairness/largest_share_error";
+    ours_alone(flags, at, "fcfs", |error| error <= 0.1);
+}
+
+#[test]
+fn a_thrasher_leaves_the_others_their_cached_prefixes() {
+    let flags = "--workload thrasher --seed 1 --load 0.7 --requests 2000";
+    let at = "/classes/chat/prefix/of_infinite_cache";
+    ours_alone(flags, at, "token-budget", |part| part >= 0.95);
+}
+
+#[test]
+fn conversations_find_their_past_in_the_cache() {
+    let flags = "--workload chat --seed 1 --load 0.9 --requests 3000";
+    let at = "/prefix/of_infinite_cache";
+    ours_alone(flags, at, "slots", |part| part >= 0.95);
+}
+
+/// Output tokens over the time that the machine computed, at least 98 % of what is had by first come, first served.
+fn fairness_costs_nothing(flags: &str) {
+    let at = "/output_tokens_per_busy_second";
+    let first_come = figure(&simulate(&format!("{flags} --policy fcfs")), at);
+    ours_alone(flags, at, "slots", |speed| speed >= 0.98 * first_come);
+}
+
+#[test]
+fn fairness_among_the_backlogged_costs_nothing() {
+    fairness_costs_nothing("--workload backlogged --seed 1 --load 4 --requests 2000");
+}
+
+#[test]
+fn fairness_among_conversations_costs_nothing() {
+    fairness_costs_nothing("--workload chat --seed 1 --load 0.9 --requests 2000");
+}
+
+#[test]
+fn long_prompts_do_not_delay_the_tokens_of_answers() {
+    let flags = "--workload long-prompts --seed 1 --load 0.9 --requests 1500 --cost 2b-32core";
+    let at = "/classes/chat/inter_token_seconds/p99";
+    ours_alone(flags, at, "token-budget", |p99| p99 <= 0.125);
+    ours_alone(flags, at, "prefill-first", |p99| p99 <= 0.125);
+}
+
+#[test]
+fn a_question_behind_a_long_prompt_is_answered_within_three_steps() {
+    let flags = "--workload one-long-prompt --seed 1 --load 0.15 --requests 1500";
+    let at = "/classes/chat/steps_to_first_token/p99";
+    ours_alone(flags, at, "token-budget", |steps| steps <= 3.0);
+}
+
+#[test]
+fn a_flood_delays_its_victim_hardly() {
+    let flags = "--workload flooder --seed 1 --load 2 --requests 3000";
+    let first = "/classes/victim/first_token_seconds/p99";
+    let alone = simulate(&format!("{flags} --only victim"));
+    let step = figure(&simulate(flags), "/classes/victim/inter_token_seconds/p99");
+    let most = 1.2 * figure(&alone, first) + step;
+    ours_alone(flags, first, "fcfs", |p99| p99 <= most);
+}
+
+#[test]
+fn full_memory_wastes_little_work() {
+    let flags = "--workload memory-pressure --seed 1 --load 1.2 --requests 1000 --pages 512";
+    ours_alone(flags, "/recompute_tax", "lpm", |tax| tax <= 0.05);
+}
+
+#[test]
+fn fairness_at_full_load_costs_little() {
+    fairness_costs_nothing("--workload chat --seed 1 --load 1 --requests 3000");
+}
+
+#[test]
+fn ten_thousand_tenants_are_served() {
+    let report = simulate("--workload scale --seed 1 --load 0.8 --requests 3000 --cost 2b-32core");
+    assert_eq!(figure(&report, "/ends/complete"), 3000.0 * times() as f64);
+    assert!(figure(&report, "/preemptions_per_request") < 10.0);
+}
+
+#[test]
+fn every_workload_ends_under_every_policy() {
+    let list = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+        .args(["simulate", "--list"])
+        .output()
+        .unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    let names: Vec<&str> = list
+        .lines()
+        .map(|line| line.split(' ').next().unwrap())
+        .collect();
+    assert!(names.len() > 10, "{list}");
+    for name in names {
+        let reports = simulate(&format!("--workload {name} --requests 150 --compare"));
+        for report in reports.as_array().unwrap() {
+            let ends = report["ends"].as_object().unwrap();
+            let complete = ends.get("complete").and_then(Value::as_u64).unwrap_or(0);
+            assert!(!ends.contains_key("error"), "{report:#}");
+            let all = !["cancel-storm", "deadlines"].contains(&name);
+            assert_eq!(complete == 150 * times(), all, "{report:#}");
+            let tokens = figure(report, "/output_tokens");
+            assert!(tokens >= complete as f64, "{report:#}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_is_a_simulation() {
+    let run = |seed| {
+        let mut report = simulate(&format!(
+            "--workload cancel-storm --requests 300 --seed {seed}"
+        ));
+        let real_times = ["plan_micros", "wall_seconds"];
+        for name in real_times {
+            report.as_object_mut().unwrap().remove(name).unwrap();
+        }
+        report
+    };
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7)["seconds"], run(8)["seconds"]);
+}
+
+#[test]
+fn a_class_is_the_same_alone_as_among_others() {
+    let flags = "--workload flooder --seed 3 --requests 500";
+    let among = simulate(flags);
+    let alone = simulate(&format!("{flags} --only victim"));
+    let at = "/classes/victim/complete";
+    assert_eq!(figure(&alone, at), figure(&among, at));
+    assert_eq!(figure(&alone, "/classes/flood/complete"), 0.0);
+}
+
+#[test]
+fn wrong_flags_are_named() {
+    for (flags, words) in [
+        (["--only", "nobody"], "chat has the classes chat"),
+        (
+            ["--cost", "/none"],
+            "presets are 2b-2core, 2b-32core and demo",
+        ),
+        (["--policy", "best"], "possible values: sterna"),
+    ] {
+        let command = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+            .arg("simulate")
+            .args(flags)
+            .output();
+        let output = command.unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(words), "{said}");
+    }
+}
