@@ -105,10 +105,10 @@ fn fairness_among_conversations_costs_nothing() {
 
 #[test]
 fn long_prompts_do_not_delay_the_tokens_of_answers() {
-    let flags = "--workload long-prompts --seed 1 --load 0.9 --requests 1500 --cost 2b-32core";
+    let flags = "--workload long-prompts --seed 1 --load 0.9 --requests 1500";
     let at = "/classes/chat/inter_token_seconds/p99";
-    ours_alone(flags, at, "token-budget", |p99| p99 <= 0.125);
-    ours_alone(flags, at, "prefill-first", |p99| p99 <= 0.125);
+    ours_alone(flags, at, "token-budget", |p99| p99 <= 0.25);
+    ours_alone(flags, at, "prefill-first", |p99| p99 <= 0.25);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::{
     Band, Budget, Event, Micros, Order, PAGE_TOKENS, Page, Scheduler, StepShape, TenantId, TokenId,
 };
 
-/// Prompts that are computed at the same time. A tenant that has none of its own may still begin one, up to twice as many.
+/// Prompts that are computed at the same time. A tenant that runs less than its share may go up to twice as many.
 const PREFILL_PLACES: usize = 8;
 
 /// Running prefills that a waiting request is compared with.
@@ -132,15 +132,17 @@ impl Scheduler {
         Choice::Admit(slot)
     }
 
-    /// Whether one more sequence leaves every decode its inter-token target, and every prefill its turn. A tenant with
-    /// nothing running need not wait for another's sequences to end: for it the target is a quarter wider.
+    /// Whether one more sequence leaves every decode its inter-token target, and every prefill its turn. A tenant that runs
+    /// less than its share need not wait for another's sequences to end: for it the target is a quarter wider.
     fn has_time(&self, slot: usize, room: &Room) -> bool {
         if self.running.is_empty() {
             return true;
         }
         let sequence = &self.sequences[slot];
-        let is_newcomer = self.queue.tenants[sequence.tenant].running == 0;
-        let places = PREFILL_PLACES * if is_newcomer { 2 } else { 1 };
+        let is_light = self
+            .queue
+            .runs_less_than_its_share(sequence.tenant, self.running.len());
+        let places = PREFILL_PLACES * if is_light { 2 } else { 1 };
         if room.prefills >= places {
             return false;
         }
@@ -151,7 +153,7 @@ impl Scheduler {
             return true;
         };
         let target = self.inter_token_target(inter_token_target);
-        let target = if is_newcomer {
+        let target = if is_light {
             target + target / 4
         } else {
             target
@@ -229,7 +231,6 @@ impl Scheduler {
         sequence.table.pages.extend_from_slice(&self.matched);
         sequence.table.in_tree = self.matched.len();
         sequence.computed = self.matched.len() * PAGE_TOKENS;
-        sequence.admitted_at = self.now;
         sequence.last_token_at = self.now;
         sequence.rested = 0;
         sequence.passed = 0;

@@ -46,7 +46,7 @@ pub(crate) struct Share {
 pub(crate) struct PrefillRank {
     band: usize,    // By how far the band is behind its share.
     ahead: u64,     // Of the tenant served least, in units of the slack.
-    remaining: i64, // Microseconds to compute, less those since its admission.
+    remaining: i64, // Microseconds to compute, less those that it has waited since its last part.
     arrival: u64,
     slot: usize,
 }
@@ -247,6 +247,11 @@ impl Scheduler {
                 0
             };
             is_fed |= planned > 0;
+            let waited = &mut self.sequences[rank.slot].waited;
+            *waited = match planned {
+                0 => *waited + self.now - self.planned_at,
+                _ => 0,
+            };
         }
         self.prefill_ranks = ranks;
     }
@@ -273,7 +278,7 @@ impl Scheduler {
                     .position(|&band| band == tenant.policy.band)
                     .unwrap_or(0);
                 rank.ahead = tenant.virtual_time.saturating_sub(least) / (slack * 1000).max(1);
-                rank.remaining = time as i64 - (self.now - sequence.admitted_at) as i64;
+                rank.remaining = time as i64 - sequence.waited as i64;
             }
             ranks.push(rank);
         }

@@ -18,9 +18,9 @@ impl Default for Policy {
         Policy {
             order: Order::FairShare { slack: 250_000 },
             budget: Budget::Time {
-                inter_token_target: 100_000,
-                least: 10_000,
-                most: 150_000,
+                inter_token_target: 200_000,
+                least: 20_000,
+                most: 250_000,
             },
             max_draft: 6,
         }

@@ -89,6 +89,13 @@ impl Queue {
         (u128::from(work) * u128::from(all) / u128::from(weight) / 1000) as Micros
     }
 
+    /// Whether a tenant has less of what runs than its weight among those who are active; `running` counts all.
+    pub(crate) fn runs_less_than_its_share(&self, id: TenantId, running: usize) -> bool {
+        let tenant = &self.tenants[id];
+        let own = u64::from(tenant.running) * self.active_weight;
+        own < u64::from(tenant.policy.weight) * running as u64
+    }
+
     pub(crate) fn set_tenant(&mut self, id: TenantId, policy: TenantPolicy) {
         if let Some(tenant) = self.tenants.get(id) {
             let was_active = tenant.is_active();

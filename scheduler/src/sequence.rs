@@ -53,10 +53,10 @@ pub(crate) struct Sequence {
     pub(crate) cached_tokens: Option<usize>,
     pub(crate) rated_tokens: u64, // Prompt tokens charged to the tenant's rate.
     pub(crate) estimate: Nanos,   // Machine time that it will take, as far as one can tell.
-    pub(crate) admitted_at: Micros,
+    pub(crate) waited: Micros,    // Since its prompt had a part in a step.
     pub(crate) last_token_at: Micros, // Or when it was admitted.
-    pub(crate) rested: u32,           // Steps in a row in which its decode paused.
-    pub(crate) passed: u32, // Others that were admitted while it was first and did not fit.
+    pub(crate) rested: u32,       // Steps in a row in which its decode paused.
+    pub(crate) passed: u32,       // Others that were admitted while it was first and did not fit.
     pub(crate) preempted: u32,
     pub(crate) acceptance: Acceptance,
 }
@@ -87,7 +87,7 @@ impl Sequence {
             cached_tokens: None,
             rated_tokens: 0,
             estimate: 0,
-            admitted_at: arrived,
+            waited: 0,
             last_token_at: arrived,
             rested: 0,
             passed: 0,

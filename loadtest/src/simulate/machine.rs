@@ -8,13 +8,11 @@ use sterna_scheduler::{Batch, CostModel, Row, StepShape};
 use crate::workload::{CONTEXT, Rng, Session};
 
 /// Between two tokens, in nanoseconds: no machine is asked to run more than this allows.
-const TARGET: u64 = 100_000_000;
+const TARGET: u64 = 200_000_000;
 
 /// The 2B-4T shape on two cores of a Xeon.
 const TWO_CORES: CostModel = CostModel {
-    step: 300_000,
-    weights: 40_000_000,
-    row: 4_500_000,
+    rows: CostModel::roofline(40_000_000, 4_500_000),
     kilo_decode_keys: 600_000,
     kilo_chunk_keys: 500_000,
     head: 25_000_000,
@@ -23,9 +21,7 @@ const TWO_CORES: CostModel = CostModel {
 
 /// The 2B-4T shape where sixteen times as many cores share the work, and the memory is eight times as fast.
 const THIRTY_TWO_CORES: CostModel = CostModel {
-    step: 300_000,
-    weights: 5_000_000,
-    row: 280_000,
+    rows: CostModel::roofline(5_000_000, 280_000),
     kilo_decode_keys: 60_000,
     kilo_chunk_keys: 32_000,
     head: 3_000_000,
@@ -34,9 +30,7 @@ const THIRTY_TWO_CORES: CostModel = CostModel {
 
 /// The embedded demo model on two cores.
 const DEMO: CostModel = CostModel {
-    step: 60_000,
-    weights: 400_000,
-    row: 60_000,
+    rows: CostModel::roofline(400_000, 60_000),
     kilo_decode_keys: 30_000,
     kilo_chunk_keys: 30_000,
     head: 150_000,
@@ -47,9 +41,7 @@ const DEMO: CostModel = CostModel {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Coefficients {
-    step: u64,
-    weights: u64,
-    row: u64,
+    rows: [u64; 8],
     kilo_decode_keys: u64,
     kilo_chunk_keys: u64,
     head: u64,
@@ -73,9 +65,7 @@ fn from_file(path: &Path) -> Result<CostModel, String> {
     let read: Coefficients =
         serde_json::from_str(&text).map_err(|error| format!("{place}: {error}"))?;
     Ok(CostModel {
-        step: read.step,
-        weights: read.weights,
-        row: read.row,
+        rows: read.rows,
         kilo_decode_keys: read.kilo_decode_keys,
         kilo_chunk_keys: read.kilo_chunk_keys,
         head: read.head,
@@ -137,7 +127,10 @@ pub(super) struct Bill {
 impl Bill {
     /// Of a step of this shape.
     pub(super) fn new(cost: CostModel, step: StepShape) -> Bill {
-        let tokens = cost.step + cost.weights.max(cost.row * step.rows);
+        let tokens = cost.predict(StepShape {
+            rows: step.rows,
+            ..StepShape::default()
+        });
         Bill {
             token: tokens / step.rows.max(1),
             logit: cost.logit + cost.head / step.logits.max(1),
@@ -154,14 +147,16 @@ impl Bill {
 }
 
 /// Sessions a second that are `load` seconds of work: the whole conversation cached, and as many answers at a time as
-/// come within 100 ms of each other.
+/// come within the target of each other.
 pub(super) fn rate(cost: &CostModel, sessions: &[Session], load: f64) -> f64 {
     let answers = decodes_within_target(cost);
+    let [.., half, all] = cost.rows;
+    let prompt_token = (all - half) as f64 / 64.0;
     let token = cost.predict(decodes(answers)) as f64 / answers as f64;
     let work = |session: &Session| -> f64 {
         let turns = session.turns.iter();
         let new = |turn: &crate::workload::Turn| {
-            f64::from(turn.prompt.tokens) * cost.row as f64 + f64::from(turn.answer.tokens) * token
+            f64::from(turn.prompt.tokens) * prompt_token + f64::from(turn.answer.tokens) * token
         };
         turns.map(new).sum()
     };
