@@ -6,7 +6,8 @@
 use crate::queue::Waiting;
 use crate::sequence::{PendingCopy, Sequence, State, pages_for};
 use crate::{
-    Band, Budget, Event, Micros, Order, PAGE_TOKENS, Page, Scheduler, StepShape, TenantId, TokenId,
+    Band, Budget, Event, Growth, Micros, Order, PAGE_TOKENS, Page, Scheduler, StepShape, TenantId,
+    TokenId,
 };
 
 /// Prompts that are computed at the same time. A tenant that runs less than its share may go up to twice as many.
@@ -62,12 +63,20 @@ impl Scheduler {
         room.prefills += usize::from(sequence.is_prefill());
     }
 
-    /// Pages that a running sequence will soon need: for the prompt it has begun, and for as long an answer as its tenant's
-    /// usually are.
+    /// Pages that a running sequence will soon need: for the prompt it has begun, and for the rest of its answer. One that is
+    /// longer than usual will go on for a while: half of what it has is about right for lengths that spread widely.
     fn promised_pages(&self, sequence: &Sequence) -> usize {
-        let expected = self.queue.tenants[sequence.tenant].expected_output(sequence.max_new_tokens);
-        let more = expected.saturating_sub(sequence.output_len()).max(1);
-        let end = sequence.tokens.len() + more.min(sequence.output_left());
+        let tenant = &self.queue.tenants[sequence.tenant];
+        let (had, left) = (sequence.output_len(), sequence.output_left());
+        let more = match self.policy.growth {
+            Growth::Least => 1,
+            Growth::Most => left,
+            Growth::Expected => {
+                let usual = tenant.expected_output(sequence.max_new_tokens);
+                usual.saturating_sub(had).max(had / 2).clamp(1, left)
+            }
+        };
+        let end = sequence.tokens.len() + more;
         pages_for(end).saturating_sub(sequence.table.pages.len())
     }
 

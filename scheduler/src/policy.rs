@@ -9,6 +9,8 @@ pub struct Policy {
     pub order: Order,
     /// What bounds a step.
     pub budget: Budget,
+    /// How much memory is kept for the answers of those that run.
+    pub growth: Growth,
     /// Tokens drafted for a sequence at most; 0 for no speculation.
     pub max_draft: u32,
 }
@@ -22,6 +24,7 @@ impl Default for Policy {
                 least: 20_000,
                 most: 250_000,
             },
+            growth: Growth::Expected,
             max_draft: 6,
         }
     }
@@ -58,4 +61,15 @@ pub enum Budget {
     Tokens(u32),
     /// Whole prompts before any decode (TGI).
     PrefillFirst,
+}
+
+/// How much memory is kept for the answers of those that run, when another is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// A page each (vLLM): many run, and some lose their pages again.
+    Least,
+    /// As much as the tenant's answers usually come to.
+    Expected,
+    /// As much as they may come to (TGI, llama.cpp): nobody loses its pages, and much memory stays unused.
+    Most,
 }

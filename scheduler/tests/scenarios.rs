@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use sterna_scheduler::{
-    Budget, Event, FinishReason, Limits, Order, Plan, Policy, Refusal, Request, Sampled, Scheduler,
-    SequenceId, TenantId, TenantPolicy, TokenId,
+    Budget, Event, FinishReason, Growth, Limits, Order, Plan, Policy, Refusal, Request, Sampled,
+    Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
 };
 
 const ANSWER: TokenId = 7;
@@ -29,6 +29,7 @@ fn first_come(limits: &Limits) -> Policy {
     Policy {
         order: Order::FirstCome,
         budget: Budget::Tokens(limits.step_tokens),
+        growth: Growth::Expected,
         max_draft: 0,
     }
 }

@@ -1,6 +1,6 @@
 //! The product's policy, and what other engines do, over the same scheduler.
 
-use sterna_scheduler::{Budget, Limits, Order, Policy};
+use sterna_scheduler::{Budget, Growth, Limits, Order, Policy};
 
 /// Names of all policies; the product's comes first.
 pub(super) const NAMES: [&str; 7] = [
@@ -72,6 +72,10 @@ impl Choice {
             policy: Policy {
                 order: Order::FirstCome,
                 budget,
+                growth: match budget {
+                    Budget::Tokens(512) => Growth::Least,
+                    _ => Growth::Most,
+                },
                 max_draft: 0,
             },
             limits: Limits {

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use sterna_scheduler::{
-    Budget, Event, FinishReason, Limits, Order, PAGE_TOKENS, Plan, Policy, Request, Sampled,
-    Scheduler, SequenceId, TokenId,
+    Budget, Event, FinishReason, Growth, Limits, Order, PAGE_TOKENS, Plan, Policy, Request,
+    Sampled, Scheduler, SequenceId, TokenId,
 };
 
 use crate::Counts;
@@ -63,11 +63,13 @@ fn policies() -> [Policy; 2] {
         Policy {
             order: Order::FairShare { slack: 1000 },
             budget: time,
+            growth: Growth::Least,
             max_draft: 4,
         },
         Policy {
             order: Order::FirstCome,
             budget: Budget::Tokens(24),
+            growth: Growth::Expected,
             max_draft: 0,
         },
     ]

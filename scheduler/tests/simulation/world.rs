@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sterna_scheduler::{
-    Band, Batch, Budget, CostModel, Event, FinishReason, Limits, MAX_DRAFTED_TOKENS, Micros, Order,
-    PAGE_TOKENS, PageCopy, Plan, Policy, PublicPrefix, Rate, Refusal, Request, Row, Sampled,
-    Scheduler, SequenceId, Step, TenantId, TenantPolicy, TokenId,
+    Band, Batch, Budget, CostModel, Event, FinishReason, Growth, Limits, MAX_DRAFTED_TOKENS,
+    Micros, Order, PAGE_TOKENS, PageCopy, Plan, Policy, PublicPrefix, Rate, Refusal, Request, Row,
+    Sampled, Scheduler, SequenceId, Step, TenantId, TenantPolicy, TokenId,
 };
 
 use crate::Counts;
@@ -643,6 +643,12 @@ pub(crate) fn random_policy(rng: &mut Rng) -> Policy {
             1 => Budget::PrefillFirst,
             _ => time(rng),
         },
+        growth: *rng.pick(&[
+            Growth::Least,
+            Growth::Expected,
+            Growth::Expected,
+            Growth::Most,
+        ]),
         max_draft: *rng.pick(&[0, 2, 6]),
     }
 }
