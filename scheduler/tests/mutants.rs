@@ -95,12 +95,6 @@ pub(crate) struct Edge {",
         wrong: "for &page in pages.iter() {",
     },
     Mutant {
-        name: "own-hits-counted-as-evictable",
-        file: "admit.rs",
-        right: "        if missing + revived > self.pool.available(sequence.tenant) {",
-        wrong: "        if missing > self.pool.available(sequence.tenant) {",
-    },
-    Mutant {
         name: "passed-for-ever",
         file: "admit.rs",
         right: "self.sequences[slot].passed >= PATIENCE;",

@@ -480,6 +480,64 @@ fn a_request_is_admitted_when_all_of_its_prompt_finds_room() {
 }
 
 #[test]
+fn what_a_request_finds_in_the_cache_is_not_evicted_for_it() {
+    let limits = Limits { pages: 4, ..LIMITS };
+    check(
+        limits,
+        &[
+            (vec![Ask("a", text(100..133), 1)], "a 0..32", "+a 0"),
+            (vec![], "a 32..33*", "-a Length 1"),
+            (vec![Ask("r", text(1..2), 3)], "r 0..1*", "+r 0"),
+            // Three cached pages could be evicted, and two are missing: but two of the three are those that `b` goes on from.
+            (vec![Ask("b", text(100..153), 1)], "r 1..2*", ""),
+            (vec![], "r 2..3*", "-r Length 3"),
+            // It would go on from the third too, by a copy; but then it would not fit.
+            (vec![], "b 32..53*", "+b 32, -b Length 1"),
+        ],
+    );
+}
+
+#[test]
+fn a_lowered_cap_lets_what_was_accepted_end() {
+    let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
+    let cap = |max_pages| {
+        let terms = TenantPolicy {
+            max_pages,
+            ..TenantPolicy::default()
+        };
+        [(TenantId(0), terms)]
+    };
+    assert_eq!(scheduler.set_tenants(&cap(10)), Ok(()));
+    let long = request(&text(100..200), 30, 0);
+    for _ in 0..2 {
+        assert!(scheduler.submit(0, long.clone()).is_ok());
+    }
+    assert_eq!(scheduler.set_tenants(&cap(2)), Ok(()));
+    let refused = scheduler.submit(0, long);
+    assert!(matches!(refused, Err(Refusal::TooLong { .. })));
+    let mut finished = 0;
+    for _ in 0..200 {
+        if let Plan::Step(step) = scheduler.plan(0) {
+            let wanted = step.batch().logits_count();
+            step.commit(0, &vec![Sampled::Token(ANSWER); wanted]);
+        }
+        scheduler.check();
+        let ended = |event: &Event| matches!(event, Event::Finished { .. });
+        finished += scheduler.events().filter(ended).count();
+    }
+    assert_eq!(finished, 2);
+    assert!(scheduler.tenant(TenantId(0)).pages > 2, "cached meanwhile");
+    let small = request(&text(300..320), 1, 0);
+    assert!(scheduler.submit(0, small).is_ok());
+    assert!(matches!(scheduler.plan(0), Plan::Step(_)));
+    scheduler.check();
+    assert!(
+        scheduler.tenant(TenantId(0)).pages <= 2,
+        "the cap holds again"
+    );
+}
+
+#[test]
 fn a_dropped_step_is_planned_again() {
     check(
         LIMITS,
