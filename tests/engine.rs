@@ -255,6 +255,7 @@ fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequest {
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
         arrived: Instant::now(),
+        is_another_choice: false,
         first_token_within: None,
         ends_within: None,
     }

@@ -40,6 +40,9 @@ pub(crate) struct DriveArgs {
     /// answers are as long as the workload says.
     #[arg(long, value_parser = NAMES, conflicts_with_all = ["max_tokens", "prompt_tokens", "prompt_spread", "shared_prefix_tokens", "disconnect_fraction"])]
     workload: Option<String>,
+    /// Only the sessions of this class of the named workload; they are the same, at the same times, as among the others.
+    #[arg(long, value_name = "CLASS", requires = "workload")]
+    only: Option<String>,
     /// File of API keys, `tenant=key` a line: the first line's for the workload's tenant 0, and so on.
     #[arg(long, value_name = "FILE", value_parser = keys)]
     keys: Option<Keys>,
@@ -104,7 +107,15 @@ pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
         );
         return ExitCode::from(2);
     }
-    match run(args, &workload).await {
+    let only = match args.only.as_ref().map(|name| workload.class_called(name)) {
+        Some(Err(error)) => {
+            eprintln!("sterna-loadtest: {error}");
+            return ExitCode::from(2);
+        }
+        Some(Ok(class)) => Some(class),
+        None => None,
+    };
+    match run(args, &workload, only).await {
         Ok(report) => {
             print(args, &report);
             ExitCode::from(u8::from(report.failed > 0))
@@ -117,13 +128,24 @@ pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
 }
 
 /// Sends all requests; an error only when the server cannot be asked at all.
-async fn run(args: &DriveArgs, workload: &Workload) -> Result<Report, Failure> {
+async fn run(
+    args: &DriveArgs,
+    workload: &Workload,
+    only: Option<usize>,
+) -> Result<Report, Failure> {
     let options = Options {
         temperature: args.temperature,
         ignore_eos: args.ignore_eos,
         timeout: Duration::from_secs_f64(args.timeout_seconds),
     };
-    let client = Client::connect(&args.url, args.model.clone(), options).await?;
+    let key = args.keys.as_ref().and_then(|keys| keys.0.first());
+    let client = Client::connect(
+        &args.url,
+        args.model.clone(),
+        key.map(String::as_str),
+        options,
+    )
+    .await?;
     let mut speech = Speech {
         scale: Scale {
             tokens_per_word: 1.0,
@@ -134,6 +156,7 @@ async fn run(args: &DriveArgs, workload: &Workload) -> Result<Report, Failure> {
     speech.scale.tokens_per_word = tokens_per_word(&client, &speech).await?;
     let rate = args.rate.unwrap_or(1.0);
     let trace = Trace::new(workload, args.seed, rate, args.requests, f64::INFINITY);
+    let trace = trace.filter(move |session| only.is_none_or(|class| session.class == class));
     let (ended, outcomes) = mpsc::unbounded_channel();
     let run = Run {
         client,
@@ -197,7 +220,11 @@ struct Run {
 
 impl Run {
     /// Each client begins the next session when its last one has ended.
-    fn closed_loop(self: Arc<Self>, trace: Trace, clients: u64) {
+    fn closed_loop(
+        self: Arc<Self>,
+        trace: impl Iterator<Item = Session> + Send + 'static,
+        clients: u64,
+    ) {
         let trace = Arc::new(Mutex::new(trace));
         for _ in 0..clients {
             let (run, trace) = (self.clone(), trace.clone());
@@ -214,7 +241,7 @@ impl Run {
     }
 
     /// Each session begins at its time.
-    fn open_loop(self: Arc<Self>, trace: Trace) {
+    fn open_loop(self: Arc<Self>, trace: impl Iterator<Item = Session> + Send + 'static) {
         let start = tokio::time::Instant::now();
         tokio::spawn(async move {
             for session in trace {

@@ -125,7 +125,7 @@ impl Simulation<'_> {
     fn new(args: &SimulateArgs) -> Result<Simulation<'_>, String> {
         let workload = named(&args.workload).expect("the flag takes known names");
         let only = match &args.only {
-            Some(name) => Some(class_called(&workload, name)?),
+            Some(name) => Some(workload.class_called(name)?),
             None => None,
         };
         let cost = cost_model(&args.cost)?;
@@ -197,15 +197,6 @@ impl Simulation<'_> {
         };
         Report::new(&heading, &mut record)
     }
-}
-
-fn class_called(workload: &Workload, name: &str) -> Result<usize, String> {
-    let mut classes = workload.classes.iter();
-    let place = classes.position(|class| class.name == name);
-    place.ok_or_else(|| {
-        let names: Vec<&str> = workload.classes.iter().map(|class| class.name).collect();
-        format!("{} has the classes {}", workload.name, names.join(", "))
-    })
 }
 
 fn progress_bar(requests: u64, policy: &'static str) -> ProgressBar {

@@ -140,6 +140,15 @@ impl Workload {
         self.classes.iter().map(end).max().unwrap_or(0)
     }
 
+    /// The place of a class among the others, or the names that there are.
+    pub(crate) fn class_called(&self, name: &str) -> Result<usize, String> {
+        let place = self.classes.iter().position(|class| class.name == name);
+        place.ok_or_else(|| {
+            let names: Vec<&str> = self.classes.iter().map(|class| class.name).collect();
+            format!("{} has the classes {}", self.name, names.join(", "))
+        })
+    }
+
     /// A tenant's share of the machine, relative to the others'.
     pub(crate) fn weight(&self, tenant: u32) -> u32 {
         self.weights.get(tenant as usize).copied().unwrap_or(1)

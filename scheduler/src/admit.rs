@@ -284,7 +284,7 @@ impl Scheduler {
         let cached = sequence.start();
         sequence.cached_tokens = Some(cached);
         let uncached = (sequence.prompt_len - cached) as u64;
-        let refund = sequence.rated_tokens.saturating_sub(uncached);
+        let refund = sequence.rated_tokens.unwrap_or(0).saturating_sub(uncached);
         self.prefix_queries += sequence.prompt_len as u64;
         self.prefix_hits += cached as u64;
         self.events.push(Event::Admitted {

@@ -175,8 +175,8 @@ impl Scheduler {
         let (tenant, arrival) = (sequence.tenant, sequence.arrival);
         match sequence.state {
             crate::sequence::State::Queued => {
-                if sequence.cached_tokens.is_none() {
-                    let rated = sequence.rated_tokens;
+                let is_begun = sequence.cached_tokens.is_some();
+                if let Some(rated) = sequence.rated_tokens.filter(|_| !is_begun) {
                     self.queue.tenants[tenant].refund_request(rated);
                 }
                 self.queue.remove(tenant, arrival);

@@ -119,17 +119,18 @@ impl Scheduler {
             self.admit(); // First: a newcomer may be shorter than the prompts that run, or due before their decodes.
         }
         let preemptions = self.preemptions;
-        if self.policy.budget == Budget::PrefillFirst {
+        let prompts_first = self.policy.budget == Budget::PrefillFirst;
+        if prompts_first {
             let running = self.running.iter().copied();
             let prefills = running.filter(|&slot| self.sequences[slot].is_prefill());
             self.prefills.extend(prefills);
-            self.plan_prefills();
-            if self.shares.is_empty() {
-                self.plan_decodes();
-            }
         } else {
-            self.plan_decodes();
-            self.plan_prefills();
+            self.plan_decodes(true);
+        }
+        self.plan_prefills();
+        if self.shares.is_empty() {
+            // Prompts went first and there were none, or they found no memory and the decodes had paused for them.
+            self.plan_decodes(false);
         }
         self.is_short_of_pages = self.preemptions > preemptions;
         if self.running.is_empty() {
@@ -149,8 +150,9 @@ impl Scheduler {
     }
 
     /// Everybody's next token; the batch band's only while there is time, or after it has paused for long enough.
-    fn plan_decodes(&mut self) {
-        let yields_to = self.waiting_guest();
+    fn plan_decodes(&mut self, may_pause: bool) {
+        self.prefills.clear();
+        let yields_to = self.waiting_guest().filter(|_| may_pause);
         let mut due = Micros::MAX;
         let mut place = 0;
         while place < self.running.len() {
@@ -161,7 +163,7 @@ impl Scheduler {
                 self.prefills.push(slot);
                 continue;
             }
-            if self.must_pause(slot, due, yields_to) {
+            if may_pause && self.must_pause(slot, due, yields_to) {
                 self.sequences[slot].rested += 1;
                 continue;
             }

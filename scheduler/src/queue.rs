@@ -47,6 +47,14 @@ struct BandQueue {
     clock: u64,   // The highest that the least virtual time of the active has been.
 }
 
+impl BandQueue {
+    /// The highest that the least virtual time of its active tenants has been.
+    fn now(&self) -> u64 {
+        let least = self.active.least_key().unwrap_or(self.left_at);
+        self.clock.max(least)
+    }
+}
+
 /// One request that waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
@@ -112,6 +120,11 @@ impl Queue {
             } else {
                 0
             };
+            if tenant.policy.band != policy.band {
+                // Each band has a time of its own.
+                let now = self.bands[policy.band as usize].now();
+                self.tenants[id].virtual_time = now;
+            }
         }
         self.tenants.set(id, policy);
         self.refresh(id);
@@ -163,10 +176,8 @@ impl Queue {
             let lifted = self.bands[band].virtual_time.max(least.unwrap_or(0));
             self.bands[band].virtual_time = lifted;
         }
-        let queue = &mut self.bands[band];
-        let least = queue.active.least_key().unwrap_or(queue.left_at);
-        queue.clock = queue.clock.max(least);
-        let clock = queue.clock;
+        let clock = self.bands[band].now();
+        self.bands[band].clock = clock;
         let tenant = &mut self.tenants[id];
         let credit = CREDIT / u64::from(tenant.policy.weight);
         tenant.virtual_time = tenant.virtual_time.max(clock.saturating_sub(credit));

@@ -34,24 +34,26 @@ impl Meter {
 
     /// Whether anything may be used now; if not, when.
     pub(crate) fn conforms(&self, now: Micros) -> Result<(), Micros> {
-        let at_once = self.unit * u64::from(self.rate.burst - 1);
-        match self.earned.saturating_sub(nanos(now) + at_once) {
+        let at_once = self.unit.saturating_mul(u64::from(self.rate.burst - 1));
+        let latest = nanos(now).saturating_add(at_once);
+        match self.earned.saturating_sub(latest) {
             0 => Ok(()),
             early => Err(early.div_ceil(1000)),
         }
     }
 
     pub(crate) fn charge(&mut self, now: Micros, units: u64) {
-        self.earned = self.earned.max(nanos(now)) + self.unit * units;
+        let cost = self.unit.saturating_mul(units);
+        self.earned = self.earned.max(nanos(now)).saturating_add(cost);
     }
 
     pub(crate) fn refund(&mut self, units: u64) {
-        self.earned = self.earned.saturating_sub(self.unit * units);
+        self.earned = self.earned.saturating_sub(self.unit.saturating_mul(units));
     }
 
     pub(crate) fn state(&self, now: Micros) -> RateState {
         let owed = self.earned.saturating_sub(nanos(now));
-        let all = self.unit * u64::from(self.rate.burst);
+        let all = self.unit.saturating_mul(u64::from(self.rate.burst));
         RateState {
             limit: self.rate.burst,
             remaining: (all.saturating_sub(owed) / self.unit) as u32,

@@ -55,6 +55,9 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// Who pays.
     pub tenant: TenantId,
+    /// It is another answer to a request that was accepted just now, whose prompt it shares: the tenant's rates were met
+    /// there, and neither a request nor the prompt is counted again.
+    pub is_another_choice: bool,
     /// Ends with [`FinishReason::Deadline`] if no token has come this long after `submit`.
     pub first_token_within: Option<Micros>,
     /// Ends with [`FinishReason::Deadline`] if it has not ended this long after `submit`.
@@ -128,8 +131,8 @@ pub enum Refusal {
     },
     /// Its first token would come too late.
     Deadline {
-        /// When it could be in time.
-        retry_after: Micros,
+        /// When it could be in time; never, if its prompt alone takes longer.
+        retry_after: Option<Micros>,
     },
     /// The scheduler takes no new requests.
     Draining,

@@ -51,12 +51,13 @@ pub(crate) struct Sequence {
     pub(crate) copy: Option<PendingCopy>,
     /// Prompt tokens found in the tree at the first admission; `None` before it.
     pub(crate) cached_tokens: Option<usize>,
-    pub(crate) rated_tokens: u64, // Prompt tokens charged to the tenant's rate.
-    pub(crate) estimate: Nanos,   // Machine time that it will take, as far as one can tell.
-    pub(crate) waited: Micros,    // Since its prompt had a part in a step.
+    /// Prompt tokens charged to the tenant's rate with the request itself; `None` for another choice of one.
+    pub(crate) rated_tokens: Option<u64>,
+    pub(crate) estimate: Nanos, // Machine time that it will take, as far as one can tell.
+    pub(crate) waited: Micros,  // Since its prompt had a part in a step.
     pub(crate) last_token_at: Micros, // Or when it was admitted.
-    pub(crate) rested: u32,       // Steps in a row in which its decode paused.
-    pub(crate) passed: u32,       // Others that were admitted while it was first and did not fit.
+    pub(crate) rested: u32,     // Steps in a row in which its decode paused.
+    pub(crate) passed: u32,     // Others that were admitted while it was first and did not fit.
     pub(crate) preempted: u32,
     pub(crate) acceptance: Acceptance,
 }
@@ -85,7 +86,7 @@ impl Sequence {
             table: PageTable::default(),
             copy: None,
             cached_tokens: None,
-            rated_tokens: 0,
+            rated_tokens: None,
             estimate: 0,
             waited: 0,
             last_token_at: arrived,

@@ -43,6 +43,7 @@ impl Scheduler {
         let entry = self.sequences.vacant_entry();
         let slot = entry.key();
         let id = SequenceId::new(slot as u32, arrival as u32);
+        let is_first = !request.is_another_choice;
         let deadlines = [
             (request.first_token_within, true),
             (request.ends_within, false),
@@ -52,7 +53,7 @@ impl Scheduler {
             .public
             .clone_from(&self.queue.tenants[tenant].policy.public);
         sequence.public_tokens = self.pool.public_tokens(&sequence.public, &sequence.tokens);
-        sequence.rated_tokens = uncached as u64;
+        sequence.rated_tokens = is_first.then_some(uncached as u64);
         sequence.estimate = estimate;
         entry.insert(sequence);
         for (within, for_first_token) in deadlines {
@@ -64,7 +65,9 @@ impl Scheduler {
                 })
             }));
         }
-        self.queue.tenants[tenant].charge_request(now, uncached as u64);
+        if is_first {
+            self.queue.tenants[tenant].charge_request(now, uncached as u64);
+        }
         self.queue.insert(
             tenant,
             Waiting {
@@ -112,7 +115,9 @@ impl Scheduler {
         estimate: Nanos,
     ) -> Result<(), Refusal> {
         let tenant = &self.queue.tenants[request.tenant];
-        if let Err((rate, retry_after)) = tenant.conforms(self.now) {
+        if !request.is_another_choice
+            && let Err((rate, retry_after)) = tenant.conforms(self.now)
+        {
             return Err(Refusal::RateLimited { rate, retry_after });
         }
         let own_time = (tenant.queued_time + estimate) / 1000;
@@ -132,20 +137,20 @@ impl Scheduler {
             return Err(Refusal::Overloaded { retry_after });
         }
         let latest = request.first_token_within.unwrap_or(Micros::MAX);
-        let expected = self.expected_first_token(request, uncached);
+        let alone = self.prefill_time(request.prompt.len(), uncached) / 1000;
+        let expected = alone + self.expected_wait(request.tenant);
         if expected > latest {
-            let retry_after = expected - latest;
+            let retry_after = (alone <= latest).then(|| expected - latest);
             return Err(Refusal::Deadline { retry_after });
         }
         Ok(())
     }
 
-    /// When the first token of a request would come: after what waits before it, and its own prefill.
-    fn expected_first_token(&self, request: &Request, uncached: usize) -> Micros {
-        let own = self.queue.tenants[request.tenant].queued_time;
-        let at_share = self.queue.time_at_share(request.tenant, own);
-        let wait = at_share.min(self.queue.queued_time() / 1000);
-        wait + self.prefill_time(request.prompt.len(), uncached) / 1000
+    /// How long what waits keeps another request of this tenant from running.
+    fn expected_wait(&self, tenant: TenantId) -> Micros {
+        let own = self.queue.tenants[tenant].queued_time;
+        let at_share = self.queue.time_at_share(tenant, own);
+        at_share.min(self.queue.queued_time() / 1000)
     }
 
     /// Machine time of computing the last `uncached` of `len` prompt tokens.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use sterna_scheduler::{
-    Band, Budget, CostModel, Event, Limits, Micros, PAGE_TOKENS, Plan, Policy, PublicPrefix,
-    Request, Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
+    Band, Budget, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Plan, Policy,
+    PublicPrefix, Rate, Refusal, Request, Sampled, Scheduler, SequenceId, TenantId, TenantPolicy,
+    TokenId,
 };
 
 const SECOND: Micros = 1_000_000;
@@ -408,4 +409,135 @@ fn nobody_is_forgotten() {
     }
     assert_eq!(machine.ended.len(), 18);
     assert!(machine.ended.iter().all(|life| life.first_step > 0));
+}
+
+/// A small machine in which tenant 1 floods and tenant 2 now and then asks for much of the memory.
+fn flooded_world(seed: u64) {
+    let mut state = seed;
+    let mut random = |bound: u64| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    };
+    random(40);
+    let pages = 24 + random(80) as u32;
+    let limits = Limits {
+        pages,
+        max_running: 64,
+        max_queued: 1000,
+        max_queued_time: Micros::MAX,
+        step_tokens: 16 + random(32) as u32,
+        prefill_chunk: 16,
+        max_sequence_tokens: pages * 16,
+    };
+    let mut scheduler = Scheduler::new(limits, Policy::default());
+    scheduler.calibrate(CostModel {
+        rows: CostModel::roofline(4_000_000, 450_000),
+        kilo_decode_keys: 60_000,
+        kilo_chunk_keys: 50_000,
+        head: 2_500_000,
+        logit: 100_000,
+    });
+    let tenants = [1, 2].map(|id| (TenantId(id), TenantPolicy::default()));
+    assert_eq!(scheduler.set_tenants(&tenants), Ok(()));
+    let (mut now, mut token) = (0, 0);
+    for step in 0..400 {
+        let mut ask = |tenant: u32, prompt: u64, output: u32| {
+            token += prompt as TokenId;
+            let request = Request {
+                prompt: (token - prompt as TokenId..token).collect(),
+                max_new_tokens: output,
+                tenant: TenantId(tenant),
+                ..Request::default()
+            };
+            drop(scheduler.submit(now, request)); // Full queues are no matter here.
+        };
+        for _ in 0..4 * (1 - step % 2) {
+            let output = if step < 60 { 2 } else { 16 + random(60) as u32 };
+            ask(1, 10 + random(6), output);
+        }
+        if random(12) == 0 {
+            let prompt = 16 * (1 + random(u64::from(pages) * 2 / 3));
+            ask(2, prompt, 4);
+        }
+        if let Plan::Step(step) = scheduler.plan(now) {
+            now += step.predicted().max(1);
+            let mut sampled = Vec::new();
+            for row in step.batch().rows().iter().filter(|row| row.logits > 0) {
+                token += 1;
+                sampled.push(Sampled::Token(token));
+                sampled.extend((1..row.logits).map(|_| Sampled::Void));
+            }
+            step.commit(now, &sampled);
+        }
+        scheduler.check();
+        scheduler.events().for_each(drop);
+    }
+}
+
+/// In these worlds the only prompt that others paused for found no memory, and nobody went on.
+#[test]
+fn a_guest_that_finds_no_memory_holds_nobody_up() {
+    for seed in [1266, 1491, 4281] {
+        flooded_world(seed);
+    }
+}
+
+#[test]
+fn a_change_of_band_brings_neither_debt_nor_credit() {
+    let policies = [weight(1), weight(1), band(Band::Interactive)];
+    let mut machine = Machine::new(&policies);
+    machine.keep_busy(&[(0, 100, 50), (1, 100, 50)], 100 * SECOND);
+    let moved = [(TenantId(0), band(Band::Interactive))];
+    assert_eq!(machine.scheduler.set_tenants(&moved), Ok(()));
+    let busy = [(0, 100, 50), (2, 100, 50)];
+    machine.keep_busy(&busy, 10 * SECOND);
+    let before = [0, 2].map(|tenant| machine.service(tenant));
+    machine.keep_busy(&busy, 100 * SECOND);
+    let after = [0, 2].map(|tenant| machine.service(tenant));
+    let [moved, other] = [after[0] - before[0], after[1] - before[1]];
+    assert_percent(moved, moved + other, 50, 4);
+}
+
+#[test]
+fn another_choice_of_a_request_needs_no_rate_of_its_own() {
+    let rated = TenantPolicy {
+        requests: Some(Rate {
+            per_minute: 60,
+            burst: 1,
+        }),
+        tokens: Some(Rate {
+            per_minute: 600,
+            burst: 30,
+        }),
+        ..TenantPolicy::default()
+    };
+    let mut machine = Machine::new(&[rated]);
+    let request = |is_another_choice| Request {
+        prompt: (0..40).collect(),
+        max_new_tokens: 4,
+        is_another_choice,
+        ..Request::default()
+    };
+    let scheduler = &mut machine.scheduler;
+    let first = scheduler.submit(0, request(false)).expect("it conforms");
+    let rates = scheduler.rates(0, TenantId(0));
+    assert_eq!(rates.requests.map(|rate| rate.remaining), Some(0));
+    assert_eq!(rates.tokens.map(|rate| rate.remaining), Some(0), "in debt");
+    let other = scheduler
+        .submit(0, request(true))
+        .expect("its first was accepted");
+    assert_eq!(scheduler.rates(0, TenantId(0)), rates);
+    let refused = scheduler.submit(0, request(false));
+    assert!(matches!(refused, Err(Refusal::RateLimited { .. })));
+    for id in [other, first] {
+        assert!(scheduler.cancel(id, FinishReason::Cancelled));
+    }
+    let rates = scheduler.rates(0, TenantId(0));
+    assert_eq!(
+        rates.tokens.map(|rate| rate.remaining),
+        Some(30),
+        "refunded"
+    );
 }

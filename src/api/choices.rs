@@ -71,6 +71,7 @@ impl Choices {
             completion_tokens: vec![0; count as usize],
         };
         for (index, mut call) in (0..count).zip(repeat_n(call, count as usize)) {
+            call.is_another_choice = index > 0;
             let sampling = &mut call.params.sampling;
             sampling.seed = sampling.seed.wrapping_add(u64::from(index));
             match Generation::start(serving, call, caller.clone(), arrived) {

@@ -257,6 +257,13 @@ impl ApiError {
         .retry_after(retry_after)
     }
 
+    /// It could never begin in time, however little else there is to do.
+    fn never_in_time() -> ApiError {
+        let message = "Computing this prompt alone takes longer than your requests may wait for their first token. Please reduce its \
+                       length.";
+        ApiError::context_length("messages", message)
+    }
+
     /// It took longer than its tenant, or the server, lets a request take.
     pub(super) fn too_slow() -> ApiError {
         let message = "The request took longer than it may, and was ended.";
@@ -308,7 +315,10 @@ impl From<Refusal> for ApiError {
             Refusal::QueueFull { retry_after } => ApiError::overloaded(retry_after),
             Refusal::RateLimited { rate, retry_after } => ApiError::rate_limited(rate, retry_after),
             Refusal::TenantQueueFull { retry_after } => ApiError::tenant_queue_full(retry_after),
-            Refusal::TooLate { retry_after } => ApiError::too_late(retry_after),
+            Refusal::TooLate {
+                retry_after: Some(retry_after),
+            } => ApiError::too_late(retry_after),
+            Refusal::TooLate { retry_after: None } => ApiError::never_in_time(),
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,
@@ -399,12 +409,19 @@ mod tests {
             ),
             (
                 Refusal::TooLate {
-                    retry_after: Duration::ZERO,
+                    retry_after: Some(Duration::ZERO),
                 },
                 503,
                 OVERLOADED,
                 "engine_overloaded",
                 Some(("1", "0")),
+            ),
+            (
+                Refusal::TooLate { retry_after: None },
+                400,
+                INVALID,
+                "context_length_exceeded",
+                None,
             ),
             (
                 Refusal::Draining,

@@ -22,6 +22,8 @@ pub(super) struct Call {
     pub(super) prompt: Vec<TokenId>,
     pub(super) max_new_tokens: u32,
     pub(super) params: Params,
+    /// It shares its request with a choice that was submitted before.
+    pub(super) is_another_choice: bool,
 }
 
 impl Call {
@@ -68,6 +70,7 @@ impl Call {
                     prompt,
                     max_new_tokens,
                     params,
+                    is_another_choice: false,
                 })
             }
         }
@@ -168,6 +171,7 @@ impl Generation {
             prompt,
             max_new_tokens,
             params,
+            is_another_choice,
         } = call;
         let options = TextOptions {
             stop: params.stop,
@@ -184,6 +188,7 @@ impl Generation {
             stop_tokens: params.stop_tokens.clone(),
             tenant: caller.tenant.number,
             arrived,
+            is_another_choice,
             first_token_within: caller.tenant.deadlines.first_token,
             ends_within: caller.tenant.deadlines.total,
         })?;

@@ -67,6 +67,8 @@ pub struct GenerationRequest {
     pub stop_tokens: Vec<TokenId>,
     /// Who pays.
     pub tenant: TenantId,
+    /// It is another answer to the request submitted just before, and counts as no request of its own in the tenant's rates.
+    pub is_another_choice: bool,
     /// When the request reached the server; latencies and deadlines count from here.
     pub arrived: Instant,
     /// Ends with `FinishReason::Deadline` if no token has come by then.
@@ -186,8 +188,8 @@ pub enum Refusal {
     },
     /// Its first token would come later than the request allows.
     TooLate {
-        /// When it could be in time.
-        retry_after: Duration,
+        /// When it could be in time; never, if its prompt alone takes longer.
+        retry_after: Option<Duration>,
     },
     /// Prompt and output together can never fit, not even alone.
     TooLong {

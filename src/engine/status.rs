@@ -136,7 +136,7 @@ impl Shared {
                 retry_after: Duration::from_micros(retry_after),
             },
             Denied::Deadline { retry_after } => Refusal::TooLate {
-                retry_after: Duration::from_micros(retry_after),
+                retry_after: retry_after.map(Duration::from_micros),
             },
             Denied::Draining => Refusal::Draining,
         }

@@ -216,6 +216,7 @@ impl<F: Forward> Serving<F> {
             min_new_tokens: request.min_new_tokens,
             stop_tokens: request.stop_tokens,
             tenant,
+            is_another_choice: request.is_another_choice,
             first_token_within: request.first_token_within.map(left),
             ends_within: request.ends_within.map(left),
         };

@@ -150,6 +150,7 @@ impl Client {
     pub(crate) async fn connect(
         url: &str,
         model: Option<String>,
+        key: Option<&str>,
         options: Options,
     ) -> Result<Client, Failure> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
@@ -160,7 +161,7 @@ impl Client {
             .map_err(connection)?;
         let model = match model {
             Some(model) => model,
-            None => first_model(&http, &base).await?,
+            None => first_model(&http, &base, key).await?,
         };
         Ok(Client {
             http,
@@ -341,12 +342,17 @@ impl Stream {
     }
 }
 
-async fn first_model(http: &reqwest::Client, base: &str) -> Result<String, Failure> {
-    let response = http
-        .get(format!("{base}/v1/models"))
-        .send()
-        .await
-        .map_err(connection)?;
+async fn first_model(
+    http: &reqwest::Client,
+    base: &str,
+    key: Option<&str>,
+) -> Result<String, Failure> {
+    let asked = http.get(format!("{base}/v1/models"));
+    let asked = match key {
+        Some(key) => asked.bearer_auth(key),
+        None => asked,
+    };
+    let response = asked.send().await.map_err(connection)?;
     let status = response.status();
     let bytes = response.bytes().await.map_err(connection)?;
     if status != reqwest::StatusCode::OK {
@@ -431,7 +437,7 @@ mod tests {
             ignore_eos: true,
             timeout: Duration::from_secs(30),
         };
-        let client = Client::connect(&url, Some("m".into()), options)
+        let client = Client::connect(&url, Some("m".into()), None, options)
             .await
             .unwrap();
         let request = PlannedRequest {

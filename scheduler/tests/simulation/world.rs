@@ -353,6 +353,7 @@ impl World {
             min_new_tokens: self.rng.below(30) as u32,
             stop_tokens: vec![0; usize::from(self.rng.percent(30))],
             tenant,
+            is_another_choice: self.rng.percent(10),
             first_token_within: self.rng.percent(4).then(|| self.rng.below(20_000)),
             ends_within: self.rng.percent(4).then(|| self.rng.below(60_000)),
         }
