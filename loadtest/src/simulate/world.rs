@@ -161,6 +161,7 @@ impl World {
                 0
             }),
             // The client has been waiting since the step began.
+            is_another_choice: false,
             first_token_within: within.map(|within| micros(within).saturating_sub(self.now - at)),
             ends_within: None,
         };

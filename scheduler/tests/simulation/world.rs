@@ -646,7 +646,8 @@ pub(crate) fn random_policy(rng: &mut Rng) -> Policy {
         },
         growth: *rng.pick(&[
             Growth::Least,
-            Growth::Expected,
+            Growth::Least,
+            Growth::Least,
             Growth::Expected,
             Growth::Most,
         ]),
