@@ -541,3 +541,59 @@ fn another_choice_of_a_request_needs_no_rate_of_its_own() {
         "refunded"
     );
 }
+
+#[test]
+fn a_large_request_is_passed_only_so_often() {
+    let limits = Limits {
+        pages: 10,
+        max_running: 4,
+        max_queued: 100,
+        max_queued_time: Micros::MAX,
+        step_tokens: 64,
+        prefill_chunk: 64,
+        max_sequence_tokens: 160,
+    };
+    let mut scheduler = Scheduler::new(limits, Policy::default());
+    scheduler.calibrate(COST);
+    let request = |first: TokenId, prompt: TokenId, output: u32| Request {
+        prompt: (first..first + prompt).collect(),
+        max_new_tokens: output,
+        ..Request::default()
+    };
+    let (mut asked, mut ended_before) = (0, 0);
+    let mut large = None;
+    for step in 0..400 {
+        if step == 20 {
+            large = scheduler.submit(0, request(500_000, 150, 3)).ok();
+            assert!(large.is_some(), "it could run alone");
+        }
+        while scheduler.tenant(TenantId(0)).queued < 6 {
+            asked += 1; // Of unlike lengths, so that they never end all at once.
+            assert!(
+                scheduler
+                    .submit(0, request(asked * 100, 9, 2 + asked % 5))
+                    .is_ok()
+            );
+        }
+        if let Plan::Step(step) = scheduler.plan(0) {
+            let wanted = step.batch().logits_count();
+            let mut sampled = Vec::with_capacity(wanted);
+            for row in step.batch().rows().iter().filter(|row| row.logits > 0) {
+                sampled.push(Sampled::Token(900_000 + row.start));
+                sampled.extend((1..row.logits).map(|_| Sampled::Void));
+            }
+            step.commit(0, &sampled);
+        }
+        for event in scheduler.events() {
+            match event {
+                Event::Finished { id, .. } if Some(id) == large => {
+                    assert!(ended_before < 80, "{ended_before} others first");
+                    return;
+                }
+                Event::Finished { .. } if large.is_some() => ended_before += 1,
+                _ => {}
+            }
+        }
+    }
+    panic!("{ended_before} others ended, and it waits still");
+}

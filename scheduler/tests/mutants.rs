@@ -95,16 +95,10 @@ pub(crate) struct Edge {",
         wrong: "for &page in pages.iter() {",
     },
     Mutant {
-        name: "passed-for-ever",
-        file: "admit.rs",
-        right: "self.sequences[slot].passed >= PATIENCE;",
-        wrong: "false;",
-    },
-    Mutant {
         name: "charges-lost",
         file: "commit.rs",
-        right: "        self.queue.charge(self.sequences[first].tenant, total - charged);",
-        wrong: "        let _ = first;",
+        right: ".charge(self.sequences[first].tenant, total - charged);",
+        wrong: ".charge(self.sequences[first].tenant, 0);",
     },
 ];
 
