@@ -95,10 +95,10 @@ pub(crate) struct Edge {",
         wrong: "for &page in pages.iter() {",
     },
     Mutant {
-        name: "charges-lost",
+        name: "charged-twice",
         file: "commit.rs",
-        right: ".charge(self.sequences[first].tenant, total - charged);",
-        wrong: ".charge(self.sequences[first].tenant, 0);",
+        right: "            charged += cost;",
+        wrong: "",
     },
 ];
 
