@@ -18,6 +18,9 @@ pub(crate) const PREFILL_FLOOR: usize = 8;
 const MOST_PAUSES: u32 = 3;
 const MOST_PAUSES_FOR_A_GUEST: u32 = 7;
 
+/// Decodes in a step, beyond which none drafts: rows are hardly free then, and looking for drafts takes its time too.
+const MOST_DRAFTING: usize = 16;
+
 /// What to do next.
 pub enum Plan<'a> {
     /// Nothing runs or waits.
@@ -357,7 +360,7 @@ impl Scheduler {
     /// a part of a later step. Past the knee of the cost nothing is gained.
     fn plan_drafts(&mut self) {
         let decodes = self.shares.iter().filter(|share| share.tokens == 1).count();
-        if self.policy.max_draft == 0 || decodes == 0 {
+        if self.policy.max_draft == 0 || !(1..=MOST_DRAFTING).contains(&decodes) {
             return;
         }
         let a_token = self.cost.predict(self.shape) / decodes as u64;
