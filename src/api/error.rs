@@ -379,6 +379,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn whoever_finds_a_queue_full_is_told_whose() {
+        let retry_after = Duration::from_secs(1);
+        let told = |refusal| ApiError::from(refusal).body()["error"]["message"].to_string();
+        let own = told(Refusal::TenantQueueFull { retry_after });
+        assert!(own.contains("of your requests wait"), "{own}");
+        let all = told(Refusal::QueueFull { retry_after });
+        assert!(
+            all.contains("server is overloaded: too many requests wait"),
+            "{all}"
+        );
+    }
+
+    #[test]
     fn refusals_have_their_status_and_say_when_to_come_back() {
         let retry_after = Duration::from_micros(1_500_200);
         let requests = RateKind::Requests;
