@@ -581,6 +581,44 @@ async fn a_full_lane_refuses_at_once_and_a_full_queue_within_a_step() {
 }
 
 #[tokio::test]
+async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
+    let (gate, steps) = gate();
+    let running = start_with(config(), Some(gate)); // A quarter of the lane is 16.
+    let tenants = [1, 2].map(|id| (TenantId(id), TenantPolicy::default()));
+    let set = running.handle.set_tenants(tenants.to_vec());
+    assert_eq!(guarded(set).await, Ok(()));
+    let submit = |id: u32| {
+        running.handle.submit(GenerationRequest {
+            tenant: TenantId(id),
+            ..request(&[1], 1)
+        })
+    };
+    let mut streams = vec![submit(0).unwrap()];
+    steps.wait_inside(); // The engine takes nothing now.
+    streams.extend((0..16).map(|_| submit(1).unwrap()));
+    match submit(1).map(|_| ()) {
+        Err(Refusal::TenantQueueFull { retry_after }) => {
+            assert!(retry_after >= Duration::from_secs(1));
+        }
+        other => panic!("its part of the lane is full, yet {other:?}"),
+    }
+    streams.push(submit(2).unwrap());
+    streams.extend((0..47).map(|_| submit(0).unwrap()));
+    let full = submit(2).map(|_| ());
+    assert!(matches!(full, Err(Refusal::QueueFull { .. })), "{full:?}");
+    steps.open();
+    for stream in streams {
+        Answer::of(stream).await;
+    }
+    // What was taken counts no more, and what found the lane full never did.
+    for _ in 0..40 {
+        for id in [1, 2] {
+            Answer::of(submit(id).unwrap()).await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_can_never_run_is_refused_with_its_reason() {
     let running = start();
     let refusal = |request| running.handle.submit(request).map(|_| ()).unwrap_err();

@@ -56,6 +56,13 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
+    /// The next submission, if one lies in the lane; its tenant has room for another.
+    pub(super) fn take(&self) -> Option<Submission> {
+        let submission = self.submissions.try_recv().ok()?;
+        self.shared.door.leave(submission.request.tenant);
+        Some(submission)
+    }
+
     /// Blocks until something lies in a lane, every sender is gone, or `limit` has passed.
     pub(super) fn wait(&self, limit: Option<Duration>) {
         let mut lanes = Select::new();
@@ -73,6 +80,6 @@ impl Drop for Lanes {
     /// The engine thread ends, also by a panic: whoever still waits in the lane learns it now.
     fn drop(&mut self) {
         self.shared.alive.store(false, Ordering::SeqCst);
-        while self.submissions.try_recv().is_ok() {}
+        while self.take().is_some() {}
     }
 }

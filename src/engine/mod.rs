@@ -7,6 +7,7 @@
 //! Invariant: every submitted request ends in exactly one terminal event: `Finished`, `Failed` or `Refused`.
 
 mod calibrate;
+mod door;
 mod egress;
 mod forward;
 mod lanes;
@@ -51,7 +52,7 @@ pub struct EngineConfig {
     pub public_prefixes: Vec<Vec<TokenId>>,
     /// What a step costs; measured at the start, for about two seconds, where it is not given.
     pub cost: Option<CostModel>,
-    /// Submissions that may wait for the engine thread to take them.
+    /// Submissions that may wait for the engine thread to take them. A tenant that was set may fill a quarter, or 8 if that is more.
     pub submit_lane: usize,
     /// How long a drain lets requests finish.
     pub drain_limit: Duration,
@@ -143,6 +144,11 @@ impl EngineHandle {
         if self.shared.draining.load(Ordering::SeqCst) {
             return Err(Refusal::Draining);
         }
+        let tenant = request.tenant;
+        if !self.shared.door.enter(tenant) {
+            let retry_after = self.shared.retry_after();
+            return Err(Refusal::TenantQueueFull { retry_after });
+        }
         let ticket = Ticket(self.shared.tickets.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = egress::event_lane();
         let common = Arc::new(Common::default());
@@ -163,10 +169,12 @@ impl EngineHandle {
         match self.submissions.try_send(submission) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
+                self.shared.door.leave(tenant);
                 let retry_after = self.shared.retry_after();
                 return Err(stream.turned_away(Refusal::QueueFull { retry_after }));
             }
             Err(TrySendError::Disconnected(_)) => {
+                self.shared.door.leave(tenant);
                 return Err(stream.turned_away(self.shared.gone()));
             }
         }

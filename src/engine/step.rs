@@ -53,6 +53,7 @@ pub(super) fn serve<F: Forward>(
         sequences: HashMap::new(),
         tickets: HashMap::new(),
         notices: Vec::new(),
+        endings: Vec::new(),
         lanes,
         turns,
     };
@@ -87,6 +88,7 @@ struct Serving<F: Forward> {
     sequences: HashMap<SequenceId, Asked>,
     tickets: HashMap<Ticket, SequenceId>,
     notices: Vec<Notice>, // Since the last publication.
+    endings: Vec<Notice>, // Empty between turns; kept for its memory.
     tenants: Tenants,
     drain_limit: Duration,
     drain_deadline: Option<Micros>, // Once a drain has begun.
@@ -159,10 +161,18 @@ impl<F: Forward> Serving<F> {
                 Ok(Control::End(ticket)) => self.end(ticket),
                 Ok(Control::Drain) => self.drain(now, deadline(now, self.drain_limit)),
                 Ok(Control::SetTenants { tenants, done }) => {
+                    let answer = self.scheduler.set_tenants(&tenants);
+                    if answer.is_ok() {
+                        let set = tenants.iter().map(|(tenant, _)| *tenant);
+                        self.lanes.shared.door.set(set);
+                    }
                     // Whoever asked may have left.
-                    let _ = done.send(self.scheduler.set_tenants(&tenants));
+                    let _ = done.send(answer);
                 }
-                Ok(Control::ResetPrefixCache) => self.scheduler.reset_prefix_cache(),
+                Ok(Control::ResetPrefixCache) => {
+                    self.scheduler.reset_prefix_cache();
+                    self.tenants.changed();
+                }
                 Err(TryRecvError::Empty) => break,
                 // Every handle and stream is gone: nobody can ask for anything any more.
                 Err(TryRecvError::Disconnected) => {
@@ -182,7 +192,7 @@ impl<F: Forward> Serving<F> {
     /// Takes what lies in the submit lane. What comes meanwhile waits for the next turn, so that a flood cannot hold up a step.
     fn take_lane(&mut self, now: Micros) {
         for _ in 0..self.lanes.submissions.len() {
-            let Ok(submission) = self.lanes.submissions.try_recv() else {
+            let Some(submission) = self.lanes.take() else {
                 break;
             };
             self.take(submission, now);
@@ -272,7 +282,6 @@ impl<F: Forward> Serving<F> {
     /// Tells the world about this turn. Every event leaves in the order in which its client should see it.
     fn publish(&mut self, planned: Instant, committed: Instant, step: Option<StepTimes>) {
         let mut notices = std::mem::take(&mut self.notices);
-        let mut endings = Vec::new();
         for happened in self.scheduler.events() {
             match happened {
                 Happened::Admitted { id, cached_tokens } => {
@@ -293,7 +302,7 @@ impl<F: Forward> Serving<F> {
                     self.tenants.ended(tenant);
                     let asked = self.sequences.remove(&id).expect("a sequence ends once");
                     self.tickets.remove(&asked.ticket);
-                    endings.push(Notice::Finished {
+                    self.endings.push(Notice::Finished {
                         id,
                         reason,
                         prompt_tokens,
@@ -309,9 +318,12 @@ impl<F: Forward> Serving<F> {
                 Err(why) => tracing::error!("a row of logits has no token: {why:?}"),
             }
         }
-        notices.append(&mut endings);
+        notices.append(&mut self.endings);
+        self.notices = Vec::with_capacity(notices.len()); // The next turn most often has as many.
         let snapshot = self.scheduler.snapshot();
-        let tenants = self.tenants.report(committed, &self.scheduler);
+        let tenants = self.tenants.report(committed, step.is_some(), |tenant| {
+            self.scheduler.tenant(tenant)
+        });
         self.lanes
             .shared
             .end_turn(committed, step.is_some(), &snapshot);
