@@ -16,6 +16,10 @@ use super::{Defaults, Member};
 use crate::engine::PublicPrefix;
 
 const MOST_ID_BYTES: usize = 64;
+/// In metrics, all who have no series of their own, and whoever needs no key.
+const RESERVED: [&str; 2] = ["other", "default"];
+/// Bytes of an unknown field's name, quotes included, that are repeated.
+const LONGEST_FIELD: usize = 32;
 
 /// What is wrong with a tenants file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +91,36 @@ pub(super) fn check_id(id: &str) -> Result<(), String> {
     ))
 }
 
+/// # Errors
+/// As `check_id`; also for the names that metrics use for tenants without series, or keys, of their own.
+pub(super) fn check_tenant(id: &str) -> Result<(), String> {
+    check_id(id)?;
+    match RESERVED.contains(&id) {
+        true => Err(format!("`{id}` is a name that the metrics use themselves")),
+        false => Ok(()),
+    }
+}
+
+/// Serde's complaint without what the file says where it should say something else: that may be a key. A field's name stays if it
+/// looks like one.
+fn without_values(message: &str) -> String {
+    let Some((given, expected)) = message.rsplit_once(", expected ") else {
+        return message.to_owned();
+    };
+    let Some(quote) = given.find(['`', '"']) else {
+        return message.to_owned();
+    };
+    let (what, quoted) = given.split_at(quote);
+    let is_name = what == "unknown field "
+        && quoted.len() <= LONGEST_FIELD
+        && quoted
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || "_`".contains(c));
+    let name = if is_name { quoted } else { "" };
+    let given = format!("{what}{name}");
+    format!("{}, expected {expected}", given.trim_end())
+}
+
 /// The line of a byte, counted from 1.
 pub(super) fn line(text: &str, byte: usize) -> usize {
     let before = &text.as_bytes()[..byte.min(text.len())];
@@ -110,7 +144,7 @@ pub(super) fn fault<T>(at: &Spanned<T>, why: impl Into<String>) -> Fault {
 fn parse(text: &str, defaults: &Defaults) -> Result<Listing, Fault> {
     let tables: Tables = toml::from_str(text).map_err(|error| Fault {
         at: error.span(),
-        why: error.message().to_owned(),
+        why: without_values(error.message()),
     })?;
     if tables.tenant.is_empty() {
         let why = "there is no [[tenant]], so nobody could come in".into();

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io::{self, Write};
 
-use super::file::check_id;
+use super::file::check_tenant;
 use super::keys::{KeyHash, hex};
 
 /// Draws a key of 256 bits from the system's generator. The key goes to `told`, and nowhere else; the lines of the tenants file with its
@@ -12,7 +12,7 @@ use super::keys::{KeyHash, hex};
 /// # Errors
 /// When `id` can't be a tenant's, the system has no randomness, or nobody reads what is written.
 pub fn keygen(id: &str, mut told: impl Write, mut lines: impl Write) -> Result<(), Box<dyn Error>> {
-    check_id(id)?;
+    check_tenant(id)?;
     let mut bits = [0; 32];
     getrandom::fill(&mut bits)
         .map_err(|error| io::Error::other(format!("no randomness: {error}")))?;

@@ -9,12 +9,14 @@ use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::file::{Fault, check_id, fault, line};
+use super::file::{Fault, check_tenant, fault, line};
 use super::{Deadlines, Defaults, KeyHash, Member};
 use crate::engine::{Band, PublicPrefix, Rate, TenantPolicy};
 
 const LONGEST_SECONDS: i64 = 86_400;
 const ANY_COUNT: RangeInclusive<i64> = 1..=u32::MAX as i64;
+/// A rate is kept in whole nanoseconds in 64 bits: a burst of so many at one a minute fits, and so many a minute are 600 ns each.
+const ANY_RATE: RangeInclusive<i64> = 1..=100_000_000;
 /// The part of a minute's requests that may come at once, unless `request_burst` says otherwise.
 const BURST_PART: u32 = 10;
 
@@ -68,7 +70,7 @@ impl TenantTable {
         defaults: &Defaults,
     ) -> Result<Member, Fault> {
         let id = self.id.get_ref().clone();
-        check_id(&id).map_err(|why| fault(&self.id, why))?;
+        check_tenant(&id).map_err(|why| fault(&self.id, why))?;
         if let Some(line) = known
             .ids
             .insert(id.clone(), line(known.text, self.id.span().start))
@@ -135,7 +137,7 @@ impl TenantTable {
         let public = self.public.iter().map(|name| {
             let found = known.prefixes.get(name.get_ref()).copied();
             found.ok_or_else(|| {
-                let why = format!("there is no [[public_prefix]] `{}`", name.get_ref());
+                let why = "there is no [[public_prefix]] of this name";
                 fault(name, why)
             })
         });
@@ -200,8 +202,8 @@ fn rate(
     burst: (&Number, &str),
     default_burst: impl Fn(u32) -> u32,
 ) -> Result<Option<Rate>, Fault> {
-    let given = within(burst.0, burst.1, ANY_COUNT)?;
-    match (within(per_minute.0, per_minute.1, ANY_COUNT)?, burst.0) {
+    let given = within(burst.0, burst.1, ANY_RATE)?;
+    match (within(per_minute.0, per_minute.1, ANY_RATE)?, burst.0) {
         (Some(per_minute), _) => Ok(Some(Rate {
             per_minute,
             burst: given.unwrap_or_else(|| default_burst(per_minute)),

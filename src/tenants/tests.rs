@@ -169,8 +169,10 @@ fn shape_faults() -> Vec<Faulty> {
         ),
         (table("", "k", ""), Some(2), "letters"),
         (table("a b", "k", ""), Some(2), "letters"),
+        (table("other", "k", ""), Some(2), "metrics"),
+        (table("default", "k", ""), Some(2), "metrics"),
         (table(&"a".repeat(65), "k", ""), Some(2), "letters"),
-        (good + "band = \"fast\"", Some(5), "fast"),
+        (good + "band = \"fast\"", Some(5), "`interactive`"),
     ]
 }
 
@@ -215,7 +217,7 @@ fn key_faults() -> Vec<Faulty> {
 fn number_faults() -> Vec<Faulty> {
     let with = |line: &str| table("a", "k", line);
     let mut faults = vec![
-        (with("weight = 1.5"), Some(4), "1.5"),
+        (with("weight = 1.5"), Some(4), "floating point, expected"),
         (with("request_burst = 5"), Some(4), "requests_per_minute"),
         (with("token_burst = 5"), Some(4), "tokens_per_minute"),
         (
@@ -224,6 +226,16 @@ fn number_faults() -> Vec<Faulty> {
             "from 0 to 5, not 6",
         ),
     ];
+    for (rate, burst) in [
+        ("requests_per_minute", "request_burst"),
+        ("tokens_per_minute", "token_burst"),
+    ] {
+        for wrong in ["0", "100000001"] {
+            faults.push((with(&format!("{rate} = {wrong}")), Some(4), rate));
+            let lines = format!("{rate} = 5\n{burst} = {wrong}");
+            faults.push((with(&lines), Some(5), burst));
+        }
+    }
     for number in [
         "weight",
         "requests_per_minute",
@@ -246,7 +258,7 @@ fn prefix_faults() -> Vec<Faulty> {
     let with = |lines: &str| table("a", "k", "") + lines;
     let prefix = "[[public_prefix]]\nname = \"x\"\nsystem = \"\"\n";
     vec![
-        (with("public = [\"x\",\n\"y\"]"), Some(5), "`x`"),
+        (with("public = [\"x\",\n\"y\"]"), Some(5), "of this name"),
         (with(prefix) + "role = \"a\"", Some(8), "role"),
         (with("[[public_prefix]]\nname = \"x\"\n"), Some(5), "system"),
         (with(prefix) + prefix, Some(9), "`x` already"),
@@ -284,6 +296,31 @@ fn every_fault_is_named_with_its_file_and_line() {
             .to_string()
             .starts_with("/nowhere/tenants.toml: ")
     );
+}
+
+#[test]
+fn what_could_be_a_key_is_never_repeated() {
+    let secret = "sk-0123456789abcdef";
+    let scratch = Scratch::new("secret", "");
+    let (quoted, list) = (format!("\"{secret}\""), format!("[\"{secret}\"]"));
+    let tricky = format!("'`\", expected {secret}'");
+    for field in [
+        "weight",
+        "band",
+        "token_burst",
+        "public",
+        "colour",
+        "key_sha256",
+    ] {
+        for value in [&quoted, &list, &tricky, &secret.to_owned()] {
+            for line in [format!("{field} = {value}"), format!("{value} = 1")] {
+                scratch.write(&format!("[[tenant]]\nid = \"a\"\n{line}\n"));
+                let error = scratch.open().unwrap_err().to_string();
+                assert!(!error.contains("0123456789"), "{error}\n---\n{line}");
+                assert!(error.contains(", line "), "{error}\n---\n{line}");
+            }
+        }
+    }
 }
 
 #[test]
