@@ -238,9 +238,17 @@ async fn a_reload_changes_who_comes_in_and_drops_nobody() {
 
     let file = File::new(&(table("b", BETA, "weight = 2") + &table("c", GAMMA, "")));
     let second = file.roster();
-    let set = server.engine.set_tenants(second.policies());
-    server.gate.pass(3);
-    timeout(PATIENCE, set).await.unwrap().unwrap();
+    let engine = server.engine.clone();
+    let policies = second.policies();
+    let set = tokio::spawn(async move { engine.set_tenants(policies).await });
+    let told = async {
+        while !set.is_finished() {
+            server.gate.pass(1); // Policies are taken between two steps.
+            tokio::task::yield_now().await;
+        }
+        set.await.unwrap()
+    };
+    timeout(PATIENCE, told).await.unwrap().unwrap();
     guarded.app.set_tenants(second.tenants());
     assert!(!running.is_finished(), "it ran before and runs on");
     let models = async |key| {

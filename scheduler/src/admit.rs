@@ -19,6 +19,9 @@ const COMPARED_PREFILLS: usize = 8;
 /// Times that others may go past a request.
 const PATIENCE: u32 = 32;
 
+/// The same for one that lacks only time. It is longer, for those who pass it are mostly tenants that run less than their share.
+const PATIENCE_FOR_TIME: u32 = 256;
+
 /// What is left for newcomers in a plan.
 struct Room {
     decodes: [StepShape; 2], // Of all that run, once they decode: but for the batch band, and of that.
@@ -82,16 +85,23 @@ impl Scheduler {
 
     /// The next request to be admitted, or nobody for now.
     fn choose(&mut self, room: &Room) -> Option<usize> {
-        for band in self.queue.bands() {
+        let mut passed = [None; 3]; // The first of each band that is not let in.
+        for (index, band) in self.queue.bands().into_iter().enumerate() {
             let mut candidates = std::mem::take(&mut self.candidates);
             candidates.clear();
             self.queue.candidates(band, &mut candidates);
             let choice = self.choose_among(&candidates, room);
             self.candidates = candidates;
             match choice {
-                Choice::Admit(slot) => return Some(slot),
+                Choice::Admit { slot, first } => {
+                    passed[index] = first.filter(|&first| first != slot);
+                    for first in passed.into_iter().flatten() {
+                        self.sequences[first].passed += 1;
+                    }
+                    return Some(slot);
+                }
                 Choice::Reserved => return None,
-                Choice::Nobody => {}
+                Choice::Nobody { first } => passed[index] = first,
             }
         }
         None
@@ -104,7 +114,8 @@ impl Scheduler {
         for waiting in candidates {
             let slot = waiting.slot;
             let tenant = self.sequences[slot].tenant;
-            if overdue == Some(tenant) {
+            let has_time = self.has_time(slot, room);
+            if overdue == Some(tenant) || !has_time && first.is_some() {
                 continue;
             }
             self.find_prefix(slot);
@@ -112,16 +123,22 @@ impl Scheduler {
                 self.deferrals += 1;
                 continue;
             }
-            let is_due =
-                self.policy.order == Order::FirstCome || self.sequences[slot].passed >= PATIENCE;
-            let (has_time, fits) = (self.has_time(slot, room), self.fits(slot, room.promised));
+            let passed = self.sequences[slot].passed;
+            let is_strict = self.policy.order == Order::FirstCome;
+            let has_own_room = self.needed_pages(slot) <= self.pool.available(tenant);
+            let fits = has_own_room && self.fits(slot, room.promised);
             let is_first = first.is_none();
-            first = first.or(Some((slot, fits)));
-            if is_first && is_due {
-                match (has_time, fits) {
-                    (true, true) => return Choice::Admit(slot),
-                    (_, false) => return Choice::Reserved,
-                    (false, true) => overdue = Some(tenant),
+            first = first.or(Some(slot));
+            if is_first && (is_strict || passed >= PATIENCE) {
+                match (has_time, has_own_room, fits) {
+                    (true, _, true) => return Choice::Admit { slot, first },
+                    // It waits for its own tenant's sequences alone.
+                    (_, false, _) => overdue = Some(tenant),
+                    (_, true, false) => return Choice::Reserved,
+                    (false, ..) if is_strict || passed >= PATIENCE_FOR_TIME => {
+                        return Choice::Reserved;
+                    }
+                    (false, ..) => overdue = Some(tenant),
                 }
             }
             let saved = self.matched.len() * PAGE_TOKENS;
@@ -129,16 +146,10 @@ impl Scheduler {
                 best = Some((saved, slot));
             }
         }
-        let Some((_, slot)) = best else {
-            return Choice::Nobody;
-        };
-        // Another tenant going past one that only lacks time is no wrong: it is behind, or has nothing running.
-        if let Some((first, fits)) = first.filter(|&(first, _)| first != slot)
-            && (!fits || self.sequences[first].tenant == self.sequences[slot].tenant)
-        {
-            self.sequences[first].passed += 1;
+        match best {
+            Some((_, slot)) => Choice::Admit { slot, first },
+            None => Choice::Nobody { first },
         }
-        Choice::Admit(slot)
     }
 
     /// Whether one more sequence leaves every decode its inter-token target, and every prefill its turn. A tenant that runs
@@ -209,21 +220,22 @@ impl Scheduler {
             .any(is_ahead)
     }
 
-    /// Whether all known tokens of a waiting request find room beside the promised pages and what others are guaranteed. Its
-    /// own matched pages cannot also be evicted for it. Alone, it may use everything.
-    fn fits(&self, slot: usize, promised: usize) -> bool {
-        let sequence = &self.sequences[slot];
+    /// Pages that all known tokens of a waiting request take from those that are free or could be evicted. Its own matched
+    /// pages cannot also be evicted for it.
+    fn needed_pages(&self, slot: usize) -> usize {
         let unpinned = |page: &&Page| !self.pool.is_pinned(**page);
         let revived = self.matched.iter().filter(unpinned).count();
-        let missing = pages_for(sequence.tokens.len()) - self.matched.len();
-        if missing + revived > self.pool.available(sequence.tenant) {
-            return false;
-        }
+        pages_for(self.sequences[slot].tokens.len()) - self.matched.len() + revived
+    }
+
+    /// Whether they are there beside the promised pages and what others are guaranteed. Alone, it may use everything.
+    fn fits(&self, slot: usize, promised: usize) -> bool {
+        let needed = self.needed_pages(slot);
         if self.running.is_empty() {
-            return true;
+            return needed <= self.pool.available_to_all();
         }
-        let guaranteed = self.pool.unmet_guarantees(sequence.tenant);
-        missing + revived + promised + guaranteed <= self.pool.available_to_all()
+        let guaranteed = self.pool.unmet_guarantees(self.sequences[slot].tenant);
+        needed + promised + guaranteed <= self.pool.available_to_all()
     }
 
     /// Makes a waiting request a running one, with the pages that are cached for it.
@@ -296,10 +308,11 @@ impl Scheduler {
     }
 }
 
+/// What becomes of a band's candidates; `first` is the first of them that does not wait for a prefix.
 enum Choice {
-    Admit(usize),
-    Reserved, // For the first, which does not fit yet.
-    Nobody,
+    Admit { slot: usize, first: Option<usize> },
+    Nobody { first: Option<usize> },
+    Reserved, // For the first, which cannot be let in yet.
 }
 
 /// How many tokens two sequences have in common at the start.

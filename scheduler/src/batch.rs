@@ -130,7 +130,7 @@ impl Batch {
         &self.copies
     }
 
-    /// The rows: decodes first, then prefill chunks, then what was admitted just now.
+    /// The rows: decodes first, then prefill chunks.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }

@@ -193,7 +193,7 @@ impl Scheduler {
             self.queue.tenants[tenant].learn_output(sequence.output_len());
         }
         let tenant_now = &self.queue.tenants[tenant];
-        if !tenant_now.is_active() && self.pool.cap(tenant) != tenant_now.policy.max_pages {
+        if self.pool.cap(tenant) != tenant_now.policy.max_pages {
             self.share_pages(tenant);
         }
         self.events.push(Event::Finished {

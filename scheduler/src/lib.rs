@@ -185,7 +185,7 @@ impl Scheduler {
             return Err(TenantsError::TooManyGuaranteed { guaranteed, limit });
         }
         for (id, policy) in tenants {
-            self.queue.set_tenant(*id, policy.clone());
+            self.queue.set_tenant(self.now, *id, policy.clone());
             self.share_pages(*id);
         }
         Ok(())
@@ -198,7 +198,10 @@ impl Scheduler {
         let alive = self.sequences.iter().map(|(_, sequence)| sequence);
         let longest = alive
             .filter(|sequence| sequence.tenant == id)
-            .map(|sequence| pages_for(sequence.prompt_len + sequence.max_new_tokens) as u32);
+            .map(|sequence| {
+                let most = pages_for(sequence.prompt_len + sequence.max_new_tokens);
+                (most + usize::from(sequence.copy.is_some())) as u32
+            });
         let share = pages::Share {
             weight: policy.weight,
             guaranteed: policy.guaranteed_pages,

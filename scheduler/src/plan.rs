@@ -18,6 +18,9 @@ pub(crate) const PREFILL_FLOOR: usize = 8;
 const MOST_PAUSES: u32 = 3;
 const MOST_PAUSES_FOR_A_GUEST: u32 = 7;
 
+/// Machine time of a prompt that others pause for, at most.
+const LONGEST_GUEST: Nanos = 2_000_000_000;
+
 /// Decodes in a step, beyond which none drafts: rows are hardly free then, and looking for drafts takes its time too.
 const MOST_DRAFTING: usize = 16;
 
@@ -155,7 +158,7 @@ impl Scheduler {
     /// Everybody's next token; the batch band's only while there is time, or after it has paused for long enough.
     fn plan_decodes(&mut self, may_pause: bool) {
         self.prefills.clear();
-        let yields_to = self.waiting_guest().filter(|_| may_pause);
+        let guests = self.guests();
         let mut due = Micros::MAX;
         let mut place = 0;
         while place < self.running.len() {
@@ -166,7 +169,7 @@ impl Scheduler {
                 self.prefills.push(slot);
                 continue;
             }
-            if may_pause && self.must_pause(slot, due, yields_to) {
+            if may_pause && self.must_pause(slot, due, &guests) {
                 self.sequences[slot].rested += 1;
                 continue;
             }
@@ -186,25 +189,38 @@ impl Scheduler {
         self.budget = self.budget_until(due);
     }
 
-    /// The virtual time of a tenant that has a prompt under way and nothing waiting, while others have: of several, the one
-    /// served least.
-    fn waiting_guest(&self) -> Option<u64> {
+    /// In each band, the virtual time of a tenant that has a short prompt under way and nothing waiting, while others have:
+    /// of several, the one served least.
+    fn guests(&self) -> [Option<u64>; 3] {
+        let mut guests = [None; 3];
         if self.queue.len() == 0 || !matches!(self.policy.order, Order::FairShare { .. }) {
-            return None;
+            return guests;
         }
-        let running = self.running.iter().map(|&slot| &self.sequences[slot]);
-        let tenants = running.filter(|sequence| sequence.is_prefill());
-        let tenants = tenants.map(|sequence| &self.queue.tenants[sequence.tenant]);
-        let guests = tenants.filter(|tenant| tenant.waiting.is_empty());
-        guests.map(|tenant| tenant.virtual_time).min()
+        for &slot in &self.running {
+            let sequence = &self.sequences[slot];
+            let tenant = &self.queue.tenants[sequence.tenant];
+            let asks_for_little = || {
+                let len = sequence.tokens.len();
+                let uncached = len - sequence.cached_tokens.unwrap_or(0).min(len);
+                self.prefill_time(len, uncached) <= LONGEST_GUEST
+            };
+            if sequence.is_prefill() && tenant.waiting.is_empty() && asks_for_little() {
+                let guest = &mut guests[tenant.policy.band as usize];
+                *guest = Some(guest.map_or(tenant.virtual_time, |other: u64| {
+                    other.min(tenant.virtual_time)
+                }));
+            }
+        }
+        guests
     }
 
     /// Whether a decode rests in this step. One of the batch band does while there is no time for it. One of a tenant that
-    /// has more waiting than it is due does while a guest's prompt is computed: its streams must not fill the machine
+    /// has more waiting than it is due does while a guest's short prompt is computed: its streams must not fill the machine
     /// for those who ask for little. Nobody pauses for long.
-    fn must_pause(&self, slot: usize, due: Micros, guest: Option<u64>) -> bool {
+    fn must_pause(&self, slot: usize, due: Micros, guests: &[Option<u64>; 3]) -> bool {
         let sequence = &self.sequences[slot];
         let tenant = &self.queue.tenants[sequence.tenant];
+        let guest = guests[tenant.policy.band as usize];
         let is_ahead = guest.is_some_and(|guest| tenant.virtual_time > guest);
         if is_ahead && !tenant.waiting.is_empty() && sequence.rested < MOST_PAUSES_FOR_A_GUEST {
             return true;
@@ -252,9 +268,11 @@ impl Scheduler {
                 0
             };
             is_fed |= planned > 0;
-            let waited = &mut self.sequences[rank.slot].waited;
+            let sequence = &mut self.sequences[rank.slot];
+            let since = self.now - self.planned_at.max(sequence.last_token_at);
+            let waited = &mut sequence.waited;
             *waited = match planned {
-                0 => *waited + self.now - self.planned_at,
+                0 => *waited + since,
                 _ => 0,
             };
         }
@@ -282,7 +300,8 @@ impl Scheduler {
                     .iter()
                     .position(|&band| band == tenant.policy.band)
                     .unwrap_or(0);
-                rank.ahead = tenant.virtual_time.saturating_sub(least) / (slack * 1000).max(1);
+                rank.ahead =
+                    tenant.virtual_time.saturating_sub(least) / slack.saturating_mul(1000).max(1);
                 rank.remaining = time as i64 - sequence.waited as i64;
             }
             ranks.push(rank);
@@ -363,7 +382,13 @@ impl Scheduler {
         if self.policy.max_draft == 0 || !(1..=MOST_DRAFTING).contains(&decodes) {
             return;
         }
-        let a_token = self.cost.predict(self.shape) / decodes as u64;
+        let decodes_only = StepShape {
+            rows: decodes as u64,
+            decode_keys: self.shape.decode_keys,
+            chunk_keys: 0,
+            logits: decodes as u64,
+        };
+        let a_token = self.cost.predict(decodes_only) / decodes as u64;
         let one_more = self.shape.plus(StepShape::decode(1));
         if self.cost.predict(one_more) - self.cost.predict(self.shape) >= a_token {
             return; // Not even a guess that is sure to be right would be worth it.

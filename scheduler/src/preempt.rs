@@ -47,7 +47,7 @@ impl Scheduler {
     /// To the first of all, or of a tenant at its cap, the last: pages that several share come free with the last of them.
     fn victim_of(&self, slot: usize) -> Option<usize> {
         let tenant = self.sequences[slot].tenant;
-        let at_cap = self.pool.available_to_all() > 0;
+        let at_cap = self.pool.in_use(tenant) >= self.pool.cap(tenant);
         let is_mine = |other: &usize| !at_cap || self.sequences[*other].tenant == tenant;
         let place = self.place(slot);
         let mut later = self.running[place + 1..].iter().copied().filter(is_mine);

@@ -29,6 +29,7 @@ pub(crate) struct Queue {
     order: Order,
     pub(crate) tenants: Tenants,
     bands: [BandQueue; 3],
+    band_clock: u64, // The highest that the least virtual time of the busy bands has been.
     waiting: usize,
     queued_time: Nanos,
     active_weight: u64,
@@ -70,6 +71,7 @@ impl Queue {
             order,
             tenants: Tenants::new(),
             bands: Default::default(),
+            band_clock: 0,
             waiting: 0,
             queued_time: 0,
             active_weight: 0,
@@ -104,7 +106,7 @@ impl Queue {
         own < u64::from(tenant.policy.weight) * running as u64
     }
 
-    pub(crate) fn set_tenant(&mut self, id: TenantId, policy: TenantPolicy) {
+    pub(crate) fn set_tenant(&mut self, now: Micros, id: TenantId, policy: TenantPolicy) {
         if let Some(tenant) = self.tenants.get(id) {
             let was_active = tenant.is_active();
             let band = &mut self.bands[tenant.policy.band as usize];
@@ -122,11 +124,14 @@ impl Queue {
             };
             if tenant.policy.band != policy.band {
                 // Each band has a time of its own.
-                let now = self.bands[policy.band as usize].now();
-                self.tenants[id].virtual_time = now;
+                let time = self.bands[policy.band as usize].now();
+                self.tenants[id].virtual_time = time;
+                if was_active {
+                    self.lift_band(policy.band as usize);
+                }
             }
         }
-        self.tenants.set(id, policy);
+        self.tenants.set(now, id, policy);
         self.refresh(id);
     }
 
@@ -170,18 +175,25 @@ impl Queue {
             return;
         }
         let band = self.tenants[id].policy.band as usize;
-        if self.bands[band].active.len() == 0 {
-            let busy = self.bands.iter().filter(|band| band.active.len() > 0);
-            let least = busy.map(|band| band.virtual_time).min();
-            let lifted = self.bands[band].virtual_time.max(least.unwrap_or(0));
-            self.bands[band].virtual_time = lifted;
-        }
+        self.lift_band(band);
         let clock = self.bands[band].now();
         self.bands[band].clock = clock;
         let tenant = &mut self.tenants[id];
         let credit = CREDIT / u64::from(tenant.policy.weight);
         tenant.virtual_time = tenant.virtual_time.max(clock.saturating_sub(credit));
         self.active_weight += u64::from(tenant.policy.weight);
+    }
+
+    /// A band that was idle until now gets no credit for it either.
+    fn lift_band(&mut self, band: usize) {
+        if self.bands[band].active.len() > 0 {
+            return;
+        }
+        let busy = self.bands.iter().filter(|band| band.active.len() > 0);
+        let least = busy.map(|band| band.virtual_time).min();
+        self.band_clock = self.band_clock.max(least.unwrap_or(0));
+        let band = &mut self.bands[band];
+        band.virtual_time = band.virtual_time.max(self.band_clock);
     }
 
     fn deactivate(&mut self, id: TenantId) {
@@ -191,6 +203,11 @@ impl Queue {
             self.bands[tenant.policy.band as usize].left_at = tenant.virtual_time;
         }
         self.refresh(id);
+        if self.bands.iter().all(|band| band.active.len() == 0) {
+            // Whoever comes first after a pause must not find a band behind.
+            let latest = self.bands.iter().map(|band| band.virtual_time).max();
+            self.band_clock = self.band_clock.max(latest.unwrap_or(0));
+        }
     }
 
     /// Puts a tenant where it belongs after a change.
@@ -262,7 +279,7 @@ impl Queue {
         }
     }
 
-    /// The bands, the one that is behind its share first; all alike unless shares are what orders.
+    /// The bands, the one that is behind its share first.
     pub(crate) fn bands(&self) -> [Band; 3] {
         let mut bands = [Band::Interactive, Band::Standard, Band::Batch];
         bands.sort_by_key(|&band| {

@@ -25,11 +25,11 @@ impl Meter {
     }
 
     /// The same charges at another rate.
-    pub(crate) fn at_rate(self, rate: Rate) -> Meter {
-        Meter {
-            earned: self.earned,
-            ..Meter::new(rate)
-        }
+    pub(crate) fn at_rate(self, now: Micros, rate: Rate) -> Meter {
+        let owed = self.earned.saturating_sub(nanos(now)).div_ceil(self.unit);
+        let mut meter = Meter::new(rate);
+        meter.charge(now, owed);
+        meter
     }
 
     /// Whether anything may be used now; if not, when.

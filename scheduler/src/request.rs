@@ -75,7 +75,7 @@ pub struct Limits {
     pub max_queued: u32,
     /// Predicted machine time of all that waits, beyond which a request is refused.
     pub max_queued_time: Micros,
-    /// Tokens in a step. Decodes always run, and prefills always get one page, so a step may exceed this: see
+    /// Tokens in a step. Decodes always run, and prefills always get a few, so a step may exceed this: see
     /// [`Limits::max_batch_tokens`].
     pub step_tokens: u32,
     /// Tokens of one sequence's prompt in a step; at least a page. Smaller than `step_tokens`, it lets several prompts
@@ -109,7 +109,7 @@ pub enum Refusal {
     TooLong {
         /// Prompt tokens plus `max_new_tokens`.
         needed_tokens: u64,
-        /// [`Limits::longest_sequence`].
+        /// [`Limits::longest_sequence`], less what public prefixes take and the tenant may not hold.
         limit_tokens: u64,
     },
     /// The tenant has used up its rate.

@@ -46,9 +46,9 @@ impl Tenant {
     }
 
     /// Other terms from now on; what was used stays used.
-    fn set(&mut self, policy: TenantPolicy) {
+    fn set(&mut self, now: Micros, policy: TenantPolicy) {
         let meter = |old: Option<Meter>, rate| match (old, rate) {
-            (Some(old), Some(rate)) => Some(old.at_rate(rate)),
+            (Some(old), Some(rate)) => Some(old.at_rate(now, rate)),
             (None, Some(rate)) => Some(Meter::new(rate)),
             (_, None) => None,
         };
@@ -144,12 +144,12 @@ impl Tenants {
         }
     }
 
-    pub(crate) fn set(&mut self, id: TenantId, policy: TenantPolicy) {
+    pub(crate) fn set(&mut self, now: Micros, id: TenantId, policy: TenantPolicy) {
         if self.all.len() <= id.index() {
             self.all.resize_with(id.index() + 1, || None);
         }
         match &mut self.all[id.index()] {
-            Some(tenant) => tenant.set(policy),
+            Some(tenant) => tenant.set(now, policy),
             absent => *absent = Some(Tenant::new(policy)),
         }
     }

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use world::World;
 
-const STEPS: u64 = 300_000;
+const STEPS: u64 = 600_000;
 
 #[test]
 fn nothing_ever_goes_wrong() {
