@@ -32,7 +32,7 @@ impl SequenceId {
 }
 
 /// Who pays for a request, and whose cached prefixes it may see: no page is ever shared between tenants, but for public
-/// prefixes. Small numbers, for they index tables; tenant 0 exists from the start, with [`TenantPolicy::default`].
+/// prefixes. Small numbers, for they index tables; tenant 0 exists from the start, with [the default policy](crate::TenantPolicy::default).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u32);
 
