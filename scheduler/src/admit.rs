@@ -316,6 +316,6 @@ enum Choice {
 }
 
 /// How many tokens two sequences have in common at the start.
-fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
+pub(crate) fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

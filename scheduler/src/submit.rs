@@ -2,11 +2,15 @@
 
 use std::cmp::Reverse;
 
+use crate::admit::common_prefix;
 use crate::queue::Waiting;
 use crate::sequence::Sequence;
 use crate::{
     Micros, Nanos, PAGE_TOKENS, Refusal, Request, Scheduler, SequenceId, StepShape, TenantId,
 };
+
+/// Running sequences that a new request is compared with.
+const COMPARED: usize = 8;
 
 /// A moment at which a sequence ends if it has not got so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,12 +35,10 @@ impl Scheduler {
         let public = &self.queue.tenants[tenant].policy.public;
         let cached = self.pool.find(tenant, public, &request.prompt).count() * PAGE_TOKENS;
         let uncached = request.prompt.len() - cached.min(request.prompt.len() - 1);
-        let estimate = self.estimate(
-            tenant,
-            (request.prompt.len(), uncached),
-            request.max_new_tokens as usize,
-        );
-        self.check_welcome(&request, uncached, estimate)?;
+        let expected = uncached.min(request.prompt.len() - self.prefix_on_its_way(&request));
+        let most = request.max_new_tokens as usize;
+        let estimate = self.estimate(tenant, (request.prompt.len(), expected), most);
+        self.check_welcome(&request, expected, estimate)?;
 
         let arrival = self.arrivals;
         self.arrivals += 1;
@@ -77,6 +79,22 @@ impl Scheduler {
             },
         );
         Ok(id)
+    }
+
+    /// Tokens of a prompt, in whole pages, that another request of its tenant has too, which was submitted just before or is
+    /// being computed: by the time it is this one's turn they should be cached.
+    fn prefix_on_its_way(&self, request: &Request) -> usize {
+        let waiting = self.queue.tenants[request.tenant].waiting.back();
+        let latest = waiting.map(|waiting| waiting.slot);
+        let running = self.running.iter().rev().copied().take(COMPARED);
+        let others = latest
+            .into_iter()
+            .chain(running)
+            .map(|slot| &self.sequences[slot]);
+        let own = others.filter(|other| other.tenant == request.tenant);
+        let reusable = &request.prompt[..request.prompt.len() - 1];
+        let shared = own.map(|other| common_prefix(reusable, &other.tokens));
+        shared.max().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS
     }
 
     /// Refuses what could not even run alone.

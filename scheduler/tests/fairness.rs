@@ -597,3 +597,16 @@ fn a_large_request_is_passed_only_so_often() {
     }
     panic!("{ended_before} others ended, and it waits still");
 }
+
+#[test]
+fn a_prompt_that_many_share_waits_once() {
+    let mut machine = Machine::new(&[weight(1)]);
+    let system: Vec<TokenId> = (0..1024).collect();
+    let mut waiting = Vec::new();
+    for chat in 0..16 {
+        machine.ask_about(0, [&system[..], &[5000 + chat; 20]].concat(), 5);
+        waiting.push(machine.scheduler.snapshot().queued_time);
+    }
+    // The others have 20 tokens of their own, and five to answer.
+    assert!(waiting[15] < waiting[0] * 3, "{waiting:?}");
+}
