@@ -189,13 +189,6 @@ impl CostModel {
         self.rows[knot] + rise * (count - below) / below
     }
 
-    /// Tokens that a step may compute at the price of one and an eighth; at least 1.
-    pub fn knee(&self) -> u64 {
-        let most = self.rows[0] + self.rows[0] / 8;
-        let fits = |count: u64| self.rows_time(count) <= most;
-        largest(1 << ROW_KNOTS, fits).max(1)
-    }
-
     /// The most tokens of a chunk after `history` others, up to `most`, with which `base` fits the budget; 0 if not even
     /// one does. `logits` of the chunk's tokens want logits.
     pub fn largest_chunk(
@@ -601,7 +594,6 @@ mod tests {
             model.rows,
             [1_600, 1_600, 1_600, 1_600, 1_600, 3_200, 6_400, 12_800]
         );
-        assert_eq!(model.knee(), 18);
         assert_eq!(model.rows_time(200), 20_000);
         assert_eq!(model.predict(StepShape::default()), 0);
     }

@@ -11,7 +11,7 @@
 //! What always holds (`Scheduler::check` asserts it):
 //! - every page is free, private to one sequence, or in the prefix tree; a step writes private pages only;
 //! - a page enters the tree only when it is full and computed, and is found again only by equal tokens after an equal
-//!   prefix in the same namespace;
+//!   prefix, of the same tenant or public;
 //! - an accepted request fits in memory alone, and the earliest running sequence is never preempted: so everybody ends;
 //! - equal calls give equal plans. The scheduler is told the time; it does no I/O, and starts no thread.
 
@@ -191,7 +191,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tells the pool what a tenant may have. What was accepted under a higher cap keeps it until the tenant is idle: it
+    /// Tells the pool what a tenant may have. What was accepted under a higher cap keeps it until it has ended: it
     /// could not end otherwise.
     fn share_pages(&mut self, id: TenantId) {
         let policy = &self.queue.tenants[id].policy;
