@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
-    QuantizedActivations, SPAN_TOKENS, TernaryMatrix,
+    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
+    Packing, QuantizedActivations, SPAN_TOKENS, TernaryMatrix,
 };
 
 /// How much is measured.
@@ -72,13 +72,18 @@ fn run(plan: Plan) {
     let shrink = if plan.smoke { 20 } else { 1 };
     for (rows, columns) in [(2560, 2560), (6912, 2560), (2560, 6912)] {
         let (rows, columns) = (rows / shrink, columns / shrink);
-        let bytes = TernaryMatrix::new(rows, columns).bytes();
-        let set: Vec<_> = (0..plan.stream_bytes.div_ceil(bytes))
-            .map(|_| TernaryMatrix::new(rows, columns))
-            .collect();
-        let limits = plan.limits(&probe); // Shared memory is faster and slower by the minute.
-        for m in [1, 2, 4, 8, 16, 64, 128] {
-            ternary(plan, &limits, &set, m);
+        for packing in [Packing::TwoBit, Packing::FiveTrit] {
+            if !plan.kernels.reads(packing) {
+                continue;
+            }
+            let bytes = TernaryMatrix::new(rows, columns, packing).bytes();
+            let set: Vec<_> = (0..plan.stream_bytes.div_ceil(bytes))
+                .map(|_| TernaryMatrix::new(rows, columns, packing))
+                .collect();
+            let limits = plan.limits(&probe); // Shared memory is faster and slower by the minute.
+            for m in [1, 2, 4, 8, 16, 32, 64, 128, 512] {
+                ternary(plan, &limits, &set, m);
+            }
         }
     }
     let scalar = plan.kernels.isa() == Isa::Scalar;
@@ -87,9 +92,15 @@ fn run(plan: Plan) {
     } else {
         (128_256, 2560)
     };
+    let head = Int8Matrix::new(rows, columns);
+    let limits = plan.limits(&probe);
+    for m in [1, 2, 4, 8, 16, 32, 64] {
+        int8(plan, &limits, &head, m);
+    }
+    drop(head);
     let head = DenseMatrix::from_f16(rows, columns, vec![0x3c00; rows * columns]);
     let limits = plan.limits(&probe);
-    for m in [1, 4, 16, 64] {
+    for m in [1, 4, 16] {
         dense(plan, &limits, &head, m);
     }
     for context in [256, 4096] {
@@ -185,18 +196,51 @@ fn ternary(plan: Plan, limits: &Limits, set: &[TernaryMatrix], m: usize) {
     let set = &set[..set.len().div_ceil(m.div_ceil(8))];
     let time = plan.best(plan.passes.min(3), |thread| {
         let panels = plan.share(set[0].panels(), thread);
-        let mut out = vec![0; panels.len() * m * PANEL_ROWS];
+        // As the engine does: products pass through a small buffer.
+        let at_once = (1 << 16) / (m * PANEL_ROWS);
+        let mut out = vec![0; at_once * m * PANEL_ROWS];
         for matrix in set {
-            plan.kernels
-                .ternary_matmul(matrix, panels.clone(), &x, &mut out);
-            black_box(&mut out);
+            for start in panels.clone().step_by(at_once) {
+                let panels = start..panels.end.min(start + at_once);
+                let out = &mut out[..panels.len() * m * PANEL_ROWS];
+                plan.kernels.ternary_matmul(matrix, panels, &x, out);
+                black_box(out);
+            }
         }
     });
     let bytes: usize = set.iter().map(TernaryMatrix::bytes).sum();
     limits.print(
-        &format!("ternary {rows} × {columns}, m {m}"),
+        &format!("{:?} {rows} × {columns}, m {m}", set[0].packing()),
         bytes,
         2 * set.len() * rows * columns * m,
+        time,
+    );
+}
+
+/// m tokens by an 8-bit head.
+fn int8(plan: Plan, limits: &Limits, head: &Int8Matrix, m: usize) {
+    let mut x = QuantizedActivations::new(m, head.columns());
+    x.reset(m, head.columns());
+    let values: Vec<f32> = (0..head.columns()).map(|i| i as f32).collect();
+    x.tokens_mut()
+        .for_each(|mut token| plan.kernels.quantize(&values, &mut token));
+    let time = plan.best(plan.passes.min(3), |thread| {
+        let panels = plan.share(head.panels(), thread);
+        // As the engine does: products pass through a small buffer.
+        let at_once = (1 << 16) / (m * PANEL_ROWS);
+        let mut out = vec![0; at_once * m * PANEL_ROWS];
+        for start in panels.clone().step_by(at_once) {
+            let panels = start..panels.end.min(start + at_once);
+            let out = &mut out[..panels.len() * m * PANEL_ROWS];
+            plan.kernels.int8_matmul(head, panels, &x, out);
+            black_box(out);
+        }
+    });
+    let (rows, columns) = (head.rows(), head.columns());
+    limits.print(
+        &format!("head int8 {rows} × {columns}, m {m}"),
+        head.bytes(),
+        2 * rows * columns * m,
         time,
     );
 }

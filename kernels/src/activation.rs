@@ -1,11 +1,13 @@
 //! Activations of several tokens as int8, each token with its own scale.
 //!
-//! Always true: rows are padded with zeros to whole blocks of the weights, and `sum` is the sum of the row, which turns products with
+//! Always true: rows are padded with zeros to whole blocks of the weights in every packing, and `sum` is the sum of the row, which turns products with
 //! codes (weight + 1) into products with weights: Σ w·q = Σ code·q − Σ q.
 
-use crate::ternary::BLOCK_COLUMNS;
+use std::ops::Range;
 
-/// m tokens' activations, `[m][columns rounded up to 16]`, with a scale and a sum each. The buffers are reused from step to step.
+use crate::ternary::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
+
+/// m tokens' activations, `[m][columns rounded up]`, with a scale and a sum each. The buffers are reused from step to step.
 pub struct QuantizedActivations {
     tokens: usize,
     columns: usize,
@@ -21,7 +23,7 @@ impl QuantizedActivations {
         QuantizedActivations {
             tokens: 0,
             columns: 0,
-            values: vec![0; max_tokens * max_columns.next_multiple_of(BLOCK_COLUMNS)],
+            values: vec![0; max_tokens * stride(max_columns)],
             scales: vec![0.0; max_tokens],
             sums: vec![0; max_tokens],
         }
@@ -50,15 +52,41 @@ impl QuantizedActivations {
 
     /// The tokens, to be filled by [`Kernels::quantize`](crate::Kernels::quantize); each may go to another thread.
     pub fn tokens_mut(&mut self) -> impl Iterator<Item = QuantizedTokenMut<'_>> {
+        let all = 0..self.tokens;
+        let mut whole = self.parts_mut(std::iter::once(all));
+        whole.next().into_iter().flatten()
+    }
+
+    /// The tokens in contiguous parts, which begin with the first token; each part may go to another thread.
+    ///
+    /// # Panics
+    /// If the ranges do not follow each other from 0, or exceed the tokens.
+    pub fn parts_mut(
+        &mut self,
+        ranges: impl IntoIterator<Item = Range<usize>>,
+    ) -> impl Iterator<Item = QuantizedTokensMut<'_>> {
         let (columns, stride) = (self.columns, self.stride());
-        let rows = self.values.chunks_exact_mut(stride).take(self.tokens);
-        let labels = self.scales.iter_mut().zip(&mut self.sums);
-        rows.zip(labels)
-            .map(move |(row, (scale, sum))| QuantizedTokenMut {
-                values: &mut row[..columns],
-                scale,
-                sum,
-            })
+        let mut values = &mut self.values[..self.tokens * stride];
+        let mut scales = &mut self.scales[..self.tokens];
+        let mut sums = &mut self.sums[..self.tokens];
+        let mut at = 0;
+        ranges.into_iter().map(move |range| {
+            assert_eq!(range.start, at, "parts follow each other");
+            at = range.end;
+            QuantizedTokensMut {
+                columns,
+                stride,
+                values: values
+                    .split_off_mut(..range.len() * stride)
+                    .expect("a part has tokens of the whole"),
+                scales: scales
+                    .split_off_mut(..range.len())
+                    .expect("a part has tokens of the whole"),
+                sums: sums
+                    .split_off_mut(..range.len())
+                    .expect("a part has tokens of the whole"),
+            }
+        })
     }
 
     /// m.
@@ -98,9 +126,37 @@ impl QuantizedActivations {
     }
 
     fn stride(&self) -> usize {
-        self.columns
-            .next_multiple_of(BLOCK_COLUMNS)
-            .max(BLOCK_COLUMNS)
+        stride(self.columns)
+    }
+}
+
+/// Columns, rounded up to whole blocks of weights in any packing.
+fn stride(columns: usize) -> usize {
+    columns
+        .max(1)
+        .next_multiple_of(FIVE_TRIT_COLUMNS)
+        .next_multiple_of(TWO_BIT_COLUMNS)
+}
+
+/// Some tokens of [`QuantizedActivations`], in order, to be filled.
+pub struct QuantizedTokensMut<'a> {
+    columns: usize,
+    stride: usize,
+    values: &'a mut [i8],
+    scales: &'a mut [f32],
+    sums: &'a mut [i32],
+}
+
+impl<'a> Iterator for QuantizedTokensMut<'a> {
+    type Item = QuantizedTokenMut<'a>;
+
+    fn next(&mut self) -> Option<QuantizedTokenMut<'a>> {
+        let row = self.values.split_off_mut(..self.stride)?;
+        Some(QuantizedTokenMut {
+            values: &mut row[..self.columns],
+            scale: self.scales.split_off_first_mut()?,
+            sum: self.sums.split_off_first_mut()?,
+        })
     }
 }
 

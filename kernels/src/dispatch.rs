@@ -15,9 +15,10 @@ use std::str::FromStr;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
 use crate::dense::DenseMatrix;
-use crate::ternary::TernaryMatrix;
+use crate::int8::Int8Matrix;
+use crate::ternary::{Packing, TernaryMatrix};
 #[cfg(target_arch = "x86_64")]
-use crate::x86_64::{avx2, avx512};
+use crate::x86_64::{avx2, avx512, avx512vbmi};
 use crate::{PANEL_ROWS, scalar};
 
 /// An instruction set, the better the greater.
@@ -27,8 +28,10 @@ pub enum Isa {
     Scalar,
     /// AVX2, FMA and F16C: x86-64 since about 2013.
     Avx2,
-    /// AVX-512 F, BW, VL and VNNI: servers since 2019, Zen 4.
+    /// AVX-512 F, BW, VL and VNNI: servers since 2019.
     Avx512,
+    /// That and AVX-512 VBMI, which looks bytes up in registers: servers since 2021, Zen 4.
+    Avx512Vbmi,
 }
 
 impl Isa {
@@ -40,7 +43,7 @@ impl Isa {
 
     /// All that this CPU has, in ascending order.
     pub fn available() -> impl Iterator<Item = Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512]
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi]
             .into_iter()
             .filter(|isa| isa.is_available())
     }
@@ -64,8 +67,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vbmi"),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => false,
         }
     }
 }
@@ -76,6 +81,7 @@ impl fmt::Display for Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Vbmi => "avx512vbmi",
         })
     }
 }
@@ -88,6 +94,7 @@ impl FromStr for Isa {
             "scalar" => Ok(Isa::Scalar),
             "avx2" => Ok(Isa::Avx2),
             "avx512" => Ok(Isa::Avx512),
+            "avx512vbmi" => Ok(Isa::Avx512Vbmi),
             _ => Err(UnknownIsa(name.to_owned())),
         }
     }
@@ -101,7 +108,7 @@ impl fmt::Display for UnknownIsa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "unknown instruction set {:?}: expected scalar, avx2 or avx512",
+            "unknown instruction set {:?}: expected scalar, avx2, avx512 or avx512vbmi",
             self.0
         )
     }
@@ -123,6 +130,10 @@ struct Table {
     quantize: unsafe fn(&[f32], &mut QuantizedTokenMut<'_>),
     ternary_matmul: unsafe fn(&TernaryMatrix, Range<usize>, &QuantizedActivations, &mut [i32]),
     dequantize: unsafe fn(&[i32], f32, &mut [f32]),
+    int8_matmul: unsafe fn(&Int8Matrix, Range<usize>, &QuantizedActivations, &mut [i32]),
+    scale_rows: unsafe fn(&[i32], &[f32], f32, &mut [f32]),
+    largest: unsafe fn(&[f32]) -> f32,
+    dense_dot: unsafe fn(&DenseMatrix, usize, &[f32]) -> f32,
     dense_matmul: unsafe fn(&DenseMatrix, Range<usize>, &[f32], usize, &mut [f32]),
     dense_row: unsafe fn(&DenseMatrix, usize, &mut [f32]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
@@ -141,6 +152,10 @@ static SCALAR: Table = Table {
     quantize: scalar::quantize,
     ternary_matmul: scalar::ternary_matmul,
     dequantize: scalar::dequantize,
+    int8_matmul: scalar::int8_matmul,
+    scale_rows: scalar::scale_rows,
+    largest: scalar::largest,
+    dense_dot: scalar::dense_dot,
     dense_matmul: scalar::dense_matmul,
     dense_row: scalar::dense_row,
     rms_norm: scalar::rms_norm,
@@ -160,6 +175,10 @@ static AVX2: Table = Table {
     quantize: avx2::quantize,
     ternary_matmul: avx2::ternary_matmul,
     dequantize: avx2::dequantize,
+    int8_matmul: avx2::int8_matmul,
+    scale_rows: avx2::scale_rows,
+    largest: avx2::largest,
+    dense_dot: avx2::dense_dot,
     dense_matmul: avx2::dense_matmul,
     dense_row: avx2::dense_row,
     rms_norm: avx2::rms_norm,
@@ -179,6 +198,10 @@ static AVX512: Table = Table {
     quantize: avx512::quantize,
     ternary_matmul: avx512::ternary_matmul,
     dequantize: avx512::dequantize,
+    int8_matmul: avx512::int8_matmul,
+    scale_rows: avx512::scale_rows,
+    largest: avx512::largest,
+    dense_dot: avx512::dense_dot,
     dense_matmul: avx512::dense_matmul,
     dense_row: avx512::dense_row,
     rms_norm: avx512::rms_norm,
@@ -193,6 +216,12 @@ static AVX512: Table = Table {
     probe_int8: avx512::probe_int8,
 };
 
+#[cfg(target_arch = "x86_64")]
+static AVX512_VBMI: Table = Table {
+    ternary_matmul: avx512vbmi::ternary_matmul,
+    ..AVX512
+};
+
 impl Kernels {
     /// The kernels of `isa`, or `None` if this CPU lacks it.
     #[must_use]
@@ -203,8 +232,10 @@ impl Kernels {
             Isa::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi => &AVX512_VBMI,
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => return None,
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => return None,
         };
         isa.is_available().then_some(Kernels { isa, table })
     }
@@ -213,6 +244,24 @@ impl Kernels {
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// The packing of ternary weights that this instruction set multiplies fastest.
+    #[must_use]
+    pub fn packing(&self) -> Packing {
+        match self.isa {
+            Isa::Scalar | Isa::Avx2 | Isa::Avx512 => Packing::TwoBit,
+            Isa::Avx512Vbmi => Packing::FiveTrit,
+        }
+    }
+
+    /// Can this instruction set multiply weights that are packed so?
+    #[must_use]
+    pub fn reads(&self, packing: Packing) -> bool {
+        match self.isa {
+            Isa::Scalar | Isa::Avx512Vbmi => true,
+            Isa::Avx2 | Isa::Avx512 => packing == Packing::TwoBit,
+        }
     }
 
     /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and clamped to −128..=127. Keeps `s` as
@@ -245,11 +294,72 @@ impl Kernels {
             panels.len() * x.tokens() * PANEL_ROWS,
             "the values of a product"
         );
+        assert!(
+            self.reads(weights.packing()),
+            "{} does not read {:?}",
+            self.isa,
+            weights.packing()
+        );
         if out.is_empty() {
             return;
         }
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
         unsafe { (self.table.ternary_matmul)(weights, panels, x, out) }
+    }
+
+    /// Multiplies all m tokens by the rows of `panels`, exactly, in whole numbers: without the rows' scales. `out` is panel-major:
+    /// `[panel of the range][m][32]`.
+    pub fn int8_matmul(
+        &self,
+        weights: &Int8Matrix,
+        panels: Range<usize>,
+        x: &QuantizedActivations,
+        out: &mut [i32],
+    ) {
+        assert!(
+            panels.start <= panels.end && panels.end <= weights.panels(),
+            "no panels {panels:?}"
+        );
+        assert_eq!(
+            x.columns(),
+            weights.columns(),
+            "columns of activations and weights"
+        );
+        assert_eq!(
+            out.len(),
+            panels.len() * x.tokens() * PANEL_ROWS,
+            "the values of a product"
+        );
+        if out.is_empty() {
+            return;
+        }
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.int8_matmul)(weights, panels, x, out) }
+    }
+
+    /// The largest of the values; those that are no numbers are passed over. −∞ if there are none.
+    #[must_use]
+    pub fn largest(&self, x: &[f32]) -> f32 {
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.largest)(x) }
+    }
+
+    /// `out = acc · (scale · factor)`, each row with its own scale.
+    pub fn scale_rows(&self, acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
+        assert!(
+            acc.len() == scales.len() && acc.len() == out.len(),
+            "one sum and one scale an output"
+        );
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.scale_rows)(acc, scales, factor, out) }
+    }
+
+    /// One row by one token `x`, `[k]`, in f32: the value, to the bit, that [`Kernels::dense_matmul`] has for the two.
+    pub fn dense_dot(&self, weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
+        assert!(row < weights.rows(), "no row {row} of {}", weights.rows());
+        assert_eq!(x.len(), weights.columns(), "the values of a token");
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.dense_dot)(weights, row, x) }
     }
 
     /// `out = acc · factor`, the factor being the weights' scale over the activations'.

@@ -115,6 +115,28 @@ pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
     }
 }
 
+/// `out = acc · (scale · factor)`, each row with its own scale.
+#[inline(always)]
+pub(crate) fn scale_rows(acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
+    for ((out, &acc), &scale) in out.iter_mut().zip(acc).zip(scales) {
+        *out = acc as f32 * (scale * factor);
+    }
+}
+
+/// The largest of the values; those that are no numbers are passed over. −∞ if there are none.
+#[inline(always)]
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = if x > *lane { x } else { *lane };
+        }
+    }
+    let all = lanes.iter().chain(rest);
+    all.fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+}
+
 /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s` rounded to nearest even and clamped to −128..=127.
 /// Returns `s` and the sum of `q`.
 #[inline(always)]

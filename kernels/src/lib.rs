@@ -22,16 +22,18 @@ mod attention;
 mod dense;
 mod dispatch;
 mod elementwise;
+mod int8;
 mod scalar;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub use activation::{QuantizedActivations, QuantizedTokenMut};
+pub use activation::{QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut};
 pub use attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
-pub use ternary::{MAX_COLUMNS, PanelMut, TernaryMatrix};
+pub use int8::{Int8Matrix, Int8PanelMut};
+pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
 
 /// Rows of a panel: the unit in which matrices are packed and products are shared among threads.
 pub const PANEL_ROWS: usize = 32;

@@ -10,7 +10,8 @@ use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{self, LANES, sum_lanes};
-use crate::ternary::{TernaryMatrix, code};
+use crate::int8::Int8Matrix;
+use crate::ternary::TernaryMatrix;
 
 /// `out[panel][token][row] = Σ weight(row, k) · q(token, k)`, exactly.
 pub(crate) fn ternary_matmul(
@@ -20,13 +21,33 @@ pub(crate) fn ternary_matmul(
     out: &mut [i32],
 ) {
     for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
-        let panel = weights.panel(panel);
         for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
             for (row, out) in out.iter_mut().enumerate() {
                 let products = x.row(token).iter().enumerate();
                 let products =
-                    products.map(|(k, &q)| i32::from(code(panel, row, k)) * i32::from(q));
+                    products.map(|(k, &q)| i32::from(weights.code(panel, row, k)) * i32::from(q));
                 *out = products.sum::<i32>() - x.sum(token);
+            }
+        }
+    }
+}
+
+/// `out[panel][token][row] = Σ weight(row, k) · q(token, k)`, exactly, without the rows' scales. Rows beyond the last are zero.
+pub(crate) fn int8_matmul(
+    weights: &Int8Matrix,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
+        out.fill(0);
+        for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
+            let rows = panel * PANEL_ROWS..weights.rows();
+            for (out, row) in out.iter_mut().zip(rows) {
+                let products = x.row(token).iter().enumerate();
+                *out = products
+                    .map(|(k, &q)| i32::from(weights.weight(row, k)) * i32::from(q))
+                    .sum();
             }
         }
     }
@@ -45,17 +66,20 @@ pub(crate) fn dense_matmul(
     for (panel, out) in panels.zip(out.chunks_exact_mut(m * PANEL_ROWS)) {
         out.fill(0.0);
         for lane in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
-            let row =
-                (panel * PANEL_ROWS + lane) * columns..(panel * PANEL_ROWS + lane + 1) * columns;
+            let row = panel * PANEL_ROWS + lane;
             for (token, x) in x.chunks_exact(columns).enumerate() {
-                out[token * PANEL_ROWS + lane] = match weights.values() {
-                    DenseValues::F16(all) => {
-                        dot(all[row.clone()].iter().map(|&half| f32_from_f16(half)), x)
-                    }
-                    DenseValues::F32(all) => dot(all[row.clone()].iter().copied(), x),
-                };
+                out[token * PANEL_ROWS + lane] = dense_dot(weights, row, x);
             }
         }
+    }
+}
+
+/// One row by one token, as [`dense_matmul`] does it.
+pub(crate) fn dense_dot(weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
+    let values = row * weights.columns()..(row + 1) * weights.columns();
+    match weights.values() {
+        DenseValues::F16(all) => dot(all[values].iter().map(|&half| f32_from_f16(half)), x),
+        DenseValues::F32(all) => dot(all[values].iter().copied(), x),
     }
 }
 
@@ -163,6 +187,14 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
 
 pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
     elementwise::dequantize(acc, factor, out);
+}
+
+pub(crate) fn scale_rows(acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
+    elementwise::scale_rows(acc, scales, factor, out);
+}
+
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    elementwise::largest(x)
 }
 
 pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {

@@ -1,8 +1,8 @@
-//! Ternary weights, packed: two bits each, in blocks that a vector register holds.
+//! Ternary weights, packed in blocks that a vector register holds: two bits a weight, or five weights a byte.
 //!
-//! A block is 64 bytes: 16 rows × 16 columns. Byte `4 r + i` holds, for row `r` of the block, the four columns `4 f + i` (f = 0..4) in the
-//! bits `2 f` and `2 f + 1`. So a 32-bit lane is one row, and `(lane >> 2 f) & 0x03030303` is four neighbouring columns of it: what the
-//! dot-product instructions multiply with four neighbouring activations.
+//! A block is 64 bytes: 16 rows × F · 4 columns, F fields a byte. Byte `4 r + i` holds, for row `r` of the block, the columns `4 f + i`
+//! (f = 0..F). So a 32-bit lane is one row, and one field of its four bytes is four neighbouring columns of it: what the dot-product
+//! instructions multiply with four neighbouring activations. How fields share a byte is the [`Packing`].
 //! A panel of 32 rows is one stream: `[block 0 of rows 0..16][block 0 of rows 16..32][block 1 of rows 0..16]…`.
 //!
 //! Always true: a field is `weight + 1`, so 0, 1 or 2; rows and columns that exist only to fill the last block hold 1, the weight zero.
@@ -11,8 +11,10 @@ use std::ops::Range;
 
 use crate::PANEL_ROWS;
 
-/// Columns of a block.
-pub(crate) const BLOCK_COLUMNS: usize = 16;
+/// Columns of a block of two-bit fields.
+pub(crate) const TWO_BIT_COLUMNS: usize = Packing::TwoBit.block_columns();
+/// Columns of a block of base-3 digits.
+pub(crate) const FIVE_TRIT_COLUMNS: usize = Packing::FiveTrit.block_columns();
 /// Rows of a block.
 pub(crate) const BLOCK_ROWS: usize = 16;
 /// Blocks side by side in a panel.
@@ -20,39 +22,97 @@ pub(crate) const PANEL_BLOCKS: usize = PANEL_ROWS / BLOCK_ROWS;
 /// The most columns a matrix may have: sums of 64 · code · activation, the largest that a kernel forms, then fit an `i32` with room.
 pub const MAX_COLUMNS: usize = 1 << 18;
 
-/// Four fields that are all 1, the weight zero.
-const ZERO_WEIGHTS: u8 = 0b01_01_01_01;
+/// How the fields of a byte stand in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Packing {
+    /// Four fields, field f in the bits 2 f and 2 f + 1: 2 bits a weight, quick to take apart on any machine.
+    TwoBit,
+    /// Five fields as the digits of a number in base 3, field f counting 3^f: 1.6 bits a weight, taken apart by a byte-wise table look-up.
+    FiveTrit,
+}
 
-/// 16 rows × 16 columns.
+impl Packing {
+    /// F: fields of a byte.
+    #[must_use]
+    pub const fn fields(self) -> usize {
+        match self {
+            Packing::TwoBit => 4,
+            Packing::FiveTrit => 5,
+        }
+    }
+
+    /// Columns of a block.
+    pub(crate) const fn block_columns(self) -> usize {
+        4 * self.fields()
+    }
+
+    /// What a field that is 1 counts in its byte.
+    const fn place(self, field: usize) -> u8 {
+        match self {
+            Packing::TwoBit => 1 << (2 * field),
+            Packing::FiveTrit => [1, 3, 9, 27, 81][field],
+        }
+    }
+
+    /// A byte of fields.
+    fn pack(self, fields: impl Iterator<Item = u8>) -> u8 {
+        let places = (0..).map(|field| self.place(field));
+        fields.zip(places).map(|(code, place)| code * place).sum()
+    }
+
+    /// A field of a byte.
+    const fn unpack(self, byte: u8, field: usize) -> u8 {
+        match self {
+            Packing::TwoBit => byte / self.place(field) & 3,
+            Packing::FiveTrit => byte / self.place(field) % 3,
+        }
+    }
+
+    /// A byte whose fields are all 1, the weight zero.
+    fn zero_weights(self) -> u8 {
+        self.pack(std::iter::repeat_n(1, self.fields()))
+    }
+}
+
+/// 16 rows of some columns.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub(crate) struct Block(pub(crate) [u8; 64]);
 
-/// A matrix of weights −1, 0 and +1, `rows` × `columns`, in the packed layout that every kernel reads.
+/// A matrix of weights −1, 0 and +1, `rows` × `columns`, packed.
 pub struct TernaryMatrix {
+    packing: Packing,
     rows: usize,
     columns: usize,
     blocks: Vec<Block>, // [panel][column block][half of the panel]
 }
 
 impl TernaryMatrix {
-    /// A matrix of zeros.
+    /// A matrix of zeros. Which packing a machine multiplies fastest, [`Kernels::packing`](crate::Kernels::packing) says.
     ///
     /// # Panics
     /// If a dimension is zero or `columns` exceeds [`MAX_COLUMNS`].
     #[must_use]
-    pub fn new(rows: usize, columns: usize) -> TernaryMatrix {
+    pub fn new(rows: usize, columns: usize, packing: Packing) -> TernaryMatrix {
         assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
         assert!(
             columns <= MAX_COLUMNS,
             "{columns} columns: sums might not fit an i32"
         );
-        let blocks = rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(BLOCK_COLUMNS);
+        let blocks =
+            rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(packing.block_columns());
         TernaryMatrix {
+            packing,
             rows,
             columns,
-            blocks: vec![Block([ZERO_WEIGHTS; 64]); blocks],
+            blocks: vec![Block([packing.zero_weights(); 64]); blocks],
         }
+    }
+
+    /// How the weights are packed.
+    #[must_use]
+    pub fn packing(&self) -> Packing {
+        self.packing
     }
 
     /// Rows: the outputs of a product.
@@ -65,12 +125,6 @@ impl TernaryMatrix {
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
-    }
-
-    /// Columns, rounded up to whole blocks.
-    #[must_use]
-    pub fn padded_columns(&self) -> usize {
-        self.columns.next_multiple_of(BLOCK_COLUMNS)
     }
 
     /// Panels of [`PANEL_ROWS`] rows; the last one may be partly filled.
@@ -87,13 +141,15 @@ impl TernaryMatrix {
 
     /// The panels, to be filled; each may go to another thread.
     pub fn panels_mut(&mut self) -> impl Iterator<Item = PanelMut<'_>> {
-        let (rows, columns, panel_blocks) = (self.rows, self.columns, self.panel_blocks());
+        let (packing, rows, columns) = (self.packing, self.rows, self.columns);
+        let panel_blocks = self.panel_blocks();
         self.blocks
             .chunks_exact_mut(panel_blocks)
             .enumerate()
             .map(move |(panel, blocks)| {
                 let first = panel * PANEL_ROWS;
                 PanelMut {
+                    packing,
                     rows: first..rows.min(first + PANEL_ROWS),
                     columns,
                     blocks,
@@ -111,7 +167,17 @@ impl TernaryMatrix {
             row < self.rows && column < self.columns,
             "no weight at row {row}, column {column}"
         );
-        code(self.panel(row / PANEL_ROWS), row % PANEL_ROWS, column) as i8 - 1
+        self.code(row / PANEL_ROWS, row % PANEL_ROWS, column) as i8 - 1
+    }
+
+    /// The field (weight + 1) at `row` (0..32) and `column` of a panel.
+    #[inline]
+    pub(crate) fn code(&self, panel: usize, row: usize, column: usize) -> u8 {
+        let block_columns = self.packing.block_columns();
+        let block = column / block_columns * PANEL_BLOCKS + row / BLOCK_ROWS;
+        let (field, byte) = (column % block_columns / 4, column % 4);
+        let byte = self.panel(panel)[block].0[row % BLOCK_ROWS * 4 + byte];
+        self.packing.unpack(byte, field)
     }
 
     /// The blocks of one panel, in the order of the stream.
@@ -122,20 +188,13 @@ impl TernaryMatrix {
     }
 
     fn panel_blocks(&self) -> usize {
-        PANEL_BLOCKS * self.columns.div_ceil(BLOCK_COLUMNS)
+        PANEL_BLOCKS * self.columns.div_ceil(self.packing.block_columns())
     }
-}
-
-/// The field (weight + 1) at `row` (0..32) and `column` of a panel.
-#[inline]
-pub(crate) fn code(panel: &[Block], row: usize, column: usize) -> u8 {
-    let block = &panel[column / BLOCK_COLUMNS * PANEL_BLOCKS + row / BLOCK_ROWS];
-    let (field, byte) = (column % BLOCK_COLUMNS / 4, column % 4);
-    (block.0[row % BLOCK_ROWS * 4 + byte] >> (2 * field)) & 3
 }
 
 /// One panel of a [`TernaryMatrix`], to be filled.
 pub struct PanelMut<'a> {
+    packing: Packing,
     rows: Range<usize>,
     columns: usize,
     blocks: &'a mut [Block],
@@ -164,51 +223,65 @@ impl PanelMut<'_> {
             "a code of row {row} is not 0, 1 or 2"
         );
         let row = row - self.rows.start;
-        let (half, lane) = (row / BLOCK_ROWS, row % BLOCK_ROWS);
-        let (chunks, rest) = codes.as_chunks::<BLOCK_COLUMNS>();
-        let mut last = [1; BLOCK_COLUMNS];
-        last[..rest.len()].copy_from_slice(rest);
-        let blocks = self.blocks.iter_mut().skip(half).step_by(PANEL_BLOCKS);
-        for (block, codes) in blocks.zip(chunks.iter().chain([&last])) {
-            block.0[4 * lane..][..4].copy_from_slice(&pack(codes));
+        let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
+        let lanes = blocks
+            .step_by(PANEL_BLOCKS)
+            .map(|block| &mut block.0[row % BLOCK_ROWS * 4..][..4]);
+        match self.packing {
+            Packing::TwoBit => pack_row::<TWO_BIT_COLUMNS>(Packing::TwoBit, codes, lanes),
+            Packing::FiveTrit => pack_row::<FIVE_TRIT_COLUMNS>(Packing::FiveTrit, codes, lanes),
         }
     }
 }
 
-/// Sixteen codes of one row as the four bytes of its lane.
-fn pack(codes: &[u8; BLOCK_COLUMNS]) -> [u8; 4] {
-    let (fields, _) = codes.as_chunks::<4>();
-    let lane = (0..4).fold(0, |lane, f| lane | u32::from_le_bytes(fields[f]) << (2 * f));
-    lane.to_le_bytes()
+/// Packs a row of codes, C columns of it into each lane of four bytes.
+#[inline(always)]
+fn pack_row<'a, const C: usize>(
+    packing: Packing,
+    codes: &[u8],
+    lanes: impl Iterator<Item = &'a mut [u8]>,
+) {
+    let (chunks, rest) = codes.as_chunks::<C>();
+    let mut last = [1; C];
+    last[..rest.len()].copy_from_slice(rest);
+    for (lane, codes) in lanes.zip(chunks.iter().chain([&last])) {
+        for (i, byte) in lane.iter_mut().enumerate() {
+            *byte = packing.pack(codes[i..].iter().copied().step_by(4));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::TernaryMatrix;
-    use crate::{Isa, Kernels, PANEL_ROWS, QuantizedActivations};
+    use crate::{Isa, Kernels, PANEL_ROWS, Packing, QuantizedActivations};
 
     /// No quantizer makes −128 of an absolute maximum, but 8 bits hold it, so the kernels must.
     #[test]
     fn products_with_minus_128_are_exact() {
         for (m, k) in [(1, 16), (2, 2560), (3, 6912), (4, 8192), (8, 8192)] {
             for code in 0..=2 {
-                let mut weights = TernaryMatrix::new(PANEL_ROWS, k);
-                for mut panel in weights.panels_mut() {
-                    panel
-                        .rows()
-                        .for_each(|row| panel.set_row(row, &vec![code; k]));
-                }
+                let filled = |packing| {
+                    let mut weights = TernaryMatrix::new(PANEL_ROWS, k, packing);
+                    for mut panel in weights.panels_mut() {
+                        let rows = panel.rows();
+                        rows.for_each(|row| panel.set_row(row, &vec![code; k]));
+                    }
+                    weights
+                };
+                let weights = [Packing::TwoBit, Packing::FiveTrit].map(filled);
                 let mut x = QuantizedActivations::new(m, k);
                 x.reset(m, k);
                 for token in x.tokens_mut() {
                     token.values.fill(-128);
                     (*token.scale, *token.sum) = (1.0, -128 * k as i32);
                 }
-                for isa in Isa::available() {
+                let kernels = || Isa::available().map(|isa| Kernels::new(isa).unwrap());
+                let cases = kernels().flat_map(|kernels| weights.iter().map(move |w| (kernels, w)));
+                for (kernels, weights) in cases.filter(|(kernels, w)| kernels.reads(w.packing())) {
+                    let isa = kernels.isa();
                     let mut out = vec![0; m * PANEL_ROWS];
-                    Kernels::new(isa)
-                        .unwrap()
-                        .ternary_matmul(&weights, 0..1, &x, &mut out);
+                    kernels.ternary_matmul(weights, 0..1, &x, &mut out);
                     let expected = (i32::from(code) - 1) * -128 * k as i32;
                     assert!(
                         out.iter().all(|&sum| sum == expected),

@@ -1,7 +1,8 @@
 //! Known values of the definition: what rounds where, which layout is which.
 
 use sterna_kernels::{
-    DenseMatrix, Isa, Kernels, QuantizedActivations, TernaryMatrix, f16_from_f32, f32_from_f16,
+    DenseMatrix, Int8Matrix, Isa, Kernels, Packing, QuantizedActivations, TernaryMatrix,
+    f16_from_f32, f32_from_f16,
 };
 
 fn scalar() -> Kernels {
@@ -46,7 +47,7 @@ fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
     x.reset(2, 17);
     x.tokens_mut()
         .for_each(|mut token| scalar().quantize(&[1.0; 17], &mut token));
-    let mut ones = TernaryMatrix::new(1, 17);
+    let mut ones = TernaryMatrix::new(1, 17, Packing::TwoBit);
     ones.panels_mut()
         .for_each(|mut panel| panel.set_row(0, &[2; 17]));
     for isa in Isa::available() {
@@ -62,30 +63,47 @@ fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
 fn packed_weights_read_back() {
     let (rows, columns) = (70, 45);
     let code = |row: usize, column: usize| ((row * 7 + column * 5) % 3) as u8;
-    let mut weights = TernaryMatrix::new(rows, columns);
-    assert_eq!(weights.weight(69, 44), 0);
-    let mut ranges = Vec::new();
+    for (packing, bytes) in [
+        (Packing::TwoBit, 96 * 48 / 4),
+        (Packing::FiveTrit, 96 * 60 / 5),
+    ] {
+        let mut weights = TernaryMatrix::new(rows, columns, packing);
+        assert_eq!(weights.weight(69, 44), 0);
+        let mut ranges = Vec::new();
+        for mut panel in weights.panels_mut() {
+            ranges.push(panel.rows());
+            for row in panel.rows() {
+                let codes: Vec<u8> = (0..columns).map(|column| code(row, column)).collect();
+                panel.set_row(row, &codes);
+            }
+        }
+        assert_eq!(ranges, [0..32, 32..64, 64..70]);
+        assert_eq!((weights.panels(), weights.bytes()), (3, bytes));
+        for row in 0..rows {
+            for column in 0..columns {
+                assert_eq!(weights.weight(row, column), code(row, column) as i8 - 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn eight_bit_weights_are_the_nearest_steps() {
+    let rows = [
+        vec![1.0, -1.0, 0.5, -0.25, 0.004, 0.0],
+        vec![0.0; 6],
+        vec![1e-30, 127e-30, -64.4e-30, 0.0, 0.0, 0.0],
+    ];
+    let mut weights = Int8Matrix::new(3, 6);
     for mut panel in weights.panels_mut() {
-        ranges.push(panel.rows());
-        for row in panel.rows() {
-            let codes: Vec<u8> = (0..columns).map(|column| code(row, column)).collect();
-            panel.set_row(row, &codes);
-        }
+        panel.rows().for_each(|row| panel.set_row(row, &rows[row]));
     }
-    assert_eq!(ranges, [0..32, 32..64, 64..70]);
-    assert_eq!(
-        (weights.panels(), weights.padded_columns(), weights.bytes()),
-        (3, 48, 96 * 48 / 4)
-    );
-    for row in 0..rows {
-        for column in 0..columns {
-            assert_eq!(
-                weights.weight(row, column),
-                code(row, column) as i8 - 1,
-                "row {row}, column {column}"
-            );
-        }
-    }
+    let row = |row| [0, 1, 2, 3, 4, 5].map(|column| weights.weight(row, column));
+    assert_eq!(row(0), [127, -127, 64, -32, 1, 0]);
+    assert_eq!(row(1), [0; 6]);
+    assert_eq!(row(2), [1, 127, -64, 0, 0, 0]);
+    assert_eq!(weights.scales(0), [1.0 / 127.0, 0.0, 127e-30 / 127.0]);
+    assert_eq!(weights.bytes(), 32 * 8 + 3 * 4);
 }
 
 #[test]
@@ -200,13 +218,13 @@ fn rotation_pairs_the_halves_of_a_head() {
 
 #[test]
 fn an_isa_is_named_as_it_is_parsed() {
-    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi] {
         assert_eq!(isa.to_string().parse(), Ok(isa));
     }
     let error = "sse9".parse::<Isa>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unknown instruction set \"sse9\": expected scalar, avx2 or avx512"
+        "unknown instruction set \"sse9\": expected scalar, avx2, avx512 or avx512vbmi"
     );
     assert!(Isa::best() >= Isa::Scalar && Isa::best().is_available());
 }

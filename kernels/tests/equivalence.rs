@@ -5,8 +5,8 @@
 use std::hash::{BuildHasher, RandomState};
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
-    QuantizedActivations, SPAN_TOKENS, TernaryMatrix, f16_from_f32, f32_from_f16,
+    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
+    Packing, QuantizedActivations, SPAN_TOKENS, TernaryMatrix, f16_from_f32, f32_from_f16,
 };
 
 const F16_NAN: u16 = 0x7e00;
@@ -82,7 +82,7 @@ fn the_required_isa_is_detected() {
 // Ternary products.
 
 struct Ternary {
-    weights: TernaryMatrix,
+    weights: [TernaryMatrix; 2], // In both packings.
     x: QuantizedActivations,
 }
 
@@ -93,13 +93,18 @@ impl Ternary {
         mut code: impl FnMut(usize, usize) -> u8,
         mut q: impl FnMut(usize, usize) -> f32,
     ) -> Ternary {
-        let mut weights = TernaryMatrix::new(n, k);
-        for mut panel in weights.panels_mut() {
-            for row in panel.rows() {
-                let codes: Vec<u8> = (0..k).map(|column| code(row, column)).collect();
-                panel.set_row(row, &codes);
+        let rows = (0..n).map(|row| (0..k).map(|column| code(row, column)).collect());
+        let rows: Vec<Vec<u8>> = rows.collect();
+        let packed = |packing| {
+            let mut weights = TernaryMatrix::new(n, k, packing);
+            for mut panel in weights.panels_mut() {
+                for row in panel.rows() {
+                    panel.set_row(row, &rows[row]);
+                }
             }
-        }
+            weights
+        };
+        let weights = [Packing::TwoBit, Packing::FiveTrit].map(packed);
         let mut x = QuantizedActivations::new(m + 1, k + 5);
         x.reset(m, k);
         for (token, mut out) in x.tokens_mut().enumerate() {
@@ -114,22 +119,28 @@ impl Ternary {
         Ternary::new([m, n, k], |_, _| codes.below(3) as u8, |_, _| rng.float())
     }
 
-    fn run(&self, kernels: Kernels) -> Vec<i32> {
-        let mut out = vec![i32::MIN; self.weights.panels() * self.x.tokens() * PANEL_ROWS];
-        kernels.ternary_matmul(&self.weights, 0..self.weights.panels(), &self.x, &mut out);
+    fn run(&self, kernels: Kernels, weights: &TernaryMatrix) -> Vec<i32> {
+        let mut out = vec![i32::MIN; weights.panels() * self.x.tokens() * PANEL_ROWS];
+        kernels.ternary_matmul(weights, 0..weights.panels(), &self.x, &mut out);
         out
+    }
+
+    /// Every instruction set with every packing that it reads.
+    fn ways(&self) -> impl Iterator<Item = (Kernels, &TernaryMatrix)> {
+        let ways = each_isa().flat_map(|isa| self.weights.iter().map(move |w| (isa, w)));
+        ways.filter(|(kernels, weights)| kernels.reads(weights.packing()))
     }
 
     /// The product by its formula, from single weights.
     fn expected(&self) -> Vec<i32> {
+        let [weights, _] = &self.weights;
         let mut out = Vec::new();
-        for panel in 0..self.weights.panels() {
+        for panel in 0..weights.panels() {
             for token in 0..self.x.tokens() {
                 for row in panel * PANEL_ROWS..(panel + 1) * PANEL_ROWS {
-                    let real = row < self.weights.rows();
+                    let real = row < weights.rows();
                     let q = self.x.row(token).iter().enumerate();
-                    let dot =
-                        q.map(|(k, &q)| i32::from(self.weights.weight(row, k)) * i32::from(q));
+                    let dot = q.map(|(k, &q)| i32::from(weights.weight(row, k)) * i32::from(q));
                     out.push(if real { dot.sum() } else { 0 });
                 }
             }
@@ -138,13 +149,14 @@ impl Ternary {
     }
 
     fn check(&self, what: &str) {
-        let expected = self.run(scalar());
-        for kernels in each_isa() {
-            let (m, n, k) = (self.x.tokens(), self.weights.rows(), self.weights.columns());
+        let expected = self.run(scalar(), &self.weights[0]);
+        for (kernels, weights) in self.ways() {
+            let (m, n, k) = (self.x.tokens(), weights.rows(), weights.columns());
             assert!(
-                self.run(kernels) == expected,
-                "{what}: {} at m {m}, n {n}, k {k}",
-                kernels.isa()
+                self.run(kernels, weights) == expected,
+                "{what}: {}, {:?} at m {m}, n {n}, k {k}",
+                kernels.isa(),
+                weights.packing()
             );
         }
     }
@@ -156,7 +168,8 @@ fn ternary_products_follow_the_formula() {
     for _ in 0..40 {
         let shape = [1 + rng.below(9), 1 + rng.below(70), 1 + rng.below(150)];
         let case = Ternary::random(&mut rng, shape);
-        assert_eq!(case.run(scalar()), case.expected(), "{shape:?}");
+        let scalars = case.run(scalar(), &case.weights[0]);
+        assert_eq!(scalars, case.expected(), "{shape:?}");
         case.check("a small shape");
     }
 }
@@ -174,7 +187,7 @@ fn ternary_products_are_equal_at_the_widths_of_real_checkpoints() {
 #[test]
 fn ternary_products_are_equal_for_every_number_of_tokens() {
     let mut rng = Rng::from_env();
-    for m in (1..=17).chain([31, 33, 64, 128]) {
+    for m in (1..=17).chain([31, 33, 64, 128, 257, 300]) {
         let n = 1 + rng.below(40);
         let k = rng.pick(&[16, 20, 64, 129, 260]);
         Ternary::random(&mut rng, [m, n, k]).check("a number of tokens");
@@ -208,17 +221,129 @@ fn a_range_of_panels_is_that_part_of_the_whole() {
     let case = Ternary::random(&mut rng, [5, 150, 100]);
     let dense = DenseMatrix::from_f32(150, 100, rng.floats(150 * 100));
     let x = rng.floats(5 * 100);
-    for kernels in each_isa() {
-        let whole = case.run(kernels);
+    for (kernels, weights) in case.ways() {
+        let whole = case.run(kernels, weights);
         let mut part = vec![0; 2 * 5 * PANEL_ROWS];
-        kernels.ternary_matmul(&case.weights, 1..3, &case.x, &mut part);
+        kernels.ternary_matmul(weights, 1..3, &case.x, &mut part);
         assert_eq!(part, whole[5 * PANEL_ROWS..3 * 5 * PANEL_ROWS]);
-
+    }
+    for kernels in each_isa() {
         let mut whole = vec![0.0; dense.panels() * 5 * PANEL_ROWS];
         kernels.dense_matmul(&dense, 0..dense.panels(), &x, 5, &mut whole);
         let mut part = vec![0.0; 2 * 5 * PANEL_ROWS];
         kernels.dense_matmul(&dense, 3..5, &x, 5, &mut part);
         assert_eq!(bits(&part), bits(&whole[3 * 5 * PANEL_ROWS..]));
+    }
+}
+
+#[test]
+fn a_packing_that_an_isa_does_not_read_is_refused() {
+    for kernels in each_isa() {
+        for packing in [Packing::TwoBit, Packing::FiveTrit] {
+            let product = || {
+                let mut x = QuantizedActivations::new(1, 20);
+                x.reset(1, 20);
+                let weights = TernaryMatrix::new(1, 20, packing);
+                kernels.ternary_matmul(&weights, 0..1, &x, &mut [0; PANEL_ROWS]);
+            };
+            let outcome = std::panic::catch_unwind(product);
+            assert_eq!(outcome.is_ok(), kernels.reads(packing), "{}", kernels.isa());
+        }
+        assert!(kernels.reads(kernels.packing()));
+    }
+}
+
+// Products with 8-bit weights.
+
+/// A matrix of the given weights, and the product with `x` by every instruction set, which must be that of the formula.
+fn check_int8(rows: &[Vec<f32>], x: &QuantizedActivations) {
+    let (n, k, m) = (rows.len(), rows[0].len(), x.tokens());
+    let mut weights = Int8Matrix::new(n, k);
+    for mut panel in weights.panels_mut() {
+        for row in panel.rows() {
+            panel.set_row(row, &rows[row]);
+        }
+    }
+    let mut expected = vec![0; weights.panels() * m * PANEL_ROWS];
+    for (row, token) in (0..n).flat_map(|row| (0..m).map(move |token| (row, token))) {
+        let products = x.row(token).iter().enumerate();
+        expected[row / PANEL_ROWS * m * PANEL_ROWS + token * PANEL_ROWS + row % PANEL_ROWS] =
+            products
+                .map(|(k, &q)| i32::from(weights.weight(row, k)) * i32::from(q))
+                .sum();
+    }
+    for kernels in each_isa() {
+        let mut out = vec![i32::MIN; expected.len()];
+        kernels.int8_matmul(&weights, 0..weights.panels(), x, &mut out);
+        assert!(out == expected, "{} at m {m}, n {n}, k {k}", kernels.isa());
+        if weights.panels() > 1 {
+            let mut part = vec![0; m * PANEL_ROWS];
+            kernels.int8_matmul(&weights, 1..2, x, &mut part);
+            assert_eq!(part, out[m * PANEL_ROWS..2 * m * PANEL_ROWS]);
+        }
+    }
+}
+
+#[test]
+fn int8_products_are_equal() {
+    let mut rng = Rng::from_env();
+    for m in (1..=17).chain([64, 300]) {
+        let n = 1 + rng.below(70);
+        let k = rng.pick(&[1, 4, 15, 64, 257, 2560]);
+        let rows: Vec<Vec<f32>> = (0..n).map(|_| rng.floats(k)).collect();
+        let mut x = QuantizedActivations::new(m, k);
+        x.reset(m, k);
+        for mut token in x.tokens_mut() {
+            scalar().quantize(&rng.floats(k), &mut token);
+        }
+        check_int8(&rows, &x);
+    }
+}
+
+#[test]
+fn int8_sums_of_extremes_do_not_overflow() {
+    for (k, sign) in [(4, 1.0), (2560, -1.0), (65_536, 1.0), (65_536, -1.0)] {
+        let mut x = QuantizedActivations::new(3, k);
+        x.reset(3, k);
+        for mut token in x.tokens_mut() {
+            scalar().quantize(&vec![sign; k], &mut token);
+        }
+        check_int8(&[vec![1.0; k], vec![-1.0; k], vec![0.0; k]], &x);
+    }
+}
+
+#[test]
+fn rows_are_scaled_equally() {
+    let mut rng = Rng::from_env();
+    for count in (1..=33).chain([64]) {
+        let acc: Vec<i32> = (0..count).map(|_| rng.next() as i32 >> 8).collect();
+        let (scales, factor) = (rng.floats(count), rng.float());
+        let expected: Vec<f32> = (acc.iter().zip(&scales))
+            .map(|(&acc, scale)| acc as f32 * (scale * factor))
+            .collect();
+        for kernels in each_isa() {
+            let mut out = vec![0.0; count];
+            kernels.scale_rows(&acc, &scales, factor, &mut out);
+            assert_eq!(bits(&out), bits(&expected), "{}", kernels.isa());
+        }
+    }
+}
+
+#[test]
+fn the_largest_value_is_found() {
+    let mut rng = Rng::from_env();
+    for count in 0..=70 {
+        let mut x = rng.floats(count);
+        let largest = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        for kernels in each_isa() {
+            assert_eq!(kernels.largest(&x), largest, "{}", kernels.isa());
+        }
+        if let Some(first) = x.iter_mut().find(|x| **x != largest) {
+            *first = f32::NAN;
+            for kernels in each_isa() {
+                assert_eq!(kernels.largest(&x), largest, "{}", kernels.isa());
+            }
+        }
     }
 }
 
@@ -250,6 +375,11 @@ fn dense_products_are_equal_and_do_not_depend_on_company() {
                 "{} at m {m}, n {n}, k {k}",
                 kernels.isa()
             );
+            for (row, token) in (0..n).flat_map(|row| (0..m).map(move |token| (row, token))) {
+                let dot = kernels.dense_dot(&weights, row, &x[token * k..(token + 1) * k]);
+                let at = (row / PANEL_ROWS * m + token) * PANEL_ROWS + row % PANEL_ROWS;
+                assert_eq!(dot.to_bits(), expected[at].to_bits(), "{}", kernels.isa());
+            }
             for token in 0..m {
                 let alone = product(kernels, &x[token * k..(token + 1) * k]);
                 for (panel, alone) in alone.chunks(PANEL_ROWS).enumerate() {

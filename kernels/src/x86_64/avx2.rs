@@ -12,16 +12,17 @@ use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
 use crate::dense::{DenseMatrix, DenseValues};
 use crate::elementwise::{self, LANES};
-use crate::ternary::{BLOCK_COLUMNS, BLOCK_ROWS, Block, PANEL_BLOCKS, TernaryMatrix};
+use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
+use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS, TWO_BIT_COLUMNS, TernaryMatrix};
 
 /// Sixteen lanes of a float sum: 0..8 and 8..16.
 type Lanes = [__m256; 2];
 
-/// Blocks that 16-bit sums take before they are widened. A block adds four products of at most 2 · (2 · 128) in magnitude to each, so 16
-/// blocks would just fit; half of that keeps clear of the edge.
-const NARROW_BLOCKS: usize = 8;
+/// Blocks that 16-bit sums take before they are widened. A block adds four products of at least −2 · (2 · 128) and at most 2 · (2 · 127)
+/// to each, so the sums of 16 blocks reach from −32,768 to 32,512 and just fit.
+const NARROW_BLOCKS: usize = 16;
 
-/// Products of panels of ternary weights with up to four tokens at a time.
+/// Products of panels of two-bit weights with up to four tokens at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
@@ -55,7 +56,7 @@ fn widened<const H: usize, const T: usize>(
     first: usize,
     out: &mut [i32],
 ) {
-    let rows: [&[[i8; BLOCK_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let ones = _mm256_set1_epi16(1);
     let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
     for (t, sums) in sums.iter_mut().enumerate() {
@@ -73,14 +74,7 @@ fn widened<const H: usize, const T: usize>(
             }
         }
     }
-    for (t, blocks) in sums.iter().enumerate() {
-        for (h, parts) in blocks.iter().enumerate() {
-            for (part, sum) in parts.iter().enumerate() {
-                let row = (half + h) * BLOCK_ROWS + part * BLOCK_ROWS / 2;
-                store_i32(*sum, &mut out[t * PANEL_ROWS + row..]);
-            }
-        }
-    }
+    store_sums(&sums, half, out);
 }
 
 /// The sums over at most [`NARROW_BLOCKS`] steps, each row's as two 16-bit halves: `[token][block][rows 0..8, 8..16]`.
@@ -89,7 +83,7 @@ fn widened<const H: usize, const T: usize>(
 fn narrow_sums<const H: usize, const T: usize>(
     steps: &[[Block; PANEL_BLOCKS]],
     half: usize,
-    rows: [&[[i8; BLOCK_COLUMNS]]; T],
+    rows: [&[[i8; TWO_BIT_COLUMNS]]; T],
 ) -> [[[__m256i; 2]; H]; T] {
     let mask = _mm256_set1_epi8(3);
     let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
@@ -121,6 +115,87 @@ fn narrow_sums<const H: usize, const T: usize>(
         }
     }
     sums
+}
+
+/// Products of panels of 8-bit weights with up to four tokens at a time.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn int8_matmul(
+    weights: &Int8Matrix,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
+        let panel = weights.panel(panel).as_chunks().0;
+        for tokens in blocks(x.tokens(), 4) {
+            let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+            match tokens.len() {
+                1 => int8_tile::<2, 1>(panel, 0, x, tokens.start, out),
+                2 => int8_tile::<2, 2>(panel, 0, x, tokens.start, out),
+                3 => (0..PANEL_BLOCKS)
+                    .for_each(|half| int8_tile::<1, 3>(panel, half, x, tokens.start, out)),
+                _ => (0..PANEL_BLOCKS)
+                    .for_each(|half| int8_tile::<1, 4>(panel, half, x, tokens.start, out)),
+            }
+        }
+    }
+}
+
+/// 16 · H rows, from block `half` of each step, × T tokens. The instruction multiplies an unsigned byte with a signed one, so the sign of
+/// an activation goes over to the weight; two products of at most 128 · 127 each then fit 16 bits.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn int8_tile<const H: usize, const T: usize>(
+    panel: &[[Block; PANEL_BLOCKS]],
+    half: usize,
+    x: &QuantizedActivations,
+    first: usize,
+    out: &mut [i32],
+) {
+    let rows: [&[[i8; INT8_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let ones = _mm256_set1_epi16(1);
+    let byte_zero = _mm256_set1_epi8(BYTE_ZERO.cast_signed());
+    let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
+    for (b, step) in panel.iter().enumerate() {
+        for block in step {
+            prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
+        }
+        let mut weights = [[_mm256_setzero_si256(); 2]; H];
+        for (weights, block) in weights.iter_mut().zip(&step[half..]) {
+            *weights = load_bytes(&block.0).map(|bytes| _mm256_xor_si256(bytes, byte_zero));
+        }
+        for t in 0..T {
+            let q = _mm256_set1_epi32(four_activations(&rows[t][b], 0));
+            let magnitude = _mm256_abs_epi8(q);
+            for h in 0..H {
+                for part in 0..2 {
+                    let signed = _mm256_sign_epi8(weights[h][part], q);
+                    let pairs = _mm256_maddubs_epi16(magnitude, signed);
+                    let fours = _mm256_madd_epi16(pairs, ones);
+                    sums[t][h][part] = _mm256_add_epi32(sums[t][h][part], fours);
+                }
+            }
+        }
+    }
+    store_sums(&sums, half, out);
+}
+
+/// Stores the sums of T tokens and 16 · H rows from block `half` on.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn store_sums<const H: usize, const T: usize>(
+    sums: &[[[__m256i; 2]; H]; T],
+    half: usize,
+    out: &mut [i32],
+) {
+    for (t, blocks) in sums.iter().enumerate() {
+        for (h, parts) in blocks.iter().enumerate() {
+            for (part, sum) in parts.iter().enumerate() {
+                let row = (half + h) * BLOCK_ROWS + part * BLOCK_ROWS / 2;
+                store_i32(*sum, &mut out[t * PANEL_ROWS + row..]);
+            }
+        }
+    }
 }
 
 /// Products of panels of float rows with all tokens.
@@ -230,6 +305,22 @@ fn dense_block<const R: usize, const T: usize, W: Copy + Default>(
             out[t * PANEL_ROWS + r] = sum_lanes(sums[r][t]);
         }
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn dense_dot(weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
+    let columns = weights.columns();
+    let values = row * columns..(row + 1) * columns;
+    let mut out = [0.0];
+    match weights.values() {
+        DenseValues::F16(all) => {
+            dense_block::<1, 1, _>(&all[values], columns, x, &mut out, |halves| widen(halves));
+        }
+        DenseValues::F32(all) => {
+            dense_block::<1, 1, _>(&all[values], columns, x, &mut out, |values| load(values));
+        }
+    }
+    out[0]
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -437,6 +528,16 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
     elementwise::dequantize(acc, factor, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn scale_rows(acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
+    elementwise::scale_rows(acc, scales, factor, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    elementwise::largest(x)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

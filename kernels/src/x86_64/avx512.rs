@@ -7,15 +7,16 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::avx2::sum_eight_lanes;
-use super::{CACHE_LINE_HALVES, PREFETCH_BYTES, blocks, four_activations, padded};
+use super::{CACHE_LINE_HALVES, GROUP_TOKENS, PREFETCH_BYTES, blocks, four_activations, padded};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
 use crate::dense::{DenseMatrix, DenseValues};
 use crate::elementwise::{self, LANES};
-use crate::ternary::{BLOCK_COLUMNS, BLOCK_ROWS, Block, PANEL_BLOCKS, TernaryMatrix};
+use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
+use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS, TWO_BIT_COLUMNS, TernaryMatrix};
 
-/// Products of panels of ternary weights with up to eight tokens at a time.
+/// Products of panels of two-bit weights with up to eight tokens at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
@@ -23,22 +24,20 @@ pub(crate) fn ternary_matmul(
     x: &QuantizedActivations,
     out: &mut [i32],
 ) {
-    for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
+    for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
         let panel = weights.panel(panel).as_chunks().0;
-        for tokens in blocks(x.tokens(), 8) {
-            let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
-            match tokens.len() {
-                1 => in_place::<1>(panel, x, tokens.start, out),
-                2 => in_place::<2>(panel, x, tokens.start, out),
-                3 => shifted::<3>(panel, x, tokens.start, out),
-                4 => shifted::<4>(panel, x, tokens.start, out),
-                5 => shifted::<5>(panel, x, tokens.start, out),
-                6 => shifted::<6>(panel, x, tokens.start, out),
-                7 => shifted::<7>(panel, x, tokens.start, out),
-                _ => shifted::<8>(panel, x, tokens.start, out),
-            }
+        let first = tokens.start;
+        match tokens.len() {
+            1 => in_place::<1>(panel, x, first, out),
+            2 => in_place::<2>(panel, x, first, out),
+            3 => shifted::<3>(panel, x, first, out),
+            4 => shifted::<4>(panel, x, first, out),
+            5 => shifted::<5>(panel, x, first, out),
+            6 => shifted::<6>(panel, x, first, out),
+            7 => shifted::<7>(panel, x, first, out),
+            _ => shifted::<8>(panel, x, first, out),
         }
-    }
+    });
 }
 
 /// 32 rows × T tokens, for few tokens: fields are multiplied where they stand in their bytes, as 4^f · code, each into a sum of its own
@@ -51,22 +50,13 @@ fn in_place<const T: usize>(
     first: usize,
     out: &mut [i32],
 ) {
-    let rows: [&[[i8; BLOCK_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
-    let masks = [
-        _mm512_set1_epi8(0b0000_0011),
-        _mm512_set1_epi8(0b0000_1100),
-        _mm512_set1_epi8(0b0011_0000),
-        _mm512_set1_epi8(0b1100_0000_u8.cast_signed()),
-    ];
+    let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let mut sums = [[[_mm512_setzero_si512(); 4]; PANEL_BLOCKS]; T];
     for (b, step) in panel.iter().enumerate() {
         prefetch_panel(step);
         let packed = [load_block(&step[0]), load_block(&step[1])];
         for f in 0..4 {
-            let codes = [
-                _mm512_and_si512(packed[0], masks[f]),
-                _mm512_and_si512(packed[1], masks[f]),
-            ];
+            let codes = packed.map(|packed| _mm512_and_si512(packed, field_mask(f)));
             for t in 0..T {
                 let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
                 for half in 0..PANEL_BLOCKS {
@@ -76,12 +66,11 @@ fn in_place<const T: usize>(
         }
     }
     for t in 0..T {
-        let minus_sum = _mm512_set1_epi32(-x.sum(first + t));
         for half in 0..PANEL_BLOCKS {
-            let [s0, s1, s2, s3] = sums[t][half];
-            let low = _mm512_add_epi32(s0, _mm512_srai_epi32::<2>(s1));
-            let high = _mm512_add_epi32(_mm512_srai_epi32::<4>(s2), _mm512_srai_epi32::<6>(s3));
-            let sum = _mm512_add_epi32(minus_sum, _mm512_add_epi32(low, high));
+            let sum = _mm512_sub_epi32(
+                sum_of_fields(sums[t][half]),
+                _mm512_set1_epi32(x.sum(first + t)),
+            );
             store_i32(sum, &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..]);
         }
     }
@@ -96,24 +85,15 @@ fn shifted<const T: usize>(
     first: usize,
     out: &mut [i32],
 ) {
-    let rows: [&[[i8; BLOCK_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let mask = _mm512_set1_epi8(3);
-    let mut sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
-    for (t, sums) in sums.iter_mut().enumerate() {
-        *sums = [_mm512_set1_epi32(-x.sum(first + t)); PANEL_BLOCKS];
-    }
+    let mut sums = minus_sums::<T>(x, first, 1);
     for (b, step) in panel.iter().enumerate() {
         prefetch_panel(step);
         let mut packed = [load_block(&step[0]), load_block(&step[1])];
         for f in 0..4 {
-            let codes = [
-                _mm512_and_si512(packed[0], mask),
-                _mm512_and_si512(packed[1], mask),
-            ];
-            packed = [
-                _mm512_srli_epi32::<2>(packed[0]),
-                _mm512_srli_epi32::<2>(packed[1]),
-            ];
+            let codes = packed.map(|packed| _mm512_and_si512(packed, mask));
+            packed = packed.map(|packed| _mm512_srli_epi32::<2>(packed));
             for t in 0..T {
                 let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
                 for half in 0..PANEL_BLOCKS {
@@ -122,12 +102,116 @@ fn shifted<const T: usize>(
             }
         }
     }
-    for t in 0..T {
-        for half in 0..PANEL_BLOCKS {
-            store_i32(
-                sums[t][half],
-                &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..],
-            );
+    store_sums(&sums, out);
+}
+
+/// Products of panels of 8-bit weights with up to eight tokens at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn int8_matmul(
+    weights: &Int8Matrix,
+    panels: Range<usize>,
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
+        let panel = weights.panel(panel).as_chunks().0;
+        let first = tokens.start;
+        match tokens.len() {
+            1 => int8_tile::<1>(panel, x, first, out),
+            2 => int8_tile::<2>(panel, x, first, out),
+            3 => int8_tile::<3>(panel, x, first, out),
+            4 => int8_tile::<4>(panel, x, first, out),
+            5 => int8_tile::<5>(panel, x, first, out),
+            6 => int8_tile::<6>(panel, x, first, out),
+            7 => int8_tile::<7>(panel, x, first, out),
+            _ => int8_tile::<8>(panel, x, first, out),
+        }
+    });
+}
+
+/// 32 rows × T tokens: bytes are multiplied as they are, and the 128 in each is taken off at the start.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+#[inline]
+fn int8_tile<const T: usize>(
+    panel: &[[Block; PANEL_BLOCKS]],
+    x: &QuantizedActivations,
+    first: usize,
+    out: &mut [i32],
+) {
+    let rows: [&[[i8; INT8_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let mut sums = minus_sums::<T>(x, first, i32::from(BYTE_ZERO));
+    for (b, step) in panel.iter().enumerate() {
+        prefetch_panel(step);
+        let bytes = [load_block(&step[0]), load_block(&step[1])];
+        for t in 0..T {
+            let q = _mm512_set1_epi32(four_activations(&rows[t][b], 0));
+            for half in 0..PANEL_BLOCKS {
+                sums[t][half] = _mm512_dpbusd_epi32(sums[t][half], bytes[half], q);
+            }
+        }
+    }
+    store_sums(&sums, out);
+}
+
+/// Calls `tile(panel, tokens, out)` for up to eight tokens and one panel at a time. Tokens are taken in groups whose activations stay in
+/// the second-level cache while the panels pass; of a group, the first tile of a panel brings the panel in for the others.
+#[inline(always)]
+pub(super) fn for_each_tile(
+    panels: Range<usize>,
+    tokens: usize,
+    out: &mut [i32],
+    tile: impl Fn(usize, Range<usize>, &mut [i32]),
+) {
+    for group in blocks(tokens, GROUP_TOKENS) {
+        let outs = out.chunks_exact_mut(tokens * PANEL_ROWS);
+        for (panel, out) in panels.clone().zip(outs) {
+            for tokens in blocks(group.len(), 8) {
+                let tokens = group.start + tokens.start..group.start + tokens.end;
+                let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+                tile(panel, tokens, out);
+            }
+        }
+    }
+}
+
+/// Where field f of each byte stands.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn field_mask(f: usize) -> __m512i {
+    _mm512_set1_epi8((3_u8 << (2 * f)).cast_signed())
+}
+
+/// The sum of the sums of fields 0..4 that were multiplied as 4^f · code.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn sum_of_fields([s0, s1, s2, s3]: [__m512i; 4]) -> __m512i {
+    let low = _mm512_add_epi32(s0, _mm512_srai_epi32::<2>(s1));
+    let high = _mm512_add_epi32(_mm512_srai_epi32::<4>(s2), _mm512_srai_epi32::<6>(s3));
+    _mm512_add_epi32(low, high)
+}
+
+/// What the sums of T tokens begin with: what `each` too much in every code adds up to, taken off.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn minus_sums<const T: usize>(
+    x: &QuantizedActivations,
+    first: usize,
+    each: i32,
+) -> [[__m512i; PANEL_BLOCKS]; T] {
+    let mut sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
+    for (t, sums) in sums.iter_mut().enumerate() {
+        *sums = [_mm512_set1_epi32(-each * x.sum(first + t)); PANEL_BLOCKS];
+    }
+    sums
+}
+
+/// Stores the sums of T tokens, `[T][32]`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn store_sums<const T: usize>(sums: &[[__m512i; PANEL_BLOCKS]; T], out: &mut [i32]) {
+    for (t, sums) in sums.iter().enumerate() {
+        for (half, sum) in sums.iter().enumerate() {
+            store_i32(*sum, &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..]);
         }
     }
 }
@@ -241,6 +325,22 @@ fn dense_block<const R: usize, const T: usize, W: Copy + Default>(
             out[t * PANEL_ROWS + r] = sum_lanes(sums[r][t]);
         }
     }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn dense_dot(weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
+    let columns = weights.columns();
+    let values = row * columns..(row + 1) * columns;
+    let mut out = [0.0];
+    match weights.values() {
+        DenseValues::F16(all) => {
+            dense_block::<1, 1, _>(&all[values], columns, x, &mut out, |halves| widen(halves));
+        }
+        DenseValues::F32(all) => {
+            dense_block::<1, 1, _>(&all[values], columns, x, &mut out, |values| load(values));
+        }
+    }
+    out[0]
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -455,6 +555,16 @@ pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn scale_rows(acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
+    elementwise::scale_rows(acc, scales, factor, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(crate) fn largest(x: &[f32]) -> f32 {
+    elementwise::largest(x)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
     state.finish(out);
 }
@@ -491,7 +601,7 @@ pub(crate) fn probe_int8(rounds: u64) -> u64 {
 /// Prefetches the two blocks that stand [`PREFETCH_BYTES`] after `step`, be they of this panel or the next.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn prefetch_panel(step: &[Block; PANEL_BLOCKS]) {
+pub(super) fn prefetch_panel(step: &[Block; PANEL_BLOCKS]) {
     for block in step {
         prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
     }
@@ -515,7 +625,7 @@ fn prefetch<T>(address: *const T) {
 /// Loads a block.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn load_block(block: &Block) -> __m512i {
+pub(super) fn load_block(block: &Block) -> __m512i {
     // SAFETY: a `Block` is 64 readable bytes, aligned to 64 by its type.
     unsafe { _mm512_load_si512((&raw const block.0).cast()) }
 }
@@ -568,7 +678,7 @@ fn lanes(register: __m512) -> [f32; LANES] {
 /// Stores sixteen sums at the start of `out`.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn store_i32(sums: __m512i, out: &mut [i32]) {
+pub(super) fn store_i32(sums: __m512i, out: &mut [i32]) {
     let out = &mut out[..BLOCK_ROWS];
     // SAFETY: `out` is sixteen writable `i32`, by the slice just taken, and `storeu` needs no alignment.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) }

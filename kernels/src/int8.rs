@@ -1,0 +1,166 @@
+//! A matrix of 8-bit weights with a scale a row: the quick first pass over a large output head.
+//!
+//! A block is 64 bytes: 16 rows × 4 columns, byte `4 r + i` being row r, column i. A panel of 32 rows is one stream: `[block 0 of rows
+//! 0..16][block 0 of rows 16..32][block 1 of rows 0..16]…`. So a 32-bit lane is four neighbouring columns of a row, what the dot-product
+//! instructions multiply with four neighbouring activations.
+//!
+//! Always true: a byte is the weight + 128, the weight within −127..=127; rows and columns that only fill the last block have weight zero.
+
+use std::ops::Range;
+
+use crate::PANEL_ROWS;
+use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS};
+
+/// Columns of a block.
+pub(crate) const INT8_COLUMNS: usize = 4;
+/// What is added to a weight to make a byte of it.
+pub(crate) const BYTE_ZERO: u8 = 128;
+/// The most columns: sums of byte · activation, the largest that a kernel forms, then fit an `i32`.
+const MAX_COLUMNS: usize = 1 << 16;
+
+/// Weights of 8 bits, `rows` × `columns`: row r's weight is its byte's value times the scale of r.
+pub struct Int8Matrix {
+    rows: usize,
+    columns: usize,
+    blocks: Vec<Block>, // [panel][column block][half of the panel]
+    scales: Vec<f32>,   // [row]
+}
+
+impl Int8Matrix {
+    /// A matrix of zeros.
+    ///
+    /// # Panics
+    /// If a dimension is zero or there are more than 65,536 columns.
+    #[must_use]
+    pub fn new(rows: usize, columns: usize) -> Int8Matrix {
+        assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
+        assert!(
+            columns <= MAX_COLUMNS,
+            "{columns} columns: sums might not fit an i32"
+        );
+        let blocks = rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(INT8_COLUMNS);
+        Int8Matrix {
+            rows,
+            columns,
+            blocks: vec![Block([BYTE_ZERO; 64]); blocks],
+            scales: vec![0.0; rows],
+        }
+    }
+
+    /// Rows: the outputs of a product.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: the inputs of a product.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Panels of [`PANEL_ROWS`] rows; the last one may be partly filled.
+    #[must_use]
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(PANEL_ROWS)
+    }
+
+    /// The rows of a panel that exist: their scales, a weight's value being byte · scale.
+    #[must_use]
+    pub fn scales(&self, panel: usize) -> &[f32] {
+        let first = panel * PANEL_ROWS;
+        &self.scales[first..self.rows.min(first + PANEL_ROWS)]
+    }
+
+    /// Memory of weights and scales, in bytes: what one product reads.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.blocks.as_slice()) + size_of_val(self.scales.as_slice())
+    }
+
+    /// The panels, to be filled; each may go to another thread.
+    pub fn panels_mut(&mut self) -> impl Iterator<Item = Int8PanelMut<'_>> {
+        let (rows, columns, panel_blocks) = (self.rows, self.columns, self.panel_blocks());
+        let scales = self.scales.chunks_mut(PANEL_ROWS);
+        let panels = self.blocks.chunks_exact_mut(panel_blocks).zip(scales);
+        panels.enumerate().map(move |(panel, (blocks, scales))| {
+            let first = panel * PANEL_ROWS;
+            Int8PanelMut {
+                rows: first..rows.min(first + PANEL_ROWS),
+                columns,
+                blocks,
+                scales,
+            }
+        })
+    }
+
+    /// One weight, without its row's scale.
+    ///
+    /// # Panics
+    /// If there is no such row or column.
+    #[must_use]
+    pub fn weight(&self, row: usize, column: usize) -> i8 {
+        assert!(
+            row < self.rows && column < self.columns,
+            "no weight at row {row}, column {column}"
+        );
+        let block = column / INT8_COLUMNS * PANEL_BLOCKS + row % PANEL_ROWS / BLOCK_ROWS;
+        let byte = row % BLOCK_ROWS * INT8_COLUMNS + column % INT8_COLUMNS;
+        (self.panel(row / PANEL_ROWS)[block].0[byte] ^ BYTE_ZERO).cast_signed()
+    }
+
+    /// The blocks of one panel, in the order of the stream.
+    #[inline]
+    pub(crate) fn panel(&self, panel: usize) -> &[Block] {
+        let panel_blocks = self.panel_blocks();
+        &self.blocks[panel * panel_blocks..][..panel_blocks]
+    }
+
+    fn panel_blocks(&self) -> usize {
+        PANEL_BLOCKS * self.columns.div_ceil(INT8_COLUMNS)
+    }
+}
+
+/// One panel of an [`Int8Matrix`], to be filled.
+pub struct Int8PanelMut<'a> {
+    rows: Range<usize>,
+    columns: usize,
+    blocks: &'a mut [Block],
+    scales: &'a mut [f32],
+}
+
+impl Int8PanelMut<'_> {
+    /// The rows of the matrix that this panel holds, at most [`PANEL_ROWS`].
+    #[must_use]
+    pub fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Sets a row of the matrix (an absolute index) to the nearest of 255 even steps from −max|w| to max|w|.
+    ///
+    /// # Panics
+    /// If the row is not in this panel or the length is not `columns`.
+    pub fn set_row(&mut self, row: usize, weights: &[f32]) {
+        assert!(
+            self.rows.contains(&row),
+            "row {row} is not in the panel of rows {:?}",
+            self.rows
+        );
+        assert_eq!(weights.len(), self.columns, "one weight a column");
+        let row = row - self.rows.start;
+        let largest = weights.iter().fold(0.0, |a: f32, w| a.max(w.abs()));
+        let step = largest / 127.0;
+        // A row of nothing but (next to) nothing has no step that can be divided by.
+        let per_step = if step.is_normal() { 1.0 / step } else { 0.0 };
+        self.scales[row] = step;
+        let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
+        let lanes = blocks.step_by(PANEL_BLOCKS);
+        for (block, weights) in lanes.zip(weights.chunks(INT8_COLUMNS)) {
+            let bytes = &mut block.0[row % BLOCK_ROWS * INT8_COLUMNS..][..weights.len()];
+            for (byte, weight) in bytes.iter_mut().zip(weights) {
+                let steps = (weight * per_step).round_ties_even().clamp(-127.0, 127.0);
+                *byte = (steps as i8).cast_unsigned() ^ BYTE_ZERO;
+            }
+        }
+    }
+}
