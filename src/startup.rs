@@ -141,12 +141,11 @@ fn start_engine(
     let limits = limits(config, &shape)?;
     let pin = config.pin_threads();
     let options = LoadOptions {
-        kernels,
-        threads: config.threads(),
         pin_threads: pin,
         max_step_tokens: limits.max_batch_tokens(),
         max_logits_rows: limits.max_logits(),
         progress: io::stderr().is_terminal(),
+        ..LoadOptions::new(kernels, config.threads())
     };
     let model = Model::load(&source, options)?;
     let page = model.kv_bytes_per_page();

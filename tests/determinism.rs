@@ -86,12 +86,10 @@ fn start(limits: Limits, threads: usize) -> Server {
 /// An engine that drafts up to `max_draft` tokens for a sequence.
 fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
     let options = LoadOptions {
-        kernels: Kernels::new(Isa::best()).unwrap(),
-        threads,
         max_step_tokens: limits.max_batch_tokens(),
         max_logits_rows: limits.max_logits(),
-        pin_threads: false,
-        progress: false,
+        exact_head_bytes: 0, // The head of large models, which has one pass more to go wrong.
+        ..LoadOptions::new(Kernels::new(Isa::best()).unwrap(), threads)
     };
     let model = Model::load(&sterna::demo::source(), options).unwrap();
     let metrics = Metrics::new(&Identity {

@@ -23,6 +23,8 @@ const MEAN_OF_SPREAD: f64 = 1.5;
 /// Of a layer's values this share must be within this part of their root mean square.
 const LAYER_SHARE: f64 = 0.99;
 const LAYER_TOLERANCE: f64 = 1e-3;
+/// How far a log-probability may move when only the best rows of the head are computed exactly.
+const SCREENED_TOLERANCE: f64 = 2e-3;
 /// Prompts are computed in chunks of this many tokens, which divides neither pages nor spans.
 const CHUNK: usize = 90;
 
@@ -135,6 +137,40 @@ fn greedy_tokens_are_the_references_wherever_its_margin_exceeds_the_spread() {
         wrong.is_empty().then_some(()).ok_or(format!(
             "of {clear} tokens these differ (prompt length, place): {wrong:?}"
         ))
+    });
+}
+
+/// What a request may see: the most likely tokens, up to 20 of them, and their log-probabilities.
+#[test]
+fn a_screened_head_keeps_what_can_be_seen() {
+    const SEEN: usize = 20;
+    for_each_fixture(|fixture, kernels| {
+        let screened = LoadOptions {
+            exact_head_bytes: 0,
+            ..LoadOptions::new(kernels, 2)
+        };
+        let source = Source::Directory(fixture.checkpoint.clone());
+        let mut screened = Model::load(&source, screened).unwrap();
+        let prompts = &fixture.expected.prompts;
+        let exact = follow(&mut fixture.model(kernels), prompts);
+        let mut worst = 0.0_f64;
+        for (exact, screened) in exact.iter().zip(follow(&mut screened, prompts)) {
+            for (exact, screened) in exact.iter().zip(&screened) {
+                let best = most_likely(exact, SEEN);
+                if most_likely(screened, SEEN) != best {
+                    return Err("other tokens are the most likely".to_owned());
+                }
+                let exact: Vec<f64> = log_softmax(exact).collect();
+                let screened: Vec<f64> = log_softmax(screened).collect();
+                for token in best {
+                    worst = worst.max((exact[token] - screened[token]).abs());
+                }
+            }
+        }
+        println!("{}: log-probabilities differ by {worst:.1e}", fixture.name);
+        (worst <= SCREENED_TOLERANCE)
+            .then_some(())
+            .ok_or(format!("a log-probability differs by {worst:.4}"))
     });
 }
 
@@ -524,6 +560,14 @@ fn log_softmax(logits: &[f32]) -> impl Iterator<Item = f64> {
         .sum::<f64>()
         .ln();
     logits.iter().map(move |logit| shifted(logit) - log_sum)
+}
+
+/// The tokens of the `count` largest logits, largest first.
+fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
+    let mut tokens: Vec<usize> = (0..logits.len()).collect();
+    tokens.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    tokens.truncate(count);
+    tokens
 }
 
 /// The first of the largest.

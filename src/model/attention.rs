@@ -7,7 +7,7 @@
 use sterna_kernels::{KvPage, PAGE_TOKENS, SPAN_TOKENS};
 
 use super::Pass;
-use super::linear::{Norm, Projections, add_product};
+use super::linear::{Norm, Projections};
 use super::pool::{ranges, split_rows};
 
 /// Pages of a span.
@@ -51,8 +51,8 @@ impl AttentionBuffers {
 }
 
 impl Attention {
-    /// hidden += output(attention(norm(hidden))).
-    pub(super) fn forward(&self, pass: &mut Pass<'_>, hidden: &mut [f32]) {
+    /// Leaves output(attention(norm(hidden))) in the products, to be added to the hidden states.
+    pub(super) fn forward(&self, pass: &mut Pass<'_>, hidden: &[f32]) {
         let tokens = pass.placement.tokens();
         let (kernels, width) = (pass.crew.kernels, self.qkv.columns());
         pass.inputs
@@ -79,11 +79,6 @@ impl Attention {
             },
         );
         self.output.multiply(pass.crew, pass.inputs, pass.products);
-        add_product(
-            pass.crew,
-            self.output.product(0, pass.products, tokens),
-            hidden,
-        );
     }
 
     /// Takes queries, keys and values out of the products, and rotates queries and keys by their position.

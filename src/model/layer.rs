@@ -1,11 +1,9 @@
 //! One layer: attention, then feed-forward, each added to what it was given.
 
-use sterna_kernels::{Kernels, PANEL_ROWS};
-
 use super::Pass;
 use super::attention::Attention;
 use super::config::Activation;
-use super::linear::{Norm, Product, Projections, add_product};
+use super::linear::{Norm, Projections, add_product};
 
 /// One transformer layer.
 pub(super) struct Layer {
@@ -17,7 +15,7 @@ impl Layer {
     /// Turns the hidden states `[token][hidden]` that the layer is given into those that it hands on.
     pub(super) fn forward(&self, pass: &mut Pass<'_>, hidden: &mut [f32]) {
         self.attention.forward(pass, hidden);
-        self.feed_forward.forward(pass, hidden);
+        self.feed_forward.forward(pass, &self.attention, hidden);
     }
 
     pub(super) fn projections(&self) -> [&Projections; 4] {
@@ -41,18 +39,24 @@ pub(super) struct FeedForward {
 }
 
 impl FeedForward {
-    /// hidden += down(activation(gate(x)) * up(x)) with x = norm(hidden).
-    fn forward(&self, pass: &mut Pass<'_>, hidden: &mut [f32]) {
+    /// hidden += attended, then hidden += down(activation(gate(x)) * up(x)) with x = norm(hidden).
+    fn forward(&self, pass: &mut Pass<'_>, attention: &Attention, hidden: &mut [f32]) {
         let tokens = pass.placement.tokens();
         let (kernels, width) = (pass.crew.kernels, self.gate_up.columns());
-        pass.inputs
-            .fill(pass.crew, &self.gate_up, tokens, |token, row, _| {
-                self.norm
-                    .apply(kernels, &hidden[token * width..][..width], row);
-            });
-        self.gate_up.multiply(pass.crew, pass.inputs, pass.products);
-        let gate = self.gate_up.product(0, pass.products, tokens);
-        let up = self.gate_up.product(1, pass.products, tokens);
+        let attended = attention.output.product(0, pass.products, tokens);
+        pass.inputs.fill_from(
+            pass.crew,
+            &self.gate_up,
+            (hidden, width),
+            tokens,
+            |token, hidden, row, _| {
+                attended.add_to(kernels, token, hidden);
+                self.norm.apply(kernels, hidden, row);
+            },
+        );
+        let gated =
+            self.gate_up
+                .multiply_gated(pass.crew, pass.inputs, self.activation, pass.products);
         pass.inputs.fill(
             pass.crew,
             &self.down,
@@ -60,10 +64,10 @@ impl FeedForward {
             |token, row, spare| match &self.sub_norm {
                 Some(norm) => {
                     let spare = &mut spare[..row.len()];
-                    self.gate(kernels, (gate, up), token, spare);
+                    gated.copy_row(token, spare);
                     norm.apply(kernels, spare, row);
                 }
-                None => self.gate(kernels, (gate, up), token, row),
+                None => gated.copy_row(token, row),
             },
         );
         self.down.multiply(pass.crew, pass.inputs, pass.products);
@@ -72,22 +76,5 @@ impl FeedForward {
             self.down.product(0, pass.products, tokens),
             hidden,
         );
-    }
-
-    /// One token's activation(gate) * up.
-    fn gate(
-        &self,
-        kernels: Kernels,
-        (gate, up): (Product<'_>, Product<'_>),
-        token: usize,
-        out: &mut [f32],
-    ) {
-        let pieces = gate.pieces(token).zip(up.pieces(token));
-        for (out, (gate, up)) in out.chunks_mut(PANEL_ROWS).zip(pieces) {
-            match self.activation {
-                Activation::Relu2 => kernels.relu2_gate(gate, up, out),
-                Activation::Silu => kernels.silu_gate(gate, up, out),
-            }
-        }
     }
 }

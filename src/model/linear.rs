@@ -1,20 +1,15 @@
-//! Linear layers: quantize each token once, multiply panels on all workers, scale.
+//! Linear layers: multiply panels on all workers, scale.
 //!
 //! Always true: what a token receives depends on that token alone. Workers share panels of rows, never a sum.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_kernels::{
-    AttentionState, DenseMatrix, Kernels, PANEL_ROWS, QuantizedActivations, QuantizedTokenMut,
-    TernaryMatrix,
-};
+use sterna_kernels::{DenseMatrix, Kernels, PANEL_ROWS, TernaryMatrix};
 
-use super::pool::{Pool, ranges, split_rows};
-
-/// Integer products that a worker keeps before it scales them: few enough for its cache, many enough to
-/// call a kernel seldom.
-const PRODUCTS_AT_ONCE: usize = 1 << 16;
+use super::config::Activation;
+use super::head::ScreenedHead;
+use super::inputs::{Crew, Inputs, Scratch};
+use super::pool::{ranges, split_rows};
 
 /// RMS norm with learned weights.
 pub(super) struct Norm {
@@ -33,6 +28,8 @@ pub(super) enum Linear {
     Ternary(TernaryLinear),
     /// Left as floats by the checkpoint; perhaps shared (the embedding as output head).
     Dense(Arc<DenseMatrix>),
+    /// Floats as well, but so many rows that most are only looked at in 8 bits.
+    Screened(ScreenedHead),
 }
 
 /// Ternary weights: y = (W·q) · scale / s, where q and s are the quantized input and its scale.
@@ -48,6 +45,7 @@ impl Linear {
         match self {
             Linear::Ternary(linear) => linear.weights.rows(),
             Linear::Dense(weights) => weights.rows(),
+            Linear::Screened(head) => head.exact().rows(),
         }
     }
 
@@ -55,6 +53,7 @@ impl Linear {
         match self {
             Linear::Ternary(linear) => linear.weights.columns(),
             Linear::Dense(weights) => weights.columns(),
+            Linear::Screened(head) => head.exact().columns(),
         }
     }
 
@@ -62,12 +61,31 @@ impl Linear {
         self.rows().div_ceil(PANEL_ROWS)
     }
 
-    /// Bytes of the weights.
+    /// Bytes of the weights that a product reads.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Linear::Ternary(linear) => linear.weights.bytes(),
             Linear::Dense(weights) => weights.bytes(),
+            Linear::Screened(head) => head.screen().bytes(),
         }
+    }
+
+    /// The norm that its input goes through before it is quantized, if it has one of its own.
+    pub(super) fn input_norm(&self) -> Option<&Norm> {
+        match self {
+            Linear::Ternary(linear) => linear.input_norm.as_ref(),
+            Linear::Dense(_) | Linear::Screened(_) => None,
+        }
+    }
+
+    /// Does it multiply quantized rows?
+    fn reads_quantized(&self) -> bool {
+        matches!(self, Linear::Ternary(_) | Linear::Screened(_))
+    }
+
+    /// Does it multiply rows of floats?
+    pub(super) fn reads_floats(&self) -> bool {
+        matches!(self, Linear::Dense(_) | Linear::Screened(_))
     }
 }
 
@@ -103,24 +121,19 @@ impl Projections {
 
     /// How many differently quantized inputs there are: one, or one each where each norms its own; none
     /// if all are float.
-    fn streams(&self) -> usize {
-        let normed = |linear: &Linear| matches!(linear, Linear::Ternary(linear) if linear.input_norm.is_some());
-        if self.linears.iter().any(normed) {
+    pub(super) fn streams(&self) -> usize {
+        if (self.linears.iter()).any(|linear| linear.input_norm().is_some()) {
             return self.linears.len();
         }
-        usize::from(
-            self.linears
-                .iter()
-                .any(|linear| matches!(linear, Linear::Ternary(_))),
-        )
+        usize::from(self.linears.iter().any(Linear::reads_quantized))
     }
 
     /// Multiplies all tokens of `inputs` by all linears. `out` holds `product_width` values a token.
     pub(super) fn multiply(&self, crew: &mut Crew, inputs: &Inputs, out: &mut [f32]) {
-        let panel = inputs.tokens * PANEL_ROWS;
+        let panel = inputs.tokens() * PANEL_ROWS;
         let shares = ranges(self.product_width() / PANEL_ROWS, crew.pool.workers());
         let out = split_rows(
-            &mut out[..self.product_width() * inputs.tokens],
+            &mut out[..self.product_width() * inputs.tokens()],
             panel,
             shares.clone(),
         );
@@ -135,19 +148,61 @@ impl Projections {
                         let (now, later) =
                             std::mem::take(&mut out).split_at_mut(mine.len() * panel);
                         let of_linear = mine.start - first..mine.end - first;
-                        inputs.multiply(
-                            kernels,
-                            (linear, index),
-                            of_linear,
-                            now,
-                            &mut scratch.products,
-                        );
+                        let products = &mut scratch.products;
+                        inputs.multiply(kernels, (linear, index), of_linear, now, products);
                         out = later;
                     }
                     first += linear.panels();
                 }
             },
         );
+    }
+
+    /// activation(gate) · up, of the two linears gate and up, for all tokens of `inputs`. What each of the two
+    /// gives is used while it is in a worker's cache, and never seen by memory.
+    pub(super) fn multiply_gated<'a>(
+        &self,
+        crew: &mut Crew,
+        inputs: &Inputs,
+        activation: Activation,
+        out: &'a mut [f32],
+    ) -> Product<'a> {
+        let [gate, up] = &self.linears[..] else {
+            panic!("a gate and what it is held before");
+        };
+        let panel = inputs.tokens() * PANEL_ROWS;
+        let out = &mut out[..gate.panels() * panel];
+        let shares = ranges(gate.panels(), crew.pool.workers());
+        let parts = shares.clone().zip(split_rows(out, panel, shares));
+        let kernels = crew.kernels;
+        crew.pool.run_parts(
+            parts.zip(&mut crew.scratch),
+            |_, ((panels, out), scratch)| {
+                let Scratch {
+                    products,
+                    gates,
+                    ups,
+                    ..
+                } = scratch;
+                let at_once = (gates.len() / panel).max(1);
+                let starts = panels.clone().step_by(at_once);
+                for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
+                    let range = start..panels.end.min(start + at_once);
+                    let (gates, ups) = (&mut gates[..out.len()], &mut ups[..out.len()]);
+                    inputs.multiply(kernels, (gate, 0), range.clone(), gates, products);
+                    inputs.multiply(kernels, (up, 1), range, ups, products);
+                    match activation {
+                        Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
+                        Activation::Silu => kernels.silu_gate(gates, ups, out),
+                    }
+                }
+            },
+        );
+        Product {
+            values: out,
+            rows: gate.rows(),
+            tokens: inputs.tokens(),
+        }
     }
 
     /// The products of linear `index` among those that `multiply` wrote for `tokens` tokens.
@@ -192,6 +247,14 @@ impl<'a> Product<'a> {
         })
     }
 
+    /// Adds a token's values to `out`.
+    pub(super) fn add_to(self, kernels: Kernels, token: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.rows, "one output a row");
+        for (out, piece) in out.chunks_mut(PANEL_ROWS).zip(self.pieces(token)) {
+            kernels.add(out, piece);
+        }
+    }
+
     pub(super) fn copy_row(self, token: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.rows, "one output a row");
         for (out, piece) in out.chunks_mut(PANEL_ROWS).zip(self.pieces(token)) {
@@ -200,200 +263,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// The rows that one set of projections is fed, quantized, and as floats where a linear wants that.
-/// Reused from stage to stage.
-pub(super) struct Inputs {
-    tokens: usize,
-    quantized: Vec<QuantizedActivations>,
-    dense: Vec<f32>,
-}
-
-impl Inputs {
-    /// Room for `max_tokens` rows for any of the given projections.
-    pub(super) fn new<'a>(
-        max_tokens: usize,
-        projections: impl Iterator<Item = &'a Projections> + Clone,
-    ) -> Inputs {
-        let streams = projections
-            .clone()
-            .map(Projections::streams)
-            .max()
-            .unwrap_or(1);
-        let columns = projections.map(Projections::columns).max().unwrap_or(1);
-        let quantized = (0..streams)
-            .map(|_| QuantizedActivations::new(max_tokens, columns))
-            .collect();
-        Inputs {
-            tokens: 0,
-            quantized,
-            dense: Vec::new(),
-        }
-    }
-
-    /// Takes in `tokens` rows. `write_row(token, row, spare)` makes one; `spare` is memory that it may
-    /// use as it likes, as wide as the widest row of the model.
-    pub(super) fn fill(
-        &mut self,
-        crew: &mut Crew,
-        projections: &Projections,
-        tokens: usize,
-        write_row: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
-    ) {
-        let columns = projections.columns();
-        self.tokens = tokens;
-        let any_dense = projections
-            .linears
-            .iter()
-            .any(|linear| matches!(linear, Linear::Dense(_)));
-        self.dense
-            .resize(if any_dense { tokens * columns } else { 0 }, 0.0);
-        let streams = &mut self.quantized[..projections.streams()];
-        streams
-            .iter_mut()
-            .for_each(|stream| stream.reset(tokens, columns));
-
-        let shares = ranges(tokens, crew.pool.workers());
-        let mut quantized: Vec<_> = streams
-            .iter_mut()
-            .map(QuantizedActivations::tokens_mut)
-            .collect();
-        let dense = split_rows(
-            &mut self.dense,
-            if any_dense { columns } else { 0 },
-            shares.clone(),
-        );
-        let parts = shares
-            .zip(dense)
-            .zip(&mut crew.scratch)
-            .map(|((tokens, dense), scratch)| {
-                let quantized = quantized
-                    .iter_mut()
-                    .map(|stream| stream.take(tokens.len()).collect())
-                    .collect();
-                FillPart {
-                    tokens,
-                    quantized,
-                    dense,
-                    scratch,
-                }
-            });
-        let kernels = crew.kernels;
-        crew.pool
-            .run_parts(parts, |_, part| part.fill(kernels, projections, &write_row));
-    }
-
-    /// Multiplies all tokens by some panels of the `index`th linear of the projections that were filled for.
-    fn multiply(
-        &self,
-        kernels: Kernels,
-        (linear, index): (&Linear, usize),
-        panels: Range<usize>,
-        out: &mut [f32],
-        products: &mut [i32],
-    ) {
-        let linear = match linear {
-            Linear::Ternary(linear) => linear,
-            Linear::Dense(weights) => {
-                return kernels.dense_matmul(weights, panels, &self.dense, self.tokens, out);
-            }
-        };
-        let x = &self.quantized[if linear.input_norm.is_some() {
-            index
-        } else {
-            0
-        }];
-        let panel = self.tokens * PANEL_ROWS;
-        let at_once = products.len() / panel;
-        for (start, out) in panels
-            .clone()
-            .step_by(at_once)
-            .zip(out.chunks_mut(at_once * panel))
-        {
-            let products = &mut products[..out.len()];
-            kernels.ternary_matmul(
-                &linear.weights,
-                start..panels.end.min(start + at_once),
-                x,
-                products,
-            );
-            let pieces = products
-                .chunks_exact(PANEL_ROWS)
-                .zip(out.chunks_exact_mut(PANEL_ROWS));
-            for (piece, (products, out)) in pieces.enumerate() {
-                kernels.dequantize(products, linear.scale / x.scale(piece % self.tokens), out);
-            }
-        }
-    }
-}
-
-/// The tokens that one worker writes.
-struct FillPart<'a> {
-    tokens: Range<usize>,
-    quantized: Vec<Vec<QuantizedTokenMut<'a>>>, // [stream][token of the range]
-    dense: &'a mut [f32],
-    scratch: &'a mut Scratch,
-}
-
-impl FillPart<'_> {
-    fn fill(
-        mut self,
-        kernels: Kernels,
-        projections: &Projections,
-        write_row: impl Fn(usize, &mut [f32], &mut [f32]),
-    ) {
-        let columns = projections.columns();
-        let row = &mut self.scratch.row[..columns];
-        for (i, token) in self.tokens.enumerate() {
-            write_row(token, row, &mut self.scratch.spare);
-            for (stream, linear) in self.quantized.iter_mut().zip(&projections.linears) {
-                match linear {
-                    Linear::Ternary(TernaryLinear {
-                        input_norm: Some(norm),
-                        ..
-                    }) => {
-                        let normed = &mut self.scratch.spare[..columns];
-                        norm.apply(kernels, row, normed);
-                        kernels.quantize(normed, &mut stream[i]);
-                    }
-                    // Linears without a norm share the first stream, whoever they are.
-                    Linear::Ternary(_) | Linear::Dense(_) => kernels.quantize(row, &mut stream[i]),
-                }
-            }
-            if let Some(dense) = self.dense.chunks_exact_mut(columns).nth(i) {
-                dense.copy_from_slice(row);
-            }
-        }
-    }
-}
-
-/// Whoever works on a step: the kernels, the threads, and each worker's own memory.
-pub(super) struct Crew {
-    pub(super) kernels: Kernels,
-    pub(super) pool: Pool,
-    pub(super) scratch: Vec<Scratch>,
-}
-
-/// The memory of one worker.
-pub(super) struct Scratch {
-    row: Vec<f32>,
-    spare: Vec<f32>,
-    products: Vec<i32>,
-    pub(super) attention: AttentionState,
-}
-
-impl Scratch {
-    /// For rows of up to `max_width` values, up to `max_tokens` tokens, and `attention`.
-    pub(super) fn new(max_width: usize, max_tokens: usize, attention: AttentionState) -> Scratch {
-        Scratch {
-            row: vec![0.0; max_width],
-            spare: vec![0.0; max_width],
-            products: vec![0; PRODUCTS_AT_ONCE.max(max_tokens * PANEL_ROWS)],
-            attention,
-        }
-    }
-}
-
-/// Adds each token's product to its hidden state.
+/// Adds each token's product to its hidden state, on all workers.
 pub(super) fn add_product(crew: &mut Crew, product: Product<'_>, hidden: &mut [f32]) {
     let width = product.rows();
     let shares = ranges(hidden.len() / width, crew.pool.workers());
@@ -401,9 +271,7 @@ pub(super) fn add_product(crew: &mut Crew, product: Product<'_>, hidden: &mut [f
     let kernels = crew.kernels;
     crew.pool.run_parts(parts, |_, (tokens, hidden)| {
         for (token, hidden) in tokens.zip(hidden.chunks_exact_mut(width)) {
-            for (hidden, piece) in hidden.chunks_mut(PANEL_ROWS).zip(product.pieces(token)) {
-                kernels.add(hidden, piece);
-            }
+            product.add_to(kernels, token, hidden);
         }
     });
 }

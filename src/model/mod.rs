@@ -12,6 +12,8 @@ mod attention;
 mod census;
 mod checkpoint;
 mod config;
+mod head;
+mod inputs;
 mod kv_store;
 mod layer;
 mod linear;
@@ -36,9 +38,11 @@ use sterna_kernels::{AttentionState, Kernels};
 use sterna_scheduler::Batch;
 
 use attention::AttentionBuffers;
+use head::Rescoring;
+use inputs::{Crew, Inputs, Scratch};
 use kv_store::KvShape;
 use layer::Layer;
-use linear::{Crew, Inputs, Projections, Scratch};
+use linear::{Linear, Projections};
 use placement::Placement;
 use pool::Pool;
 use weights::Weights;
@@ -56,6 +60,9 @@ pub struct LoadOptions {
     pub max_step_tokens: usize,
     /// The most tokens of a step whose logits are wanted; each takes a row of logits.
     pub max_logits_rows: usize,
+    /// A float output head of more bytes than this is multiplied in 8 bits first, and then the best rows of each token again from the
+    /// floats.
+    pub exact_head_bytes: usize,
     /// Show a progress bar while loading, if stderr is a terminal.
     pub progress: bool,
 }
@@ -70,6 +77,7 @@ impl LoadOptions {
             pin_threads: false,
             max_step_tokens: 512,
             max_logits_rows: 64,
+            exact_head_bytes: 16 << 20, // Half of which a cache might hold; the heads of small models cost next to nothing.
             progress: false,
         }
     }
@@ -82,6 +90,7 @@ pub struct Model {
     crew: Crew,
     memory: Memory,
     logits: Logits,
+    rescoring: Rescoring,
     max_logits_rows: usize,
 }
 
@@ -145,7 +154,12 @@ impl Model {
         );
         let config = ModelConfig::read(source)?;
         let mut pool = Pool::new(options.threads, options.pin_threads);
-        let weights = Weights::load(source, &config, &mut pool, options.progress)?;
+        let weights = Weights::load(source, &config, &mut pool, &options)?;
+        let rescoring = Rescoring::new(
+            pool.workers(),
+            options.max_logits_rows,
+            weights.head.product_width(),
+        );
         let memory = Memory::new(&config, &weights, options.max_step_tokens);
         let width = config
             .hidden
@@ -175,6 +189,7 @@ impl Model {
             crew,
             memory,
             logits,
+            rescoring,
             max_logits_rows: options.max_logits_rows,
         })
     }
@@ -318,6 +333,7 @@ impl Model {
             crew,
             memory,
             logits,
+            rescoring,
             ..
         } = self;
         let wanted = memory.placement.logits();
@@ -340,5 +356,8 @@ impl Model {
                     .apply(kernels, &hidden[wanted[row] * width..][..width], normed);
             });
         weights.head.multiply(crew, &memory.inputs, out);
+        if let [Linear::Screened(head)] = weights.head.linears() {
+            head.rescore(crew, &memory.inputs, rescoring, out);
+        }
     }
 }

@@ -7,7 +7,7 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
-use sterna_kernels::{DenseMatrix, PanelMut, TernaryMatrix};
+use sterna_kernels::{DenseMatrix, Packing, PanelMut, TernaryMatrix};
 
 use super::census::Census;
 use super::checkpoint::{LoadError, Tensor};
@@ -21,6 +21,7 @@ const CHUNK: usize = 1024;
 /// Packs one matrix after the other on all workers, and counts what it packs.
 pub(super) struct Packer<'a> {
     pub(super) pool: &'a mut Pool,
+    pub(super) packing: Packing,
     pub(super) census: Census,
     pub(super) progress: ProgressBar,
 }
@@ -103,7 +104,7 @@ impl Packer<'_> {
         columns: usize,
         write_codes: impl Fn(usize, &mut [u8], &mut [f32]) -> Result<(), LoadError> + Sync,
     ) -> Result<TernaryMatrix, LoadError> {
-        let mut matrix = TernaryMatrix::new(rows, columns);
+        let mut matrix = TernaryMatrix::new(rows, columns, self.packing);
         let mut panels: Vec<PanelMut<'_>> = matrix.panels_mut().collect();
         let shares: Vec<_> = ranges(panels.len(), self.pool.workers()).collect();
         let results = self

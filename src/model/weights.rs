@@ -15,10 +15,12 @@ use memmap2::{Advice, Mmap};
 use safetensors::Dtype;
 use sterna_kernels::DenseMatrix;
 
+use super::LoadOptions;
 use super::attention::Attention;
 use super::census::Census;
 use super::checkpoint::{LoadError, Source, Tensors, regular_file};
 use super::config::{Architecture, ModelConfig, ScaleDirection};
+use super::head::ScreenedHead;
 use super::layer::{FeedForward, Layer};
 use super::linear::{Linear, Norm, Projections, TernaryLinear};
 use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite};
@@ -36,13 +38,12 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Reads, checks and packs all tensors of `source`, on all workers of `pool`. `progress` asks for a
-    /// bar on stderr.
+    /// Reads, checks and packs all tensors of `source`, on all workers of `pool`.
     pub(super) fn load(
         source: &Source,
         config: &ModelConfig,
         pool: &mut Pool,
-        progress: bool,
+        options: &LoadOptions,
     ) -> Result<Weights, LoadError> {
         let files = source.tensor_files()?;
         let contents = files
@@ -54,14 +55,16 @@ impl Weights {
         let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
         let tensors = Tensors::parse(&files, &contents)?;
         let census = Census::default();
-        let progress = progress_bar(bytes, progress);
+        let progress = progress_bar(bytes, options.progress);
         let packer = Packer {
             pool,
+            packing: options.kernels.packing(),
             census,
             progress,
         };
         let mut loader = Loader {
             config,
+            options,
             tensors,
             packer,
         };
@@ -121,6 +124,7 @@ fn progress_bar(bytes: u64, wanted: bool) -> ProgressBar {
 /// Takes one tensor after the other.
 struct Loader<'a> {
     config: &'a ModelConfig,
+    options: &'a LoadOptions,
     tensors: Tensors<'a>,
     packer: Packer<'a>,
 }
@@ -134,13 +138,18 @@ impl Loader<'_> {
             .collect::<Result<Vec<_>, _>>()?;
         let norm = self.norm("model.norm", config.hidden)?;
         let tied = matches!(&head, Linear::Dense(head) if Arc::ptr_eq(head, &embedding));
+        let own_head = if tied { 0 } else { head.bytes() };
+        let head = self.screened(head);
+        let screen = match &head {
+            Linear::Screened(head) => head.screen().bytes(),
+            Linear::Ternary(_) | Linear::Dense(_) => 0,
+        };
         let projections = layers
             .iter()
             .flat_map(Layer::projections)
             .flat_map(Projections::linears);
-        let bytes = embedding.bytes()
-            + projections.map(Linear::bytes).sum::<usize>()
-            + if tied { 0 } else { head.bytes() };
+        let bytes =
+            embedding.bytes() + projections.map(Linear::bytes).sum::<usize>() + own_head + screen;
         Ok(Weights {
             embedding,
             layers,
@@ -180,6 +189,17 @@ impl Loader<'_> {
             }
         };
         Ok((embedding, Linear::Dense(head)))
+    }
+
+    /// A large float head gets an 8-bit first pass.
+    fn screened(&mut self, head: Linear) -> Linear {
+        match head {
+            Linear::Dense(exact) if exact.bytes() > self.options.exact_head_bytes => {
+                let kernels = self.options.kernels;
+                Linear::Screened(ScreenedHead::new(kernels, self.packer.pool, exact))
+            }
+            other => other,
+        }
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {

@@ -1,0 +1,249 @@
+//! A large output head in two passes: all rows in 8 bits, then each token's best rows again from the floats.
+//!
+//! A head of 128,256 rows is most of what a step reads. In 8 bits it is half as much, and runs on the integer multipliers; but rounding
+//! moves a logit by some hundredths. So the [`EXACT_ROWS`] rows that the first pass puts highest are multiplied again, floats by floats:
+//! whatever is likely to be drawn, or asked for as a top log-probability, is exact, and of the rest only the sum of small exponentials
+//! is touched.
+//!
+//! Always true: which rows are exact depends on the token's own first pass alone, ties going to the lower row.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+use std::sync::Arc;
+
+use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, QuantizedActivations};
+
+use super::inputs::{Crew, Inputs};
+use super::pool::{Pool, ranges, split_rows};
+
+/// Rows of a token that are computed exactly: more than the 20 whose log-probabilities may be asked for, by as much as rounding may
+/// shuffle rows, and few enough to cost nothing.
+pub(super) const EXACT_ROWS: usize = 64;
+
+/// A float matrix of many rows, and the same in 8 bits.
+pub(super) struct ScreenedHead {
+    exact: Arc<DenseMatrix>,
+    screen: Int8Matrix,
+}
+
+/// Memory of the second pass, reused from step to step.
+pub(super) struct Rescoring {
+    exact: Vec<(u32, f32)>,   // [token][EXACT_ROWS]: row, logit
+    searches: Vec<TopSearch>, // One a worker.
+}
+
+/// Memory of one search for the largest values.
+struct TopSearch {
+    largest: Vec<f32>, // Of each piece.
+    ranked: Vec<f32>,
+    found: Vec<(u32, f32)>,
+}
+
+impl ScreenedHead {
+    /// Rounds `exact`, a row at a time on all workers.
+    pub(super) fn new(kernels: Kernels, pool: &mut Pool, exact: Arc<DenseMatrix>) -> ScreenedHead {
+        let (rows, columns) = (exact.rows(), exact.columns());
+        let mut screen = Int8Matrix::new(rows, columns);
+        let mut panels: Vec<_> = screen.panels_mut().collect();
+        let shares = ranges(panels.len(), pool.workers());
+        let parts = split_rows(&mut panels, 1, shares);
+        pool.run_parts(parts, |_, panels| {
+            let mut floats = vec![0.0; columns];
+            for panel in panels {
+                for row in panel.rows() {
+                    kernels.dense_row(&exact, row, &mut floats);
+                    panel.set_row(row, &floats);
+                }
+            }
+        });
+        drop(panels);
+        ScreenedHead { exact, screen }
+    }
+
+    /// The floats.
+    pub(super) fn exact(&self) -> &DenseMatrix {
+        &self.exact
+    }
+
+    /// What the first pass reads.
+    pub(super) fn screen(&self) -> &Int8Matrix {
+        &self.screen
+    }
+
+    /// The first pass over some panels: `out` is panel-major.
+    pub(super) fn screen_panels(
+        &self,
+        kernels: Kernels,
+        panels: Range<usize>,
+        x: &QuantizedActivations,
+        products: &mut [i32],
+        out: &mut [f32],
+    ) {
+        kernels.int8_matmul(&self.screen, panels.clone(), x, products);
+        let panel = x.tokens() * PANEL_ROWS;
+        let outs = (products.chunks_exact(panel)).zip(out.chunks_exact_mut(panel));
+        for (panel, (products, out)) in panels.zip(outs) {
+            let scales = self.screen.scales(panel);
+            let pieces = products.chunks_exact(PANEL_ROWS);
+            let pieces = pieces.zip(out.chunks_exact_mut(PANEL_ROWS));
+            for (token, (products, out)) in pieces.enumerate() {
+                let (out, surplus) = out.split_at_mut(scales.len());
+                surplus.fill(0.0);
+                let factor = 1.0 / x.scale(token);
+                kernels.scale_rows(&products[..out.len()], scales, factor, out);
+            }
+        }
+    }
+
+    /// The second pass: writes the best rows of each token over what the first pass left in `logits`, `[panel][token][32]`.
+    pub(super) fn rescore(
+        &self,
+        crew: &mut Crew,
+        inputs: &Inputs,
+        memory: &mut Rescoring,
+        logits: &mut [f32],
+    ) {
+        let (tokens, rows) = (inputs.tokens(), self.exact.rows());
+        let each = EXACT_ROWS.min(rows);
+        let logits = &mut logits[..self.screen.panels() * tokens * PANEL_ROWS];
+        memory.exact.resize(tokens * each, (0, 0.0));
+        let shares = ranges(tokens, crew.pool.workers());
+        let exact = split_rows(&mut memory.exact, each, shares.clone());
+        let parts = shares.zip(exact).zip(&mut memory.searches);
+        let (kernels, seen) = (crew.kernels, &*logits);
+        crew.pool.run_parts(parts, |_, ((share, exact), search)| {
+            for (token, exact) in share.zip(exact.chunks_exact_mut(each)) {
+                let pieces = seen[token * PANEL_ROWS..].chunks(tokens * PANEL_ROWS);
+                let pieces = pieces
+                    .enumerate()
+                    .map(|(panel, values)| &values[..(rows - panel * PANEL_ROWS).min(PANEL_ROWS)]);
+                let best = search.largest(kernels, pieces, each);
+                for (exact, (row, _)) in exact.iter_mut().zip(best) {
+                    let logit = kernels.dense_dot(&self.exact, *row as usize, inputs.floats(token));
+                    *exact = (*row, logit);
+                }
+            }
+        });
+        for (token, exact) in memory.exact.chunks_exact(each).enumerate() {
+            for &(row, logit) in exact {
+                let (panel, lane) = (row as usize / PANEL_ROWS, row as usize % PANEL_ROWS);
+                logits[(panel * tokens + token) * PANEL_ROWS + lane] = logit;
+            }
+        }
+    }
+}
+
+impl Rescoring {
+    /// For `workers` workers and up to `max_tokens` tokens a step of a head of `rows` rows.
+    pub(super) fn new(workers: usize, max_tokens: usize, rows: usize) -> Rescoring {
+        let search = || TopSearch {
+            largest: Vec::with_capacity(rows.div_ceil(PANEL_ROWS)),
+            ranked: Vec::with_capacity(rows.div_ceil(PANEL_ROWS)),
+            found: Vec::with_capacity(rows),
+        };
+        Rescoring {
+            exact: Vec::with_capacity(max_tokens * EXACT_ROWS),
+            searches: (0..workers).map(|_| search()).collect(),
+        }
+    }
+}
+
+impl TopSearch {
+    /// The `count` largest of at least as many values, in no order; of equal ones those that come first. Values that are no numbers are
+    /// below all others.
+    ///
+    /// The largest of each piece are looked at first: the `count`th of them is a value that `count` pieces reach, so nothing below it can
+    /// be among the largest of all.
+    fn largest<'a>(
+        &mut self,
+        kernels: Kernels,
+        pieces: impl Iterator<Item = &'a [f32]> + Clone,
+        count: usize,
+    ) -> &[(u32, f32)] {
+        let TopSearch {
+            largest,
+            ranked,
+            found,
+        } = self;
+        largest.clear();
+        largest.extend(pieces.clone().map(|piece| kernels.largest(piece)));
+        ranked.clone_from(largest);
+        let bound = if count <= ranked.len() {
+            *(ranked.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a))).1
+        } else {
+            f32::NEG_INFINITY
+        };
+        found.clear();
+        let mut first = 0;
+        for (piece, &largest) in pieces.clone().zip(&*largest) {
+            if largest >= bound {
+                let reaching = (first..).zip(piece).filter(|(_, value)| **value >= bound);
+                found.extend(reaching.map(|(row, value)| (row, *value)));
+            }
+            first += piece.len() as u32;
+        }
+        if found.len() < count {
+            // The others are no numbers, or they would reach −∞.
+            let others = (0..).zip(pieces.flatten()).filter(|(_, v)| v.is_nan());
+            found.extend(others.take(count - found.len()).map(|(row, v)| (row, *v)));
+        }
+        found.select_nth_unstable_by(count - 1, larger_first);
+        &found[..count]
+    }
+}
+
+fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    (b.1.total_cmp(&a.1)).then(a.0.cmp(&b.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sterna_kernels::Isa;
+
+    /// The rows found among `values`, ascending.
+    fn found(values: &[f32], count: usize) -> Vec<u32> {
+        let kernels = Kernels::new(Isa::best()).expect("it is the best there is");
+        let mut memory = Rescoring::new(1, 1, values.len());
+        let pieces = values.chunks(PANEL_ROWS);
+        let found = memory.searches[0].largest(kernels, pieces, count);
+        let mut rows: Vec<u32> = found.iter().map(|(row, _)| *row).collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    #[test]
+    fn the_largest_values_are_found_wherever_they_stand() {
+        // A permutation of 0..3001, so that the rows of the largest are known.
+        let value = |row: usize| (row * 1700 % 3001) as f32 - 1500.0;
+        let values: Vec<f32> = (0..3001).map(value).collect();
+        for count in [1, 2, 63, 64, 100, 3001] {
+            let mut expected: Vec<u32> = (0..3001).collect();
+            expected.sort_by(|a, b| values[*b as usize].total_cmp(&values[*a as usize]));
+            expected.truncate(count);
+            expected.sort_unstable();
+            assert_eq!(found(&values, count), expected);
+        }
+        // All in one piece.
+        let mut values = vec![0.0; 40 * PANEL_ROWS];
+        values[5 * PANEL_ROWS..6 * PANEL_ROWS].fill(1.0);
+        assert_eq!(found(&values, 32), (160..192).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn of_equal_values_those_that_come_first_are_found() {
+        let values = [vec![1.0; 50], vec![2.0; 3], vec![1.0; 5000]].concat();
+        let expected = [(0..7).collect(), vec![50, 51, 52]].concat();
+        assert_eq!(found(&values, 10), expected);
+    }
+
+    #[test]
+    fn values_that_are_no_numbers_come_last() {
+        let mut values = vec![f32::NAN; 100];
+        assert_eq!(found(&values, 2), [0, 1]);
+        values[70] = f32::NEG_INFINITY;
+        values[30] = -5.0;
+        assert_eq!(found(&values, 2), [30, 70]);
+        assert_eq!(found(&values, 3), [0, 30, 70]);
+    }
+}

@@ -1,0 +1,234 @@
+//! What linears are fed: each token's row, made once, quantized once, on all workers; and the workers.
+//!
+//! Always true: what a token receives depends on that token alone.
+
+use std::ops::Range;
+
+use sterna_kernels::{
+    AttentionState, Kernels, PANEL_ROWS, QuantizedActivations, QuantizedTokensMut,
+};
+
+use super::linear::{Linear, Projections};
+use super::pool::{Pool, ranges, split_rows};
+
+/// Values of a product that a worker keeps before it goes on with them: few enough for its cache, many
+/// enough to call a kernel seldom.
+const PRODUCTS_AT_ONCE: usize = 1 << 14;
+
+/// The most differently quantized inputs of one set of projections: query, key and value with a norm each.
+const MAX_STREAMS: usize = 3;
+
+/// The rows that one set of projections is fed, quantized, and as floats where a linear wants that.
+/// Reused from stage to stage.
+pub(super) struct Inputs {
+    tokens: usize,
+    quantized: Vec<QuantizedActivations>, // [stream]
+    dense: Vec<f32>,
+}
+
+impl Inputs {
+    /// Room for `max_tokens` rows for any of the given projections.
+    pub(super) fn new<'a>(
+        max_tokens: usize,
+        projections: impl Iterator<Item = &'a Projections> + Clone,
+    ) -> Inputs {
+        let streams = (projections.clone().map(Projections::streams).max()).unwrap_or(1);
+        assert!(streams <= MAX_STREAMS, "{streams} differently fed linears");
+        let columns = projections.clone().map(Projections::columns).max();
+        let columns = columns.unwrap_or(1);
+        let quantized = (0..streams)
+            .map(|_| QuantizedActivations::new(max_tokens, columns))
+            .collect();
+        let dense = projections.filter(|projections| reads_floats(projections));
+        let dense = dense.map(Projections::columns).max().unwrap_or(0);
+        Inputs {
+            tokens: 0,
+            quantized,
+            dense: Vec::with_capacity(max_tokens * dense),
+        }
+    }
+
+    /// How many rows there are.
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// A row as floats, of projections of which a linear reads floats.
+    pub(super) fn floats(&self, token: usize) -> &[f32] {
+        let columns = self.dense.len() / self.tokens;
+        &self.dense[token * columns..][..columns]
+    }
+
+    /// Takes in `tokens` rows. `write_row(token, row, spare)` makes one; `spare` is memory that it may
+    /// use as it likes, as wide as the widest row of the model.
+    pub(super) fn fill(
+        &mut self,
+        crew: &mut Crew,
+        projections: &Projections,
+        tokens: usize,
+        write_row: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
+    ) {
+        let states = &mut []; // None is kept.
+        let write_row = |token, _: &mut [f32], row: &mut [f32], spare: &mut [f32]| {
+            write_row(token, row, spare);
+        };
+        self.fill_from(crew, projections, (states, 0), tokens, write_row);
+    }
+
+    /// As [`Inputs::fill`], from a state of `width` values that each token keeps:
+    /// `write_row(token, state, row, spare)` may change it.
+    pub(super) fn fill_from(
+        &mut self,
+        crew: &mut Crew,
+        projections: &Projections,
+        (states, width): (&mut [f32], usize),
+        tokens: usize,
+        write_row: impl Fn(usize, &mut [f32], &mut [f32], &mut [f32]) + Sync,
+    ) {
+        let columns = projections.columns();
+        self.tokens = tokens;
+        let dense_columns = if reads_floats(projections) {
+            columns
+        } else {
+            0
+        };
+        self.dense.resize(tokens * dense_columns, 0.0);
+        let shares = ranges(tokens, crew.pool.workers());
+        let mut streams: [_; MAX_STREAMS] = std::array::from_fn(|_| None);
+        let quantized = &mut self.quantized[..projections.streams()];
+        for (stream, quantized) in streams.iter_mut().zip(quantized) {
+            quantized.reset(tokens, columns);
+            *stream = Some(quantized.parts_mut(shares.clone()));
+        }
+        let dense = split_rows(&mut self.dense, dense_columns, shares.clone());
+        let states = split_rows(states, width, shares.clone());
+        let parts = shares.zip(dense).zip(states).zip(&mut crew.scratch);
+        let parts = parts.map(|(((tokens, dense), states), scratch)| FillPart {
+            tokens,
+            streams: streams.each_mut().map(|stream| stream.as_mut()?.next()),
+            dense,
+            states: (states, width),
+            scratch,
+        });
+        let kernels = crew.kernels;
+        crew.pool
+            .run_parts(parts, |_, part| part.fill(kernels, projections, &write_row));
+    }
+
+    /// Multiplies all tokens by some panels of the `index`th linear of the projections that were filled for.
+    pub(super) fn multiply(
+        &self,
+        kernels: Kernels,
+        (linear, index): (&Linear, usize),
+        panels: Range<usize>,
+        out: &mut [f32],
+        products: &mut [i32],
+    ) {
+        if let Linear::Dense(weights) = linear {
+            return kernels.dense_matmul(weights, panels, &self.dense, self.tokens, out);
+        }
+        let x = &self.quantized[if linear.input_norm().is_some() {
+            index
+        } else {
+            0
+        }];
+        let panel = self.tokens * PANEL_ROWS;
+        let at_once = (products.len() / panel).max(1);
+        let starts = panels.clone().step_by(at_once);
+        for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
+            let products = &mut products[..out.len()];
+            let panels = start..panels.end.min(start + at_once);
+            match linear {
+                Linear::Ternary(linear) => {
+                    kernels.ternary_matmul(&linear.weights, panels, x, products);
+                    let pieces = products.chunks_exact(PANEL_ROWS);
+                    let pieces = pieces.zip(out.chunks_exact_mut(PANEL_ROWS));
+                    for (piece, (products, out)) in pieces.enumerate() {
+                        let factor = linear.scale / x.scale(piece % self.tokens);
+                        kernels.dequantize(products, factor, out);
+                    }
+                }
+                Linear::Screened(head) => head.screen_panels(kernels, panels, x, products, out),
+                Linear::Dense(_) => unreachable!("it has been multiplied above"),
+            }
+        }
+    }
+}
+
+fn reads_floats(projections: &Projections) -> bool {
+    projections.linears().iter().any(Linear::reads_floats)
+}
+
+/// The tokens that one worker writes.
+struct FillPart<'a> {
+    tokens: Range<usize>,
+    streams: [Option<QuantizedTokensMut<'a>>; MAX_STREAMS],
+    dense: &'a mut [f32],
+    states: (&'a mut [f32], usize),
+    scratch: &'a mut Scratch,
+}
+
+impl FillPart<'_> {
+    fn fill(
+        mut self,
+        kernels: Kernels,
+        projections: &Projections,
+        write_row: impl Fn(usize, &mut [f32], &mut [f32], &mut [f32]),
+    ) {
+        let columns = projections.columns();
+        let Scratch { row, spare, .. } = self.scratch;
+        let row = &mut row[..columns];
+        let (states, width) = self.states;
+        for (i, token) in self.tokens.enumerate() {
+            let state = &mut states[i * width..][..width];
+            write_row(token, state, row, spare);
+            for (stream, linear) in self.streams.iter_mut().flatten().zip(projections.linears()) {
+                let mut quantized = stream.next().expect("a place for each token of the part");
+                match linear.input_norm() {
+                    Some(norm) => {
+                        let normed = &mut spare[..columns];
+                        norm.apply(kernels, row, normed);
+                        kernels.quantize(normed, &mut quantized);
+                    }
+                    // Linears without a norm share the first stream, whoever they are.
+                    None => kernels.quantize(row, &mut quantized),
+                }
+            }
+            if let Some(dense) = self.dense.chunks_exact_mut(columns).nth(i) {
+                dense.copy_from_slice(row);
+            }
+        }
+    }
+}
+
+/// Whoever works on a step: the kernels, the threads, and each worker's own memory.
+pub(super) struct Crew {
+    pub(super) kernels: Kernels,
+    pub(super) pool: Pool,
+    pub(super) scratch: Vec<Scratch>,
+}
+
+/// The memory of one worker.
+pub(super) struct Scratch {
+    pub(super) row: Vec<f32>,
+    pub(super) spare: Vec<f32>,
+    pub(super) products: Vec<i32>,
+    pub(super) gates: Vec<f32>,
+    pub(super) ups: Vec<f32>,
+    pub(super) attention: AttentionState,
+}
+
+impl Scratch {
+    /// For rows of up to `max_width` values, up to `max_tokens` tokens, and `attention`.
+    pub(super) fn new(max_width: usize, max_tokens: usize, attention: AttentionState) -> Scratch {
+        let values = PRODUCTS_AT_ONCE.max(max_tokens * PANEL_ROWS);
+        Scratch {
+            row: vec![0.0; max_width],
+            spare: vec![0.0; max_width],
+            products: vec![0; values],
+            gates: vec![0.0; values],
+            ups: vec![0.0; values],
+            attention,
+        }
+    }
+}
