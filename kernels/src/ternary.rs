@@ -63,7 +63,7 @@ impl Packing {
     /// A field of a byte.
     const fn unpack(self, byte: u8, field: usize) -> u8 {
         match self {
-            Packing::TwoBit => byte / self.place(field) & 3,
+            Packing::TwoBit => byte / self.place(field) % 4,
             Packing::FiveTrit => byte / self.place(field) % 3,
         }
     }

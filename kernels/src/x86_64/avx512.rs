@@ -51,16 +51,20 @@ fn in_place<const T: usize>(
     out: &mut [i32],
 ) {
     let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
-    let mut sums = [[[_mm512_setzero_si512(); 4]; PANEL_BLOCKS]; T];
+    let mut sums = [[[_mm512_setzero_si512(); PANEL_BLOCKS]; T]; 4];
     for (b, step) in panel.iter().enumerate() {
         prefetch_panel(step);
         let packed = [load_block(&step[0]), load_block(&step[1])];
-        for f in 0..4 {
-            let codes = packed.map(|packed| _mm512_and_si512(packed, field_mask(f)));
+        for (f, sums) in sums.iter_mut().enumerate() {
+            let mask = field_mask(f);
+            let codes = [
+                _mm512_and_si512(packed[0], mask),
+                _mm512_and_si512(packed[1], mask),
+            ];
             for t in 0..T {
                 let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
                 for half in 0..PANEL_BLOCKS {
-                    sums[t][half][f] = _mm512_dpbusd_epi32(sums[t][half][f], codes[half], q);
+                    sums[t][half] = _mm512_dpbusd_epi32(sums[t][half], codes[half], q);
                 }
             }
         }
@@ -68,7 +72,7 @@ fn in_place<const T: usize>(
     for t in 0..T {
         for half in 0..PANEL_BLOCKS {
             let sum = _mm512_sub_epi32(
-                sum_of_fields(sums[t][half]),
+                sum_of_fields(sums.map(|sums| sums[t][half])),
                 _mm512_set1_epi32(x.sum(first + t)),
             );
             store_i32(sum, &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..]);
@@ -92,8 +96,14 @@ fn shifted<const T: usize>(
         prefetch_panel(step);
         let mut packed = [load_block(&step[0]), load_block(&step[1])];
         for f in 0..4 {
-            let codes = packed.map(|packed| _mm512_and_si512(packed, mask));
-            packed = packed.map(|packed| _mm512_srli_epi32::<2>(packed));
+            let codes = [
+                _mm512_and_si512(packed[0], mask),
+                _mm512_and_si512(packed[1], mask),
+            ];
+            packed = [
+                _mm512_srli_epi32::<2>(packed[0]),
+                _mm512_srli_epi32::<2>(packed[1]),
+            ];
             for t in 0..T {
                 let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
                 for half in 0..PANEL_BLOCKS {

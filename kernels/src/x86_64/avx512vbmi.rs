@@ -28,7 +28,7 @@ static FIELDS: [u8; 128] = {
     let mut fields = [0; 128];
     let mut u = 0;
     while u < FIFTH {
-        fields[u as usize] = u % 3 | u / 3 % 3 << 2 | u / 9 % 3 << 4 | u / 27 << 6;
+        fields[u as usize] = u % 3 + 4 * (u / 3 % 3) + 16 * (u / 9 % 3) + 64 * (u / 27);
         u += 1;
     }
     fields
@@ -73,24 +73,28 @@ fn in_place<const T: usize>(
 ) {
     let rows: [&[[i8; FIVE_TRIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let table = Table::new();
-    let mut sums = [[[_mm512_setzero_si512(); 4]; PANEL_BLOCKS]; T];
+    let mut sums = [[[_mm512_setzero_si512(); PANEL_BLOCKS]; T]; 4];
     let mut fifth_sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
     for (b, step) in panel.iter().enumerate() {
         prefetch_panel(step);
         let unpacked = [table.unpack(&step[0]), table.unpack(&step[1])];
-        for f in 0..4 {
-            let codes = unpacked.map(|unpacked| _mm512_and_si512(unpacked.fields, field_mask(f)));
+        for (f, sums) in sums.iter_mut().enumerate() {
+            let mask = field_mask(f);
+            let codes = [
+                _mm512_and_si512(unpacked[0].fields, mask),
+                _mm512_and_si512(unpacked[1].fields, mask),
+            ];
             for t in 0..T {
                 let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
                 for half in 0..PANEL_BLOCKS {
-                    sums[t][half][f] = _mm512_dpbusd_epi32(sums[t][half][f], codes[half], q);
+                    sums[t][half] = _mm512_dpbusd_epi32(sums[t][half], codes[half], q);
                 }
             }
         }
-        for t in 0..T {
+        for (t, sums) in fifth_sums.iter_mut().enumerate() {
             let q = _mm512_set1_epi32(four_activations(&rows[t][b], 4));
-            for (sum, unpacked) in fifth_sums[t].iter_mut().zip(unpacked) {
-                *sum = _mm512_dpbusd_epi32(*sum, unpacked.fifth, q);
+            for half in 0..PANEL_BLOCKS {
+                sums[half] = _mm512_dpbusd_epi32(sums[half], unpacked[half].fifth, q);
             }
         }
     }
@@ -99,7 +103,7 @@ fn in_place<const T: usize>(
         let minus_sum = _mm512_set1_epi32(-x.sum(first + t));
         for half in 0..PANEL_BLOCKS {
             let fifth = _mm512_mullo_epi32(fifth_sums[t][half], per_fifth);
-            let sum = _mm512_add_epi32(sum_of_fields(sums[t][half]), fifth);
+            let sum = _mm512_add_epi32(sum_of_fields(sums.map(|sums| sums[t][half])), fifth);
             let out = &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..];
             store_i32(_mm512_add_epi32(sum, minus_sum), out);
         }
@@ -123,14 +127,22 @@ fn shifted<const T: usize>(
         prefetch_panel(step);
         let unpacked = [table.unpack(&step[0]), table.unpack(&step[1])];
         // 81 t4 has t4 in its two highest bits.
-        let fifth = unpacked.map(|unpacked| _mm512_srli_epi32::<6>(unpacked.fifth));
-        let mut packed = unpacked.map(|unpacked| unpacked.fields);
+        let fifth = [
+            _mm512_srli_epi32::<6>(unpacked[0].fifth),
+            _mm512_srli_epi32::<6>(unpacked[1].fifth),
+        ];
+        let mut packed = [unpacked[0].fields, unpacked[1].fields];
         for f in 0..5 {
-            let codes = packed.map(|packed| _mm512_and_si512(packed, mask));
-            packed = if f < 3 {
-                packed.map(|packed| _mm512_srli_epi32::<2>(packed))
-            } else {
-                fifth
+            let codes = [
+                _mm512_and_si512(packed[0], mask),
+                _mm512_and_si512(packed[1], mask),
+            ];
+            packed = match f {
+                3 => fifth,
+                _ => [
+                    _mm512_srli_epi32::<2>(packed[0]),
+                    _mm512_srli_epi32::<2>(packed[1]),
+                ],
             };
             for t in 0..T {
                 let q = _mm512_set1_epi32(four_activations(&rows[t][b], f));
