@@ -4,9 +4,10 @@
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use clap::{Args, Parser, Subcommand};
+
+use crate::cores;
 
 /// Of the memory this process may still use, the share that KV pages take unless `--kv-memory` says otherwise.
 const KV_MEMORY_SHARE: f64 = 0.5;
@@ -55,7 +56,8 @@ pub struct ServeConfig {
     /// Port to listen on; 0 takes a free one, which the start-up message names.
     #[arg(long, default_value_t = 30000)]
     pub port: u16,
-    /// Compute threads; by default one for each core this process may use.
+    /// Compute threads; by default one for each physical core this process may use: as affinity and cgroup allow, hyperthreads
+    /// not counted. On a machine with several memory nodes run one process for each (numactl --cpunodebind=N --membind=N).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Instruction set of the kernels; by default the best this machine has.
@@ -140,18 +142,18 @@ pub struct KeygenConfig {
 }
 
 impl ServeConfig {
-    /// Compute threads: as asked, or one for each core that affinity and cgroup leave to this process.
+    /// Compute threads: as asked, or one for each physical core that affinity and cgroup leave to this process.
     pub fn threads(&self) -> usize {
         match self.threads {
             Some(threads) => usize::from(threads),
-            None => thread::available_parallelism().map_or(1, usize::from),
+            None => cores::usable(),
         }
     }
 
-    /// Whether each compute thread may have a core for itself: only if they are as many as the cores this process may run on.
-    /// With fewer, another process may have chosen the same cores.
+    /// Whether each compute thread may have a physical core for itself: only if they are as many as the cores this process may run
+    /// on. With fewer, another process may have chosen the same cores.
     pub fn pin_threads(&self) -> bool {
-        core_affinity::get_core_ids().is_some_and(|cores| cores.len() == self.threads())
+        cores::physical().len() == self.threads()
     }
 
     /// KV pages to allocate, given the bytes of one page, its tokens, and the longest sequence in tokens.

@@ -4,6 +4,7 @@
 
 pub mod api; // HTTP: parse, call, shape the answer.
 pub mod config; // Every knob.
+pub mod cores; // The cores this process may compute on.
 pub mod demo; // The embedded demo checkpoint.
 pub mod engine; // The thread that owns all serving state, and the only door to it.
 pub mod metrics; // Every metric.

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 /// Which modules of `src/` each module may use. `main.rs` builds everything and may use all.
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["engine", "text", "metrics", "tenants"]),
-    ("config", &[]),
+    ("config", &["cores"]),
+    ("cores", &[]),
     ("demo", &["model"]),
-    ("engine", &["model", "metrics"]),
+    ("engine", &["cores", "model", "metrics"]),
     ("metrics", &[]),
-    ("model", &[]),
+    ("model", &["cores"]),
     (
         "startup",
         &[
@@ -56,9 +57,10 @@ const HOMES: &[(&str, &[&str])] = &[
     ),
     ("arc_swap", &["src/api/"]),
     ("axum", &["src/api/", "tests/"]),
+    ("core_affinity", &["src/cores.rs"]),
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),
-    ("parking_lot", &["src/model/pool.rs"]),
+    ("parking_lot", &["src/model/pool.rs", "src/model/pool/"]),
     ("sha2", &["src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
     ("subtle", &["src/tenants/keys.rs"]),

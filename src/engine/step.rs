@@ -19,6 +19,7 @@ use super::lanes::{Common, Control, Lanes, Submission, Ticket};
 use super::rows::{Continued, Rows, Terms};
 use super::tenants::Tenants;
 use super::{EngineConfig, Forward};
+use crate::cores;
 use crate::metrics::Timeline;
 
 /// The body of the engine thread: serves until a drain has ended or every handle is gone.
@@ -64,8 +65,7 @@ pub(super) fn serve<F: Forward>(
 
 /// As worker 0 of the model's pool, whose other workers take the cores after it.
 fn pin_to_first_core() {
-    let first = core_affinity::get_core_ids().and_then(|cores| cores.first().copied());
-    if !first.is_some_and(core_affinity::set_for_current) {
+    if !cores::physical().first().copied().is_some_and(cores::pin) {
         tracing::warn!("the engine thread could not be pinned to a core");
     }
 }

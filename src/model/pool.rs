@@ -2,25 +2,28 @@
 //!
 //! Always true: the calling thread is worker 0; [`Pool::run`] returns only when every worker has
 //! finished, also when one of them panics, so a job may borrow from its caller. What a worker may write
-//! is handed to it by [`Pool::run_parts`], each part to one worker.
+//! is handed to it by [`Pool::run_parts`], each part to one worker. A job that follows soon after another
+//! takes no lock, no memory and no system call.
 #![expect(
     unsafe_code,
     reason = "a job borrows from its caller, which the type of a long-lived thread cannot say"
 )]
 
+mod bell;
+
 use std::any::Any;
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-/// How long a thread spins before it sleeps. Stages of a forward pass follow each other much faster than
-/// this.
-const SPIN: Duration = Duration::from_micros(50);
+use crate::cores;
+use bell::{Bell, Patience};
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
 
@@ -28,51 +31,70 @@ type Job<'a> = &'a (dyn Fn(usize) + Sync);
 pub(super) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    jobs: u64,        // So far.
+    lines: Vec<Line>, // What the slots of a job's parts are made of, used again by the next job.
 }
 
 struct Shared {
-    job: AtomicPtr<()>, // Points to the caller's `Job` while `unfinished` is not zero.
-    epoch: AtomicU64,   // Counts jobs; a change tells the workers to start.
-    unfinished: AtomicUsize,
+    threads: u64,
+    patience: Patience,
+    call: OwnLine<Call>,
+    finished: OwnLine<AtomicU64>, // Adds up over all jobs, so that nobody has to set it back.
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    started: Bell,
-    finished: Bell,
+    has_panicked: AtomicBool, // Spares the lock of `panic`.
+    called: Bell,
+    done: Bell,
 }
 
+/// What calls the workers to a job.
+struct Call {
+    jobs: AtomicU64,    // A change tells the workers to start.
+    job: AtomicPtr<()>, // Points to the caller's `Job` until all workers have finished it.
+}
+
+/// A cache line for itself (and the one that is fetched with it): no other core writes beside what a thread
+/// looks at over and over.
+#[repr(align(128))]
+struct OwnLine<T>(T);
+
 impl Pool {
-    /// Starts `workers - 1` threads. With `pin`, each is bound to one of the cores that this process may
-    /// use, provided there are enough; a system that refuses to bind is no error.
+    /// Starts `workers - 1` threads. With `pin`, each is bound to a physical core of its own, provided this
+    /// process may use as many; a system that refuses to bind is no error.
     ///
     /// # Panics
     /// If `workers` is zero or a thread cannot be started.
     #[must_use]
     pub(super) fn new(workers: usize, pin: bool) -> Pool {
         assert!(workers > 0, "a pool needs a worker");
+        let room = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
-            job: AtomicPtr::new(std::ptr::null_mut()),
-            epoch: AtomicU64::new(0),
-            unfinished: AtomicUsize::new(0),
+            threads: workers as u64 - 1,
+            patience: if workers <= room {
+                Patience::Spin
+            } else {
+                Patience::Yield
+            },
+            call: OwnLine(Call {
+                jobs: AtomicU64::new(0),
+                job: AtomicPtr::new(std::ptr::null_mut()),
+            }),
+            finished: OwnLine(AtomicU64::new(0)),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
-            started: Bell::default(),
-            finished: Bell::default(),
+            has_panicked: AtomicBool::new(false),
+            called: Bell::default(),
+            done: Bell::default(),
         });
-        let cores = pin
-            .then(core_affinity::get_core_ids)
-            .flatten()
-            .unwrap_or_default();
-        let cores = if workers <= cores.len() {
-            cores
-        } else {
-            Vec::new()
-        };
+        let cores = if pin { cores::physical() } else { Vec::new() };
+        let is_roomy = workers <= cores.len();
         let start = |worker: usize| {
-            let (shared, core) = (Arc::clone(&shared), cores.get(worker).copied());
+            let shared = Arc::clone(&shared);
+            let core = cores.get(worker).copied().filter(|_| is_roomy);
             let thread = std::thread::Builder::new().name(format!("sterna-worker-{worker}"));
             let body = move || {
                 if let Some(core) = core {
-                    core_affinity::set_for_current(core);
+                    cores::pin(core);
                 }
                 shared.work(worker);
             };
@@ -81,7 +103,12 @@ impl Pool {
                 .expect("the system starts a worker thread")
         };
         let threads = (1..workers).map(start).collect();
-        Pool { shared, threads }
+        Pool {
+            shared,
+            threads,
+            jobs: 0,
+            lines: Vec::new(),
+        }
     }
 
     /// How many workers there are, the caller included.
@@ -95,27 +122,31 @@ impl Pool {
     /// # Panics
     /// With the panic of a worker, after all have finished. The pool stays usable.
     pub(super) fn run(&mut self, job: Job<'_>) {
+        self.jobs += 1;
         let shared = &*self.shared;
-        shared
-            .job
+        let call = &shared.call.0;
+        call.job
             .store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
-        shared
-            .unfinished
-            .store(self.threads.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        shared.started.ring();
+        call.jobs.store(self.jobs, Ordering::SeqCst);
+        shared.called.ring();
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
-        shared
-            .finished
-            .wait_until(|| shared.unfinished.load(Ordering::SeqCst) == 0);
-        let theirs = shared.panic.lock().take();
+        let all = self.jobs * shared.threads;
+        shared.done.wait_until(shared.patience, || {
+            shared.finished.0.load(Ordering::SeqCst) == all
+        });
+        let theirs = if shared.has_panicked.load(Ordering::Relaxed) {
+            shared.has_panicked.store(false, Ordering::Relaxed);
+            shared.panic.lock().take()
+        } else {
+            None
+        };
         if let Some(payload) = own.err().or(theirs) {
             resume_unwind(payload);
         }
     }
 
-    /// Hands part i to worker i and returns what each made of its part, in order. A single part is
-    /// worked on by the caller alone.
+    /// Hands part i to worker i and returns what each made of its part, in order; takes no memory where that
+    /// is nothing, `()`. A single part is worked on by the caller alone.
     ///
     /// # Panics
     /// If there are more parts than workers, or with the panic of a worker.
@@ -124,6 +155,7 @@ impl Pool {
         parts: impl IntoIterator<Item = T>,
         work: impl Fn(usize, T) -> R + Sync,
     ) -> Vec<R> {
+        let workers = self.workers();
         let mut parts = parts.into_iter();
         let Some(first) = parts.next() else {
             return Vec::new();
@@ -131,34 +163,28 @@ impl Pool {
         let Some(second) = parts.next() else {
             return vec![work(0, first)];
         };
-        // No lock is ever contended: worker i alone takes from slot i.
-        let slots = [first, second].into_iter().chain(parts);
-        let slots: Vec<Mutex<(Option<T>, Option<R>)>> =
-            slots.map(|part| Mutex::new((Some(part), None))).collect();
-        assert!(
-            slots.len() <= self.workers(),
-            "{} parts for {} workers",
-            slots.len(),
-            self.workers()
-        );
+        let mut lines = std::mem::take(&mut self.lines); // A panic loses them, and the next job takes new ones.
+        let mut slots = Slots::new(&mut lines, workers);
+        for part in [first, second].into_iter().chain(parts) {
+            slots.push(part);
+        }
+        let filled = slots.filled();
         self.run(&|worker| {
-            if let Some(slot) = slots.get(worker) {
-                let part = slot.lock().0.take().expect("each worker runs once a job");
-                let result = work(worker, part);
-                slot.lock().1 = Some(result);
+            if let Some(slot) = filled.get(worker) {
+                // SAFETY: a job runs once on each worker, and worker i alone looks at slot i.
+                unsafe { slot.work(|part| work(worker, part)) };
             }
         });
-        slots
-            .into_iter()
-            .map(|slot| slot.into_inner().1.expect("every worker has finished"))
-            .collect()
+        let results = slots.results();
+        self.lines = lines;
+        results
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.started.ring();
+        self.shared.called.ring();
         for thread in self.threads.drain(..) {
             thread
                 .join()
@@ -172,67 +198,120 @@ impl Shared {
     fn work(&self, worker: usize) {
         let mut seen = 0;
         loop {
-            self.started.wait_until(|| {
-                self.epoch.load(Ordering::SeqCst) != seen || self.stop.load(Ordering::SeqCst)
+            self.called.wait_until(self.patience, || {
+                self.call.0.jobs.load(Ordering::SeqCst) != seen || self.stop.load(Ordering::SeqCst)
             });
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
             seen += 1; // The next job is not published before this one is finished.
-            let job = self.job.load(Ordering::Relaxed).cast::<Job<'_>>();
-            // SAFETY: `run` stored a pointer to its own `job` argument before it raised the epoch that
-            // this thread has just seen, and does not return, nor unwind, before this thread has counted
-            // itself out of `unfinished` below.
+            let job = self.call.0.job.load(Ordering::Relaxed).cast::<Job<'_>>();
+            // SAFETY: `run` stored a pointer to its own `job` argument before it raised `jobs` to the number
+            // that this thread has just seen, and does not return, nor unwind, before this thread has counted
+            // itself in `finished` below.
             let job = unsafe { *job };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
                 self.panic.lock().get_or_insert(payload);
+                self.has_panicked.store(true, Ordering::Relaxed);
             }
-            if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 {
-                self.finished.ring();
+            if self.finished.0.fetch_add(1, Ordering::SeqCst) + 1 == seen * self.threads {
+                self.done.ring();
             }
         }
     }
 }
 
-/// Wakes threads that wait for a condition; waiting spins first.
-#[derive(Default)]
-struct Bell {
-    sleepers: AtomicUsize,
-    lock: Mutex<()>,
-    rung: Condvar,
+/// Memory for slots of any kind.
+#[repr(align(128))]
+struct Line {
+    _bytes: MaybeUninit<[u8; 128]>,
 }
 
-impl Bell {
-    /// Waits until `condition` holds. Whoever makes it true must do so with a sequentially consistent
-    /// write and then ring.
-    fn wait_until(&self, condition: impl Fn() -> bool) {
-        let mut start = None;
-        loop {
-            for _ in 0..64 {
-                if condition() {
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-            if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
-                break;
-            }
+/// The parts of one job, and what becomes of them.
+struct Slots<'a, T, R> {
+    room: &'a mut [MaybeUninit<Slot<T, R>>],
+    filled: usize, // So many of them are written.
+}
+
+/// Where one worker finds its part and leaves its result.
+#[repr(align(128))]
+struct Slot<T, R>(UnsafeCell<State<T, R>>);
+
+enum State<T, R> {
+    Given(T),
+    Taken,
+    Made(R),
+}
+
+// SAFETY: threads that share a slot reach its state by `work` alone, whose callers see to it that one of them at a time
+// does; the part then moves to that thread, and the result back, which `Send` allows.
+unsafe impl<T: Send, R: Send> Sync for Slot<T, R> {}
+
+impl<'a, T, R> Slots<'a, T, R> {
+    /// Room for `count` parts, in `lines`, of which there are more only if no job before needed as many.
+    fn new(lines: &'a mut Vec<Line>, count: usize) -> Slots<'a, T, R> {
+        const { assert!(align_of::<Slot<T, R>>() == align_of::<Line>()) }
+        let needed = count * (size_of::<Slot<T, R>>() / size_of::<Line>());
+        if lines.len() < needed {
+            lines.resize_with(needed, || Line {
+                _bytes: MaybeUninit::uninit(),
+            });
         }
-        // Announced before the last look at the condition, as `ring` looks for sleepers after the
-        // condition was made true: one of the two sees the other.
-        let mut guard = self.lock.lock();
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        while !condition() {
-            self.rung.wait(&mut guard);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        // SAFETY: the lines are at least as many bytes, aligned as slots are, and borrowed for 'a by nobody else; of what
+        // they hold, a `MaybeUninit` asks nothing.
+        let room = unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), count) };
+        Slots { room, filled: 0 }
     }
 
-    fn ring(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            drop(self.lock.lock());
-            self.rung.notify_all();
-        }
+    fn push(&mut self, part: T) {
+        let workers = self.room.len();
+        let slot = self.room.get_mut(self.filled);
+        let slot = slot.unwrap_or_else(|| panic!("more parts than the {workers} workers"));
+        slot.write(Slot(UnsafeCell::new(State::Given(part))));
+        self.filled += 1;
+    }
+
+    fn filled(&self) -> &[Slot<T, R>] {
+        // SAFETY: `push` has written the first `filled` slots.
+        unsafe { self.room[..self.filled].assume_init_ref() }
+    }
+
+    /// What was made of each part; every worker must have finished.
+    fn results(self) -> Vec<R> {
+        let filled = &mut self.room[..self.filled];
+        // SAFETY: `push` has written the first `filled` slots.
+        let filled = unsafe { filled.assume_init_mut() };
+        let made = |slot: &mut Slot<T, R>| match std::mem::replace(slot.0.get_mut(), State::Taken) {
+            State::Made(result) => result,
+            State::Given(_) | State::Taken => unreachable!("every worker has finished"),
+        };
+        filled.iter_mut().map(made).collect()
+    }
+}
+
+impl<T, R> Drop for Slots<'_, T, R> {
+    /// After a panic parts or results may be left.
+    fn drop(&mut self) {
+        // SAFETY: `push` has written the first `filled` slots, and they are not looked at again.
+        unsafe { self.room[..self.filled].assume_init_drop() };
+    }
+}
+
+impl<T, R> Slot<T, R> {
+    /// Takes the part and leaves what `work` makes of it.
+    ///
+    /// # Safety
+    /// No other thread may call this at the same time.
+    unsafe fn work(&self, work: impl FnOnce(T) -> R) {
+        let state = self.0.get();
+        // SAFETY: the caller promises that no other thread is here, and the reference ends with this statement.
+        let given = std::mem::replace(unsafe { &mut *state }, State::Taken);
+        let State::Given(part) = given else {
+            unreachable!("each worker runs once a job");
+        };
+        let made = State::Made(work(part));
+        // SAFETY: as above.
+        unsafe { *state = made };
     }
 }
 
@@ -264,6 +343,10 @@ pub(super) fn split_rows<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Instant;
+
+    use super::bell::SPIN;
     use super::*;
 
     #[test]
@@ -321,6 +404,32 @@ mod tests {
             );
             assert_eq!(finished.load(Ordering::Relaxed), 2);
         }
+        assert_eq!(pool.run_parts([1, 2, 3], |_, part| part * 2), [2, 4, 6]);
+    }
+
+    #[test]
+    fn every_part_and_result_is_dropped_once() {
+        let mut pool = Pool::new(3, false);
+        let marks: [Arc<()>; 3] = std::array::from_fn(|_| Arc::new(()));
+        let held = || marks.each_ref().map(Arc::strong_count);
+        let results = pool.run_parts(marks.clone(), |_, mark| (mark, [0; 50]));
+        assert_eq!(held(), [2; 3], "in the results alone");
+        drop(results);
+        assert_eq!(held(), [1; 3]);
+        for culprit in [0, 1, 2] {
+            let run = catch_unwind(AssertUnwindSafe(|| {
+                pool.run_parts(marks.clone(), |worker, mark| {
+                    assert_ne!(worker, culprit, "worker {culprit} fails");
+                    mark
+                })
+            }));
+            assert!(run.is_err());
+            assert_eq!(held(), [1; 3], "after a panic");
+        }
+        let too_many = marks.iter().cycle().take(4).cloned();
+        let run = catch_unwind(AssertUnwindSafe(|| pool.run_parts(too_many, |_, _| {})));
+        assert!(run.is_err());
+        assert_eq!(held(), [1; 3], "after more parts than workers");
         assert_eq!(pool.run_parts([1, 2, 3], |_, part| part * 2), [2, 4, 6]);
     }
 

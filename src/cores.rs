@@ -1,0 +1,144 @@
+//! The cores that this process may compute on.
+//!
+//! Two hyperthreads of a physical core share its vector units and its way to memory, so a second thread there adds nothing to
+//! arithmetic that already fills them; it only takes turns. So threads are counted, and bound, by physical core.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use core_affinity::CoreId;
+
+/// Where Linux says which logical CPUs are one physical core.
+const TOPOLOGY: &str = "/sys/devices/system/cpu";
+
+/// One logical CPU of each physical core that this thread may run on, ascending. Ask before a thread is bound to one.
+/// Empty where the system does not say.
+pub fn physical() -> Vec<usize> {
+    let allowed = core_affinity::get_core_ids().unwrap_or_default();
+    let allowed = allowed.into_iter().map(|core| core.id).collect();
+    one_of_each_core(&allowed, Path::new(TOPOLOGY))
+}
+
+/// How many threads compute fastest: one for each physical core, or fewer where a cgroup's quota allows less than all of them.
+pub fn usable() -> usize {
+    // Looks at affinity and at the quota of cgroup 1 or 2, whichever there is.
+    let logical = thread::available_parallelism().map_or(1, usize::from);
+    threads(logical, physical().len())
+}
+
+/// Binds the calling thread to a logical CPU; whether the system did.
+pub fn pin(cpu: usize) -> bool {
+    core_affinity::set_for_current(CoreId { id: cpu })
+}
+
+fn threads(logical: usize, physical: usize) -> usize {
+    if physical == 0 {
+        logical
+    } else {
+        logical.min(physical)
+    }
+}
+
+/// The lowest of the `allowed` CPUs of each core. A CPU about which `topology` says nothing is a core of its own.
+fn one_of_each_core(allowed: &BTreeSet<usize>, topology: &Path) -> Vec<usize> {
+    let mut taken = BTreeSet::new();
+    let mut firsts = Vec::new();
+    for &cpu in allowed {
+        if taken.contains(&cpu) {
+            continue;
+        }
+        firsts.push(cpu);
+        let file = topology.join(format!("cpu{cpu}/topology/thread_siblings_list"));
+        let siblings = fs::read_to_string(file).ok();
+        taken.extend(
+            siblings
+                .and_then(|text| cpu_list(&text))
+                .unwrap_or_default(),
+        );
+    }
+    firsts
+}
+
+/// The numbers of a list like `0,4` or `0-1,8`; nothing if it is none.
+fn cpu_list(text: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for range in text.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        cpus.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    Some(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The CPUs taken of `allowed`, where CPU i's list of siblings is `lists[i]`.
+    fn taken(name: &str, lists: &[&str], allowed: &[usize]) -> Vec<usize> {
+        let folder = std::env::temp_dir().join(format!("sterna-{name}-{}", std::process::id()));
+        for (cpu, list) in lists.iter().enumerate() {
+            let topology = folder.join(format!("cpu{cpu}/topology"));
+            fs::create_dir_all(&topology).unwrap();
+            fs::write(topology.join("thread_siblings_list"), list).unwrap();
+        }
+        let taken = one_of_each_core(&allowed.iter().copied().collect(), &folder);
+        fs::remove_dir_all(&folder).unwrap();
+        taken
+    }
+
+    #[test]
+    fn hyperthreads_count_once() {
+        let beside = ["0-1\n", "0-1\n", "2-3\n", "2-3\n"];
+        assert_eq!(taken("beside", &beside, &[0, 1, 2, 3]), [0, 2]);
+        let apart = [
+            "0,4\n", "1,5\n", "2,6\n", "3,7\n", "0,4\n", "1,5\n", "2,6\n", "3,7\n",
+        ];
+        assert_eq!(
+            taken("apart", &apart, &[0, 1, 2, 3, 4, 5, 6, 7]),
+            [0, 1, 2, 3]
+        );
+        assert_eq!(taken("alone", &["0\n", "1\n"], &[0, 1]), [0, 1]);
+        let four = ["0-3", "0-3", "0-3", "0-3", "4-7", "4-7", "4-7", "4-7"];
+        assert_eq!(taken("four", &four, &[0, 1, 2, 3, 4, 5, 6, 7]), [0, 4]);
+    }
+
+    #[test]
+    fn only_allowed_cpus_count() {
+        let apart = [
+            "0,4\n", "1,5\n", "2,6\n", "3,7\n", "0,4\n", "1,5\n", "2,6\n", "3,7\n",
+        ];
+        // The second thread of core 0 alone, both of core 1, the first of core 3.
+        assert_eq!(taken("allowed", &apart, &[4, 1, 5, 3]), [1, 3, 4]);
+        assert_eq!(taken("nothing-allowed", &apart, &[]), [0; 0]);
+    }
+
+    #[test]
+    fn a_silent_or_garbled_topology_makes_every_cpu_a_core() {
+        assert_eq!(taken("silent", &["0"], &[0, 1, 2]), [0, 1, 2]);
+        assert_eq!(taken("garbled", &["0-", "?"], &[0, 1]), [0, 1]);
+    }
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        for (text, expected) in [
+            ("0", Some(vec![0])),
+            ("0-1,8\n", Some(vec![0, 1, 8])),
+            ("3,2", Some(vec![3, 2])),
+            ("", None),
+            ("0-", None),
+            ("a", None),
+        ] {
+            assert_eq!(cpu_list(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_quota_lowers_the_count_and_a_missing_topology_does_not() {
+        assert_eq!(threads(8, 4), 4); // Hyperthreads.
+        assert_eq!(threads(3, 4), 3); // A quota of three cores.
+        assert_eq!(threads(2, 0), 2);
+        assert!(usable() >= 1 && usable() <= thread::available_parallelism().unwrap().get());
+    }
+}
