@@ -28,13 +28,14 @@ pub(super) struct ScreenedHead {
 
 /// Memory of the second pass, reused from step to step.
 pub(super) struct Rescoring {
+    largest: Vec<f32>,        // [panel][token], of the first pass
     exact: Vec<(u32, f32)>,   // [token][EXACT_ROWS]: row, logit
     searches: Vec<TopSearch>, // One a worker.
 }
 
 /// Memory of one search for the largest values.
 struct TopSearch {
-    largest: Vec<f32>, // Of each piece.
+    largest: Vec<f32>,
     ranked: Vec<f32>,
     found: Vec<(u32, f32)>,
 }
@@ -70,33 +71,79 @@ impl ScreenedHead {
         &self.screen
     }
 
-    /// The first pass over some panels: `out` is panel-major.
-    pub(super) fn screen_panels(
+    /// The logits of all tokens of `inputs`, panel-major, `[panel][token][32]`.
+    pub(super) fn multiply(
+        &self,
+        crew: &mut Crew,
+        inputs: &Inputs,
+        memory: &mut Rescoring,
+        logits: &mut [f32],
+    ) {
+        let logits = &mut logits[..self.screen.panels() * inputs.tokens() * PANEL_ROWS];
+        self.screen_all(crew, inputs, &mut memory.largest, logits);
+        self.rescore(crew, inputs, memory, logits);
+    }
+
+    /// The first pass: all rows in 8 bits, and the largest logit of each panel and token.
+    fn screen_all(
+        &self,
+        crew: &mut Crew,
+        inputs: &Inputs,
+        largest: &mut Vec<f32>,
+        logits: &mut [f32],
+    ) {
+        let tokens = inputs.tokens();
+        largest.resize(self.screen.panels() * tokens, 0.0);
+        let shares = ranges(self.screen.panels(), crew.pool.workers());
+        let largest = split_rows(largest, tokens, shares.clone());
+        let logits = split_rows(logits, tokens * PANEL_ROWS, shares.clone());
+        let kernels = crew.kernels;
+        crew.pool.run_parts(
+            shares.zip(logits).zip(largest).zip(&mut crew.scratch),
+            |_, (((panels, logits), largest), scratch)| {
+                let panel = tokens * PANEL_ROWS;
+                let at_once = (scratch.products.len() / panel).max(1);
+                let outs = logits.chunks_mut(at_once * panel);
+                let outs = outs.zip(largest.chunks_mut(at_once * tokens));
+                for (start, (logits, largest)) in panels.clone().step_by(at_once).zip(outs) {
+                    let panels = start..panels.end.min(start + at_once);
+                    let products = &mut scratch.products[..logits.len()];
+                    let x = inputs.quantized();
+                    kernels.int8_matmul(&self.screen, panels.clone(), x, products);
+                    self.scale(kernels, (panels, x), products, logits, largest);
+                }
+            },
+        );
+    }
+
+    /// Whole numbers into logits.
+    fn scale(
         &self,
         kernels: Kernels,
-        panels: Range<usize>,
-        x: &QuantizedActivations,
-        products: &mut [i32],
-        out: &mut [f32],
+        (panels, x): (Range<usize>, &QuantizedActivations),
+        products: &[i32],
+        logits: &mut [f32],
+        largest: &mut [f32],
     ) {
-        kernels.int8_matmul(&self.screen, panels.clone(), x, products);
-        let panel = x.tokens() * PANEL_ROWS;
-        let outs = (products.chunks_exact(panel)).zip(out.chunks_exact_mut(panel));
-        for (panel, (products, out)) in panels.zip(outs) {
+        let places = panels.flat_map(|panel| (0..x.tokens()).map(move |token| (panel, token)));
+        let pieces = products.chunks_exact(PANEL_ROWS);
+        let pieces = pieces.zip(logits.chunks_exact_mut(PANEL_ROWS)).zip(largest);
+        for ((panel, token), ((products, logits), largest)) in places.zip(pieces) {
             let scales = self.screen.scales(panel);
-            let pieces = products.chunks_exact(PANEL_ROWS);
-            let pieces = pieces.zip(out.chunks_exact_mut(PANEL_ROWS));
-            for (token, (products, out)) in pieces.enumerate() {
-                let (out, surplus) = out.split_at_mut(scales.len());
-                surplus.fill(0.0);
-                let factor = 1.0 / x.scale(token);
-                kernels.scale_rows(&products[..out.len()], scales, factor, out);
-            }
+            let (logits, surplus) = logits.split_at_mut(scales.len());
+            surplus.fill(0.0);
+            kernels.scale_rows(
+                &products[..logits.len()],
+                scales,
+                1.0 / x.scale(token),
+                logits,
+            );
+            *largest = kernels.largest(logits);
         }
     }
 
-    /// The second pass: writes the best rows of each token over what the first pass left in `logits`, `[panel][token][32]`.
-    pub(super) fn rescore(
+    /// The second pass: writes the best rows of each token over what the first pass left in `logits`.
+    fn rescore(
         &self,
         crew: &mut Crew,
         inputs: &Inputs,
@@ -105,22 +152,22 @@ impl ScreenedHead {
     ) {
         let (tokens, rows) = (inputs.tokens(), self.exact.rows());
         let each = EXACT_ROWS.min(rows);
-        let logits = &mut logits[..self.screen.panels() * tokens * PANEL_ROWS];
         memory.exact.resize(tokens * each, (0, 0.0));
         let shares = ranges(tokens, crew.pool.workers());
         let exact = split_rows(&mut memory.exact, each, shares.clone());
         let parts = shares.zip(exact).zip(&mut memory.searches);
-        let (kernels, seen) = (crew.kernels, &*logits);
+        let (kernels, seen, largest) = (crew.kernels, &*logits, &memory.largest);
         crew.pool.run_parts(parts, |_, ((share, exact), search)| {
             for (token, exact) in share.zip(exact.chunks_exact_mut(each)) {
-                let pieces = seen[token * PANEL_ROWS..].chunks(tokens * PANEL_ROWS);
-                let pieces = pieces
-                    .enumerate()
-                    .map(|(panel, values)| &values[..(rows - panel * PANEL_ROWS).min(PANEL_ROWS)]);
-                let best = search.largest(kernels, pieces, each);
+                let piece = |panel: usize| {
+                    let rows = (rows - panel * PANEL_ROWS).min(PANEL_ROWS);
+                    &seen[(panel * tokens + token) * PANEL_ROWS..][..rows]
+                };
+                let largest = largest[token..].iter().copied().step_by(tokens);
+                let best = search.largest(largest, piece, each);
                 for (exact, (row, _)) in exact.iter_mut().zip(best) {
-                    let logit = kernels.dense_dot(&self.exact, *row as usize, inputs.floats(token));
-                    *exact = (*row, logit);
+                    let x = inputs.floats(token);
+                    *exact = (*row, kernels.dense_dot(&self.exact, *row as usize, x));
                 }
             }
         });
@@ -142,6 +189,7 @@ impl Rescoring {
             found: Vec::with_capacity(rows),
         };
         Rescoring {
+            largest: Vec::with_capacity(max_tokens * rows.div_ceil(PANEL_ROWS)),
             exact: Vec::with_capacity(max_tokens * EXACT_ROWS),
             searches: (0..workers).map(|_| search()).collect(),
         }
@@ -150,42 +198,39 @@ impl Rescoring {
 
 impl TopSearch {
     /// The `count` largest of at least as many values, in no order; of equal ones those that come first. Values that are no numbers are
-    /// below all others.
+    /// below all others. The values stand in pieces of [`PANEL_ROWS`], `piece(i)`, the last perhaps shorter; `largest` are those of each.
     ///
-    /// The largest of each piece are looked at first: the `count`th of them is a value that `count` pieces reach, so nothing below it can
-    /// be among the largest of all.
+    /// The `count`th of the largest is a value that `count` pieces reach, so nothing below it can be among the largest of all.
     fn largest<'a>(
         &mut self,
-        kernels: Kernels,
-        pieces: impl Iterator<Item = &'a [f32]> + Clone,
+        largest: impl Iterator<Item = f32>,
+        piece: impl Fn(usize) -> &'a [f32],
         count: usize,
     ) -> &[(u32, f32)] {
         let TopSearch {
-            largest,
+            largest: all,
             ranked,
             found,
         } = self;
-        largest.clear();
-        largest.extend(pieces.clone().map(|piece| kernels.largest(piece)));
-        ranked.clone_from(largest);
+        all.clear();
+        all.extend(largest);
+        ranked.clone_from(all);
         let bound = if count <= ranked.len() {
             *(ranked.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a))).1
         } else {
             f32::NEG_INFINITY
         };
         found.clear();
-        let mut first = 0;
-        for (piece, &largest) in pieces.clone().zip(&*largest) {
-            if largest >= bound {
-                let reaching = (first..).zip(piece).filter(|(_, value)| **value >= bound);
-                found.extend(reaching.map(|(row, value)| (row, *value)));
-            }
-            first += piece.len() as u32;
+        let rows = |index: usize| (PANEL_ROWS * index..).zip(piece(index));
+        for (index, _) in (all.iter().enumerate()).filter(|(_, largest)| **largest >= bound) {
+            let reaching = rows(index).filter(|(_, value)| **value >= bound);
+            found.extend(reaching.map(|(row, value)| (row as u32, *value)));
         }
         if found.len() < count {
             // The others are no numbers, or they would reach −∞.
-            let others = (0..).zip(pieces.flatten()).filter(|(_, v)| v.is_nan());
-            found.extend(others.take(count - found.len()).map(|(row, v)| (row, *v)));
+            let others = (0..all.len()).flat_map(rows).filter(|(_, v)| v.is_nan());
+            let others = others.take(count - found.len());
+            found.extend(others.map(|(row, value)| (row as u32, *value)));
         }
         found.select_nth_unstable_by(count - 1, larger_first);
         &found[..count]
@@ -205,8 +250,11 @@ mod tests {
     fn found(values: &[f32], count: usize) -> Vec<u32> {
         let kernels = Kernels::new(Isa::best()).expect("it is the best there is");
         let mut memory = Rescoring::new(1, 1, values.len());
-        let pieces = values.chunks(PANEL_ROWS);
-        let found = memory.searches[0].largest(kernels, pieces, count);
+        let piece = |index| values.chunks(PANEL_ROWS).nth(index).unwrap();
+        let largest = values
+            .chunks(PANEL_ROWS)
+            .map(|piece| kernels.largest(piece));
+        let found = memory.searches[0].largest(largest, piece, count);
         let mut rows: Vec<u32> = found.iter().map(|(row, _)| *row).collect();
         rows.sort_unstable();
         rows

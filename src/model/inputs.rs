@@ -53,6 +53,11 @@ impl Inputs {
         self.tokens
     }
 
+    /// All rows, quantized, of projections that norm nothing.
+    pub(super) fn quantized(&self) -> &QuantizedActivations {
+        &self.quantized[0]
+    }
+
     /// A row as floats, of projections of which a linear reads floats.
     pub(super) fn floats(&self, token: usize) -> &[f32] {
         let columns = self.dense.len() / self.tokens;
@@ -148,8 +153,9 @@ impl Inputs {
                         kernels.dequantize(products, factor, out);
                     }
                 }
-                Linear::Screened(head) => head.screen_panels(kernels, panels, x, products, out),
-                Linear::Dense(_) => unreachable!("it has been multiplied above"),
+                Linear::Screened(_) | Linear::Dense(_) => {
+                    unreachable!("one has its own way to multiply, the other has gone it above")
+                }
             }
         }
     }

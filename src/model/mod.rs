@@ -355,9 +355,9 @@ impl Model {
                     .norm
                     .apply(kernels, &hidden[wanted[row] * width..][..width], normed);
             });
-        weights.head.multiply(crew, &memory.inputs, out);
-        if let [Linear::Screened(head)] = weights.head.linears() {
-            head.rescore(crew, &memory.inputs, rescoring, out);
+        match weights.head.linears() {
+            [Linear::Screened(head)] => head.multiply(crew, &memory.inputs, rescoring, out),
+            _ => weights.head.multiply(crew, &memory.inputs, out),
         }
     }
 }
