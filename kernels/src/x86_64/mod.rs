@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+pub(crate) mod attention;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod avx512vbmi;
