@@ -10,8 +10,13 @@ use std::time::{Duration, Instant};
 
 use sterna_kernels::{
     AttentionState, DenseMatrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
-    QuantizedActivations, SPAN_TOKENS, TernaryMatrix,
+    QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
 };
+
+/// Query heads that share a KV head.
+const GROUP: usize = 4;
+
+const HEAD_DIM: usize = 128;
 
 /// How much is measured.
 #[derive(Clone, Copy)]
@@ -102,6 +107,13 @@ fn run(plan: Plan) {
                 context
             },
         );
+    }
+    for (chunk, depth) in [128, 512]
+        .into_iter()
+        .flat_map(|chunk| [0, 2048, 4096].map(|depth| (chunk, depth)))
+    {
+        let shrink = if plan.smoke || scalar { 8 } else { 1 };
+        prefill_attention(plan, (chunk / shrink, depth / shrink));
     }
     single_rows(plan);
 }
@@ -219,37 +231,60 @@ fn dense(plan: Plan, limits: &Limits, head: &DenseMatrix, m: usize) {
     );
 }
 
+/// The pages of one KV head.
+fn pages(store: &[u16]) -> Vec<KvPage<'_>> {
+    store
+        .chunks(2 * PAGE_TOKENS * HEAD_DIM)
+        .map(|both| both.split_at(PAGE_TOKENS * HEAD_DIM))
+        .map(|(keys, values)| KvPage { keys, values })
+        .collect()
+}
+
+/// What queries at some positions from `position` on receive, up to one page's.
+fn attend(
+    kernels: Kernels,
+    run: &[KvPage],
+    next: &[KvPage],
+    (position, positions): (usize, usize),
+    state: &mut AttentionState,
+) {
+    state.reset(GROUP, positions, HEAD_DIM);
+    for query in 0..positions * GROUP {
+        state.query_mut(query / GROUP, query % GROUP).fill(0.25);
+    }
+    let seen = &run[..(position + positions).div_ceil(PAGE_TOKENS)];
+    let mut spans = seen.chunks(SPAN_TOKENS / PAGE_TOKENS).peekable();
+    let mut before = 0;
+    while let Some(pages) = spans.next() {
+        let span = Span {
+            pages,
+            next: spans.peek().copied().unwrap_or(next),
+            visible: SPAN_TOKENS.min(position + 1 - before),
+        };
+        kernels.attention_span(span, state);
+        before += SPAN_TOKENS;
+    }
+}
+
 /// One decode step's attention of one sequence: 30 layers of 5 KV heads with 4 query heads of 128 values each.
 fn attention(plan: Plan, limits: &Limits, context: usize) {
-    const HEAD_DIM: usize = 128;
-    const GROUP: usize = 4;
     let kv_heads = if plan.smoke { 2 } else { 30 * 5 };
-    let pages = context / PAGE_TOKENS;
-    let page = PAGE_TOKENS * HEAD_DIM;
-    let store = vec![0x3800_u16; kv_heads * pages * 2 * page];
-    let queries = vec![0.25; GROUP * HEAD_DIM];
+    let head_size = 2 * context * HEAD_DIM;
+    let store = vec![0x3800_u16; kv_heads * head_size];
+    let heads: Vec<_> = store.chunks(head_size).map(pages).collect();
     let time = plan.best(plan.passes, |thread| {
         let mut state = AttentionState::new(GROUP, HEAD_DIM);
         let mut out = vec![0.0; GROUP * HEAD_DIM];
         for head in plan.share(kv_heads, thread) {
-            let head = &store[head * pages * 2 * page..][..pages * 2 * page];
-            let run: Vec<KvPage> = head
-                .chunks(2 * page)
-                .map(|both| KvPage {
-                    keys: &both[..page],
-                    values: &both[page..],
-                })
-                .collect();
-            state.reset(GROUP, HEAD_DIM);
-            for span in run.chunks(SPAN_TOKENS / PAGE_TOKENS) {
-                plan.kernels.attention_span(
-                    &queries,
-                    HEAD_DIM,
-                    span,
-                    span.len() * PAGE_TOKENS,
-                    &mut state,
-                );
-            }
+            let next = &heads[(head + 1) % kv_heads];
+            let next = &next[..next.len().min(SPAN_TOKENS / PAGE_TOKENS)];
+            attend(
+                plan.kernels,
+                &heads[head],
+                next,
+                (context - 1, 1),
+                &mut state,
+            );
             plan.kernels.attention_finish(&state, &mut out);
             black_box(&mut out);
         }
@@ -261,6 +296,42 @@ fn attention(plan: Plan, limits: &Limits, context: usize) {
         operations,
         time,
     );
+}
+
+/// A chunk of a prompt at some depth: one layer's attention, beside what this instruction set can multiply and add in single precision.
+fn prefill_attention(plan: Plan, (chunk, depth): (usize, usize)) {
+    let kv_heads = 2 * plan.threads;
+    let rounds = if plan.smoke { 1000 } else { 2_000_000 };
+    let operations = plan.threads as u64 * plan.kernels.probe_f32(1) * rounds;
+    let probe = plan.best(3, |_| {
+        plan.kernels.probe_f32(rounds);
+    });
+    let head_size = 2 * (depth + chunk) * HEAD_DIM;
+    let store = vec![0x3800_u16; kv_heads * head_size];
+    let heads: Vec<_> = store.chunks(head_size).map(pages).collect();
+    let time = plan.best(plan.passes.min(3), |thread| {
+        let mut state = AttentionState::new(GROUP, HEAD_DIM);
+        let mut out = vec![0.0; PAGE_TOKENS * GROUP * HEAD_DIM];
+        for head in plan.share(kv_heads, thread) {
+            for position in (depth..depth + chunk).step_by(PAGE_TOKENS) {
+                let block = (position, PAGE_TOKENS);
+                attend(plan.kernels, &heads[head], &[], block, &mut state);
+                plan.kernels.attention_finish(&state, &mut out);
+                black_box(&mut out);
+            }
+        }
+    });
+    let keys: usize = (depth + 1..=depth + chunk).sum();
+    let done = per_nanosecond(4 * kv_heads * GROUP * HEAD_DIM * keys, time);
+    let peak = operations as f64 / probe.as_nanos() as f64;
+    if !plan.smoke {
+        println!(
+            "  {:<32} {:>9.3} ms {done:>7.0} Gflop/s, {:.0} % of {peak:.0}",
+            format!("attention, {chunk} tokens after {depth}"),
+            time.as_secs_f64() * 1e3,
+            100.0 * done / peak,
+        );
+    }
 }
 
 /// The kernels over one token's row, of the width of the feed-forward.

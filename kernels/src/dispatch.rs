@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
-use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
+use crate::attention::{AttentionState, PAGE_TOKENS, SPAN_TOKENS, Span};
 use crate::dense::DenseMatrix;
 use crate::ternary::TernaryMatrix;
 #[cfg(target_arch = "x86_64")]
@@ -130,11 +130,12 @@ struct Table {
     relu2_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     add: unsafe fn(&mut [f32], &[f32]),
-    attention_span: unsafe fn(&[f32], &[KvPage<'_>], usize, &mut AttentionState),
+    attention_span: unsafe fn(Span<'_>, &mut AttentionState),
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
     store_kv: StoreKv,
     probe_read: unsafe fn(&[u8], bool),
     probe_int8: unsafe fn(u64) -> u64,
+    probe_f32: unsafe fn(u64) -> u64,
 }
 
 static SCALAR: Table = Table {
@@ -153,6 +154,7 @@ static SCALAR: Table = Table {
     store_kv: scalar::store_kv,
     probe_read: scalar::probe_read,
     probe_int8: scalar::probe_int8,
+    probe_f32: scalar::probe_f32,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -172,6 +174,7 @@ static AVX2: Table = Table {
     store_kv: avx2::attention::store_kv,
     probe_read: avx2::probe_read,
     probe_int8: avx2::probe_int8,
+    probe_f32: avx2::attention::probe_f32,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -191,6 +194,7 @@ static AVX512: Table = Table {
     store_kv: avx512::attention::store_kv,
     probe_read: avx512::probe_read,
     probe_int8: avx512::probe_int8,
+    probe_f32: avx512::attention::probe_f32,
 };
 
 impl Kernels {
@@ -348,38 +352,27 @@ impl Kernels {
         unsafe { (self.table.add)(x, y) }
     }
 
-    /// Attention of the g query heads that share a KV head, `queries` `[g][d]`, over one span of keys, merged into `state`.
-    ///
-    /// `run` is the span's pages up to the last that is seen, `visible` (1..=256) the number of keys seen. Scores are scaled by 1/sqrt(d).
+    /// Attention of the queries of `state` over one span of keys, merged into the state. Scores are scaled by 1/sqrt(d).
     /// Spans must come in ascending order.
-    pub fn attention_span(
-        &self,
-        queries: &[f32],
-        head_dim: usize,
-        run: &[KvPage<'_>],
-        visible: usize,
-        state: &mut AttentionState,
-    ) {
+    pub fn attention_span(&self, span: Span<'_>, state: &mut AttentionState) {
+        let head_dim = state.head_dim();
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(16),
             "heads of {head_dim}"
         );
-        assert_eq!(head_dim, state.head_dim(), "the head of the state");
-        assert_eq!(
-            queries.len(),
-            state.group() * head_dim,
-            "the queries of the state's group"
-        );
+        assert!(state.rows() > 0, "attention of a query");
         assert!(
-            (1..=SPAN_TOKENS).contains(&visible),
-            "{visible} keys of a span"
+            (1..=SPAN_TOKENS).contains(&span.visible),
+            "{} keys of a span",
+            span.visible
         );
+        let seen = state.seen(state.rows() - 1, span.visible);
         assert_eq!(
-            run.len(),
-            visible.div_ceil(PAGE_TOKENS),
-            "the pages of {visible} keys"
+            span.pages.len(),
+            seen.div_ceil(PAGE_TOKENS),
+            "the pages of {seen} keys"
         );
-        for page in run {
+        for page in span.pages {
             assert_eq!(
                 page.keys.len(),
                 PAGE_TOKENS * head_dim,
@@ -392,15 +385,15 @@ impl Kernels {
             );
         }
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.attention_span)(queries, run, visible, state) }
+        unsafe { (self.table.attention_span)(span, state) }
     }
 
-    /// What the queries receive after their last span, `[g][d]`.
+    /// What the queries receive after their last span, `[position][g][d]`.
     pub fn attention_finish(&self, state: &AttentionState, out: &mut [f32]) {
         assert_eq!(
             out.len(),
-            state.group() * state.head_dim(),
-            "the values of the state's group"
+            state.rows() * state.head_dim(),
+            "the values of the state's queries"
         );
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
         unsafe { (self.table.attention_finish)(state, out) }
@@ -439,5 +432,12 @@ impl Kernels {
     pub fn probe_int8(&self, rounds: u64) -> u64 {
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
         unsafe { (self.table.probe_int8)(rounds) }
+    }
+
+    /// Multiplies and adds floats in registers as fast as this instruction set can: the limit that attention of many queries runs into.
+    /// Returns the operations done, multiplications and additions.
+    pub fn probe_f32(&self, rounds: u64) -> u64 {
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.probe_f32)(rounds) }
     }
 }

@@ -28,7 +28,7 @@ mod ternary;
 mod x86_64;
 
 pub use activation::{QuantizedActivations, QuantizedTokenMut};
-pub use attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
+pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
 pub use ternary::{MAX_COLUMNS, PanelMut, TernaryMatrix};

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
-use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, SPAN_TOKENS};
+use crate::attention::{AttentionState, PAGE_TOKENS, Span};
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{self, LANES, sum_lanes};
 use crate::ternary::{TernaryMatrix, code};
@@ -80,39 +80,35 @@ pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
     }
 }
 
-/// Attention over one span: products with the keys (ascending dimension, fused), weights, sums of weighted values (ascending token,
-/// fused), merged into the state.
-pub(crate) fn attention_span(
-    queries: &[f32],
-    run: &[KvPage<'_>],
-    visible: usize,
-    state: &mut AttentionState,
-) {
+/// Attention over one span, query by query: products with the keys (ascending dimension, fused), weights, sums of weighted values
+/// (ascending token, fused), merged into the state.
+pub(crate) fn attention_span(span: Span<'_>, state: &mut AttentionState) {
     let head_dim = state.head_dim();
-    let scores = state.scores_mut().chunks_exact_mut(SPAN_TOKENS);
-    for (query, scores) in queries.chunks_exact(head_dim).zip(scores) {
-        for (token, score) in scores.iter_mut().enumerate().take(visible) {
-            let lane = run[token / PAGE_TOKENS]
+    for row in 0..state.rows() {
+        let seen = state.seen(row, span.visible);
+        let (queries, scores) = state.queries_and_scores_mut();
+        for (token, score) in scores[row].0.iter_mut().enumerate().take(seen) {
+            let lane = span.pages[token / PAGE_TOKENS]
                 .keys
                 .iter()
                 .skip(token % PAGE_TOKENS)
                 .step_by(PAGE_TOKENS);
-            *score = query
+            *score = queries[row]
+                .0
                 .iter()
                 .zip(lane)
                 .fold(0.0, |sum, (q, &key)| q.mul_add(f32_from_f16(key), sum));
         }
     }
-    state.weigh_span(visible);
-    let (weights, acc) = state.weights_and_acc_mut();
-    for (weights, acc) in weights
-        .chunks_exact(SPAN_TOKENS)
-        .zip(acc.chunks_exact_mut(head_dim))
-    {
+    state.weigh_span(span.visible);
+    for row in 0..state.rows() {
+        let seen = state.seen(row, span.visible);
+        let (weights, acc) = state.weights_and_acc_mut();
+        let acc = &mut acc[row].0[..head_dim];
         acc.fill(0.0);
-        for (token, weight) in weights.iter().enumerate().take(visible) {
-            let values =
-                &run[token / PAGE_TOKENS].values[token % PAGE_TOKENS * head_dim..][..head_dim];
+        for (token, weight) in weights[row].0.iter().enumerate().take(seen) {
+            let page = &span.pages[token / PAGE_TOKENS];
+            let values = &page.values[token % PAGE_TOKENS * head_dim..][..head_dim];
             for (acc, &value) in acc.iter_mut().zip(values) {
                 *acc = weight.mul_add(f32_from_f16(value), *acc);
             }
@@ -173,6 +169,19 @@ pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
 pub(crate) fn probe_read(bytes: &[u8], _ahead: bool) {
     let words = bytes.as_chunks::<8>().0.iter();
     black_box(words.fold(0, |seen, &word| seen | u64::from_ne_bytes(word)));
+}
+
+/// Sixteen independent sums, each a fused multiplication and addition a round.
+pub(crate) fn probe_f32(rounds: u64) -> u64 {
+    let (a, b) = black_box((0.5_f32, 0.25));
+    let mut sums = [1.0_f32; 16];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = sum.mul_add(a, b);
+        }
+    }
+    black_box(sums);
+    rounds * 16 * 2
 }
 
 /// Sixteen independent sums, each a multiplication and an addition a round.

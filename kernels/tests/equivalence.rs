@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use sterna_kernels::{
     AttentionState, DenseMatrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
-    QuantizedActivations, SPAN_TOKENS, TernaryMatrix, f16_from_f32, f32_from_f16,
+    QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix, f16_from_f32, f32_from_f16,
 };
 
 const F16_NAN: u16 = 0x7e00;
@@ -446,21 +446,38 @@ impl Attention {
 
     /// The output when only the first `visible` keys are seen.
     fn run(&self, kernels: Kernels, visible: usize) -> Vec<f32> {
+        self.run_block(kernels, &self.queries, visible)
+    }
+
+    /// The output of queries `[position][g][d]` of neighbouring positions, of which the first sees `visible` keys and each further one
+    /// one more; all in one span.
+    fn run_block(&self, kernels: Kernels, queries: &[f32], visible: usize) -> Vec<f32> {
         let pages: Vec<KvPage> = self
             .pages
             .iter()
             .map(|(keys, values)| KvPage { keys, values })
             .collect();
+        let positions = queries.len() / (self.group * self.head_dim);
         let mut state = AttentionState::new(self.group + 1, self.head_dim);
-        state.reset(self.group, self.head_dim);
-        for (span, run) in pages[..visible.div_ceil(PAGE_TOKENS)]
-            .chunks(SPAN_TOKENS / PAGE_TOKENS)
-            .enumerate()
-        {
-            let seen = SPAN_TOKENS.min(visible - span * SPAN_TOKENS);
-            kernels.attention_span(&self.queries, self.head_dim, run, seen, &mut state);
+        state.reset(self.group, positions, self.head_dim);
+        for (i, query) in queries.chunks(self.head_dim).enumerate() {
+            state
+                .query_mut(i / self.group, i % self.group)
+                .copy_from_slice(query);
         }
-        let mut out = vec![f32::NAN; self.group * self.head_dim];
+        let pages = &pages[..(visible + positions - 1).div_ceil(PAGE_TOKENS)];
+        let mut spans = pages.chunks(SPAN_TOKENS / PAGE_TOKENS).peekable();
+        let mut before = 0;
+        while let Some(pages) = spans.next() {
+            let span = Span {
+                pages,
+                next: spans.peek().copied().unwrap_or(&[]),
+                visible: SPAN_TOKENS.min(visible - before),
+            };
+            kernels.attention_span(span, &mut state);
+            before += SPAN_TOKENS;
+        }
+        let mut out = vec![f32::NAN; queries.len()];
         kernels.attention_finish(&state, &mut out);
         out
     }
@@ -565,6 +582,46 @@ fn attention_does_not_see_what_comes_later() {
                 bits(&long.run(kernels, visible)),
                 "{visible} keys"
             );
+        }
+    }
+}
+
+#[test]
+fn neighbouring_positions_are_as_each_alone() {
+    let mut rng = Rng::from_env();
+    for _ in 0..80 {
+        let (group, head_dim) = (1 + rng.below(9), rng.pick(&[16, 32, 48, 80, 128, 256]));
+        let (positions, before) = (1 + rng.below(PAGE_TOKENS), rng.below(600));
+        let before = match before % SPAN_TOKENS + positions {
+            in_span if in_span > SPAN_TOKENS => before / SPAN_TOKENS * SPAN_TOKENS,
+            _ => before,
+        };
+        let keys = before + positions;
+        let mut case = Attention::random(&mut rng, group, head_dim, keys);
+        let width = group * head_dim;
+        let queries = rng.floats(positions * width);
+        // The last token is such as must not even be multiplied by zero; only its own position sees it.
+        let checked = if positions > 1 {
+            let last = [f32::NAN, f32::INFINITY].map(|x| vec![x; head_dim]);
+            let (k_page, v_page) = case.pages.last_mut().expect("there are keys");
+            let slot = (keys - 1) % PAGE_TOKENS;
+            scalar().store_kv(&last[0], &last[1], slot, k_page, v_page);
+            positions - 1
+        } else {
+            1
+        };
+        for kernels in each_isa() {
+            let together = case.run_block(kernels, &queries, before + 1);
+            for (i, query) in queries.chunks(width).take(checked).enumerate() {
+                let what = format!("g {group}, d {head_dim}, position {before} + {i}");
+                let alone = bits(&case.run_block(scalar(), query, before + 1 + i));
+                let isa = kernels.isa();
+                assert_eq!(
+                    bits(&together[i * width..][..width]),
+                    alone,
+                    "{isa}: {what}"
+                );
+            }
         }
     }
 }

@@ -4,10 +4,13 @@
 //! of its own step included; keys are reduced in spans of 256 absolute positions, in ascending order. So
 //! neither chunks nor neighbours nor threads change a result.
 
-use sterna_kernels::{KvPage, PAGE_TOKENS, SPAN_TOKENS};
+use sterna_kernels::{KvPage, MAX_HEAD_DIM, PAGE_TOKENS, PANEL_ROWS, SPAN_TOKENS, Span};
+use sterna_scheduler::Batch;
 
 use super::Pass;
-use super::linear::{Norm, Projections, add_product};
+use super::kv_store::KvStore;
+use super::linear::{Norm, Product, Projections, add_product};
+use super::placement::{AttentionBlock, Placement};
 use super::pool::{ranges, split_rows};
 
 /// Pages of a span.
@@ -27,25 +30,13 @@ pub(super) struct Attention {
 
 /// What passes between the stages of attention, for all tokens of a step.
 pub(super) struct AttentionBuffers {
-    queries: Vec<f32>,  // [token][head][d]
-    keys: Vec<f32>,     // [token][kv head][d]
-    values: Vec<f32>,   // [token][kv head][d]
     attended: Vec<f32>, // [kv head][token][head of the group][d]: one head's keys stay in cache over its tokens.
 }
 
 impl AttentionBuffers {
-    pub(super) fn new(
-        max_tokens: usize,
-        heads: usize,
-        kv_heads: usize,
-        head_dim: usize,
-    ) -> AttentionBuffers {
-        let room = |heads: usize| vec![0.0; max_tokens * heads * head_dim];
+    pub(super) fn new(max_tokens: usize, heads: usize, head_dim: usize) -> AttentionBuffers {
         AttentionBuffers {
-            queries: room(heads),
-            keys: room(kv_heads),
-            values: room(kv_heads),
-            attended: room(heads),
+            attended: vec![0.0; max_tokens * heads * head_dim],
         }
     }
 }
@@ -61,7 +52,6 @@ impl Attention {
                     .apply(kernels, &hidden[token * width..][..width], row);
             });
         self.qkv.multiply(pass.crew, pass.inputs, pass.products);
-        self.rotate(pass);
         self.store(pass);
         self.attend(pass);
         let attended = &pass.attention.attended;
@@ -86,111 +76,92 @@ impl Attention {
         );
     }
 
-    /// Takes queries, keys and values out of the products, and rotates queries and keys by their position.
-    fn rotate(&self, pass: &mut Pass<'_>) {
-        let (placement, tokens, head_dim) =
-            (pass.placement, pass.placement.tokens(), self.head_dim);
-        let product = |index| self.qkv.product(index, pass.products, tokens);
-        let products = [product(0), product(1), product(2)];
-        let (q, kv) = (self.heads * head_dim, self.kv_heads * head_dim);
-        let shares = ranges(tokens, pass.crew.pool.workers());
-        let queries = split_rows(&mut pass.attention.queries[..tokens * q], q, shares.clone());
-        let keys = split_rows(&mut pass.attention.keys[..tokens * kv], kv, shares.clone());
-        let values = split_rows(
-            &mut pass.attention.values[..tokens * kv],
-            kv,
-            shares.clone(),
-        );
-        let parts = shares.zip(queries.zip(keys.zip(values)));
-        let kernels = pass.crew.kernels;
-        pass.crew
-            .pool
-            .run_parts(parts, |_, (tokens, (queries, (keys, values)))| {
-                let rows = queries
-                    .chunks_exact_mut(q)
-                    .zip(keys.chunks_exact_mut(kv).zip(values.chunks_exact_mut(kv)));
-                for (token, (query, (key, value))) in tokens.zip(rows) {
-                    let (cosines, sines) = placement.rotation(token);
-                    products[0].copy_row(token, query);
-                    products[1].copy_row(token, key);
-                    products[2].copy_row(token, value);
-                    kernels.rope(query, head_dim, cosines, sines);
-                    kernels.rope(key, head_dim, cosines, sines);
-                }
-            });
-    }
-
-    /// Writes the step's keys and values to their pages.
+    /// Takes the step's keys and values out of the products, rotates the keys by their position, and writes both to their pages.
     fn store(&self, pass: &mut Pass<'_>) {
-        let writes = pass.placement.writes();
-        let (keys, values) = (&pass.attention.keys, &pass.attention.values);
-        let mut pages: Vec<_> = pass
-            .kv
-            .layer_mut(pass.layer, writes.iter().map(|write| write.page))
-            .collect();
+        let (placement, layer, d) = (pass.placement, pass.layer, self.head_dim);
+        let (writes, tokens) = (placement.writes(), placement.tokens());
+        let product = |index| self.qkv.product(index, pass.products, tokens);
+        let (keys, values) = (product(1), product(2));
         let shares = ranges(writes.len(), pass.crew.pool.workers());
-        let parts = shares.clone().zip(split_rows(&mut pages, 1, shares));
-        let (kernels, d) = (pass.crew.kernels, self.head_dim);
-        pass.crew.pool.run_parts(parts, |_, (range, pages)| {
-            for (write, page) in writes[range].iter().zip(pages) {
-                for (head, (k_page, v_page)) in page.heads_mut().enumerate() {
+        let pages = shares
+            .clone()
+            .map(|share| writes[share.start].page..writes[share.end - 1].page + 1);
+        let parts = shares.zip(pass.kv.ranges_mut(pages));
+        let kernels = pass.crew.kernels;
+        pass.crew.pool.run_parts(parts, |_, (share, mut pages)| {
+            let [mut key, mut value] = [[0.0; MAX_HEAD_DIM]; 2];
+            let (key, value) = (&mut key[..d], &mut value[..d]);
+            for write in &writes[share] {
+                let heads = pages.heads_mut(write.page, layer);
+                for (head, (k_page, v_page)) in heads.enumerate() {
                     for i in 0..write.tokens {
-                        let at = ((write.first_token + i) * self.kv_heads + head) * d;
-                        kernels.store_kv(
-                            &keys[at..][..d],
-                            &values[at..][..d],
-                            write.slot + i,
-                            k_page,
-                            v_page,
-                        );
+                        let token = write.first_token + i;
+                        let (cosines, sines) = placement.rotation(token);
+                        copy_values(keys, token, head * d, key);
+                        copy_values(values, token, head * d, value);
+                        kernels.rope(key, d, cosines, sines);
+                        kernels.store_kv(key, value, write.slot + i, k_page, v_page);
                     }
                 }
             }
         });
     }
 
-    /// Lets each query look at its keys.
+    /// Takes the queries out of the products, rotates them by their position, and lets each look at its keys.
     fn attend(&self, pass: &mut Pass<'_>) {
-        let (placement, tokens) = (pass.placement, pass.placement.tokens());
-        let width = self.heads / self.kv_heads * self.head_dim;
-        let shares = placement.attention_shares(self.kv_heads, pass.crew.pool.workers());
-        let attended = &mut pass.attention.attended[..tokens * self.heads * self.head_dim];
+        let (placement, d) = (pass.placement, self.head_dim);
+        let (tokens, group) = (placement.tokens(), self.heads / self.kv_heads);
+        let queries = self.qkv.product(0, pass.products, tokens);
+        let shares = placement.attention_shares(self.kv_heads, group, pass.crew.pool.workers());
+        let attended = &mut pass.attention.attended[..tokens * self.heads * d];
         let parts = shares
             .clone()
-            .zip(split_rows(attended, width, shares))
+            .zip(split_rows(attended, d, shares))
             .zip(&mut pass.crew.scratch);
-        let (queries, kv, batch, layer) =
-            (&pass.attention.queries, &*pass.kv, pass.batch, pass.layer);
+        let keys = Keys {
+            kv: pass.kv,
+            layer: pass.layer,
+            batch: pass.batch,
+            placement,
+        };
         let kernels = pass.crew.kernels;
         pass.crew
             .pool
-            .run_parts(parts, |_, ((items, out), scratch)| {
-                for (item, out) in items.zip(out.chunks_exact_mut(width)) {
-                    let (head, token) = (item / tokens, item % tokens);
-                    let (row, position) = placement.of(token);
-                    let query =
-                        &queries[token * self.heads * self.head_dim + head * width..][..width];
-                    let pages = batch.pages(&batch.rows()[row]);
-                    scratch
-                        .attention
-                        .reset(self.heads / self.kv_heads, self.head_dim);
-                    for (span, pages) in pages[..=position / PAGE_TOKENS]
-                        .chunks(SPAN_PAGES)
-                        .enumerate()
-                    {
-                        let visible = (position + 1 - span * SPAN_TOKENS).min(SPAN_TOKENS);
-                        let run: [KvPage<'_>; SPAN_PAGES] = std::array::from_fn(|i| {
-                            kv.head(pages[i.min(pages.len() - 1)].index(), layer, head)
-                        });
-                        kernels.attention_span(
-                            query,
-                            self.head_dim,
-                            &run[..pages.len()],
-                            visible,
-                            &mut scratch.attention,
-                        );
+            .run_parts(parts, |_, ((items, mut out), scratch)| {
+                let state = &mut scratch.attention;
+                let mut blocks = placement.attention_blocks(items, group).peekable();
+                let mut pages = SpanPages::of(blocks.peek().map(|block| (&keys, block, 0)));
+                while let Some(block) = blocks.next() {
+                    state.reset(block.heads.len(), block.tokens.len(), d);
+                    for (position, token) in block.tokens.clone().enumerate() {
+                        let (cosines, sines) = placement.rotation(token);
+                        for (i, head) in block.heads.clone().enumerate() {
+                            let query = state.query_mut(position, i);
+                            let head = block.kv_head * group + head;
+                            copy_values(queries, token, head * d, query);
+                            kernels.rope(query, d, cosines, sines);
+                        }
                     }
-                    kernels.attention_finish(&scratch.attention, out);
+                    let (_, position) = placement.of(block.tokens.start);
+                    let spans = position / SPAN_TOKENS + 1;
+                    for span in 0..spans {
+                        let next = if span + 1 < spans {
+                            Some((&keys, &block, span + 1))
+                        } else {
+                            blocks.peek().map(|block| (&keys, block, 0))
+                        };
+                        let next = SpanPages::of(next);
+                        let span = Span {
+                            pages: pages.as_slice(),
+                            next: next.as_slice(),
+                            visible: (position + 1 - span * SPAN_TOKENS).min(SPAN_TOKENS),
+                        };
+                        kernels.attention_span(span, state);
+                        pages = next;
+                    }
+                    let size = block.tokens.len() * block.heads.len() * d;
+                    let own = out.split_off_mut(..size).expect("a share's outputs");
+                    kernels.attention_finish(state, own);
                 }
             });
     }
@@ -201,5 +172,58 @@ impl Attention {
         for (head, out) in out.chunks_exact_mut(width).enumerate() {
             out.copy_from_slice(&attended[(head * tokens + token) * width..][..width]);
         }
+    }
+}
+
+/// Values `first..` of a token's product, as many as `out` holds.
+fn copy_values(product: Product<'_>, token: usize, first: usize, out: &mut [f32]) {
+    let (mut skip, mut at) = (first % PANEL_ROWS, 0);
+    for piece in product.pieces(token).skip(first / PANEL_ROWS) {
+        let count = (piece.len() - skip).min(out.len() - at);
+        out[at..at + count].copy_from_slice(&piece[skip..skip + count]);
+        (skip, at) = (0, at + count);
+        if at == out.len() {
+            break;
+        }
+    }
+}
+
+/// Where a layer's keys and values are.
+struct Keys<'a> {
+    kv: &'a KvStore,
+    layer: usize,
+    batch: &'a Batch,
+    placement: &'a Placement,
+}
+
+/// The pages of one span that a block of queries sees.
+struct SpanPages<'a> {
+    pages: [KvPage<'a>; SPAN_PAGES],
+    count: usize,
+}
+
+impl<'a> SpanPages<'a> {
+    /// The pages of a block's `span`th span, or none.
+    fn of(block: Option<(&Keys<'a>, &AttentionBlock, usize)>) -> SpanPages<'a> {
+        let mut pages = [KvPage {
+            keys: &[],
+            values: &[],
+        }; SPAN_PAGES];
+        let mut count = 0;
+        if let Some((keys, block, span)) = block {
+            let (row, position) = keys.placement.of(block.tokens.start);
+            let table = keys.batch.pages(&keys.batch.rows()[row]);
+            // All of a block stand in one page.
+            let seen = &table[span * SPAN_PAGES..=position / PAGE_TOKENS];
+            for (page, &id) in pages.iter_mut().zip(seen) {
+                *page = keys.kv.head(id.index(), keys.layer, block.kv_head);
+                count += 1;
+            }
+        }
+        SpanPages { pages, count }
+    }
+
+    fn as_slice(&self) -> &[KvPage<'a>] {
+        &self.pages[..self.count]
     }
 }

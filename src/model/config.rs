@@ -452,6 +452,12 @@ impl ModelConfig {
                 &format!("{} is not a multiple of {HEAD_LANES}", self.head_dim),
             ));
         }
+        if self.head_dim > sterna_kernels::MAX_HEAD_DIM {
+            return Err(unsupported(
+                "head_dim",
+                &format!("more than {} values", sterna_kernels::MAX_HEAD_DIM),
+            ));
+        }
         if self.architecture == Architecture::BitNet && self.heads * self.head_dim != self.hidden {
             // The norm before the output projection has hidden_size weights.
             return Err(unsupported(
@@ -729,6 +735,7 @@ mod tests {
         );
         check_refused(&json!({"num_key_value_heads": 3}), "num_key_value_heads");
         check_refused(&json!({"head_dim": 64}), "head_dim");
+        check_refused(&json!({"head_dim": 512}), "more than 256 values");
         check_refused(&json!({"vocab_size": null}), "vocab_size");
         check_refused(&json!({"hidden_size": 0, "head_dim": 128}), "hidden_size");
     }

@@ -4,6 +4,8 @@
 //! `[d][16]`, stand right before its values, `[16][d]`, in half precision, beginning at a cache line.
 //! Memory that was never written costs nothing.
 
+use std::ops::Range;
+
 use sterna_kernels::{KvPage, PAGE_TOKENS};
 
 /// A cache line, in values.
@@ -103,37 +105,48 @@ impl KvStore {
         KvPage { keys, values }
     }
 
-    /// What `layer` has in each of `pages`, to be written; they must ascend.
-    pub(super) fn layer_mut(
+    /// The pages of each of `ranges`, to be written; the ranges must ascend.
+    pub(super) fn ranges_mut(
         &mut self,
-        layer: usize,
-        pages: impl Iterator<Item = usize>,
-    ) -> impl Iterator<Item = LayerPageMut<'_>> {
+        ranges: impl Iterator<Item = Range<usize>>,
+    ) -> impl Iterator<Item = PagesMut<'_>> {
         let shape = self.shape;
         let (mut rest, mut at) = (&mut self.values[self.start..], 0);
-        pages.map(move |page| {
-            let begin = page * shape.page() + layer * shape.layer();
-            let skip = begin
+        ranges.map(move |pages| {
+            let skip = pages
+                .start
                 .checked_sub(at)
                 .expect("pages ascend: each is written by one sequence");
-            let (values, after) = std::mem::take(&mut rest)[skip..].split_at_mut(shape.layer());
-            (rest, at) = (after, begin + shape.layer());
-            LayerPageMut { values, shape }
+            at = pages.end;
+            let (values, after) = std::mem::take(&mut rest)[skip * shape.page()..]
+                .split_at_mut(pages.len() * shape.page());
+            rest = after;
+            PagesMut {
+                first: pages.start,
+                values,
+                shape,
+            }
         })
     }
 }
 
-/// One layer's part of one page.
-pub(super) struct LayerPageMut<'a> {
+/// Neighbouring pages of all layers.
+pub(super) struct PagesMut<'a> {
+    first: usize,
     values: &'a mut [u16],
     shape: KvShape,
 }
 
-impl LayerPageMut<'_> {
-    /// Keys and values of each head.
-    pub(super) fn heads_mut(&mut self) -> impl Iterator<Item = (&mut [u16], &mut [u16])> {
+impl PagesMut<'_> {
+    /// Keys and values of `layer` in `page`, head by head.
+    pub(super) fn heads_mut(
+        &mut self,
+        page: usize,
+        layer: usize,
+    ) -> impl Iterator<Item = (&mut [u16], &mut [u16])> {
+        let at = (page - self.first) * self.shape.page() + layer * self.shape.layer();
         let keys = PAGE_TOKENS * self.shape.head_dim;
-        self.values
+        self.values[at..][..self.shape.layer()]
             .chunks_exact_mut(self.shape.head())
             .map(move |head| head.split_at_mut(keys))
     }
@@ -152,10 +165,14 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_nothing_else_changes() {
         let mut store = KvStore::new(SHAPE, 5);
-        for (mark, mut page) in (1..).zip(store.layer_mut(1, [0, 2, 3].into_iter())) {
-            for (head, (keys, values)) in (0..).zip(page.heads_mut()) {
-                keys.fill(100 * mark + 10 * head);
-                values.fill(100 * mark + 10 * head + 1);
+        let mut marks = 1..;
+        for mut pages in store.ranges_mut([0..1, 2..4].into_iter()) {
+            for page in pages.first..pages.first + pages.values.len() / SHAPE.page() {
+                let mark = marks.next().unwrap();
+                for (head, (keys, values)) in (0..).zip(pages.heads_mut(page, 1)) {
+                    keys.fill(100 * mark + 10 * head);
+                    values.fill(100 * mark + 10 * head + 1);
+                }
             }
         }
         for (page, mark) in [(0, 1), (1, 0), (2, 2), (3, 3), (4, 0)] {
@@ -183,10 +200,10 @@ mod tests {
     #[test]
     fn a_page_is_copied_whole_and_no_other_changes() {
         let mut store = KvStore::new(SHAPE, 4);
-        for layer in 0..SHAPE.layers {
-            for (page, mut values) in (0..).zip(store.layer_mut(layer, 0..4)) {
-                for (head, (keys, values)) in (0..).zip(values.heads_mut()) {
-                    let mark = 1000 * page + 100 * layer as u16 + 10 * head;
+        for mut pages in store.ranges_mut(std::iter::once(0..4)) {
+            for (page, layer) in (0..4).flat_map(|page| (0..SHAPE.layers).map(move |l| (page, l))) {
+                for (head, (keys, values)) in (0..).zip(pages.heads_mut(page, layer)) {
+                    let mark = (1000 * page + 100 * layer) as u16 + 10 * head;
                     keys.fill(mark);
                     values.fill(mark + 1);
                 }

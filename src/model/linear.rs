@@ -191,13 +191,6 @@ impl<'a> Product<'a> {
             &values[token * PANEL_ROWS..][..rows]
         })
     }
-
-    pub(super) fn copy_row(self, token: usize, out: &mut [f32]) {
-        assert_eq!(out.len(), self.rows, "one output a row");
-        for (out, piece) in out.chunks_mut(PANEL_ROWS).zip(self.pieces(token)) {
-            out.copy_from_slice(piece);
-        }
-    }
 }
 
 /// The rows that one set of projections is fed, quantized, and as floats where a linear wants that.

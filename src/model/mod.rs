@@ -119,12 +119,7 @@ impl Memory {
             hidden: Vec::with_capacity(max_tokens * config.hidden),
             inputs: Inputs::new(max_tokens, projections.chain([&weights.head])),
             products: vec![0.0; max_tokens * product_width],
-            attention: AttentionBuffers::new(
-                max_tokens,
-                config.heads,
-                config.kv_heads,
-                config.head_dim,
-            ),
+            attention: AttentionBuffers::new(max_tokens, config.heads, config.head_dim),
         }
     }
 }

@@ -163,23 +163,128 @@ impl Placement {
         &self.logits
     }
 
-    /// Shares the attention of `heads` heads among `parts`, by the keys to be seen. An item is `head *
-    /// tokens + token`; the ranges are contiguous from 0, and some may be empty.
+    /// Shares the attention of `kv_heads` groups of `group` query heads among `parts`, by the keys to be seen. An item is one query,
+    /// `(kv head * tokens + token) * group + head of the group`; the ranges are contiguous from 0, and some may be empty.
     pub(super) fn attention_shares(
         &self,
-        heads: usize,
+        kv_heads: usize,
+        group: usize,
         parts: usize,
     ) -> impl Iterator<Item = Range<usize>> + Clone {
-        let a_head = self.cost.last().copied().unwrap_or(0);
+        let of_head = self.cost.last().copied().unwrap_or(0);
         let item_at = move |part: usize| {
-            let cost = a_head * heads as u64 * part as u64 / parts as u64;
-            let (head, rest) = if part == parts {
-                (heads, 0)
-            } else {
-                ((cost / a_head) as usize, cost % a_head)
-            };
-            head * self.tokens() + self.cost.partition_point(|&before| before < rest)
+            if part == parts {
+                return kv_heads * self.tokens() * group;
+            }
+            let cost = of_head * kv_heads as u64 * part as u64 / parts as u64;
+            let (head, rest) = ((cost / of_head) as usize, cost % of_head);
+            let token = self.cost.partition_point(|&before| before <= rest) - 1;
+            let of_token = self.cost[token + 1] - self.cost[token];
+            let of_group = (rest - self.cost[token]) * group as u64 / of_token;
+            (head * self.tokens() + token) * group + of_group as usize
         };
         (0..parts).map(move |part| item_at(part)..item_at(part + 1))
+    }
+
+    /// Cuts a share of the items into blocks that attention takes at once.
+    pub(super) fn attention_blocks(
+        &self,
+        mut items: Range<usize>,
+        group: usize,
+    ) -> impl Iterator<Item = AttentionBlock> {
+        std::iter::from_fn(move || {
+            let (query, head) = (items.start / group, items.start % group);
+            let token = query % self.tokens();
+            let heads = head..group.min(head + items.len());
+            let tokens = match items.len() / group {
+                _ if items.is_empty() => return None,
+                whole if whole > 0 && head == 0 => self.neighbours(token, whole),
+                _ => 1,
+            };
+            items.start += tokens * heads.len();
+            Some(AttentionBlock {
+                kv_head: query / self.tokens(),
+                heads,
+                tokens: token..token + tokens,
+            })
+        })
+    }
+
+    /// How many tokens from `token` on, up to `most`, are neighbours in one page of one sequence.
+    fn neighbours(&self, token: usize, most: usize) -> usize {
+        let in_page = PAGE_TOKENS - self.positions[token] % PAGE_TOKENS;
+        let rows = self.rows[token..].iter().take(most.min(in_page));
+        rows.take_while(|&&row| row == self.rows[token]).count()
+    }
+}
+
+/// Queries that attention takes at once: some heads of a group, at neighbouring positions of a sequence, within one page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AttentionBlock {
+    pub(super) kv_head: usize,
+    /// Of the group.
+    pub(super) heads: Range<usize>,
+    /// As indices into the batch.
+    pub(super) tokens: Range<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of tokens from a position on: a long chunk, decodes, and a chunk that begins amid a page.
+    const ROWS: [Range<usize>; 4] = [500..700, 4000..4001, 17..18, 9..50];
+
+    fn placement() -> Placement {
+        let mut placement = Placement {
+            inverse_frequencies: Vec::new(),
+            max_tokens: 1000,
+            rows: Vec::new(),
+            positions: Vec::new(),
+            cosines: Vec::new(),
+            sines: Vec::new(),
+            cost: Vec::new(),
+            writes: Vec::new(),
+            logits: Vec::new(),
+        };
+        placement.clear();
+        for (row, positions) in ROWS.into_iter().enumerate() {
+            positions.for_each(|position| placement.push_token(row, position));
+        }
+        placement
+    }
+
+    #[test]
+    fn every_query_is_in_one_block_and_shares_cost_alike() {
+        let placement = placement();
+        let tokens = placement.tokens();
+        let cost = |item: usize, group| {
+            let token = item / group % tokens;
+            placement.cost[token + 1] - placement.cost[token]
+        };
+        for (kv_heads, group) in [(5, 4), (1, 1), (3, 7), (1, 32)] {
+            for parts in [1, 2, 3, 8] {
+                let (mut item, mut costs) = (0, Vec::new());
+                for share in placement.attention_shares(kv_heads, group, parts) {
+                    assert_eq!(share.start, item, "shares are contiguous");
+                    costs.push(share.clone().map(|item| cost(item, group)).sum::<u64>());
+                    for block in placement.attention_blocks(share.clone(), group) {
+                        let first = block.kv_head * tokens + block.tokens.start;
+                        assert_eq!(first * group + block.heads.start, item, "in order");
+                        assert!(block.tokens.len() == 1 || block.heads == (0..group));
+                        let (row, position) = placement.of(block.tokens.start);
+                        for (i, token) in block.tokens.clone().enumerate() {
+                            assert_eq!(placement.of(token), (row, position + i));
+                        }
+                        assert!(position % PAGE_TOKENS + block.tokens.len() <= PAGE_TOKENS);
+                        item += block.tokens.len() * block.heads.len();
+                    }
+                    assert_eq!(item, share.end, "blocks fill their share");
+                }
+                assert_eq!(item, kv_heads * tokens * group);
+                let (least, most) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
+                assert!(most - least <= 4096, "{costs:?} among {parts}");
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+pub(crate) mod attention;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 
