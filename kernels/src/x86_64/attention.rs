@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::blocks;
-use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, Row, SPAN_TOKENS};
+use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, Row, SPAN_TOKENS, Span};
 
 /// Columns of a panel.
 pub(crate) const PANEL_COLUMNS: usize = 32;
@@ -85,4 +85,16 @@ pub(crate) fn sum_span(
             }
         }
     }
+}
+
+/// Which of the next span's keys to fetch while the values of the `index`th page are summed in the given dimensions: as many, so that all
+/// are fetched once when all dimensions are summed, in the order of memory, which the hardware's own prefetching goes along with.
+#[inline(always)]
+pub(crate) fn next_keys(span: Span<'_>, index: usize, dimensions: Range<usize>) -> *const u16 {
+    let page = &span.pages[index];
+    let steps_a_page = page.values.len() / PAGE_TOKENS / dimensions.len();
+    let step = dimensions.start / dimensions.len() * span.pages.len() + index;
+    let keys = span.next.get(step / steps_a_page).unwrap_or(page).keys;
+    let at = step % steps_a_page * PAGE_TOKENS * dimensions.len();
+    keys.as_ptr().wrapping_add(at)
 }

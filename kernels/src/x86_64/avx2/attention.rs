@@ -4,7 +4,7 @@ use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
 
-use super::super::attention::{PANEL_COLUMNS, PanelRow, score_span, sum_span};
+use super::super::attention::{PANEL_COLUMNS, PanelRow, next_keys, score_span, sum_span};
 use super::super::{CACHE_LINE_HALVES, blocks, padded};
 use super::{broadcast, fused, lanes, load, narrow, prefetch, widen, zero};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, Row, Span};
@@ -88,12 +88,11 @@ fn values_of<const H: usize>(weights: &[Row], span: Span<'_>, head_dim: usize, a
     for first in (0..head_dim).step_by(LANES) {
         let mut sums = [zero(); H];
         for (index, page) in span.pages.iter().enumerate() {
-            let next = span.next.get(index).unwrap_or(page).keys;
+            let next = next_keys(span, index, first..first + LANES);
             let tokens = index * PAGE_TOKENS..span.visible.min((index + 1) * PAGE_TOKENS);
             for (token, values) in tokens.zip(page.values.chunks_exact(head_dim)) {
-                if first % CACHE_LINE_HALVES == 0 {
-                    let at = token % PAGE_TOKENS * head_dim + first;
-                    prefetch(next.as_ptr().wrapping_add(at));
+                if token % 2 == 0 {
+                    prefetch(next.wrapping_add(token % PAGE_TOKENS * LANES));
                 }
                 let values = widen(&values.as_chunks().0[first / LANES]);
                 for h in 0..H {

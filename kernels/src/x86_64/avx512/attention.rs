@@ -5,7 +5,7 @@ use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
 
-use super::super::attention::{PANEL_COLUMNS, PanelRow, score_span, sum_span};
+use super::super::attention::{PANEL_COLUMNS, PanelRow, next_keys, score_span, sum_span};
 use super::super::{CACHE_LINE_HALVES, blocks, padded};
 use super::{lanes, load, narrow, prefetch, widen};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, Row, Span};
@@ -90,9 +90,18 @@ fn scores_of_pages<const H: usize, const P: usize>(
     let pages: [&[[u16; CACHE_LINE_HALVES]]; P] =
         from_fn(|p| &pages[p].keys.as_chunks().0[..head_dim / 2]);
     let mut sums = [[_mm512_setzero_ps(); P]; H];
+    // The values are fetched in the order of memory, which the hardware's own prefetching goes along with.
+    let steps_a_page = head_dim / 2 / P;
+    let (mut page, mut steps_left, mut fetched) = (0, steps_a_page, values[0]);
     for i in 0..head_dim / 2 {
-        for values in values {
-            prefetch(values.wrapping_add(i * CACHE_LINE_HALVES));
+        if steps_left == 0 {
+            page = (page + 1) % P;
+            (steps_left, fetched) = (steps_a_page, values[page]);
+        }
+        steps_left -= 1;
+        for _ in 0..P {
+            prefetch(fetched);
+            fetched = fetched.wrapping_add(CACHE_LINE_HALVES);
         }
         for half in [0, 1] {
             let mut keys = [_mm512_setzero_ps(); P];
@@ -144,12 +153,12 @@ fn values_from<const H: usize, const J: usize>(
     let weights: [&[f32]; H] = from_fn(|h| &weights[h].0[..span.visible]);
     let mut sums = [[_mm512_setzero_ps(); J]; H];
     for (index, page) in span.pages.iter().enumerate() {
-        let next = span.next.get(index).unwrap_or(page).keys;
+        let next = next_keys(span, index, first..first + J * LANES);
         let tokens = index * PAGE_TOKENS..span.visible.min((index + 1) * PAGE_TOKENS);
         for (token, values) in tokens.zip(page.values.chunks_exact(head_dim)) {
-            let at = (token % PAGE_TOKENS) * head_dim;
-            for line in (first..first + J * LANES).step_by(CACHE_LINE_HALVES) {
-                prefetch(next.as_ptr().wrapping_add(at + line));
+            let at = (token % PAGE_TOKENS) * J * LANES;
+            for line in (0..J * LANES).step_by(CACHE_LINE_HALVES) {
+                prefetch(next.wrapping_add(at + line));
             }
             let values = values[first..][..J * LANES].as_chunks().0;
             let mut widened = [_mm512_setzero_ps(); J];
