@@ -4,6 +4,7 @@ use super::Pass;
 use super::attention::Attention;
 use super::config::Activation;
 use super::linear::{Norm, Projections, add_product};
+use super::stages::Stage;
 
 /// One transformer layer.
 pub(super) struct Layer {
@@ -54,9 +55,11 @@ impl FeedForward {
                 self.norm.apply(kernels, hidden, row);
             },
         );
+        pass.times.end(Stage::Rows);
         let gated =
             self.gate_up
                 .multiply_gated(pass.crew, pass.inputs, self.activation, pass.products);
+        pass.times.end(Stage::Products);
         pass.inputs.fill(
             pass.crew,
             &self.down,
@@ -70,11 +73,14 @@ impl FeedForward {
                 None => gated.copy_row(token, row),
             },
         );
+        pass.times.end(Stage::Rows);
         self.down.multiply(pass.crew, pass.inputs, pass.products);
+        pass.times.end(Stage::Products);
         add_product(
             pass.crew,
             self.down.product(0, pass.products, tokens),
             hidden,
         );
+        pass.times.end(Stage::Rows);
     }
 }

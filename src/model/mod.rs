@@ -23,6 +23,7 @@ mod placement;
 mod pool;
 #[cfg(test)]
 mod reference;
+mod stages;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub use checkpoint::{LoadError, Source};
 pub use config::{Activation, Architecture, ModelConfig, Quantization, ScaleDirection};
 pub use kv_store::KvStore;
 pub use logits::Logits;
+pub use stages::{Stage, StageTimes};
 
 use sterna_kernels::{AttentionState, Kernels};
 use sterna_scheduler::Batch;
@@ -91,6 +93,7 @@ pub struct Model {
     memory: Memory,
     logits: Logits,
     rescoring: Rescoring,
+    times: StageTimes,
     max_logits_rows: usize,
 }
 
@@ -112,6 +115,7 @@ struct Pass<'a> {
     placement: &'a Placement,
     batch: &'a Batch,
     kv: &'a mut KvStore,
+    times: &'a mut StageTimes,
     layer: usize,
 }
 
@@ -185,6 +189,7 @@ impl Model {
             memory,
             logits,
             rescoring,
+            times: StageTimes::start(),
             max_logits_rows: options.max_logits_rows,
         })
     }
@@ -241,6 +246,7 @@ impl Model {
     /// If the batch is larger than the options allow, names a page or token that does not exist, writes to a
     /// page that it also copies from, or `kv` is another model's.
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> &Logits {
+        self.times = StageTimes::start();
         // Should a step panic, the states are lost; the next one makes them anew.
         let mut hidden = std::mem::take(&mut self.memory.hidden);
         hidden.resize(batch.token_count() * self.config.hidden, 0.0);
@@ -253,8 +259,15 @@ impl Model {
             self.placed_layer(layer, &mut hidden, batch, kv);
         }
         self.project(&hidden);
+        self.times.end(Stage::Head);
         self.memory.hidden = hidden;
         &self.logits
+    }
+
+    /// Where the time of the last [`Model::forward`] went.
+    #[must_use]
+    pub fn stage_times(&self) -> StageTimes {
+        self.times
     }
 
     /// Writes the embeddings of the batch's tokens, `[token][hidden]`: what the first layer is given.
@@ -316,6 +329,7 @@ impl Model {
             placement,
             batch,
             kv,
+            times: &mut self.times,
             layer,
         };
         self.weights.layers[layer].forward(&mut pass, hidden);
