@@ -411,7 +411,7 @@ fn single_rows(plan: Plan) {
     });
     let acc = vec![77; width];
     time("dequantize", &mut || {
-        kernels.dequantize(black_box(&acc), 0.1, &mut out)
+        kernels.dequantize(black_box(&acc), &[0.1], &mut out)
     });
     let (cos, sin) = (vec![0.6; 64], vec![0.8; 64]);
     time("rope, heads of 128", &mut || {

@@ -101,10 +101,10 @@ impl QuantizedActivations {
         self.columns
     }
 
-    /// The scale of a token: activation ≈ q / scale.
+    /// The scale of each token: activation ≈ q / scale.
     #[must_use]
-    pub fn scale(&self, token: usize) -> f32 {
-        self.scales[..self.tokens][token]
+    pub fn scales(&self) -> &[f32] {
+        &self.scales[..self.tokens]
     }
 
     /// The sum of a token's quantized activations.

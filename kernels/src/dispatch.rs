@@ -123,16 +123,16 @@ pub struct Kernels {
     table: &'static Table,
 }
 
+type ScalePanel = unsafe fn(&[i32], (&[f32], &[f32]), &mut [f32], &mut [f32]);
 type StoreKv = unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]);
 
 /// The functions of an instruction set, by name. Unsafe to call where the CPU lacks it.
 struct Table {
     quantize: unsafe fn(&[f32], &mut QuantizedTokenMut<'_>),
     ternary_matmul: unsafe fn(&TernaryMatrix, Range<usize>, &QuantizedActivations, &mut [i32]),
-    dequantize: unsafe fn(&[i32], f32, &mut [f32]),
+    dequantize: unsafe fn(&[i32], &[f32], &mut [f32]),
     int8_matmul: unsafe fn(&Int8Matrix, Range<usize>, &QuantizedActivations, &mut [i32]),
-    scale_rows: unsafe fn(&[i32], &[f32], f32, &mut [f32]),
-    largest: unsafe fn(&[f32]) -> f32,
+    scale_panel: ScalePanel,
     dense_dot: unsafe fn(&DenseMatrix, usize, &[f32]) -> f32,
     dense_matmul: unsafe fn(&DenseMatrix, Range<usize>, &[f32], usize, &mut [f32]),
     dense_row: unsafe fn(&DenseMatrix, usize, &mut [f32]),
@@ -154,8 +154,7 @@ static SCALAR: Table = Table {
     ternary_matmul: scalar::ternary_matmul,
     dequantize: scalar::dequantize,
     int8_matmul: scalar::int8_matmul,
-    scale_rows: scalar::scale_rows,
-    largest: scalar::largest,
+    scale_panel: scalar::scale_panel,
     dense_dot: scalar::dense_dot,
     dense_matmul: scalar::dense_matmul,
     dense_row: scalar::dense_row,
@@ -178,8 +177,7 @@ static AVX2: Table = Table {
     ternary_matmul: avx2::ternary_matmul,
     dequantize: avx2::dequantize,
     int8_matmul: avx2::int8_matmul,
-    scale_rows: avx2::scale_rows,
-    largest: avx2::largest,
+    scale_panel: avx2::scale_panel,
     dense_dot: avx2::dense_dot,
     dense_matmul: avx2::dense_matmul,
     dense_row: avx2::dense_row,
@@ -202,8 +200,7 @@ static AVX512: Table = Table {
     ternary_matmul: avx512::ternary_matmul,
     dequantize: avx512::dequantize,
     int8_matmul: avx512::int8_matmul,
-    scale_rows: avx512::scale_rows,
-    largest: avx512::largest,
+    scale_panel: avx512::scale_panel,
     dense_dot: avx512::dense_dot,
     dense_matmul: avx512::dense_matmul,
     dense_row: avx512::dense_row,
@@ -341,21 +338,25 @@ impl Kernels {
         unsafe { (self.table.int8_matmul)(weights, panels, x, out) }
     }
 
-    /// The largest of the values; those that are no numbers are passed over. −∞ if there are none.
-    #[must_use]
-    pub fn largest(&self, x: &[f32]) -> f32 {
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.largest)(x) }
-    }
-
-    /// `out = acc · (scale · factor)`, each row with its own scale.
-    pub fn scale_rows(&self, acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
+    /// `out = acc · (scale · factor)`: the rows of one panel, `[m][32]`, each row with its own scale, each of the m tokens with its own
+    /// factor; and the largest output of each token, those that are no numbers passed over (−∞ if all are). Rows without a scale come out
+    /// as zero.
+    pub fn scale_panel(
+        &self,
+        acc: &[i32],
+        (scales, factors): (&[f32], &[f32]),
+        out: &mut [f32],
+        largest: &mut [f32],
+    ) {
+        assert!(scales.len() <= PANEL_ROWS, "{} rows", scales.len());
         assert!(
-            acc.len() == scales.len() && acc.len() == out.len(),
-            "one sum and one scale an output"
+            acc.len() == factors.len() * PANEL_ROWS
+                && out.len() == acc.len()
+                && largest.len() == factors.len(),
+            "one output a sum, one largest a token"
         );
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.scale_rows)(acc, scales, factor, out) }
+        unsafe { (self.table.scale_panel)(acc, (scales, factors), out, largest) }
     }
 
     /// One row by one token `x`, `[k]`, in f32: the value, to the bit, that [`Kernels::dense_matmul`] has for the two.
@@ -366,11 +367,18 @@ impl Kernels {
         unsafe { (self.table.dense_dot)(weights, row, x) }
     }
 
-    /// `out = acc · factor`, the factor being the weights' scale over the activations'.
-    pub fn dequantize(&self, acc: &[i32], factor: f32, out: &mut [f32]) {
+    /// `out = acc · factor`: pieces of 32 rows, `[..][m][32]`, with a factor for each of the m tokens: the weights' scale over the
+    /// activations'.
+    pub fn dequantize(&self, acc: &[i32], factors: &[f32], out: &mut [f32]) {
         assert_eq!(acc.len(), out.len(), "one output a sum");
+        assert!(
+            acc.len().is_multiple_of(factors.len() * PANEL_ROWS),
+            "{} sums of {} tokens",
+            acc.len(),
+            factors.len()
+        );
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.dequantize)(acc, factor, out) }
+        unsafe { (self.table.dequantize)(acc, factors, out) }
     }
 
     /// Multiplies the m tokens `x`, `[m][k]`, by the rows of `panels`, in f32. `out` is panel-major: `[panel of the range][m][32]`.

@@ -4,6 +4,8 @@
 //! neither reorders nor fuses float operations, every compilation gives the same bits. What makes them vectorize is only their shape:
 //! whole chunks of sixteen, sums over sixteen lanes. A tail goes through the same operations as a whole chunk.
 
+use crate::PANEL_ROWS;
+
 /// Lanes of every float sum: element i belongs to lane i mod 16.
 pub(crate) const LANES: usize = 16;
 
@@ -107,25 +109,41 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// `out = acc · factor`.
+/// `out = acc · factor`: pieces of 32 rows, of one token after the other, each token with its own factor.
 #[inline(always)]
-pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
-    for (out, &acc) in out.iter_mut().zip(acc) {
-        *out = acc as f32 * factor;
+pub(crate) fn dequantize(acc: &[i32], factors: &[f32], out: &mut [f32]) {
+    let outs = out.as_chunks_mut::<PANEL_ROWS>().0.iter_mut();
+    let pieces = outs.zip(acc.as_chunks::<PANEL_ROWS>().0);
+    for ((out, acc), factor) in pieces.zip(factors.iter().cycle()) {
+        for (out, &acc) in out.iter_mut().zip(acc) {
+            *out = acc as f32 * factor;
+        }
     }
 }
 
-/// `out = acc · (scale · factor)`, each row with its own scale.
+/// `out = acc · (scale · factor)`: the rows of one panel, each with its own scale, of one token after the other, each with its own
+/// factor; and the largest output of each token. Rows without a scale come out as zero.
 #[inline(always)]
-pub(crate) fn scale_rows(acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
-    for ((out, &acc), &scale) in out.iter_mut().zip(acc).zip(scales) {
-        *out = acc as f32 * (scale * factor);
+pub(crate) fn scale_panel(
+    acc: &[i32],
+    (scales, factors): (&[f32], &[f32]),
+    out: &mut [f32],
+    largests: &mut [f32],
+) {
+    let outs = out.as_chunks_mut::<PANEL_ROWS>().0.iter_mut();
+    let pieces = outs.zip(acc.as_chunks::<PANEL_ROWS>().0);
+    for (((out, acc), &factor), token) in pieces.zip(factors).zip(largests) {
+        for ((out, &acc), &scale) in out.iter_mut().zip(acc).zip(scales) {
+            *out = acc as f32 * (scale * factor);
+        }
+        out[scales.len()..].fill(0.0);
+        *token = largest(&out[..scales.len()]);
     }
 }
 
 /// The largest of the values; those that are no numbers are passed over. −∞ if there are none.
 #[inline(always)]
-pub(crate) fn largest(x: &[f32]) -> f32 {
+fn largest(x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in chunks {

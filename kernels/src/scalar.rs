@@ -181,20 +181,21 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     elementwise::add(x, y);
 }
 
-pub(crate) fn dequantize(acc: &[i32], factor: f32, out: &mut [f32]) {
-    elementwise::dequantize(acc, factor, out);
-}
-
-pub(crate) fn scale_rows(acc: &[i32], scales: &[f32], factor: f32, out: &mut [f32]) {
-    elementwise::scale_rows(acc, scales, factor, out);
-}
-
-pub(crate) fn largest(x: &[f32]) -> f32 {
-    elementwise::largest(x)
-}
-
 pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
     state.finish(out);
+}
+
+pub(crate) fn dequantize(acc: &[i32], factors: &[f32], out: &mut [f32]) {
+    elementwise::dequantize(acc, factors, out);
+}
+
+pub(crate) fn scale_panel(
+    acc: &[i32],
+    factors: (&[f32], &[f32]),
+    out: &mut [f32],
+    largest: &mut [f32],
+) {
+    elementwise::scale_panel(acc, factors, out, largest);
 }
 
 /// Reads all of `bytes`.

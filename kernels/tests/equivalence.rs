@@ -313,36 +313,49 @@ fn int8_sums_of_extremes_do_not_overflow() {
 }
 
 #[test]
-fn rows_are_scaled_equally() {
+fn sums_are_dequantized_by_their_tokens_factors() {
     let mut rng = Rng::from_env();
-    for count in (1..=33).chain([64]) {
+    for (panels, m) in [(1, 1), (3, 1), (1, 5), (2, 8), (4, 13)] {
+        let count = panels * m * PANEL_ROWS;
         let acc: Vec<i32> = (0..count).map(|_| rng.next() as i32 >> 8).collect();
-        let (scales, factor) = (rng.floats(count), rng.float());
-        let expected: Vec<f32> = (acc.iter().zip(&scales))
-            .map(|(&acc, scale)| acc as f32 * (scale * factor))
-            .collect();
+        let factors = rng.floats(m);
+        let value = |(i, &acc): (usize, &i32)| acc as f32 * factors[i / PANEL_ROWS % m];
+        let expected: Vec<f32> = acc.iter().enumerate().map(value).collect();
         for kernels in each_isa() {
-            let mut out = vec![0.0; count];
-            kernels.scale_rows(&acc, &scales, factor, &mut out);
+            let mut out = vec![f32::NAN; count];
+            kernels.dequantize(&acc, &factors, &mut out);
             assert_eq!(bits(&out), bits(&expected), "{}", kernels.isa());
         }
     }
 }
 
 #[test]
-fn the_largest_value_is_found() {
+fn panels_are_scaled_equally_and_the_largest_found() {
     let mut rng = Rng::from_env();
-    for count in 0..=70 {
-        let mut x = rng.floats(count);
-        let largest = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-        for kernels in each_isa() {
-            assert_eq!(kernels.largest(&x), largest, "{}", kernels.isa());
+    for rows in 1..=PANEL_ROWS {
+        let m = 1 + rng.below(5);
+        let mut acc: Vec<i32> = (0..m * PANEL_ROWS)
+            .map(|_| rng.next() as i32 >> 8)
+            .collect();
+        acc[0] = 0;
+        let (mut scales, factors) = (rng.floats(rows), rng.floats(m));
+        scales[0] = rng.pick(&[1.0, f32::INFINITY]); // Times 0, that is no number.
+        let mut expected = vec![0.0; acc.len()];
+        let mut expected_largest = vec![f32::NEG_INFINITY; m];
+        for (token, row) in (0..m).flat_map(|token| (0..rows).map(move |row| (token, row))) {
+            let at = token * PANEL_ROWS + row;
+            expected[at] = acc[at] as f32 * (scales[row] * factors[token]);
+            expected_largest[token] = expected_largest[token].max(expected[at]);
         }
-        if let Some(first) = x.iter_mut().find(|x| **x != largest) {
-            *first = f32::NAN;
-            for kernels in each_isa() {
-                assert_eq!(kernels.largest(&x), largest, "{}", kernels.isa());
-            }
+        for kernels in each_isa() {
+            let (mut out, mut largest) = (vec![1.0; acc.len()], vec![0.0; m]);
+            kernels.scale_panel(&acc, (&scales, &factors), &mut out, &mut largest);
+            let bits = |values: &[f32]| -> Vec<u32> {
+                let number = |value: &f32| if value.is_nan() { f32::NAN } else { *value };
+                values.iter().map(|value| number(value).to_bits()).collect()
+            };
+            assert_eq!(bits(&out), bits(&expected), "{}", kernels.isa());
+            assert_eq!(largest, expected_largest, "{}", kernels.isa());
         }
     }
 }
@@ -448,15 +461,13 @@ fn row_kernels_are_equal() {
         let scale = rng.pick(&[1e-6, 0.1, 1.0, 30.0, 1e4]);
         let x: Vec<f32> = rng.floats(count).iter().map(|x| x * scale).collect();
         let y = rng.floats(count);
-        let acc: Vec<i32> = (0..count).map(|_| rng.next() as i32 >> 8).collect();
         let run = |kernels: Kernels| {
-            let mut outs = vec![vec![f32::NAN; count]; 5];
+            let mut outs = vec![vec![f32::NAN; count]; 4];
             kernels.rms_norm(&x, &y, 1e-5, &mut outs[0]);
             kernels.relu2_gate(&x, &y, &mut outs[1]);
             kernels.silu_gate(&x, &y, &mut outs[2]);
-            kernels.dequantize(&acc, 0.37 * scale, &mut outs[3]);
-            outs[4].copy_from_slice(&x);
-            kernels.add(&mut outs[4], &y);
+            outs[3].copy_from_slice(&x);
+            kernels.add(&mut outs[3], &y);
             bits(&outs.concat())
         };
         let expected = run(scalar());
@@ -498,7 +509,7 @@ fn quantization_is_equal() {
             out.reset(1, count);
             out.tokens_mut()
                 .for_each(|mut token| kernels.quantize(&x, &mut token));
-            (out.row(0).to_vec(), out.scale(0).to_bits(), out.sum(0))
+            (out.row(0).to_vec(), out.scales()[0].to_bits(), out.sum(0))
         };
         let expected = run(scalar());
         assert_eq!(

@@ -8,12 +8,11 @@
 //! Always true: which rows are exact depends on the token's own first pass alone, ties going to the lower row.
 
 use std::cmp::Ordering;
-use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, QuantizedActivations};
+use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS};
 
-use super::inputs::{Crew, Inputs};
+use super::inputs::{Crew, Inputs, Products};
 use super::pool::{Pool, ranges, split_rows};
 
 /// Rows of a token that are computed exactly: more than the 20 whose log-probabilities may be asked for, by as much as rounding may
@@ -102,44 +101,20 @@ impl ScreenedHead {
             shares.zip(logits).zip(largest).zip(&mut crew.scratch),
             |_, (((panels, logits), largest), scratch)| {
                 let panel = tokens * PANEL_ROWS;
-                let at_once = (scratch.products.len() / panel).max(1);
-                let outs = logits.chunks_mut(at_once * panel);
-                let outs = outs.zip(largest.chunks_mut(at_once * tokens));
-                for (start, (logits, largest)) in panels.clone().step_by(at_once).zip(outs) {
-                    let panels = start..panels.end.min(start + at_once);
-                    let products = &mut scratch.products[..logits.len()];
-                    let x = inputs.quantized();
-                    kernels.int8_matmul(&self.screen, panels.clone(), x, products);
-                    self.scale(kernels, (panels, x), products, logits, largest);
+                let Products { sums, factors } = &mut scratch.products;
+                let x = inputs.quantized();
+                factors.clear();
+                factors.extend(x.scales().iter().map(|scale| 1.0 / scale));
+                let outs = logits.chunks_exact_mut(panel);
+                let outs = outs.zip(largest.chunks_exact_mut(tokens));
+                for (panel, (logits, largest)) in panels.zip(outs) {
+                    let sums = &mut sums[..logits.len()];
+                    kernels.int8_matmul(&self.screen, panel..panel + 1, x, sums);
+                    let factors = (self.screen.scales(panel), &factors[..]);
+                    kernels.scale_panel(sums, factors, logits, largest);
                 }
             },
         );
-    }
-
-    /// Whole numbers into logits.
-    fn scale(
-        &self,
-        kernels: Kernels,
-        (panels, x): (Range<usize>, &QuantizedActivations),
-        products: &[i32],
-        logits: &mut [f32],
-        largest: &mut [f32],
-    ) {
-        let places = panels.flat_map(|panel| (0..x.tokens()).map(move |token| (panel, token)));
-        let pieces = products.chunks_exact(PANEL_ROWS);
-        let pieces = pieces.zip(logits.chunks_exact_mut(PANEL_ROWS)).zip(largest);
-        for ((panel, token), ((products, logits), largest)) in places.zip(pieces) {
-            let scales = self.screen.scales(panel);
-            let (logits, surplus) = logits.split_at_mut(scales.len());
-            surplus.fill(0.0);
-            kernels.scale_rows(
-                &products[..logits.len()],
-                scales,
-                1.0 / x.scale(token),
-                logits,
-            );
-            *largest = kernels.largest(logits);
-        }
     }
 
     /// The second pass: writes the best rows of each token over what the first pass left in `logits`.
@@ -244,16 +219,15 @@ fn larger_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sterna_kernels::Isa;
 
     /// The rows found among `values`, ascending.
     fn found(values: &[f32], count: usize) -> Vec<u32> {
-        let kernels = Kernels::new(Isa::best()).expect("it is the best there is");
         let mut memory = Rescoring::new(1, 1, values.len());
         let piece = |index| values.chunks(PANEL_ROWS).nth(index).unwrap();
-        let largest = values
-            .chunks(PANEL_ROWS)
-            .map(|piece| kernels.largest(piece));
+        let largest = values.chunks(PANEL_ROWS).map(|piece| {
+            let larger = |a: f32, b: &f32| if *b > a { *b } else { a };
+            piece.iter().fold(f32::NEG_INFINITY, larger)
+        });
         let found = memory.searches[0].largest(largest, piece, count);
         let mut rows: Vec<u32> = found.iter().map(|(row, _)| *row).collect();
         rows.sort_unstable();

@@ -15,6 +15,10 @@ use super::pool::{Pool, ranges, split_rows};
 /// enough to call a kernel seldom.
 const PRODUCTS_AT_ONCE: usize = 1 << 14;
 
+/// Rows that are made at once. Products are panel-major, so the values of neighbouring tokens are neighbours in memory: they are
+/// fetched together.
+const BLOCK_TOKENS: usize = 8;
+
 /// The most differently quantized inputs of one set of projections: query, key and value with a norm each.
 const MAX_STREAMS: usize = 3;
 
@@ -73,22 +77,24 @@ impl Inputs {
         tokens: usize,
         write_row: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
     ) {
-        let states = &mut []; // None is kept.
-        let write_row = |token, _: &mut [f32], row: &mut [f32], spare: &mut [f32]| {
-            write_row(token, row, spare);
+        let columns = projections.columns();
+        let write_rows = |block: Block<'_>| {
+            let rows = block.rows.chunks_exact_mut(columns);
+            for (token, row) in block.tokens.zip(rows) {
+                write_row(token, row, block.spare);
+            }
         };
-        self.fill_from(crew, projections, (states, 0), tokens, write_row);
+        self.fill_blocks(crew, projections, (&mut [], 0), tokens, write_rows);
     }
 
-    /// As [`Inputs::fill`], from a state of `width` values that each token keeps:
-    /// `write_row(token, state, row, spare)` may change it.
-    pub(super) fn fill_from(
+    /// As [`Inputs::fill`], a few rows at a time, and from a state of `width` values that each token keeps and that may be changed.
+    pub(super) fn fill_blocks(
         &mut self,
         crew: &mut Crew,
         projections: &Projections,
         (states, width): (&mut [f32], usize),
         tokens: usize,
-        write_row: impl Fn(usize, &mut [f32], &mut [f32], &mut [f32]) + Sync,
+        write_rows: impl Fn(Block<'_>) + Sync,
     ) {
         let columns = projections.columns();
         self.tokens = tokens;
@@ -116,8 +122,9 @@ impl Inputs {
             scratch,
         });
         let kernels = crew.kernels;
-        crew.pool
-            .run_parts(parts, |_, part| part.fill(kernels, projections, &write_row));
+        crew.pool.run_parts(parts, |_, part| {
+            part.fill(kernels, projections, &write_rows)
+        });
     }
 
     /// Multiplies all tokens by some panels of the `index`th linear of the projections that were filled for.
@@ -127,36 +134,31 @@ impl Inputs {
         (linear, index): (&Linear, usize),
         panels: Range<usize>,
         out: &mut [f32],
-        products: &mut [i32],
+        memory: &mut Products,
     ) {
-        if let Linear::Dense(weights) = linear {
-            return kernels.dense_matmul(weights, panels, &self.dense, self.tokens, out);
-        }
-        let x = &self.quantized[if linear.input_norm().is_some() {
+        let linear = match linear {
+            Linear::Ternary(linear) => linear,
+            Linear::Dense(weights) => {
+                return kernels.dense_matmul(weights, panels, &self.dense, self.tokens, out);
+            }
+            Linear::Screened(_) => unreachable!("a screened head has its own way to multiply"),
+        };
+        let x = &self.quantized[if linear.input_norm.is_some() {
             index
         } else {
             0
         }];
+        memory.factors.clear();
+        let factors = x.scales().iter().map(|scale| linear.scale / scale);
+        memory.factors.extend(factors);
         let panel = self.tokens * PANEL_ROWS;
-        let at_once = (products.len() / panel).max(1);
+        let at_once = memory.panels_at_once(self.tokens);
         let starts = panels.clone().step_by(at_once);
         for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
-            let products = &mut products[..out.len()];
+            let sums = &mut memory.sums[..out.len()];
             let panels = start..panels.end.min(start + at_once);
-            match linear {
-                Linear::Ternary(linear) => {
-                    kernels.ternary_matmul(&linear.weights, panels, x, products);
-                    let pieces = products.chunks_exact(PANEL_ROWS);
-                    let pieces = pieces.zip(out.chunks_exact_mut(PANEL_ROWS));
-                    for (piece, (products, out)) in pieces.enumerate() {
-                        let factor = linear.scale / x.scale(piece % self.tokens);
-                        kernels.dequantize(products, factor, out);
-                    }
-                }
-                Linear::Screened(_) | Linear::Dense(_) => {
-                    unreachable!("one has its own way to multiply, the other has gone it above")
-                }
-            }
+            kernels.ternary_matmul(&linear.weights, panels, x, sums);
+            kernels.dequantize(sums, &memory.factors, out);
         }
     }
 }
@@ -175,36 +177,52 @@ struct FillPart<'a> {
 }
 
 impl FillPart<'_> {
-    fn fill(
-        mut self,
-        kernels: Kernels,
-        projections: &Projections,
-        write_row: impl Fn(usize, &mut [f32], &mut [f32], &mut [f32]),
-    ) {
+    fn fill(mut self, kernels: Kernels, projections: &Projections, write_rows: impl Fn(Block<'_>)) {
         let columns = projections.columns();
-        let Scratch { row, spare, .. } = self.scratch;
-        let row = &mut row[..columns];
+        let Scratch { rows, spare, .. } = self.scratch;
         let (states, width) = self.states;
-        for (i, token) in self.tokens.enumerate() {
-            let state = &mut states[i * width..][..width];
-            write_row(token, state, row, spare);
-            for (stream, linear) in self.streams.iter_mut().flatten().zip(projections.linears()) {
-                let mut quantized = stream.next().expect("a place for each token of the part");
-                match linear.input_norm() {
-                    Some(norm) => {
-                        let normed = &mut spare[..columns];
-                        norm.apply(kernels, row, normed);
-                        kernels.quantize(normed, &mut quantized);
+        for start in self.tokens.clone().step_by(BLOCK_TOKENS) {
+            let tokens = start..self.tokens.end.min(start + BLOCK_TOKENS);
+            let (done, count) = (start - self.tokens.start, tokens.len());
+            let rows = &mut rows[..count * columns];
+            write_rows(Block {
+                tokens,
+                states: &mut states[done * width..][..count * width],
+                rows,
+                spare,
+            });
+            for row in rows.chunks_exact(columns) {
+                let linears = projections.linears();
+                for (stream, linear) in self.streams.iter_mut().flatten().zip(linears) {
+                    let mut quantized = stream.next().expect("a place for each token of the part");
+                    match linear.input_norm() {
+                        Some(norm) => {
+                            let normed = &mut spare[..columns];
+                            norm.apply(kernels, row, normed);
+                            kernels.quantize(normed, &mut quantized);
+                        }
+                        // Linears without a norm share the first stream, whoever they are.
+                        None => kernels.quantize(row, &mut quantized),
                     }
-                    // Linears without a norm share the first stream, whoever they are.
-                    None => kernels.quantize(row, &mut quantized),
                 }
             }
-            if let Some(dense) = self.dense.chunks_exact_mut(columns).nth(i) {
-                dense.copy_from_slice(row);
+            if !self.dense.is_empty() {
+                self.dense[done * columns..][..rows.len()].copy_from_slice(rows);
             }
         }
     }
+}
+
+/// Some rows that are to be made.
+pub(super) struct Block<'a> {
+    /// At most [`BLOCK_TOKENS`].
+    pub(super) tokens: Range<usize>,
+    /// What the tokens keep.
+    pub(super) states: &'a mut [f32],
+    /// The rows.
+    pub(super) rows: &'a mut [f32],
+    /// Memory for as many rows, to be used as one likes.
+    pub(super) spare: &'a mut [f32],
 }
 
 /// Whoever works on a step: the kernels, the threads, and each worker's own memory.
@@ -216,12 +234,25 @@ pub(super) struct Crew {
 
 /// The memory of one worker.
 pub(super) struct Scratch {
-    pub(super) row: Vec<f32>,
-    pub(super) spare: Vec<f32>,
-    pub(super) products: Vec<i32>,
+    rows: Vec<f32>,
+    spare: Vec<f32>,
+    pub(super) products: Products,
     pub(super) gates: Vec<f32>,
     pub(super) ups: Vec<f32>,
     pub(super) attention: AttentionState,
+}
+
+/// Memory for a few panels of a product.
+pub(super) struct Products {
+    pub(super) sums: Vec<i32>,
+    pub(super) factors: Vec<f32>, // By token.
+}
+
+impl Products {
+    /// How many panels of so many tokens there is room for.
+    pub(super) fn panels_at_once(&self, tokens: usize) -> usize {
+        self.sums.len() / (tokens * PANEL_ROWS)
+    }
 }
 
 impl Scratch {
@@ -229,9 +260,12 @@ impl Scratch {
     pub(super) fn new(max_width: usize, max_tokens: usize, attention: AttentionState) -> Scratch {
         let values = PRODUCTS_AT_ONCE.max(max_tokens * PANEL_ROWS);
         Scratch {
-            row: vec![0.0; max_width],
-            spare: vec![0.0; max_width],
-            products: vec![0; values],
+            rows: vec![0.0; BLOCK_TOKENS * max_width],
+            spare: vec![0.0; BLOCK_TOKENS * max_width],
+            products: Products {
+                sums: vec![0; values],
+                factors: Vec::with_capacity(max_tokens),
+            },
             gates: vec![0.0; values],
             ups: vec![0.0; values],
             attention,

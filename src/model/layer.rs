@@ -45,32 +45,28 @@ impl FeedForward {
         let tokens = pass.placement.tokens();
         let (kernels, width) = (pass.crew.kernels, self.gate_up.columns());
         let attended = attention.output.product(0, pass.products, tokens);
-        pass.inputs.fill_from(
-            pass.crew,
-            &self.gate_up,
-            (hidden, width),
-            tokens,
-            |token, hidden, row, _| {
-                attended.add_to(kernels, token, hidden);
-                self.norm.apply(kernels, hidden, row);
-            },
-        );
+        pass.inputs
+            .fill_blocks(pass.crew, &self.gate_up, (hidden, width), tokens, |block| {
+                attended.add_to(kernels, block.tokens, block.states);
+                self.norm.apply_all(kernels, block.states, block.rows);
+            });
         pass.times.end(Stage::Rows);
         let gated =
             self.gate_up
                 .multiply_gated(pass.crew, pass.inputs, self.activation, pass.products);
         pass.times.end(Stage::Products);
-        pass.inputs.fill(
+        pass.inputs.fill_blocks(
             pass.crew,
             &self.down,
+            (&mut [], 0),
             tokens,
-            |token, row, spare| match &self.sub_norm {
+            |block| match &self.sub_norm {
                 Some(norm) => {
-                    let spare = &mut spare[..row.len()];
-                    gated.copy_row(token, spare);
-                    norm.apply(kernels, spare, row);
+                    let gates = &mut block.spare[..block.rows.len()];
+                    gated.copy_to(block.tokens, gates);
+                    norm.apply_all(kernels, gates, block.rows);
                 }
-                None => gated.copy_row(token, row),
+                None => gated.copy_to(block.tokens, block.rows),
             },
         );
         pass.times.end(Stage::Rows);

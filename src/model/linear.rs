@@ -2,6 +2,7 @@
 //!
 //! Always true: what a token receives depends on that token alone. Workers share panels of rows, never a sum.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use sterna_kernels::{DenseMatrix, Kernels, PANEL_ROWS, TernaryMatrix};
@@ -20,6 +21,14 @@ pub(super) struct Norm {
 impl Norm {
     pub(super) fn apply(&self, kernels: Kernels, x: &[f32], out: &mut [f32]) {
         kernels.rms_norm(x, &self.weight, self.eps, out);
+    }
+
+    /// Of several rows.
+    pub(super) fn apply_all(&self, kernels: Kernels, x: &[f32], out: &mut [f32]) {
+        let width = self.weight.len();
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            self.apply(kernels, x, out);
+        }
     }
 }
 
@@ -184,7 +193,7 @@ impl Projections {
                     ups,
                     ..
                 } = scratch;
-                let at_once = (gates.len() / panel).max(1);
+                let at_once = products.panels_at_once(inputs.tokens());
                 let starts = panels.clone().step_by(at_once);
                 for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
                     let range = start..panels.end.min(start + at_once);
@@ -247,18 +256,32 @@ impl<'a> Product<'a> {
         })
     }
 
-    /// Adds a token's values to `out`.
-    pub(super) fn add_to(self, kernels: Kernels, token: usize, out: &mut [f32]) {
-        assert_eq!(out.len(), self.rows, "one output a row");
-        for (out, piece) in out.chunks_mut(PANEL_ROWS).zip(self.pieces(token)) {
-            kernels.add(out, piece);
-        }
+    /// Adds the values of some tokens to `out`, `[token][rows]`.
+    pub(super) fn add_to(self, kernels: Kernels, tokens: Range<usize>, out: &mut [f32]) {
+        self.for_each_piece(tokens, out, |out, piece| kernels.add(out, piece));
     }
 
-    pub(super) fn copy_row(self, token: usize, out: &mut [f32]) {
-        assert_eq!(out.len(), self.rows, "one output a row");
-        for (out, piece) in out.chunks_mut(PANEL_ROWS).zip(self.pieces(token)) {
-            out.copy_from_slice(piece);
+    /// Copies the values of some tokens, `[token][rows]`.
+    pub(super) fn copy_to(self, tokens: Range<usize>, out: &mut [f32]) {
+        self.for_each_piece(tokens, out, <[f32]>::copy_from_slice);
+    }
+
+    /// Panels outside, tokens inside: as the values stand in memory.
+    fn for_each_piece(
+        self,
+        tokens: Range<usize>,
+        out: &mut [f32],
+        each: impl Fn(&mut [f32], &[f32]),
+    ) {
+        assert_eq!(out.len(), tokens.len() * self.rows, "one output a value");
+        let panels = self.values.chunks_exact(self.tokens * PANEL_ROWS);
+        for (panel, values) in panels.enumerate() {
+            let first = panel * PANEL_ROWS;
+            let rows = (self.rows - first).min(PANEL_ROWS);
+            let pieces = values[tokens.start * PANEL_ROWS..].chunks_exact(PANEL_ROWS);
+            for (out, piece) in out.chunks_exact_mut(self.rows).zip(pieces) {
+                each(&mut out[first..][..rows], &piece[..rows]);
+            }
         }
     }
 }
@@ -270,8 +293,6 @@ pub(super) fn add_product(crew: &mut Crew, product: Product<'_>, hidden: &mut [f
     let parts = shares.clone().zip(split_rows(hidden, width, shares));
     let kernels = crew.kernels;
     crew.pool.run_parts(parts, |_, (tokens, hidden)| {
-        for (token, hidden) in tokens.zip(hidden.chunks_exact_mut(width)) {
-            product.add_to(kernels, token, hidden);
-        }
+        product.add_to(kernels, tokens, hidden);
     });
 }
