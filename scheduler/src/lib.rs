@@ -20,18 +20,23 @@
 mod admit;
 mod batch;
 mod commit;
+mod correction;
 mod cost;
+mod decodes;
 mod draft;
+mod fit;
 mod invariants;
 mod pages;
 mod plan;
 mod policy;
 mod preempt;
+mod prefills;
 mod queue;
 mod ranking;
 mod rate;
 mod request;
 mod sequence;
+mod speculate;
 mod submit;
 mod tenant;
 mod tenants;
@@ -54,9 +59,10 @@ pub use tenant::{
     Band, PublicPrefix, Rate, RateKind, RateState, Rates, TenantPolicy, TenantState, TenantsError,
 };
 
-use cost::Correction;
+use correction::Correction;
 use pages::PagePool;
-use plan::{PrefillRank, Share};
+use plan::Share;
+use prefills::PrefillRank;
 use queue::{Queue, Waiting};
 use sequence::{Sequence, pages_for};
 use submit::Deadline;
@@ -249,11 +255,6 @@ impl Scheduler {
     /// Refuses every request from now on. Those that run or wait go on.
     pub fn drain(&mut self) {
         self.is_draining = true;
-    }
-
-    /// Whether no request runs or waits.
-    pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty()
     }
 
     /// What happened since the last call, in order.

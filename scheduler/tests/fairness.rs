@@ -112,7 +112,7 @@ impl Machine {
             self.now += 1000;
             return 0;
         };
-        let took = COST.predict_micros(step.shape());
+        let took = COST.predict(step.shape()).div_ceil(1000);
         self.now += took;
         self.steps += 1;
         let mut sampled = Vec::new();
