@@ -67,8 +67,7 @@ impl Scheduler {
                     .iter()
                     .position(|&band| band == tenant.policy.band)
                     .unwrap_or(0);
-                rank.ahead =
-                    tenant.virtual_time.saturating_sub(least) / slack.saturating_mul(1000).max(1);
+                rank.ahead = tenant.machine_time_since(least) / slack.saturating_mul(1000).max(1);
                 rank.remaining = time as i64 - sequence.waited as i64;
             }
             ranks.push(rank);

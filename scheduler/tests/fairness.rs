@@ -210,6 +210,27 @@ fn the_lag_between_busy_tenants_is_bounded() {
     assert!(worst > 0);
 }
 
+/// The slack is of machine time: however large its weight, a tenant whose prompts are cached gets no further ahead.
+#[test]
+fn large_weights_widen_nobodys_slack() {
+    let lag = |each: u32| {
+        let mut machine = Machine::new(&[weight(each), weight(each)]);
+        let system: Vec<TokenId> = (0..1024).collect();
+        let mut worst = 0;
+        for chat in 0..2000 {
+            while machine.scheduler.tenant(TenantId(0)).queued < 2 {
+                let question = [5000 + chat; 20];
+                machine.ask_about(0, [&system[..], &question].concat(), 50);
+            }
+            machine.keep_busy(&[(1, 200, 50)], 1);
+            worst = worst.max(machine.service(0).abs_diff(machine.service(1)));
+        }
+        worst
+    };
+    let (small, large) = (lag(1), lag(1000));
+    assert!(large < small * 3 / 2, "{small} µs and {large} µs apart");
+}
+
 #[test]
 fn time_away_is_not_saved_up() {
     let mut machine = Machine::new(&[weight(1), weight(1)]);
