@@ -91,7 +91,8 @@ pub struct Scheduler {
     prefills: Vec<usize>, // Slots of those that compute their prompt.
     prefill_ranks: Vec<PrefillRank>,
     candidates: Vec<Waiting>,
-    matched: Vec<Page>, // The cached prefix of the request being looked at.
+    kept_out: [Option<SequenceId>; 3], // By band: who was its first and found no memory.
+    matched: Vec<Page>,                // The cached prefix of the request being looked at.
     batch: Batch,
     events: Vec<Event>,
     // Counts since the start.
@@ -139,6 +140,7 @@ impl Scheduler {
             prefills: Vec::with_capacity(max_running),
             prefill_ranks: Vec::with_capacity(max_running),
             candidates: Vec::new(),
+            kept_out: [None; 3],
             matched: Vec::new(),
             batch: Batch::with_capacity(max_running, limits.max_batch_tokens()),
             events: Vec::new(),

@@ -83,11 +83,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[slot];
         sequence.preempted += 1;
         let (id, tenant) = (sequence.id, sequence.tenant);
-        let waiting = crate::queue::Waiting {
-            arrival: sequence.arrival,
-            slot,
-            estimate: sequence.estimate,
-        };
+        let waiting = sequence.as_waiting();
         self.queue.insert(tenant, waiting); // First, so that its tenant stays active.
         self.stop_running(slot);
         self.preemptions += 1;

@@ -43,8 +43,12 @@ struct Life {
 
 impl Machine {
     fn new(policies: &[TenantPolicy]) -> Machine {
+        Machine::of_pages(4000, policies)
+    }
+
+    fn of_pages(pages: u32, policies: &[TenantPolicy]) -> Machine {
         let limits = Limits {
-            pages: 4000,
+            pages,
             max_running: 64,
             max_queued: 10_000,
             max_queued_time: Micros::MAX,
@@ -617,6 +621,26 @@ fn a_large_request_is_passed_only_so_often() {
         }
     }
     panic!("{ended_before} others ended, and it waits still");
+}
+
+/// Others who come for the first time are ahead of their turn, one after the other. They must not go past for ever.
+#[test]
+fn a_large_request_is_passed_by_newcomers_only_so_often() {
+    let newcomer = weight(1);
+    let policies: Vec<_> = (0..800).map(|_| newcomer.clone()).collect();
+    let mut machine = Machine::of_pages(20, &policies);
+    machine.keep_busy(&[(0, 30, 4)], 2 * SECOND);
+    let large = machine.ask(0, 290, 3); // All pages but one.
+    for tenant in 1..800 {
+        machine.ask(tenant, 20, 4);
+        machine.step();
+        machine.step();
+        if !machine.requests.contains_key(&large) {
+            assert!(tenant < 300, "{tenant} others first");
+            return;
+        }
+    }
+    panic!("it waits still");
 }
 
 #[test]

@@ -154,8 +154,12 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     /// Pages that [`PagePool::take`] can give a tenant, in a row.
     pub(crate) fn available(&self, tenant: TenantId) -> usize {
-        let room = self.cap(tenant).saturating_sub(self.in_use(tenant));
-        self.available_to_all().min(room as usize)
+        self.available_to_all().min(self.room(tenant))
+    }
+
+    /// Pages that a tenant may use more than it does, whether there are any or not.
+    pub(crate) fn room(&self, tenant: TenantId) -> usize {
+        self.cap(tenant).saturating_sub(self.in_use(tenant)) as usize
     }
 
     /// Pages that a tenant may hold.
