@@ -31,16 +31,19 @@ impl Scheduler {
                 self.sequences[slot].rested += 1;
                 continue;
             }
+            let last_token_at = sequence.last_token_at;
+            let is_planned = if sequence.has_page_for_next() {
+                self.add_share(slot, 1, StepShape::decode(sequence.tokens.len()));
+                true
+            } else {
+                self.plan_share(slot, 1) > 0
+            };
             if let Budget::Time {
                 inter_token_target, ..
             } = self.policy.budget
+                && is_planned
             {
-                due = due.min(sequence.last_token_at + inter_token_target);
-            }
-            if sequence.has_page_for_next() {
-                self.add_share(slot, 1, StepShape::decode(sequence.tokens.len()));
-            } else {
-                self.plan_share(slot, 1);
+                due = due.min(last_token_at + inter_token_target);
             }
             self.sequences[slot].rested = 0;
         }

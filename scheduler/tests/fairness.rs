@@ -304,6 +304,27 @@ fn long_prompts_do_not_hold_up_the_answers_of_others() {
     assert!(*longest <= TARGET * 5 / 4, "a gap of {longest} µs");
 }
 
+/// A decode that waits for its tenant's pages is in no step, so no step need be short for it.
+#[test]
+fn who_waits_for_pages_hurries_nobody() {
+    let capped = TenantPolicy {
+        max_pages: 3,
+        ..TenantPolicy::default()
+    };
+    let mut machine = Machine::new(&[weight(1), capped]);
+    let answers = [machine.ask(1, 10, 30), machine.ask(1, 10, 30)];
+    let decoded = |machine: &Machine| answers.map(|id| machine.requests[&id].tokens.len());
+    while decoded(&machine) != [8, 7] {
+        machine.step();
+    }
+    machine.ask(0, 4000, 1);
+    for _ in 0..6 {
+        let took = machine.step();
+        assert!(took > TARGET * 3 / 4, "a step of {took} µs");
+    }
+    assert_eq!(decoded(&machine), [14, 7], "one has no page");
+}
+
 #[test]
 fn long_prompts_get_on_beside_many_answers() {
     let mut machine = Machine::new(&[weight(1), weight(1)]);
