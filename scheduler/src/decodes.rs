@@ -103,12 +103,9 @@ impl Scheduler {
         else {
             return Nanos::MAX;
         };
-        if due == Micros::MAX {
-            return most * 1000;
-        }
         // A machine too slow for the target has one that it can keep.
         let slower = self.inter_token_target(inter_token_target) - inter_token_target;
-        let left = (due + slower).saturating_sub(self.now);
+        let left = due.saturating_add(slower).saturating_sub(self.now);
         left.clamp(least, most.max(least + slower)) * 1000
     }
 }

@@ -231,7 +231,8 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         if self.free.is_empty() {
             self.evict(self.least_wanted(tenant));
         }
-        let page = self.free.pop().expect("a page was available");
+        let page = self.free.pop();
+        let page = page.expect("M7: what is evicted for a page is enough for it");
         let holder = &mut self.holders[page.index()];
         assert_eq!(*holder, Holder::Free, "{page:?} was on the free list");
         *holder = Holder::Private(sequence);
@@ -248,7 +249,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     }
 
     fn evict(&mut self, page: Option<Page>) {
-        self.forget(page.expect("a cold page was available"));
+        self.forget(page.expect("M7: a cold page was available"));
         self.evictions += 1;
     }
 
