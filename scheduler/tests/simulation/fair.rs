@@ -8,7 +8,7 @@ use sterna_scheduler::{
 use crate::model::Rng;
 use crate::rules::PREFILL_FLOOR;
 
-const STEPS: u64 = 600;
+const STEPS: u64 = 300;
 
 /// Tokens of an answer, and of a prompt, at most; sequences that run at the same time.
 const LONGEST_ANSWER: u64 = 12;
@@ -51,7 +51,7 @@ impl FairWorld {
         let weights: Vec<u64> = (0..tenants).map(|_| scale * rng.between(1, 4)).collect();
         let slack = *rng.pick(&[0, 1_000, 20_000]);
         let limits = Limits {
-            pages: 400,
+            pages: 64,
             max_running: MOST_RUNNING,
             max_queued: 100,
             max_queued_time: Micros::MAX,

@@ -97,8 +97,12 @@ pub(crate) fn check_batch(batch: &Batch, limits: &Limits, policy: &Policy) {
         Budget::Time { .. } | Budget::PrefillFirst => limits.step_tokens,
     };
     let most = (tokens as usize).max(decodes + PREFILL_FLOOR);
-    assert!(batch.token_count() - drafted <= most);
-    assert!(batch.token_count() <= limits.max_batch_tokens());
+    let known = batch.token_count() - drafted;
+    assert!(known <= most, "S1: {known} tokens, {most} at most");
+    assert!(
+        batch.token_count() <= limits.max_batch_tokens(),
+        "S1: of tokens"
+    );
     let longest = rows.iter().map(drafts_of).max().unwrap_or(0);
     assert!(drafted <= MAX_DRAFTED_TOKENS && longest <= policy.max_draft as usize);
     let wanted: usize = rows.iter().map(|row| row.logits as usize).sum();

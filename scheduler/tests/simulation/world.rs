@@ -483,13 +483,13 @@ impl World {
         };
         let batch = step.batch().clone();
         let (shape, predicted) = (step.shape(), step.predicted());
-        check_batch(&batch, &self.limits, &policy);
-        let time = (shape, predicted);
-        self.clock.check_time(&policy, &batch, time, &self.clients);
         for row in batch.rows() {
             check_row(&step, row, &self.clients[&row.sequence]);
             seen.chunks += u64::from(row.logits == 0);
         }
+        check_batch(&batch, &self.limits, &policy);
+        let time = (shape, predicted);
+        self.clock.check_time(&policy, &batch, time, &self.clients);
         self.trace = trace(self.trace, &batch);
         seen.steps += 1;
 
