@@ -133,19 +133,18 @@ impl Scheduler {
         for [first, kept_out] in passed {
             let kept_out = kept_out.filter(|_| kept_out != first);
             for slot in [first, kept_out].into_iter().flatten() {
-                self.find_prefix(slot);
-                if slot == admitted || self.would_gain_by_waiting(slot) {
+                if slot == admitted {
                     continue;
                 }
-                let tenant = self.sequences[slot].tenant;
-                let has_own_room = self.needed_pages(slot) <= self.pool.room(tenant);
-                let sequence = &mut self.sequences[slot];
-                sequence.passed += 1;
-                debug_assert!(
-                    sequence.passed <= LONG_PATIENCE || !has_own_room,
-                    "S11: {:?} is passed for ever",
-                    sequence.id
-                );
+                if Some(slot) == kept_out {
+                    self.find_prefix(slot);
+                    if self.would_gain_by_waiting(slot) {
+                        continue;
+                    }
+                }
+                self.sequences[slot].passed += 1;
+                #[cfg(debug_assertions)]
+                self.check_patience(slot);
             }
         }
     }
@@ -276,7 +275,7 @@ impl Scheduler {
 
     /// Pages that all known tokens of a waiting request take from those that are free or could be evicted. Its own matched
     /// pages cannot also be evicted for it.
-    fn needed_pages(&self, slot: usize) -> usize {
+    pub(crate) fn needed_pages(&self, slot: usize) -> usize {
         let unpinned = |page: &&Page| !self.pool.is_pinned(**page);
         let revived = self.matched.iter().filter(unpinned).count();
         pages_for(self.sequences[slot].tokens.len()) - self.matched.len() + revived

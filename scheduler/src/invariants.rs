@@ -1,5 +1,7 @@
 //! Everything that must hold between two calls, asserted in one place.
 
+#[cfg(debug_assertions)]
+use crate::admit::LONG_PATIENCE;
 use crate::pages::{Holder, Owner};
 #[cfg(debug_assertions)]
 use crate::preempt::MOST_PREEMPTIONS;
@@ -46,6 +48,19 @@ impl Scheduler {
         };
         let spared = self.running.iter().find(|other| could_give(other));
         assert_eq!(spared, None, "S6: {id:?} again, and not this one");
+    }
+
+    /// S11: nobody who waits is passed more than `LONG_PATIENCE` times, but while its own tenant has all that it may have.
+    #[cfg(debug_assertions)]
+    pub(crate) fn check_patience(&mut self, slot: usize) {
+        self.find_prefix(slot);
+        let sequence = &self.sequences[slot];
+        let has_own_room = self.needed_pages(slot) <= self.pool.room(sequence.tenant);
+        assert!(
+            sequence.passed <= LONG_PATIENCE || !has_own_room,
+            "S11: {:?} is passed for ever",
+            sequence.id
+        );
     }
 
     fn pages(&self) -> impl Iterator<Item = Page> {
