@@ -11,6 +11,7 @@
 //! Assertions begin with the name of the invariant they hold: M of memory, S of service, D of determinism. Those that can
 //! be seen from within a single call are in the scheduler's `check`, `preempt` and `admit`.
 
+mod checks;
 mod clock;
 mod crowd;
 mod exhaustive;
