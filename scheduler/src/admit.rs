@@ -1,7 +1,8 @@
 //! Who begins to run: the policy's choice among those for whom there is time, a place and memory.
 //!
 //! Invariant: matching a prefix changes nothing; it is pinned, and pages are taken, only once a request is let in.
-//! Invariant: a request that does not fit is passed by others only so often; then nobody enters before it.
+//! Invariant: a request that was the first of its band and does not fit is passed by others only so often; then nobody
+//! of its band enters before it. While it waits for its own tenant's sequences alone, only its tenant waits with it.
 
 use crate::queue::Waiting;
 use crate::sequence::{PendingCopy, Sequence, State, pages_for};
@@ -19,8 +20,9 @@ const COMPARED_PREFILLS: usize = 8;
 /// Times that others may go past a request.
 const PATIENCE: u32 = 32;
 
-/// The same for one that lacks only time. It is longer, for those who pass it are mostly tenants that run less than their share.
-const PATIENCE_FOR_TIME: u32 = 256;
+/// The same for one that lacks only time, or whose turn was before and is not now. It is longer, for those who pass it are
+/// mostly tenants that run less than their share.
+pub(crate) const LONG_PATIENCE: u32 = 256;
 
 /// What is left for newcomers in a plan.
 struct Room {
@@ -85,26 +87,66 @@ impl Scheduler {
 
     /// The next request to be admitted, or nobody for now.
     fn choose(&mut self, room: &Room) -> Option<usize> {
-        let mut passed = [None; 3]; // The first of each band that is not let in.
+        let mut passed = [[None; 2]; 3]; // Of each band the first, and who is kept out.
         for (index, band) in self.queue.bands().into_iter().enumerate() {
             let mut candidates = std::mem::take(&mut self.candidates);
             candidates.clear();
+            let kept_out = self.kept_out(band);
+            let waits_too_long = |slot: &usize| self.sequences[*slot].passed >= LONG_PATIENCE;
+            let overdue = kept_out.filter(waits_too_long);
+            candidates.extend(overdue.map(|slot| self.sequences[slot].as_waiting()));
             self.queue.candidates(band, &mut candidates);
             let choice = self.choose_among(&candidates, room);
             self.candidates = candidates;
             match choice {
                 Choice::Admit { slot, first } => {
-                    passed[index] = first.filter(|&first| first != slot);
-                    for first in passed.into_iter().flatten() {
-                        self.sequences[first].passed += 1;
-                    }
+                    passed[index] = [first, kept_out];
+                    self.note_passed(passed, slot);
                     return Some(slot);
                 }
                 Choice::Reserved => return None,
-                Choice::Nobody { first } => passed[index] = first,
+                Choice::Nobody { first } => passed[index] = [first, kept_out],
             }
         }
         None
+    }
+
+    /// The request of a band that was its first once and found no memory, if it waits still and its tenant may run it.
+    fn kept_out(&mut self, band: Band) -> Option<usize> {
+        let kept_out = &mut self.kept_out[band as usize];
+        let id = (*kept_out)?;
+        let sequence = self.sequences.get(id.slot()).filter(|sequence| {
+            let tenant = &self.queue.tenants[sequence.tenant];
+            let is_here = sequence.id == id && tenant.policy.band == band;
+            is_here && sequence.state == State::Queued
+        });
+        let Some(sequence) = sequence else {
+            *kept_out = None;
+            return None;
+        };
+        let tenant = &self.queue.tenants[sequence.tenant];
+        (tenant.running < tenant.policy.max_running).then_some(id.slot())
+    }
+
+    /// Counts that the one in `admitted` goes past the first of each band and past those who are kept out.
+    fn note_passed(&mut self, passed: [[Option<usize>; 2]; 3], admitted: usize) {
+        for [first, kept_out] in passed {
+            let kept_out = kept_out.filter(|_| kept_out != first);
+            for slot in [first, kept_out].into_iter().flatten() {
+                if slot == admitted {
+                    continue;
+                }
+                if Some(slot) == kept_out {
+                    self.find_prefix(slot);
+                    if self.would_gain_by_waiting(slot) {
+                        continue;
+                    }
+                }
+                self.sequences[slot].passed += 1;
+                #[cfg(debug_assertions)]
+                self.check_patience(slot);
+            }
+        }
     }
 
     fn choose_among(&mut self, candidates: &[Waiting], room: &Room) -> Choice {
@@ -125,17 +167,20 @@ impl Scheduler {
             }
             let passed = self.sequences[slot].passed;
             let is_strict = self.policy.order == Order::FirstCome;
-            let has_own_room = self.needed_pages(slot) <= self.pool.available(tenant);
+            let has_own_room = self.needed_pages(slot) <= self.pool.room(tenant);
             let fits = has_own_room && self.fits(slot, room.promised);
             let is_first = first.is_none();
             first = first.or(Some(slot));
+            if is_first && has_own_room && !fits {
+                self.keep_out(slot);
+            }
             if is_first && (is_strict || passed >= PATIENCE) {
                 match (has_time, has_own_room, fits) {
                     (true, _, true) => return Choice::Admit { slot, first },
                     // It waits for its own tenant's sequences alone.
                     (_, false, _) => overdue = Some(tenant),
                     (_, true, false) => return Choice::Reserved,
-                    (false, ..) if is_strict || passed >= PATIENCE_FOR_TIME => {
+                    (false, ..) if is_strict || passed >= LONG_PATIENCE => {
                         return Choice::Reserved;
                     }
                     (false, ..) => overdue = Some(tenant),
@@ -150,6 +195,14 @@ impl Scheduler {
             Some((_, slot)) => Choice::Admit { slot, first },
             None => Choice::Nobody { first },
         }
+    }
+
+    /// Remembers that a request was the first of its band and found no memory, unless another did so before it.
+    fn keep_out(&mut self, slot: usize) {
+        let sequence = &self.sequences[slot];
+        let (id, band) = (sequence.id, self.queue.tenants[sequence.tenant].policy.band);
+        self.kept_out(band); // Forgets who has gone.
+        self.kept_out[band as usize].get_or_insert(id);
     }
 
     /// Whether one more sequence leaves every decode its inter-token target, and every prefill its turn. A tenant that runs
@@ -183,7 +236,7 @@ impl Scheduler {
         let is_batch = self.queue.tenants[sequence.tenant].policy.band == Band::Batch;
         let before = if is_batch { others.plus(batch) } else { others };
         let one_more = before.plus(StepShape::decode(sequence.tokens.len()));
-        self.predict(one_more.plus(StepShape::chunk(0, crate::plan::PREFILL_FLOOR, 0)))
+        self.predict(one_more.plus(StepShape::chunk(0, crate::prefills::PREFILL_FLOOR, 0)))
             <= target * 1000
     }
 
@@ -222,7 +275,7 @@ impl Scheduler {
 
     /// Pages that all known tokens of a waiting request take from those that are free or could be evicted. Its own matched
     /// pages cannot also be evicted for it.
-    fn needed_pages(&self, slot: usize) -> usize {
+    pub(crate) fn needed_pages(&self, slot: usize) -> usize {
         let unpinned = |page: &&Page| !self.pool.is_pinned(**page);
         let revived = self.matched.iter().filter(unpinned).count();
         pages_for(self.sequences[slot].tokens.len()) - self.matched.len() + revived

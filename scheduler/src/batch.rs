@@ -100,7 +100,7 @@ impl Batch {
         assert!(count > 0, "a row computes something");
         assert!(logits <= count, "logits follow tokens of the row");
         let covered = (start + count).div_ceil(PAGE_TOKENS);
-        assert_eq!(pages.len(), covered, "the pages cover the row exactly");
+        assert_eq!(pages.len(), covered, "M9: the pages cover the row exactly");
         self.rows.push(Row {
             sequence,
             start: start as u32,

@@ -21,8 +21,6 @@
 //!
 //! Coefficients are integers, in nanoseconds, so that equal inputs give equal plans.
 
-use crate::Micros;
-
 /// Nanoseconds of machine time.
 pub type Nanos = u64;
 
@@ -40,7 +38,7 @@ pub struct StepShape {
 }
 
 /// Powers of two at which the time of a step's tokens is known: 1, 2, 4, up to 128.
-const ROW_KNOTS: usize = 8;
+pub(crate) const ROW_KNOTS: usize = 8;
 
 /// The coefficients, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,47 +124,6 @@ impl CostModel {
         rows
     }
 
-    /// The model nearest to steps that were measured, by least squares of the relative errors under the constraint that
-    /// no coefficient is negative and `rows` never falls (Lawson and Hanson, *Solving Least Squares Problems*, ch. 23).
-    /// Samples far off count less, in a few rounds of reweighting. What no sample shows costs nothing, but that `rows`
-    /// rises beyond the samples as it did before.
-    pub fn fit(samples: &[(StepShape, Nanos)]) -> CostModel {
-        let equations: Vec<[f64; TERMS]> = samples.iter().map(relative_terms).collect();
-        let mut weights = vec![1.0; samples.len()];
-        let mut solution = [0.0; TERMS];
-        for _ in 0..REWEIGHTINGS {
-            solution = least_squares(&equations, &weights);
-            for (weight, terms) in weights.iter_mut().zip(&equations) {
-                let error = (dot(terms, &solution) - 1.0).abs();
-                *weight = 1.0 / error.max(ORDINARY_ERROR);
-            }
-        }
-        let mut rises = [0.0; ROW_KNOTS];
-        rises.copy_from_slice(&solution[..ROW_KNOTS]);
-        let longest = samples.iter().map(|(shape, _)| shape.rows).max();
-        let reached = longest.unwrap_or(1).max(1).next_power_of_two().ilog2() as usize;
-        for knot in (reached + 1).max(2)..ROW_KNOTS {
-            rises[knot] = 2.0 * rises[knot - 1];
-        }
-        let mut time = 0.0;
-        let mut rows = rises.map(|rise| {
-            time += rise;
-            time.round() as Nanos
-        });
-        // Twice the tokens never take more than two steps: a sample that says so was disturbed.
-        for knot in 1..ROW_KNOTS {
-            rows[knot] = rows[knot].min(2 * rows[knot - 1]);
-        }
-        let [.., decode_keys, chunk_keys, head, logit] = solution.map(|ns| ns.round() as Nanos);
-        CostModel {
-            rows,
-            kilo_decode_keys: decode_keys,
-            kilo_chunk_keys: chunk_keys,
-            head,
-            logit,
-        }
-    }
-
     /// How long a step takes; nothing if it has no rows. A step that has more of anything never takes less.
     pub fn predict(&self, shape: StepShape) -> Nanos {
         if shape.rows == 0 {
@@ -205,143 +162,6 @@ impl CostModel {
         };
         largest(most as u64, fits) as usize
     }
-
-    /// In microseconds, rounded up.
-    pub fn predict_micros(&self, shape: StepShape) -> Micros {
-        self.predict(shape).div_ceil(1000)
-    }
-}
-
-/// Unknowns of a fit: how much `rows` rises to each of its knots, and the other coefficients.
-const TERMS: usize = ROW_KNOTS + 4;
-
-/// How often a fit weighs its samples again.
-const REWEIGHTINGS: usize = 6;
-
-/// A relative error that says nothing about a sample.
-const ORDINARY_ERROR: f64 = 0.02;
-
-/// What each unknown adds to the prediction of a sample, as a part of what was measured.
-fn relative_terms(&(shape, measured): &(StepShape, Nanos)) -> [f64; TERMS] {
-    let mut terms = [0.0; TERMS];
-    terms[0] = 1.0;
-    for (knot, term) in terms.iter_mut().enumerate().take(ROW_KNOTS).skip(1) {
-        let below = (1_u64 << (knot - 1)) as f64;
-        let part = (shape.rows as f64 - below) / below;
-        let most = if knot == ROW_KNOTS - 1 { f64::MAX } else { 1.0 };
-        *term = part.clamp(0.0, most);
-    }
-    let others = [
-        shape.decode_keys as f64 / 1024.0,
-        shape.chunk_keys as f64 / 1024.0,
-        f64::from(u8::from(shape.logits > 0)),
-        shape.logits as f64,
-    ];
-    terms[ROW_KNOTS..].copy_from_slice(&others);
-    terms.map(|term| term / measured.max(1) as f64)
-}
-
-fn dot(a: &[f64; TERMS], b: &[f64; TERMS]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-/// The `x`, nowhere negative, for which the weighted squares of `equation · x - 1` are least. Unknowns that occur in no
-/// equation are 0.
-fn least_squares(equations: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
-    let mut normal = [[0.0; TERMS]; TERMS];
-    let mut right = [0.0; TERMS];
-    for (terms, weight) in equations.iter().zip(weights) {
-        for i in 0..TERMS {
-            right[i] += weight * terms[i];
-            for j in 0..TERMS {
-                normal[i][j] += weight * terms[i] * terms[j];
-            }
-        }
-    }
-    // In units in which each unknown's own square is 1.
-    let scale: [f64; TERMS] = std::array::from_fn(|i| match normal[i][i] {
-        0.0 => 0.0,
-        square => 1.0 / square.sqrt(),
-    });
-    for i in 0..TERMS {
-        right[i] *= scale[i];
-        for j in 0..TERMS {
-            normal[i][j] *= scale[i] * scale[j];
-        }
-    }
-    let solution = non_negative(&normal, &right);
-    std::array::from_fn(|i| solution[i] * scale[i])
-}
-
-/// Lawson and Hanson's active set: unknowns enter one by one, as long as that brings a gain, and leave when they would
-/// become negative.
-fn non_negative(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> [f64; TERMS] {
-    let mut found = [0.0; TERMS];
-    let mut is_free = [false; TERMS];
-    for _ in 0..3 * TERMS {
-        let gain = |i: usize| right[i] - dot(&normal[i], &found);
-        let best = (0..TERMS)
-            .filter(|&i| !is_free[i])
-            .max_by(|&i, &j| gain(i).total_cmp(&gain(j)));
-        let Some(entering) = best.filter(|&i| gain(i) > 1e-10 * right[i]) else {
-            break;
-        };
-        is_free[entering] = true;
-        loop {
-            let solved = solve(normal, right, &is_free);
-            let falls = |&i: &usize| is_free[i] && solved[i] <= 0.0;
-            let part = (0..TERMS)
-                .filter(falls)
-                .map(|i| found[i] / (found[i] - solved[i]).max(f64::MIN_POSITIVE))
-                .fold(1.0, f64::min);
-            let has_fallen = (0..TERMS).any(|i| falls(&i));
-            for i in 0..TERMS {
-                let was_falling = falls(&i);
-                found[i] += part * (solved[i] - found[i]);
-                if was_falling && found[i] <= 1e-12 {
-                    found[i] = 0.0;
-                }
-            }
-            if !has_fallen {
-                break;
-            }
-            for i in 0..TERMS {
-                is_free[i] &= found[i] > 0.0;
-            }
-        }
-    }
-    found
-}
-
-/// Solves for the free unknowns alone (Gauss); the others, and those that depend on others, are 0.
-fn solve(
-    normal: &[[f64; TERMS]; TERMS],
-    right: &[f64; TERMS],
-    is_free: &[bool; TERMS],
-) -> [f64; TERMS] {
-    let (mut left, mut right) = (*normal, *right);
-    let mut is_pivot = [false; TERMS];
-    for pivot in (0..TERMS).filter(|&i| is_free[i]) {
-        if left[pivot][pivot] < 1e-12 {
-            continue;
-        }
-        is_pivot[pivot] = true;
-        for row in (0..TERMS).filter(|&row| row != pivot && is_free[row]) {
-            let factor = left[row][pivot] / left[pivot][pivot];
-            let pivot_row = left[pivot];
-            for (value, above) in left[row].iter_mut().zip(pivot_row) {
-                *value -= factor * above;
-            }
-            right[row] -= factor * right[pivot];
-        }
-    }
-    std::array::from_fn(|i| {
-        if is_pivot[i] {
-            right[i] / left[i][i]
-        } else {
-            0.0
-        }
-    })
 }
 
 /// The largest of `1..=most` that fits, if none fits after one that does not; 0 if none fits.
@@ -359,58 +179,13 @@ fn largest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
     fitting
 }
 
-/// What steps take in truth, relative to the prediction: about the 90th percentile, so that a budget is rarely exceeded.
-///
-/// Each observation above the estimate raises it by nine parts in 256, each below lowers it by one: it rests where one in
-/// ten is above. How far above does not matter, so a single very long step moves it no more than any other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Correction {
-    scale: u64, // Actual ÷ predicted, of UNIT.
-}
-
-impl Correction {
-    const UNIT: u64 = 1 << 16;
-    const LEAST: u64 = Self::UNIT / 4;
-    const MOST: u64 = Self::UNIT * 4;
-
-    /// A step that was predicted without correction took `actual`.
-    pub(crate) fn observe(&mut self, predicted: Nanos, actual: Nanos) {
-        let estimate = u128::from(predicted) * u128::from(self.scale);
-        let step = self.scale / 256;
-        let moved = if u128::from(actual) * u128::from(Self::UNIT) > estimate {
-            self.scale + 9 * step
-        } else {
-            self.scale - step
-        };
-        self.scale = moved.clamp(Self::LEAST, Self::MOST);
-    }
-
-    /// A prediction, corrected.
-    pub(crate) fn apply(self, predicted: Nanos) -> Nanos {
-        predicted.saturating_mul(self.scale) / Self::UNIT
-    }
-
-    /// The prediction that is corrected to this.
-    pub(crate) fn unapply(self, corrected: Nanos) -> Nanos {
-        let predicted = u128::from(corrected) * u128::from(Self::UNIT) / u128::from(self.scale);
-        Nanos::try_from(predicted).unwrap_or(Nanos::MAX)
-    }
-}
-
-impl Default for Correction {
-    /// The prediction as it is.
-    fn default() -> Correction {
-        Correction { scale: Self::UNIT }
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Numbers from a seed (SplitMix64).
     #[derive(Debug)]
-    struct Random(u64);
+    pub(crate) struct Random(pub(crate) u64);
 
     impl Random {
         fn next(&mut self) -> u64 {
@@ -420,11 +195,11 @@ mod tests {
             mixed ^ (mixed >> 31)
         }
 
-        fn below(&mut self, bound: u64) -> u64 {
+        pub(crate) fn below(&mut self, bound: u64) -> u64 {
             self.next() % bound
         }
 
-        fn model(&mut self) -> CostModel {
+        pub(crate) fn model(&mut self) -> CostModel {
             let mut time = 100_000;
             let rows = std::array::from_fn(|knot| {
                 time += if knot == 0 { 0 } else { self.below(time) };
@@ -438,106 +213,6 @@ mod tests {
                 logit: self.below(500_000),
             }
         }
-    }
-
-    /// The steps that a calibration measures.
-    fn shapes() -> Vec<StepShape> {
-        let mut shapes = Vec::new();
-        for knot in 0..ROW_KNOTS {
-            shapes.push(StepShape::chunk(0, 1 << knot, 0));
-        }
-        for logits in [1, 4, 16] {
-            let decode = StepShape {
-                logits: 1,
-                ..StepShape::decode(16)
-            };
-            shapes.push((0..logits).fold(StepShape::default(), |all, _| all.plus(decode)));
-        }
-        for len in [1024, 2048] {
-            let decode = StepShape {
-                logits: 0,
-                ..StepShape::decode(len)
-            };
-            shapes.push((0..4).fold(StepShape::default(), |all, _| all.plus(decode)));
-            shapes.push(StepShape::chunk(len, 16, 0));
-        }
-        shapes
-    }
-
-    #[test]
-    fn a_fit_finds_the_model_of_exact_samples() {
-        let mut random = Random(5);
-        for _ in 0..200 {
-            let model = random.model();
-            let samples: Vec<_> = shapes().iter().map(|&s| (s, model.predict(s))).collect();
-            let found = CostModel::fit(&samples);
-            for (shape, expected) in samples {
-                let error = found.predict(shape).abs_diff(expected);
-                assert!(
-                    error <= expected / 1000 + 10,
-                    "{random:?} {model:?} {found:?}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn a_disturbed_sample_of_many_tokens_is_not_believed() {
-        let model = CostModel::UNMEASURED;
-        let mut samples: Vec<_> = shapes().iter().map(|&s| (s, model.predict(s))).collect();
-        let most = samples.iter_mut().find(|(shape, _)| shape.rows == 64);
-        most.expect("it is measured").1 *= 3;
-        let found = CostModel::fit(&samples);
-        let longest = StepShape::chunk(0, 128, 0);
-        let (found, expected) = (found.predict(longest), model.predict(longest));
-        assert!(found <= expected * 21 / 10, "{found} instead of {expected}");
-    }
-
-    #[test]
-    fn a_fit_bears_noise() {
-        let mut random = Random(6);
-        for _ in 0..200 {
-            let model = random.model();
-            let mut samples = Vec::new();
-            for _ in 0..4 {
-                samples.extend(shapes().iter().map(|&shape| {
-                    let noisy = model.predict(shape) * (950 + random.below(101)) / 1000;
-                    (shape, noisy)
-                }));
-            }
-            let found = CostModel::fit(&samples);
-            assert!(found.rows.is_sorted(), "{random:?} {found:?}");
-            for shape in shapes() {
-                let expected = model.predict(shape);
-                let error = found.predict(shape).abs_diff(expected);
-                assert!(
-                    error <= expected / 10,
-                    "{random:?} {shape:?} {model:?} {found:?}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn a_fit_goes_on_beyond_the_samples_as_before() {
-        let samples = [1, 2, 4, 8, 16].map(|rows| {
-            let shape = StepShape {
-                rows,
-                ..StepShape::default()
-            };
-            (shape, 1_000_000 + 100_000 * rows)
-        });
-        let found = CostModel::fit(&samples);
-        let far = found.predict(StepShape {
-            rows: 200,
-            ..StepShape::default()
-        });
-        assert!(far.abs_diff(21_000_000) < 210_000, "{found:?}");
-    }
-
-    #[test]
-    fn a_fit_to_nothing_is_nothing() {
-        assert_eq!(CostModel::fit(&[]).rows, [0; ROW_KNOTS]);
     }
 
     #[test]
@@ -596,39 +271,5 @@ mod tests {
         );
         assert_eq!(model.rows_time(200), 20_000);
         assert_eq!(model.predict(StepShape::default()), 0);
-    }
-
-    #[test]
-    fn the_correction_finds_the_ninetieth_percentile() {
-        let mut random = Random(3);
-        let mut correction = Correction::default();
-        for _ in 0..20_000 {
-            // Evenly from 1 to 2 times the prediction: nine in ten are below 1.9 times.
-            correction.observe(1_000_000, 1_000_000 + random.below(1_000_001));
-        }
-        let found = correction.apply(1_000);
-        assert!((1_700..=2_000).contains(&found), "{found}");
-    }
-
-    #[test]
-    fn one_very_long_step_moves_the_correction_no_more_than_another() {
-        let after = |actual| {
-            let mut correction = Correction::default();
-            correction.observe(1_000, actual);
-            correction
-        };
-        assert_eq!(after(1_001), after(1_000_000_000));
-        assert_ne!(after(1_001), Correction::default());
-    }
-
-    #[test]
-    fn the_correction_is_bounded() {
-        let (mut high, mut low) = (Correction::default(), Correction::default());
-        for _ in 0..10_000 {
-            high.observe(1, Nanos::MAX);
-            low.observe(Nanos::MAX, 0);
-        }
-        assert_eq!(high.apply(1_000), 4_000);
-        assert_eq!(low.apply(1_000), 250);
     }
 }

@@ -1,6 +1,10 @@
 //! Everything that must hold between two calls, asserted in one place.
 
+#[cfg(debug_assertions)]
+use crate::admit::LONG_PATIENCE;
 use crate::pages::{Holder, Owner};
+#[cfg(debug_assertions)]
+use crate::preempt::MOST_PREEMPTIONS;
 use crate::sequence::{Sequence, State, pages_for};
 use crate::{PAGE_TOKENS, Page, Scheduler};
 
@@ -22,33 +26,71 @@ impl Scheduler {
         }
     }
 
+    /// S6: whoever gives its pages to the sequence in `slot` comes after it, so the leader never does; and one that has lost
+    /// them three times does so again only when nobody else could give a page who has lost them less often.
+    #[cfg(debug_assertions)]
+    pub(crate) fn check_victim(&self, slot: usize, victim: usize) {
+        let rank = |slot: usize| (self.sequences[slot].band, self.sequences[slot].arrival);
+        let id = self.sequences[victim].id;
+        assert!(rank(victim) > rank(slot), "S6: {id:?} is earlier");
+        assert_ne!(self.running[0], victim, "S6: {id:?} leads");
+        if self.sequences[victim].preempted < MOST_PREEMPTIONS {
+            return;
+        }
+        let tenant = self.sequences[slot].tenant;
+        let takes_from_all = self.pool.room(tenant) > 0;
+        let could_give = |&other: &usize| {
+            let sequence = &self.sequences[other];
+            rank(other) > rank(slot)
+                && (takes_from_all || sequence.tenant == tenant)
+                && sequence.preempted < MOST_PREEMPTIONS
+                && self.exclusive_pages(other) > 0
+        };
+        let spared = self.running.iter().find(|other| could_give(other));
+        assert_eq!(spared, None, "S6: {id:?} again, and not this one");
+    }
+
+    /// S11: nobody who waits is passed more than `LONG_PATIENCE` times, but while its own tenant has all that it may have.
+    #[cfg(debug_assertions)]
+    pub(crate) fn check_patience(&mut self, slot: usize) {
+        self.find_prefix(slot);
+        let sequence = &self.sequences[slot];
+        let has_own_room = self.needed_pages(slot) <= self.pool.room(sequence.tenant);
+        assert!(
+            sequence.passed <= LONG_PATIENCE || !has_own_room,
+            "S11: {:?} is passed for ever",
+            sequence.id
+        );
+    }
+
     fn pages(&self) -> impl Iterator<Item = Page> {
         (0..self.limits.pages).map(Page::new)
     }
 
-    /// Every page is free, private to one living sequence, or in the tree.
+    /// M1: every page is free, private to one living sequence, or in the tree.
     fn check_partition(&self) {
         let pool = &self.pool;
         let mut on_free_list = vec![false; self.limits.pages as usize];
         for page in &pool.free {
             let seen = std::mem::replace(&mut on_free_list[page.index()], true);
-            assert!(!seen, "{page:?} is free twice");
+            assert!(!seen, "M1: {page:?} is free twice");
         }
         for page in self.pages() {
             let holder = pool.holders[page.index()];
             let is_free = holder == Holder::Free;
-            assert_eq!(on_free_list[page.index()], is_free, "{page:?}");
+            assert_eq!(on_free_list[page.index()], is_free, "M1: {page:?}");
             let is_in_tree = holder == Holder::Tree;
-            assert_eq!(pool.tree.edge(page).is_some(), is_in_tree, "{page:?}");
+            assert_eq!(pool.tree.edge(page).is_some(), is_in_tree, "M1: {page:?}");
             if let Holder::Private(id) = holder {
                 let table = &self.sequence(id).table;
-                assert!(table.pages[table.in_tree..].contains(&page), "{page:?}");
+                let own = &table.pages[table.in_tree..];
+                assert!(own.contains(&page), "M1: {page:?}");
             }
         }
     }
 
-    /// A page's pins are the page tables that contain it, the copies to be made from it, and one more if it is public; a
-    /// private page is in one table.
+    /// M2: a page's pins are the page tables that contain it, the copies to be made from it, and one more if it is public.
+    /// M3: a private page is in one table.
     fn check_pins(&self) {
         let mut users = vec![0; self.limits.pages as usize];
         for (_, sequence) in &self.sequences {
@@ -59,11 +101,11 @@ impl Scheduler {
         }
         for page in self.pages() {
             if let Holder::Private(_) = self.pool.holders[page.index()] {
-                assert_eq!(users[page.index()], 1, "{page:?} is private");
+                assert_eq!(users[page.index()], 1, "M3: {page:?} is private");
             }
             users[page.index()] += u32::from(self.pool.tree.is_public(page));
         }
-        assert_eq!(users, self.pool.pins, "page tables and pins");
+        assert_eq!(users, self.pool.pins, "M2: page tables and pins");
     }
 
     /// Each tenant's pages are counted, and no more than it may hold but for what it held when its cap was lowered.
@@ -79,28 +121,35 @@ impl Scheduler {
         }
     }
 
-    /// The cold list is the unpinned tree pages, children before their parents.
+    /// M4: the cold list is the unpinned tree pages, each once, children before their parents.
     fn check_cold_list(&self) {
         let pool = &self.pool;
         let mut seen = vec![false; self.limits.pages as usize];
         for page in pool.cold.iter() {
-            assert_eq!(pool.holders[page.index()], Holder::Tree, "{page:?} is cold");
-            assert!(!pool.is_pinned(page), "{page:?} is cold and pinned");
-            assert!(!seen[page.index()], "{page:?} is cold twice");
+            assert_eq!(
+                pool.holders[page.index()],
+                Holder::Tree,
+                "M4: {page:?} is cold"
+            );
+            assert!(!pool.is_pinned(page), "M4: {page:?} is cold and pinned");
+            assert!(!seen[page.index()], "M4: {page:?} is cold twice");
             seen[page.index()] = true;
             if let Some(parent) = pool.tree.edge(page).and_then(|edge| edge.parent) {
-                assert!(!seen[parent.index()], "{parent:?} is colder than its child");
+                assert!(
+                    !seen[parent.index()],
+                    "M4: {parent:?} is colder than its child"
+                );
             }
         }
         for page in self.pages() {
             let is_cold = pool.holders[page.index()] == Holder::Tree && !pool.is_pinned(page);
-            assert_eq!(seen[page.index()], is_cold, "{page:?} on the cold list");
+            assert_eq!(seen[page.index()], is_cold, "M4: {page:?} on the cold list");
         }
         let listed = seen.iter().filter(|&&seen| seen).count();
-        assert_eq!(listed, pool.cold.len());
+        assert_eq!(listed, pool.cold.len(), "M4");
     }
 
-    /// The parent of a tree page is a whole page of the same owner or public, and pinned if its child is.
+    /// M5: the parent of a tree page is a whole page of the same owner or public, and pinned if its child is.
     fn check_tree(&self) {
         let pool = &self.pool;
         let mut count = 0;
@@ -114,17 +163,21 @@ impl Scheduler {
             }
             if let Some(parent) = edge.parent {
                 let above = pool.tree.edge(parent);
-                let above = above.unwrap_or_else(|| panic!("{parent:?} has a child"));
+                let above = above.unwrap_or_else(|| panic!("M5: {parent:?} has a child"));
                 let is_open = above.owner == edge.owner || above.owner == Owner::Public;
-                assert!(is_open, "{page:?} is below another tenant's");
-                assert_eq!(pool.tree.tokens(parent).len(), PAGE_TOKENS, "{parent:?}");
-                assert!(pool.is_pinned(parent) || !pool.is_pinned(page), "{page:?}");
+                assert!(is_open, "M5: {page:?} is below another tenant's");
+                let whole = pool.tree.tokens(parent).len();
+                assert_eq!(whole, PAGE_TOKENS, "M5: {parent:?}");
+                assert!(
+                    pool.is_pinned(parent) || !pool.is_pinned(page),
+                    "M5: {page:?}"
+                );
             }
         }
         assert_eq!(count, pool.tree.len());
     }
 
-    /// Every sequence waits or runs, in the order of arrival, within the limits.
+    /// Every sequence waits or runs, in the order of arrival, and S12: no more run than may.
     fn check_lists(&self) {
         self.queue.check();
         let all = self
@@ -133,7 +186,10 @@ impl Scheduler {
             .map(|waiting| waiting.slot)
             .chain(self.running.iter().copied());
         assert_eq!(all.count(), self.sequences.len());
-        assert!(self.running.len() <= self.limits.max_running as usize);
+        assert!(
+            self.running.len() <= self.limits.max_running as usize,
+            "S12"
+        );
         let rank = |&slot: &usize| (self.sequences[slot].band, self.sequences[slot].arrival);
         assert!(self.running.iter().map(rank).is_sorted_by(|a, b| a < b));
         for waiting in self.queue.iter() {
@@ -144,17 +200,21 @@ impl Scheduler {
         }
     }
 
-    /// The page table covers what is computed, and its tree pages hold exactly the sequence's tokens.
+    /// M9: the page table covers what is computed, and no more than what is known (a step's rows are checked against it);
+    /// M6: its tree pages are found by exactly the sequence's tokens, all of them computed.
     fn check_sequence(&self, sequence: &Sequence) {
         let (id, table) = (sequence.id, &sequence.table);
         assert!(sequence.computed < sequence.tokens.len(), "{id:?} has work");
         assert!(sequence.output_len() < sequence.max_new_tokens, "{id:?}");
-        assert!(table.pages.len() >= pages_for(sequence.computed), "{id:?}");
+        assert!(
+            table.pages.len() >= pages_for(sequence.computed),
+            "M9: {id:?}"
+        );
         assert!(
             table.pages.len() <= pages_for(sequence.tokens.len()),
-            "{id:?}"
+            "M9: {id:?}"
         );
-        assert_eq!(table.in_tree, sequence.computed / PAGE_TOKENS, "{id:?}");
+        assert_eq!(table.in_tree, sequence.computed / PAGE_TOKENS, "M6: {id:?}");
         if let Some(copy) = sequence.copy {
             let wanted = &sequence.reusable_tokens()[sequence.computed..][..copy.tokens];
             assert!(
@@ -168,7 +228,8 @@ impl Scheduler {
         }
         let known = &sequence.tokens[..table.in_tree * PAGE_TOKENS];
         let found = self.pool.find(sequence.tenant, &sequence.public, known);
-        assert!(found.eq(table.pages[..table.in_tree].iter().copied()));
+        let in_tree = table.pages[..table.in_tree].iter().copied();
+        assert!(found.eq(in_tree), "M6: {id:?}");
         for page in &table.pages[table.in_tree..] {
             assert_eq!(self.pool.holders[page.index()], Holder::Private(id));
         }

@@ -20,18 +20,23 @@
 mod admit;
 mod batch;
 mod commit;
+mod correction;
 mod cost;
+mod decodes;
 mod draft;
+mod fit;
 mod invariants;
 mod pages;
 mod plan;
 mod policy;
 mod preempt;
+mod prefills;
 mod queue;
 mod ranking;
 mod rate;
 mod request;
 mod sequence;
+mod speculate;
 mod submit;
 mod tenant;
 mod tenants;
@@ -54,9 +59,10 @@ pub use tenant::{
     Band, PublicPrefix, Rate, RateKind, RateState, Rates, TenantPolicy, TenantState, TenantsError,
 };
 
-use cost::Correction;
+use correction::Correction;
 use pages::PagePool;
-use plan::{PrefillRank, Share};
+use plan::Share;
+use prefills::PrefillRank;
 use queue::{Queue, Waiting};
 use sequence::{Sequence, pages_for};
 use submit::Deadline;
@@ -85,7 +91,8 @@ pub struct Scheduler {
     prefills: Vec<usize>, // Slots of those that compute their prompt.
     prefill_ranks: Vec<PrefillRank>,
     candidates: Vec<Waiting>,
-    matched: Vec<Page>, // The cached prefix of the request being looked at.
+    kept_out: [Option<SequenceId>; 3], // By band: who was its first and found no memory.
+    matched: Vec<Page>,                // The cached prefix of the request being looked at.
     batch: Batch,
     events: Vec<Event>,
     // Counts since the start.
@@ -133,6 +140,7 @@ impl Scheduler {
             prefills: Vec::with_capacity(max_running),
             prefill_ranks: Vec::with_capacity(max_running),
             candidates: Vec::new(),
+            kept_out: [None; 3],
             matched: Vec::new(),
             batch: Batch::with_capacity(max_running, limits.max_batch_tokens()),
             events: Vec::new(),
@@ -249,11 +257,6 @@ impl Scheduler {
     /// Refuses every request from now on. Those that run or wait go on.
     pub fn drain(&mut self) {
         self.is_draining = true;
-    }
-
-    /// Whether no request runs or waits.
-    pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty()
     }
 
     /// What happened since the last call, in order.

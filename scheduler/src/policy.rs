@@ -36,7 +36,7 @@ pub enum Order {
     /// The tenant served least so far (VTC, Sheng et al., arXiv:2401.00588); among those within `slack` of it, the
     /// request that the cache spares most (DLPM, Cao et al., arXiv:2501.14312).
     FairShare {
-        /// Of machine time.
+        /// Of machine time, whatever the tenant's weight.
         slack: Micros,
     },
     /// First come, first served, over all tenants.

@@ -9,7 +9,7 @@ use crate::sequence::pages_for;
 use crate::{Event, PAGE_TOKENS, Scheduler};
 
 /// Times that a sequence may lose its pages while others could give theirs.
-const MOST_PREEMPTIONS: u32 = 3;
+pub(crate) const MOST_PREEMPTIONS: u32 = 3;
 
 impl Scheduler {
     /// Takes the pages for the next `tokens` tokens of a running sequence, and returns for how many there are pages now.
@@ -37,6 +37,8 @@ impl Scheduler {
             let Some(victim) = self.victim_of(slot) else {
                 return;
             };
+            #[cfg(debug_assertions)]
+            self.check_victim(slot, victim);
             self.preempt(victim);
         }
     }
@@ -70,7 +72,7 @@ impl Scheduler {
     }
 
     /// Pages of a sequence that no other page table contains: what its end would free, and what it would compute again.
-    fn exclusive_pages(&self, slot: usize) -> usize {
+    pub(crate) fn exclusive_pages(&self, slot: usize) -> usize {
         let pages = &self.sequences[slot].table.pages;
         pages
             .iter()
@@ -83,11 +85,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[slot];
         sequence.preempted += 1;
         let (id, tenant) = (sequence.id, sequence.tenant);
-        let waiting = crate::queue::Waiting {
-            arrival: sequence.arrival,
-            slot,
-            estimate: sequence.estimate,
-        };
+        let waiting = sequence.as_waiting();
         self.queue.insert(tenant, waiting); // First, so that its tenant stays active.
         self.stop_running(slot);
         self.preemptions += 1;

@@ -300,13 +300,22 @@ impl Queue {
         let Some(least) = eligible.least_key() else {
             return;
         };
-        let by_share = matches!(self.order, Order::FairShare { .. });
-        let limit = match self.order {
-            Order::FairShare { slack } => least.saturating_add(slack.saturating_mul(1000)),
-            Order::FirstCome | Order::LongestPrefix => u64::MAX,
+        let slack = match self.order {
+            Order::FairShare { slack } => Some(slack.saturating_mul(1000)),
+            Order::FirstCome | Order::LongestPrefix => None,
         };
+        let limit = slack.map_or(u64::MAX, |slack| least.saturating_add(slack));
         self.chosen.clear();
         eligible.first(LOOK_AHEAD, limit, &mut self.chosen);
+        if let Some(slack) = slack {
+            // The slack is machine time, and a tenant's virtual time is that divided by its weight.
+            let tenants = &self.tenants;
+            self.chosen.retain(|&id| {
+                let tenant = &tenants[TenantId(id)];
+                tenant.planned_time() - least <= slack / u64::from(tenant.policy.weight)
+            });
+        }
+        let by_share = slack.is_some();
         let each = LOOK_AHEAD / if by_share { self.chosen.len() } else { 1 };
         let begin = out.len();
         for &id in &self.chosen {

@@ -5,6 +5,7 @@
 //! Invariant: a queued sequence holds no page.
 
 use crate::draft::Acceptance;
+use crate::queue::Waiting;
 use crate::{
     FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, SequenceId, TenantId,
     TokenId,
@@ -94,6 +95,15 @@ impl Sequence {
             passed: 0,
             preempted: 0,
             acceptance: Acceptance::new(),
+        }
+    }
+
+    /// As the queue has it.
+    pub(crate) fn as_waiting(&self) -> Waiting {
+        Waiting {
+            arrival: self.arrival,
+            slot: self.id.slot(),
+            estimate: self.estimate,
         }
     }
 

@@ -68,6 +68,12 @@ impl Tenant {
         self.virtual_time + self.planned / u64::from(self.policy.weight)
     }
 
+    /// The machine time that took it from an earlier virtual time to its own.
+    pub(crate) fn machine_time_since(&self, earlier: u64) -> Nanos {
+        let ahead = self.virtual_time.saturating_sub(earlier);
+        ahead.saturating_mul(u64::from(self.policy.weight))
+    }
+
     /// Which rate allows nothing now, and when it will.
     pub(crate) fn conforms(&self, now: Micros) -> Result<(), (RateKind, Micros)> {
         let rates = [

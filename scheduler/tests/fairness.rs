@@ -43,8 +43,12 @@ struct Life {
 
 impl Machine {
     fn new(policies: &[TenantPolicy]) -> Machine {
+        Machine::of_pages(4000, policies)
+    }
+
+    fn of_pages(pages: u32, policies: &[TenantPolicy]) -> Machine {
         let limits = Limits {
-            pages: 4000,
+            pages,
             max_running: 64,
             max_queued: 10_000,
             max_queued_time: Micros::MAX,
@@ -112,7 +116,7 @@ impl Machine {
             self.now += 1000;
             return 0;
         };
-        let took = COST.predict_micros(step.shape());
+        let took = COST.predict(step.shape()).div_ceil(1000);
         self.now += took;
         self.steps += 1;
         let mut sampled = Vec::new();
@@ -210,6 +214,27 @@ fn the_lag_between_busy_tenants_is_bounded() {
     assert!(worst > 0);
 }
 
+/// The slack is of machine time: however large its weight, a tenant whose prompts are cached gets no further ahead.
+#[test]
+fn large_weights_widen_nobodys_slack() {
+    let lag = |each: u32| {
+        let mut machine = Machine::new(&[weight(each), weight(each)]);
+        let system: Vec<TokenId> = (0..1024).collect();
+        let mut worst = 0;
+        for chat in 0..2000 {
+            while machine.scheduler.tenant(TenantId(0)).queued < 2 {
+                let question = [5000 + chat; 20];
+                machine.ask_about(0, [&system[..], &question].concat(), 50);
+            }
+            machine.keep_busy(&[(1, 200, 50)], 1);
+            worst = worst.max(machine.service(0).abs_diff(machine.service(1)));
+        }
+        worst
+    };
+    let (small, large) = (lag(1), lag(1000));
+    assert!(large < small * 3 / 2, "{small} µs and {large} µs apart");
+}
+
 #[test]
 fn time_away_is_not_saved_up() {
     let mut machine = Machine::new(&[weight(1), weight(1)]);
@@ -277,6 +302,27 @@ fn long_prompts_do_not_hold_up_the_answers_of_others() {
     assert!(gaps.len() > 400, "they were answered: {}", gaps.len());
     let longest = gaps.iter().max().expect("there are gaps");
     assert!(*longest <= TARGET * 5 / 4, "a gap of {longest} µs");
+}
+
+/// A decode that waits for its tenant's pages is in no step, so no step need be short for it.
+#[test]
+fn who_waits_for_pages_hurries_nobody() {
+    let capped = TenantPolicy {
+        max_pages: 3,
+        ..TenantPolicy::default()
+    };
+    let mut machine = Machine::new(&[weight(1), capped]);
+    let answers = [machine.ask(1, 10, 30), machine.ask(1, 10, 30)];
+    let decoded = |machine: &Machine| answers.map(|id| machine.requests[&id].tokens.len());
+    while decoded(&machine) != [8, 7] {
+        machine.step();
+    }
+    machine.ask(0, 4000, 1);
+    for _ in 0..6 {
+        let took = machine.step();
+        assert!(took > TARGET * 3 / 4, "a step of {took} µs");
+    }
+    assert_eq!(decoded(&machine), [14, 7], "one has no page");
 }
 
 #[test]
@@ -596,6 +642,26 @@ fn a_large_request_is_passed_only_so_often() {
         }
     }
     panic!("{ended_before} others ended, and it waits still");
+}
+
+/// Others who come for the first time are ahead of their turn, one after the other. They must not go past for ever.
+#[test]
+fn a_large_request_is_passed_by_newcomers_only_so_often() {
+    let newcomer = weight(1);
+    let policies: Vec<_> = (0..800).map(|_| newcomer.clone()).collect();
+    let mut machine = Machine::of_pages(20, &policies);
+    machine.keep_busy(&[(0, 30, 4)], 2 * SECOND);
+    let large = machine.ask(0, 290, 3); // All pages but one.
+    for tenant in 1..800 {
+        machine.ask(tenant, 20, 4);
+        machine.step();
+        machine.step();
+        if !machine.requests.contains_key(&large) {
+            assert!(tenant < 300, "{tenant} others first");
+            return;
+        }
+    }
+    panic!("it waits still");
 }
 
 #[test]

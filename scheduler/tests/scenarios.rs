@@ -480,6 +480,27 @@ fn a_request_is_admitted_when_all_of_its_prompt_finds_room() {
 }
 
 #[test]
+fn first_come_is_first_over_all_tenants() {
+    let limits = Limits { pages: 6, ..LIMITS };
+    check(
+        limits,
+        &[
+            (vec![Ask("a", text(0..40), 2)], "a 0..32", "+a 0"),
+            (
+                vec![
+                    Ask("b", text(100..164), 2), // More than what is free.
+                    AskElsewhere("c", text(200..210), 2),
+                ],
+                "a 32..40*",
+                "",
+            ),
+            (vec![], "a 40..41*", "-a Length 2"),
+            (vec![], "b 0..32, c 0..10*", "+b 0, +c 0"),
+        ],
+    );
+}
+
+#[test]
 fn what_a_request_finds_in_the_cache_is_not_evicted_for_it() {
     let limits = Limits { pages: 4, ..LIMITS };
     check(
@@ -614,7 +635,7 @@ fn a_cancelled_request_frees_its_pages_wherever_it_is() {
     );
     let state = scheduler.snapshot();
     assert_eq!((state.free, state.tree, state.pinned), (97, 3, 0));
-    assert!(scheduler.is_idle());
+    assert_eq!((state.running, state.queued), (0, 0));
 }
 
 #[test]

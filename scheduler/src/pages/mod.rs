@@ -154,8 +154,12 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     /// Pages that [`PagePool::take`] can give a tenant, in a row.
     pub(crate) fn available(&self, tenant: TenantId) -> usize {
-        let room = self.cap(tenant).saturating_sub(self.in_use(tenant));
-        self.available_to_all().min(room as usize)
+        self.available_to_all().min(self.room(tenant))
+    }
+
+    /// Pages that a tenant may use more than it does, whether there are any or not.
+    pub(crate) fn room(&self, tenant: TenantId) -> usize {
+        self.cap(tenant).saturating_sub(self.in_use(tenant)) as usize
     }
 
     /// Pages that a tenant may hold.
@@ -227,7 +231,8 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         if self.free.is_empty() {
             self.evict(self.least_wanted(tenant));
         }
-        let page = self.free.pop().expect("a page was available");
+        let page = self.free.pop();
+        let page = page.expect("M7: what is evicted for a page is enough for it");
         let holder = &mut self.holders[page.index()];
         assert_eq!(*holder, Holder::Free, "{page:?} was on the free list");
         *holder = Holder::Private(sequence);
@@ -244,7 +249,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     }
 
     fn evict(&mut self, page: Option<Page>) {
-        self.forget(page.expect("a cold page was available"));
+        self.forget(page.expect("M7: a cold page was available"));
         self.evictions += 1;
     }
 

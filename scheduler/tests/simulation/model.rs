@@ -87,10 +87,13 @@ impl Model {
                 token,
                 chain: before,
             };
-            assert_eq!(found, expected, "content mismatch in {row:?}");
+            assert_eq!(
+                found, expected,
+                "M6: {row:?} reads what was not computed for it"
+            );
             if found.tenant != client.request.tenant {
                 let is_public = position < client.public_tokens();
-                assert!(is_public, "{row:?} reads a stranger's page");
+                assert!(is_public, "M6: {row:?} reads a stranger's page");
                 is_shared = true;
             }
         }
@@ -146,7 +149,7 @@ impl Model {
             let is_public = cell.position < client.public_tokens();
             assert!(
                 is_public || cell.tenant == client.request.tenant,
-                "{copy:?} is a stranger's"
+                "M6: {copy:?} is a stranger's"
             );
             cell.tenant = client.request.tenant;
         }
@@ -193,6 +196,10 @@ pub(crate) struct Client {
     pub(crate) passed: u32, // Later requests of its tenant that were admitted before it.
     pub(crate) may_be_passed: bool, // It may have waited for a prefix.
     pub(crate) computed: Option<usize>, // Of its tokens, while it runs.
+    pub(crate) was_admitted: bool,
+    pub(crate) preempted: u32,
+    pub(crate) missed: u32, // Steps in a row in which it could have decoded.
+    pub(crate) last_token_at: Option<Micros>, // Or when it was admitted, if that is known.
     pub(crate) arrived: Micros,
     pub(crate) public: Vec<Vec<TokenId>>, // The prefixes that its tenant might use when it came.
 }
@@ -224,9 +231,18 @@ impl Client {
             passed: 0,
             may_be_passed: false,
             computed: None,
+            was_admitted: false,
+            preempted: 0,
+            missed: 0,
+            last_token_at: None,
             arrived: 0,
             public: Vec::new(),
         }
+    }
+
+    /// Whether the next step computes one token of it, if it runs.
+    pub(crate) fn decodes(&self) -> bool {
+        self.computed == Some(self.known() - 1)
     }
 
     pub(crate) fn known(&self) -> usize {
@@ -255,7 +271,7 @@ impl Client {
                 sampled[place] = Sampled::Failed;
                 break;
             }
-            assert_eq!(token, self.answer[self.output.len()], "as alone");
+            assert_eq!(token, self.answer[self.output.len()], "D2: as alone");
             self.output.push(token);
             sampled[place] = Sampled::Token(token);
             if self.output.len() == self.answer.len() || drafts.get(place) != Some(&token) {

@@ -3,19 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sterna_scheduler::{
-    Band, Batch, Budget, CostModel, Event, FinishReason, Growth, Limits, MAX_DRAFTED_TOKENS,
-    Micros, Order, PAGE_TOKENS, PageCopy, Plan, Policy, PublicPrefix, Rate, Refusal, Request, Row,
-    Sampled, Scheduler, SequenceId, Step, TenantId, TenantPolicy, TokenId,
+    Batch, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Plan, Policy, Refusal, Request, Row,
+    Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
 };
 
 use crate::Counts;
+use crate::checks::Account;
+use crate::clock::{Clock, Learnt, Pace};
 use crate::model::{Client, Model, Rng, mix};
+use crate::rules::{self, check_batch, check_row};
+use crate::terms::{random_cost, random_policy};
 
 pub(crate) const TURNS_A_WORLD: u64 = 400;
 
 /// As the scheduler's.
 pub(crate) const PATIENCE: u32 = 32;
-pub(crate) const PREFILL_FLOOR: usize = 8;
 
 /// Lengths of outputs: of any kind, or so long that memory runs out after the admission.
 pub(crate) const LENGTHS: [[u32; 6]; 2] = [[1, 2, 15, 16, 17, 60], [1, 80, 120, 160, 200, 240]];
@@ -32,6 +34,16 @@ pub(crate) enum Fate {
     Failed,
 }
 
+impl Fate {
+    fn random(rng: &mut Rng) -> Fate {
+        match rng.below(100) {
+            0..4 => Fate::Dropped,
+            4..6 => Fate::Failed,
+            _ => Fate::Committed,
+        }
+    }
+}
+
 pub(crate) struct World {
     pub(crate) seed: u64,
     pub(crate) rng: Rng,
@@ -40,8 +52,13 @@ pub(crate) struct World {
     pub(crate) scheduler: Scheduler,
     pub(crate) terms: Vec<TenantPolicy>,  // By tenant.
     pub(crate) public: Vec<Vec<TokenId>>, // The public prefixes, in whole pages.
-    pub(crate) predicted: Micros,         // Of all committed steps.
+    pub(crate) accounts: Vec<Account>,    // By tenant.
+    pub(crate) clock: Clock,
+    pub(crate) predicted: Micros, // Of all committed steps.
     pub(crate) steps: u64,
+    pub(crate) asked: u64,
+    pub(crate) refused: BTreeSet<u64>, // Which of those asked.
+    pub(crate) skipped: BTreeSet<u64>, // Of those to be asked: they are not.
     pub(crate) model: Model,
     pub(crate) clients: BTreeMap<SequenceId, Client>,
     pub(crate) blocks: Vec<Vec<TokenId>>, // What prompts are made of, so that many begin alike.
@@ -86,7 +103,9 @@ impl World {
         };
         let blocks: Vec<_> = (0..3).map(|_| block(&mut rng)).collect();
         let mut scheduler = Scheduler::new(limits.clone(), policy.clone());
-        scheduler.calibrate(random_cost(&mut rng));
+        let cost = random_cost(&mut rng);
+        scheduler.calibrate(cost);
+        let clock = Clock::random(&mut rng, cost);
         let public = if pages >= 12 && rng.percent(50) {
             vec![[&blocks[0][..], &blocks[1]].concat(), blocks[2].clone()]
         } else {
@@ -101,7 +120,12 @@ impl World {
             scheduler,
             terms: Vec::new(),
             public,
+            accounts: Vec::new(),
+            clock,
             predicted: 0,
+            asked: 0,
+            refused: BTreeSet::new(),
+            skipped: BTreeSet::new(),
             model: Model {
                 cells: vec![None; pages as usize * PAGE_TOKENS],
                 alphabet,
@@ -121,65 +145,9 @@ impl World {
             trace: 0,
             rng,
         };
+        world.accounts = vec![Account::default(); world.tenants as usize];
         world.set_tenants();
         world
-    }
-
-    /// Gives every tenant terms, other ones than before.
-    pub(crate) fn set_tenants(&mut self) {
-        let reserved: usize = self
-            .public
-            .iter()
-            .map(|prefix| prefix.len() / PAGE_TOKENS)
-            .sum();
-        let pages = self.limits.pages - reserved as u32;
-        let all = self.public.len() as u32;
-        let rng = &mut self.rng;
-        let terms = (0..self.tenants).map(|_| {
-            let is_capped = rng.percent(30);
-            let max_pages = if is_capped {
-                rng.between(1, u64::from(pages)) as u32
-            } else {
-                u32::MAX
-            };
-            let rate = |rng: &mut Rng| {
-                rng.percent(15).then(|| Rate {
-                    per_minute: rng.between(60_000, 6_000_000) as u32,
-                    burst: rng.between(1, 100) as u32,
-                })
-            };
-            TenantPolicy {
-                band: *rng.pick(&[
-                    Band::Interactive,
-                    Band::Standard,
-                    Band::Standard,
-                    Band::Batch,
-                ]),
-                weight: rng.between(1, 4) as u32,
-                requests: rate(rng),
-                tokens: rate(rng),
-                max_running: *rng.pick(&[1, 2, u32::MAX, u32::MAX]),
-                max_queued: *rng.pick(&[1, 4, u32::MAX]),
-                max_queued_time: *rng.pick(&[20_000, Micros::MAX, Micros::MAX]),
-                guaranteed_pages: rng
-                    .below(u64::from(pages / 4).max(1))
-                    .min(u64::from(max_pages)) as u32,
-                max_pages,
-                public: (0..all)
-                    .filter(|_| rng.percent(70))
-                    .map(PublicPrefix)
-                    .collect(),
-            }
-        });
-        self.terms = terms.collect();
-        let numbered: Vec<_> = (0..)
-            .map(TenantId)
-            .zip(self.terms.iter().cloned())
-            .collect();
-        self.scheduler
-            .set_tenants(&numbered)
-            .expect("the terms are possible");
-        self.scheduler.check();
     }
 
     /// Tokens of one sequence of a tenant at most.
@@ -195,7 +163,7 @@ impl World {
     }
 
     /// Lives, drains, and returns a hash of everything that happened.
-    pub(crate) fn run(mut self, seen: &mut Counts) -> u64 {
+    pub(crate) fn run(&mut self, seen: &mut Counts) -> u64 {
         for _ in 0..TURNS_A_WORLD {
             self.turn(seen);
         }
@@ -205,16 +173,18 @@ impl World {
         for _ in 0..3 * work + 200 {
             self.now += 100;
             self.step(seen);
+            if self.clients.is_empty() {
+                break;
+            }
         }
-        assert!(self.clients.is_empty(), "a drain ends");
-        assert!(self.scheduler.is_idle());
+        assert!(self.clients.is_empty(), "S9: a drain ends");
         let refused = self.scheduler.submit(self.now, self.small_request());
         assert_eq!(refused, Err(Refusal::Draining));
 
         let end = self.scheduler.snapshot();
         let public: usize = self.public.iter().map(|p| p.len() / PAGE_TOKENS).sum();
-        assert_eq!(end.private, 0, "nobody holds a page");
-        assert!(end.pinned <= public, "only public pages are pinned");
+        assert_eq!(end.private, 0, "M8: nobody holds a page");
+        assert!(end.pinned <= public, "M8: only public pages are pinned");
         seen.evictions += end.evictions;
         seen.preemptions += end.preemptions;
         seen.redirects += end.redirects;
@@ -222,20 +192,17 @@ impl World {
         seen.copies += end.copies;
         seen.drafted += end.drafted;
         seen.accepted += end.accepted;
-        let service =
-            (0..self.tenants as u32).map(|id| self.scheduler.tenant(TenantId(id)).service);
-        let (service, tenants) = (service.sum::<Micros>(), self.tenants);
-        let difference = self.predicted.abs_diff(service);
+        let difference = self.predicted.abs_diff(self.service());
         assert!(
-            difference <= tenants + self.steps,
-            "charges are what was predicted"
+            difference <= self.tenants + self.steps,
+            "S7: charges are what was predicted"
         );
         self.scheduler.reset_prefix_cache();
         self.scheduler.check();
         assert_eq!(
             self.scheduler.snapshot().tree,
             end.pinned,
-            "only public pages stay"
+            "M8: only public pages stay"
         );
         self.trace
     }
@@ -245,6 +212,12 @@ impl World {
         if self.rng.percent(1) && self.rng.percent(50) {
             self.set_tenants();
             seen.reloads += 1;
+        }
+        if self.rng.percent(1) && self.rng.percent(20) {
+            self.clock.cost = random_cost(&mut self.rng);
+            self.clock.learnt = Learnt::nothing();
+            self.scheduler.calibrate(self.clock.cost);
+            seen.calibrations += 1;
         }
         while self.rng.percent(self.load) {
             self.submit(seen);
@@ -264,12 +237,19 @@ impl World {
         let again = self.latest.clone().filter(|_| self.rng.percent(40));
         let request = again.unwrap_or_else(|| self.request());
         self.latest = Some(request.clone());
-        let before = self.scheduler.snapshot();
+        self.asked += 1;
+        if self.skipped.contains(&self.asked) {
+            return;
+        }
+        seen.submits += 1;
+        let before = self.picture();
         let needed = request.prompt.len() + request.max_new_tokens as usize;
         let can_fit = needed <= self.longest_sequence(request.tenant);
         match self.scheduler.submit(self.now, request.clone()) {
             Ok(id) => {
-                assert!(can_fit && before.queued < self.limits.max_queued as usize);
+                assert!(can_fit, "S3: it could not even run alone");
+                assert!(before.0.queued < self.limits.max_queued as usize, "S12");
+                self.check_rates(&request, &before);
                 let mut client = Client::new(self.submitted, request, self.model.alphabet);
                 client.arrived = self.now;
                 client.public = self.public_of(client.request.tenant);
@@ -286,15 +266,12 @@ impl World {
                     Refusal::Deadline { .. } => seen.too_late += 1,
                     _ => {}
                 }
-                assert_eq!(
-                    self.scheduler.snapshot(),
-                    before,
-                    "a refusal leaves no trace"
-                );
+                assert_eq!(self.picture(), before, "S10: a refusal leaves no trace");
+                self.refused.insert(self.asked);
                 seen.refusals += 1;
             }
         }
-        self.scheduler.check();
+        self.check();
     }
 
     /// The public prefixes that a tenant may use now.
@@ -347,6 +324,11 @@ impl World {
                 .min((room.saturating_sub(prompt.len())) as u32)
                 .max(1);
         }
+        let slower = if self.clock.pace == Pace::AtOnce {
+            1
+        } else {
+            10
+        };
         Request {
             prompt,
             max_new_tokens,
@@ -354,8 +336,8 @@ impl World {
             stop_tokens: vec![0; usize::from(self.rng.percent(30))],
             tenant,
             is_another_choice: self.rng.percent(10),
-            first_token_within: self.rng.percent(4).then(|| self.rng.below(20_000)),
-            ends_within: self.rng.percent(4).then(|| self.rng.below(60_000)),
+            first_token_within: self.rng.percent(4).then(|| self.rng.below(20_000) * slower),
+            ends_within: self.rng.percent(4).then(|| self.rng.below(60_000) * slower),
         }
     }
 
@@ -380,64 +362,58 @@ impl World {
         client.answer.truncate(client.output.len());
         seen.cancels += 1;
         seen.cancels_while_waiting += u64::from(client.is_waiting);
-        assert!(self.scheduler.cancel(id, client.reason));
+        let reason = client.reason;
+        let before = self.scheduler.snapshot();
+        assert!(self.scheduler.cancel(id, reason));
         assert!(!self.scheduler.cancel(id, FinishReason::Error));
+        self.check_pages_back(&before);
         self.settle(seen);
     }
 
     pub(crate) fn step(&mut self, seen: &mut Counts) {
-        let deferrals = self.scheduler.snapshot().deferrals;
-        let (now, policy) = (self.now, self.policy.clone());
-        let Plan::Step(step) = self.scheduler.plan(now) else {
+        let before = self.scheduler.snapshot();
+        let service = self.service();
+        let decodes = rules::decodes(&self.clients);
+        let policy = self.policy.clone();
+        self.clock.planned_at = self.now;
+        seen.plans += 1;
+        let Plan::Step(step) = self.scheduler.plan(self.now) else {
             self.settle(seen);
-            assert!(self.clients.is_empty(), "idle, and somebody waits");
+            assert!(self.clients.is_empty(), "S3: idle, and somebody waits");
             return;
         };
         let batch = step.batch().clone();
-        let predicted = step.predicted();
-        check_batch(&batch, &self.limits, &policy);
+        let (shape, predicted) = (step.shape(), step.predicted());
         for row in batch.rows() {
             check_row(&step, row, &self.clients[&row.sequence]);
             seen.chunks += u64::from(row.logits == 0);
         }
+        check_batch(&batch, &self.limits, &policy);
+        let time = (shape, predicted);
+        self.clock.check_time(&policy, &batch, time, &self.clients);
         self.trace = trace(self.trace, &batch);
         seen.steps += 1;
 
-        let fate = match self.rng.below(100) {
-            0..4 => Fate::Dropped,
-            4..6 => Fate::Failed,
-            _ => Fate::Committed,
-        };
+        let fate = Fate::random(&mut self.rng);
         let breaks_off = || fate != Fate::Committed && self.rng.percent(30);
         let next = self.model.forward(&batch, &self.clients, seen, breaks_off);
+        let took = self.clock.took(&mut self.rng, predicted);
         match fate {
             Fate::Committed => {
-                let mut sampled = Vec::new();
-                for (row, tokens) in next {
-                    let fails_at = (self.rng.below(400) == 0 && row.logits > 0)
-                        .then(|| self.rng.below(u64::from(row.logits)) as usize);
-                    let known = row.len() - (row.logits as usize).saturating_sub(1);
-                    let drafts = &batch.tokens(&row)[known..];
-                    let client = alive(&mut self.clients, row.sequence);
-                    let own = client.receive(&tokens, drafts, fails_at);
-                    if own.contains(&Sampled::Failed) {
-                        self.model.spoil(&batch, row.sequence);
-                        seen.failed_rows += 1;
-                    }
-                    let reached = if row.logits == 0 {
-                        row.end()
-                    } else {
-                        client.known() - 1
-                    };
-                    client.computed = Some(reached);
-                    sampled.extend(own);
-                }
-                step.commit(now, &sampled);
+                self.now += took;
+                let people = (&mut self.clients, &mut self.model);
+                let sampled = receive((&batch, next), people, self.now, &mut self.rng, seen);
+                step.commit(self.now, &sampled);
+                let raw = self.clock.cost.predict(shape);
+                self.clock.learnt.learn(raw, took * 1000);
+                seen.corrected += u64::from(self.clock.learnt.is_much());
                 self.predicted += predicted;
                 self.steps += 1;
+                self.check_charges(service, predicted);
             }
             Fate::Dropped => {
                 drop(step);
+                self.check_evictions(&before);
                 seen.dropped_steps += 1;
             }
             Fate::Failed => {
@@ -450,32 +426,19 @@ impl World {
                 seen.failed_steps += 1;
             }
         }
-        if self.scheduler.snapshot().deferrals > deferrals {
+        if self.scheduler.snapshot().deferrals > before.deferrals {
             let waiting = self.clients.values_mut().filter(|client| client.is_waiting);
             waiting.for_each(|client| client.may_be_passed = true);
         }
         self.settle(seen);
-    }
-
-    /// Within a tenant, those who come later may go past only so often, but while one waits for a prefix being computed.
-    pub(crate) fn check_order(&mut self, id: SequenceId) {
-        let admitted = &self.clients[&id];
-        let (number, tenant) = (admitted.number, admitted.request.tenant);
-        for client in self.clients.values_mut() {
-            let is_passed = client.is_waiting && client.number < number;
-            if is_passed && client.request.tenant == tenant {
-                client.passed += 1;
-                assert!(
-                    client.passed <= 2 * PATIENCE || client.may_be_passed,
-                    "passed for ever"
-                );
-            }
-        }
+        let rested = rules::check_decodes(&decodes, &batch, &policy, &mut self.clients);
+        seen.rests += u64::from(rested > 0);
+        seen.longest_rest = seen.longest_rest.max(u64::from(rested));
     }
 
     /// Takes the events, and checks all that must hold between two calls.
     pub(crate) fn settle(&mut self, seen: &mut Counts) {
-        self.scheduler.check();
+        self.check();
         let events: Vec<Event> = self.scheduler.events().collect();
         for event in events {
             match event {
@@ -483,7 +446,10 @@ impl World {
                     let prompt = &self.clients[&id].request.prompt;
                     assert!((cached_tokens as usize) < prompt.len(), "one is computed");
                     seen.prefix_hits += u64::from(cached_tokens > 0);
-                    alive(&mut self.clients, id).is_waiting = false;
+                    let client = alive(&mut self.clients, id);
+                    client.is_waiting = false;
+                    client.was_admitted = true;
+                    client.last_token_at.get_or_insert(self.clock.planned_at);
                     self.check_order(id);
                     self.trace = mix(self.trace ^ u64::from(cached_tokens));
                 }
@@ -491,6 +457,9 @@ impl World {
                     let client = alive(&mut self.clients, id);
                     client.is_waiting = true;
                     client.computed = None;
+                    client.last_token_at = None;
+                    seen.preempted_again += u64::from(client.preempted >= 3);
+                    client.preempted += 1;
                     self.trace = mix(self.trace ^ 1);
                 }
                 Event::Finished {
@@ -509,8 +478,11 @@ impl World {
                         seen.late += 1;
                     }
                     let request = client.request;
+                    let account = &mut self.accounts[tenant.0 as usize];
+                    account.accepted -=
+                        i64::from(!client.was_admitted && !request.is_another_choice);
                     assert_eq!((reason, tenant), (client.reason, request.tenant));
-                    assert_eq!(client.output, client.answer, "as alone");
+                    assert_eq!(client.output, client.answer, "D2: as alone");
                     assert_eq!(prompt_tokens as usize, request.prompt.len());
                     assert_eq!(output_tokens as usize, client.output.len());
                     let conversation = [request.prompt, client.output].concat();
@@ -526,7 +498,7 @@ impl World {
         let state = self.scheduler.snapshot();
         assert_eq!(state.running + state.queued, self.clients.len());
         let pages = state.free + state.private + state.tree;
-        assert_eq!(pages, self.limits.pages as usize);
+        assert_eq!(pages, self.limits.pages as usize, "M1");
     }
 
     pub(crate) fn remember(&mut self, id: SequenceId, conversation: Vec<TokenId>) {
@@ -535,6 +507,40 @@ impl World {
         }
         self.ended.push((id, conversation));
     }
+}
+
+/// Tells everybody what the model said about their rows, some of which went wrong, and returns it.
+fn receive(
+    (batch, next): (&Batch, Vec<(Row, Vec<TokenId>)>),
+    (clients, model): (&mut BTreeMap<SequenceId, Client>, &mut Model),
+    now: Micros,
+    rng: &mut Rng,
+    seen: &mut Counts,
+) -> Vec<Sampled> {
+    let mut sampled = Vec::new();
+    for (row, tokens) in next {
+        let fails_at = (rng.below(400) == 0 && row.logits > 0)
+            .then(|| rng.below(u64::from(row.logits)) as usize);
+        let known = row.len() - rules::drafts_of(&row);
+        let drafts = &batch.tokens(&row)[known..];
+        let client = alive(clients, row.sequence);
+        let own = client.receive(&tokens, drafts, fails_at);
+        if own.contains(&Sampled::Failed) {
+            model.spoil(batch, row.sequence);
+            seen.failed_rows += 1;
+        }
+        let reached = if row.logits == 0 {
+            row.end()
+        } else {
+            client.known() - 1
+        };
+        client.computed = Some(reached);
+        if row.logits > 0 {
+            client.last_token_at = Some(now);
+        }
+        sampled.extend(own);
+    }
+    sampled
 }
 
 /// Continues the hash of everything that happened.
@@ -546,121 +552,4 @@ pub(crate) fn trace(mut trace: u64, batch: &Batch) -> u64 {
         }
     }
     trace
-}
-
-/// A row holds the truth, then drafts, and wants logits from its last known token on.
-pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
-    let truth: Vec<TokenId> = (0..client.known()).map(|at| client.token(at)).collect();
-    assert_eq!(step.history(row.sequence), truth);
-    let prompt_len = client.request.prompt.len();
-    assert_eq!(step.prompt_len(row.sequence), prompt_len);
-    let tokens = step.batch().tokens(row);
-    let known = row.len() - (row.logits as usize).saturating_sub(1);
-    let end = row.start as usize + known;
-    assert_eq!(tokens[..known], truth[row.start as usize..end]);
-    assert_eq!(row.logits > 0, end == truth.len());
-    let start = row.start as usize;
-    assert_eq!(
-        client.computed.unwrap_or(start),
-        start,
-        "{row:?} repeats or skips"
-    );
-    let left = client.request.max_new_tokens as usize - client.output.len();
-    assert!((row.logits as usize) <= left, "{row:?} drafts too much");
-}
-
-/// A batch keeps to its budget, and writes no page that another row can see.
-pub(crate) fn check_batch(batch: &Batch, limits: &Limits, policy: &Policy) {
-    let rows = batch.rows();
-    assert!(!rows.is_empty() && rows.len() <= limits.max_running as usize);
-    let drafts = |row: &Row| (row.logits as usize).saturating_sub(1);
-    let drafted: usize = rows.iter().map(drafts).sum();
-    let decodes = rows
-        .iter()
-        .filter(|row| row.len() - drafts(row) == 1)
-        .count();
-    let tokens = match policy.budget {
-        Budget::Tokens(tokens) => tokens.min(limits.step_tokens),
-        Budget::Time { .. } | Budget::PrefillFirst => limits.step_tokens,
-    };
-    let most = (tokens as usize).max(decodes + PREFILL_FLOOR);
-    assert!(batch.token_count() - drafted <= most);
-    assert!(batch.token_count() <= limits.max_batch_tokens());
-    let longest = rows.iter().map(drafts).max().unwrap_or(0);
-    assert!(drafted <= MAX_DRAFTED_TOKENS && longest <= policy.max_draft as usize);
-    let wanted: usize = rows.iter().map(|row| row.logits as usize).sum();
-    assert_eq!(batch.logits_count(), wanted);
-    let mut targets = BTreeSet::new();
-    for copy in batch.copies() {
-        assert!(targets.insert(copy.to), "{copy:?} overwrites another copy");
-    }
-    for row in rows {
-        assert!(row.len() - drafts(row) <= limits.prefill_chunk as usize);
-        let written = &batch.pages(row)[row.start as usize / PAGE_TOKENS..];
-        let copies = batch.copies().iter();
-        assert!(
-            !copies.clone().any(|copy| written.contains(&copy.from)),
-            "{row:?}"
-        );
-        for other in rows.iter().filter(|other| *other != row) {
-            assert_ne!(other.sequence, row.sequence, "a sequence has one row");
-            let seen = batch
-                .pages(other)
-                .iter()
-                .find(|page| written.contains(page));
-            assert_eq!(seen, None, "{row:?} writes what {other:?} sees");
-        }
-    }
-    let written = |copy: &PageCopy| {
-        let mut rows = rows.iter();
-        rows.any(|row| batch.pages(row).get(row.start as usize / PAGE_TOKENS) == Some(&copy.to))
-    };
-    assert!(
-        batch.copies().iter().all(written),
-        "a copy is for the first page of a row"
-    );
-}
-
-pub(crate) fn random_policy(rng: &mut Rng) -> Policy {
-    let time = |rng: &mut Rng| {
-        let least = rng.between(100, 1000);
-        Budget::Time {
-            inter_token_target: rng.between(1000, 20_000),
-            least,
-            most: rng.between(least, 20_000),
-        }
-    };
-    Policy {
-        order: match rng.below(6) {
-            0 => Order::FirstCome,
-            1 => Order::LongestPrefix,
-            2 => Order::FairShare { slack: 0 },
-            _ => Order::FairShare {
-                slack: rng.between(1, 20_000),
-            },
-        },
-        budget: match rng.below(6) {
-            0 => Budget::Tokens(rng.between(1, 96) as u32),
-            1 => Budget::PrefillFirst,
-            _ => time(rng),
-        },
-        growth: *rng.pick(&[
-            Growth::Least,
-            Growth::Least,
-            Growth::Least,
-            Growth::Expected,
-            Growth::Most,
-        ]),
-        max_draft: *rng.pick(&[0, 2, 6]),
-    }
-}
-
-pub(crate) fn random_cost(rng: &mut Rng) -> CostModel {
-    CostModel {
-        rows: CostModel::roofline(rng.between(1, 4_000_000), rng.between(1_000, 400_000)),
-        kilo_decode_keys: rng.between(0, 400_000),
-        kilo_chunk_keys: rng.between(0, 400_000),
-        head: rng.between(0, 1_000_000),
-        logit: rng.between(0, 100_000),
-    }
 }
