@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 /// Which modules of `src/` each module may use. `main.rs` builds everything and may use all.
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["engine", "text", "metrics", "tenants"]),
+    ("bench", &["config", "demo", "engine", "model", "startup"]),
     ("config", &[]),
     ("demo", &["model"]),
     ("engine", &["model", "metrics"]),
@@ -33,6 +34,7 @@ const HOMES: &[(&str, &[&str])] = &[
     (
         "sterna_kernels",
         &[
+            "src/bench/",
             "src/model/",
             "src/startup.rs",
             "benches/",
@@ -43,6 +45,7 @@ const HOMES: &[(&str, &[&str])] = &[
     (
         "sterna_scheduler",
         &[
+            "src/bench/",
             "src/engine/",
             "src/model/",
             "src/startup.rs",

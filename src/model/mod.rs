@@ -19,8 +19,10 @@ mod logits;
 mod packing;
 mod placement;
 mod pool;
+mod profile;
 #[cfg(test)]
 mod reference;
+mod sizes;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
@@ -31,6 +33,8 @@ pub use checkpoint::{LoadError, Source};
 pub use config::{Activation, Architecture, ModelConfig, Quantization, ScaleDirection};
 pub use kv_store::KvStore;
 pub use logits::Logits;
+pub use profile::{Profile, Stage};
+pub use sizes::Sizes;
 
 use sterna_kernels::{AttentionState, Kernels};
 use sterna_scheduler::Batch;
@@ -83,6 +87,7 @@ pub struct Model {
     memory: Memory,
     logits: Logits,
     max_logits_rows: usize,
+    profile: Profile,
 }
 
 /// What stages hand to each other, sized for the largest step.
@@ -176,6 +181,7 @@ impl Model {
             memory,
             logits,
             max_logits_rows: options.max_logits_rows,
+            profile: Profile::new(),
         })
     }
 
@@ -195,6 +201,18 @@ impl Model {
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         self.weights.bytes
+    }
+
+    /// What a step reads and multiplies.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        Sizes::of(&self.weights, self.kv_shape())
+    }
+
+    /// Where the time of its steps went.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
     }
 
     /// Bytes of keys and values of one page, all layers.
@@ -233,16 +251,20 @@ impl Model {
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> &Logits {
         // Should a step panic, the states are lost; the next one makes them anew.
         let mut hidden = std::mem::take(&mut self.memory.hidden);
+        self.profile.begin();
         hidden.resize(batch.token_count() * self.config.hidden, 0.0);
         self.embed(batch, &mut hidden);
         self.memory.placement.place(batch);
         for copy in batch.copies() {
             kv.copy_page(copy.from.index(), copy.to.index());
         }
+        self.profile.end(Stage::Embedding);
         for layer in 0..self.config.layers {
             self.placed_layer(layer, &mut hidden, batch, kv);
         }
+        self.profile.end(Stage::Layers);
         self.project(&hidden);
+        self.profile.end(Stage::Head);
         self.memory.hidden = hidden;
         &self.logits
     }
