@@ -139,7 +139,7 @@ pub struct BenchConfig {
     /// Instruction set of the kernels; by default the best this machine has.
     #[arg(long, value_parser = ["scalar", "avx2", "avx512"])]
     pub isa: Option<String>,
-    /// Tokens before each stream that decodes; several make a table each. What does not fit the memory or the model is left out.
+    /// Tokens before each stream that decodes; of several, each is measured. What does not fit the memory or the model is left out.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "256", value_parser = clap::value_parser!(u32).range(32..=1_048_576))]
     pub depths: Vec<u32>,
     /// Write the figures as JSON too, to a file or, as `-`, to standard output; the table then goes to standard error.

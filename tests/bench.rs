@@ -227,17 +227,6 @@ fn the_report_has_a_row_for_each_figure_and_says_why_one_is_missing() {
     let json = serde_json::to_value(&report).unwrap();
     let rows = json["rows"].as_array().unwrap();
     assert_eq!(rows.len(), grid.rows());
-    let named = |row: &Value| {
-        let number = |name| row[name].as_u64().unwrap_or(0);
-        let kind = row["kind"].as_str().unwrap();
-        (
-            kind.to_owned(),
-            number("streams"),
-            number("depth"),
-            number("tokens"),
-            row["skipped"].is_string(),
-        )
-    };
     let decode = |streams, depth, skipped| ("decode".to_owned(), streams, depth, 0, skipped);
     let expected = [
         decode(1, 40, false),
@@ -267,6 +256,18 @@ fn the_report_has_a_row_for_each_figure_and_says_why_one_is_missing() {
     ] {
         assert!(table.contains(text), "{text} is not in\n{table}");
     }
+}
+
+/// What a row is of, and whether it was left out.
+fn named(row: &Value) -> (String, u64, u64, u64, bool) {
+    let number = |name| row[name].as_u64().unwrap_or(0);
+    (
+        row["kind"].as_str().unwrap().to_owned(),
+        number("streams"),
+        number("depth"),
+        number("tokens"),
+        row["skipped"].is_string(),
+    )
 }
 
 fn assert_measured(row: &Value) {
