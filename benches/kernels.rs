@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sterna::bench::{Limits, Probe};
 use sterna_kernels::{
     AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
     Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
@@ -27,13 +28,6 @@ struct Plan {
     stream_bytes: usize,
     passes: usize,
     smoke: bool,
-}
-
-/// What the machine can do, with the plan's instruction set and threads, at this moment.
-struct Limits {
-    smoke: bool,
-    gigabytes_per_second: f64,
-    gigaops_per_second: f64,
 }
 
 fn main() {
@@ -61,8 +55,12 @@ fn main() {
 }
 
 fn run(plan: Plan) {
-    let probe = vec![1; plan.stream_bytes];
-    let limits = plan.limits(&probe);
+    let probe = if plan.smoke {
+        Probe::smoke(plan.kernels, plan.threads)
+    } else {
+        Probe::new(plan.kernels, plan.threads, plan.stream_bytes)
+    };
+    let limits = probe.sample();
     let (isa, threads) = (plan.kernels.isa(), plan.threads);
     if plan.smoke {
         println!("{isa}, {threads} thread(s): a smoke run");
@@ -85,7 +83,7 @@ fn run(plan: Plan) {
             let set: Vec<_> = (0..plan.stream_bytes.div_ceil(bytes))
                 .map(|_| TernaryMatrix::new(rows, columns, packing))
                 .collect();
-            let limits = plan.limits(&probe); // Shared memory is faster and slower by the minute.
+            let limits = probe.sample(); // Shared memory is faster and slower by the minute.
             for m in [1, 2, 4, 8, 16, 32, 64, 128, 512] {
                 ternary(plan, &limits, &set, m);
             }
@@ -98,13 +96,13 @@ fn run(plan: Plan) {
         (128_256, 2560)
     };
     let head = Int8Matrix::new(rows, columns);
-    let limits = plan.limits(&probe);
+    let limits = probe.sample();
     for m in [1, 2, 4, 8, 16, 32, 64] {
         int8(plan, &limits, &head, m);
     }
     drop(head);
     let head = DenseMatrix::from_f16(rows, columns, vec![0x3c00; rows * columns]);
-    let limits = plan.limits(&probe);
+    let limits = probe.sample();
     for m in [1, 4, 16] {
         dense(plan, &limits, &head, m);
     }
@@ -154,28 +152,13 @@ impl Plan {
         thread * count / self.threads..(thread + 1) * count / self.threads
     }
 
-    fn limits(&self, memory: &[u8]) -> Limits {
-        let rounds = if self.smoke { 1000 } else { 20_000_000 };
-        let read = |ahead| {
-            self.best(self.passes, |thread| {
-                self.kernels
-                    .probe_read(&memory[self.share(memory.len(), thread)], ahead);
-            })
-        };
-        let operations = self.threads as u64 * self.kernels.probe_int8(1) * rounds;
-        let int8 = self.best(2, |_| {
-            self.kernels.probe_int8(rounds);
-        });
-        Limits {
-            smoke: self.smoke,
-            gigabytes_per_second: per_nanosecond(memory.len(), read(true).min(read(false))),
-            gigaops_per_second: operations as f64 / int8.as_nanos() as f64,
-        }
-    }
-}
-
-impl Limits {
-    fn print(&self, what: &str, bytes: usize, operations: usize, time: Duration) {
+    fn print(
+        &self,
+        limits: &Limits,
+        what: &str,
+        (bytes, operations): (usize, usize),
+        time: Duration,
+    ) {
         let (read, computed) = (
             per_nanosecond(bytes, time),
             per_nanosecond(operations, time),
@@ -186,8 +169,8 @@ impl Limits {
         println!(
             "  {what:<32} {:>9.3} ms {read:>7.1} GB/s {:>4.0} % {computed:>7.0} Gop/s {:>4.0} %",
             time.as_secs_f64() * 1e3,
-            100.0 * read / self.gigabytes_per_second,
-            100.0 * computed / self.gigaops_per_second,
+            100.0 * read / limits.gigabytes_per_second,
+            100.0 * computed / limits.gigaops_per_second,
         );
     }
 }
@@ -221,10 +204,10 @@ fn ternary(plan: Plan, limits: &Limits, set: &[TernaryMatrix], m: usize) {
         }
     });
     let bytes: usize = set.iter().map(TernaryMatrix::bytes).sum();
-    limits.print(
+    plan.print(
+        limits,
         &format!("{:?} {rows} × {columns}, m {m}", set[0].packing()),
-        bytes,
-        2 * set.len() * rows * columns * m,
+        (bytes, 2 * set.len() * rows * columns * m),
         time,
     );
 }
@@ -249,10 +232,10 @@ fn int8(plan: Plan, limits: &Limits, head: &Int8Matrix, m: usize) {
         }
     });
     let (rows, columns) = (head.rows(), head.columns());
-    limits.print(
+    plan.print(
+        limits,
         &format!("head int8 {rows} × {columns}, m {m}"),
-        head.bytes(),
-        2 * rows * columns * m,
+        (head.bytes(), 2 * rows * columns * m),
         time,
     );
 }
@@ -267,10 +250,10 @@ fn dense(plan: Plan, limits: &Limits, head: &DenseMatrix, m: usize) {
         black_box(&mut out);
     });
     let (rows, columns) = (head.rows(), head.columns());
-    limits.print(
+    plan.print(
+        limits,
         &format!("head f16 {rows} × {columns}, m {m}"),
-        head.bytes(),
-        2 * rows * columns * m,
+        (head.bytes(), 2 * rows * columns * m),
         time,
     );
 }
@@ -334,10 +317,10 @@ fn attention(plan: Plan, limits: &Limits, context: usize) {
         }
     });
     let operations = 4 * kv_heads * GROUP * HEAD_DIM * context;
-    limits.print(
+    plan.print(
+        limits,
         &format!("attention, {kv_heads} × {context} keys"),
-        2 * store.len(),
-        operations,
+        (2 * store.len(), operations),
         time,
     );
 }

@@ -1,4 +1,4 @@
-//! Every knob: its name, default, unit and limits. Nothing else in the program reads flags or measures the machine; only the log
+//! Every knob: its name, default, unit and limits. Nothing else in the program reads flags or asks what the machine has; only the log
 //! filter, `RUST_LOG`, comes from the environment.
 
 use std::fs;
@@ -34,6 +34,13 @@ pub struct Cli {
 pub enum Command {
     /// Serve a model over HTTP (the default).
     Serve(ServeConfig),
+    /// Measure how fast a model runs on this machine, beside the least time that memory bandwidth and int8 peak allow.
+    ///
+    /// Checks first that the engine computes what it should, and measures nothing if it does not. Then come decode steps at 1 to 64
+    /// streams and prompts of 128 to 2,048 tokens, through scheduler, model and sampler, without HTTP (the load test measures that).
+    /// "roofline" is the least time that a step can take, max(bytes / bandwidth, operations / int8 peak), over the time that it took;
+    /// both limits are sampled before and after each figure. Keep the machine quiet meanwhile: a full run takes one to three minutes.
+    Bench(BenchConfig),
     /// Write a checkpoint of a given shape with random ternary weights, for measuring speed and memory.
     Synthesize(SynthesizeConfig),
     /// Make a key for a tenant. The key is shown once, on standard error: keep it, for the server has its hash only. The lines for the
@@ -121,6 +128,30 @@ pub struct ServeConfig {
     pub log_json: bool,
 }
 
+/// The knobs of `bench`.
+#[derive(Args, Clone, Debug)]
+pub struct BenchConfig {
+    /// Directory with a Hugging Face checkpoint. Without it the embedded demo model is measured: it is so small that its figures say
+    /// little about real ones. `sterna synthesize DIR` makes a model of the size of BitNet b1.58 2B-4T.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Compute threads; by default as for `serve`.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Instruction set of the kernels; by default the best this machine has.
+    #[arg(long, value_parser = ["scalar", "avx2", "avx512"])]
+    pub isa: Option<String>,
+    /// Tokens before each stream that decodes; of several, each is measured. What does not fit the memory or the model is left out.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "256", value_parser = clap::value_parser!(u32).range(32..=1_048_576))]
+    pub depths: Vec<u32>,
+    /// Write the figures as JSON too, to a file or, as `-`, to standard output; the table then goes to standard error.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// A first look in a few seconds: fewer streams, one prompt, fewer repetitions, and limits sampled on less memory.
+    #[arg(long)]
+    pub quick: bool,
+}
+
 /// The knobs of `synthesize`.
 #[derive(Args, Clone, Debug)]
 pub struct SynthesizeConfig {
@@ -144,16 +175,12 @@ pub struct KeygenConfig {
 impl ServeConfig {
     /// Compute threads: as asked, or one for each physical core that affinity and cgroup leave to this process.
     pub fn threads(&self) -> usize {
-        match self.threads {
-            Some(threads) => usize::from(threads),
-            None => cores::usable(),
-        }
+        threads(self.threads)
     }
 
-    /// Whether each compute thread may have a physical core for itself: only if they are as many as the cores this process may run
-    /// on. With fewer, another process may have chosen the same cores.
+    /// Whether each compute thread may have a core for itself.
     pub fn pin_threads(&self) -> bool {
-        cores::physical().len() == self.threads()
+        may_pin(self.threads())
     }
 
     /// KV pages to allocate, given the bytes of one page, its tokens, and the longest sequence in tokens.
@@ -192,8 +219,32 @@ impl ServeConfig {
     }
 }
 
+impl BenchConfig {
+    /// Compute threads, as [`ServeConfig::threads`].
+    pub fn threads(&self) -> usize {
+        threads(self.threads)
+    }
+
+    /// Whether each compute thread may have a core for itself, as [`ServeConfig::pin_threads`].
+    pub fn pin_threads(&self) -> bool {
+        may_pin(self.threads())
+    }
+}
+
+fn threads(asked: Option<u16>) -> usize {
+    match asked {
+        Some(threads) => usize::from(threads),
+        None => cores::usable(),
+    }
+}
+
+/// Only if threads are as many as the cores this process may run on. With fewer, another process may have chosen the same cores.
+fn may_pin(threads: usize) -> bool {
+    cores::physical().len() == threads
+}
+
 /// Bytes that this process may still take: the smaller of what the machine has available and what each enclosing cgroup leaves.
-fn usable_memory() -> u64 {
+pub fn usable_memory() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| meminfo_available(&text));
@@ -332,6 +383,25 @@ mod tests {
         assert!(Cli::try_parse_from(["sterna", "--isa", "neon"]).is_err());
         assert_eq!(serve(&["--speculate", "0"]).speculate, 0);
         assert!(Cli::try_parse_from(["sterna", "--speculate", "33"]).is_err());
+    }
+
+    #[test]
+    fn a_bench_has_several_depths_of_some_length() {
+        let bench = |flags: &[&str]| {
+            let cli = Cli::try_parse_from(["sterna", "bench"].iter().chain(flags));
+            cli.map(|cli| match cli.command {
+                Some(Command::Bench(config)) => config,
+                other => panic!("{other:?}"),
+            })
+        };
+        assert_eq!(bench(&[]).unwrap().depths, [256]);
+        let config = bench(&["--depths", "256,2048", "--threads", "3"]).unwrap();
+        assert_eq!(
+            (config.depths.as_slice(), config.threads()),
+            (&[256, 2048][..], 3)
+        );
+        assert!(bench(&["--depths", "8"]).is_err());
+        assert!(bench(&["--isa", "neon"]).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! ARCHITECTURE.md has the picture of the arrows; `tests/tidy.rs` holds the modules to them.
 
 pub mod api; // HTTP: parse, call, shape the answer.
+pub mod bench; // How fast a model runs, beside what the machine allows.
 pub mod config; // Every knob.
 pub mod cores; // The cores this process may compute on.
 pub mod demo; // The embedded demo checkpoint.

@@ -4,6 +4,7 @@ use std::io::{stderr, stdout};
 use std::process::ExitCode;
 
 use clap::Parser;
+use sterna::bench;
 use sterna::config::{Cli, Command};
 use sterna::startup::serve;
 use sterna::synthesize::synthesize;
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
         Command::Serve(config) => serve(&config),
+        Command::Bench(config) => bench::run(&config),
         Command::Keygen(config) => keygen(&config.id, stderr(), stdout()),
         Command::Synthesize(config) => {
             synthesize(&config.shape, config.seed, &config.directory).map_err(Box::from)

@@ -203,7 +203,8 @@ fn connection_limits(config: &ServeConfig) -> ConnectionLimits {
     }
 }
 
-fn kernels(isa: Option<&str>) -> Result<Kernels, Box<dyn Error>> {
+/// The kernels of the instruction set that is asked for, or of the best.
+pub(crate) fn kernels(isa: Option<&str>) -> Result<Kernels, Box<dyn Error>> {
     let isa = match isa {
         Some(name) => name.parse()?,
         None => Isa::best(),

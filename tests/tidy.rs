@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 /// Which modules of `src/` each module may use. `main.rs` builds everything and may use all.
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["engine", "text", "metrics", "tenants"]),
+    ("bench", &["config", "demo", "engine", "model", "startup"]),
     ("config", &["cores"]),
     ("cores", &[]),
     ("demo", &["model"]),
@@ -34,6 +35,7 @@ const HOMES: &[(&str, &[&str])] = &[
     (
         "sterna_kernels",
         &[
+            "src/bench/",
             "src/model/",
             "src/startup.rs",
             "benches/",
@@ -44,6 +46,7 @@ const HOMES: &[(&str, &[&str])] = &[
     (
         "sterna_scheduler",
         &[
+            "src/bench/",
             "src/engine/",
             "src/model/",
             "src/startup.rs",

@@ -7,6 +7,7 @@
 //! Invariant: every submitted request ends in exactly one terminal event: `Finished`, `Failed` or `Refused`.
 
 mod calibrate;
+mod direct;
 mod door;
 mod egress;
 mod forward;
@@ -32,12 +33,13 @@ use crate::metrics::Metrics;
 use lanes::{Common, Control, Lanes, Submission, Ticket};
 use status::Shared;
 
+pub use direct::{Direct, DirectStep};
 pub use forward::{Forward, LogitRows};
 pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TenantsRefused, TokenOutput};
 pub use status::Status;
 pub use sterna_scheduler::{
     Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,
-    Rates, TenantId, TenantPolicy, TenantsError, TokenId,
+    Rates, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
 };
 pub use stream::EventStream;
 

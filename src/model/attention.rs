@@ -12,7 +12,7 @@ use super::kv_store::KvStore;
 use super::linear::{Norm, Product, Projections};
 use super::placement::{AttentionBlock, Placement};
 use super::pool::{ranges, split_rows};
-use super::stages::Stage;
+use super::profile::Stage;
 
 /// Pages of a span.
 const SPAN_PAGES: usize = SPAN_TOKENS / PAGE_TOKENS;
@@ -52,12 +52,12 @@ impl Attention {
                 self.norm
                     .apply(kernels, &hidden[token * width..][..width], row);
             });
-        pass.times.end(Stage::Rows);
+        pass.profile.end(Stage::Rows);
         self.qkv.multiply(pass.crew, pass.inputs, pass.products);
-        pass.times.end(Stage::Products);
+        pass.profile.end(Stage::Products);
         self.store(pass);
         self.attend(pass);
-        pass.times.end(Stage::Attention);
+        pass.profile.end(Stage::Attention);
         let attended = &pass.attention.attended;
         pass.inputs.fill(
             pass.crew,
@@ -72,9 +72,9 @@ impl Attention {
                 None => self.gather(attended, (token, tokens), row),
             },
         );
-        pass.times.end(Stage::Rows);
+        pass.profile.end(Stage::Rows);
         self.output.multiply(pass.crew, pass.inputs, pass.products);
-        pass.times.end(Stage::Products);
+        pass.profile.end(Stage::Products);
     }
 
     /// Takes the step's keys and values out of the products, rotates the keys by their position, and writes both to their pages.

@@ -4,7 +4,7 @@ use super::Pass;
 use super::attention::Attention;
 use super::config::Activation;
 use super::linear::{Norm, Projections, add_product};
-use super::stages::Stage;
+use super::profile::Stage;
 
 /// One transformer layer.
 pub(super) struct Layer {
@@ -50,11 +50,11 @@ impl FeedForward {
                 attended.add_to(kernels, block.tokens, block.states);
                 self.norm.apply_all(kernels, block.states, block.rows);
             });
-        pass.times.end(Stage::Rows);
+        pass.profile.end(Stage::Rows);
         let gated =
             self.gate_up
                 .multiply_gated(pass.crew, pass.inputs, self.activation, pass.products);
-        pass.times.end(Stage::Products);
+        pass.profile.end(Stage::Products);
         pass.inputs.fill_blocks(
             pass.crew,
             &self.down,
@@ -69,14 +69,14 @@ impl FeedForward {
                 None => gated.copy_to(block.tokens, block.rows),
             },
         );
-        pass.times.end(Stage::Rows);
+        pass.profile.end(Stage::Rows);
         self.down.multiply(pass.crew, pass.inputs, pass.products);
-        pass.times.end(Stage::Products);
+        pass.profile.end(Stage::Products);
         add_product(
             pass.crew,
             self.down.product(0, pass.products, tokens),
             hidden,
         );
-        pass.times.end(Stage::Rows);
+        pass.profile.end(Stage::Rows);
     }
 }

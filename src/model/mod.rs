@@ -21,9 +21,10 @@ mod logits;
 mod packing;
 mod placement;
 mod pool;
+mod profile;
 #[cfg(test)]
 mod reference;
-mod stages;
+mod sizes;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
@@ -34,7 +35,8 @@ pub use checkpoint::{LoadError, Source};
 pub use config::{Activation, Architecture, ModelConfig, Quantization, ScaleDirection};
 pub use kv_store::KvStore;
 pub use logits::Logits;
-pub use stages::{Stage, StageTimes};
+pub use profile::{Profile, Stage};
+pub use sizes::Sizes;
 
 use sterna_kernels::{AttentionState, Kernels};
 use sterna_scheduler::Batch;
@@ -93,8 +95,8 @@ pub struct Model {
     memory: Memory,
     logits: Logits,
     rescoring: Rescoring,
-    times: StageTimes,
     max_logits_rows: usize,
+    profile: Profile,
 }
 
 /// What stages hand to each other, sized for the largest step.
@@ -115,7 +117,7 @@ struct Pass<'a> {
     placement: &'a Placement,
     batch: &'a Batch,
     kv: &'a mut KvStore,
-    times: &'a mut StageTimes,
+    profile: &'a mut Profile,
     layer: usize,
 }
 
@@ -189,8 +191,8 @@ impl Model {
             memory,
             logits,
             rescoring,
-            times: StageTimes::start(),
             max_logits_rows: options.max_logits_rows,
+            profile: Profile::new(),
         })
     }
 
@@ -210,6 +212,18 @@ impl Model {
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         self.weights.bytes
+    }
+
+    /// What a step reads and multiplies.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        Sizes::of(&self.weights, self.kv_shape())
+    }
+
+    /// Where the time of its steps went.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
     }
 
     /// Bytes of keys and values of one page, all layers.
@@ -246,28 +260,23 @@ impl Model {
     /// If the batch is larger than the options allow, names a page or token that does not exist, writes to a
     /// page that it also copies from, or `kv` is another model's.
     pub fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> &Logits {
-        self.times = StageTimes::start();
         // Should a step panic, the states are lost; the next one makes them anew.
         let mut hidden = std::mem::take(&mut self.memory.hidden);
+        self.profile.begin();
         hidden.resize(batch.token_count() * self.config.hidden, 0.0);
         self.embed(batch, &mut hidden);
         self.memory.placement.place(batch);
         for copy in batch.copies() {
             kv.copy_page(copy.from.index(), copy.to.index());
         }
+        self.profile.end(Stage::Rows);
         for layer in 0..self.config.layers {
             self.placed_layer(layer, &mut hidden, batch, kv);
         }
         self.project(&hidden);
-        self.times.end(Stage::Head);
+        self.profile.end(Stage::Head);
         self.memory.hidden = hidden;
         &self.logits
-    }
-
-    /// Where the time of the last [`Model::forward`] went.
-    #[must_use]
-    pub fn stage_times(&self) -> StageTimes {
-        self.times
     }
 
     /// Writes the embeddings of the batch's tokens, `[token][hidden]`: what the first layer is given.
@@ -329,7 +338,7 @@ impl Model {
             placement,
             batch,
             kv,
-            times: &mut self.times,
+            profile: &mut self.profile,
             layer,
         };
         self.weights.layers[layer].forward(&mut pass, hidden);
