@@ -43,6 +43,12 @@ FIGURES = [  # name, words and unit, digits, is more better
     ("start", "start to ready, s", 1, False),
 ]
 
+NOTE = (
+    "Each server alone, in turn; the same client on the same cores; random weights; greedy; memory includes mapped weights. "
+    "llama.cpp's graph of this architecture has SiLU where the model squares a ReLU; its head is Q6_K. "
+    "Each answer has its full length, and Sterna does not guess ahead (--speculate 0)."
+)
+
 
 class Wrong(Exception):
     """Why there is no result."""
@@ -281,7 +287,7 @@ def medians(repetitions):
 def machine(args):
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     field = lambda name: next((line.split(":", 1)[1].strip() for line in info if line.startswith(name)), "unknown")
-    known = ["avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "avx_vnni", "amx_int8"]
+    known = ["avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512vbmi", "avx512_bf16", "avx_vnni", "amx_int8"]
     have = set(field("flags").split())
     return {
         "cpu": f"{field('model name')} (family {field('cpu family')}, model {field('model')})",
@@ -324,6 +330,7 @@ def table(report):
             text = f"**{text}**" if middle == best else text
             cells.append(f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f})")
         lines.append(f"| {words.format(**machine)} | {' | '.join(cells)} |")
+    lines += ["", NOTE]
     return "\n".join(lines)
 
 
