@@ -87,21 +87,33 @@ env="${env:-$work/env}"
 mkdir -p "$env"
 env="$(cd "$env" && pwd)"
 
-# The environment: a virtual environment with llama-cpp-python, and llama-server in $env/build.
-install_peer() {
-    rm -rf "$env/venv" "$env/source" "$env/build"
+# The stages of the environment. One that was interrupted goes on from what the compiler has done already.
+source="$env/llama_cpp_python-$peer"
+build="$env/build"
+
+make_venv() {
+    rm -rf "$env/venv"
     python3 -m venv "$env/venv"
-    export PATH="$env/venv/bin:$PATH" CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
-    pip install --quiet --disable-pip-version-check "${tools[@]}"
-    mkdir "$env/source"
+    "$env/venv/bin/pip" install --quiet --disable-pip-version-check "${tools[@]}"
+}
+
+fetch_source() {
+    rm -rf "$source" "$build"
+    mkdir "$work/download"
     pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary llama-cpp-python \
-        --dest "$env/source" "llama-cpp-python==$peer"
-    tar -xzf "$env/source/llama_cpp_python-$peer.tar.gz" -C "$env/source" --strip-components=1
-    # The folder of the build stays, so that llama-server needs only what the package does not have.
-    CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF" \
-        pip install --quiet --disable-pip-version-check --no-build-isolation --config-settings=build-dir="$env/build" "$env/source"
-    cmake -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON "$env/build" >/dev/null
-    cmake --build "$env/build" --target llama-server >/dev/null
+        --dest "$work/download" "llama-cpp-python==$peer"
+    tar -xzf "$work/download/llama_cpp_python-$peer.tar.gz" -C "$env"
+}
+
+# The folder of the package's build stays, so that llama-server needs only what the package does not have.
+build_peer() {
+    CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF" \
+        pip install --quiet --disable-pip-version-check --no-build-isolation --config-settings=build-dir="$build" "$source"
+    cmake -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON "$build" >"$work/build.log"
+    cmake --build "$build" --target llama-server >>"$work/build.log" || {
+        tail -n 40 "$work/build.log" >&2
+        return 1
+    }
 }
 
 # remember NAME KEY COMMAND...: runs the command unless it has been run in this environment with this key.
@@ -125,7 +137,11 @@ write_files() {
 
 step "llama-cpp-python $peer"
 compiler="$(gcc -dumpfullversion)"
-run remember peer "$peer ${tools[*]} gcc $compiler" install_peer
+export PATH="$env/venv/bin:$PATH" CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
+run remember venv "${tools[*]}" make_venv
+run remember source "$peer" fetch_source
+run remember target "gcc $compiler, $(grep -m1 '^flags' /proc/cpuinfo | sha256sum)" rm -rf "$build" "$env/build.done"
+run remember build "$peer" build_peer
 
 step "the 2B-4T shape, for both"
 run "$bin/sterna" synthesize --shape 2b-4t "$work/2b-4t"
@@ -137,7 +153,7 @@ files=("${types[@]/%/.gguf}")
 files=("${files[@]/#/$env/}")
 step "measuring"
 run python3 "$here/compare.py" --sterna "$bin/sterna" --loadtest "$bin/sterna-loadtest" --model "$work/2b-4t" \
-    --llama-server "$(find "$env/build" -name llama-server -type f -perm -u+x | head -n1)" \
+    --llama-server "$build/bin/llama-server" \
     --llama-version "llama.cpp of llama-cpp-python $peer, gcc $compiler, GGML_NATIVE" \
     --gguf "${files[@]}" \
     --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" --logs "$work" \
