@@ -9,6 +9,8 @@ is measured, greedy, with the same texts and answers of fixed length:
   that any of them waited between two pieces of text;
 - memory: the process's VmHWM at the end, mapped weights included; start: from exec to ready.
 
+Prompts are whole words, so they have a few tokens more or less; the rates are of those there were, and the table says how many.
+
 A run in which a request failed, an answer had another length, or the engines counted prompts differently, is no result: it ends
 with what was wrong and exit code 1. Needs nothing beyond Python's standard library.
 """
@@ -34,7 +36,7 @@ SEQUENCE_TOKENS = 640
 READY_SECONDS, END_SECONDS = 180, 40
 
 FIGURES = [  # name, words and unit, digits, is more better
-    ("prefill", "prefill of {prefill} tokens, tok/s", 0, True),
+    ("prefill", "prefill of about {prefill} tokens, tok/s", 0, True),
     ("one_stream", "one stream, tok/s", 1, True),
     ("streams", "{streams} clients, output tok/s", 1, True),
     ("ttft_p50", "{streams} clients, TTFT p50, s", 2, False),
