@@ -151,6 +151,8 @@ pub struct StepTimes {
     pub computing: Duration,
     /// What its plan and its commit took.
     pub deciding: Duration,
+    /// What everything but the forward pass took: commands, plan, draws, commit, and telling of the step before.
+    pub overhead: Duration,
 }
 
 /// The moments of one request's life, filled in as they pass.
@@ -292,6 +294,7 @@ impl Metrics {
         handles.step_time.record(whole);
         handles.step_tokens.record(step.tokens as f64);
         handles.decision_time.record(step.deciding);
+        handles.overhead.record(step.overhead);
         if !step.predicted.is_zero() {
             let ratio = step.computing.as_secs_f64() / step.predicted.as_secs_f64();
             handles.prediction_ratio.record(ratio);
@@ -450,6 +453,7 @@ struct Handles {
     step_time: Histogram,
     step_tokens: Histogram,
     decision_time: Histogram,
+    overhead: Histogram,
     prediction_ratio: Histogram,
     time_to_first_token: Histogram,
     token_gap: Histogram,
@@ -491,6 +495,7 @@ impl Handles {
             step_time: new_histogram(all, "sterna_step_seconds", "From the plan of a step to its commit.", STEP_BUCKETS),
             step_tokens: new_histogram(all, "vllm:iteration_tokens_total", "Tokens computed by a step.", STEP_TOKEN_BUCKETS),
             decision_time: new_histogram(all, "sterna_scheduler_plan_seconds", "Planning a step and committing it.", DECISION_BUCKETS),
+            overhead: new_histogram(all, "sterna_step_overhead_seconds", "What a step took beside its forward pass: commands, plan, draws, commit, and telling of the step before.", DECISION_BUCKETS),
             prediction_ratio: new_histogram(all, "sterna_step_prediction_ratio", "What computing a step took, relative to its prediction.", RATIO_BUCKETS),
             time_to_first_token: new_histogram(all, "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS),
             token_gap: new_histogram(all, "vllm:inter_token_latency_seconds", "Between two tokens of a request.", TOKEN_GAP_BUCKETS),
@@ -786,11 +791,13 @@ mod tests {
             predicted: Duration::from_millis(20),
             computing: Duration::from_millis(30),
             deciding: Duration::from_micros(8),
+            overhead: Duration::from_micros(70),
         };
         metrics.step(Duration::from_millis(31), &step);
         let text = metrics.render();
         assert_eq!(value(&text, "sterna_step_prediction_ratio_sum"), 1.5);
         assert_eq!(value(&text, "sterna_scheduler_plan_seconds_sum"), 8e-6);
+        assert_eq!(value(&text, "sterna_step_overhead_seconds_sum"), 7e-5);
     }
 
     #[test]

@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 /// Which modules of `src/` each module may use. `main.rs` builds everything and may use all.
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["engine", "text", "metrics", "tenants"]),
-    ("bench", &["config", "demo", "engine", "model", "startup"]),
+    (
+        "bench",
+        &["config", "cores", "demo", "engine", "model", "startup"],
+    ),
     ("config", &["cores"]),
     ("cores", &[]),
     ("demo", &["model"]),

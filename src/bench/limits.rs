@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use core_affinity::CoreId;
+use crate::cores;
 use serde::Serialize;
 use sterna_kernels::Kernels;
 
@@ -43,7 +43,7 @@ impl Limits {
 pub struct Probe {
     kernels: Kernels,
     threads: usize,
-    cores: Vec<CoreId>, // One for each thread, or none.
+    cores: Vec<usize>, // One for each thread, or none.
     memory: Vec<u8>,
     passes: usize,
     rounds: u64,
@@ -61,7 +61,7 @@ impl Probe {
         let started = Instant::now();
         kernels.probe_int8(FEW_ROUNDS);
         let few = started.elapsed().as_secs_f64().max(1e-9);
-        let cores = core_affinity::get_core_ids().unwrap_or_default();
+        let cores = cores::physical();
         Probe {
             kernels,
             threads,
@@ -133,7 +133,7 @@ impl Probe {
         };
         let passes = |thread: usize| {
             if let Some(core) = self.cores.get(thread) {
-                core_affinity::set_for_current(*core);
+                cores::pin(*core);
             }
             let times = (0..self.passes).map(|pass| {
                 meet(2 * pass + 1);

@@ -27,6 +27,7 @@ pub use report::{Machine, Measured, ModelCard, Outcome, Parts, Report, Row, Spre
 pub use roofline::{Bound, Work};
 
 use crate::config::{BenchConfig, usable_memory};
+use crate::cores;
 use crate::demo;
 use crate::model::{LoadOptions, Model, Source};
 use crate::startup::kernels;
@@ -168,8 +169,8 @@ fn named(directory: &Path) -> io::Result<String> {
 
 /// As the engine's thread, which is worker 0 of the model's threads.
 fn pin_to_first_core() {
-    let first = core_affinity::get_core_ids().and_then(|cores| cores.first().copied());
-    if !first.is_some_and(core_affinity::set_for_current) {
+    let first = cores::physical().first().copied();
+    if !first.is_some_and(cores::pin) {
         eprintln!("this thread could not be bound to a core: figures may vary more");
     }
 }

@@ -10,8 +10,8 @@ use sterna_scheduler::{
     Batch, CostModel, Limits, Nanos, PAGE_TOKENS, Page, SequenceId, StepShape, TokenId,
 };
 
-use super::sampler::{Draw, Sampler};
-use super::{Forward, LogitRows, SamplingParams};
+use super::rows::{Continued, Rows, Terms};
+use super::{Forward, SamplingParams};
 
 /// How long it may take; a machine too slow for one round of the small steps takes longer.
 const TIME_LIMIT: Duration = Duration::from_millis(1_800);
@@ -33,8 +33,7 @@ pub(super) fn calibrate<F: Forward>(
 ) -> CostModel {
     let started = Instant::now();
     let mut bench = Bench {
-        logits: vec![0.0; model.vocabulary()],
-        sampler: Sampler::new(model.vocabulary()),
+        rows: Rows::new(model.vocabulary()),
         model,
         kv_store,
     };
@@ -157,30 +156,30 @@ fn probes(limits: &Limits) -> Vec<Probe> {
 struct Bench<'a, F: Forward> {
     model: &'a mut F,
     kv_store: &'a mut F::KvStore,
-    logits: Vec<f32>,
-    sampler: Sampler,
+    rows: Rows,
 }
 
 impl<F: Forward> Bench<'_, F> {
     /// One step, with greedy draws.
     fn time(&mut self, batch: &Batch) -> Duration {
-        let params = SamplingParams {
+        let greedy = SamplingParams {
             temperature: 0.0,
             ..SamplingParams::default()
         };
-        let draw = Draw {
-            params: &params,
-            history: &[TokenId::default()],
-            prompt_tokens: 1,
-            forbidden: &[],
+        let terms = Terms {
+            sampling: greedy,
+            min_new_tokens: 0,
+            max_new_tokens: 1,
+            stop_tokens: Vec::new(),
         };
         let started = Instant::now();
-        let rows = self.model.forward(batch, self.kv_store);
-        for row in 0..batch.logits_count() {
-            rows.copy_row(row, &mut self.logits);
-            // Whatever a model makes of a context that nobody wrote, a number or none, takes the same time.
-            let _ = self.sampler.sample(&self.logits, &draw);
-        }
+        let mut logits = self.model.forward(batch, self.kv_store);
+        // Whatever a model makes of a context that nobody wrote, a number or none, takes the same time.
+        self.rows.sample(batch, &mut logits, |_| Continued {
+            terms: &terms,
+            known: &[0],
+            prompt_tokens: 1,
+        });
         started.elapsed()
     }
 }

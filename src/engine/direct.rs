@@ -138,9 +138,9 @@ impl<'a, F: Forward> Direct<'a, F> {
         };
         let mut done = DirectStep::of(step.batch());
         let planned = Instant::now();
-        let logits = self.model.forward(step.batch(), &mut self.kv_store);
+        let mut logits = self.model.forward(step.batch(), &mut self.kv_store);
         let computed = Instant::now();
-        self.rows.sample(step.batch(), &logits, |id| Continued {
+        self.rows.sample(step.batch(), &mut logits, |id| Continued {
             terms: &self.terms[&id],
             known: step.history(id),
             prompt_tokens: step.prompt_len(id),

@@ -2,7 +2,7 @@
 
 use sterna_scheduler::Batch;
 
-use crate::model::{KvStore, Logits, Model};
+use crate::model::{KvStore, Model, StepLogits};
 
 /// A model that can run a step.
 pub trait Forward: Send + 'static {
@@ -20,11 +20,31 @@ pub trait Forward: Send + 'static {
     fn forward(&mut self, batch: &Batch, kv_store: &mut Self::KvStore) -> impl LogitRows;
 }
 
-/// The logits of one step.
+/// The logits of one step, and who may work on them.
 pub trait LogitRows {
     /// Copies row `row` into `logits`, one for each token of the vocabulary.
     fn copy_row(&self, row: usize, logits: &mut [f32]);
+
+    /// How many parts of the rows can be worked on at the same time.
+    fn workers(&self) -> usize {
+        1
+    }
+
+    /// Does `work` on every part, with [`copy_row`](Self::copy_row) as its second argument: on a thread each where there are
+    /// several `workers`, one after the other otherwise.
+    fn share<T: Send>(
+        &mut self,
+        parts: impl Iterator<Item = T>,
+        work: impl Fn(T, &CopyRow<'_>) + Sync,
+    ) {
+        for part in parts {
+            work(part, &|row, logits: &mut [f32]| self.copy_row(row, logits));
+        }
+    }
 }
+
+/// [`LogitRows::copy_row`] of one step.
+pub type CopyRow<'a> = dyn Fn(usize, &mut [f32]) + 'a;
 
 impl Forward for Model {
     type KvStore = KvStore;
@@ -38,12 +58,27 @@ impl Forward for Model {
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
-        Model::forward(self, batch, kv_store)
+        Model::forward(self, batch, kv_store);
+        self.step_logits()
     }
 }
 
-impl LogitRows for &Logits {
+impl LogitRows for StepLogits<'_> {
     fn copy_row(&self, row: usize, logits: &mut [f32]) {
-        Logits::copy_row(self, row, logits);
+        self.logits().copy_row(row, logits);
+    }
+
+    fn workers(&self) -> usize {
+        StepLogits::workers(self)
+    }
+
+    fn share<T: Send>(
+        &mut self,
+        parts: impl Iterator<Item = T>,
+        work: impl Fn(T, &CopyRow<'_>) + Sync,
+    ) {
+        self.run_parts(parts, |part, logits| {
+            work(part, &|row, out: &mut [f32]| logits.copy_row(row, out));
+        });
     }
 }

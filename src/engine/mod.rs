@@ -34,8 +34,10 @@ use lanes::{Common, Control, Lanes, Submission, Ticket};
 use status::Shared;
 
 pub use direct::{Direct, DirectStep};
-pub use forward::{Forward, LogitRows};
+pub use forward::{CopyRow, Forward, LogitRows};
 pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TenantsRefused, TokenOutput};
+pub use rows::{Continued, Rows, Terms};
+pub use sampler::Unsampleable;
 pub use status::Status;
 pub use sterna_scheduler::{
     Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,

@@ -3,17 +3,22 @@
 //! Invariant: a sequence's tokens and log-probabilities are those that one token a step would have given it. A draft is only
 //! compared with the token that is drawn in its place, and whatever is drawn after it counts it as drawn.
 
-use sterna_scheduler::{Batch, Sampled, SequenceId, TokenId};
+use sterna_scheduler::{Batch, Row, Sampled, SequenceId, TokenId};
 
 use super::sampler::{Draw, Sampler, Unsampleable};
-use super::{LogitRows, SamplingParams, TokenOutput};
+use super::{CopyRow, LogitRows, SamplingParams, TokenOutput};
 
 /// What a request asks of its tokens.
-pub(super) struct Terms {
-    pub(super) sampling: SamplingParams,
-    pub(super) min_new_tokens: usize,
-    pub(super) max_new_tokens: usize,
-    pub(super) stop_tokens: Vec<TokenId>,
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// How they are drawn.
+    pub sampling: SamplingParams,
+    /// Stop tokens are not drawn before this many tokens exist.
+    pub min_new_tokens: usize,
+    /// Most tokens to generate.
+    pub max_new_tokens: usize,
+    /// Tokens that end the output.
+    pub stop_tokens: Vec<TokenId>,
 }
 
 impl Terms {
@@ -25,11 +30,13 @@ impl Terms {
 }
 
 /// A sequence whose next tokens are to be drawn.
-pub(super) struct Continued<'a> {
-    pub(super) terms: &'a Terms,
+pub struct Continued<'a> {
+    /// What its request asks.
+    pub terms: &'a Terms,
     /// Prompt and output so far.
-    pub(super) known: &'a [TokenId],
-    pub(super) prompt_tokens: usize,
+    pub known: &'a [TokenId],
+    /// How many of them are the prompt.
+    pub prompt_tokens: usize,
 }
 
 impl<'a> Continued<'a> {
@@ -53,39 +60,129 @@ impl<'a> Continued<'a> {
 }
 
 /// The drawn tokens of one step, with memory that is used again for the next.
-pub(super) struct Rows {
+pub struct Rows {
+    vocabulary: usize,
+    desks: Vec<Desk>,                                         // One for each worker.
+    outcomes: Vec<Option<Result<TokenOutput, Unsampleable>>>, // In the places of `sampled`; empty between steps.
+    /// One entry for each token of the batch whose logits are wanted, as [`Step::commit`](sterna_scheduler::Step::commit)
+    /// takes them.
+    pub sampled: Vec<Sampled>,
+    /// What was drawn, in the same order; of a row whose drafts hold, several in turn.
+    pub outputs: Vec<(SequenceId, Result<TokenOutput, Unsampleable>)>,
+}
+
+/// What one worker draws with.
+struct Desk {
     logits: Vec<f32>,
     sampler: Sampler,
     history: Vec<TokenId>, // Of a row with drafts: what is known, then the drafts.
-    /// One entry for each token of the batch whose logits are wanted, as [`Step::commit`](sterna_scheduler::Step::commit)
-    /// takes them.
-    pub(super) sampled: Vec<Sampled>,
-    /// What was drawn, in the same order; of a row whose drafts hold, several in turn.
-    pub(super) outputs: Vec<(SequenceId, Result<TokenOutput, Unsampleable>)>,
 }
 
+/// Rows that one worker draws from, and where it writes what it drew.
+struct Share<'a> {
+    rows: &'a [Row],
+    first: usize, // The row of logits that is the first of them.
+    sampled: &'a mut [Sampled],
+    outcomes: &'a mut [Option<Result<TokenOutput, Unsampleable>>],
+    desk: &'a mut Desk,
+}
+
+/// Where what is drawn from one row of logits goes.
+type Place<'a> = (
+    &'a mut Sampled,
+    &'a mut Option<Result<TokenOutput, Unsampleable>>,
+);
+
 impl Rows {
-    /// Reserves for rows of `vocabulary` logits.
-    pub(super) fn new(vocabulary: usize) -> Rows {
+    /// For rows of `vocabulary` logits.
+    #[must_use]
+    pub fn new(vocabulary: usize) -> Rows {
         Rows {
-            logits: vec![0.0; vocabulary],
-            sampler: Sampler::new(vocabulary),
-            history: Vec::new(),
+            vocabulary,
+            desks: Vec::new(),
+            outcomes: Vec::new(),
             sampled: Vec::new(),
             outputs: Vec::new(),
         }
     }
 
-    /// Draws tokens for the rows of `batch` that want logits, in their order. `continued` knows each row's sequence.
-    pub(super) fn sample<'a>(
+    /// Draws tokens for the rows of `batch` that want logits, in their order. `continued` knows each row's sequence. The rows are
+    /// shared among those who may work on the logits; no draw depends on whose share it is in.
+    pub fn sample<'a>(
         &mut self,
         batch: &Batch,
-        logits: &impl LogitRows,
+        logits: &mut impl LogitRows,
+        continued: impl Fn(SequenceId) -> Continued<'a> + Sync,
+    ) {
+        let entries = batch.logits_count();
+        self.sampled.clear();
+        self.sampled.resize(entries, Sampled::Void);
+        self.outcomes.clear();
+        self.outcomes.resize_with(entries, || None);
+        let workers = logits.workers().min(entries);
+        while self.desks.len() < workers {
+            self.desks.push(Desk::new(self.vocabulary));
+        }
+        logits.share(self.shares(batch, workers), |share, copy_row| {
+            share.sample(batch, copy_row, &continued);
+        });
+        self.outputs.clear();
+        let mut outcomes = self.outcomes.drain(..);
+        for row in batch.rows() {
+            let of_row = outcomes.by_ref().take(row.logits as usize);
+            let drawn = of_row.flatten().map(|outcome| (row.sequence, outcome));
+            self.outputs.extend(drawn);
+        }
+    }
+
+    /// Cuts the batch's rows into `workers` shares with about as many logits each.
+    fn shares<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        workers: usize,
+    ) -> impl Iterator<Item = Share<'a>> {
+        let (entries, mut first) = (batch.logits_count(), 0);
+        let mut rows = batch.rows();
+        let (mut sampled, mut outcomes) = (&mut self.sampled[..], &mut self.outcomes[..]);
+        let desks = self.desks[..workers].iter_mut();
+        (1..).zip(desks).map(move |(share, desk)| {
+            // Whoever begins a row has all of it.
+            let until = share * entries / workers;
+            let (mut count, mut end) = (0, first);
+            while end < until {
+                end += rows[count].logits as usize;
+                count += 1;
+            }
+            let share = Share {
+                rows: rows
+                    .split_off(..count)
+                    .expect("rows up to the last with logits"),
+                first,
+                sampled: split_off(&mut sampled, end - first),
+                outcomes: split_off(&mut outcomes, end - first),
+                desk,
+            };
+            first = end;
+            share
+        })
+    }
+}
+
+fn split_off<'a, T>(slice: &mut &'a mut [T], count: usize) -> &'a mut [T] {
+    slice
+        .split_off_mut(..count)
+        .expect("an entry for each row of logits")
+}
+
+impl Share<'_> {
+    fn sample<'a>(
+        self,
+        batch: &Batch,
+        copy_row: &CopyRow<'_>,
         continued: impl Fn(SequenceId) -> Continued<'a>,
     ) {
-        self.sampled.clear();
-        self.outputs.clear();
-        for row in batch.rows().iter().filter(|row| row.logits > 0) {
+        let mut at = 0;
+        for row in self.rows.iter().filter(|row| row.logits > 0) {
             // All tokens with logits but the first of them are drafts.
             let drafts = &batch.tokens(row)[row.len() + 1 - row.logits as usize..];
             let sequence = continued(row.sequence);
@@ -94,17 +191,34 @@ impl Rows {
                 row.end(),
                 "known tokens, then drafts"
             );
-            self.sample_row(row.sequence, &sequence, drafts, logits);
+            let logits = |place, logits: &mut [f32]| copy_row(self.first + at + place, logits);
+            let entries = row.logits as usize;
+            let sampled = self.sampled[at..][..entries].iter_mut();
+            let outcomes = self.outcomes[at..][..entries].iter_mut();
+            self.desk
+                .sample_row(&sequence, drafts, logits, sampled.zip(outcomes));
+            at += entries;
+        }
+    }
+}
+
+impl Desk {
+    fn new(vocabulary: usize) -> Desk {
+        Desk {
+            logits: vec![0.0; vocabulary],
+            sampler: Sampler::new(vocabulary),
+            history: Vec::new(),
         }
     }
 
-    /// One row: the token after what is known, and after each draft for as long as the draft is what was drawn.
-    fn sample_row(
+    /// One row: the token after what is known, and after each draft for as long as the draft is what was drawn. Fills as many of
+    /// `places` as it draws.
+    fn sample_row<'p>(
         &mut self,
-        id: SequenceId,
         sequence: &Continued<'_>,
         drafts: &[TokenId],
-        logits: &impl LogitRows,
+        copy_row: impl Fn(usize, &mut [f32]),
+        places: impl Iterator<Item = Place<'p>>,
     ) {
         let known = sequence.known.len();
         let tokens = if drafts.is_empty() {
@@ -115,27 +229,27 @@ impl Rows {
             self.history.extend_from_slice(drafts);
             &self.history
         };
-        let entries = self.sampled.len() + 1 + drafts.len();
-        for place in 0..=drafts.len() {
-            logits.copy_row(self.sampled.len(), &mut self.logits);
+        for (place, (sampled, outcome)) in places.enumerate() {
+            copy_row(place, &mut self.logits);
             let draw = sequence.draw(&tokens[..known + place]);
-            let outcome = self.sampler.sample(&self.logits, &draw);
-            let (sampled, goes_on) = match &outcome {
+            let drawn = self.sampler.sample(&self.logits, &draw);
+            let goes_on = match &drawn {
                 Ok(TokenOutput { token, .. }) => {
+                    *sampled = Sampled::Token(*token);
                     let output_tokens = known + place + 1 - sequence.prompt_tokens;
                     let is_over = sequence.terms.end_with(*token, output_tokens);
-                    let held = drafts.get(place) == Some(token);
-                    (Sampled::Token(*token), held && !is_over)
+                    !is_over && drafts.get(place) == Some(token)
                 }
-                Err(_) => (Sampled::Failed, false),
+                Err(_) => {
+                    *sampled = Sampled::Failed;
+                    false
+                }
             };
-            self.sampled.push(sampled);
-            self.outputs.push((id, outcome));
+            *outcome = Some(drawn);
             if !goes_on {
                 break;
             }
         }
-        self.sampled.resize(entries, Sampled::Void);
     }
 }
 
@@ -272,7 +386,7 @@ mod tests {
                     );
                 }
             }
-            rows.sample(&batch, &logits, |id| {
+            rows.sample(&batch, &mut logits, |id| {
                 let index = (0..sequences.len()).find(|&i| SequenceId::new(i as u32, 0) == id);
                 let sequence = &sequences[index.expect("a row that wants logits")];
                 Continued {
@@ -373,7 +487,7 @@ mod tests {
             row[1] += 5.0; // The runner-up.
             row
         });
-        let logits = Logits(logits.collect());
+        let mut logits = Logits(logits.collect());
         let mut batch = Batch::new();
         let row = [&[10, 11][..], &tokens[..tokens.len() - 1]].concat();
         batch.push_row(
@@ -384,7 +498,7 @@ mod tests {
             tokens.len(),
         );
         let mut rows = Rows::new(VOCABULARY);
-        rows.sample(&batch, &logits, |_| Continued {
+        rows.sample(&batch, &mut logits, |_| Continued {
             terms,
             known: &[10, 11],
             prompt_tokens: 1,

@@ -2,10 +2,14 @@
 //!
 //! Order: logit bias, minimum length, repetition penalty, frequency and presence penalties, temperature, top-k, top-p, min-p, draw.
 //!
+//! Nothing is sorted but what top-k and top log-probabilities ask for; see `weights.rs` for the rest.
 //! Invariant: the answer depends only on the row, the parameters and the sequence's own tokens. A draw is a hash of the seed and
 //! the position, so neither batch nor preemption nor the order of calls can change it.
 
+mod weights;
+
 use super::{SamplingParams, TokenId, TokenOutput};
+use weights::{BLOCK, Scan, Weights, exp, scan};
 
 /// The most `SamplingParams::logprobs` may ask for.
 pub(super) const MOST_LOGPROBS: u32 = 20;
@@ -22,7 +26,7 @@ pub(super) struct Draw<'a> {
 
 /// Why a row has no token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unsampleable {
+pub enum Unsampleable {
     /// The model computed an infinity or NaN.
     NotFinite,
     /// Bias and minimum length forbid every token, or push one beyond all bounds.
@@ -40,6 +44,8 @@ struct Candidate {
 pub(super) struct Sampler {
     adjusted: Vec<f32>,
     counts: Vec<u32>, // All zero between uses.
+    peaks: Vec<f32>,  // The largest logit of each block.
+    weights: Weights,
     candidates: Vec<Candidate>,
 }
 
@@ -49,7 +55,9 @@ impl Sampler {
         Sampler {
             adjusted: Vec::with_capacity(vocabulary),
             counts: vec![0; vocabulary],
-            candidates: Vec::with_capacity(vocabulary),
+            peaks: Vec::with_capacity(vocabulary.div_ceil(BLOCK)),
+            weights: Weights::with_capacity(vocabulary),
+            candidates: Vec::new(),
         }
     }
 
@@ -67,20 +75,34 @@ impl Sampler {
             self.counts.len(),
             "a row has one logit for each token"
         );
-        if !logits.iter().all(|logit| logit.is_finite()) {
+        let raw = scan(logits, &mut self.peaks);
+        if !raw.is_finite {
             return Err(Unsampleable::NotFinite);
         }
-        let mut adjusted = std::mem::take(&mut self.adjusted);
+        let top = match draw.params.logprobs {
+            // The most likely ones first, while `peaks` are those of the model's own logits.
+            Some(top) => self.most_likely(logits, raw.most, top as usize),
+            None => LogProbs::default(),
+        };
         let token = if changes_logits(draw) {
+            let mut adjusted = std::mem::take(&mut self.adjusted);
             adjusted.clear();
             adjusted.extend_from_slice(logits);
             self.adjust(&mut adjusted, draw);
-            self.choose(&adjusted, draw)
+            let scan = scan(&adjusted, &mut self.peaks);
+            let token = self.choose(&adjusted, &scan, draw);
+            self.adjusted = adjusted;
+            token?
         } else {
-            self.choose(logits, draw)
+            self.choose(logits, &raw, draw)?
         };
-        self.adjusted = adjusted;
-        Ok(self.describe(logits, token?, draw.params.logprobs))
+        Ok(TokenOutput {
+            token,
+            logprob: top
+                .log_sum
+                .map(|log_sum| logprob(logits[token as usize], raw.most, log_sum)),
+            top: top.tokens,
+        })
     }
 
     fn adjust(&mut self, logits: &mut [f32], draw: &Draw<'_>) {
@@ -122,78 +144,77 @@ impl Sampler {
         }
     }
 
-    fn choose(&mut self, logits: &[f32], draw: &Draw<'_>) -> Result<TokenId, Unsampleable> {
-        let (best, most) = argmax(logits);
+    fn choose(
+        &mut self,
+        logits: &[f32],
+        scan: &Scan,
+        draw: &Draw<'_>,
+    ) -> Result<TokenId, Unsampleable> {
+        let (params, most) = (draw.params, scan.most);
         if !most.is_finite() {
             return Err(Unsampleable::NothingAllowed);
         }
-        if draw.params.temperature == 0.0 || draw.params.top_k == 1 {
-            return Ok(best);
+        if params.temperature == 0.0 || params.top_k == 1 {
+            return Ok(scan.best);
         }
-        self.keep_likely(logits, most, draw.params);
-        let point = uniform(draw.params.seed, draw.history.len() as u64);
-        Ok(pick(&self.candidates, point))
-    }
-
-    /// Fills `candidates` with what top-k, top-p and min-p leave.
-    fn keep_likely(&mut self, logits: &[f32], most: f32, params: &SamplingParams) {
+        let point = uniform(params.seed, draw.history.len() as u64);
         let top_k = params.top_k as usize;
-        let limited = top_k > 0 && top_k < logits.len();
-        if limited {
-            largest(logits, top_k, &mut self.candidates);
-        } else {
-            self.candidates.clear();
-            self.candidates
-                .extend(logits.iter().zip(0..).map(|(&logit, token)| Candidate {
-                    token,
-                    logit,
-                    weight: 0.0,
-                }));
+        if top_k > 0 && top_k < logits.len() {
+            largest(logits, &self.peaks, top_k, &mut self.candidates);
+            keep_likely(&mut self.candidates, most, params);
+            return Ok(pick(&self.candidates, point));
         }
-        for candidate in &mut self.candidates {
-            candidate.weight = ((candidate.logit - most) / params.temperature).exp();
+        self.weights.weigh(logits, most, params.temperature);
+        if params.top_p < 1.0 || params.min_p > 0.0 {
+            self.weights.keep(params.top_p, params.min_p.min(1.0));
         }
-        if params.top_p < 1.0 {
-            let total = total_weight(&self.candidates);
-            if !limited {
-                // The tokens dropped here weigh less than 1 - top_p together, so the nucleus has none of them.
-                let negligible = (1.0 - f64::from(params.top_p)) * total / logits.len() as f64;
-                self.candidates
-                    .retain(|candidate| f64::from(candidate.weight) >= negligible);
-                self.candidates.sort_unstable_by(likelier_first);
-            }
-            keep_nucleus(&mut self.candidates, f64::from(params.top_p) * total);
-        }
-        if params.min_p > 0.0 {
-            self.candidates
-                .retain(|candidate| candidate.weight >= params.min_p.min(1.0));
-        }
+        Ok(self.weights.pick(point))
     }
 
-    fn describe(&mut self, logits: &[f32], token: TokenId, logprobs: Option<u32>) -> TokenOutput {
-        let Some(top) = logprobs else {
-            return TokenOutput {
-                token,
-                logprob: None,
-                top: Vec::new(),
-            };
-        };
-        let (most, log_sum) = normalizer(logits);
-        let logprob = |logit: f32| (f64::from(logit) - most - log_sum) as f32;
+    /// The `count` most likely tokens, and what every log-probability of the row is made with.
+    fn most_likely(&mut self, logits: &[f32], most: f32, count: usize) -> LogProbs {
+        self.weights.weigh(logits, most, 1.0);
+        let log_sum = self.weights.total().ln();
         largest(
             logits,
-            (top as usize).min(logits.len()),
+            &self.peaks,
+            count.min(logits.len()),
             &mut self.candidates,
         );
-        TokenOutput {
-            token,
-            logprob: Some(logprob(logits[token as usize])),
-            top: self
-                .candidates
-                .iter()
-                .map(|c| (c.token, logprob(c.logit)))
+        let tokens = self.candidates.iter();
+        LogProbs {
+            log_sum: Some(log_sum),
+            tokens: tokens
+                .map(|c| (c.token, logprob(c.logit, most, log_sum)))
                 .collect(),
         }
+    }
+}
+
+/// What is told of a row beside its token.
+#[derive(Default)]
+struct LogProbs {
+    log_sum: Option<f64>, // ln of the sum of e^(logit - largest).
+    tokens: Vec<(TokenId, f32)>,
+}
+
+/// The largest is subtracted before the logarithm, not after: so nothing of a large logit is rounded away.
+fn logprob(logit: f32, most: f32, log_sum: f64) -> f32 {
+    (f64::from(logit) - f64::from(most) - log_sum) as f32
+}
+
+/// Of what top-k left, largest first, that which top-p and min-p leave; each with its weight.
+fn keep_likely(candidates: &mut Vec<Candidate>, most: f32, params: &SamplingParams) {
+    let inverse = (1.0 / params.temperature).min(f32::MAX);
+    for candidate in candidates.iter_mut() {
+        candidate.weight = exp((candidate.logit - most) * inverse);
+    }
+    if params.top_p < 1.0 {
+        let total = total_weight(candidates);
+        keep_nucleus(candidates, f64::from(params.top_p) * total);
+    }
+    if params.min_p > 0.0 {
+        candidates.retain(|candidate| candidate.weight >= params.min_p.min(1.0));
     }
 }
 
@@ -206,43 +227,39 @@ fn changes_logits(draw: &Draw<'_>) -> bool {
         || params.presence_penalty != 0.0
 }
 
-/// The largest logit and its token, the lowest id on a tie.
-fn argmax(logits: &[f32]) -> (TokenId, f32) {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (token as TokenId, logit);
-        }
-    }
-    best
-}
-
 fn likelier_first(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
 /// The `count` largest logits, largest first, the lowest id first on a tie. One pass that keeps a few times `count`
-/// contenders, not a sort of the vocabulary.
-fn largest(logits: &[f32], count: usize, found: &mut Vec<Candidate>) {
+/// contenders, not a sort of the vocabulary; blocks whose peak cannot be among them are passed over.
+fn largest(logits: &[f32], peaks: &[f32], count: usize, found: &mut Vec<Candidate>) {
     found.clear();
     if count == 0 {
         return;
     }
     let room = (4 * count).max(64);
+    found.reserve(room);
     let mut bar = None; // Once `count` logits are known, one must beat the least of them: later ids lose ties.
-    for (token, &logit) in logits.iter().enumerate() {
-        if bar.is_some_and(|bar| logit <= bar) {
+    let is_below = |logit: f32, bar: Option<f32>| bar.is_some_and(|bar| logit <= bar);
+    for ((first, block), &peak) in (0..).step_by(BLOCK).zip(logits.chunks(BLOCK)).zip(peaks) {
+        if is_below(peak, bar) {
             continue;
         }
-        found.push(Candidate {
-            token: token as TokenId,
-            logit,
-            weight: 0.0,
-        });
-        if found.len() == room {
-            let (_, least, _) = found.select_nth_unstable_by(count - 1, likelier_first);
-            bar = Some(least.logit);
-            found.truncate(count);
+        for (token, &logit) in (first..).zip(block) {
+            if is_below(logit, bar) {
+                continue;
+            }
+            found.push(Candidate {
+                token,
+                logit,
+                weight: 0.0,
+            });
+            if found.len() == room {
+                let (_, least, _) = found.select_nth_unstable_by(count - 1, likelier_first);
+                bar = Some(least.logit);
+                found.truncate(count);
+            }
         }
     }
     found.sort_unstable_by(likelier_first);
@@ -281,17 +298,6 @@ fn pick(candidates: &[Candidate], point: f64) -> TokenId {
         }
     }
     last.expect("the most likely token weighs 1 and is always kept")
-}
-
-/// The largest logit, and ln of the sum of e^(logit - largest) in the order of ids: their difference from a logit is its
-/// log-probability, without the rounding that their sum would have.
-fn normalizer(logits: &[f32]) -> (f64, f64) {
-    let (_, most) = argmax(logits);
-    let sum: f64 = logits
-        .iter()
-        .map(|logit| f64::from((logit - most).exp()))
-        .sum();
-    (f64::from(most), sum.ln())
 }
 
 /// A number in 0..1 for one position of one seed: SplitMix64 by counter.
@@ -634,29 +640,61 @@ mod tests {
         check(3, 0.5, 0.0, &[0, 2]);
     }
 
+    /// What is drawn by the definition: sort everything, keep the nucleus and what is likely enough, walk the rest by id.
+    fn draw_by_sorting(logits: &[f32], params: &SamplingParams) -> TokenId {
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weight = |logit: f32| exp((logit - most) * (1.0 / params.temperature));
+        let mut all: Vec<Candidate> = (0..)
+            .zip(logits)
+            .map(|(token, &logit)| Candidate {
+                token,
+                logit,
+                weight: weight(logit),
+            })
+            .collect();
+        let total = total_weight(&all);
+        all.sort_by(likelier_first);
+        keep_nucleus(&mut all, f64::from(params.top_p) * total);
+        all.retain(|candidate| candidate.weight >= params.min_p);
+        all.sort_by_key(|candidate| candidate.token);
+        pick(&all, uniform(params.seed, 1))
+    }
+
     #[test]
     fn top_p_agrees_with_a_full_sort() {
-        for seed in 0..200 {
-            let logits = row(seed, 700);
+        for seed in 0..400 {
             let params = SamplingParams {
                 seed,
                 top_p: 0.3 + (seed % 7) as f32 / 10.0,
+                min_p: if seed % 3 == 0 { 0.05 } else { 0.0 },
                 ..at(0.8)
             };
-            let mut all: Vec<Candidate> = (0..)
-                .zip(&logits)
-                .map(|(token, &logit)| Candidate {
-                    token,
-                    logit,
-                    weight: ((logit - argmax(&logits).1) / 0.8).exp(),
-                })
-                .collect();
-            let total = total_weight(&all);
-            all.sort_by(likelier_first);
-            keep_nucleus(&mut all, f64::from(params.top_p) * total);
-            let expected = pick(&all, uniform(seed, 1));
-            assert_eq!(token(&logits, &params), expected, "seed {seed}");
+            // Many ties, few, none; rows shorter than a block, of whole blocks, and with a tail.
+            let length = [20, 256, 700, 5000, 5120][seed as usize % 5];
+            let tied = row(seed, length);
+            let flat: Vec<f32> = (0..length).map(|i| uniform(seed, i) as f32).collect();
+            let peaked: Vec<f32> = flat.iter().map(|x| -30.0 * (1.0 - x).ln()).collect();
+            for logits in [tied, flat, peaked, vec![1.5; length as usize]] {
+                let expected = draw_by_sorting(&logits, &params);
+                assert_eq!(
+                    token(&logits, &params),
+                    expected,
+                    "seed {seed}, {length} tokens"
+                );
+            }
         }
+    }
+
+    #[test]
+    fn the_exponential_is_close() {
+        for i in 0..=87_000 {
+            let x = -i as f32 / 1000.0;
+            let relative = f64::from(exp(x)) / f64::from(x).exp() - 1.0;
+            assert!(relative.abs() < 3e-7, "e^{x} is off by {relative}");
+        }
+        assert_eq!(exp(0.0), 1.0, "the most likely token weighs 1");
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-1e30), 0.0);
     }
 
     #[test]
@@ -670,8 +708,9 @@ mod tests {
                     .then(a.cmp(&b))
             });
             for count in [0, 1, 2, 15, 16, 17, 64, 300, 1000] {
-                let mut found = Vec::new();
-                largest(&logits, count, &mut found);
+                let (mut found, mut peaks) = (Vec::new(), Vec::new());
+                scan(&logits, &mut peaks);
+                largest(&logits, &peaks, count, &mut found);
                 let found: Vec<TokenId> = found.iter().map(|candidate| candidate.token).collect();
                 assert_eq!(found, order[..count], "seed {seed}, {count}");
             }

@@ -57,6 +57,7 @@ pub(super) fn serve<F: Forward>(
         endings: Vec::new(),
         lanes,
         turns,
+        publishing: Duration::ZERO,
     };
     while !serving.is_over() {
         serving.step();
@@ -94,6 +95,7 @@ struct Serving<F: Forward> {
     drain_deadline: Option<Micros>, // Once a drain has begun.
     lanes: Lanes,
     turns: mpsc::Sender<Turn>,
+    publishing: Duration, // What telling of the last step took.
 }
 
 /// What the engine keeps of a request, beside what the scheduler does.
@@ -121,16 +123,20 @@ impl<F: Forward> Serving<F> {
         let tokens = step.batch().token_count();
         let predicted = Duration::from_micros(step.predicted());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let logits = self.model.forward(step.batch(), &mut self.kv_store);
-            self.rows.sample(step.batch(), &logits, |id| Continued {
-                terms: &self.sequences[&id].terms,
+            let mut logits = self.model.forward(step.batch(), &mut self.kv_store);
+            let forwarded = Instant::now();
+            let sequences = &self.sequences;
+            self.rows.sample(step.batch(), &mut logits, |id| Continued {
+                terms: &sequences[&id].terms,
                 known: step.history(id),
                 prompt_tokens: step.prompt_len(id),
             });
+            forwarded
         }));
         let computed = Instant::now();
+        let forwarded = *outcome.as_ref().unwrap_or(&computed);
         match outcome {
-            Ok(()) => step.commit(self.lanes.shared.micros(computed), &self.rows.sampled),
+            Ok(_) => step.commit(self.lanes.shared.micros(computed), &self.rows.sampled),
             Err(panic) => {
                 tracing::error!("a step of {tokens} tokens panicked: {}", message(&*panic));
                 let ids: Vec<SequenceId> =
@@ -139,13 +145,16 @@ impl<F: Forward> Serving<F> {
                 self.rows.outputs.clear();
             }
         }
+        let committed = Instant::now();
         let times = StepTimes {
             tokens,
             predicted,
             computing: computed - planned,
-            deciding: (planned - planning) + computed.elapsed(),
+            deciding: (planned - planning) + (committed - computed),
+            overhead: (planned - began) + (committed - forwarded) + self.publishing,
         };
         self.publish(began, computed, Some(times));
+        self.publishing = committed.elapsed();
     }
 
     fn is_over(&self) -> bool {

@@ -2,6 +2,8 @@
 
 use sterna_kernels::PANEL_ROWS;
 
+use super::pool::Pool;
+
 /// The logits of one step. Its memory is reused by the next.
 pub struct Logits {
     vocab: usize,
@@ -42,5 +44,38 @@ impl Logits {
         for (out, panel) in out.chunks_mut(PANEL_ROWS).zip(panels) {
             out.copy_from_slice(&panel[row * PANEL_ROWS..][..out.len()]);
         }
+    }
+}
+
+/// The logits of a model's last step, and the model's threads to work on them.
+pub struct StepLogits<'a> {
+    pub(super) logits: &'a Logits,
+    pub(super) pool: &'a mut Pool,
+}
+
+impl StepLogits<'_> {
+    /// The logits.
+    #[must_use]
+    pub fn logits(&self) -> &Logits {
+        self.logits
+    }
+
+    /// How many threads there are, the caller included.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.pool.workers()
+    }
+
+    /// Hands each part, with the logits, to a thread of its own, and waits for all.
+    ///
+    /// # Panics
+    /// If there are more parts than workers, or with the panic of a worker.
+    pub fn run_parts<T: Send>(
+        &mut self,
+        parts: impl Iterator<Item = T>,
+        work: impl Fn(T, &Logits) + Sync,
+    ) {
+        let logits = self.logits;
+        self.pool.run_parts(parts, |_, part| work(part, logits));
     }
 }

@@ -34,7 +34,7 @@ mod weights;
 pub use checkpoint::{LoadError, Source};
 pub use config::{Activation, Architecture, ModelConfig, Quantization, ScaleDirection};
 pub use kv_store::KvStore;
-pub use logits::Logits;
+pub use logits::{Logits, StepLogits};
 pub use profile::{Profile, Stage};
 pub use sizes::Sizes;
 
@@ -277,6 +277,14 @@ impl Model {
         self.profile.end(Stage::Head);
         self.memory.hidden = hidden;
         &self.logits
+    }
+
+    /// The logits of the last step, as [`Model::forward`] returned them, with the threads to work on them.
+    pub fn step_logits(&mut self) -> StepLogits<'_> {
+        StepLogits {
+            logits: &self.logits,
+            pool: &mut self.crew.pool,
+        }
     }
 
     /// Writes the embeddings of the batch's tokens, `[token][hidden]`: what the first layer is given.
