@@ -35,3 +35,15 @@ async fn the_page_says_when_a_chat_is_full() {
     assert!(page.contains("error.code === 'context_length_exceeded'"));
     assert_eq!(page.matches("start a new chat").count(), 2);
 }
+
+#[tokio::test]
+async fn the_page_says_what_is_missing_at_the_door() {
+    let page = Server::new().get("/").await.body;
+    for words in [
+        "needs an API key: please enter yours",
+        "API key is not valid",
+        "may not use the model",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+}
