@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use axum::http::Method;
 use serde_json::json;
 use sterna::api::App;
 use sterna::engine::TenantsRefused;
 
-use crate::harness::{Server, streamed_text};
+use crate::harness::{Answer, Server, streamed_text};
 use crate::program;
-use crate::{ALPHA, BETA, File, Guarded, begin, table};
+use crate::{ALPHA, BETA, File, Guarded, JSON, TEXT, begin, table};
 
 /// Holds a server's steps while the clock passes `moment`.
 async fn pass_by(server: &Server, moment: Instant) {
@@ -160,4 +161,117 @@ async fn more_pages_than_there_are_cannot_be_guaranteed() {
         message.contains("`guaranteed_pages` together are 4000000000"),
         "{message}"
     );
+}
+
+#[tokio::test]
+async fn every_answer_to_a_tenant_with_rates_tells_them() {
+    let rates =
+        "requests_per_minute = 1\nrequest_burst = 2\ntokens_per_minute = 600\nmodels = [\"actor\"]";
+    let guarded = Guarded::new(&(table("a", ALPHA, rates) + &table("b", BETA, ""))).await;
+    let server = &guarded.server;
+    let key = ("x-api-key", "alpha");
+    let left = |answer: &Answer| {
+        assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
+        assert_eq!(answer.header("x-ratelimit-limit-tokens"), "600");
+        assert!(answer.headers.contains_key("x-ratelimit-remaining-tokens"));
+        assert!(answer.headers.contains_key("x-ratelimit-reset-tokens"));
+        let reset = answer.header("x-ratelimit-reset-requests");
+        let remaining = answer.header("x-ratelimit-remaining-requests");
+        assert_eq!(reset == "0s", remaining == "2", "{reset} {remaining}");
+        remaining.to_owned()
+    };
+    let unasked = server.send(Method::GET, "/v1/models", &[key], "").await;
+    assert_eq!(left(&unasked), "2");
+    let answer = guarded.complete("alpha", &json!({"max_tokens": 2})).await;
+    assert_eq!((answer.status.as_u16(), left(&answer)), (200, "1".into()));
+    let large = format!("\"{}\"", "x".repeat(2 << 20));
+    for (method, path, kind, body, status) in [
+        (Method::GET, "/v1/models", "", "", 200),
+        (Method::GET, "/v1/models/other", "", "", 404),
+        (Method::GET, "/metrics", "", "", 200),
+        (Method::GET, "/v1/nothing", "", "", 404),
+        (Method::GET, TEXT, "", "", 405),
+        (Method::POST, TEXT, "text/plain", "{}", 415),
+        (Method::POST, TEXT, JSON.1, "{", 400),
+        (
+            Method::POST,
+            TEXT,
+            JSON.1,
+            "{\"prompt\": \"\", \"n\": 0}",
+            400,
+        ),
+        (Method::POST, TEXT, JSON.1, &large, 413),
+        (Method::POST, TEXT, JSON.1, "{\"model\": \"other\"}", 404),
+    ] {
+        let headers = [key, ("content-type", kind)];
+        let answer = server.send(method, path, &headers, body.to_owned()).await;
+        assert_eq!(answer.status, status, "{path} {}", answer.body);
+        assert_eq!(left(&answer), "1", "{path} {status}");
+    }
+    let none = |answer: &Answer| {
+        let mut names = answer.headers.keys().map(|name| name.as_str());
+        assert!(!names.any(|name| name.starts_with("x-ratelimit-")));
+    };
+    none(&server.get("/v1/models").await); // A stranger's.
+    none(&server.get("/health").await);
+    none(&guarded.complete("beta", &json!({"n": 0})).await);
+}
+
+#[tokio::test]
+async fn a_new_rate_stands_in_the_next_answer() {
+    let guarded = Guarded::new(&table(
+        "a",
+        ALPHA,
+        "requests_per_minute = 1\nrequest_burst = 2",
+    ))
+    .await;
+    guarded
+        .complete("alpha", &json!({"max_tokens": 2}))
+        .await
+        .ok();
+    let file = File::new(&table(
+        "a",
+        ALPHA,
+        "requests_per_minute = 1\nrequest_burst = 9",
+    ));
+    let roster = file.roster();
+    let engine = &guarded.server.engine;
+    engine.set_tenants(roster.policies()).await.unwrap();
+    guarded.app.set_tenants(roster.tenants());
+    let key = [("x-api-key", "alpha")];
+    let answer = guarded
+        .server
+        .send(Method::GET, "/v1/models", &key, "")
+        .await;
+    assert_eq!(answer.header("x-ratelimit-limit-requests"), "9");
+    assert_eq!(answer.header("x-ratelimit-remaining-requests"), "8");
+}
+
+#[tokio::test]
+async fn several_choices_are_one_request_to_the_rates() {
+    let limited = table("a", ALPHA, "requests_per_minute = 1\nrequest_burst = 1");
+    let guarded = Guarded::new(&limited).await;
+    let body = json!({"max_tokens": 2, "n": 3});
+    let answer = guarded.complete("alpha", &body).await;
+    assert_eq!(answer.header("x-ratelimit-remaining-requests"), "0");
+    assert_eq!(answer.ok()["choices"].as_array().unwrap().len(), 3);
+    let refused = guarded.complete("alpha", &json!({"max_tokens": 2})).await;
+    assert_eq!(refused.error(), (429, "rate_limit_exceeded".into(), None));
+}
+
+#[tokio::test]
+async fn a_tenants_pages_are_told_until_they_are_gone() {
+    let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
+    let server = &guarded.server;
+    let names = [(1, "a".to_owned()), (2, "b".to_owned())];
+    server.metrics.set_tenants(&names);
+    let pages = |server: &Server| server.metric("sterna_tenant_kv_pages{tenant=\"a\"}");
+    let long = json!({"prompt": vec![20; 400], "max_tokens": 2});
+    guarded.complete("alpha", &long).await.ok();
+    let cached = |server: &Server| pages(server) >= 25.0;
+    server.until("its cached pages", cached).await;
+    server.engine.reset_prefix_cache();
+    server
+        .until("no page of its", |server| pages(server) == 0.0)
+        .await;
 }

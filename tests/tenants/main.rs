@@ -5,10 +5,12 @@
     reason = "a test that finds nothing to unwrap has failed"
 )]
 
+mod bodies;
 mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod limits;
+mod models;
 mod program;
 mod reload;
 

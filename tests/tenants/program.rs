@@ -52,10 +52,18 @@ impl Program {
         assert!(sent.unwrap().success());
     }
 
-    async fn models(&self, key: &str) -> u16 {
+    async fn ask_models(&self, key: &str) -> reqwest::Response {
         let request = self.client.get(format!("{}/v1/models", self.address));
-        let answer = request.bearer_auth(key).send().await.unwrap();
-        answer.status().as_u16()
+        request.bearer_auth(key).send().await.unwrap()
+    }
+
+    /// The status of the list of models.
+    async fn models(&self, key: &str) -> u16 {
+        self.ask_models(key).await.status().as_u16()
+    }
+
+    async fn list(&self, key: &str) -> Value {
+        self.ask_models(key).await.json().await.unwrap()
     }
 
     async fn until<T: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> T) {
@@ -104,6 +112,8 @@ fn a_bad_file_is_refused_at_the_start_with_its_line() {
         (table("a", "abc", ""), 3),
         (table("a", ALPHA, "weight = 0"), 4),
         (table("a", ALPHA, "public = [\"x\"]"), 4),
+        (table("a", ALPHA, "models = []"), 4),
+        (table("a", ALPHA, "models = [\"x\",\n\"x\"]"), 5),
         ("[[tenant]\n".to_owned(), 1),
     ] {
         file.write(&text);
@@ -200,6 +210,46 @@ async fn sighup_reads_the_file_again_and_cuts_nobody_off() {
     for secret in [ALPHA, BETA, "Bearer alpha", "Bearer beta"] {
         assert!(!program.log().contains(secret), "{secret} is in the log");
     }
+}
+
+#[tokio::test]
+async fn a_model_is_given_and_taken_at_sighup() {
+    let with = |models: &str| table("a", ALPHA, models) + &table("b", BETA, "");
+    let file = File::new(&with("models = [\"elsewhere\"]"));
+    let program = Program::start(&["--tenants", file.path()]);
+    assert!(program.log().contains("tenants may not use"));
+    let list = async |key: &str| program.list(key).await["data"].clone();
+    assert_eq!(list("alpha").await, json!([]));
+    assert_eq!(list("beta").await[0]["id"], "sterna-demo");
+
+    file.write(&with("models = [\"sterna-demo\"]"));
+    program.signal("-HUP");
+    let given = async || list("alpha").await != json!([]);
+    program.until("the model", given).await;
+
+    let only = table("a", ALPHA, "models = [\"elsewhere\"]");
+    for (text, complaint) in [
+        (with("models = [5]"), ", line 4: "),
+        (only, "nobody may use `sterna-demo`"),
+    ] {
+        file.write(&text);
+        program.signal("-HUP");
+        let complained = async || program.log().contains(complaint);
+        program.until("a complaint in the log", complained).await;
+        assert_ne!(list("alpha").await, json!([]), "the old tenants stay");
+    }
+}
+
+#[test]
+fn a_file_that_lets_nobody_use_the_model_is_refused_at_the_start() {
+    let file = File::new(&table("a", ALPHA, "models = [\"sterna-dmeo\"]"));
+    let message = refused(&["--tenants", file.path()]);
+    assert!(
+        message.contains("nobody may use `sterna-demo`"),
+        "{message}"
+    );
+    let named = ["--tenants", file.path(), "--model-name", "sterna-dmeo"];
+    drop(Program::start(&named));
 }
 
 #[tokio::test]
