@@ -265,7 +265,10 @@ async fn a_tenants_pages_are_told_until_they_are_gone() {
     let server = &guarded.server;
     let names = [(1, "a".to_owned()), (2, "b".to_owned())];
     server.metrics.set_tenants(&names);
-    let pages = |server: &Server| server.metric("sterna_tenant_kv_pages{tenant=\"a\"}");
+    let pages = |server: &Server| {
+        let labels = "{model_name=\"actor\",engine=\"0\",tenant=\"a\"}";
+        server.metric(&format!("sterna_tenant_kv_pages{labels}"))
+    };
     let long = json!({"prompt": vec![20; 400], "max_tokens": 2});
     guarded.complete("alpha", &long).await.ok();
     let cached = |server: &Server| pages(server) >= 25.0;
