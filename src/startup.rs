@@ -73,9 +73,11 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let (serving, engine) = loaded.map_err(|_| "loading the model failed after a bug")??;
     let handle = serving.engine.clone();
     if let (Some(roster), Some(hangups)) = (roster, hangups) {
-        runtime.block_on(tenants::install(&roster, &handle, &serving.metrics))?;
+        let installing = tenants::install(&roster, &serving.model, &handle, &serving.metrics);
+        runtime.block_on(installing)?;
         let reloading = tenants::Reloading {
             roster,
+            model: serving.model.clone(),
             engine: handle.clone(),
             metrics: serving.metrics.clone(),
             app: app.clone(),

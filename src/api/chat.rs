@@ -17,6 +17,7 @@ use super::sse::{self, Chunks, Header};
 use super::tenant::Caller;
 use super::{App, Serving, body};
 use crate::engine::TokenId;
+use crate::tenants::Tenant;
 use crate::text::{Message, TemplateError, Tokenizer};
 
 const MOST_MESSAGES: usize = 1024;
@@ -29,7 +30,7 @@ pub(super) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let call = body::read(&app, request, read).await?;
+    let call = body::read(&app, &caller, request, read).await?;
     let serving = app.serving()?;
     let wants_logprobs = call.params.sampling.logprobs.is_some();
     let wants_tokens = call.params.return_token_ids;
@@ -56,8 +57,9 @@ pub(super) async fn create(
     }
 }
 
-fn read(serving: &Serving, json: &Value) -> Result<Call, ApiError> {
+fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<Call, ApiError> {
     let fields = Fields::of_body(json)?;
+    serving.model.check(fields.string("model")?, tenant)?;
     let mut params = Params::read(&fields, &serving.model)?;
     params.sampling = with_logprobs(params.sampling, top_logprobs(&fields)?);
     let messages = messages(&fields)?;

@@ -18,6 +18,7 @@ use super::sse::{self, Chunks, Header};
 use super::tenant::Caller;
 use super::{App, Serving, body};
 use crate::engine::TokenId;
+use crate::tenants::Tenant;
 use crate::text::Tokenizer;
 
 /// OpenAI's default.
@@ -32,7 +33,7 @@ pub(super) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let call = body::read(&app, request, read).await?;
+    let call = body::read(&app, &caller, request, read).await?;
     let serving = app.serving()?;
     let header = Header::new("cmpl-", "text_completion", &serving.model);
     let wants_logprobs = call.params.sampling.logprobs.is_some();
@@ -55,8 +56,9 @@ pub(super) async fn create(
     }
 }
 
-fn read(serving: &Serving, json: &Value) -> Result<Call, ApiError> {
+fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<Call, ApiError> {
     let fields = Fields::of_body(json)?;
+    serving.model.check(fields.string("model")?, tenant)?;
     let mut params = Params::read(&fields, &serving.model)?;
     params.sampling = with_logprobs(
         params.sampling,

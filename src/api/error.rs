@@ -8,10 +8,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::room::Full;
 use crate::engine::{RateKind, Refusal};
 
 /// Characters of a client's own words that an error repeats.
 const MOST_QUOTED_CHARS: usize = 64;
+/// When there may be room for a body again.
+const RETRY_SOON: Duration = Duration::from_secs(1);
 /// When a server that drains or loads may be worth another try.
 const RETRY_LATER: Duration = Duration::from_secs(5);
 
@@ -104,11 +107,31 @@ impl ApiError {
         .about("messages")
     }
 
-    /// Another model than the one that is served.
-    pub(super) fn model_not_found(asked: &str, served: &str) -> ApiError {
+    /// Another model than the one that is served, which is named to those who may use it.
+    pub(super) fn model_not_found(asked: &str, served: Option<&str>) -> ApiError {
         let asked = quoted(asked);
-        let message = format!("The model {asked} does not exist; this server has '{served}'.");
+        let message = match served {
+            Some(served) => {
+                format!("The model {asked} does not exist; this server has '{served}'.")
+            }
+            None => format!("The model {asked} does not exist."),
+        };
         ApiError::new(StatusCode::NOT_FOUND, INVALID, "model_not_found", message).about("model")
+    }
+
+    /// The model that is served, which the tenant may not use.
+    pub(super) fn model_not_allowed(asked: Option<&str>) -> ApiError {
+        let message = match asked {
+            Some(asked) => format!("Your key may not use the model {}.", quoted(asked)),
+            None => "Your key may not use the model of this server.".to_owned(),
+        };
+        ApiError::new(
+            StatusCode::FORBIDDEN,
+            "permission_error",
+            "model_not_allowed",
+            message,
+        )
+        .about("model")
     }
 
     /// No such route.
@@ -245,6 +268,18 @@ impl ApiError {
         .retry_after(retry_after)
     }
 
+    /// Too many bytes of the tenant's own, or too many of its bodies, have come and are not read yet.
+    fn tenant_bodies_full() -> ApiError {
+        let message = "Too much that you have sent is not read yet. Please let some of your requests arrive before you send more.";
+        ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            RATE_LIMIT,
+            "concurrency_limit",
+            message,
+        )
+        .retry_after(RETRY_SOON)
+    }
+
     /// It would begin too late to be of use.
     fn too_late(retry_after: Duration) -> ApiError {
         let message = "The server is overloaded: your first token would come later than your requests allow. Please try again later.";
@@ -337,6 +372,15 @@ impl From<Refusal> for ApiError {
             }
             Refusal::Draining => ApiError::draining(),
             Refusal::Dead => ApiError::internal("the engine is dead"),
+        }
+    }
+}
+
+impl From<Full> for ApiError {
+    fn from(full: Full) -> ApiError {
+        match full {
+            Full::Own => ApiError::tenant_bodies_full(),
+            Full::All => ApiError::overloaded(RETRY_SOON),
         }
     }
 }

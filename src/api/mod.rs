@@ -13,6 +13,8 @@ mod generation;
 mod listener;
 mod page;
 mod params;
+mod rates;
+mod room;
 mod sse;
 mod status;
 mod tenant;
@@ -30,23 +32,19 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::FutureExt;
-use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use crate::engine::{EngineHandle, TokenId};
 use crate::metrics::Metrics;
-use crate::tenants::{Deadlines, Tenants};
+use crate::tenants::{Deadlines, Tenant, Tenants};
 use crate::text::{ChatTemplate, Tokenizer};
 
 pub use error::ApiError;
 pub use listener::{ConnectionLimits, serve};
 
-/// Bodies that are read, rendered and tokenised at the same time away from the async threads.
-const MOST_READERS: usize = 2;
-/// Bodies that wait for their turn to be read.
-const MOST_WAITING_READERS: usize = 256;
-/// Bytes of all bodies that have come and are not read yet.
-const MOST_BODY_BYTES: usize = 64 << 20;
+use rates::RateBook;
+use room::Room;
+
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MOST_REQUEST_ID_BYTES: usize = 128;
 
@@ -84,8 +82,27 @@ pub struct ModelCard {
 }
 
 impl ModelCard {
-    fn answers_to(&self, name: &str) -> bool {
+    /// Whether `name` is one of its names.
+    pub fn answers_to(&self, name: &str) -> bool {
         name == self.name || name == "default" || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    fn is_open_to(&self, tenant: &Tenant) -> bool {
+        tenant.may_use(|name| self.answers_to(name))
+    }
+
+    /// # Errors
+    /// When this is not the model that `tenant` has `asked` for, or not one for it. Who names none means this one.
+    fn check(&self, asked: Option<&str>, tenant: &Tenant) -> Result<(), ApiError> {
+        let open = self.is_open_to(tenant);
+        match asked {
+            Some(asked) if !self.answers_to(asked) => {
+                let served = open.then_some(self.name.as_str());
+                Err(ApiError::model_not_found(asked, served))
+            }
+            asked if !open => Err(ApiError::model_not_allowed(asked)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -114,9 +131,8 @@ struct Inner {
     tenants: ArcSwap<Tenants>,
     metrics_open: bool,
     serving: OnceLock<Arc<Serving>>,
-    readers: Arc<Semaphore>,
-    reader_places: Arc<Semaphore>, // For those that read and those that wait.
-    body_bytes: Arc<Semaphore>,
+    room: Room,
+    rates: RateBook,
 }
 
 impl App {
@@ -127,16 +143,14 @@ impl App {
 
     /// A server that is still loading, for these tenants only. With `metrics_open`, its metrics need no key.
     pub fn for_tenants(tenants: Tenants, metrics_open: bool) -> App {
-        let semaphore = |permits| Arc::new(Semaphore::new(permits));
         App {
             inner: Arc::new(Inner {
                 started: unix_seconds(),
                 tenants: ArcSwap::from_pointee(tenants),
                 metrics_open,
                 serving: OnceLock::new(),
-                readers: semaphore(MOST_READERS),
-                reader_places: semaphore(MOST_READERS + MOST_WAITING_READERS),
-                body_bytes: semaphore(MOST_BODY_BYTES),
+                room: Room::new(),
+                rates: RateBook::default(),
             }),
         }
     }

@@ -153,7 +153,6 @@ fn is_empty(value: &Value) -> bool {
 impl Params {
     /// Reads everything but the prompt and what each endpoint calls logprobs.
     pub(super) fn read(body: &Fields<'_>, model: &ModelCard) -> Result<Params, ApiError> {
-        check_model(body, model)?;
         for field in UNSUPPORTED {
             check_supported(body, field)?;
         }
@@ -187,15 +186,6 @@ impl Params {
             return_token_ids: body.bool("return_token_ids")?.unwrap_or(false),
             stream: streaming(body)?,
         })
-    }
-}
-
-fn check_model(body: &Fields<'_>, model: &ModelCard) -> Result<(), ApiError> {
-    match body.string("model")? {
-        Some(asked) if !model.answers_to(asked) => {
-            Err(ApiError::model_not_found(asked, &model.name))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -2,12 +2,13 @@
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::tenant::Caller;
 use super::{App, ModelCard};
 use crate::engine::Status;
 
@@ -53,30 +54,33 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError
         .into_response())
 }
 
-/// `GET /v1/models`: the one that is served.
-pub(super) async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    let serving = app.serving()?;
-    Ok(Json(
-        json!({"object": "list", "data": [described(&serving.model, app.inner.started)]}),
-    ))
+/// `GET /v1/models`: the one that is served, if the tenant may use it.
+pub(super) async fn models(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Value>, ApiError> {
+    let model = &app.serving()?.model;
+    let open = model.is_open_to(&caller.tenant);
+    let data: Vec<Value> = open
+        .then(|| described(model, app.inner.started))
+        .into_iter()
+        .collect();
+    Ok(Json(json!({"object": "list", "data": data})))
 }
 
 /// `GET /v1/models/{id}`: that one, under any of its names.
 pub(super) async fn model(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     uri: Uri,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let model = &app.serving()?.model;
-    let Ok(Path(id)) = id else {
-        // No text, and so no model's name; told as it was sent.
-        let asked = uri.path().trim_start_matches("/v1/models/");
-        return Err(ApiError::model_not_found(asked, &model.name));
-    };
-    match model.answers_to(&id) {
-        true => Ok(Json(described(model, app.inner.started))),
-        false => Err(ApiError::model_not_found(&id, &model.name)),
-    }
+    // No text is no model's name, and told as it was sent.
+    let sent = uri.path().trim_start_matches("/v1/models/");
+    let asked = id.as_ref().map_or(sent, |Path(id)| id);
+    model.check(Some(asked), &caller.tenant)?;
+    Ok(Json(described(model, app.inner.started)))
 }
 
 fn described(model: &ModelCard, created: u64) -> Value {

@@ -9,7 +9,7 @@ use sterna_scheduler::PAGE_TOKENS;
 use tokio::signal::unix::Signal;
 use tokio::task::spawn_blocking;
 
-use crate::api::App;
+use crate::api::{App, ModelCard};
 use crate::config::ServeConfig;
 use crate::engine::{EngineHandle, TenantsRefused, TokenId};
 use crate::metrics::Metrics;
@@ -114,12 +114,18 @@ pub(super) fn public_prefixes(
 /// When it can't be had. Nothing has changed then.
 pub(super) async fn install(
     roster: &Roster,
+    model: &ModelCard,
     engine: &EngineHandle,
     metrics: &Metrics,
 ) -> Result<(), String> {
+    let names = |name: &str| model.answers_to(name);
+    let shut_out = roster
+        .shut_out(&model.name, names)
+        .map_err(|error| error.to_string())?;
     match engine.set_tenants(roster.policies()).await {
         Ok(()) => {
             metrics.set_tenants(&roster.names());
+            tell_shut_out(&shut_out, &model.name);
             Ok(())
         }
         Err(TenantsRefused::Impossible(error)) => Err(roster.explain(error).to_string()),
@@ -127,9 +133,23 @@ pub(super) async fn install(
     }
 }
 
+/// A slip in a `models` looks just like a tenant of other servers.
+fn tell_shut_out(tenants: &[&str], model: &str) {
+    if let Some(first) = tenants.first() {
+        let count = tenants.len();
+        tracing::warn!(
+            count,
+            first,
+            model,
+            "tenants may not use this server's model"
+        );
+    }
+}
+
 /// Who learns of the tenants when their file is read again.
 pub(super) struct Reloading {
     pub(super) roster: Roster,
+    pub(super) model: ModelCard,
     pub(super) engine: EngineHandle,
     pub(super) metrics: Metrics,
     pub(super) app: App,
@@ -152,7 +172,7 @@ impl Reloading {
         let fresh = read
             .map_err(|_| "reading the file failed after a bug")?
             .map_err(|error| error.to_string())?;
-        install(&fresh, &self.engine, &self.metrics).await?;
+        install(&fresh, &self.model, &self.engine, &self.metrics).await?;
         self.roster = fresh;
         self.app.set_tenants(self.roster.tenants());
         Ok(())

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use super::{Deadlines, Tenant};
-use crate::engine::TenantId;
+use super::{ANYONE, Deadlines, Tenant};
 
 /// The SHA-256 of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,12 +63,15 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// Everybody, with or without a key, as one tenant of the number 0.
+    /// Everybody, with or without a key, as one tenant.
     pub fn anyone(deadlines: Deadlines) -> Tenants {
         let anyone = Tenant {
             id: "default".into(),
-            number: TenantId(0),
+            number: ANYONE,
             deadlines,
+            models: None,
+            requests: None,
+            tokens: None,
         };
         Tenants {
             keys: Vec::new(),

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::engine::{TenantId, TenantPolicy, TenantsError};
+use crate::engine::{Rate, TenantId, TenantPolicy, TenantsError};
 
 pub use file::{FileError, PublicText};
 pub use keygen::keygen;
@@ -27,6 +27,9 @@ pub struct Deadlines {
     pub total: Option<Duration>,
 }
 
+/// The number of everybody, where nobody needs a key.
+const ANYONE: TenantId = TenantId(0);
+
 /// Whom a key belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
@@ -36,6 +39,29 @@ pub struct Tenant {
     pub number: TenantId,
     /// Of its requests.
     pub deadlines: Deadlines,
+    /// The models it may use, each by any of its names; all of them where there is no list.
+    pub models: Option<Vec<String>>,
+    /// Its rate of requests.
+    pub requests: Option<Rate>,
+    /// Its rate of tokens.
+    pub tokens: Option<Rate>,
+}
+
+impl Tenant {
+    /// Whether this is everybody, because nobody needs a key.
+    pub fn is_anyone(&self) -> bool {
+        self.number == ANYONE
+    }
+
+    /// Whether it may use a model that answers to the names for which `answers_to` holds.
+    pub fn may_use(&self, answers_to: impl Fn(&str) -> bool) -> bool {
+        listed(self.models.as_deref(), answers_to)
+    }
+}
+
+/// Whether `models` leaves in a model that answers to these names.
+fn listed(models: Option<&[String]>, answers_to: impl Fn(&str) -> bool) -> bool {
+    models.is_none_or(|models| models.iter().any(|name| answers_to(name)))
 }
 
 /// What a tenant has whose table in the file says nothing else.
@@ -56,6 +82,7 @@ struct Member {
     keys: Vec<KeyHash>,
     policy: TenantPolicy,
     deadlines: Deadlines,
+    models: Option<Vec<String>>,
 }
 
 /// The tenants of one file. Those that it has lost since the start stay as members without keys, so that what runs for them may end.
@@ -64,7 +91,7 @@ pub struct Roster {
     path: PathBuf,
     defaults: Defaults,
     public: Vec<PublicText>,
-    members: Vec<Member>, // The first has the number 1: 0 is for those who need no key.
+    members: Vec<Member>, // The first has the number after `ANYONE`.
 }
 
 impl Roster {
@@ -122,6 +149,9 @@ impl Roster {
                 id: member.id.clone(),
                 number,
                 deadlines: member.deadlines,
+                models: member.models.clone(),
+                requests: member.policy.requests,
+                tokens: member.policy.tokens,
             };
             let keys = member.keys.iter();
             keys.map(move |key| (*key, tenant.clone()))
@@ -140,6 +170,30 @@ impl Roster {
         self.numbered()
             .map(|(number, member)| (number, member.policy.clone()))
             .collect()
+    }
+
+    /// The ids of those who may not use the model called `name`, which answers to the names for which `answers_to` holds. That is no
+    /// fault: servers of other models may read the same file.
+    ///
+    /// # Errors
+    /// When nobody may use it.
+    pub fn shut_out(
+        &self,
+        name: &str,
+        answers_to: impl Fn(&str) -> bool,
+    ) -> Result<Vec<&str>, FileError> {
+        let present = || self.members.iter().filter(|member| !member.keys.is_empty());
+        let out: Vec<&str> = present()
+            .filter(|member| !listed(member.models.as_deref(), &answers_to))
+            .map(|member| member.id.as_str())
+            .collect();
+        if out.len() < present().count() {
+            return Ok(out);
+        }
+        let why = format!(
+            "nobody may use `{name}`, the model of this server: every `models` leaves it out"
+        );
+        Err(FileError::whole(&self.path, why))
     }
 
     /// The scheduler's objection to `policies`, in the words of the file.

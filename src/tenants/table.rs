@@ -44,6 +44,7 @@ pub(super) struct TenantTable {
     total_seconds: Number,
     #[serde(default)]
     public: Vec<Spanned<String>>,
+    models: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -99,6 +100,7 @@ impl TenantTable {
             keys: self.keys(known)?,
             policy: self.policy(known, defaults)?,
             deadlines,
+            models: self.models(known)?,
         })
     }
 
@@ -131,6 +133,31 @@ impl TenantTable {
             keys.push(key);
         }
         Ok(keys)
+    }
+
+    fn models(&self, known: &Known<'_>) -> Result<Option<Vec<String>>, Fault> {
+        let Some(models) = &self.models else {
+            return Ok(None);
+        };
+        if models.get_ref().is_empty() {
+            let why = "there is no model here; a tenant without `models` may use all";
+            return Err(fault(models, why));
+        }
+        let mut lines = HashMap::new();
+        for name in models.get_ref() {
+            if name.get_ref().is_empty() {
+                return Err(fault(name, "a model's name is not empty"));
+            }
+            let line = line(known.text, name.span().start);
+            if let Some(line) = lines.insert(name.get_ref(), line) {
+                return Err(fault(
+                    name,
+                    format!("the same model stands in line {line} already"),
+                ));
+            }
+        }
+        let names = models.get_ref().iter();
+        Ok(Some(names.map(|name| name.get_ref().clone()).collect()))
     }
 
     fn policy(&self, known: &Known<'_>, defaults: &Defaults) -> Result<TenantPolicy, Fault> {

@@ -83,6 +83,7 @@ fn a_full_table_says_everything() {
         first_token_seconds = 5
         total_seconds = 60
         public = ["law", "support"]
+        models = ["sterna-demo", "sk"]
         "#,
         hash("old"),
         hash("new").to_uppercase(),
@@ -265,6 +266,17 @@ fn prefix_faults() -> Vec<Faulty> {
     ]
 }
 
+fn model_faults() -> Vec<Faulty> {
+    let with = |line: &str| table("a", "k", line);
+    vec![
+        (with("models = []"), Some(4), "no model here"),
+        (with("models = \"x\""), Some(4), "expected a sequence"),
+        (with("models = [\n\"x\",\n5]"), Some(6), "expected a string"),
+        (with("models = [\"x\",\n\"\"]"), Some(5), "not empty"),
+        (with("models = [\"x\",\n\"y\",\n\"x\"]"), Some(6), "line 4"),
+    ]
+}
+
 #[test]
 fn every_fault_is_named_with_its_file_and_line() {
     let scratch = Scratch::new("fault", "");
@@ -274,6 +286,7 @@ fn every_fault_is_named_with_its_file_and_line() {
         key_faults(),
         number_faults(),
         prefix_faults(),
+        model_faults(),
     ];
     for (text, line, word) in faults.concat() {
         scratch.write(&text);
@@ -309,6 +322,7 @@ fn what_could_be_a_key_is_never_repeated() {
         "band",
         "token_burst",
         "public",
+        "models",
         "colour",
         "key_sha256",
     ] {
@@ -375,6 +389,31 @@ fn public_prefixes_are_fixed_at_the_start() {
     assert!(roster.reread().is_ok());
     scratch.write(&(prefix("Two.") + &tenant));
     assert!(roster.reread().unwrap_err().to_string().contains("restart"));
+}
+
+#[test]
+fn models_are_for_those_who_list_them_or_list_none() {
+    let text = [
+        table("a", "ka", "models = [\"one\", \"two\"]"),
+        table("b", "kb", "models = [\"three\"]"),
+    ];
+    let scratch = Scratch::new("models", &text.concat());
+    let roster = scratch.open().unwrap();
+    let out = |roster: &Roster, model: &str| match roster.shut_out(model, |name| name == model) {
+        Ok(ids) => ids.join(" "),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(out(&roster, "one"), "b");
+    assert_eq!(out(&roster, "three"), "a");
+    assert!(out(&roster, "four").ends_with("every `models` leaves it out"));
+    let tenant = roster.tenants().find(Some(b"ka")).unwrap();
+    assert!(tenant.may_use(|name| name == "two") && !tenant.may_use(|name| name == "three"));
+
+    scratch.write(&table("c", "kc", ""));
+    let roster = roster.reread().unwrap();
+    assert_eq!(out(&roster, "one"), "", "who is lost does not count");
+    let tenant = roster.tenants().find(Some(b"kc")).unwrap();
+    assert!(tenant.may_use(|_| false), "without a list all may be used");
 }
 
 #[test]

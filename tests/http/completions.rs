@@ -1,0 +1,133 @@
+//! `POST /v1/completions`: its shape, the forms of a prompt, what an answer draws and counts.
+
+use serde_json::{Value, json};
+
+use crate::harness::*;
+
+#[tokio::test]
+async fn a_completion_has_openais_shape() {
+    let server = Server::new();
+    let answer = server.complete(json!({"prompt": "Hello"})).await.ok();
+    assert!(answer["id"].as_str().unwrap().starts_with("cmpl-"));
+    assert_eq!(answer["object"], "text_completion");
+    let prompt_tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    let text = server.script(prompt_tokens, 16);
+    let choice = json!({"index": 0, "text": text, "logprobs": null, "finish_reason": "length"});
+    assert_eq!(answer["choices"], json!([choice]));
+    assert_eq!(answer["usage"]["completion_tokens"], 16);
+}
+
+#[tokio::test]
+async fn all_forms_of_a_prompt_give_one_answer() {
+    let server = Server::new();
+    let tokens = server.tokenizer.encode_prompt("Hello").unwrap();
+    let forms = [
+        json!("Hello"),
+        json!(["Hello"]),
+        json!(tokens),
+        json!([tokens]),
+    ];
+    let mut answers = Vec::new();
+    for form in forms {
+        let answer = server
+            .complete(json!({"prompt": form, "return_token_ids": true}))
+            .await
+            .ok();
+        assert_eq!(answer["choices"][0]["prompt_token_ids"], json!(tokens));
+        assert_eq!(
+            answer["choices"][0]["token_ids"].as_array().unwrap().len(),
+            16
+        );
+        answers.push(answer["choices"].clone());
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]));
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo!"}]}]);
+    let in_parts = server
+        .chat(json!({"messages": parts, "max_tokens": 5}))
+        .await
+        .ok();
+    assert_eq!(
+        in_parts["choices"],
+        server.chat(json!({"max_tokens": 5})).await.ok()["choices"]
+    );
+}
+
+#[tokio::test]
+async fn usage_counts_cached_tokens_and_follows_the_stream() {
+    let server = Server::new();
+    let prompt = "one two three ".repeat(40);
+    let body = json!({"prompt": prompt, "max_tokens": 4});
+    let fresh = server.complete(body.clone()).await.ok();
+    assert_eq!(fresh["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let again = server.complete(body.clone()).await.ok();
+    assert!(
+        again["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap()
+            >= 16
+    );
+    assert_eq!(again["choices"], fresh["choices"]);
+
+    let options = json!({"stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    let events = server.complete(merged(body, options)).await.events();
+    let counts: Vec<u64> = events
+        .iter()
+        .map(|event| event["usage"]["completion_tokens"].as_u64().unwrap())
+        .collect();
+    assert!(
+        counts.is_sorted() && counts.last() == Some(&4),
+        "{counts:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_seed_decides_what_is_drawn() {
+    let server = Server::new();
+    let hot = |seed: Value| {
+        // A free draw must not come upon the token that makes a step fail.
+        let bias = json!({POISON.to_string(): -100});
+        json!({"temperature": 2, "max_tokens": 40, "seed": seed, "return_token_ids": true, "logit_bias": bias})
+    };
+    let drawn = async |seed: Value| {
+        server.complete(hot(seed)).await.ok()["choices"][0]["token_ids"].clone()
+    };
+    assert_eq!(drawn(json!(-7)).await, drawn(json!(-7)).await);
+    assert_ne!(drawn(json!(1)).await, drawn(json!(2)).await);
+    assert_ne!(drawn(json!(null)).await, drawn(json!(null)).await);
+}
+
+#[tokio::test]
+async fn a_long_text_is_read_too() {
+    let server = Server::new();
+    let prompt = "the capital ".repeat(1500);
+    let tokens = server.tokenizer.encode_prompt(&prompt).unwrap().len();
+    let answer = server
+        .complete(json!({"prompt": prompt, "max_tokens": 2}))
+        .await;
+    if tokens as u32 + 2 > MAX_MODEL_LEN {
+        assert_eq!(answer.error().1, "context_length_exceeded");
+    } else {
+        assert_eq!(answer.ok()["usage"]["prompt_tokens"], tokens);
+    }
+    let hopeless = server
+        .complete(json!({"prompt": "x".repeat(1 << 20)}))
+        .await;
+    assert_eq!(
+        hopeless.error(),
+        (400, "context_length_exceeded".into(), Some("prompt".into()))
+    );
+}
+
+#[tokio::test]
+async fn the_rest_of_the_context_is_chats_default_length() {
+    let server = Server::new();
+    let tokens = vec![20; MAX_MODEL_LEN as usize - 3];
+    let clamped = server.complete(json!({"prompt": tokens})).await.ok();
+    assert_eq!(
+        clamped["usage"]["completion_tokens"], 3,
+        "the default length is no demand"
+    );
+    let answer = server.chat(json!({"ignore_eos": true})).await.ok();
+    assert_eq!(answer["usage"]["total_tokens"], MAX_MODEL_LEN);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}

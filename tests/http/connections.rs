@@ -1,0 +1,176 @@
+//! Real sockets: clients that leave, requests sent ahead, a listener that stops, what is no HTTP.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+use sterna::api::{self, ConnectionLimits};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::harness::*;
+use crate::{CHAT, TEXT};
+
+impl Server {
+    /// Over a real socket, until the sender is dropped or used.
+    async fn listen(&self) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let stopped = async move { drop(stopped.await) };
+        let serving = tokio::spawn(api::serve(
+            listener,
+            self.router.clone(),
+            ConnectionLimits::default(),
+            stopped,
+        ));
+        (address, stop, serving)
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_request() {
+    let next = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    for (path, stream, behind) in [
+        (CHAT, false, ""),
+        (CHAT, true, ""),
+        (TEXT, false, ""),
+        (TEXT, true, ""),
+        (CHAT, false, "\r\n"),
+        (CHAT, true, "\r\n"),
+        (CHAT, false, next),
+        (TEXT, true, next),
+    ] {
+        let server = Server::new();
+        server.gate.close();
+        server.gate.pass(3);
+        let (address, _stop, _serving) = server.listen().await;
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 3000, "stream": stream}).to_string();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let sent = head + &body + behind;
+        client.write_all(sent.as_bytes()).await.unwrap();
+        server.gate.arrivals(4).await;
+        drop(client);
+        server
+            .until("the server notices", |server| {
+                server.metric("sterna_client_disconnects_total") == 1.0
+            })
+            .await;
+        server.gate.open();
+        server
+            .until("nothing runs", |server| {
+                server.engine.status().running == 0
+                    && server.metric("vllm:num_requests_running") == 0.0
+            })
+            .await;
+        let drawn = server.metric("vllm:generation_tokens_total");
+        assert!(
+            drawn <= 5.0,
+            "{path} stream {stream} behind {behind:?}: {drawn} tokens for nobody"
+        );
+    }
+}
+
+#[tokio::test]
+async fn requests_sent_ahead_are_answered_in_turn() {
+    let server = Server::new();
+    let (address, _stop, _serving) = server.listen().await;
+    let body = json!({"prompt": "Hi", "max_tokens": 5, "stream": true}).to_string();
+    let one = format!(
+        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let large = json!({"prompt": "x".repeat(3 << 20)}).to_string();
+    let too_large = format!(
+        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{large}",
+        large.len()
+    );
+    let last = "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    server.gate.close();
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all((one.repeat(2)).as_bytes()).await.unwrap();
+    server.gate.arrivals(1).await;
+    // Part of it is read ahead, while the first is being answered.
+    client.write_all(one.as_bytes()).await.unwrap();
+    server.gate.open();
+    let mut answers = Vec::new();
+    let text = |answers: &[u8]| String::from_utf8_lossy(answers).into_owned();
+    let (mut reader, mut writer) = client.split();
+    let mut part = [0; 4096];
+    while text(&answers).matches("[DONE]").count() < 3 {
+        let read = timeout(PATIENCE, reader.read(&mut part))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(read > 0, "{}", text(&answers));
+        answers.extend_from_slice(&part[..read]);
+    }
+    writer.write_all(too_large.as_bytes()).await.unwrap();
+    writer.write_all(last.as_bytes()).await.unwrap();
+    timeout(PATIENCE, reader.read_to_end(&mut answers))
+        .await
+        .unwrap()
+        .unwrap();
+    let answers = text(&answers);
+    assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 4, "{answers}");
+    assert_eq!(answers.matches("HTTP/1.1 413 ").count(), 1, "{answers}");
+}
+
+#[tokio::test]
+async fn a_listener_that_stops_lets_answers_end() {
+    let server = Server::new();
+    server.gate.close();
+    let (address, stop, serving) = server.listen().await;
+    let body = json!({"prompt": "Hi", "max_tokens": 5}).to_string();
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    client.write_all((head + &body).as_bytes()).await.unwrap();
+    server.gate.arrivals(1).await;
+    stop.send(()).unwrap();
+    server.gate.open();
+    let mut answer = String::new();
+    timeout(PATIENCE, client.read_to_string(&mut answer))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.contains("\"finish_reason\":\"length\""));
+    timeout(PATIENCE, serving).await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_not_http_1_is_turned_away_cleanly() {
+    let server = Server::new();
+    let (address, _stop, _serving) = server.listen().await;
+    for bytes in [
+        &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"HELO\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        // A reset is as good an end as a close.
+        drop(
+            timeout(PATIENCE, client.read_to_end(&mut answer))
+                .await
+                .expect("the connection ends"),
+        );
+        assert!(
+            answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+            "{}",
+            String::from_utf8_lossy(&answer)
+        );
+    }
+    server.complete(json!({})).await.ok();
+}

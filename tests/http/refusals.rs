@@ -1,0 +1,72 @@
+//! A full queue and a step that fails.
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::json;
+use sterna::api::App;
+use tower::ServiceExt;
+
+use crate::TEXT;
+use crate::harness::*;
+
+impl Server {
+    fn with(max_running: u32, submit_lane: usize) -> Server {
+        Server::start(App::loading(), max_running, submit_lane)
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_is_503_with_retry_after() {
+    let server = Server::with(1, 1);
+    server.gate.close();
+    let request = |max_tokens: u32| {
+        let body = json!({"prompt": "Hello", "max_tokens": max_tokens}).to_string();
+        let request = Request::post(TEXT)
+            .header("content-type", "application/json")
+            .body(Body::from(body))
+            .unwrap();
+        tokio::spawn(server.router.clone().oneshot(request))
+    };
+    let running = request(2);
+    server.gate.arrivals(1).await;
+    // The engine's thread waits at the gate; the next request fills the lane to it.
+    let mut waiting = vec![request(2), request(2), request(2)];
+    server
+        .until("two find no room", |_| {
+            waiting
+                .iter()
+                .filter(|waiting| waiting.is_finished())
+                .count()
+                == 2
+        })
+        .await;
+    let refused = server.complete(json!({"stream": true})).await;
+    assert_eq!(refused.error(), (503, "engine_overloaded".into(), None));
+    assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
+    server.gate.open();
+    assert_eq!(running.await.unwrap().unwrap().status(), 200);
+    let mut answered = 0;
+    for waiting in waiting.drain(..) {
+        answered += usize::from(waiting.await.unwrap().unwrap().status() == 200);
+    }
+    assert_eq!(answered, 1, "the one in the lane is served");
+    server.complete(json!({})).await.ok();
+}
+
+#[tokio::test]
+async fn a_step_that_fails_is_a_500_and_the_next_one_works() {
+    let server = Server::new();
+    for stream in [false, true] {
+        let failed = server
+            .complete(json!({"prompt": [5, POISON], "stream": stream}))
+            .await;
+        assert_eq!(failed.error(), (500, "internal_error".into(), None));
+        assert!(
+            !failed.body.contains("made to fail"),
+            "no internals: {}",
+            failed.body
+        );
+        server.complete(json!({"stream": stream})).await;
+    }
+    server.complete(json!({})).await.ok();
+}

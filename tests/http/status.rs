@@ -1,0 +1,65 @@
+//! Models, health and readiness.
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Method;
+use serde_json::json;
+use sterna::api::{self, App};
+
+use crate::harness::*;
+
+#[tokio::test]
+async fn the_model_is_listed_under_all_its_names() {
+    let server = Server::new();
+    let models = server.get("/v1/models").await.ok();
+    assert_eq!(models["object"], "list");
+    let model = &models["data"][0];
+    assert_eq!(
+        (&model["id"], &model["object"], &model["max_model_len"]),
+        (&json!("actor"), &json!("model"), &json!(MAX_MODEL_LEN))
+    );
+    for name in ["actor", "gpt-x", "default"] {
+        assert_eq!(server.get(&format!("/v1/models/{name}")).await.ok(), *model);
+    }
+    assert_eq!(
+        server.get("/v1/models/org/other").await.error(),
+        (404, "model_not_found".into(), Some("model".into()))
+    );
+    assert_eq!(
+        server.get("/v1/models/%FF").await.error(),
+        (404, "model_not_found".into(), Some("model".into()))
+    );
+}
+
+#[tokio::test]
+async fn health_and_readiness_follow_the_servers_life() {
+    let loading = api::router(App::loading());
+    let get = async |router: &Router, path: &str| {
+        send(router, Method::GET, path, &[], Body::empty()).await
+    };
+    assert_eq!(get(&loading, "/health").await.status, 200);
+    let not_yet = get(&loading, "/ready").await;
+    assert_eq!(not_yet.error(), (503, "loading".into(), None));
+    assert!(not_yet.header("retry-after").parse::<u64>().unwrap() >= 1);
+    assert_eq!(get(&loading, "/v1/models").await.error().1, "loading");
+
+    let server = Server::new();
+    assert_eq!(server.get("/health").await.ok(), json!({"status": "ok"}));
+    assert_eq!(server.get("/ready").await.status, 200);
+    assert!(
+        server
+            .get("/metrics")
+            .await
+            .body
+            .contains("vllm:num_requests_running")
+    );
+    server.engine.drain();
+    assert_eq!(server.get("/health").await.status, 200);
+    assert_eq!(
+        server.get("/ready").await.error(),
+        (503, "draining".into(), None)
+    );
+    let refused = server.chat(json!({})).await;
+    assert_eq!(refused.error(), (503, "draining".into(), None));
+    assert!(refused.headers.contains_key("retry-after"));
+}

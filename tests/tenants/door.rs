@@ -1,0 +1,112 @@
+//! Who gets in with which key.
+
+use axum::body::Body;
+use axum::http::Method;
+use serde_json::json;
+use sterna::api::App;
+
+use crate::harness::{self, Server};
+use crate::{ALPHA, CHAT, File, Guarded, JSON, TEXT, table};
+
+#[tokio::test]
+async fn every_route_but_the_open_ones_needs_a_key() {
+    let guarded = Guarded::new(&table("a", ALPHA, "")).await;
+    let strangers: [&[(&str, &str)]; 9] = [
+        &[],
+        &[("authorization", "Bearer beta")],
+        &[("authorization", "Bearer ")],
+        &[("authorization", "Bearer")],
+        &[("authorization", "Basic alpha")],
+        &[("authorization", "alpha")],
+        &[("x-api-key", "")],
+        &[("x-api-key", ALPHA)],
+        &[("authorization", "Bearer beta"), ("x-api-key", "alpha")],
+    ];
+    for (method, path) in [
+        (Method::POST, CHAT),
+        (Method::POST, TEXT),
+        (Method::GET, CHAT),
+        (Method::GET, "/v1/models"),
+        (Method::GET, "/v1/models/actor"),
+        (Method::GET, "/metrics"),
+        (Method::GET, "/metrics/"),
+        (Method::GET, "//health"),
+        (Method::GET, "/health/"),
+        (Method::GET, "/nothing"),
+        (Method::DELETE, "/v1/requests/1"),
+    ] {
+        for headers in strangers {
+            let refused = guarded
+                .server
+                .send(method.clone(), path, headers, "{}")
+                .await;
+            let code = "invalid_api_key".to_owned();
+            assert_eq!(refused.error(), (401, code, None), "{path} {headers:?}");
+            assert_eq!(refused.header("www-authenticate"), "Bearer");
+            assert!(refused.body.contains("\"authentication_error\""));
+            assert!(refused.headers.contains_key("x-request-id"));
+            assert!(!refused.body.contains("alpha") && !refused.body.contains("beta"));
+        }
+        let known = [("authorization", "Bearer alpha")];
+        let answer = guarded.server.send(method, path, &known, "{}").await;
+        assert_ne!(answer.status, 401, "{path}");
+    }
+    for path in ["/", "/health", "/ready"] {
+        assert_eq!(guarded.server.get(path).await.status, 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_taken_from_either_header() {
+    let guarded = Guarded::new(&table("a", ALPHA, "")).await;
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
+    for header in [
+        ("authorization", "Bearer alpha"),
+        ("authorization", "bearer  alpha"),
+        ("Authorization", "BEARER alpha"),
+        ("x-api-key", "alpha"),
+        ("X-Api-Key", " alpha "),
+    ] {
+        let answer = guarded.ask(CHAT, &[header], &body).await.ok();
+        assert_eq!(answer["usage"]["completion_tokens"], 2, "{header:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_tenants_any_key_and_none_are_fine() {
+    let server = Server::new();
+    server.complete(json!({"max_tokens": 2})).await.ok();
+    server.chat(json!({"max_tokens": 2})).await.ok();
+    let headers = [JSON, ("authorization", "Bearer none")];
+    let body = json!({"prompt": "Hello", "max_tokens": 2}).to_string();
+    server.send(Method::POST, TEXT, &headers, body).await.ok();
+    assert_eq!(server.get("/metrics").await.status, 200);
+}
+
+#[tokio::test]
+async fn metrics_are_open_if_the_operator_says_so() {
+    let roster = File::new(&table("a", ALPHA, "")).roster();
+    let server = Server::start(App::for_tenants(roster.tenants(), true), 8, 64);
+    assert_eq!(server.get("/metrics").await.status, 200);
+    assert_eq!(server.get("/v1/models").await.status, 401);
+}
+
+#[tokio::test]
+async fn the_body_of_a_stranger_is_never_read() {
+    let guarded = Guarded::new(&table("a", ALPHA, "")).await;
+    let body = Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, String>>());
+    let refused = guarded.server.send(Method::POST, TEXT, &[JSON], body).await;
+    assert_eq!(refused.status, 401);
+}
+
+#[tokio::test]
+async fn the_door_is_shut_while_the_model_loads() {
+    let roster = File::new(&table("a", ALPHA, "")).roster();
+    let router = sterna::api::router(App::for_tenants(roster.tenants(), false));
+    let get = async |key: &str| {
+        let headers = [("x-api-key", key)];
+        harness::send(&router, Method::GET, "/v1/models", &headers, Body::empty()).await
+    };
+    assert_eq!(get("beta").await.status, 401);
+    assert_eq!(get("alpha").await.error().1, "loading");
+}

@@ -1,0 +1,125 @@
+//! Tenants at the edge: who gets in with which key, and what a file may say, at the start and later.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that finds nothing to unwrap has failed"
+)]
+
+mod bodies;
+mod door;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod limits;
+mod models;
+mod program;
+mod reload;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use harness::{Answer, PATIENCE, Server};
+use serde_json::{Value, json};
+use sterna::api::App;
+use sterna::tenants::{Deadlines, Defaults, Roster};
+use tower::ServiceExt;
+
+const CHAT: &str = "/v1/chat/completions";
+
+const TEXT: &str = "/v1/completions";
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// The SHA-256 of `alpha`, `beta` and `gamma`.
+const ALPHA: &str = "8ed3f6ad685b959ead7022518e1af76cd816f8e8ec7ccdda1ed4018e8f2223f8";
+
+const BETA: &str = "f44e64e75f3948e9f73f8dfa94721c4ce8cbb4f265c4790c702b2d41cfbf2753";
+
+const GAMMA: &str = "be9d587defa1f0c09ef49eb17e206983a5f8f8289e4281860bd0ee5a19592c67";
+
+fn table(id: &str, hash: &str, more: &str) -> String {
+    format!("[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{hash}\"\n{more}\n")
+}
+
+/// A tenants file, gone when the test ends.
+struct File(PathBuf);
+
+impl File {
+    fn new(text: &str) -> File {
+        static FILES: AtomicU32 = AtomicU32::new(0);
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("sterna-edge-{}-{number}.toml", std::process::id());
+        let file = File(std::env::temp_dir().join(name));
+        file.write(text);
+        file
+    }
+
+    /// In one go: who reads it sees the old text or the new.
+    fn write(&self, text: &str) {
+        let next = self.0.with_extension("next");
+        fs::write(&next, text).unwrap();
+        fs::rename(next, &self.0).unwrap();
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    fn roster(&self) -> Roster {
+        let defaults = Defaults {
+            deadlines: Deadlines::default(),
+            max_queued: 64,
+            max_queued_time: PATIENCE,
+        };
+        Roster::open(&self.0, defaults).unwrap()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        fs::remove_file(&self.0).unwrap();
+    }
+}
+
+/// A server in process, for the tenants of a file.
+struct Guarded {
+    server: Server,
+    app: App,
+}
+
+impl Guarded {
+    async fn new(tables: &str) -> Guarded {
+        let roster = File::new(tables).roster();
+        let app = App::for_tenants(roster.tenants(), false);
+        let server = Server::start(app.clone(), 8, 64);
+        server.engine.set_tenants(roster.policies()).await.unwrap();
+        Guarded { server, app }
+    }
+
+    async fn ask(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+        let headers = [&[JSON], headers].concat();
+        let method = Method::POST;
+        self.server
+            .send(method, path, &headers, body.to_string())
+            .await
+    }
+
+    async fn complete(&self, key: &str, body: &Value) -> Answer {
+        let base = json!({"prompt": "Hello", "temperature": 0});
+        let body = harness::merged(base, body.clone());
+        self.ask(TEXT, &[("x-api-key", key)], &body).await
+    }
+}
+
+/// A request that is under way beside the test.
+fn begin(server: &Server, key: &str, body: &Value) -> tokio::task::JoinHandle<Answer> {
+    let request = Request::post(TEXT)
+        .header(JSON.0, JSON.1)
+        .header("x-api-key", key)
+        .body(Body::from(body.to_string()))
+        .unwrap();
+    let router = server.router.clone();
+    tokio::spawn(async move { Answer::read(router.oneshot(request).await.unwrap()).await })
+}

@@ -1,0 +1,282 @@
+//! The program itself: what it refuses at the start, what SIGHUP changes, what keygen makes.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::harness::PATIENCE;
+use crate::{ALPHA, BETA, CHAT, File, GAMMA, TEXT, table};
+
+/// The server as a process of its own, killed at the end.
+struct Program {
+    process: Child,
+    address: String,
+    log: File,
+    client: reqwest::Client,
+}
+
+impl Program {
+    fn start(flags: &[&str]) -> Program {
+        let log = File::new("");
+        let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["--port", "0", "--threads", "1"])
+            .args(flags)
+            .env("RUST_LOG", "trace")
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log.0).unwrap())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let address = lines.map_while(Result::ok).find_map(|line| {
+            let rest = &line[line.find("http://")?..];
+            rest.split_whitespace().next().map(str::to_owned)
+        });
+        Program {
+            process,
+            address: address.expect("the server names its address"),
+            log,
+            client: reqwest::Client::new(),
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log.0).unwrap()
+    }
+
+    fn signal(&self, signal: &str) {
+        let process = self.process.id().to_string();
+        let sent = Command::new("kill").args([signal, &process]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    async fn ask_models(&self, key: &str) -> reqwest::Response {
+        let request = self.client.get(format!("{}/v1/models", self.address));
+        request.bearer_auth(key).send().await.unwrap()
+    }
+
+    /// The status of the list of models.
+    async fn models(&self, key: &str) -> u16 {
+        self.ask_models(key).await.status().as_u16()
+    }
+
+    async fn list(&self, key: &str) -> Value {
+        self.ask_models(key).await.json().await.unwrap()
+    }
+
+    async fn until<T: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> T) {
+        let waiting = async { while !holds().await {} };
+        timeout(PATIENCE, waiting)
+            .await
+            .unwrap_or_else(|_| panic!("in vain waited for: {what}\n{}", self.log()));
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// To its end, which must come by itself.
+fn run(flags: &[&str]) -> Output {
+    Command::new("timeout")
+        .args([
+            &PATIENCE.as_secs().to_string(),
+            env!("CARGO_BIN_EXE_sterna"),
+        ])
+        .args(flags)
+        .output()
+        .unwrap()
+}
+
+pub(crate) fn refused(flags: &[&str]) -> String {
+    let output = run(&[&["--port", "0"], flags].concat());
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{flags:?}: {message}");
+    message
+}
+
+#[test]
+fn a_bad_file_is_refused_at_the_start_with_its_line() {
+    let good = table("a", ALPHA, "");
+    let file = File::new("");
+    for (text, line) in [
+        (String::new() + &good + &table("a", BETA, ""), 6),
+        (String::new() + &good + &table("b", ALPHA, ""), 7),
+        (table("a", ALPHA, "colour = 1"), 4),
+        (table("a", "abc", ""), 3),
+        (table("a", ALPHA, "weight = 0"), 4),
+        (table("a", ALPHA, "public = [\"x\"]"), 4),
+        (table("a", ALPHA, "models = []"), 4),
+        (table("a", ALPHA, "models = [\"x\",\n\"x\"]"), 5),
+        ("[[tenant]\n".to_owned(), 1),
+    ] {
+        file.write(&text);
+        let message = refused(&["--tenants", file.path()]);
+        let place = format!("{}, line {line}: ", file.path());
+        assert!(message.contains(&place), "{message}\n---\n{text}");
+    }
+    let message = refused(&["--tenants", "/nowhere/tenants.toml"]);
+    assert!(message.contains("/nowhere/tenants.toml"), "{message}");
+}
+
+#[test]
+fn public_prefixes_that_cannot_be_had_are_refused_at_the_start() {
+    let prefix = |words: &str| {
+        let text = format!("[[public_prefix]]\nname = \"x\"\nsystem = \"{words}\"\n");
+        File::new(&(table("a", ALPHA, "public = [\"x\"]") + &text))
+    };
+    let long = prefix(&"All is well. ".repeat(60));
+    let message = refused(&["--tenants", long.path(), "--kv-memory", "256KiB"]);
+    assert!(message.contains("public prefixes would take"), "{message}");
+    let short = prefix("");
+    let message = refused(&["--tenants", short.path()]);
+    assert!(message.contains("less than a page"), "{message}");
+}
+
+#[tokio::test]
+async fn a_public_address_needs_keys_or_the_word_insecure() {
+    for host in ["0.0.0.0", "::"] {
+        let message = refused(&["--host", host]);
+        assert!(message.contains("--tenants"), "{message}");
+        assert!(message.contains("--insecure"), "{message}");
+    }
+    let file = File::new(&table("a", ALPHA, ""));
+    for flags in [
+        ["--host=0.0.0.0", "--insecure"],
+        ["--host=0.0.0.0", &format!("--tenants={}", file.path())],
+    ] {
+        assert!(Program::start(&flags).address.contains("0.0.0.0"));
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_keygen_opens_the_door() {
+    let made = run(&["keygen", "acme"]);
+    assert!(made.status.success());
+    let told = String::from_utf8(made.stderr).unwrap();
+    let key = told.lines().last().unwrap();
+    let lines = String::from_utf8(made.stdout).unwrap();
+    let file = File::new(&lines);
+    let program = Program::start(&["--tenants", file.path()]);
+    assert_eq!(program.models(key).await, 200);
+    assert_eq!(program.models("sk-none").await, 401);
+    assert_eq!(run(&["keygen", "a b"]).status.code(), Some(2));
+    let hash = lines.split('"').nth(3).unwrap();
+    for secret in [key, hash, "sk-none"] {
+        assert!(!program.log().contains(secret));
+    }
+}
+
+#[tokio::test]
+async fn sighup_reads_the_file_again_and_cuts_nobody_off() {
+    let file = File::new(&table("a", ALPHA, ""));
+    let program = Program::start(&["--tenants", file.path()]);
+    let body = json!({
+        "prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    let request = program.client.post(format!("{}{TEXT}", program.address));
+    let request = request.bearer_auth("alpha").json(&body);
+    let mut stream = request.send().await.unwrap();
+    let mut text = Vec::from(stream.chunk().await.unwrap().unwrap());
+
+    file.write(&table("b", BETA, "weight = 0"));
+    program.signal("-HUP");
+    let complained = async || program.log().contains(", line 4: ");
+    program.until("a complaint in the log", complained).await;
+    assert_eq!(
+        (program.models("alpha").await, program.models("beta").await),
+        (200, 401)
+    );
+
+    file.write(&table("b", BETA, ""));
+    program.signal("-HUP");
+    let changed = async || program.models("beta").await == 200;
+    program.until("the new key", changed).await;
+    assert_eq!(program.models("alpha").await, 401);
+
+    while let Some(piece) = stream.chunk().await.unwrap() {
+        text.extend_from_slice(&piece);
+    }
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("\"completion_tokens\":900"), "{text}");
+    assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
+    for secret in [ALPHA, BETA, "Bearer alpha", "Bearer beta"] {
+        assert!(!program.log().contains(secret), "{secret} is in the log");
+    }
+}
+
+#[tokio::test]
+async fn a_model_is_given_and_taken_at_sighup() {
+    let with = |models: &str| table("a", ALPHA, models) + &table("b", BETA, "");
+    let file = File::new(&with("models = [\"elsewhere\"]"));
+    let program = Program::start(&["--tenants", file.path()]);
+    assert!(program.log().contains("tenants may not use"));
+    let list = async |key: &str| program.list(key).await["data"].clone();
+    assert_eq!(list("alpha").await, json!([]));
+    assert_eq!(list("beta").await[0]["id"], "sterna-demo");
+
+    file.write(&with("models = [\"sterna-demo\"]"));
+    program.signal("-HUP");
+    let given = async || list("alpha").await != json!([]);
+    program.until("the model", given).await;
+
+    let only = table("a", ALPHA, "models = [\"elsewhere\"]");
+    for (text, complaint) in [
+        (with("models = [5]"), ", line 4: "),
+        (only, "nobody may use `sterna-demo`"),
+    ] {
+        file.write(&text);
+        program.signal("-HUP");
+        let complained = async || program.log().contains(complaint);
+        program.until("a complaint in the log", complained).await;
+        assert_ne!(list("alpha").await, json!([]), "the old tenants stay");
+    }
+}
+
+#[test]
+fn a_file_that_lets_nobody_use_the_model_is_refused_at_the_start() {
+    let file = File::new(&table("a", ALPHA, "models = [\"sterna-dmeo\"]"));
+    let message = refused(&["--tenants", file.path()]);
+    assert!(
+        message.contains("nobody may use `sterna-demo`"),
+        "{message}"
+    );
+    let named = ["--tenants", file.path(), "--model-name", "sterna-dmeo"];
+    drop(Program::start(&named));
+}
+
+#[tokio::test]
+async fn a_public_prefix_is_computed_once_for_those_who_may_share_it() {
+    let system = "You answer for a shop that sells paper, and you are brief, friendly and right about paper.";
+    let prefix = format!("[[public_prefix]]\nname = \"shop\"\nsystem = \"{system}\"\n");
+    let sharing = "public = [\"shop\"]";
+    let tables = [
+        prefix,
+        table("a", ALPHA, sharing),
+        table("b", BETA, sharing),
+        table("c", GAMMA, ""),
+    ];
+    let file = File::new(&tables.concat());
+    let program = Program::start(&["--tenants", file.path()]);
+    let cached = async |key: &str, question: &str| {
+        let body = json!({"max_tokens": 2, "messages": [
+            {"role": "system", "content": system}, {"role": "user", "content": question}
+        ]});
+        let request = program.client.post(format!("{}{CHAT}", program.address));
+        let answer = request.bearer_auth(key).json(&body).send().await.unwrap();
+        let answer: Value = answer.json().await.unwrap();
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap()
+    };
+    cached("alpha", "Is it white?").await;
+    assert!(cached("beta", "Who are you?").await >= 16);
+    assert_eq!(cached("gamma", "Who are you?").await, 0);
+}
