@@ -1,0 +1,151 @@
+//! What drawing a token from a row of logits takes, for a vocabulary of 128,256.
+//!
+//! `cargo bench --bench sampling` prints the fastest of many rows for each way to draw. Without `--bench` (so in `cargo test --benches`),
+//! or with `--test`, everything runs once and small, and prints no figures, since they would mean nothing.
+
+use std::time::{Duration, Instant};
+
+use sterna::engine::{Continued, LogitRows, Rows, SamplingParams, Terms};
+use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
+
+const VOCABULARY: usize = 128_256;
+const KNOWN_TOKENS: usize = 256;
+
+/// One row, whatever the step.
+struct Row(Vec<f32>);
+
+impl LogitRows for &Row {
+    fn copy_row(&self, _: usize, logits: &mut [f32]) {
+        logits.copy_from_slice(&self.0[..logits.len()]);
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let given = |name: &str| arguments.iter().any(|argument| argument == name);
+    let smoke = given("--test") || !given("--bench");
+    let (vocabulary, draws) = if smoke { (1_000, 2) } else { (VOCABULARY, 100) };
+    // The spread of the logits: a model that is sure of what comes next has a large one.
+    let spreads = [1.0, 3.0, 6.0];
+    let rows = spreads.map(|spread| Row(normal(vocabulary, spread)));
+    if !smoke {
+        println!("{:<28}{:>12}{:>12}{:>12}", "µs a row, spread", 1, 3, 6);
+    }
+    for (name, params) in ways() {
+        let times = rows.each_ref().map(|row| fastest(row, &params, draws));
+        let [flat, middle, sure] = times.map(|time| time.as_nanos() as f64 / 1e3);
+        if !smoke {
+            println!("{name:<28}{flat:>12.1}{middle:>12.1}{sure:>12.1}");
+        }
+    }
+}
+
+fn ways() -> Vec<(&'static str, SamplingParams)> {
+    let plain = SamplingParams::default();
+    vec![
+        (
+            "greedy",
+            SamplingParams {
+                temperature: 0.0,
+                ..plain.clone()
+            },
+        ),
+        (
+            "greedy, 5 log-probabilities",
+            SamplingParams {
+                temperature: 0.0,
+                logprobs: Some(5),
+                ..plain.clone()
+            },
+        ),
+        (
+            "temperature 0.8",
+            SamplingParams {
+                temperature: 0.8,
+                ..plain.clone()
+            },
+        ),
+        (
+            "top-p 0.9",
+            SamplingParams {
+                top_p: 0.9,
+                ..plain.clone()
+            },
+        ),
+        (
+            "top-k 40, top-p 0.9",
+            SamplingParams {
+                top_k: 40,
+                top_p: 0.9,
+                ..plain.clone()
+            },
+        ),
+        (
+            "min-p 0.05",
+            SamplingParams {
+                min_p: 0.05,
+                ..plain.clone()
+            },
+        ),
+        (
+            "top-p 0.9, repetition 1.1",
+            SamplingParams {
+                top_p: 0.9,
+                repetition_penalty: 1.1,
+                ..plain
+            },
+        ),
+    ]
+}
+
+fn fastest(row: &Row, params: &SamplingParams, draws: u64) -> Duration {
+    let known: Vec<TokenId> = (0..KNOWN_TOKENS as TokenId).collect();
+    let pages: Vec<Page> = (0..)
+        .map(Page::new)
+        .take(KNOWN_TOKENS.div_ceil(PAGE_TOKENS))
+        .collect();
+    let mut batch = Batch::new();
+    batch.push_row(
+        SequenceId::new(0, 0),
+        KNOWN_TOKENS - 1,
+        &known[..1],
+        &pages,
+        1,
+    );
+    let mut rows = Rows::new(row.0.len());
+    let draw = |seed| {
+        let terms = Terms {
+            sampling: SamplingParams {
+                seed,
+                ..params.clone()
+            },
+            min_new_tokens: 0,
+            max_new_tokens: 100,
+            stop_tokens: Vec::new(),
+        };
+        let started = Instant::now();
+        rows.sample(&batch, &mut &*row, |_| Continued {
+            terms: &terms,
+            known: &known,
+            prompt_tokens: KNOWN_TOKENS / 2,
+        });
+        started.elapsed()
+    };
+    (0..draws).map(draw).min().unwrap_or_default()
+}
+
+/// Numbers around 0, from a fixed seed.
+fn normal(count: usize, spread: f64) -> Vec<f32> {
+    let mut state = 1_u64;
+    let mut uniform = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+    };
+    let one = |_| {
+        let (radius, angle) = (uniform(), uniform());
+        (spread * (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32
+    };
+    (0..count).map(one).collect()
+}
