@@ -54,10 +54,15 @@ impl Packing {
         }
     }
 
-    /// A byte of fields.
-    fn pack(self, fields: impl Iterator<Item = u8>) -> u8 {
-        let places = (0..).map(|field| self.place(field));
-        fields.zip(places).map(|(code, place)| code * place).sum()
+    /// The four bytes of a lane from the codes of its columns. They are put together at once, as one number: no byte of the sum exceeds
+    /// 255, so none carries into the next.
+    #[inline(always)]
+    fn pack<const C: usize>(self, codes: &[u8; C]) -> [u8; 4] {
+        let fields = codes.as_chunks::<4>().0.iter().enumerate();
+        let lane: u32 = fields
+            .map(|(field, four)| u32::from_le_bytes(*four) * u32::from(self.place(field)))
+            .sum();
+        lane.to_le_bytes()
     }
 
     /// A field of a byte.
@@ -70,7 +75,7 @@ impl Packing {
 
     /// A byte whose fields are all 1, the weight zero.
     fn zero_weights(self) -> u8 {
-        self.pack(std::iter::repeat_n(1, self.fields()))
+        (0..self.fields()).map(|field| self.place(field)).sum()
     }
 }
 
@@ -218,15 +223,14 @@ impl PanelMut<'_> {
             self.rows
         );
         assert_eq!(codes.len(), self.columns, "one code a column");
-        assert!(
-            codes.iter().all(|&code| code <= 2),
-            "a code of row {row} is not 0, 1 or 2"
-        );
+        // Without leaving early, so that this takes several codes at once.
+        let largest = codes.iter().fold(0, |largest, &code| code.max(largest));
+        assert!(largest <= 2, "a code of row {row} is not 0, 1 or 2");
         let row = row - self.rows.start;
         let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
         let lanes = blocks
             .step_by(PANEL_BLOCKS)
-            .map(|block| &mut block.0[row % BLOCK_ROWS * 4..][..4]);
+            .map(|block| &mut block.0.as_chunks_mut().0[row % BLOCK_ROWS]);
         match self.packing {
             Packing::TwoBit => pack_row::<TWO_BIT_COLUMNS>(Packing::TwoBit, codes, lanes),
             Packing::FiveTrit => pack_row::<FIVE_TRIT_COLUMNS>(Packing::FiveTrit, codes, lanes),
@@ -239,15 +243,13 @@ impl PanelMut<'_> {
 fn pack_row<'a, const C: usize>(
     packing: Packing,
     codes: &[u8],
-    lanes: impl Iterator<Item = &'a mut [u8]>,
+    lanes: impl Iterator<Item = &'a mut [u8; 4]>,
 ) {
     let (chunks, rest) = codes.as_chunks::<C>();
     let mut last = [1; C];
     last[..rest.len()].copy_from_slice(rest);
     for (lane, codes) in lanes.zip(chunks.iter().chain([&last])) {
-        for (i, byte) in lane.iter_mut().enumerate() {
-            *byte = packing.pack(codes[i..].iter().copied().step_by(4));
-        }
+        *lane = packing.pack(codes);
     }
 }
 
