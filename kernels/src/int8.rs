@@ -181,7 +181,11 @@ fn largest_magnitude(weights: &[f32]) -> f32 {
         for (largest, weight) in largest.iter_mut().zip(chunk) {
             let magnitude = weight.abs();
             // Not `max`, which has a rule for each of the two that may be no number.
-            *largest = if magnitude > *largest { magnitude } else { *largest };
+            *largest = if magnitude > *largest {
+                magnitude
+            } else {
+                *largest
+            };
         }
     }
     let all = largest.into_iter().chain(rest.iter().map(|w| w.abs()));
