@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use crate::PANEL_ROWS;
 use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS};
+use crate::{Memory, PANEL_ROWS};
 
 /// Columns of a block.
 pub(crate) const INT8_COLUMNS: usize = 4;
@@ -24,8 +24,8 @@ const MAX_COLUMNS: usize = 1 << 16;
 pub struct Int8Matrix {
     rows: usize,
     columns: usize,
-    blocks: Vec<Block>, // [panel][column block][half of the panel]
-    scales: Vec<f32>,   // [row]
+    blocks: Memory<Block>, // [panel][column block][half of the panel]
+    scales: Vec<f32>,      // [row]
 }
 
 impl Int8Matrix {
@@ -41,10 +41,12 @@ impl Int8Matrix {
             "{columns} columns: sums might not fit an i32"
         );
         let blocks = rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(INT8_COLUMNS);
+        let mut memory = Memory::new(blocks);
+        memory.fill(Block([BYTE_ZERO; 64]));
         Int8Matrix {
             rows,
             columns,
-            blocks: vec![Block([BYTE_ZERO; 64]); blocks],
+            blocks: memory,
             scales: vec![0.0; rows],
         }
     }
@@ -77,7 +79,7 @@ impl Int8Matrix {
     /// Memory of weights and scales, in bytes: what one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(self.blocks.as_slice()) + size_of_val(self.scales.as_slice())
+        size_of_val(&self.blocks[..]) + size_of_val(self.scales.as_slice())
     }
 
     /// The panels, to be filled; each may go to another thread.

@@ -9,7 +9,9 @@
 
 use std::ops::Range;
 
-use crate::PANEL_ROWS;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::{Memory, PANEL_ROWS};
 
 /// Columns of a block of two-bit fields.
 pub(crate) const TWO_BIT_COLUMNS: usize = Packing::TwoBit.block_columns();
@@ -81,7 +83,7 @@ impl Packing {
 
 /// 16 rows of some columns.
 #[repr(C, align(64))]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub(crate) struct Block(pub(crate) [u8; 64]);
 
 /// A matrix of weights −1, 0 and +1, `rows` × `columns`, packed.
@@ -89,7 +91,7 @@ pub struct TernaryMatrix {
     packing: Packing,
     rows: usize,
     columns: usize,
-    blocks: Vec<Block>, // [panel][column block][half of the panel]
+    blocks: Memory<Block>, // [panel][column block][half of the panel]
 }
 
 impl TernaryMatrix {
@@ -106,11 +108,13 @@ impl TernaryMatrix {
         );
         let blocks =
             rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(packing.block_columns());
+        let mut memory = Memory::new(blocks);
+        memory.fill(Block([packing.zero_weights(); 64]));
         TernaryMatrix {
             packing,
             rows,
             columns,
-            blocks: vec![Block([packing.zero_weights(); 64]); blocks],
+            blocks: memory,
         }
     }
 
@@ -141,7 +145,7 @@ impl TernaryMatrix {
     /// Memory of the packed weights, in bytes: what one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(self.blocks.as_slice())
+        size_of_val(&self.blocks[..])
     }
 
     /// The panels, to be filled; each may go to another thread.
