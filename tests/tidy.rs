@@ -71,7 +71,11 @@ const HOMES: &[(&str, &[&str])] = &[
     ("slab", &["scheduler/"]),
     ("subtle", &["src/tenants/keys.rs"]),
     ("tokenizers", &["src/text/"]),
-    ("memmap2", &["src/model/weights.rs"]),
+    (
+        "memmap2",
+        &["src/model/weights.rs", "kernels/src/memory.rs"],
+    ),
+    ("zerocopy", &["kernels/"]),
     ("metrics_exporter_prometheus", &["src/metrics.rs"]),
     ("toml", &["src/tenants/"]),
 ];

@@ -3,7 +3,7 @@
 //! Always true: rows are contiguous and unpadded; conversions between f16 and f32 are those of IEEE 754, rounding to nearest even, and
 //! agree bit for bit with the F16C instructions, also for subnormals, infinities and NaN (which becomes quiet).
 
-use crate::PANEL_ROWS;
+use crate::{Memory, PANEL_ROWS};
 
 /// A matrix of floats, `rows` × `columns`, row-major.
 pub struct DenseMatrix {
@@ -15,8 +15,8 @@ pub struct DenseMatrix {
 /// How the values are stored.
 pub(crate) enum DenseValues {
     /// IEEE half precision, as bits.
-    F16(Vec<u16>),
-    F32(Vec<f32>),
+    F16(Memory<u16>),
+    F32(Memory<f32>),
 }
 
 impl DenseMatrix {
@@ -25,7 +25,8 @@ impl DenseMatrix {
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
     #[must_use]
-    pub fn from_f16(rows: usize, columns: usize, values: Vec<u16>) -> DenseMatrix {
+    pub fn from_f16(rows: usize, columns: usize, values: impl Into<Memory<u16>>) -> DenseMatrix {
+        let values = values.into();
         DenseMatrix::checked(rows, columns, values.len(), DenseValues::F16(values))
     }
 
@@ -34,7 +35,8 @@ impl DenseMatrix {
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
     #[must_use]
-    pub fn from_f32(rows: usize, columns: usize, values: Vec<f32>) -> DenseMatrix {
+    pub fn from_f32(rows: usize, columns: usize, values: impl Into<Memory<f32>>) -> DenseMatrix {
+        let values = values.into();
         DenseMatrix::checked(rows, columns, values.len(), DenseValues::F32(values))
     }
 
@@ -74,8 +76,8 @@ impl DenseMatrix {
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.values {
-            DenseValues::F16(values) => size_of_val(values.as_slice()),
-            DenseValues::F32(values) => size_of_val(values.as_slice()),
+            DenseValues::F16(values) => size_of_val(&values[..]),
+            DenseValues::F32(values) => size_of_val(&values[..]),
         }
     }
 

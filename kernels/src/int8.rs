@@ -8,13 +8,15 @@
 
 use std::ops::Range;
 
-use crate::PANEL_ROWS;
 use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS};
+use crate::{Memory, PANEL_ROWS};
 
 /// Columns of a block.
 pub(crate) const INT8_COLUMNS: usize = 4;
 /// What is added to a weight to make a byte of it.
 pub(crate) const BYTE_ZERO: u8 = 128;
+/// Weights that are rounded before they are put into blocks.
+const ROUNDED_AT_ONCE: usize = 64;
 /// The most columns: sums of byte · activation, the largest that a kernel forms, then fit an `i32`.
 const MAX_COLUMNS: usize = 1 << 16;
 
@@ -22,8 +24,8 @@ const MAX_COLUMNS: usize = 1 << 16;
 pub struct Int8Matrix {
     rows: usize,
     columns: usize,
-    blocks: Vec<Block>, // [panel][column block][half of the panel]
-    scales: Vec<f32>,   // [row]
+    blocks: Memory<Block>, // [panel][column block][half of the panel]
+    scales: Vec<f32>,      // [row]
 }
 
 impl Int8Matrix {
@@ -39,10 +41,12 @@ impl Int8Matrix {
             "{columns} columns: sums might not fit an i32"
         );
         let blocks = rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(INT8_COLUMNS);
+        let mut memory = Memory::new(blocks);
+        memory.fill(Block([BYTE_ZERO; 64]));
         Int8Matrix {
             rows,
             columns,
-            blocks: vec![Block([BYTE_ZERO; 64]); blocks],
+            blocks: memory,
             scales: vec![0.0; rows],
         }
     }
@@ -75,7 +79,7 @@ impl Int8Matrix {
     /// Memory of weights and scales, in bytes: what one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(self.blocks.as_slice()) + size_of_val(self.scales.as_slice())
+        size_of_val(&self.blocks[..]) + size_of_val(self.scales.as_slice())
     }
 
     /// The panels, to be filled; each may go to another thread.
@@ -148,19 +152,87 @@ impl Int8PanelMut<'_> {
         );
         assert_eq!(weights.len(), self.columns, "one weight a column");
         let row = row - self.rows.start;
-        let largest = weights.iter().fold(0.0, |a: f32, w| a.max(w.abs()));
-        let step = largest / 127.0;
+        let step = largest_magnitude(weights) / 127.0;
         // A row of nothing but (next to) nothing has no step that can be divided by.
         let per_step = if step.is_normal() { 1.0 / step } else { 0.0 };
         self.scales[row] = step;
         let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
-        let lanes = blocks.step_by(PANEL_BLOCKS);
-        for (block, weights) in lanes.zip(weights.chunks(INT8_COLUMNS)) {
-            let bytes = &mut block.0[row % BLOCK_ROWS * INT8_COLUMNS..][..weights.len()];
+        let mut lanes = blocks
+            .step_by(PANEL_BLOCKS)
+            .map(|block| &mut block.0.as_chunks_mut().0[row % BLOCK_ROWS]);
+        // Rounded many at a time, and only then put where each four of them belong.
+        let mut bytes = [BYTE_ZERO; ROUNDED_AT_ONCE];
+        for weights in weights.chunks(ROUNDED_AT_ONCE) {
+            bytes[weights.len()..].fill(BYTE_ZERO);
             for (byte, weight) in bytes.iter_mut().zip(weights) {
-                let steps = (weight * per_step).round_ties_even().clamp(-127.0, 127.0);
-                *byte = (steps as i8).cast_unsigned() ^ BYTE_ZERO;
+                *byte = rounded(weight * per_step) ^ BYTE_ZERO;
+            }
+            let fours = bytes.as_chunks::<INT8_COLUMNS>().0;
+            for (four, lane) in fours.iter().zip(&mut lanes) {
+                *lane = *four;
             }
         }
+    }
+}
+
+/// max|w|, of eight shares that are compared side by side. Values that are no numbers are passed over.
+fn largest_magnitude(weights: &[f32]) -> f32 {
+    let mut largest = [0.0_f32; 8];
+    let (chunks, rest) = weights.as_chunks::<8>();
+    for chunk in chunks {
+        for (largest, weight) in largest.iter_mut().zip(chunk) {
+            let magnitude = weight.abs();
+            // Not `max`, which has a rule for each of the two that may be no number.
+            *largest = if magnitude > *largest {
+                magnitude
+            } else {
+                *largest
+            };
+        }
+    }
+    let all = largest.into_iter().chain(rest.iter().map(|w| w.abs()));
+    all.fold(0.0, f32::max)
+}
+
+/// The nearest whole number of −127..=127, ties to even, as the byte that holds it.
+///
+/// Next to 1.5 · 2²³ floats are whole numbers: the addition rounds as any other, and leaves the number in the lowest bits. A call of
+/// `round_ties_even` would be one for each weight, on a CPU of which nothing is known when this is compiled.
+#[inline(always)]
+fn rounded(steps: f32) -> u8 {
+    const WHOLE: f32 = 12_582_912.0;
+    let above = if steps > -127.0 { steps } else { -127.0 };
+    let within = if above < 127.0 { above } else { 127.0 };
+    (within + WHOLE).to_bits() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_by_addition_is_rounding_to_even() {
+        for sixteenths in -130 * 16..=130 * 16 {
+            for nudge in [-1e-5, 0.0, 1e-5] {
+                let steps = sixteenths as f32 / 16.0 + nudge;
+                let expected = steps.round_ties_even().clamp(-127.0, 127.0) as i8;
+                assert_eq!(rounded(steps).cast_signed(), expected, "{steps}");
+            }
+        }
+        for (steps, expected) in [(f32::INFINITY, 127), (f32::NEG_INFINITY, -127), (-0.0, 0)] {
+            assert_eq!(rounded(steps).cast_signed(), expected, "{steps}");
+        }
+    }
+
+    #[test]
+    fn the_largest_magnitude_is_found_wherever_it_stands() {
+        for len in [1, 7, 8, 9, 64, 67] {
+            for at in 0..len {
+                let mut weights = vec![0.5; len];
+                weights[at] = -3.0;
+                assert_eq!(largest_magnitude(&weights), 3.0, "{len}, {at}");
+            }
+        }
+        assert_eq!(largest_magnitude(&[f32::NAN, -1.0]), 1.0);
     }
 }

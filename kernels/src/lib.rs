@@ -23,6 +23,7 @@ mod dense;
 mod dispatch;
 mod elementwise;
 mod int8;
+mod memory;
 mod scalar;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
@@ -33,6 +34,7 @@ pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKE
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
 pub use int8::{Int8Matrix, Int8PanelMut};
+pub use memory::Memory;
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
 
 /// Rows of a panel: the unit in which matrices are packed and products are shared among threads.

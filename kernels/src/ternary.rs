@@ -9,7 +9,9 @@
 
 use std::ops::Range;
 
-use crate::PANEL_ROWS;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::{Memory, PANEL_ROWS};
 
 /// Columns of a block of two-bit fields.
 pub(crate) const TWO_BIT_COLUMNS: usize = Packing::TwoBit.block_columns();
@@ -54,10 +56,15 @@ impl Packing {
         }
     }
 
-    /// A byte of fields.
-    fn pack(self, fields: impl Iterator<Item = u8>) -> u8 {
-        let places = (0..).map(|field| self.place(field));
-        fields.zip(places).map(|(code, place)| code * place).sum()
+    /// The four bytes of a lane from the codes of its columns. They are put together at once, as one number: no byte of the sum exceeds
+    /// 255, so none carries into the next.
+    #[inline(always)]
+    fn pack<const C: usize>(self, codes: &[u8; C]) -> [u8; 4] {
+        let fields = codes.as_chunks::<4>().0.iter().enumerate();
+        let lane: u32 = fields
+            .map(|(field, four)| u32::from_le_bytes(*four) * u32::from(self.place(field)))
+            .sum();
+        lane.to_le_bytes()
     }
 
     /// A field of a byte.
@@ -70,13 +77,13 @@ impl Packing {
 
     /// A byte whose fields are all 1, the weight zero.
     fn zero_weights(self) -> u8 {
-        self.pack(std::iter::repeat_n(1, self.fields()))
+        (0..self.fields()).map(|field| self.place(field)).sum()
     }
 }
 
 /// 16 rows of some columns.
 #[repr(C, align(64))]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 pub(crate) struct Block(pub(crate) [u8; 64]);
 
 /// A matrix of weights −1, 0 and +1, `rows` × `columns`, packed.
@@ -84,7 +91,7 @@ pub struct TernaryMatrix {
     packing: Packing,
     rows: usize,
     columns: usize,
-    blocks: Vec<Block>, // [panel][column block][half of the panel]
+    blocks: Memory<Block>, // [panel][column block][half of the panel]
 }
 
 impl TernaryMatrix {
@@ -101,11 +108,13 @@ impl TernaryMatrix {
         );
         let blocks =
             rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(packing.block_columns());
+        let mut memory = Memory::new(blocks);
+        memory.fill(Block([packing.zero_weights(); 64]));
         TernaryMatrix {
             packing,
             rows,
             columns,
-            blocks: vec![Block([packing.zero_weights(); 64]); blocks],
+            blocks: memory,
         }
     }
 
@@ -136,7 +145,7 @@ impl TernaryMatrix {
     /// Memory of the packed weights, in bytes: what one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(self.blocks.as_slice())
+        size_of_val(&self.blocks[..])
     }
 
     /// The panels, to be filled; each may go to another thread.
@@ -218,15 +227,14 @@ impl PanelMut<'_> {
             self.rows
         );
         assert_eq!(codes.len(), self.columns, "one code a column");
-        assert!(
-            codes.iter().all(|&code| code <= 2),
-            "a code of row {row} is not 0, 1 or 2"
-        );
+        // Without leaving early, so that this takes several codes at once.
+        let largest = codes.iter().fold(0, |largest, &code| code.max(largest));
+        assert!(largest <= 2, "a code of row {row} is not 0, 1 or 2");
         let row = row - self.rows.start;
         let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
         let lanes = blocks
             .step_by(PANEL_BLOCKS)
-            .map(|block| &mut block.0[row % BLOCK_ROWS * 4..][..4]);
+            .map(|block| &mut block.0.as_chunks_mut().0[row % BLOCK_ROWS]);
         match self.packing {
             Packing::TwoBit => pack_row::<TWO_BIT_COLUMNS>(Packing::TwoBit, codes, lanes),
             Packing::FiveTrit => pack_row::<FIVE_TRIT_COLUMNS>(Packing::FiveTrit, codes, lanes),
@@ -239,15 +247,13 @@ impl PanelMut<'_> {
 fn pack_row<'a, const C: usize>(
     packing: Packing,
     codes: &[u8],
-    lanes: impl Iterator<Item = &'a mut [u8]>,
+    lanes: impl Iterator<Item = &'a mut [u8; 4]>,
 ) {
     let (chunks, rest) = codes.as_chunks::<C>();
     let mut last = [1; C];
     last[..rest.len()].copy_from_slice(rest);
     for (lane, codes) in lanes.zip(chunks.iter().chain([&last])) {
-        for (i, byte) in lane.iter_mut().enumerate() {
-            *byte = packing.pack(codes[i..].iter().copied().step_by(4));
-        }
+        *lane = packing.pack(codes);
     }
 }
 

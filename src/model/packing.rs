@@ -3,20 +3,23 @@
 //! Always true: every value that is kept is finite and every weight code is 0, 1 or 2, or it is an error
 //! that names the tensor. The number of workers changes no value.
 
+use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-use half::{bf16, f16};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
-use sterna_kernels::{DenseMatrix, Packing, PanelMut, TernaryMatrix};
+use sterna_kernels::{DenseMatrix, Memory, Packing, PanelMut, TernaryMatrix};
 
 use super::census::Census;
 use super::checkpoint::{LoadError, Tensor};
 use super::pool::{Pool, ranges, split_rows};
+use super::weights::Files;
 
 /// Magnitudes from here on round to infinity in half precision.
 const F16_OVERFLOW: f32 = 65_520.0;
 /// Values that are converted at once.
 const CHUNK: usize = 1024;
+/// Bytes of a file after which its pages are given back, in the middle of a tensor.
+const RELEASED_AT_ONCE: usize = 32 << 20;
 
 /// Packs one matrix after the other on all workers, and counts what it packs.
 pub(super) struct Packer<'a> {
@@ -24,6 +27,7 @@ pub(super) struct Packer<'a> {
     pub(super) packing: Packing,
     pub(super) census: Census,
     pub(super) progress: ProgressBar,
+    pub(super) files: &'a Files<'a>,
 }
 
 impl Packer<'_> {
@@ -42,13 +46,7 @@ impl Packer<'_> {
         tensor.expect_shape(&[quarter, columns])?;
         self.pack(tensor, rows, columns, |row, codes, _| {
             let bytes = &tensor.bytes[row % quarter * columns..][..columns];
-            let shift = 2 * (row / quarter);
-            let mut invalid = 0;
-            for (code, byte) in codes.iter_mut().zip(bytes) {
-                *code = byte >> shift & 3;
-                invalid |= *code & (*code >> 1);
-            }
-            if invalid == 0 {
+            if take_codes(bytes, row / quarter, codes) {
                 Ok(())
             } else {
                 Err(tensor.error(format!("a packed code of row {row} is 3")))
@@ -124,7 +122,8 @@ impl Packer<'_> {
         for census in results {
             self.census += census?;
         }
-        self.progress.inc(tensor.bytes.len() as u64);
+        drop(panels);
+        self.consumed(tensor.bytes);
         Ok(matrix)
     }
 
@@ -169,36 +168,49 @@ impl Packer<'_> {
         columns: usize,
     ) -> Result<DenseMatrix, LoadError> {
         tensor.expect_shape(&[rows, columns])?;
-        let bytes = row_bytes(tensor, columns)?;
-        let shares = ranges(rows, self.pool.workers());
-        let matrix = if tensor.dtype == Dtype::F32 {
-            let mut values = vec![0.0; rows * columns];
-            let parts = shares.clone().zip(split_rows(&mut values, columns, shares));
-            let results = self.pool.run_parts(parts, |_, (rows, out)| {
-                read_floats(
-                    tensor,
-                    &tensor.bytes[rows.start * bytes..rows.end * bytes],
-                    out,
-                )?;
+        if tensor.dtype == Dtype::F32 {
+            let mut values = Memory::new(rows * columns);
+            self.convert(tensor, columns, &mut values, |bytes, out| {
+                read_floats(tensor, bytes, out)?;
                 refuse_non_finite(tensor, out, f32::MAX)
-            });
-            results.into_iter().collect::<Result<(), LoadError>>()?;
-            DenseMatrix::from_f32(rows, columns, values)
+            })?;
+            Ok(DenseMatrix::from_f32(rows, columns, values))
         } else {
-            let mut values = vec![0_u16; rows * columns];
-            let parts = shares.clone().zip(split_rows(&mut values, columns, shares));
+            let mut values = Memory::new(rows * columns);
+            self.convert(tensor, columns, &mut values, |bytes, out| {
+                read_halves(tensor, bytes, out)
+            })?;
+            Ok(DenseMatrix::from_f16(rows, columns, values))
+        }
+    }
+
+    /// Fills rows of `columns` values from their bytes, on all workers.
+    fn convert<T: Send>(
+        &mut self,
+        tensor: &Tensor<'_>,
+        columns: usize,
+        values: &mut [T],
+        convert: impl Fn(&[u8], &mut [T]) -> Result<(), LoadError> + Sync,
+    ) -> Result<(), LoadError> {
+        let row_bytes = row_bytes(tensor, columns)?;
+        let at_once = (RELEASED_AT_ONCE / row_bytes).max(1);
+        let rounds = values.chunks_mut(at_once * columns);
+        for (values, bytes) in rounds.zip(tensor.bytes.chunks(at_once * row_bytes)) {
+            let shares = ranges(values.len() / columns, self.pool.workers());
+            let parts = shares.clone().zip(split_rows(values, columns, shares));
             let results = self.pool.run_parts(parts, |_, (rows, out)| {
-                read_halves(
-                    tensor,
-                    &tensor.bytes[rows.start * bytes..rows.end * bytes],
-                    out,
-                )
+                convert(&bytes[rows.start * row_bytes..rows.end * row_bytes], out)
             });
             results.into_iter().collect::<Result<(), LoadError>>()?;
-            DenseMatrix::from_f16(rows, columns, values)
-        };
-        self.progress.inc(tensor.bytes.len() as u64);
-        Ok(matrix)
+            self.consumed(bytes);
+        }
+        Ok(())
+    }
+
+    /// What was read of a file and is not needed any more.
+    fn consumed(&mut self, bytes: &[u8]) {
+        self.progress.inc(bytes.len() as u64);
+        self.files.release(bytes);
     }
 }
 
@@ -209,6 +221,25 @@ pub(super) enum Rounding {
     Scaled(f32),
     /// They are already.
     MustBeTernary,
+}
+
+/// Takes the codes of one quarter of the rows (0..4) out of packed bytes, eight at once. Is none of them 3?
+fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
+    let take = |bytes: u64| bytes >> (2 * quarter) & u64::from_ne_bytes([3; 8]);
+    let mut both_bits = 0;
+    let (chunks, rest) = bytes.as_chunks();
+    let (taken, rest_taken) = codes.as_chunks_mut();
+    for (taken, bytes) in taken.iter_mut().zip(chunks) {
+        let codes = take(u64::from_ne_bytes(*bytes));
+        both_bits |= codes & codes >> 1;
+        *taken = codes.to_ne_bytes();
+    }
+    for (taken, byte) in rest_taken.iter_mut().zip(rest) {
+        let code = take(u64::from(*byte));
+        both_bits |= code & code >> 1;
+        *taken = code as u8;
+    }
+    both_bits & u64::from_ne_bytes([1; 8]) == 0
 }
 
 /// Bytes of a row of a float tensor.
@@ -239,17 +270,20 @@ pub(super) fn read_floats(
         }
         return Ok(());
     }
+    if tensor.dtype == Dtype::BF16 {
+        for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+            // The upper half of a float.
+            *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+        }
+        return Ok(());
+    }
     let mut halves = [0; CHUNK];
     for (out, bytes) in out.chunks_mut(CHUNK).zip(bytes.chunks(2 * CHUNK)) {
         let halves = &mut halves[..out.len()];
         for (half, bytes) in halves.iter_mut().zip(bytes.as_chunks().0) {
             *half = u16::from_le_bytes(*bytes);
         }
-        if tensor.dtype == Dtype::BF16 {
-            halves.reinterpret_cast::<bf16>().convert_to_f32_slice(out);
-        } else {
-            halves.reinterpret_cast::<f16>().convert_to_f32_slice(out);
-        }
+        halves.reinterpret_cast::<f16>().convert_to_f32_slice(out);
     }
     Ok(())
 }
@@ -319,6 +353,8 @@ fn sum_magnitudes(values: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     fn tensor(dtype: Dtype, bytes: &[u8]) -> Tensor<'_> {
@@ -350,6 +386,31 @@ mod tests {
             let error = read_halves(&tensor(Dtype::BF16, &bytes), &bytes, &mut out[..2])
                 .expect_err("too large");
             assert!(error.to_string().contains("tensor t"), "{error}");
+        }
+    }
+
+    #[test]
+    fn codes_are_taken_from_their_quarter_and_3_is_seen_anywhere() {
+        for columns in [1, 7, 8, 9, 40, 67] {
+            let code = |quarter: usize, column: usize| ((quarter + column * column) % 3) as u8;
+            let byte = |column| {
+                (0..4).fold(0, |byte, quarter| {
+                    byte | code(quarter, column) << (2 * quarter)
+                })
+            };
+            let bytes: Vec<u8> = (0..columns).map(byte).collect();
+            for quarter in 0..4 {
+                let mut codes = vec![9; columns];
+                assert!(take_codes(&bytes, quarter, &mut codes));
+                let expected: Vec<u8> = (0..columns).map(|column| code(quarter, column)).collect();
+                assert_eq!(codes, expected, "quarter {quarter} of {columns}");
+                for wrong in 0..columns {
+                    let mut bytes = bytes.clone();
+                    bytes[wrong] |= 3 << (2 * quarter);
+                    assert!(!take_codes(&bytes, quarter, &mut codes), "{wrong}");
+                    assert!(take_codes(&bytes, (quarter + 1) % 4, &mut codes), "{wrong}");
+                }
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use memmap2::{Advice, Mmap};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 use safetensors::Dtype;
 use sterna_kernels::DenseMatrix;
 
@@ -46,12 +46,8 @@ impl Weights {
         options: &LoadOptions,
     ) -> Result<Weights, LoadError> {
         let files = source.tensor_files()?;
-        let contents = files
-            .names
-            .iter()
-            .map(|name| Contents::open(source, name))
-            .collect::<Result<Vec<_>, _>>()?;
-        let contents: Vec<&[u8]> = contents.iter().map(Contents::bytes).collect();
+        let opened = Files::open(source, &files.names)?;
+        let contents: Vec<&[u8]> = opened.0.iter().map(Contents::bytes).collect();
         let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
         let tensors = Tensors::parse(&files, &contents)?;
         let census = Census::default();
@@ -61,6 +57,7 @@ impl Weights {
             packing: options.kernels.packing(),
             census,
             progress,
+            files: &opened,
         };
         let mut loader = Loader {
             config,
@@ -73,6 +70,37 @@ impl Weights {
         loader.packer.census.warn_if_unusual();
         loader.tensors.finish()?;
         Ok(weights)
+    }
+}
+
+/// The files that hold tensors.
+pub(super) struct Files<'a>(Vec<Contents<'a>>);
+
+impl<'a> Files<'a> {
+    fn open(source: &'a Source, names: &[String]) -> Result<Files<'a>, LoadError> {
+        let contents = names.iter().map(|name| Contents::open(source, name));
+        Ok(Files(contents.collect::<Result<_, _>>()?))
+    }
+
+    /// Gives the memory of `bytes` of these files back to the system, which reads the file again should they be asked for again. Else
+    /// the model would be in memory twice when the last tensor is packed.
+    pub(super) fn release(&self, bytes: &[u8]) {
+        for contents in &self.0 {
+            let Contents::Mapped(map) = contents else {
+                continue; // Somebody else's memory.
+            };
+            let Some(offset) = bytes.as_ptr().addr().checked_sub(map.as_ptr().addr()) else {
+                continue;
+            };
+            if offset + bytes.len() <= map.len() {
+                // SAFETY: pages of a file that is mapped for reading hold nothing but what the file holds,
+                // so they can be dropped and read anew, with the neighbours that share the first and last.
+                let dropped = unsafe {
+                    map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes.len())
+                };
+                let _ = dropped; // A system that keeps them has them twice for a while.
+            }
+        }
     }
 }
 
