@@ -73,7 +73,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("tokenizers", &["src/text/"]),
     (
         "memmap2",
-        &["src/model/weights.rs", "kernels/src/memory.rs"],
+        &["src/model/weights.rs", "kernels/src/huge.rs"],
     ),
     ("zerocopy", &["kernels/"]),
     ("metrics_exporter_prometheus", &["src/metrics.rs"]),

@@ -3,7 +3,7 @@
 //! Always true: rows are contiguous and unpadded; conversions between f16 and f32 are those of IEEE 754, rounding to nearest even, and
 //! agree bit for bit with the F16C instructions, also for subnormals, infinities and NaN (which becomes quiet).
 
-use crate::{Memory, PANEL_ROWS};
+use crate::{HugeSlice, PANEL_ROWS};
 
 /// A matrix of floats, `rows` × `columns`, row-major.
 pub struct DenseMatrix {
@@ -15,8 +15,8 @@ pub struct DenseMatrix {
 /// How the values are stored.
 pub(crate) enum DenseValues {
     /// IEEE half precision, as bits.
-    F16(Memory<u16>),
-    F32(Memory<f32>),
+    F16(HugeSlice<u16>),
+    F32(HugeSlice<f32>),
 }
 
 impl DenseMatrix {
@@ -25,7 +25,7 @@ impl DenseMatrix {
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
     #[must_use]
-    pub fn from_f16(rows: usize, columns: usize, values: impl Into<Memory<u16>>) -> DenseMatrix {
+    pub fn from_f16(rows: usize, columns: usize, values: impl Into<HugeSlice<u16>>) -> DenseMatrix {
         let values = values.into();
         DenseMatrix::checked(rows, columns, values.len(), DenseValues::F16(values))
     }
@@ -35,7 +35,7 @@ impl DenseMatrix {
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
     #[must_use]
-    pub fn from_f32(rows: usize, columns: usize, values: impl Into<Memory<f32>>) -> DenseMatrix {
+    pub fn from_f32(rows: usize, columns: usize, values: impl Into<HugeSlice<f32>>) -> DenseMatrix {
         let values = values.into();
         DenseMatrix::checked(rows, columns, values.len(), DenseValues::F32(values))
     }

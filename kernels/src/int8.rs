@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS};
-use crate::{Memory, PANEL_ROWS};
+use crate::{HugeSlice, PANEL_ROWS};
 
 /// Columns of a block.
 pub(crate) const INT8_COLUMNS: usize = 4;
@@ -24,8 +24,8 @@ const MAX_COLUMNS: usize = 1 << 16;
 pub struct Int8Matrix {
     rows: usize,
     columns: usize,
-    blocks: Memory<Block>, // [panel][column block][half of the panel]
-    scales: Vec<f32>,      // [row]
+    blocks: HugeSlice<Block>, // [panel][column block][half of the panel]
+    scales: Vec<f32>,         // [row]
 }
 
 impl Int8Matrix {
@@ -41,7 +41,7 @@ impl Int8Matrix {
             "{columns} columns: sums might not fit an i32"
         );
         let blocks = rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(INT8_COLUMNS);
-        let mut memory = Memory::new(blocks);
+        let mut memory = HugeSlice::new(blocks);
         memory.fill(Block([BYTE_ZERO; 64]));
         Int8Matrix {
             rows,

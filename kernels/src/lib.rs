@@ -22,8 +22,8 @@ mod attention;
 mod dense;
 mod dispatch;
 mod elementwise;
+mod huge;
 mod int8;
-mod memory;
 mod scalar;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
@@ -33,8 +33,8 @@ pub use activation::{QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut
 pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
+pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
-pub use memory::Memory;
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
 
 /// Rows of a panel: the unit in which matrices are packed and products are shared among threads.

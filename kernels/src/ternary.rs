@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::{Memory, PANEL_ROWS};
+use crate::{HugeSlice, PANEL_ROWS};
 
 /// Columns of a block of two-bit fields.
 pub(crate) const TWO_BIT_COLUMNS: usize = Packing::TwoBit.block_columns();
@@ -91,7 +91,7 @@ pub struct TernaryMatrix {
     packing: Packing,
     rows: usize,
     columns: usize,
-    blocks: Memory<Block>, // [panel][column block][half of the panel]
+    blocks: HugeSlice<Block>, // [panel][column block][half of the panel]
 }
 
 impl TernaryMatrix {
@@ -108,7 +108,7 @@ impl TernaryMatrix {
         );
         let blocks =
             rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(packing.block_columns());
-        let mut memory = Memory::new(blocks);
+        let mut memory = HugeSlice::new(blocks);
         memory.fill(Block([packing.zero_weights(); 64]));
         TernaryMatrix {
             packing,

@@ -6,10 +6,7 @@
 
 use std::ops::Range;
 
-use sterna_kernels::{KvPage, PAGE_TOKENS};
-
-/// A cache line, in values.
-const LINE: usize = 64 / size_of::<u16>();
+use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS};
 
 /// Sizes of what a token leaves in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,20 +42,15 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     pages: usize,
-    values: Vec<u16>,
-    start: usize, // Where the first cache line begins in `values`.
+    values: HugeSlice<u16>,
 }
 
 impl KvStore {
     pub(super) fn new(shape: KvShape, pages: usize) -> KvStore {
-        // Zeroed memory of this size comes from the system page by page as it is touched.
-        let values = vec![0; pages * shape.page() + LINE];
-        let start = values.as_ptr().align_offset(64);
         KvStore {
             shape,
             pages,
-            values,
-            start,
+            values: HugeSlice::new(pages * shape.page()),
         }
     }
 
@@ -89,17 +81,13 @@ impl KvStore {
             self.pages
         );
         let size = self.shape.page();
-        let begin = self.start + from * size;
-        self.values
-            .copy_within(begin..begin + size, self.start + to * size);
+        let begin = from * size;
+        self.values.copy_within(begin..begin + size, to * size);
     }
 
     /// What `head` of `layer` has in `page`.
     pub(super) fn head(&self, page: usize, layer: usize, head: usize) -> KvPage<'_> {
-        let at = self.start
-            + page * self.shape.page()
-            + layer * self.shape.layer()
-            + head * self.shape.head();
+        let at = page * self.shape.page() + layer * self.shape.layer() + head * self.shape.head();
         let (keys, values) =
             self.values[at..][..self.shape.head()].split_at(PAGE_TOKENS * self.shape.head_dim);
         KvPage { keys, values }
@@ -111,7 +99,7 @@ impl KvStore {
         ranges: impl Iterator<Item = Range<usize>>,
     ) -> impl Iterator<Item = PagesMut<'_>> {
         let shape = self.shape;
-        let (mut rest, mut at) = (&mut self.values[self.start..], 0);
+        let (mut rest, mut at) = (&mut self.values[..], 0);
         ranges.map(move |pages| {
             let skip = pages
                 .start
@@ -230,7 +218,7 @@ mod tests {
     #[test]
     fn a_page_is_as_large_as_announced() {
         let store = KvStore::new(SHAPE, 7);
-        assert_eq!(store.values.len() - LINE, 7 * SHAPE.page_bytes() / 2);
+        assert_eq!(store.values.len(), 7 * SHAPE.page_bytes() / 2);
         assert_eq!(SHAPE.page_bytes(), 3 * 2 * 2 * 16 * 16 * 2);
     }
 }

@@ -1,6 +1,6 @@
 //! What a step ends in: a row of logits for each token of the batch whose logits are wanted.
 
-use sterna_kernels::PANEL_ROWS;
+use sterna_kernels::{HugeSlice, PANEL_ROWS};
 
 use super::pool::Pool;
 
@@ -8,7 +8,7 @@ use super::pool::Pool;
 pub struct Logits {
     vocab: usize,
     rows: usize,
-    values: Vec<f32>, // Panel-major: [panel of 32 tokens][row][32].
+    values: HugeSlice<f32>, // Panel-major: [panel of 32 tokens][row][32].
 }
 
 impl Logits {
@@ -17,7 +17,7 @@ impl Logits {
         Logits {
             vocab,
             rows: 0,
-            values: vec![0.0; max_values],
+            values: HugeSlice::new(max_values),
         }
     }
 

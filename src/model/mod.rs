@@ -38,7 +38,7 @@ pub use logits::{Logits, StepLogits};
 pub use profile::{Profile, Stage};
 pub use sizes::Sizes;
 
-use sterna_kernels::{AttentionState, Kernels};
+use sterna_kernels::{AttentionState, HugeSlice, Kernels};
 use sterna_scheduler::Batch;
 
 use attention::AttentionBuffers;
@@ -104,7 +104,7 @@ struct Memory {
     placement: Placement,
     hidden: Vec<f32>, // [token][hidden]
     inputs: Inputs,
-    products: Vec<f32>,
+    products: HugeSlice<f32>,
     attention: AttentionBuffers,
 }
 
@@ -133,7 +133,7 @@ impl Memory {
             placement: Placement::new(config, max_tokens),
             hidden: Vec::with_capacity(max_tokens * config.hidden),
             inputs: Inputs::new(max_tokens, projections.chain([&weights.head])),
-            products: vec![0.0; max_tokens * product_width],
+            products: HugeSlice::new(max_tokens * product_width),
             attention: AttentionBuffers::new(max_tokens, config.heads, config.head_dim),
         }
     }

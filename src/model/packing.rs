@@ -7,7 +7,7 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
-use sterna_kernels::{DenseMatrix, Memory, Packing, PanelMut, TernaryMatrix};
+use sterna_kernels::{DenseMatrix, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
 use super::census::Census;
 use super::checkpoint::{LoadError, Tensor};
@@ -169,14 +169,14 @@ impl Packer<'_> {
     ) -> Result<DenseMatrix, LoadError> {
         tensor.expect_shape(&[rows, columns])?;
         if tensor.dtype == Dtype::F32 {
-            let mut values = Memory::new(rows * columns);
+            let mut values = HugeSlice::new(rows * columns);
             self.convert(tensor, columns, &mut values, |bytes, out| {
                 read_floats(tensor, bytes, out)?;
                 refuse_non_finite(tensor, out, f32::MAX)
             })?;
             Ok(DenseMatrix::from_f32(rows, columns, values))
         } else {
-            let mut values = Memory::new(rows * columns);
+            let mut values = HugeSlice::new(rows * columns);
             self.convert(tensor, columns, &mut values, |bytes, out| {
                 read_halves(tensor, bytes, out)
             })?;

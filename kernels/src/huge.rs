@@ -13,18 +13,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 ///
 /// A vector of this size would be as good, but the system cannot be told about it: with pages of 2 MiB a model is written with a few
 /// hundred interruptions instead of some hundred thousand, and its addresses are looked up in less.
-pub struct Memory<T> {
+pub struct HugeSlice<T> {
     map: MmapMut,
     values: PhantomData<T>,
 }
 
-impl<T: FromBytes + IntoBytes + Immutable> Memory<T> {
+impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
     /// `len` values of zero bits.
     ///
     /// # Panics
     /// If the system has not as much memory.
     #[must_use]
-    pub fn new(len: usize) -> Memory<T> {
+    pub fn new(len: usize) -> HugeSlice<T> {
         let bytes = len.checked_mul(size_of::<T>());
         let map = bytes.map(MmapMut::map_anon);
         let Some(Ok(map)) = map else {
@@ -33,23 +33,23 @@ impl<T: FromBytes + IntoBytes + Immutable> Memory<T> {
         // Only a hint: a system that does not take it is a little slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Memory {
+        HugeSlice {
             map,
             values: PhantomData,
         }
     }
 }
 
-impl<T: FromBytes + IntoBytes + Immutable + Copy> From<Vec<T>> for Memory<T> {
+impl<T: FromBytes + IntoBytes + Immutable + Copy> From<Vec<T>> for HugeSlice<T> {
     /// A copy.
-    fn from(values: Vec<T>) -> Memory<T> {
-        let mut memory = Memory::new(values.len());
+    fn from(values: Vec<T>) -> HugeSlice<T> {
+        let mut memory = HugeSlice::new(values.len());
         memory.copy_from_slice(&values);
         memory
     }
 }
 
-impl<T: FromBytes + IntoBytes + Immutable> Deref for Memory<T> {
+impl<T: FromBytes + IntoBytes + Immutable> Deref for HugeSlice<T> {
     type Target = [T];
 
     #[inline]
@@ -61,7 +61,7 @@ impl<T: FromBytes + IntoBytes + Immutable> Deref for Memory<T> {
     }
 }
 
-impl<T: FromBytes + IntoBytes + Immutable> DerefMut for Memory<T> {
+impl<T: FromBytes + IntoBytes + Immutable> DerefMut for HugeSlice<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
         match <[T]>::mut_from_bytes(&mut self.map) {
@@ -71,7 +71,7 @@ impl<T: FromBytes + IntoBytes + Immutable> DerefMut for Memory<T> {
     }
 }
 
-impl<T> fmt::Debug for Memory<T> {
+impl<T> fmt::Debug for HugeSlice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.map.len())
     }
@@ -83,12 +83,12 @@ mod tests {
 
     #[test]
     fn memory_holds_what_is_written() {
-        let mut memory = Memory::<u16>::new(5000);
+        let mut memory = HugeSlice::<u16>::new(5000);
         assert_eq!(&memory[..], &[0; 5000]);
         memory[4999] = 7;
         assert_eq!((memory.len(), memory[4998], memory[4999]), (5000, 0, 7));
         assert!(memory.as_ptr().addr().is_multiple_of(64));
-        assert_eq!(&Memory::from(vec![1.5_f32, -2.0])[..], &[1.5, -2.0]);
-        assert!(Memory::<f32>::new(0).is_empty());
+        assert_eq!(&HugeSlice::from(vec![1.5_f32, -2.0])[..], &[1.5, -2.0]);
+        assert!(HugeSlice::<f32>::new(0).is_empty());
     }
 }
