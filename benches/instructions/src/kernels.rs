@@ -1,0 +1,228 @@
+//! The kernels on small shapes: large enough that what is done per row, block and token outweighs what is done once.
+
+use std::hint::black_box;
+
+use sterna_kernels::{
+    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
+    Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix, f16_from_f32,
+};
+
+use crate::{Case, Round};
+
+const ROWS: usize = 64;
+const COLUMNS: usize = 640;
+
+/// Query heads that share a KV head, and the values of each.
+const GROUP: usize = 4;
+const HEAD_DIM: usize = 128;
+
+/// Values of a token in the BitNet 2B shape.
+const WIDTH: usize = 2560;
+
+/// Every round of a kernel is like the one before.
+const ROUNDS: u32 = 1;
+
+type Make = fn(Kernels, usize) -> Round;
+
+/// Every case: a kernel, what its number counts, the number, and how a round is made.
+const CASES: &[(&str, &str, usize, Make)] = &[
+    ("ternary_matmul", "m", 1, ternary_matmul),
+    ("ternary_matmul", "m", 4, ternary_matmul),
+    ("ternary_matmul", "m", 8, ternary_matmul),
+    ("int8_matmul", "m", 1, int8_matmul),
+    ("int8_matmul", "m", 8, int8_matmul),
+    ("dense_matmul", "m", 1, dense_matmul),
+    ("dense_dot", "columns", WIDTH, dense_dot),
+    ("attention", "positions", 1, attention),
+    ("attention", "positions", PAGE_TOKENS, attention),
+    ("quantize", "values", WIDTH, quantize),
+    ("rms_norm", "values", WIDTH, rms_norm),
+    ("relu2_gate", "values", WIDTH, relu2_gate),
+    ("silu_gate", "values", WIDTH, silu_gate),
+    ("rope", "values", WIDTH, rope),
+    ("store_kv", "values", HEAD_DIM, store_kv),
+    ("scale_panel", "m", 8, scale_panel),
+    ("dequantize", "m", 8, dequantize),
+];
+
+/// The cases of an instruction set. Preparing one panics where the CPU lacks the set: then nothing can be counted.
+pub(crate) fn cases(isa: Isa) -> impl Iterator<Item = Case> {
+    CASES.iter().map(move |&(kernel, unit, number, make)| Case {
+        name: format!("{isa}/{kernel}/{unit}={number}"),
+        rounds: ROUNDS,
+        prepare: Box::new(move || {
+            let kernels = Kernels::new(isa).unwrap_or_else(|| panic!("this CPU has no {isa}"));
+            make(kernels, number)
+        }),
+    })
+}
+
+/// Values in −1..=1 without a pattern that a kernel could meet twice in a block.
+fn values(count: usize) -> Vec<f32> {
+    (0..count)
+        .map(|i| (i * 7919 % 2003) as f32 / 1001.0 - 1.0)
+        .collect()
+}
+
+fn quantized(kernels: Kernels, m: usize) -> QuantizedActivations {
+    let mut x = QuantizedActivations::new(m, COLUMNS);
+    x.reset(m, COLUMNS);
+    let values = values(COLUMNS);
+    x.tokens_mut()
+        .for_each(|mut token| kernels.quantize(&values, &mut token));
+    x
+}
+
+fn ternary_matmul(kernels: Kernels, m: usize) -> Round {
+    let mut weights = TernaryMatrix::new(ROWS, COLUMNS, Packing::TwoBit);
+    let codes: Vec<u8> = (0..COLUMNS).map(|i| (i * 7919 % 2003 % 3) as u8).collect();
+    for mut panel in weights.panels_mut() {
+        panel.rows().for_each(|row| panel.set_row(row, &codes));
+    }
+    let x = quantized(kernels, m);
+    let mut out = vec![0; m * ROWS.next_multiple_of(PANEL_ROWS)];
+    Box::new(move || {
+        let panels = 0..weights.panels();
+        kernels.ternary_matmul(black_box(&weights), panels, &x, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn int8_matmul(kernels: Kernels, m: usize) -> Round {
+    let mut weights = Int8Matrix::new(ROWS, COLUMNS);
+    let row_values = values(COLUMNS);
+    for mut panel in weights.panels_mut() {
+        panel.rows().for_each(|row| panel.set_row(row, &row_values));
+    }
+    let x = quantized(kernels, m);
+    let mut out = vec![0; m * ROWS.next_multiple_of(PANEL_ROWS)];
+    Box::new(move || {
+        let panels = 0..weights.panels();
+        kernels.int8_matmul(black_box(&weights), panels, &x, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn dense_matmul(kernels: Kernels, m: usize) -> Round {
+    let weights = DenseMatrix::from_f32(ROWS, COLUMNS, values(ROWS * COLUMNS));
+    let x = values(m * COLUMNS);
+    let mut out = vec![0.0; m * ROWS.next_multiple_of(PANEL_ROWS)];
+    Box::new(move || {
+        let panels = 0..weights.panels();
+        kernels.dense_matmul(black_box(&weights), panels, &x, m, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn dense_dot(kernels: Kernels, columns: usize) -> Round {
+    let halves: Vec<u16> = values(columns).into_iter().map(f16_from_f32).collect();
+    let weights = DenseMatrix::from_f16(1, columns, halves);
+    let x = values(columns);
+    Box::new(move || {
+        black_box(kernels.dense_dot(black_box(&weights), 0, &x));
+    })
+}
+
+/// A whole span of keys, seen from its last positions.
+fn attention(kernels: Kernels, positions: usize) -> Round {
+    let halves: Vec<u16> = values(2 * SPAN_TOKENS * HEAD_DIM)
+        .into_iter()
+        .map(f16_from_f32)
+        .collect();
+    let queries = values(HEAD_DIM);
+    let mut state = AttentionState::new(GROUP, HEAD_DIM);
+    let mut out = vec![0.0; positions * GROUP * HEAD_DIM];
+    Box::new(move || {
+        let pages: Vec<KvPage> = halves
+            .chunks(2 * PAGE_TOKENS * HEAD_DIM)
+            .map(|both| both.split_at(PAGE_TOKENS * HEAD_DIM))
+            .map(|(keys, values)| KvPage { keys, values })
+            .collect();
+        state.reset(GROUP, positions, HEAD_DIM);
+        for query in 0..positions * GROUP {
+            state
+                .query_mut(query / GROUP, query % GROUP)
+                .copy_from_slice(&queries);
+        }
+        let span = Span {
+            pages: &pages,
+            next: &[],
+            visible: SPAN_TOKENS - (positions - 1),
+        };
+        kernels.attention_span(black_box(span), &mut state);
+        kernels.attention_finish(&state, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn quantize(kernels: Kernels, width: usize) -> Round {
+    let x = values(width);
+    let mut quantized = QuantizedActivations::new(1, width);
+    quantized.reset(1, width);
+    Box::new(move || {
+        quantized
+            .tokens_mut()
+            .for_each(|mut token| kernels.quantize(black_box(&x), &mut token));
+        black_box(&quantized);
+    })
+}
+
+fn rms_norm(kernels: Kernels, width: usize) -> Round {
+    let (x, mut out) = (values(width), vec![0.0; width]);
+    Box::new(move || {
+        kernels.rms_norm(black_box(&x), &x, 1e-5, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn relu2_gate(kernels: Kernels, width: usize) -> Round {
+    let (x, mut out) = (values(width), vec![0.0; width]);
+    Box::new(move || {
+        kernels.relu2_gate(black_box(&x), &x, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn silu_gate(kernels: Kernels, width: usize) -> Round {
+    let (x, mut out) = (values(width), vec![0.0; width]);
+    Box::new(move || {
+        kernels.silu_gate(black_box(&x), &x, &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn rope(kernels: Kernels, width: usize) -> Round {
+    let mut x = values(width);
+    let (cos, sin) = (vec![0.6; HEAD_DIM / 2], vec![0.8; HEAD_DIM / 2]);
+    Box::new(move || kernels.rope(black_box(&mut x), HEAD_DIM, &cos, &sin))
+}
+
+fn store_kv(kernels: Kernels, head_dim: usize) -> Round {
+    let x = values(head_dim);
+    let [mut keys, mut stored] = [(); 2].map(|()| vec![0; PAGE_TOKENS * head_dim]);
+    Box::new(move || {
+        kernels.store_kv(black_box(&x), &x, 5, &mut keys, &mut stored);
+        black_box((&mut keys, &mut stored));
+    })
+}
+
+fn scale_panel(kernels: Kernels, m: usize) -> Round {
+    let acc = vec![77; m * PANEL_ROWS];
+    let (scales, factors) = (values(PANEL_ROWS), vec![0.5; m]);
+    let (mut out, mut largest) = (vec![0.0; m * PANEL_ROWS], vec![0.0; m]);
+    Box::new(move || {
+        let by = (&scales[..], &factors[..]);
+        kernels.scale_panel(black_box(&acc), by, &mut out, &mut largest);
+        black_box((&mut out, &mut largest));
+    })
+}
+
+fn dequantize(kernels: Kernels, m: usize) -> Round {
+    let acc = vec![77; m * ROWS];
+    let factors = vec![0.5; m];
+    let mut out = vec![0.0; m * ROWS];
+    Box::new(move || {
+        kernels.dequantize(black_box(&acc), &factors, &mut out);
+        black_box(&mut out);
+    })
+}
