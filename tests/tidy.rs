@@ -71,10 +71,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("slab", &["scheduler/"]),
     ("subtle", &["src/tenants/keys.rs"]),
     ("tokenizers", &["src/text/"]),
-    (
-        "memmap2",
-        &["src/model/weights.rs", "kernels/src/huge.rs"],
-    ),
+    ("memmap2", &["src/model/weights.rs", "kernels/src/huge.rs"]),
     ("zerocopy", &["kernels/"]),
     ("metrics_exporter_prometheus", &["src/metrics.rs"]),
     ("toml", &["src/tenants/"]),
