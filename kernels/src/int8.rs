@@ -17,9 +17,6 @@ pub(crate) const INT8_COLUMNS: usize = 4;
 pub(crate) const BYTE_ZERO: u8 = 128;
 /// Weights that are rounded before they are put into blocks.
 const ROUNDED_AT_ONCE: usize = 64;
-/// The most columns: sums of byte · activation, the largest that a kernel forms, then fit an `i32`.
-const MAX_COLUMNS: usize = 1 << 16;
-
 /// Weights of 8 bits, `rows` × `columns`: row r's weight is its byte's value times the scale of r.
 pub struct Int8Matrix {
     rows: usize,
@@ -29,15 +26,18 @@ pub struct Int8Matrix {
 }
 
 impl Int8Matrix {
+    /// The most columns: sums of byte · activation, the largest that a kernel forms, then fit an `i32`.
+    pub const MAX_COLUMNS: usize = 1 << 16;
+
     /// A matrix of zeros.
     ///
     /// # Panics
-    /// If a dimension is zero or there are more than 65,536 columns.
+    /// If a dimension is zero or there are more than [`Int8Matrix::MAX_COLUMNS`] columns.
     #[must_use]
     pub fn new(rows: usize, columns: usize) -> Int8Matrix {
         assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
         assert!(
-            columns <= MAX_COLUMNS,
+            columns <= Int8Matrix::MAX_COLUMNS,
             "{columns} columns: sums might not fit an i32"
         );
         let blocks = rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(INT8_COLUMNS);

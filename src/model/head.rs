@@ -2,8 +2,8 @@
 //!
 //! A head of 128,256 rows is most of what a step reads. In 8 bits it is half as much, and runs on the integer multipliers; but rounding
 //! moves a logit by some hundredths. So the [`EXACT_ROWS`] rows that the first pass puts highest are multiplied again, floats by floats:
-//! whatever is likely to be drawn, or asked for as a top log-probability, is exact, and of the rest only the sum of small exponentials
-//! is touched.
+//! whatever the model itself makes likely, or is asked for as a top log-probability, is exact, and of the rest only the sum of small
+//! exponentials is touched. A token from outside that a bias lifts up keeps its 8-bit logit.
 //!
 //! Always true: which rows are exact depends on the token's own first pass alone, ties going to the lower row.
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use indicatif::{ProgressBar, ProgressStyle};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 use safetensors::Dtype;
-use sterna_kernels::DenseMatrix;
+use sterna_kernels::{DenseMatrix, Int8Matrix};
 
 use super::LoadOptions;
 use super::attention::Attention;
@@ -219,10 +219,14 @@ impl Loader<'_> {
         Ok((embedding, Linear::Dense(head)))
     }
 
-    /// A large float head gets an 8-bit first pass.
+    /// A large float head gets an 8-bit first pass, unless its rows are too wide for that.
     fn screened(&mut self, head: Linear) -> Linear {
+        let is_screened = |exact: &DenseMatrix| {
+            exact.bytes() > self.options.exact_head_bytes
+                && exact.columns() <= Int8Matrix::MAX_COLUMNS
+        };
         match head {
-            Linear::Dense(exact) if exact.bytes() > self.options.exact_head_bytes => {
+            Linear::Dense(exact) if is_screened(&exact) => {
                 let kernels = self.options.kernels;
                 Linear::Screened(ScreenedHead::new(kernels, self.packer.pool, exact))
             }
