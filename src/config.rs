@@ -9,6 +9,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::cores;
 
+/// The instruction sets that may be asked for.
+const ISAS: [&str; 4] = ["scalar", "avx2", "avx512", "avx512vbmi"];
+
 /// Of the memory this process may still use, the share that KV pages take unless `--kv-memory` says otherwise.
 const KV_MEMORY_SHARE: f64 = 0.5;
 
@@ -68,7 +71,7 @@ pub struct ServeConfig {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Instruction set of the kernels; by default the best this machine has.
-    #[arg(long, value_parser = ["scalar", "avx2", "avx512"])]
+    #[arg(long, value_parser = ISAS)]
     pub isa: Option<String>,
     /// Memory for keys and values, e.g. 4GiB or 512MiB; by default half of what this process may still use (cgroup included),
     /// and no more than --max-running sequences of full length would fill.
@@ -139,7 +142,7 @@ pub struct BenchConfig {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Instruction set of the kernels; by default the best this machine has.
-    #[arg(long, value_parser = ["scalar", "avx2", "avx512"])]
+    #[arg(long, value_parser = ISAS)]
     pub isa: Option<String>,
     /// Tokens before each stream that decodes; of several, each is measured. What does not fit the memory or the model is left out.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "256", value_parser = clap::value_parser!(u32).range(32..=1_048_576))]

@@ -352,3 +352,24 @@ impl Signals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use sterna_kernels::Isa;
+
+    use super::kernels;
+    use crate::config::Cli;
+
+    #[test]
+    fn every_instruction_set_can_be_asked_for() {
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi] {
+            let name = isa.to_string();
+            for flags in [&["sterna"][..], &["sterna", "bench"]] {
+                let asked = Cli::try_parse_from(flags.iter().chain(&["--isa", &name]));
+                assert!(asked.is_ok(), "{flags:?} --isa {name}");
+            }
+            assert_eq!(kernels(Some(&name)).is_ok(), isa.is_available());
+        }
+    }
+}

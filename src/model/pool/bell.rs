@@ -7,8 +7,9 @@ use parking_lot::{Condvar, Mutex};
 
 /// How long a thread looks before it sleeps. Waking a sleeper takes 20 to 45 µs (two cores of a virtual machine), so this
 /// long a wait costs at most twice what it would with foresight. Forward passes of the 2B shape, as shares of the least time
-/// that two Zen 4 cores allow: 0.80 and 0.71 with 5 µs (1 and 16 streams, medians of two runs), 0.89 and 0.735 with 50 µs,
-/// 0.89 and 0.737 with 500 µs; and a neighbour that has taken one worker's core costs the other's only this little of it.
+/// that two Zen 4 cores allow, two runs each: with 5 µs 0.82 and 0.77 (1 stream), 0.71 and 0.72 (16); with 50 µs 0.89 (and a
+/// run whose memory was half as fast again, so not to be compared), 0.74 and 0.73; with 500 µs 0.89 and 0.89, 0.74 and 0.73.
+/// A neighbour that has taken one worker's core costs the other's only this little of it.
 pub(super) const SPIN: Duration = Duration::from_micros(50);
 
 /// What a thread does between two looks.
