@@ -13,6 +13,7 @@ use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gau
 use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
+use sterna_scheduler::CostModel;
 
 use tenant::Tenants;
 
@@ -105,6 +106,21 @@ const TURNED_AWAY: [&str; 8] = [
     "draining",
     "dead",
 ];
+/// Of a [`CostModel`], in the order of its fields.
+const COST_PARTS: [&str; 12] = [
+    "rows_1",
+    "rows_2",
+    "rows_4",
+    "rows_8",
+    "rows_16",
+    "rows_32",
+    "rows_64",
+    "rows_128",
+    "kilo_decode_keys",
+    "kilo_chunk_keys",
+    "head",
+    "logit",
+];
 const PAGE_STATES: [&str; 4] = ["free", "private", "tree_pinned", "tree_cached"];
 
 /// The engine's gauges and running totals at one moment.
@@ -147,6 +163,8 @@ pub struct StepTimes {
     pub tokens: usize,
     /// What computing it should have taken.
     pub predicted: Duration,
+    /// The same, as the machine was at start.
+    pub calibrated: Duration,
     /// What computing it took, draws included.
     pub computing: Duration,
     /// What its plan and its commit took.
@@ -281,6 +299,20 @@ impl Metrics {
         handles.queued.set(now.queued.as_secs_f64());
     }
 
+    /// What a step costs, as measured at start.
+    pub fn calibrated(&self, cost: &CostModel) {
+        let parts = [
+            cost.kilo_decode_keys,
+            cost.kilo_chunk_keys,
+            cost.head,
+            cost.logit,
+        ];
+        let values = cost.rows.into_iter().chain(parts);
+        for (gauge, nanoseconds) in self.handles.cost.iter().zip(values) {
+            gauge.set(Duration::from_nanos(nanoseconds).as_secs_f64());
+        }
+    }
+
     /// The engine has ended, and holds nothing any more.
     pub fn ended(&self) {
         self.occupancy(&Occupancy::default());
@@ -292,6 +324,7 @@ impl Metrics {
         let handles = &*self.handles;
         handles.steps.increment(1);
         handles.step_time.record(whole);
+        handles.calibrated_time.record(step.calibrated);
         handles.step_tokens.record(step.tokens as f64);
         handles.decision_time.record(step.deciding);
         handles.overhead.record(step.overhead);
@@ -451,6 +484,8 @@ struct Handles {
     disconnects: Counter,
     steps: Counter,
     step_time: Histogram,
+    calibrated_time: Histogram,
+    cost: [Gauge; 12],
     step_tokens: Histogram,
     decision_time: Histogram,
     overhead: Histogram,
@@ -477,7 +512,7 @@ impl Handles {
             running: new_gauge(all, "vllm:num_requests_running", "Sequences in the running batch."),
             waiting: new_gauge(all, "vllm:num_requests_waiting", "Sequences waiting to run."),
             kv_usage: new_gauge(all, "vllm:kv_cache_usage_perc", "Share of KV pages in use by running sequences, 0 to 1."),
-            pages: page_gauges(all),
+            pages: new_gauges(all, "sterna_kv_pages", "KV pages by state.", "state", PAGE_STATES),
             prefix_queries: new_counter(all, "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
             prefix_hits: new_counter(all, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
             preemptions: new_counter(all, "vllm:num_preemptions_total", "Sequences sent back to the queue for lack of pages."),
@@ -493,6 +528,8 @@ impl Handles {
             disconnects: new_counter(all, "sterna_client_disconnects_total", "Clients that left before their answer was complete."),
             steps: new_counter(all, "sterna_engine_steps_total", "Steps of the engine."),
             step_time: new_histogram(all, "sterna_step_seconds", "From the plan of a step to its commit.", STEP_BUCKETS),
+            calibrated_time: new_histogram(all, "sterna_step_calibrated_seconds", "What a step would have taken as the machine was at start.", STEP_BUCKETS),
+            cost: new_gauges(all, "sterna_step_cost_seconds", "What a part of a step took at start: steps of so many tokens, 1,024 keys, the output head, a token's logits.", "part", COST_PARTS),
             step_tokens: new_histogram(all, "vllm:iteration_tokens_total", "Tokens computed by a step.", STEP_TOKEN_BUCKETS),
             decision_time: new_histogram(all, "sterna_scheduler_plan_seconds", "Planning a step and committing it.", DECISION_BUCKETS),
             overhead: new_histogram(all, "sterna_step_overhead_seconds", "What a step took beside its forward pass: commands, plan, draws, commit, and telling of the step before.", DECISION_BUCKETS),
@@ -528,17 +565,22 @@ fn register_identity(all: &mut Vec<Definition>, identity: &Identity) {
     gauge!(name, "block_size" => page_tokens, "num_gpu_blocks" => pages).set(1);
 }
 
-fn page_gauges(all: &mut Vec<Definition>) -> [Gauge; 4] {
-    let name = "sterna_kv_pages";
-    define(all, name, None);
-    describe_gauge!(name, "KV pages by state.");
-    PAGE_STATES.map(|state| gauge!(name, "state" => state))
-}
-
 fn new_gauge(all: &mut Vec<Definition>, name: &'static str, help: &'static str) -> Gauge {
     define(all, name, None);
     describe_gauge!(name, help);
     gauge!(name)
+}
+
+fn new_gauges<const N: usize>(
+    all: &mut Vec<Definition>,
+    name: &'static str,
+    help: &'static str,
+    label: &'static str,
+    values: [&'static str; N],
+) -> [Gauge; N] {
+    define(all, name, None);
+    describe_gauge!(name, help);
+    values.map(|value| gauge!(name, label => value))
 }
 
 fn new_counter(all: &mut Vec<Definition>, name: &'static str, help: &'static str) -> Counter {
@@ -789,6 +831,7 @@ mod tests {
         let step = StepTimes {
             tokens: 4,
             predicted: Duration::from_millis(20),
+            calibrated: Duration::from_millis(25),
             computing: Duration::from_millis(30),
             deciding: Duration::from_micros(8),
             overhead: Duration::from_micros(70),
@@ -796,8 +839,30 @@ mod tests {
         metrics.step(Duration::from_millis(31), &step);
         let text = metrics.render();
         assert_eq!(value(&text, "sterna_step_prediction_ratio_sum"), 1.5);
+        assert_eq!(value(&text, "sterna_step_seconds_sum"), 0.031);
+        assert_eq!(value(&text, "sterna_step_calibrated_seconds_sum"), 0.025);
         assert_eq!(value(&text, "sterna_scheduler_plan_seconds_sum"), 8e-6);
         assert_eq!(value(&text, "sterna_step_overhead_seconds_sum"), 7e-5);
+    }
+
+    #[test]
+    fn each_part_of_a_steps_cost_stands_under_its_own_name() {
+        let metrics = metrics();
+        let rows = std::array::from_fn(|knot| 1 << knot);
+        metrics.calibrated(&CostModel {
+            rows: rows.map(|count: u64| count * 1_000_000_000),
+            kilo_decode_keys: 201_000_000_000,
+            kilo_chunk_keys: 202_000_000_000,
+            head: 203_000_000_000,
+            logit: 204_000_000_000,
+        });
+        let text = metrics.render();
+        let read = |part: &str| value(&text, &labelled(&text, "sterna_step_cost_seconds", &[part]));
+        for count in rows {
+            assert_eq!(read(&format!("rows_{count}")), count as f64);
+        }
+        let others = ["kilo_decode_keys", "kilo_chunk_keys", "head", "logit"].map(read);
+        assert_eq!(others, [201.0, 202.0, 203.0, 204.0]);
     }
 
     #[test]

@@ -4,11 +4,12 @@
 
 mod client;
 mod conversation;
+mod costs;
 mod report;
 mod sse;
 mod text;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use crate::workload::{Class, Count, NAMES, Session, Shared, Trace, Workload, nam
 use crate::{fraction, positive};
 use client::{Client, Failure, Options, Outcome};
 use conversation::{Speech, converse, read_keys};
+use costs::StepCosts;
 use report::{Recorder, Report};
 use text::{Scale, sample_text};
 
@@ -82,6 +84,9 @@ pub(crate) struct DriveArgs {
     /// Seed of prompts, lengths, arrivals, disconnections and sampling.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Write what a step cost the server during the run to this file, as `simulate --cost` reads it; only Sterna tells.
+    #[arg(long, value_name = "FILE")]
+    costs: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -128,24 +133,16 @@ pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
 }
 
 /// Sends all requests; an error only when the server cannot be asked at all.
-async fn run(
-    args: &DriveArgs,
-    workload: &Workload,
-    only: Option<usize>,
-) -> Result<Report, Failure> {
+async fn run(args: &DriveArgs, workload: &Workload, only: Option<usize>) -> Result<Report, String> {
     let options = Options {
         temperature: args.temperature,
         ignore_eos: args.ignore_eos,
         timeout: Duration::from_secs_f64(args.timeout_seconds),
     };
     let key = args.keys.as_ref().and_then(|keys| keys.0.first());
-    let client = Client::connect(
-        &args.url,
-        args.model.clone(),
-        key.map(String::as_str),
-        options,
-    )
-    .await?;
+    let key = key.map(String::as_str);
+    let client = Client::connect(&args.url, args.model.clone(), key, options).await;
+    let client = Arc::new(client.map_err(|failure| failure.to_string())?);
     let mut speech = Speech {
         scale: Scale {
             tokens_per_word: 1.0,
@@ -153,13 +150,19 @@ async fn run(
         exact: args.ignore_eos,
         keys: args.keys.clone().map_or(Vec::new(), |keys| keys.0),
     };
-    speech.scale.tokens_per_word = tokens_per_word(&client, &speech).await?;
+    speech.scale.tokens_per_word = tokens_per_word(&client, &speech)
+        .await
+        .map_err(|failure| failure.to_string())?;
+    let before = match args.costs {
+        Some(_) => Some(step_costs(&client, key).await?),
+        None => None,
+    };
     let rate = args.rate.unwrap_or(1.0);
     let trace = Trace::new(workload, args.seed, rate, args.requests, f64::INFINITY);
     let trace = trace.filter(move |session| only.is_none_or(|class| session.class == class));
     let (ended, outcomes) = mpsc::unbounded_channel();
     let run = Run {
-        client,
+        client: Arc::clone(&client),
         speech,
         classes: workload.classes.iter().map(|class| class.name).collect(),
         ended,
@@ -170,7 +173,20 @@ async fn run(
         None => Arc::new(run).closed_loop(trace, args.clients),
     }
     let recorder = gather(args.requests, outcomes).await;
-    Ok(recorder.report(start.elapsed()))
+    let report = recorder.report(start.elapsed());
+    if let (Some(file), Some(before)) = (&args.costs, before) {
+        let costs = step_costs(&client, key).await?.since(&before)?;
+        costs
+            .write(file)
+            .map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok(report)
+}
+
+/// What a step has cost the server so far.
+async fn step_costs(client: &Client, key: Option<&str>) -> Result<StepCosts, String> {
+    let metrics = client.metrics(key).await;
+    StepCosts::read(&metrics.map_err(|failure| failure.to_string())?)
 }
 
 /// Two prompts of different lengths: their difference has no share of the chat template.
@@ -212,7 +228,7 @@ impl DriveArgs {
 
 /// What all tasks of a run share.
 struct Run {
-    client: Client,
+    client: Arc<Client>,
     speech: Speech,
     classes: Vec<&'static str>,
     ended: mpsc::UnboundedSender<(&'static str, Outcome)>,

@@ -3,6 +3,7 @@
 //!
 //! Exit code 0 when every request was complete (or its client left on purpose), 1 when any failed, 2 for a wrong flag.
 
+mod coefficients;
 mod drive;
 mod latency;
 mod simulate;

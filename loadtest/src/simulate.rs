@@ -51,6 +51,9 @@ pub(crate) struct SimulateArgs {
     /// Work that arrives in a second, in seconds of the machine; by default the workload's own.
     #[arg(long, value_parser = crate::positive)]
     load: Option<f64>,
+    /// Instead of --load: sessions that begin in a second.
+    #[arg(long, value_parser = crate::positive, conflicts_with = "load")]
+    rate: Option<f64>,
     /// Only the sessions of this class; they are the same, at the same times, as among the others.
     #[arg(long, value_name = "CLASS")]
     only: Option<String>,
@@ -129,15 +132,19 @@ impl Simulation<'_> {
             None => None,
         };
         let cost = cost_model(&args.cost)?;
-        let load = args.load.unwrap_or(workload.load);
         let sample = Trace::new(&workload, args.seed, 1.0, SAMPLE, f64::INFINITY);
         let sample: Vec<_> = sample.collect();
+        let rate_at_full_load = rate(&cost, &sample, 1.0);
+        let load = match args.rate {
+            Some(rate) => rate / rate_at_full_load,
+            None => args.load.unwrap_or(workload.load),
+        };
         Ok(Simulation {
             args,
             only,
             cost,
             load,
-            rate: rate(&cost, &sample, load),
+            rate: args.rate.unwrap_or(load * rate_at_full_load),
             workload,
         })
     }

@@ -5,6 +5,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use serde_json::Value;
@@ -38,6 +39,7 @@ fn serve(socket: TcpStream, refuse_every: u64) {
                 "application/json",
                 r#"{"data":[{"id":"canned"}]}"#.to_owned(),
             ),
+            "/metrics" => (200, "text/plain", metrics()),
             "/v1/chat/completions" => chat(&serde_json::from_slice(&body).unwrap(), refuse_every),
             path => panic!("{path}"),
         };
@@ -72,6 +74,20 @@ fn request(reader: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
     let mut body = vec![0; length.map_or(0, |length| length.trim().parse().unwrap())];
     reader.read_exact(&mut body).ok()?;
     Some((head[0].split(' ').nth(1)?.to_owned(), body))
+}
+
+/// A server whose steps take three times as long as at its start.
+fn metrics() -> String {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let asked = ASKED.fetch_add(1, Ordering::Relaxed);
+    let rows = (0..8).map(|knot| format!("rows_{}", 1 << knot));
+    let others = ["kilo_decode_keys", "kilo_chunk_keys", "head", "logit"].map(str::to_owned);
+    let mut text = String::new();
+    for part in rows.chain(others) {
+        text += &format!("sterna_step_cost_seconds{{part=\"{part}\"}} 0.001\n");
+    }
+    text += &format!("sterna_step_calibrated_seconds_sum{{}} {}\n", asked * 10);
+    text + &format!("sterna_step_seconds_sum{{}} {}\n", asked * 30)
 }
 
 /// One token a word; the answer has exactly `max_tokens`.
@@ -229,4 +245,24 @@ fn no_server_is_an_error_that_names_the_address() {
         words.contains(&address.to_string()) && words.contains("connection"),
         "{words}"
     );
+}
+
+#[test]
+fn what_steps_cost_the_server_is_what_the_simulation_reads() {
+    let path = std::env::temp_dir().join(format!("sterna-costs-{}.json", std::process::id()));
+    let file = path.to_str().unwrap();
+    let output = loadtest(&["--requests", "3", "--costs", file], 0);
+    assert!(output.status.success(), "{output:?}");
+    let costs: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(costs["rows"], serde_json::json!(vec![3_000_000; 8]));
+    assert_eq!(costs["logit"], 3_000_000);
+
+    let simulated = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+        .args(["simulate", "--requests", "50", "--rate", "0.25", "--json"])
+        .args(["--cost", file])
+        .output()
+        .unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let report = json(&simulated);
+    assert_eq!(report["sessions_per_second"], 0.25);
 }

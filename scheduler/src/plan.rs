@@ -64,6 +64,12 @@ impl Step<'_> {
         self.scheduler.predict(self.scheduler.shape).div_ceil(1000)
     }
 
+    /// How long the step would take as the machine was when it was calibrated.
+    pub fn calibrated(&self) -> Micros {
+        let scheduler = &self.scheduler;
+        scheduler.cost.predict(scheduler.shape).div_ceil(1000)
+    }
+
     /// Makes the step's result count: `sampled` has one entry for each token whose logits are wanted, in the order of the
     /// rows and of their tokens.
     ///

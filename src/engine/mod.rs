@@ -101,8 +101,10 @@ impl Engine {
         let serving = std::thread::Builder::new()
             .name("sterna-engine".into())
             .spawn(move || step::serve(model, kv_store, config, lanes, turns, calibrated))?;
-        // Nothing is ever sent: the engine thread drops its end when it is about to serve, also by a panic.
-        let _ = calibration.recv();
+        // An engine thread that panics drops its end; whoever asks it for something is told then.
+        if let Ok(cost) = calibration.recv() {
+            metrics.calibrated(&cost);
+        }
         let handle = EngineHandle {
             submissions,
             control,

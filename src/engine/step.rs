@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::TryRecvError;
 use sterna_scheduler::{
-    Event as Happened, FinishReason, Micros, Plan, Request, Scheduler, SequenceId,
+    CostModel, Event as Happened, FinishReason, Micros, Plan, Request, Scheduler, SequenceId,
 };
 
 use super::calibrate::calibrate;
@@ -29,7 +29,7 @@ pub(super) fn serve<F: Forward>(
     config: EngineConfig,
     lanes: Lanes,
     turns: mpsc::Sender<Turn>,
-    calibrated: mpsc::Sender<()>,
+    calibrated: mpsc::Sender<CostModel>,
 ) {
     if config.pin {
         pin_to_first_core();
@@ -42,7 +42,8 @@ pub(super) fn serve<F: Forward>(
     for prefix in config.public_prefixes {
         scheduler.declare_public(&prefix);
     }
-    drop(calibrated); // Who waits for it goes on.
+    // Who waits for it goes on, unless it has left.
+    let _ = calibrated.send(cost);
     let mut serving = Serving {
         kv_store,
         scheduler,
@@ -122,6 +123,7 @@ impl<F: Forward> Serving<F> {
         self.lanes.shared.begin_step(planned);
         let tokens = step.batch().token_count();
         let predicted = Duration::from_micros(step.predicted());
+        let calibrated = Duration::from_micros(step.calibrated());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut logits = self.model.forward(step.batch(), &mut self.kv_store);
             let forwarded = Instant::now();
@@ -149,6 +151,7 @@ impl<F: Forward> Serving<F> {
         let times = StepTimes {
             tokens,
             predicted,
+            calibrated,
             computing: computed - planned,
             deciding: (planned - planning) + (committed - computed),
             overhead: (planned - began) + (committed - forwarded) + self.publishing,

@@ -171,6 +171,12 @@ impl Client {
         })
     }
 
+    /// The server's metrics, in Prometheus's text format.
+    pub(crate) async fn metrics(&self, key: Option<&str>) -> Result<String, Failure> {
+        let bytes = get(&self.http, &format!("{}/metrics", self.base), key).await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// How many tokens the prompt with this user message is.
     pub(crate) async fn prompt_tokens(
         &self,
@@ -347,7 +353,18 @@ async fn first_model(
     base: &str,
     key: Option<&str>,
 ) -> Result<String, Failure> {
-    let asked = http.get(format!("{base}/v1/models"));
+    let bytes = get(http, &format!("{base}/v1/models"), key).await?;
+    let list: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::Protocol(format!("/v1/models: {error}")))?;
+    let model = list["data"][0]["id"].as_str();
+    model
+        .map(str::to_owned)
+        .ok_or_else(|| Failure::Protocol("/v1/models lists no model".into()))
+}
+
+/// The body of a 200 answer.
+async fn get(http: &reqwest::Client, url: &str, key: Option<&str>) -> Result<Vec<u8>, Failure> {
+    let asked = http.get(url);
     let asked = match key {
         Some(key) => asked.bearer_auth(key),
         None => asked,
@@ -358,12 +375,7 @@ async fn first_model(
     if status != reqwest::StatusCode::OK {
         return Err(Failure::Status(status.as_u16(), error_code(&bytes)));
     }
-    let list: Value = serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::Protocol(format!("/v1/models: {error}")))?;
-    let model = list["data"][0]["id"].as_str();
-    model
-        .map(str::to_owned)
-        .ok_or_else(|| Failure::Protocol("/v1/models lists no model".into()))
+    Ok(bytes.into())
 }
 
 /// The innermost cause says most ("connection refused"); the outer ones repeat the address.

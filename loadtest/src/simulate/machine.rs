@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
 use sterna_scheduler::{Batch, CostModel, Row, StepShape};
 
+use crate::coefficients::Coefficients;
 use crate::workload::{CONTEXT, Rng, Session};
 
 /// Between two tokens, in nanoseconds: no machine is asked to run more than this allows.
@@ -37,17 +37,6 @@ const DEMO: CostModel = CostModel {
     logit: 60_000,
 };
 
-/// A cost model as a file has it: coefficients in nanoseconds.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Coefficients {
-    rows: [u64; 8],
-    kilo_decode_keys: u64,
-    kilo_chunk_keys: u64,
-    head: u64,
-    logit: u64,
-}
-
 /// The cost model of a preset (`2b-2core`, `2b-32core`, `demo`), or that of a JSON file.
 pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
     match name {
@@ -60,10 +49,8 @@ pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
 
 fn from_file(path: &Path) -> Result<CostModel, String> {
     let place = path.display();
-    let text = std::fs::read_to_string(path)
+    let read = Coefficients::read(path)
         .map_err(|error| format!("{place}: {error}; presets are 2b-2core, 2b-32core and demo"))?;
-    let read: Coefficients =
-        serde_json::from_str(&text).map_err(|error| format!("{place}: {error}"))?;
     Ok(CostModel {
         rows: read.rows,
         kilo_decode_keys: read.kilo_decode_keys,
