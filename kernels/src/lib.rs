@@ -30,7 +30,9 @@ mod ternary;
 mod x86_64;
 
 pub use activation::{QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut};
-pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+pub use attention::{
+    AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span, prefetch_slots,
+};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
 pub use huge::HugeSlice;

@@ -87,13 +87,18 @@ impl Attention {
         let pages = shares
             .clone()
             .map(|share| writes[share.start].page..writes[share.end - 1].page + 1);
-        let parts = shares.zip(pass.kv.ranges_mut(pages));
+        let parts = shares.zip(pass.kv.ranges_mut(layer, pages));
         let kernels = pass.crew.kernels;
         pass.crew.pool.run_parts(parts, |_, (share, mut pages)| {
             let [mut key, mut value] = [[0.0; MAX_HEAD_DIM]; 2];
             let (key, value) = (&mut key[..d], &mut value[..d]);
-            for write in &writes[share] {
-                let heads = pages.heads_mut(write.page, layer);
+            let writes = &writes[share];
+            pages.prefetch(&writes[0]);
+            for (index, write) in writes.iter().enumerate() {
+                if let Some(next) = writes.get(index + 1) {
+                    pages.prefetch(next);
+                }
+                let heads = pages.heads_mut(write.page);
                 for (head, (k_page, v_page)) in heads.enumerate() {
                     for i in 0..write.tokens {
                         let token = write.first_token + i;
@@ -178,14 +183,13 @@ impl Attention {
 
 /// Values `first..` of a token's product, as many as `out` holds.
 fn copy_values(product: Product<'_>, token: usize, first: usize, out: &mut [f32]) {
-    let (mut skip, mut at) = (first % PANEL_ROWS, 0);
-    for piece in product.pieces(token).skip(first / PANEL_ROWS) {
-        let count = (piece.len() - skip).min(out.len() - at);
-        out[at..at + count].copy_from_slice(&piece[skip..skip + count]);
-        (skip, at) = (0, at + count);
-        if at == out.len() {
-            break;
-        }
+    let mut at = 0;
+    while at < out.len() {
+        let row = first + at;
+        let piece = &product.piece(token, row / PANEL_ROWS)[row % PANEL_ROWS..];
+        let count = piece.len().min(out.len() - at);
+        out[at..at + count].copy_from_slice(&piece[..count]);
+        at += count;
     }
 }
 

@@ -2,11 +2,14 @@
 //!
 //! Always true: a page holds 16 tokens of every layer; for each layer and key-value head its keys,
 //! `[d][16]`, stand right before its values, `[16][d]`, in half precision, beginning at a cache line.
-//! Memory that was never written costs nothing.
+//! All pages of a layer are neighbours: a step reads all of one layer before anything of the next, so the fewest pages of the
+//! system are in use at a time. Memory that was never written costs nothing.
 
 use std::ops::Range;
 
-use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS};
+use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS, prefetch_slots};
+
+use super::placement::PageWrite;
 
 /// Sizes of what a token leaves in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,34 +83,38 @@ impl KvStore {
             "page {from} is copied to {to}, of {}",
             self.pages
         );
-        let size = self.shape.page();
-        let begin = from * size;
-        self.values.copy_within(begin..begin + size, to * size);
+        let size = self.shape.layer();
+        for layer in self.values.chunks_exact_mut(self.pages * size) {
+            layer.copy_within(from * size..(from + 1) * size, to * size);
+        }
     }
 
     /// What `head` of `layer` has in `page`.
     pub(super) fn head(&self, page: usize, layer: usize, head: usize) -> KvPage<'_> {
-        let at = page * self.shape.page() + layer * self.shape.layer() + head * self.shape.head();
+        let at = (layer * self.pages + page) * self.shape.layer() + head * self.shape.head();
         let (keys, values) =
             self.values[at..][..self.shape.head()].split_at(PAGE_TOKENS * self.shape.head_dim);
         KvPage { keys, values }
     }
 
-    /// The pages of each of `ranges`, to be written; the ranges must ascend.
+    /// What `layer` has in the pages of each of `ranges`, to be written; the ranges must ascend.
     pub(super) fn ranges_mut(
         &mut self,
+        layer: usize,
         ranges: impl Iterator<Item = Range<usize>>,
     ) -> impl Iterator<Item = PagesMut<'_>> {
         let shape = self.shape;
-        let (mut rest, mut at) = (&mut self.values[..], 0);
+        let size = shape.layer();
+        let values = &mut self.values[layer * self.pages * size..][..self.pages * size];
+        let (mut rest, mut at) = (values, 0);
         ranges.map(move |pages| {
             let skip = pages
                 .start
                 .checked_sub(at)
                 .expect("pages ascend: each is written by one sequence");
             at = pages.end;
-            let (values, after) = std::mem::take(&mut rest)[skip * shape.page()..]
-                .split_at_mut(pages.len() * shape.page());
+            let (values, after) =
+                std::mem::take(&mut rest)[skip * size..].split_at_mut(pages.len() * size);
             rest = after;
             PagesMut {
                 first: pages.start,
@@ -118,7 +125,7 @@ impl KvStore {
     }
 }
 
-/// Neighbouring pages of all layers.
+/// Neighbouring pages of one layer.
 pub(super) struct PagesMut<'a> {
     first: usize,
     values: &'a mut [u16],
@@ -126,13 +133,20 @@ pub(super) struct PagesMut<'a> {
 }
 
 impl PagesMut<'_> {
-    /// Keys and values of `layer` in `page`, head by head.
+    /// Asks for the memory that is about to be written.
+    pub(super) fn prefetch(&mut self, write: &PageWrite) {
+        for (keys, values) in self.heads_mut(write.page) {
+            let slots = write.slot..write.slot + write.tokens;
+            prefetch_slots(KvPage { keys, values }, slots);
+        }
+    }
+
+    /// Keys and values of `page`, head by head.
     pub(super) fn heads_mut(
         &mut self,
         page: usize,
-        layer: usize,
     ) -> impl Iterator<Item = (&mut [u16], &mut [u16])> {
-        let at = (page - self.first) * self.shape.page() + layer * self.shape.layer();
+        let at = (page - self.first) * self.shape.layer();
         let keys = PAGE_TOKENS * self.shape.head_dim;
         self.values[at..][..self.shape.layer()]
             .chunks_exact_mut(self.shape.head())
@@ -154,10 +168,10 @@ mod tests {
     fn what_is_written_is_read_and_nothing_else_changes() {
         let mut store = KvStore::new(SHAPE, 5);
         let mut marks = 1..;
-        for mut pages in store.ranges_mut([0..1, 2..4].into_iter()) {
-            for page in pages.first..pages.first + pages.values.len() / SHAPE.page() {
+        for mut pages in store.ranges_mut(1, [0..1, 2..4].into_iter()) {
+            for page in pages.first..pages.first + pages.values.len() / SHAPE.layer() {
                 let mark = marks.next().unwrap();
-                for (head, (keys, values)) in (0..).zip(pages.heads_mut(page, 1)) {
+                for (head, (keys, values)) in (0..).zip(pages.heads_mut(page)) {
                     keys.fill(100 * mark + 10 * head);
                     values.fill(100 * mark + 10 * head + 1);
                 }
@@ -188,12 +202,14 @@ mod tests {
     #[test]
     fn a_page_is_copied_whole_and_no_other_changes() {
         let mut store = KvStore::new(SHAPE, 4);
-        for mut pages in store.ranges_mut(std::iter::once(0..4)) {
-            for (page, layer) in (0..4).flat_map(|page| (0..SHAPE.layers).map(move |l| (page, l))) {
-                for (head, (keys, values)) in (0..).zip(pages.heads_mut(page, layer)) {
-                    let mark = (1000 * page + 100 * layer) as u16 + 10 * head;
-                    keys.fill(mark);
-                    values.fill(mark + 1);
+        for layer in 0..SHAPE.layers {
+            for mut pages in store.ranges_mut(layer, std::iter::once(0..4)) {
+                for page in 0..4 {
+                    for (head, (keys, values)) in (0..).zip(pages.heads_mut(page)) {
+                        let mark = (1000 * page + 100 * layer) as u16 + 10 * head;
+                        keys.fill(mark);
+                        values.fill(mark + 1);
+                    }
                 }
             }
         }

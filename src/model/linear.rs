@@ -247,13 +247,10 @@ impl<'a> Product<'a> {
         self.rows
     }
 
-    /// A token's values: in order, 32 at a time, the last piece perhaps shorter.
-    pub(super) fn pieces(self, token: usize) -> impl Iterator<Item = &'a [f32]> {
-        let panels = self.values.chunks_exact(self.tokens * PANEL_ROWS);
-        panels.enumerate().map(move |(panel, values)| {
-            let rows = (self.rows - panel * PANEL_ROWS).min(PANEL_ROWS);
-            &values[token * PANEL_ROWS..][..rows]
-        })
+    /// A token's values in a panel.
+    pub(super) fn piece(self, token: usize, panel: usize) -> &'a [f32] {
+        let rows = (self.rows - panel * PANEL_ROWS).min(PANEL_ROWS);
+        &self.values[(panel * self.tokens + token) * PANEL_ROWS..][..rows]
     }
 
     /// Adds the values of some tokens to `out`, `[token][rows]`.

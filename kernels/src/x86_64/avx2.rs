@@ -6,7 +6,7 @@ use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
 
-use super::{PREFETCH_BYTES, blocks, four_activations, padded};
+use super::{PREFETCH_BYTES, blocks, four_activations, padded, prefetch};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::dense::{DenseMatrix, DenseValues};
@@ -414,13 +414,6 @@ pub(crate) fn probe_int8(rounds: u64) -> u64 {
     }
     black_box(sums);
     rounds * 12 * 32 * 2
-}
-
-/// Asks for the cache line at `address`, which need not be valid.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn prefetch<T>(address: *const T) {
-    _mm_prefetch::<_MM_HINT_T1>(address.cast());
 }
 
 /// Zero in every lane.

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::avx2::sum_eight_lanes;
-use super::{GROUP_TOKENS, PREFETCH_BYTES, blocks, four_activations, padded};
+use super::{GROUP_TOKENS, PREFETCH_BYTES, blocks, four_activations, padded, prefetch};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::dense::{DenseMatrix, DenseValues};
@@ -456,13 +456,6 @@ pub(super) fn prefetch_panel(step: &[Block; PANEL_BLOCKS]) {
 fn sum_lanes(lanes: __m512) -> f32 {
     let upper = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
     sum_eight_lanes(_mm256_add_ps(_mm512_castps512_ps256(lanes), upper))
-}
-
-/// Asks for the cache line at `address`, which need not be valid.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn prefetch<T>(address: *const T) {
-    _mm_prefetch::<_MM_HINT_T1>(address.cast());
 }
 
 /// Loads a block.

@@ -5,8 +5,8 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::super::attention::{PANEL_COLUMNS, PanelRow, next_keys, score_span, sum_span};
-use super::super::{CACHE_LINE_HALVES, blocks, padded};
-use super::{broadcast, fused, lanes, load, narrow, prefetch, widen, zero};
+use super::super::{CACHE_LINE_HALVES, blocks, padded, prefetch};
+use super::{broadcast, fused, lanes, load, narrow, widen, zero};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, Row, Span};
 use crate::elementwise::LANES;
 

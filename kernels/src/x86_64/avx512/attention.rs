@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::super::attention::{PANEL_COLUMNS, PanelRow, next_keys, score_span, sum_span};
-use super::super::{CACHE_LINE_HALVES, blocks, padded};
-use super::{lanes, load, narrow, prefetch, widen};
+use super::super::{CACHE_LINE_HALVES, blocks, padded, prefetch};
+use super::{lanes, load, narrow, widen};
 use crate::attention::{AttentionState, KvPage, PAGE_TOKENS, Row, Span};
 use crate::elementwise::LANES;
 
