@@ -42,7 +42,8 @@ pub enum Command {
     /// Checks first that the engine computes what it should, and measures nothing if it does not. Then come decode steps at 1 to 64
     /// streams and prompts of 128 to 2,048 tokens, through scheduler, model and sampler, without HTTP (the load test measures that).
     /// "roofline" is the least time that a step can take, max(bytes / bandwidth, operations / int8 peak), over the time that it took;
-    /// both limits are sampled before and after each figure. Keep the machine quiet meanwhile: a full run takes one to three minutes.
+    /// "in turn" is the same with the least times of the step's parts added up: its products, attention, the output head. Both limits are
+    /// sampled before and after each repetition. Keep the machine quiet meanwhile: a full run takes two to four minutes.
     Bench(BenchConfig),
     /// Write a checkpoint of a given shape with random ternary weights, for measuring speed and memory.
     Synthesize(SynthesizeConfig),

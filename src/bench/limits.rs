@@ -20,7 +20,7 @@ const INT8_PASS: Duration = Duration::from_millis(30);
 const FEW_ROUNDS: u64 = 20_000;
 
 /// The limits of some threads at some moment.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Limits {
     /// Bytes read from memory.
     pub gigabytes_per_second: f64,

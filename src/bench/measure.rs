@@ -119,6 +119,8 @@ pub struct Repetition {
     pub steps: Vec<DirectStep>,
     /// Of all steps together, in the order of [`Stage::ALL`].
     pub stages: [Duration; Stage::ALL.len()],
+    /// The machine's, sampled right before and right after.
+    pub limits: Limits,
 }
 
 /// The product's policy, but that no step is cut for want of time, and nothing is guessed: guesses are as good as the text, and text
@@ -135,7 +137,7 @@ pub(super) fn unhurried() -> Policy {
     }
 }
 
-/// Measures everything in `grid`, with limits sampled between any two figures; each has the better of those before and after it.
+/// Measures everything in `grid`, with limits sampled between any two repetitions; each has the better of those before and after it.
 ///
 /// # Panics
 /// If `model` takes fewer tokens a step than [`STEP_TOKENS`], or fewer rows of logits than there are streams.
@@ -147,7 +149,6 @@ pub fn measure(
 ) -> Vec<Row> {
     let mut figures = Figures {
         sizes: model.model.sizes(),
-        limits: probe.sample(),
         probe,
         progress,
         rows: Vec::new(),
@@ -163,19 +164,16 @@ pub fn measure(
 /// What was measured so far.
 struct Figures<'a> {
     sizes: Sizes,
-    limits: Limits, // Sampled last.
     probe: &'a Probe,
     progress: &'a ProgressBar,
     rows: Vec<Row>,
 }
 
 impl Figures<'_> {
-    fn add(&mut self, what: What, measure: impl FnOnce() -> Vec<Repetition>) {
+    fn add(&mut self, what: What, measure: impl FnOnce(&Probe) -> Vec<Repetition>) {
         self.progress.set_message(what.to_string());
-        let repetitions = measure();
-        let before = std::mem::replace(&mut self.limits, self.probe.sample());
-        let limits = before.best(self.limits);
-        let measured = Measured::of(&what, &repetitions, &self.sizes, limits);
+        let repetitions = measure(self.probe);
+        let measured = Measured::of(&what, &repetitions, &self.sizes);
         self.push(what, Outcome::Measured(measured));
     }
 
@@ -270,7 +268,9 @@ fn decodes(
     for &streams in &grid.streams {
         let what = What::Decode { streams, depth };
         match (problem(streams), &mut deep) {
-            (None, Some(deep)) => figures.add(what, || deep.decode(streams, &grid.effort, seeded)),
+            (None, Some(deep)) => figures.add(what, |probe| {
+                deep.decode(streams, &grid.effort, probe, seeded)
+            }),
             (Some(why), _) => figures.skip(what, why),
             (None, None) => unreachable!("what is feasible was prepared for"),
         }
@@ -331,11 +331,17 @@ impl<'a> Deep<'a> {
     }
 
     /// Repetitions of some steps each, whose keys come to the depth on average.
-    fn decode(&mut self, streams: usize, effort: &Effort, seeded: &mut Seeded) -> Vec<Repetition> {
+    fn decode(
+        &mut self,
+        streams: usize,
+        effort: &Effort,
+        probe: &Probe,
+        seeded: &mut Seeded,
+    ) -> Vec<Repetition> {
         let trial = self.repetition(streams, 2, seeded);
         let step = trial.steps.iter().map(DirectStep::total).min();
         let steps = effort.steps_of(step.unwrap_or_default());
-        repeat(effort, || self.repetition(streams, steps, seeded))
+        repeat(effort, probe, || self.repetition(streams, steps, seeded))
     }
 
     fn repetition(&mut self, streams: usize, steps: usize, seeded: &mut Seeded) -> Repetition {
@@ -408,16 +414,22 @@ fn prefills(subject: &mut Subject, grid: &Grid, figures: &mut Figures<'_>, seede
             repetition
         };
         once(tokens.min(WARM_UP_TOKENS));
-        figures.add(what, || repeat(&grid.effort, || once(tokens)));
+        figures.add(what, |probe| repeat(&grid.effort, probe, || once(tokens)));
     }
 }
 
 /// As many repetitions as the effort asks for.
-fn repeat(effort: &Effort, mut once: impl FnMut() -> Repetition) -> Vec<Repetition> {
-    let started = Instant::now();
+fn repeat(effort: &Effort, probe: &Probe, mut once: impl FnMut() -> Repetition) -> Vec<Repetition> {
+    let mut spent = Duration::ZERO;
     let mut repetitions = Vec::new();
-    while effort.wants_more(repetitions.len(), started.elapsed()) {
-        repetitions.push(once());
+    let mut limits = probe.sample();
+    while effort.wants_more(repetitions.len(), spent) {
+        let started = Instant::now();
+        let mut repetition = once();
+        spent += started.elapsed();
+        let before = std::mem::replace(&mut limits, probe.sample());
+        repetition.limits = before.best(limits);
+        repetitions.push(repetition);
     }
     repetitions
 }

@@ -129,9 +129,11 @@ pub struct Measured {
     pub repetitions: usize,
     /// Steps of a repetition.
     pub steps: usize,
-    /// Of the least time that the limits allow, over the time that it took; in the median repetition, as all that follows.
+    /// The least time that the limits allow over the time that it took, each repetition by the limits beside it: the median.
     pub roofline: f64,
-    /// Which limit that is.
+    /// The same, of the least time of the step's parts in turn.
+    pub in_turn: f64,
+    /// Which limit the roofline is, in the median repetition, as all that follows.
     pub bound: Bound,
     /// The machine's, sampled before and after.
     pub limits: Limits,
@@ -173,12 +175,12 @@ fn as_map<S: Serializer>(stages: &[(&'static str, f64)], to: S) -> Result<S::Ok,
 }
 
 impl Measured {
-    /// What repetitions come to, in the light of the limits beside them.
+    /// What repetitions come to, in the light of the limits beside each.
     ///
     /// # Panics
     /// If there are none, or one has no steps.
     #[must_use]
-    pub fn of(what: &What, repetitions: &[Repetition], sizes: &Sizes, limits: Limits) -> Measured {
+    pub fn of(what: &What, repetitions: &[Repetition], sizes: &Sizes) -> Measured {
         let rate = |repetition: &Repetition| {
             let tokens = repetition.steps.iter().map(|step| match what {
                 What::Decode { .. } => step.logits,
@@ -189,10 +191,15 @@ impl Measured {
         let mut ordered: Vec<&Repetition> = repetitions.iter().collect();
         ordered.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
         let median = ordered[(ordered.len() - 1) / 2];
-        let steps = &median.steps;
-        let work = || steps.iter().map(|step| Work::of(step, sizes));
-        let least: f64 = work().map(|work| work.least_seconds(&limits)).sum();
-        let whole = work().fold(Work::default(), Work::plus);
+        let (steps, limits) = (&median.steps, median.limits);
+        let works = steps.iter().map(|step| Work::of(step, sizes));
+        let whole = works.fold(Work::default(), Work::plus);
+        let least =
+            |step: &DirectStep, limits: &Limits| Work::of(step, sizes).least_seconds(limits);
+        let least_in_turn = |step: &DirectStep, limits: &Limits| {
+            let parts = Work::parts(step, sizes);
+            parts.iter().map(|part| part.least_seconds(limits)).sum()
+        };
         let per_step =
             |part: fn(&DirectStep) -> Duration| 1e3 * seconds(steps, part) / steps.len() as f64;
         let stages = Stage::ALL.iter().zip(median.stages);
@@ -204,7 +211,8 @@ impl Measured {
             },
             repetitions: repetitions.len(),
             steps: steps.len(),
-            roofline: least / seconds(steps, DirectStep::total),
+            roofline: median_share(repetitions, least),
+            in_turn: median_share(repetitions, least_in_turn),
             bound: whole.bound(&limits),
             limits,
             step_ms: per_step(DirectStep::total),
@@ -221,6 +229,18 @@ impl Measured {
             },
         }
     }
+}
+
+/// The least time of a repetition's steps over the time that they took, in the median of all repetitions; the less of two.
+fn median_share(repetitions: &[Repetition], least: impl Fn(&DirectStep, &Limits) -> f64) -> f64 {
+    let share = |repetition: &Repetition| {
+        let steps = repetition.steps.iter();
+        let least: f64 = steps.map(|step| least(step, &repetition.limits)).sum();
+        least / seconds(&repetition.steps, DirectStep::total)
+    };
+    let mut shares: Vec<f64> = repetitions.iter().map(share).collect();
+    shares.sort_by(f64::total_cmp);
+    shares[(shares.len() - 1) / 2]
 }
 
 fn seconds(steps: &[DirectStep], part: fn(&DirectStep) -> Duration) -> f64 {
@@ -280,8 +300,8 @@ impl Report {
     fn write_figures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "\n{:<20}{:>9}{:>19}{:>11}{:>10}  {:<10}{:>8}{:>8}",
-            "", "tok/s", "min – max", "ms a step", "roofline", "of", "GB/s", "Gop/s"
+            "\n{:<20}{:>9}{:>19}{:>11}{:>10}  {:<10}{:>9}{:>9}{:>8}",
+            "", "tok/s", "min – max", "ms a step", "roofline", "of", "in turn", "GB/s", "Gop/s"
         )?;
         for row in &self.rows {
             match &row.outcome {
@@ -294,11 +314,12 @@ impl Report {
                     };
                     writeln!(
                         f,
-                        "{:<20}{median:>9.1}{:>19}{:>11.3}{:>8.0} %  {bound:<10}{:>8.1}{:>8.0}",
+                        "{:<20}{median:>9.1}{:>19}{:>11.3}{:>8.0} %  {bound:<10}{:>7.0} %{:>9.1}{:>8.0}",
                         row.what,
                         format!("{min:.1} – {max:.1}"),
                         measured.step_ms,
                         100.0 * measured.roofline,
+                        100.0 * measured.in_turn,
                         measured.limits.gigabytes_per_second,
                         measured.limits.gigaops_per_second,
                     )?;
@@ -363,6 +384,7 @@ mod tests {
         };
         Repetition {
             steps: vec![step; 2],
+            limits: LIMITS,
             ..Repetition::default()
         }
     }
@@ -373,7 +395,7 @@ mod tests {
             .map(|&milliseconds| repetition(streams, milliseconds))
             .collect();
         let what = What::Decode { streams, depth: 9 };
-        Measured::of(&what, &repetitions, &SIZES, LIMITS)
+        Measured::of(&what, &repetitions, &SIZES)
     }
 
     #[test]
@@ -392,9 +414,34 @@ mod tests {
         let measured = check(1, &[4]);
         assert_eq!(measured.bound, Bound::Bandwidth);
         assert!((measured.roofline - 0.5).abs() < 1e-9);
+        assert!((measured.in_turn - 0.5).abs() < 1e-9);
         // 1,000 streams multiply for 2 × 5 M × 1,000 ÷ 1,000 G = 10 ms.
         let measured = check(1000, &[16]);
         assert_eq!(measured.bound, Bound::Int8);
         assert!((measured.roofline - 0.625).abs() < 1e-9);
+        // 150 streams read for 2 ms in all; the layers alone multiply for 1.2, the head reads for 1.
+        let measured = check(150, &[4]);
+        assert!((measured.roofline - 0.5).abs() < 1e-9);
+        assert!((measured.in_turn - (1.2 + 1.0) / 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn each_repetition_has_the_limits_beside_it() {
+        // A machine that is half as fast for a while: the steps take twice as long, and the share stays.
+        let slow = Limits {
+            gigabytes_per_second: LIMITS.gigabytes_per_second / 2.0,
+            ..LIMITS
+        };
+        let mut repetitions = [4, 8, 8].map(|milliseconds| repetition(1, milliseconds));
+        for repetition in &mut repetitions[1..] {
+            repetition.limits = slow;
+        }
+        let what = What::Decode {
+            streams: 1,
+            depth: 9,
+        };
+        let measured = Measured::of(&what, &repetitions, &SIZES);
+        assert!((measured.roofline - 0.5).abs() < 1e-9);
+        assert_eq!(measured.limits, slow);
     }
 }

@@ -1,4 +1,6 @@
-//! The least time that a step can take on a machine of given limits: `max(bytes / bandwidth, operations / int8 peak)`.
+//! The least time that a step can take on a machine of given limits: `max(bytes / bandwidth, operations / int8 peak)`, as if all of a
+//! step were read while all of it is multiplied; and in turn, the same of each part, one after the other, for a part is not multiplied
+//! while another one is read.
 //!
 //! Bytes are all that the step must read: the packed weights of the layers, the head as it is stored if logits are wanted, the keys and
 //! values of every sequence. Operations are a multiplication and an addition for each ternary weight and token, and for each weight of
@@ -34,14 +36,26 @@ impl Work {
     /// The work of a step of a model.
     #[must_use]
     pub fn of(step: &DirectStep, sizes: &Sizes) -> Work {
-        let head = if step.logits > 0 { sizes.head_bytes } else { 0 };
-        let bytes = sizes.layer_bytes + head + step.keys * sizes.kv_bytes_per_token;
-        let layers = sizes.ternary_weights as f64 * step.tokens as f64;
-        let logits = sizes.head_weights as f64 * step.logits as f64;
-        Work {
+        let parts = Work::parts(step, sizes).into_iter();
+        parts.fold(Work::default(), Work::plus)
+    }
+
+    /// The work of its parts: the products of the layers, attention, the head.
+    #[must_use]
+    pub fn parts(step: &DirectStep, sizes: &Sizes) -> [Work; 3] {
+        let work = |bytes: usize, multiplications: f64| Work {
             bytes: bytes as f64,
-            operations: 2.0 * (layers + logits),
-        }
+            operations: 2.0 * multiplications,
+        };
+        let head = if step.logits > 0 { sizes.head_bytes } else { 0 };
+        [
+            work(
+                sizes.layer_bytes,
+                sizes.ternary_weights as f64 * step.tokens as f64,
+            ),
+            work(step.keys * sizes.kv_bytes_per_token, 0.0),
+            work(head, sizes.head_weights as f64 * step.logits as f64),
+        ]
     }
 
     /// Both.
@@ -113,6 +127,27 @@ mod tests {
         let work = check(1, 1, 1000, 0.9e9, 4.6e9);
         assert_eq!(work.bound(&LIMITS), Bound::Bandwidth);
         assert!((work.least_seconds(&LIMITS) - 0.0225).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_few_streams_read_the_head_after_they_multiplied_the_layers() {
+        let step = DirectStep {
+            tokens: 8,
+            logits: 8,
+            keys: 2000,
+            ..DirectStep::default()
+        };
+        // Layers: 16 ms of multiplying, 12.5 of reading. Keys: 5 of reading. Head: 7.5 of reading, 2.4 of multiplying.
+        let parts = Work::parts(&step, &SIZES);
+        let seconds = parts.map(|part| part.least_seconds(&LIMITS));
+        let expected = [0.016, 0.005, 0.0075];
+        assert!(
+            seconds
+                .iter()
+                .zip(expected)
+                .all(|(a, b)| (a - b).abs() < 1e-12)
+        );
+        assert!((Work::of(&step, &SIZES).least_seconds(&LIMITS) - 0.025).abs() < 1e-12);
     }
 
     #[test]
