@@ -3,7 +3,7 @@
 //! Runs once, before the first request: the only place in this crate that calculates with fractions.
 
 use crate::cost::ROW_KNOTS;
-use crate::{CostModel, Nanos, StepShape};
+use crate::{CostModel, Nanos, PAGE_TOKENS, StepShape};
 
 impl CostModel {
     /// The model nearest to steps that were measured, by least squares of the relative errors under the constraint that
@@ -11,7 +11,11 @@ impl CostModel {
     /// Samples far off count less, in a few rounds of reweighting. What no sample shows costs nothing, but that `rows`
     /// rises beyond the samples as it did before.
     pub fn fit(samples: &[(StepShape, Nanos)]) -> CostModel {
-        let equations: Vec<[f64; TERMS]> = samples.iter().map(relative_terms).collect();
+        let reached = last_knot(samples);
+        let equations: Vec<[f64; TERMS]> = samples
+            .iter()
+            .map(|sample| relative_terms(sample, reached))
+            .collect();
         let mut weights = vec![1.0; samples.len()];
         let mut solution = [0.0; TERMS];
         for _ in 0..REWEIGHTINGS {
@@ -23,9 +27,7 @@ impl CostModel {
         }
         let mut rises = [0.0; ROW_KNOTS];
         rises.copy_from_slice(&solution[..ROW_KNOTS]);
-        let longest = samples.iter().map(|(shape, _)| shape.rows).max();
-        let reached = longest.unwrap_or(1).max(1).next_power_of_two().ilog2() as usize;
-        for knot in (reached + 1).max(2)..ROW_KNOTS {
+        for knot in reached + 1..ROW_KNOTS {
             rises[knot] = 2.0 * rises[knot - 1];
         }
         let mut time = 0.0;
@@ -57,8 +59,22 @@ const REWEIGHTINGS: usize = 6;
 /// A relative error that says nothing about a sample.
 const ORDINARY_ERROR: f64 = 0.02;
 
-/// What each unknown adds to the prediction of a sample, as a part of what was measured.
-fn relative_terms(&(shape, measured): &(StepShape, Nanos)) -> [f64; TERMS] {
+/// The last knot that samples show, at least the second: beyond it `rows` goes on as up to it. A step with a history does not count,
+/// for its time may as well be that of its keys.
+fn last_knot(samples: &[(StepShape, Nanos)]) -> usize {
+    let shapes = samples.iter().map(|(shape, _)| shape);
+    let without_history = shapes.filter(|shape| {
+        2 * shape.chunk_keys <= shape.rows * (shape.rows + 1)
+            && shape.decode_keys <= shape.rows * PAGE_TOKENS as u64
+    });
+    let longest = without_history.map(|shape| shape.rows).max().unwrap_or(1);
+    let knot = longest.max(2).next_power_of_two().ilog2() as usize;
+    knot.min(ROW_KNOTS - 1)
+}
+
+/// What each unknown adds to the prediction of a sample, as a part of what was measured. What rows rise by beyond the knot `reached` is
+/// no unknown but a multiple of what they rise by up to it.
+fn relative_terms(&(shape, measured): &(StepShape, Nanos), reached: usize) -> [f64; TERMS] {
     let mut terms = [0.0; TERMS];
     terms[0] = 1.0;
     for (knot, term) in terms.iter_mut().enumerate().take(ROW_KNOTS).skip(1) {
@@ -66,6 +82,10 @@ fn relative_terms(&(shape, measured): &(StepShape, Nanos)) -> [f64; TERMS] {
         let part = (shape.rows as f64 - below) / below;
         let most = if knot == ROW_KNOTS - 1 { f64::MAX } else { 1.0 };
         *term = part.clamp(0.0, most);
+    }
+    for knot in reached + 1..ROW_KNOTS {
+        let beyond = std::mem::take(&mut terms[knot]);
+        terms[reached] += beyond * (1_u64 << (knot - reached)) as f64;
     }
     let others = [
         shape.decode_keys as f64 / 1024.0,
@@ -278,6 +298,34 @@ mod tests {
             ..StepShape::default()
         });
         assert!(far.abs_diff(21_000_000) < 210_000, "{found:?}");
+    }
+
+    /// A machine that has no time for steps of many tokens: the one of 16 has a long history, which must not take all the blame.
+    #[test]
+    fn a_fit_without_long_steps_knows_that_they_take_longer() {
+        let model = CostModel {
+            rows: CostModel::roofline(12_000_000, 5_500_000),
+            kilo_decode_keys: 2_200_000,
+            kilo_chunk_keys: 2_000_000,
+            head: 9_000_000,
+            logit: 500_000,
+        };
+        let measured = shapes().into_iter().filter(|shape| {
+            let has_history = shape.chunk_keys > shape.rows * shape.rows;
+            shape.rows <= 8 || (shape.rows == 16 && has_history)
+        });
+        let samples: Vec<_> = measured
+            .map(|shape| (shape, model.predict(shape)))
+            .collect();
+        let found = CostModel::fit(&samples);
+        for rows in [16, 64, 128, 300] {
+            let shape = StepShape::chunk(0, rows, 0);
+            let (found, expected) = (found.predict(shape), model.predict(shape));
+            assert!(
+                found.abs_diff(expected) < expected / 20,
+                "{rows}: {found} instead of {expected}"
+            );
+        }
     }
 
     #[test]

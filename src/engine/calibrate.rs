@@ -122,12 +122,15 @@ fn probes(limits: &Limits) -> Vec<Probe> {
     let sequences = running.min(pages).min(limits.max_batch_tokens());
     let longest = usize::try_from(limits.longest_sequence()).unwrap_or(usize::MAX);
     let long = LONG_CONTEXT.min(longest) / PAGE_TOKENS * PAGE_TOKENS;
-    let mut probes = Vec::new();
-    for count in [1, 2, 4, 8] {
+    // Each a sequence of its own, or all of one where there may not be as many.
+    let tokens = |count| {
         if count <= sequences {
-            probes.push(Probe::new(count, 0, 1, 0));
+            Some(Probe::new(count, 0, 1, 0))
+        } else {
+            (count <= longest.min(limits.max_batch_tokens())).then(|| Probe::new(1, 0, count, 0))
         }
-    }
+    };
+    let mut probes: Vec<Probe> = [1, 2, 4, 8, 16].into_iter().filter_map(tokens).collect();
     if long > PAGE_TOKENS {
         let many = LONG_SEQUENCES
             .min(sequences)
@@ -140,13 +143,8 @@ fn probes(limits: &Limits) -> Vec<Probe> {
             probes.push(Probe::new(count, 0, 1, 1));
         }
     }
-    for count in [16, 32, 64, 128] {
-        if count <= sequences {
-            probes.push(Probe::new(count, 0, 1, 0).large());
-        } else if count <= longest.min(limits.max_batch_tokens()) {
-            probes.push(Probe::new(1, 0, count, 0).large());
-        }
-    }
+    let many = [32, 64, 128].into_iter().filter_map(tokens);
+    probes.extend(many.map(Probe::large));
     if sequences >= 16 {
         probes.push(Probe::new(16, 0, 1, 1).large());
     }
