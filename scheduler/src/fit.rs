@@ -310,10 +310,23 @@ mod tests {
             head: 9_000_000,
             logit: 500_000,
         };
-        let measured = shapes().into_iter().filter(|shape| {
-            let has_history = shape.chunk_keys > shape.rows * shape.rows;
-            shape.rows <= 8 || (shape.rows == 16 && has_history)
-        });
+        let decodes = |count, len, logits| {
+            let all = (0..count).fold(StepShape::default(), |all, _| {
+                all.plus(StepShape::decode(len))
+            });
+            StepShape { logits, ..all }
+        };
+        let measured = [
+            decodes(1, 1, 0),
+            decodes(2, 1, 0),
+            decodes(4, 1, 0),
+            decodes(8, 1, 0),
+            decodes(4, 1024, 0),
+            StepShape::chunk(1008, 16, 0),
+            decodes(1, 1, 1),
+            decodes(4, 1, 4),
+        ];
+        let measured = measured.into_iter();
         let samples: Vec<_> = measured
             .map(|shape| (shape, model.predict(shape)))
             .collect();
