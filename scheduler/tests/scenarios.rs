@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use sterna_scheduler::{
     Budget, Event, FinishReason, Growth, Limits, Order, Plan, Policy, Refusal, Request, Sampled,
-    Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
+    Scheduler, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
 };
 
 const ANSWER: TokenId = 7;
@@ -709,6 +709,23 @@ fn a_refusal_says_why() {
     scheduler.drain();
     let answer = scheduler.submit(0, request(&[1], 1, 0));
     assert_eq!(answer, Err(Refusal::Draining));
+}
+
+#[test]
+fn a_tenant_whose_every_request_would_be_refused_is_itself_refused() {
+    let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
+    let tenant = TenantId(1);
+    let queueing = |max_queued| {
+        let policy = TenantPolicy {
+            max_queued,
+            ..TenantPolicy::default()
+        };
+        [(tenant, policy)]
+    };
+    let invalid = Err(TenantsError::Invalid(tenant));
+    assert_eq!(scheduler.set_tenants(&queueing(0)), invalid);
+    assert_eq!(scheduler.set_tenants(&queueing(1)), Ok(()));
+    assert!(scheduler.submit(0, request(&[1], 1, 1)).is_ok());
 }
 
 #[test]
