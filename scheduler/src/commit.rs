@@ -154,6 +154,7 @@ impl Scheduler {
             }
         }
         let sequence = self.sequences.remove(slot);
+        self.forget_deadlines();
         if matches!(reason, FinishReason::Stop | FinishReason::Length) {
             self.queue.tenants[tenant].learn_output(sequence.output_len());
         }

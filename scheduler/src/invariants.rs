@@ -20,6 +20,10 @@ impl Scheduler {
         self.check_holdings();
         self.check_tree();
         self.check_lists();
+        assert!(
+            self.deadlines.len() <= self.most_deadlines(),
+            "the dead are forgotten"
+        );
         for (slot, sequence) in &self.sequences {
             assert_eq!(slot, sequence.id.slot());
             self.check_sequence(sequence);

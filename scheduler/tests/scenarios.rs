@@ -774,3 +774,29 @@ fn a_handle_that_is_kept_too_long_names_nobody() {
     assert!(!scheduler.cancel(first, FinishReason::Cancelled));
     assert!(scheduler.cancel(second, FinishReason::Shutdown));
 }
+
+#[test]
+fn deadlines_of_those_who_have_ended_are_forgotten() {
+    let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
+    let asked = Request {
+        first_token_within: Some(1_000_000),
+        ends_within: Some(2_000_000),
+        ..request(&[1], 1, 0)
+    };
+    let kept = scheduler.submit(0, asked.clone());
+    let kept = kept.expect("it is accepted");
+    for _ in 0..1000 {
+        let id = scheduler.submit(0, asked.clone());
+        scheduler.cancel(id.expect("it is accepted"), FinishReason::Cancelled);
+        scheduler.check();
+    }
+    scheduler.events().for_each(drop);
+    assert!(matches!(scheduler.plan(999_999), Plan::Step(_)));
+    assert!(matches!(scheduler.plan(1_000_000), Plan::Idle));
+    let ended = scheduler.events().last();
+    let is_late = |event| matches!(event, Event::Finished { id, reason: FinishReason::Deadline, .. } if id == kept);
+    assert!(
+        ended.is_some_and(is_late),
+        "the deadlines of those who are alive hold"
+    );
+}
