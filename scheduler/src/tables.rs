@@ -84,3 +84,26 @@ impl PageTables {
         self.pages.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_stand_apart_and_their_room_is_used_again() {
+        let mut tables = PageTables::new(3, 2);
+        let memory = tables.pages.as_ptr();
+        let mut open = [(); 3].map(|()| tables.open());
+        for page in 0..6 {
+            tables.push(&mut open[page as usize % 3], Page::new(page));
+        }
+        let [first, second, third] = open;
+        tables.get_mut(&second)[0] = Page::new(9);
+        tables.close(second);
+        let fourth = tables.open();
+        assert_eq!((fourth.first, tables.get(&fourth)), (second.first, &[][..]));
+        assert_eq!(tables.get(&first), [0, 3].map(Page::new));
+        assert_eq!(tables.get(&third), [2, 5].map(Page::new));
+        assert_eq!(tables.pages.as_ptr(), memory, "nothing is allocated");
+    }
+}
