@@ -82,7 +82,7 @@ impl Scheduler {
             }
         };
         let end = sequence.tokens.len() + more;
-        pages_for(end).saturating_sub(sequence.table.pages.len())
+        pages_for(end).saturating_sub(sequence.table.len)
     }
 
     /// The next request to be admitted, or nobody for now.
@@ -302,7 +302,10 @@ impl Scheduler {
         sequence.reserve();
         sequence.state = State::Running;
         sequence.band = self.queue.tenants[tenant].policy.band as usize;
-        sequence.table.pages.extend_from_slice(&self.matched);
+        sequence.table = self.batch.tables.open();
+        for &page in &self.matched {
+            self.batch.tables.push(&mut sequence.table, page);
+        }
         sequence.table.in_tree = self.matched.len();
         sequence.computed = self.matched.len() * PAGE_TOKENS;
         sequence.last_token_at = self.now;
@@ -326,7 +329,7 @@ impl Scheduler {
         let wanted = &sequence.reusable_tokens()[sequence.computed..];
         // A whole page that was not found is another owner's by now: it is copied all but the last token.
         let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
-        let parent = sequence.table.pages.last().copied();
+        let parent = self.batch.tables.get(&sequence.table).last().copied();
         let Some((from, tokens)) =
             self.pool
                 .similar(sequence.tenant, &sequence.public, parent, wanted)

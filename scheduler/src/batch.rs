@@ -2,6 +2,7 @@
 //!
 //! Invariant: a row's page table covers positions `0..row.end()`, no more.
 
+use crate::tables::PageTables;
 use crate::{PAGE_TOKENS, Page, SequenceId, TokenId};
 
 /// Consecutive tokens of one sequence.
@@ -47,8 +48,8 @@ pub struct PageCopy {
 pub struct Batch {
     copies: Vec<PageCopy>,
     rows: Vec<Row>,
-    tokens: Vec<TokenId>, // All rows' tokens, in the order of the rows.
-    pages: Vec<Page>,     // All rows' page tables, likewise.
+    tokens: Vec<TokenId>,          // All rows' tokens, in the order of the rows.
+    pub(crate) tables: PageTables, // A scheduler keeps those of all that run here, from step to step.
     logits: usize,
 }
 
@@ -58,10 +59,12 @@ impl Batch {
         Batch::default()
     }
 
-    pub(crate) fn with_capacity(rows: usize, tokens: usize) -> Batch {
+    /// A scheduler's: so many rows, tokens, and pages of a sequence at most.
+    pub(crate) fn with_capacity(rows: usize, tokens: usize, pages: usize) -> Batch {
         Batch {
             rows: Vec::with_capacity(rows),
             tokens: Vec::with_capacity(tokens),
+            tables: PageTables::new(rows, pages),
             ..Batch::default()
         }
     }
@@ -84,44 +87,51 @@ impl Batch {
         pages: &[Page],
         logits: usize,
     ) {
-        self.push_drafting_row(sequence, start, (tokens, &[]), pages, logits);
+        let first_page = self.tables.append(pages);
+        let table = (first_page, pages.len());
+        self.push_row_of(sequence, start, (tokens, &[]), table, logits);
     }
 
-    /// As [`Batch::push_row`], with drafted tokens after the known ones.
-    pub(crate) fn push_drafting_row(
+    /// As [`Batch::push_row`], with drafted tokens after the known ones, and a page table that is here: where it begins, and
+    /// how many pages of it are the row's.
+    pub(crate) fn push_row_of(
         &mut self,
         sequence: SequenceId,
         start: usize,
         (known, drafts): (&[TokenId], &[TokenId]),
-        pages: &[Page],
+        (first_page, page_count): (usize, usize),
         logits: usize,
     ) {
         let count = known.len() + drafts.len();
         assert!(count > 0, "a row computes something");
         assert!(logits <= count, "logits follow tokens of the row");
         let covered = (start + count).div_ceil(PAGE_TOKENS);
-        assert_eq!(pages.len(), covered, "M9: the pages cover the row exactly");
+        assert_eq!(page_count, covered, "M9: the pages cover the row exactly");
         self.rows.push(Row {
             sequence,
             start: start as u32,
             logits: logits as u32,
             first_token: self.tokens.len() as u32,
             token_count: count as u32,
-            first_page: self.pages.len() as u32,
-            page_count: pages.len() as u32,
+            first_page: first_page as u32,
+            page_count: page_count as u32,
         });
         self.tokens.extend_from_slice(known);
         self.tokens.extend_from_slice(drafts);
-        self.pages.extend_from_slice(pages);
         self.logits += logits;
     }
 
     /// Removes all rows and keeps the buffers.
     pub fn clear(&mut self) {
+        self.clear_rows();
+        self.tables.clear();
+    }
+
+    /// Removes all rows, but not the page tables that are kept here.
+    pub(crate) fn clear_rows(&mut self) {
         self.copies.clear();
         self.rows.clear();
         self.tokens.clear();
-        self.pages.clear();
         self.logits = 0;
     }
 
@@ -142,7 +152,8 @@ impl Batch {
 
     /// The page table of one of this batch's rows: position `p` is in page `p / PAGE_TOKENS`, slot `p % PAGE_TOKENS`.
     pub fn pages(&self, row: &Row) -> &[Page] {
-        &self.pages[row.first_page as usize..][..row.page_count as usize]
+        self.tables
+            .slice(row.first_page as usize, row.page_count as usize)
     }
 
     /// Tokens in all rows together.

@@ -19,7 +19,7 @@ impl Scheduler {
             let row = self.batch.rows()[index];
             let (own, rest) = entries.split_at(row.logits as usize);
             entries = rest;
-            self.commit_row(index, &row, own);
+            self.commit_row(&row, own);
         }
     }
 
@@ -35,103 +35,69 @@ impl Scheduler {
         let logits_only = self.cost.head + self.cost.logit * shape.logits;
         let a_logit = self.correction.apply(logits_only) / shape.logits.max(1);
         let mut charged = 0;
-        let first = self.shares[0].slot;
+        let first = self.shares[0].tenant;
         for (row, share) in self.batch.rows().iter().zip(&self.shares) {
             let own = row_shape(row, share.tokens);
             let keys = self.correction.apply(self.cost.keys(own));
             let cost = a_row * own.rows + a_logit * own.logits + keys;
             let cost = cost.min(total - charged);
             charged += cost;
-            self.queue.charge(self.sequences[share.slot].tenant, cost);
+            self.queue.charge(share.tenant, cost);
         }
-        self.queue
-            .charge(self.sequences[first].tenant, total - charged);
+        self.queue.charge(first, total - charged);
         self.queue.settle_charges();
     }
 
     /// The row's tokens are in its sequence's pages now, unless it failed, and it goes on with what was drawn.
-    fn commit_row(&mut self, index: usize, row: &Row, sampled: &[Sampled]) {
+    fn commit_row(&mut self, row: &Row, sampled: &[Sampled]) {
         let (id, slot) = (row.sequence, row.sequence.slot());
+        let tokens = self.batch.tokens(row);
+        let drafts = &tokens[tokens.len() - sampled.len().saturating_sub(1)..];
+        let sequence = &mut self.sequences[slot];
         if sampled.contains(&Sampled::Failed) {
-            self.draw(index, row, sampled); // What came before it has been seen.
+            sequence.draw(drafts, sampled); // What came before it has been seen.
             return self.finish(id, FinishReason::Error);
         }
-        if let Some(copy) = self.sequences[slot].copy.take() {
+        if let Some(copy) = sequence.copy.take() {
             self.pool.unpin(copy.from);
-            self.sequences[slot].computed += copy.tokens;
+            sequence.computed += copy.tokens;
             self.copies += 1;
         }
-        let drafts = sampled.len().saturating_sub(1);
-        self.sequences[slot].computed += row.len() - drafts;
-        let (drawn, ending) = self.draw(index, row, sampled);
+        sequence.computed += row.len() - drafts.len();
+        let (drawn, ending) = sequence.draw(drafts, sampled);
         let accepted = drawn.saturating_sub(1);
-        self.drafted += drafts as u64;
+        self.drafted += drafts.len() as u64;
         self.accepted += accepted as u64;
-        let acceptance = &mut self.sequences[slot].acceptance;
-        acceptance.record(drafts as u32, accepted as u32);
-        self.publish(slot);
+        sequence
+            .acceptance
+            .record(drafts.len() as u32, accepted as u32);
         if drawn > 0 {
-            let sequence = &mut self.sequences[slot];
             sequence.last_token_at = self.now;
-            let tenant = sequence.tenant;
-            self.queue.tenants[tenant].charge_tokens(self.now, drawn as u64);
+            let tenant = &mut self.queue.tenants[sequence.tenant];
+            tenant.charge_tokens(self.now, drawn as u64);
         }
+        self.publish(slot);
         if let Some(reason) = ending {
             self.finish(id, reason);
         }
-    }
-
-    /// Appends the drawn tokens of a row: the first, and each next one whose draft came true. Returns how many, and how the
-    /// request ends if it does.
-    fn draw(
-        &mut self,
-        index: usize,
-        row: &Row,
-        sampled: &[Sampled],
-    ) -> (usize, Option<FinishReason>) {
-        let tokens = self.batch.tokens(&self.batch.rows()[index]);
-        let drafts = &tokens[tokens.len() - sampled.len().saturating_sub(1)..];
-        let sequence = &mut self.sequences[row.sequence.slot()];
-        let mut drawn = 0;
-        for (place, entry) in sampled.iter().enumerate() {
-            let ending = match entry {
-                Sampled::Token(token) => {
-                    drawn += 1;
-                    let ending = sequence.push(*token);
-                    if ending.is_none() && drafts.get(place) == Some(token) {
-                        sequence.computed += 1;
-                        continue;
-                    }
-                    ending
-                }
-                Sampled::Failed => Some(FinishReason::Error),
-                Sampled::Void => panic!("a token was due"),
-            };
-            let rest = &sampled[place + 1..];
-            assert!(
-                rest.iter().all(|entry| *entry == Sampled::Void),
-                "nothing more was due"
-            );
-            return (drawn, ending);
-        }
-        (drawn, None)
     }
 
     /// Puts the full, computed pages of a sequence into the tree, each under the page that now stands for its parent.
     fn publish(&mut self, slot: usize) {
         let sequence = &mut self.sequences[slot];
         let (whole_pages, _) = sequence.tokens[..sequence.computed].as_chunks::<PAGE_TOKENS>();
-        let table = &mut sequence.table;
-        for (index, &tokens) in whole_pages.iter().enumerate().skip(table.in_tree) {
-            let parent = index.checked_sub(1).map(|parent| table.pages[parent]);
+        let pages = self.batch.tables.get_mut(&sequence.table);
+        let unpublished = whole_pages.iter().enumerate().skip(sequence.table.in_tree);
+        for (index, &tokens) in unpublished {
+            let parent = index.checked_sub(1).map(|parent| pages[parent]);
             let edge = self
                 .pool
                 .edge(sequence.tenant, &sequence.public, parent, tokens);
-            let own = table.pages[index];
-            table.pages[index] = self.pool.publish(sequence.id, own, edge);
-            self.redirects += u64::from(table.pages[index] != own);
+            let own = pages[index];
+            pages[index] = self.pool.publish(sequence.id, own, edge);
+            self.redirects += u64::from(pages[index] != own);
         }
-        table.in_tree = whole_pages.len();
+        sequence.table.in_tree = whole_pages.len();
     }
 
     /// The one way for a sequence to lose its pages and its place in the batch.
@@ -142,9 +108,9 @@ impl Scheduler {
         if let Some(copy) = sequence.copy.take() {
             self.pool.unpin(copy.from);
         }
-        self.pool.release_table(&sequence.table.pages);
-        sequence.table.pages.clear();
-        sequence.table.in_tree = 0;
+        self.pool
+            .release_table(self.batch.tables.get(&sequence.table));
+        self.batch.tables.close(std::mem::take(&mut sequence.table));
         sequence.computed = 0;
         sequence.state = crate::sequence::State::Queued;
         let tenant = sequence.tenant;
@@ -154,17 +120,16 @@ impl Scheduler {
     /// The page that a finished sequence was filling may serve who goes on from it.
     fn offer_tail(&mut self, slot: usize) {
         let sequence = &mut self.sequences[slot];
-        let table = &mut sequence.table;
-        let tail = &sequence.tokens[table.in_tree * PAGE_TOKENS..sequence.computed];
+        let in_tree = sequence.table.in_tree;
+        let tail = &sequence.tokens[in_tree * PAGE_TOKENS..sequence.computed];
         if tail.is_empty() {
             return;
         }
-        while table.pages.len() > table.in_tree + 1 {
-            let unused = table.pages.pop().expect("there are more");
-            self.pool.release_table(&[unused]);
-        }
-        let page = table.pages.pop().expect("computed tokens have a page");
-        let parent = table.pages.last().copied();
+        let (kept, rest) = self.batch.tables.get(&sequence.table).split_at(in_tree);
+        let (&page, unused) = rest.split_first().expect("computed tokens have a page");
+        self.pool.release_table(unused);
+        sequence.table.len = in_tree;
+        let parent = kept.last().copied();
         self.pool
             .offer_tail(sequence.id, page, parent, sequence.tenant, tail);
     }
@@ -189,6 +154,7 @@ impl Scheduler {
             }
         }
         let sequence = self.sequences.remove(slot);
+        self.forget_deadlines();
         if matches!(reason, FinishReason::Stop | FinishReason::Length) {
             self.queue.tenants[tenant].learn_output(sequence.output_len());
         }

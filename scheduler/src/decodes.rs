@@ -27,7 +27,7 @@ impl Scheduler {
                 self.prefills.push(slot);
                 continue;
             }
-            if may_pause && self.must_pause(slot, due, &guests) {
+            if may_pause && (self.rests_for(&guests, slot) || self.rests_for_time(slot, due)) {
                 self.sequences[slot].rested += 1;
                 continue;
             }
@@ -75,17 +75,22 @@ impl Scheduler {
         guests
     }
 
-    /// Whether a decode rests in this step. One of the batch band does while there is no time for it. One of a tenant that
-    /// has more waiting than it is due does while a guest's short prompt is computed: its streams must not fill the machine
-    /// for those who ask for little. Nobody pauses for long.
-    fn must_pause(&self, slot: usize, due: Micros, guests: &[Option<u64>; 3]) -> bool {
+    /// Whether a decode rests in this step while a guest's short prompt is computed. One of a tenant that has more waiting
+    /// than it is due does, but not for long: its streams must not fill the machine for those who ask for little.
+    fn rests_for(&self, guests: &[Option<u64>; 3], slot: usize) -> bool {
+        if *guests == [None; 3] {
+            return false;
+        }
         let sequence = &self.sequences[slot];
         let tenant = &self.queue.tenants[sequence.tenant];
         let guest = guests[tenant.policy.band as usize];
         let is_ahead = guest.is_some_and(|guest| tenant.virtual_time > guest);
-        if is_ahead && !tenant.waiting.is_empty() && sequence.rested < MOST_PAUSES_FOR_A_GUEST {
-            return true;
-        }
+        is_ahead && !tenant.waiting.is_empty() && sequence.rested < MOST_PAUSES_FOR_A_GUEST
+    }
+
+    /// Whether a decode rests in this step because there is no time for it. One of the batch band does, but not for long.
+    fn rests_for_time(&self, slot: usize, due: Micros) -> bool {
+        let sequence = &self.sequences[slot];
         let with = self.shape.plus(StepShape::decode(sequence.tokens.len()));
         sequence.band == Band::Batch as usize
             && sequence.rested < MOST_PAUSES

@@ -20,6 +20,10 @@ impl Scheduler {
         self.check_holdings();
         self.check_tree();
         self.check_lists();
+        assert!(
+            self.deadlines.len() <= self.most_deadlines(),
+            "the dead are forgotten"
+        );
         for (slot, sequence) in &self.sequences {
             assert_eq!(slot, sequence.id.slot());
             self.check_sequence(sequence);
@@ -83,7 +87,7 @@ impl Scheduler {
             assert_eq!(pool.tree.edge(page).is_some(), is_in_tree, "M1: {page:?}");
             if let Holder::Private(id) = holder {
                 let table = &self.sequence(id).table;
-                let own = &table.pages[table.in_tree..];
+                let own = &self.batch.tables.get(table)[table.in_tree..];
                 assert!(own.contains(&page), "M1: {page:?}");
             }
         }
@@ -95,7 +99,7 @@ impl Scheduler {
         let mut users = vec![0; self.limits.pages as usize];
         for (_, sequence) in &self.sequences {
             let copied = sequence.copy.iter().map(|copy| &copy.from);
-            for page in sequence.table.pages.iter().chain(copied) {
+            for page in self.batch.tables.get(&sequence.table).iter().chain(copied) {
                 users[page.index()] += 1;
             }
         }
@@ -206,14 +210,8 @@ impl Scheduler {
         let (id, table) = (sequence.id, &sequence.table);
         assert!(sequence.computed < sequence.tokens.len(), "{id:?} has work");
         assert!(sequence.output_len() < sequence.max_new_tokens, "{id:?}");
-        assert!(
-            table.pages.len() >= pages_for(sequence.computed),
-            "M9: {id:?}"
-        );
-        assert!(
-            table.pages.len() <= pages_for(sequence.tokens.len()),
-            "M9: {id:?}"
-        );
+        assert!(table.len >= pages_for(sequence.computed), "M9: {id:?}");
+        assert!(table.len <= pages_for(sequence.tokens.len()), "M9: {id:?}");
         assert_eq!(table.in_tree, sequence.computed / PAGE_TOKENS, "M6: {id:?}");
         if let Some(copy) = sequence.copy {
             let wanted = &sequence.reusable_tokens()[sequence.computed..][..copy.tokens];
@@ -224,13 +222,13 @@ impl Scheduler {
             assert_eq!(sequence.computed % PAGE_TOKENS, 0, "{id:?}");
         }
         if sequence.state == State::Queued {
-            assert!(table.pages.is_empty(), "{id:?} waits and holds pages");
+            assert_eq!(table.len, 0, "{id:?} waits and holds pages");
         }
         let known = &sequence.tokens[..table.in_tree * PAGE_TOKENS];
         let found = self.pool.find(sequence.tenant, &sequence.public, known);
-        let in_tree = table.pages[..table.in_tree].iter().copied();
-        assert!(found.eq(in_tree), "M6: {id:?}");
-        for page in &table.pages[table.in_tree..] {
+        let (in_tree, private) = self.batch.tables.get(table).split_at(table.in_tree);
+        assert!(found.eq(in_tree.iter().copied()), "M6: {id:?}");
+        for page in private {
             assert_eq!(self.pool.holders[page.index()], Holder::Private(id));
         }
     }

@@ -38,6 +38,7 @@ mod request;
 mod sequence;
 mod speculate;
 mod submit;
+mod tables;
 mod tenant;
 mod tenants;
 
@@ -120,6 +121,7 @@ impl Scheduler {
             "prefill advances by pages"
         );
         let max_running = limits.max_running as usize;
+        let table_len = pages_for(limits.longest_sequence() as usize);
         Scheduler {
             cost: CostModel::UNMEASURED,
             correction: Correction::default(),
@@ -142,7 +144,7 @@ impl Scheduler {
             candidates: Vec::new(),
             kept_out: [None; 3],
             matched: Vec::new(),
-            batch: Batch::with_capacity(max_running, limits.max_batch_tokens()),
+            batch: Batch::with_capacity(max_running, limits.max_batch_tokens(), table_len),
             events: Vec::new(),
             prefix_queries: 0,
             prefix_hits: 0,

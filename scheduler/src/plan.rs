@@ -6,7 +6,7 @@
 use crate::sequence::pages_for;
 use crate::{
     Batch, Budget, Micros, Nanos, PAGE_TOKENS, PageCopy, Sampled, Scheduler, SequenceId, StepShape,
-    TokenId,
+    TenantId, TokenId,
 };
 
 /// What to do next.
@@ -27,6 +27,7 @@ pub struct Step<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) slot: usize,
+    pub(crate) tenant: TenantId,
     pub(crate) tokens: usize,
     pub(crate) first_draft: usize, // In the plan's drafts.
     pub(crate) drafts: usize,
@@ -149,6 +150,7 @@ impl Scheduler {
         self.shape = self.shape.plus(shape);
         self.shares.push(Share {
             slot,
+            tenant: self.sequences[slot].tenant,
             tokens,
             first_draft: 0,
             drafts: 0,
@@ -176,26 +178,28 @@ impl Scheduler {
     }
 
     fn build_batch(&mut self) {
-        self.batch.clear();
+        self.batch.clear_rows();
         for share in &self.shares {
             let sequence = &self.sequences[share.slot];
             let start = sequence.start();
             if let Some(copy) = sequence.copy {
                 self.batch.push_copy(PageCopy {
                     from: copy.from,
-                    to: sequence.table.pages[sequence.computed / PAGE_TOKENS],
+                    to: self.batch.tables.get(&sequence.table)[sequence.computed / PAGE_TOKENS],
                 });
             }
             let end = start + share.tokens;
+            let pages = pages_for(end + share.drafts);
+            assert!(pages <= sequence.table.len, "the plan secured its pages");
             let is_last = end == sequence.tokens.len();
-            self.batch.push_drafting_row(
+            self.batch.push_row_of(
                 sequence.id,
                 start,
                 (
                     &sequence.tokens[start..end],
                     &self.drafts[share.first_draft..][..share.drafts],
                 ),
-                &sequence.table.pages[..pages_for(end + share.drafts)],
+                (sequence.table.first, pages),
                 usize::from(is_last) + share.drafts,
             );
         }

@@ -18,17 +18,17 @@ impl Scheduler {
         let sequence = &self.sequences[slot];
         let (start, tenant) = (sequence.start(), sequence.tenant);
         let needed = pages_for(start + tokens);
-        if sequence.table.pages.len() < needed && self.pool.available(tenant) == 0 {
+        if sequence.table.len < needed && self.pool.available(tenant) == 0 {
             self.preempt_for(slot);
         }
         let sequence = &mut self.sequences[slot];
-        while sequence.table.pages.len() < needed {
+        while sequence.table.len < needed {
             let Some(page) = self.pool.take(sequence.id, tenant) else {
                 break;
             };
-            sequence.table.pages.push(page);
+            self.batch.tables.push(&mut sequence.table, page);
         }
-        tokens.min((sequence.table.pages.len() * PAGE_TOKENS).saturating_sub(start))
+        tokens.min((sequence.table.len * PAGE_TOKENS).saturating_sub(start))
     }
 
     /// Preempts sequences that come after the one in `slot` until a page is available to it, or nobody can give one.
@@ -73,7 +73,7 @@ impl Scheduler {
 
     /// Pages of a sequence that no other page table contains: what its end would free, and what it would compute again.
     pub(crate) fn exclusive_pages(&self, slot: usize) -> usize {
-        let pages = &self.sequences[slot].table.pages;
+        let pages = self.batch.tables.get(&self.sequences[slot].table);
         pages
             .iter()
             .filter(|&&page| self.pool.is_exclusive(page))

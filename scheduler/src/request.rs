@@ -71,7 +71,7 @@ pub struct Limits {
     pub pages: u32,
     /// Sequences that hold pages at the same time.
     pub max_running: u32,
-    /// Requests that may wait; one more is refused. Preempted sequences wait too, but are never refused.
+    /// Requests that may wait, at least 1; one more is refused. Preempted sequences wait too, but are never refused.
     pub max_queued: u32,
     /// Predicted machine time of all that waits, beyond which a request is refused.
     pub max_queued_time: Micros,

@@ -6,9 +6,10 @@
 
 use crate::draft::Acceptance;
 use crate::queue::Waiting;
+use crate::tables::PageTable;
 use crate::{
-    FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, SequenceId, TenantId,
-    TokenId,
+    FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled, SequenceId,
+    TenantId, TokenId,
 };
 
 /// Where a sequence is between `submit` and its end.
@@ -16,13 +17,6 @@ use crate::{
 pub(crate) enum State {
     Queued,
     Running,
-}
-
-/// A sequence's pages by position: first those in the tree, then its private ones.
-#[derive(Debug, Default)]
-pub(crate) struct PageTable {
-    pub(crate) pages: Vec<Page>,
-    pub(crate) in_tree: usize,
 }
 
 /// A cached page that begins with the tokens that come after the computed ones. It is pinned until the step commits that
@@ -132,19 +126,18 @@ impl Sequence {
 
     /// Pages still to be taken for the known tokens.
     pub(crate) fn missing_pages(&self) -> usize {
-        pages_for(self.tokens.len()).saturating_sub(self.table.pages.len())
+        pages_for(self.tokens.len()).saturating_sub(self.table.len)
     }
 
-    /// Makes room for all tokens and pages that it can ever have, so that decoding never allocates.
+    /// Makes room for all tokens that it can ever have, so that decoding never allocates.
     pub(crate) fn reserve(&mut self) {
         let most = self.prompt_len + self.max_new_tokens;
         self.tokens.reserve_exact(most - self.tokens.len());
-        self.table.pages.reserve_exact(pages_for(most));
     }
 
     /// Whether the page of the next token is in the table already.
     pub(crate) fn has_page_for_next(&self) -> bool {
-        self.start() < self.table.pages.len() * PAGE_TOKENS
+        self.start() < self.table.len * PAGE_TOKENS
     }
 
     /// Output tokens that may still come.
@@ -152,8 +145,40 @@ impl Sequence {
         self.max_new_tokens - self.output_len()
     }
 
+    /// Appends the drawn tokens of a row: the first, and each next one whose draft came true. Returns how many, and how the
+    /// request ends if it does.
+    pub(crate) fn draw(
+        &mut self,
+        drafts: &[TokenId],
+        sampled: &[Sampled],
+    ) -> (usize, Option<FinishReason>) {
+        let mut drawn = 0;
+        for (place, entry) in sampled.iter().enumerate() {
+            let ending = match entry {
+                Sampled::Token(token) => {
+                    drawn += 1;
+                    let ending = self.push(*token);
+                    if ending.is_none() && drafts.get(place) == Some(token) {
+                        self.computed += 1;
+                        continue;
+                    }
+                    ending
+                }
+                Sampled::Failed => Some(FinishReason::Error),
+                Sampled::Void => panic!("a token was due"),
+            };
+            let rest = &sampled[place + 1..];
+            assert!(
+                rest.iter().all(|entry| *entry == Sampled::Void),
+                "nothing more was due"
+            );
+            return (drawn, ending);
+        }
+        (drawn, None)
+    }
+
     /// Appends a token, and says how the request ends if it does.
-    pub(crate) fn push(&mut self, token: TokenId) -> Option<FinishReason> {
+    fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         self.tokens.push(token);
         let output = self.output_len();
         if output >= self.min_new_tokens && self.stop_tokens.contains(&token) {

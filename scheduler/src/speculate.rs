@@ -11,7 +11,8 @@ impl Scheduler {
     /// Guesses tokens for decodes where computing them along costs less than they should gain: a guess that is right saves
     /// a part of a later step. Past the knee of the cost nothing is gained.
     pub(crate) fn plan_drafts(&mut self) {
-        let decodes = self.shares.iter().filter(|share| share.tokens == 1).count();
+        let decodes = self.shares.iter().filter(|share| share.tokens == 1);
+        let decodes = decodes.take(MOST_DRAFTING + 1).count();
         if self.policy.max_draft == 0 || !(1..=MOST_DRAFTING).contains(&decodes) {
             return;
         }
@@ -32,7 +33,7 @@ impl Scheduler {
             if share.tokens != 1 || sequence.is_prefill() {
                 continue;
             }
-            let room = sequence.table.pages.len() * PAGE_TOKENS - sequence.tokens.len();
+            let room = sequence.table.len * PAGE_TOKENS - sequence.tokens.len();
             let rows = self.limits.max_batch_tokens() - self.shape.rows as usize;
             let most = (self.policy.max_draft as usize)
                 .min(sequence.output_left() - 1)

@@ -193,6 +193,21 @@ impl Scheduler {
         self.prefill_time(len, uncached) + a_token * output as u64
     }
 
+    /// More deadlines are not kept: those who are alive have two each.
+    pub(crate) fn most_deadlines(&self) -> usize {
+        4 * self.sequences.len() + 64
+    }
+
+    /// Forgets the deadlines of those who have ended, once they are the most.
+    pub(crate) fn forget_deadlines(&mut self) {
+        if self.deadlines.len() > self.most_deadlines() {
+            let sequences = &self.sequences;
+            let is_alive = |id: SequenceId| sequences.get(id.slot()).is_some_and(|s| s.id == id);
+            self.deadlines
+                .retain(|Reverse(deadline)| is_alive(deadline.id));
+        }
+    }
+
     /// Ends what has taken too long.
     pub(crate) fn expire(&mut self) {
         while let Some(&Reverse(deadline)) = self.deadlines.peek()

@@ -70,7 +70,7 @@ pub struct TenantPolicy {
     pub tokens: Option<Rate>,
     /// Sequences that run at the same time; at least 1.
     pub max_running: u32,
-    /// Requests that wait.
+    /// Requests that wait; at least 1, for each waits until the next plan, however idle the machine is.
     pub max_queued: u32,
     /// Predicted machine time of the requests that wait.
     pub max_queued_time: Micros,
@@ -107,6 +107,7 @@ impl TenantPolicy {
         let rates = [&self.requests, &self.tokens];
         let is_valid = self.weight > 0
             && self.max_running > 0
+            && self.max_queued > 0
             && self.max_pages > 0
             && self.guaranteed_pages <= self.max_pages
             && rates.into_iter().flatten().all(positive);

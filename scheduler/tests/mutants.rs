@@ -79,21 +79,22 @@ pub(crate) struct Edge {",
     Mutant {
         name: "failed-row-published",
         file: "commit.rs",
-        right: "            self.draw(index, row, sampled); // What came before it has been seen.",
-        wrong: "            self.sequences[slot].computed += row.len();
+        right: "            sequence.draw(drafts, sampled); // What came before it has been seen.",
+        wrong: "            sequence.computed += row.len();
             self.publish(slot);
-            self.draw(index, row, sampled);",
+            let drafts = &[];
+            self.sequences[slot].draw(drafts, sampled);",
     },
     Mutant {
         name: "rejected-draft-kept",
         file: "commit.rs",
-        right: "        self.sequences[slot].computed += row.len() - drafts;",
-        wrong: "        self.sequences[slot].computed += row.len();",
+        right: "        sequence.computed += row.len() - drafts.len();",
+        wrong: "        sequence.computed += row.len();",
     },
     Mutant {
         name: "copied-tokens-forgotten",
         file: "commit.rs",
-        right: "            self.sequences[slot].computed += copy.tokens;",
+        right: "            sequence.computed += copy.tokens;",
         wrong: "",
     },
     Mutant {
@@ -198,8 +199,8 @@ pub(crate) struct Edge {",
     Mutant {
         name: "M9-pages-beyond-the-row",
         file: "plan.rs",
-        right: "&sequence.table.pages[..pages_for(end + share.drafts)]",
-        wrong: "&sequence.table.pages",
+        right: "(sequence.table.first, pages),",
+        wrong: "(sequence.table.first, sequence.table.len),",
     },
 ];
 

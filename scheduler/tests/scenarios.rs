@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use sterna_scheduler::{
     Budget, Event, FinishReason, Growth, Limits, Order, Plan, Policy, Refusal, Request, Sampled,
-    Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
+    Scheduler, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
 };
 
 const ANSWER: TokenId = 7;
@@ -712,6 +712,23 @@ fn a_refusal_says_why() {
 }
 
 #[test]
+fn a_tenant_whose_every_request_would_be_refused_is_itself_refused() {
+    let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
+    let tenant = TenantId(1);
+    let queueing = |max_queued| {
+        let policy = TenantPolicy {
+            max_queued,
+            ..TenantPolicy::default()
+        };
+        [(tenant, policy)]
+    };
+    let invalid = Err(TenantsError::Invalid(tenant));
+    assert_eq!(scheduler.set_tenants(&queueing(0)), invalid);
+    assert_eq!(scheduler.set_tenants(&queueing(1)), Ok(()));
+    assert!(scheduler.submit(0, request(&[1], 1, 1)).is_ok());
+}
+
+#[test]
 fn stop_tokens_end_an_answer_once_it_is_long_enough() {
     for (min_new_tokens, reason, output) in [
         (0, FinishReason::Stop, 1),
@@ -756,4 +773,30 @@ fn a_handle_that_is_kept_too_long_names_nobody() {
     let second = second.expect("it is accepted");
     assert!(!scheduler.cancel(first, FinishReason::Cancelled));
     assert!(scheduler.cancel(second, FinishReason::Shutdown));
+}
+
+#[test]
+fn deadlines_of_those_who_have_ended_are_forgotten() {
+    let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
+    let asked = Request {
+        first_token_within: Some(1_000_000),
+        ends_within: Some(2_000_000),
+        ..request(&[1], 1, 0)
+    };
+    let kept = scheduler.submit(0, asked.clone());
+    let kept = kept.expect("it is accepted");
+    for _ in 0..1000 {
+        let id = scheduler.submit(0, asked.clone());
+        scheduler.cancel(id.expect("it is accepted"), FinishReason::Cancelled);
+        scheduler.check();
+    }
+    scheduler.events().for_each(drop);
+    assert!(matches!(scheduler.plan(999_999), Plan::Step(_)));
+    assert!(matches!(scheduler.plan(1_000_000), Plan::Idle));
+    let ended = scheduler.events().last();
+    let is_late = |event| matches!(event, Event::Finished { id, reason: FinishReason::Deadline, .. } if id == kept);
+    assert!(
+        ended.is_some_and(is_late),
+        "the deadlines of those who are alive hold"
+    );
 }

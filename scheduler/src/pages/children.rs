@@ -31,7 +31,7 @@ impl<S: BuildHasher> Children<S> {
     pub(crate) fn new(pages: usize, hasher: S) -> Children<S> {
         Children {
             first: vec![NONE; pages],
-            // As large as the map of edges, for the same reason: see `PrefixTree::new`.
+            // A map that is never more than half full cleans up after removals in place, without allocating.
             tops: HashMap::with_capacity_and_hasher(2 * pages, hasher),
             next: vec![NONE; pages],
             previous: vec![NONE; pages],

@@ -8,6 +8,7 @@
 
 mod children;
 mod cold;
+mod edges;
 mod holdings;
 mod prefix;
 mod public;
@@ -299,13 +300,12 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     /// equal one is there already, that one, and the copy becomes free.
     pub(crate) fn publish(&mut self, sequence: SequenceId, page: Page, edge: Edge) -> Page {
         assert_eq!(self.holders[page.index()], Holder::Private(sequence));
-        if let Some(equal) = self.tree.get(&edge) {
+        if let Some(equal) = self.tree.insert(page, edge) {
             self.pin(equal);
             self.release(page);
             return equal;
         }
         self.holders[page.index()] = Holder::Tree;
-        self.tree.insert(page, edge);
         self.assert_parent_is_pinned(page);
         match edge.owner {
             Owner::Tenant(tenant) => assert_eq!(tenant, self.payer(page), "{page:?}"),

@@ -4,10 +4,10 @@
 //! Invariant: a page's parent has the same owner, or is public. So tenants never come upon each other's pages, and meet
 //! only in what the operator has declared.
 
-use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 use super::children::{Children, Under};
+use super::edges::Edges;
 use super::public::PublicPrefixes;
 use crate::{PAGE_TOKENS, Page, PublicPrefix, TenantId, TokenId};
 
@@ -41,9 +41,10 @@ struct Place {
 
 /// The edges between cached pages, from both ends.
 pub(crate) struct PrefixTree<S> {
-    /// All whole pages. Probed and never iterated: the hasher's random seed can decide nothing. The whole edge is the
-    /// key, so a hit is an exact comparison.
-    below: HashMap<Edge, Page, S>,
+    /// All whole pages by the hash of their edge. Only probed: the hasher's random seed can decide nothing. A hit compares
+    /// the whole edge.
+    below: Edges,
+    hasher: S,
     above: Vec<Option<Place>>, // Indexed by page.
     children: Children<S>,     // Public pages are not among them.
     public: PublicPrefixes,
@@ -53,8 +54,8 @@ pub(crate) struct PrefixTree<S> {
 impl<S: BuildHasher + Clone> PrefixTree<S> {
     pub(crate) fn new(pages: usize, hasher: S) -> PrefixTree<S> {
         PrefixTree {
-            // A map that is never more than half full cleans up after removals in place, without allocating.
-            below: HashMap::with_capacity_and_hasher(2 * pages, hasher.clone()),
+            below: Edges::new(pages),
+            hasher: hasher.clone(),
             above: vec![None; pages],
             children: Children::new(pages, hasher),
             public: PublicPrefixes::new(pages),
@@ -121,7 +122,12 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
 
     /// The whole page at this edge.
     pub(crate) fn get(&self, edge: &Edge) -> Option<Page> {
-        self.below.get(edge).copied()
+        self.get_hashed(edge, self.hasher.hash_one(edge))
+    }
+
+    fn get_hashed(&self, edge: &Edge, hash: u64) -> Option<Page> {
+        let mut pages = self.below.of(hash);
+        pages.find(|&page| self.edge(page) == Some(edge))
     }
 
     /// The page after `parent` that begins most like `tokens`, and how many tokens they have in common; of equals, the
@@ -182,15 +188,20 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         }
     }
 
-    /// Puts a whole page into the tree.
-    pub(crate) fn insert(&mut self, page: Page, edge: Edge) {
-        let before = self.below.insert(edge, page);
-        assert_eq!(before, None, "{page:?} is published where another page is");
+    /// Puts a whole page into the tree, unless one is at this edge already: then returns that one.
+    pub(crate) fn insert(&mut self, page: Page, edge: Edge) -> Option<Page> {
+        let hash = self.hasher.hash_one(edge);
+        let equal = self.get_hashed(&edge, hash);
+        if equal.is_some() {
+            return equal;
+        }
+        self.below.insert(hash, page);
         if edge.owner == Owner::Public {
             self.public.settle(page, edge.parent, &edge.tokens);
         }
         let len = PAGE_TOKENS;
         self.place(page, Place { edge, len });
+        None
     }
 
     /// Puts a page into the tree that holds fewer tokens than it could: a partial leaf, which only a scan finds.
@@ -246,7 +257,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         self.children
             .remove(under.expect("public pages stay"), page);
         if len == PAGE_TOKENS {
-            self.below.remove(&edge);
+            self.below.remove(self.hasher.hash_one(edge), page);
         }
         self.len -= 1;
     }
