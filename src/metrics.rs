@@ -13,7 +13,6 @@ use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gau
 use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
-use sterna_scheduler::CostModel;
 
 use tenant::Tenants;
 
@@ -106,7 +105,7 @@ const TURNED_AWAY: [&str; 8] = [
     "draining",
     "dead",
 ];
-/// Of a [`CostModel`], in the order of its fields.
+/// Of a [`StepCost`], in the order of its fields.
 const COST_PARTS: [&str; 12] = [
     "rows_1",
     "rows_2",
@@ -171,6 +170,21 @@ pub struct StepTimes {
     pub deciding: Duration,
     /// What everything but the forward pass took: commands, plan, draws, commit, and telling of the step before.
     pub overhead: Duration,
+}
+
+/// What the parts of a step take.
+#[derive(Clone, Copy, Debug)]
+pub struct StepCost {
+    /// Steps of 1, 2, 4, up to 128 tokens.
+    pub rows: [Duration; 8],
+    /// 1,024 keys that decodes look at.
+    pub kilo_decode_keys: Duration,
+    /// 1,024 keys that chunks of prompts look at.
+    pub kilo_chunk_keys: Duration,
+    /// The output head, if any logits are wanted.
+    pub head: Duration,
+    /// A token's logits.
+    pub logit: Duration,
 }
 
 /// The moments of one request's life, filled in as they pass.
@@ -300,16 +314,15 @@ impl Metrics {
     }
 
     /// What a step costs, as measured at start.
-    pub fn calibrated(&self, cost: &CostModel) {
+    pub fn calibrated(&self, cost: &StepCost) {
         let parts = [
             cost.kilo_decode_keys,
             cost.kilo_chunk_keys,
             cost.head,
             cost.logit,
         ];
-        let values = cost.rows.into_iter().chain(parts);
-        for (gauge, nanoseconds) in self.handles.cost.iter().zip(values) {
-            gauge.set(Duration::from_nanos(nanoseconds).as_secs_f64());
+        for (gauge, part) in self.handles.cost.iter().zip(cost.rows.iter().chain(&parts)) {
+            gauge.set(part.as_secs_f64());
         }
     }
 
@@ -848,13 +861,13 @@ mod tests {
     #[test]
     fn each_part_of_a_steps_cost_stands_under_its_own_name() {
         let metrics = metrics();
-        let rows = std::array::from_fn(|knot| 1 << knot);
-        metrics.calibrated(&CostModel {
-            rows: rows.map(|count: u64| count * 1_000_000_000),
-            kilo_decode_keys: 201_000_000_000,
-            kilo_chunk_keys: 202_000_000_000,
-            head: 203_000_000_000,
-            logit: 204_000_000_000,
+        let rows: [u64; 8] = std::array::from_fn(|knot| 1 << knot);
+        metrics.calibrated(&StepCost {
+            rows: rows.map(Duration::from_secs),
+            kilo_decode_keys: Duration::from_secs(201),
+            kilo_chunk_keys: Duration::from_secs(202),
+            head: Duration::from_secs(203),
+            logit: Duration::from_secs(204),
         });
         let text = metrics.render();
         let read = |part: &str| value(&text, &labelled(&text, "sterna_step_cost_seconds", &[part]));

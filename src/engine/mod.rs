@@ -28,7 +28,7 @@ use std::time::Duration;
 use crossbeam::channel::{Sender, TrySendError, bounded, unbounded};
 use tokio::sync::oneshot;
 
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, StepCost};
 
 use lanes::{Common, Control, Lanes, Submission, Ticket};
 use status::Shared;
@@ -103,7 +103,13 @@ impl Engine {
             .spawn(move || step::serve(model, kv_store, config, lanes, turns, calibrated))?;
         // An engine thread that panics drops its end; whoever asks it for something is told then.
         if let Ok(cost) = calibration.recv() {
-            metrics.calibrated(&cost);
+            metrics.calibrated(&StepCost {
+                rows: cost.rows.map(Duration::from_nanos),
+                kilo_decode_keys: Duration::from_nanos(cost.kilo_decode_keys),
+                kilo_chunk_keys: Duration::from_nanos(cost.kilo_chunk_keys),
+                head: Duration::from_nanos(cost.head),
+                logit: Duration::from_nanos(cost.logit),
+            });
         }
         let handle = EngineHandle {
             submissions,

@@ -6,7 +6,7 @@ use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
 
-use super::{PREFETCH_BYTES, blocks, four_activations, padded, prefetch};
+use super::{PREFETCH_BYTES, blocks, four_activations, padded};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::dense::{DenseMatrix, DenseValues};
@@ -414,6 +414,13 @@ pub(crate) fn probe_int8(rounds: u64) -> u64 {
     }
     black_box(sums);
     rounds * 12 * 32 * 2
+}
+
+/// Asks for the cache line at `address`, which need not be valid.
+#[inline(always)]
+pub(crate) fn prefetch<T>(address: *const T) {
+    // SAFETY: every x86-64 CPU has SSE, and a prefetch reads nothing.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
 }
 
 /// Zero in every lane.

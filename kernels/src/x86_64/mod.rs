@@ -2,15 +2,15 @@
 //! `avx512vbmi.rs` has the one product that its instructions make faster.
 //!
 //! Functions here are safe Rust with `#[target_feature]`; `unsafe` stands only at loads and stores.
-#![expect(unsafe_code, reason = "prefetching is an intrinsic")]
 
-use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 pub(crate) mod attention;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod avx512vbmi;
+
+pub(crate) use avx2::prefetch;
 
 /// How far ahead of its use a stream of weights is prefetched: enough to hide the memory's latency. It is asked for into the second-level
 /// cache, where more requests can be under way than in the first: on a Xeon with AMX one thread reads at 90 % of its bandwidth, not 64 %.
@@ -21,13 +21,6 @@ const GROUP_TOKENS: usize = 256;
 
 /// Half-precision values in a cache line.
 pub(crate) const CACHE_LINE_HALVES: usize = 32;
-
-/// Asks for the cache line at `address`, which need not be valid.
-#[inline(always)]
-pub(crate) fn prefetch<T>(address: *const T) {
-    // SAFETY: every x86-64 CPU has SSE, and a prefetch reads nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
-}
 
 /// Shares `count` tokens (or heads) evenly among the fewest blocks of at most `largest`.
 fn blocks(count: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
