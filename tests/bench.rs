@@ -16,7 +16,7 @@ use sterna::bench::{
 use sterna::engine::{Forward, LogitRows};
 use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::Batch;
+use sterna_scheduler::{Batch, Page, SequenceId};
 
 /// A model whose last row of logits is wrong in some steps.
 struct Corrupted {
@@ -191,6 +191,16 @@ fn the_committed_answers_are_the_references() {
                 .all(|margin| margin.as_f64().unwrap() > spread)
         );
     }
+}
+
+/// Else drawing would take as many times longer here than in a server.
+#[test]
+fn what_is_measured_draws_on_all_threads() {
+    let mut subject = Subject::new(toy::model(2));
+    let mut kv_store = subject.new_kv_store(1);
+    let mut batch = Batch::new();
+    batch.push_row(SequenceId::new(0, 0), 0, &[1, 2], &[Page::new(0)], 1);
+    assert_eq!(subject.forward(&batch, &mut kv_store).workers(), 2);
 }
 
 #[test]

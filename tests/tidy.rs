@@ -39,6 +39,7 @@ const HOMES: &[(&str, &[&str])] = &[
         "sterna_kernels",
         &[
             "src/bench/",
+            "src/engine/",
             "src/model/",
             "src/startup.rs",
             "benches/",

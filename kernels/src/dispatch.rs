@@ -16,6 +16,7 @@ use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::attention::{AttentionState, PAGE_TOKENS, SPAN_TOKENS, Span};
 use crate::dense::DenseMatrix;
 use crate::int8::Int8Matrix;
+use crate::softmax::{LOGITS_BLOCK, LogitScale};
 use crate::ternary::{Packing, TernaryMatrix};
 #[cfg(target_arch = "x86_64")]
 use crate::x86_64::{avx2, avx512, avx512vbmi};
@@ -124,6 +125,8 @@ pub struct Kernels {
 }
 
 type ScalePanel = unsafe fn(&[i32], (&[f32], &[f32]), &mut [f32], &mut [f32]);
+type WeighLogits = unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]);
+type WeightsFrom = unsafe fn(f32, &[f32], &[f32]) -> (f64, usize);
 type StoreKv = unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]);
 
 /// The functions of an instruction set, by name. Unsafe to call where the CPU lacks it.
@@ -144,6 +147,11 @@ struct Table {
     attention_span: unsafe fn(Span<'_>, &mut AttentionState),
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
     store_kv: StoreKv,
+    scan_logits: unsafe fn(&[f32], &mut [f32]) -> bool,
+    weigh_logits: WeighLogits,
+    sum_weights: unsafe fn(&[f32], LogitScale, &mut [f32]),
+    weights_from: WeightsFrom,
+    drop_weights: unsafe fn(f32, &mut [f32], &[f32], &mut [f32]),
     probe_read: unsafe fn(&[u8], bool),
     probe_int8: unsafe fn(u64) -> u64,
     probe_f32: unsafe fn(u64) -> u64,
@@ -166,6 +174,11 @@ static SCALAR: Table = Table {
     attention_span: scalar::attention_span,
     attention_finish: scalar::attention_finish,
     store_kv: scalar::store_kv,
+    scan_logits: scalar::scan_logits,
+    weigh_logits: scalar::weigh_logits,
+    sum_weights: scalar::sum_weights,
+    weights_from: scalar::weights_from,
+    drop_weights: scalar::drop_weights,
     probe_read: scalar::probe_read,
     probe_int8: scalar::probe_int8,
     probe_f32: scalar::probe_f32,
@@ -189,6 +202,11 @@ static AVX2: Table = Table {
     attention_span: avx2::attention::attention_span,
     attention_finish: avx2::attention::attention_finish,
     store_kv: avx2::attention::store_kv,
+    scan_logits: avx2::scan_logits,
+    weigh_logits: avx2::weigh_logits,
+    sum_weights: avx2::sum_weights,
+    weights_from: avx2::weights_from,
+    drop_weights: avx2::drop_weights,
     probe_read: avx2::probe_read,
     probe_int8: avx2::probe_int8,
     probe_f32: avx2::attention::probe_f32,
@@ -212,6 +230,11 @@ static AVX512: Table = Table {
     attention_span: avx512::attention::attention_span,
     attention_finish: avx512::attention::attention_finish,
     store_kv: avx512::attention::store_kv,
+    scan_logits: avx512::scan_logits,
+    weigh_logits: avx512::weigh_logits,
+    sum_weights: avx512::sum_weights,
+    weights_from: avx512::weights_from,
+    drop_weights: avx512::drop_weights,
     probe_read: avx512::probe_read,
     probe_int8: avx512::probe_int8,
     probe_f32: avx512::attention::probe_f32,
@@ -239,6 +262,12 @@ impl Kernels {
             Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => return None,
         };
         isa.is_available().then_some(Kernels { isa, table })
+    }
+
+    /// Those of the best instruction set that this CPU has.
+    #[must_use]
+    pub fn best() -> Kernels {
+        Kernels::new(Isa::best()).expect("it is available")
     }
 
     /// The instruction set.
@@ -539,6 +568,62 @@ impl Kernels {
         unsafe { (self.table.store_kv)(key, value, slot, k_page, v_page) }
     }
 
+    /// The largest of each block of [`LOGITS_BLOCK`] logits, what is no number passed over (−∞ if nothing is one); and whether all logits
+    /// are finite.
+    #[must_use]
+    pub fn scan_logits(&self, logits: &[f32], peaks: &mut [f32]) -> bool {
+        assert_blocks(logits.len(), peaks.len());
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.scan_logits)(logits, peaks) }
+    }
+
+    /// The weight of each logit, none of which is above the largest; and of each block of [`LOGITS_BLOCK`] the sum of the weights and the
+    /// heaviest.
+    pub fn weigh_logits(
+        &self,
+        logits: &[f32],
+        scale: LogitScale,
+        weights: &mut [f32],
+        masses: &mut [f32],
+        heaviest: &mut [f32],
+    ) {
+        assert_eq!(logits.len(), weights.len(), "one weight a logit");
+        assert_blocks(logits.len(), masses.len());
+        assert_blocks(logits.len(), heaviest.len());
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.weigh_logits)(logits, scale, weights, masses, heaviest) }
+    }
+
+    /// The sums of [`Kernels::weigh_logits`], to the bit, without the weights.
+    pub fn sum_weights(&self, logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
+        assert_blocks(logits.len(), masses.len());
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.sum_weights)(logits, scale, masses) }
+    }
+
+    /// The sum of the weights from `bar` up, and how many there are; `heaviest` as [`Kernels::weigh_logits`] gave it.
+    #[must_use]
+    pub fn weights_from(&self, bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
+        assert_blocks(weights.len(), heaviest.len());
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.weights_from)(bar, weights, heaviest) }
+    }
+
+    /// Sets to zero what weighs less than `bar`, and sums up what is left of each block. What was heaviest in a block says which are left as
+    /// they are, because nothing of them counts: their sum becomes zero.
+    pub fn drop_weights(
+        &self,
+        bar: f32,
+        weights: &mut [f32],
+        heaviest: &[f32],
+        masses: &mut [f32],
+    ) {
+        assert_blocks(weights.len(), heaviest.len());
+        assert_blocks(weights.len(), masses.len());
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { (self.table.drop_weights)(bar, weights, heaviest, masses) }
+    }
+
     /// Reads `bytes` as fast as this instruction set can, prefetching `ahead` or not: the limit that a product of few tokens runs into.
     pub fn probe_read(&self, bytes: &[u8], ahead: bool) {
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
@@ -558,4 +643,8 @@ impl Kernels {
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
         unsafe { (self.table.probe_f32)(rounds) }
     }
+}
+
+fn assert_blocks(logits: usize, blocks: usize) {
+    assert_eq!(blocks, logits.div_ceil(LOGITS_BLOCK), "one value a block");
 }

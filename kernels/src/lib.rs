@@ -25,6 +25,7 @@ mod elementwise;
 mod huge;
 mod int8;
 mod scalar;
+mod softmax;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
@@ -37,6 +38,7 @@ pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
 pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
+pub use softmax::{LOGITS_BLOCK, LogitScale};
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
 
 /// Rows of a panel: the unit in which matrices are packed and products are shared among threads.

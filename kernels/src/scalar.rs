@@ -11,6 +11,7 @@ use crate::attention::{AttentionState, PAGE_TOKENS, Span};
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{self, LANES, sum_lanes};
 use crate::int8::Int8Matrix;
+use crate::softmax::{self, LogitScale};
 use crate::ternary::TernaryMatrix;
 
 /// `out[panel][token][row] = Σ weight(row, k) · q(token, k)`, exactly.
@@ -196,6 +197,32 @@ pub(crate) fn scale_panel(
     largest: &mut [f32],
 ) {
     elementwise::scale_panel(acc, factors, out, largest);
+}
+
+pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {
+    softmax::scan_logits(logits, peaks)
+}
+
+pub(crate) fn weigh_logits(
+    logits: &[f32],
+    scale: LogitScale,
+    weights: &mut [f32],
+    masses: &mut [f32],
+    heaviest: &mut [f32],
+) {
+    softmax::weigh_logits(logits, scale, weights, masses, heaviest);
+}
+
+pub(crate) fn sum_weights(logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
+    softmax::sum_weights(logits, scale, masses);
+}
+
+pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
+    softmax::weights_from(bar, weights, heaviest)
+}
+
+pub(crate) fn drop_weights(bar: f32, weights: &mut [f32], heaviest: &[f32], masses: &mut [f32]) {
+    softmax::drop_weights(bar, weights, heaviest, masses);
 }
 
 /// Reads all of `bytes`.

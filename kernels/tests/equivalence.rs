@@ -5,8 +5,9 @@
 use std::hash::{BuildHasher, RandomState};
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
-    Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix, f16_from_f32, f32_from_f16,
+    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
+    PAGE_TOKENS, PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
+    f16_from_f32, f32_from_f16,
 };
 
 const F16_NAN: u16 = 0x7e00;
@@ -543,6 +544,92 @@ fn rotations_are_equal() {
                 "{} with heads of {head_dim}",
                 kernels.isa()
             );
+        }
+    }
+}
+
+// Rows of logits.
+
+/// Rows shorter than a block, of whole blocks, with tails of every length; with ties, with what is not finite, and what weighs nothing.
+fn row_of_logits(rng: &mut Rng) -> Vec<f32> {
+    let count = match rng.below(3) {
+        0 => 1 + rng.below(300),
+        1 => LOGITS_BLOCK * (1 + rng.below(4)),
+        _ => 1 + rng.below(5 * LOGITS_BLOCK),
+    };
+    let spread = rng.pick(&[0.0, 1.0, 10.0, 200.0]);
+    let is_tied = rng.below(2) == 0;
+    let step = |x: f32| if is_tied { x.round() } else { x };
+    let mut logits: Vec<f32> = (0..count).map(|_| step(rng.float() * spread)).collect();
+    if rng.below(4) == 0 {
+        let odd = rng.pick(&[f32::NEG_INFINITY, f32::INFINITY, f32::NAN]);
+        logits[rng.below(count)] = odd;
+    }
+    logits
+}
+
+#[test]
+fn logits_are_scanned_alike() {
+    let mut rng = Rng::from_env();
+    for _ in 0..500 {
+        let logits = row_of_logits(&mut rng);
+        let larger = |a, &b: &f32| if b > a { b } else { a };
+        let blocks = logits.chunks(LOGITS_BLOCK);
+        let expected: Vec<f32> = blocks
+            .map(|block| block.iter().fold(f32::NEG_INFINITY, larger))
+            .collect();
+        for kernels in each_isa() {
+            let mut peaks = vec![f32::NAN; expected.len()];
+            let is_finite = kernels.scan_logits(&logits, &mut peaks);
+            assert_eq!(peaks, expected, "{}", kernels.isa());
+            assert_eq!(is_finite, logits.iter().all(|logit| logit.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn logits_are_weighed_alike() {
+    let mut rng = Rng::from_env();
+    for _ in 0..500 {
+        let mut logits = row_of_logits(&mut rng);
+        let forbidden = |logit: &mut f32| *logit = f32::NEG_INFINITY;
+        let odd = logits.iter_mut().filter(|logit| !logit.is_finite());
+        odd.for_each(forbidden);
+        logits.push(rng.float());
+        let scale = LogitScale {
+            most: logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            inverse: rng.pick(&[1.0, 0.5, 1.25, 30.0]),
+        };
+        let blocks = logits.len().div_ceil(LOGITS_BLOCK);
+        let bar = rng.pick(&[1e-30, 0.01, 0.3, 1.0]);
+        let run = |kernels: Kernels| {
+            let mut weights = vec![f32::NAN; logits.len()];
+            let [mut masses, mut heaviest, mut sums] = [(); 3].map(|()| vec![f32::NAN; blocks]);
+            kernels.weigh_logits(&logits, scale, &mut weights, &mut masses, &mut heaviest);
+            kernels.sum_weights(&logits, scale, &mut sums);
+            assert_eq!(bits(&sums), bits(&masses), "with and without weights");
+            let (mass, count) = kernels.weights_from(bar, &weights, &heaviest);
+            let all = [&weights[..], &masses, &heaviest].concat();
+            let expected = weights.iter().filter(|weight| **weight >= bar).count();
+            assert_eq!(count, expected, "{} from {bar} up", kernels.isa());
+            kernels.drop_weights(bar, &mut weights, &heaviest, &mut masses);
+            let left: f64 = masses.iter().copied().map(f64::from).sum();
+            assert_eq!(
+                left.to_bits(),
+                mass.to_bits(),
+                "what is left is what counts"
+            );
+            (bits(&all), bits(&weights), bits(&masses))
+        };
+        let expected = run(scalar());
+        for (weight, &logit) in expected.0.iter().zip(&logits) {
+            assert_eq!(*weight, scale.weight(logit).to_bits());
+            let exact = f64::from((logit - scale.most) * scale.inverse).exp();
+            let error = (f64::from(f32::from_bits(*weight)) - exact).abs();
+            assert!(error <= 3e-7 * exact + 1e-37, "{error} off {exact}");
+        }
+        for kernels in each_isa() {
+            assert_eq!(run(kernels), expected, "{}", kernels.isa());
         }
     }
 }

@@ -6,16 +6,17 @@
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use sterna_kernels::Kernels;
 use sterna_scheduler::{Batch, PAGE_TOKENS};
 
 use super::limits::{Limits, Probe};
 use super::report::{Measured, Outcome, Row, What};
 use super::seeded::Seeded;
 use crate::engine::{
-    Budget, Direct, DirectStep, Forward, Limits as SchedulerLimits, LogitRows, Policy,
+    Budget, CopyRow, Direct, DirectStep, Forward, Limits as SchedulerLimits, LogitRows, Policy,
     SamplingParams,
 };
-use crate::model::{KvStore, Logits, Model, Sizes, Stage};
+use crate::model::{KvStore, Model, Sizes, Stage, StepLogits};
 
 /// Tokens of a step at most, as in a server by default.
 pub const STEP_TOKENS: usize = 512;
@@ -211,7 +212,7 @@ impl Subject {
 
 /// Logits, or zeros.
 enum SubjectRows<'a> {
-    Computed(&'a Logits),
+    Computed(StepLogits<'a>),
     LeftOut,
 }
 
@@ -230,7 +231,8 @@ impl Forward for Subject {
         if self.is_left_out {
             SubjectRows::LeftOut
         } else {
-            SubjectRows::Computed(self.model.forward(batch, kv_store))
+            self.model.forward(batch, kv_store);
+            SubjectRows::Computed(self.model.step_logits())
         }
     }
 }
@@ -240,6 +242,33 @@ impl LogitRows for SubjectRows<'_> {
         match self {
             SubjectRows::Computed(rows) => rows.copy_row(row, logits),
             SubjectRows::LeftOut => logits.fill(0.0),
+        }
+    }
+
+    fn kernels(&self) -> Kernels {
+        match self {
+            SubjectRows::Computed(rows) => rows.kernels(),
+            SubjectRows::LeftOut => Kernels::best(),
+        }
+    }
+
+    fn workers(&self) -> usize {
+        match self {
+            SubjectRows::Computed(rows) => rows.workers(),
+            SubjectRows::LeftOut => 1,
+        }
+    }
+
+    fn share<T: Send>(
+        &mut self,
+        parts: impl Iterator<Item = T>,
+        work: impl Fn(T, &CopyRow<'_>) + Sync,
+    ) {
+        match self {
+            SubjectRows::Computed(rows) => rows.share(parts, work),
+            SubjectRows::LeftOut => {
+                parts.for_each(|part| work(part, &|_, logits: &mut [f32]| logits.fill(0.0)));
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the engine asks of a model: one step's batch in, rows of logits out. Tests wrap a model to make it fail.
 
+use sterna_kernels::Kernels;
 use sterna_scheduler::Batch;
 
 use crate::model::{KvStore, Model, StepLogits};
@@ -24,6 +25,11 @@ pub trait Forward: Send + 'static {
 pub trait LogitRows {
     /// Copies row `row` into `logits`, one for each token of the vocabulary.
     fn copy_row(&self, row: usize, logits: &mut [f32]);
+
+    /// What the rows are worked on with.
+    fn kernels(&self) -> Kernels {
+        Kernels::best()
+    }
 
     /// How many parts of the rows can be worked on at the same time.
     fn workers(&self) -> usize {
@@ -66,6 +72,10 @@ impl Forward for Model {
 impl LogitRows for StepLogits<'_> {
     fn copy_row(&self, row: usize, logits: &mut [f32]) {
         self.logits().copy_row(row, logits);
+    }
+
+    fn kernels(&self) -> Kernels {
+        StepLogits::kernels(self)
     }
 
     fn workers(&self) -> usize {

@@ -3,6 +3,7 @@
 //! Invariant: a sequence's tokens and log-probabilities are those that one token a step would have given it. A draft is only
 //! compared with the token that is drawn in its place, and whatever is drawn after it counts it as drawn.
 
+use sterna_kernels::Kernels;
 use sterna_scheduler::{Batch, Row, Sampled, SequenceId, TokenId};
 
 use super::sampler::{Draw, Sampler, Unsampleable};
@@ -121,7 +122,8 @@ impl Rows {
         self.outcomes.resize_with(entries, || None);
         let workers = logits.workers().min(entries);
         while self.desks.len() < workers {
-            self.desks.push(Desk::new(self.vocabulary));
+            self.desks
+                .push(Desk::new(logits.kernels(), self.vocabulary));
         }
         logits.share(self.shares(batch, workers), |share, copy_row| {
             share.sample(batch, copy_row, &continued);
@@ -203,10 +205,10 @@ impl Share<'_> {
 }
 
 impl Desk {
-    fn new(vocabulary: usize) -> Desk {
+    fn new(kernels: Kernels, vocabulary: usize) -> Desk {
         Desk {
             logits: vec![0.0; vocabulary],
-            sampler: Sampler::new(vocabulary),
+            sampler: Sampler::new(kernels, vocabulary),
             history: Vec::new(),
         }
     }

@@ -8,8 +8,10 @@
 
 mod weights;
 
+use sterna_kernels::{Kernels, LOGITS_BLOCK};
+
 use super::{SamplingParams, TokenId, TokenOutput};
-use weights::{BLOCK, Scan, Weights, exp, scan};
+use weights::{Scan, Weights, scale, scan};
 
 /// The most `SamplingParams::logprobs` may ask for.
 pub(super) const MOST_LOGPROBS: u32 = 20;
@@ -42,6 +44,7 @@ struct Candidate {
 
 /// Scratch memory for rows of one vocabulary; holds nothing between calls.
 pub(super) struct Sampler {
+    kernels: Kernels,
     adjusted: Vec<f32>,
     counts: Vec<u32>, // All zero between uses.
     peaks: Vec<f32>,  // The largest logit of each block.
@@ -51,12 +54,13 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Reserves for rows of `vocabulary` logits.
-    pub(super) fn new(vocabulary: usize) -> Sampler {
+    pub(super) fn new(kernels: Kernels, vocabulary: usize) -> Sampler {
         Sampler {
+            kernels,
             adjusted: Vec::with_capacity(vocabulary),
             counts: vec![0; vocabulary],
-            peaks: Vec::with_capacity(vocabulary.div_ceil(BLOCK)),
-            weights: Weights::with_capacity(vocabulary),
+            peaks: Vec::with_capacity(vocabulary.div_ceil(LOGITS_BLOCK)),
+            weights: Weights::with_capacity(kernels, vocabulary),
             candidates: Vec::new(),
         }
     }
@@ -75,7 +79,7 @@ impl Sampler {
             self.counts.len(),
             "a row has one logit for each token"
         );
-        let raw = scan(logits, &mut self.peaks);
+        let raw = scan(self.kernels, logits, &mut self.peaks);
         if !raw.is_finite {
             return Err(Unsampleable::NotFinite);
         }
@@ -89,7 +93,7 @@ impl Sampler {
             adjusted.clear();
             adjusted.extend_from_slice(logits);
             self.adjust(&mut adjusted, draw);
-            let scan = scan(&adjusted, &mut self.peaks);
+            let scan = scan(self.kernels, &adjusted, &mut self.peaks);
             let token = self.choose(&adjusted, &scan, draw);
             self.adjusted = adjusted;
             token?
@@ -164,17 +168,18 @@ impl Sampler {
             keep_likely(&mut self.candidates, most, params);
             return Ok(pick(&self.candidates, point));
         }
-        self.weights.weigh(logits, most, params.temperature);
+        let scale = scale(most, params.temperature);
         if params.top_p < 1.0 || params.min_p > 0.0 {
+            self.weights.weigh(logits, scale);
             self.weights.keep(params.top_p, params.min_p.min(1.0));
+            return Ok(self.weights.pick(point));
         }
-        Ok(self.weights.pick(point))
+        Ok(self.weights.draw(logits, scale, point))
     }
 
     /// The `count` most likely tokens, and what every log-probability of the row is made with.
     fn most_likely(&mut self, logits: &[f32], most: f32, count: usize) -> LogProbs {
-        self.weights.weigh(logits, most, 1.0);
-        let log_sum = self.weights.total().ln();
+        let log_sum = self.weights.sum(logits, scale(most, 1.0)).ln();
         largest(
             logits,
             &self.peaks,
@@ -205,9 +210,9 @@ fn logprob(logit: f32, most: f32, log_sum: f64) -> f32 {
 
 /// Of what top-k left, largest first, that which top-p and min-p leave; each with its weight.
 fn keep_likely(candidates: &mut Vec<Candidate>, most: f32, params: &SamplingParams) {
-    let inverse = (1.0 / params.temperature).min(f32::MAX);
+    let scale = scale(most, params.temperature);
     for candidate in candidates.iter_mut() {
-        candidate.weight = exp((candidate.logit - most) * inverse);
+        candidate.weight = scale.weight(candidate.logit);
     }
     if params.top_p < 1.0 {
         let total = total_weight(candidates);
@@ -242,7 +247,11 @@ fn largest(logits: &[f32], peaks: &[f32], count: usize, found: &mut Vec<Candidat
     found.reserve(room);
     let mut bar = None; // Once `count` logits are known, one must beat the least of them: later ids lose ties.
     let is_below = |logit: f32, bar: Option<f32>| bar.is_some_and(|bar| logit <= bar);
-    for ((first, block), &peak) in (0..).step_by(BLOCK).zip(logits.chunks(BLOCK)).zip(peaks) {
+    for ((first, block), &peak) in (0..)
+        .step_by(LOGITS_BLOCK)
+        .zip(logits.chunks(LOGITS_BLOCK))
+        .zip(peaks)
+    {
         if is_below(peak, bar) {
             continue;
         }
@@ -321,6 +330,10 @@ mod tests {
 
     const FORBID: f32 = f32::NEG_INFINITY;
 
+    fn sampler(vocabulary: usize) -> Sampler {
+        Sampler::new(Kernels::best(), vocabulary)
+    }
+
     fn at(temperature: f32) -> SamplingParams {
         SamplingParams {
             temperature,
@@ -340,7 +353,7 @@ mod tests {
             prompt_tokens,
             forbidden: &[],
         };
-        Sampler::new(logits.len()).sample(logits, &draw).unwrap()
+        sampler(logits.len()).sample(logits, &draw).unwrap()
     }
 
     /// The token after a prompt of one token.
@@ -448,7 +461,7 @@ mod tests {
             prompt_tokens: 1,
             forbidden: &[],
         };
-        let result = Sampler::new(4).sample(&logits, &draw);
+        let result = sampler(4).sample(&logits, &draw);
         assert_eq!(result, Err(Unsampleable::NothingAllowed));
         let greedy = SamplingParams {
             logit_bias: vec![(3, 100.0)],
@@ -467,7 +480,7 @@ mod tests {
                 prompt_tokens: 1,
                 forbidden: &[],
             };
-            let result = Sampler::new(3).sample(&[1.0, bad, 2.0], &draw);
+            let result = sampler(3).sample(&[1.0, bad, 2.0], &draw);
             assert_eq!(result, Err(Unsampleable::NotFinite), "{bad}");
         }
     }
@@ -480,7 +493,7 @@ mod tests {
             prompt_tokens: 1,
             forbidden: &[1, 1],
         };
-        let output = Sampler::new(3).sample(&[1.0, 9.0, 2.0], &draw).unwrap();
+        let output = sampler(3).sample(&[1.0, 9.0, 2.0], &draw).unwrap();
         assert_eq!(output.token, 2);
     }
 
@@ -532,7 +545,7 @@ mod tests {
             logprobs: Some(3),
             ..at(1.0)
         };
-        let mut sampler = Sampler::new(300);
+        let mut sampler = sampler(300);
         let first = output(&logits, &params, &[5, 6, 7], 1);
         for other in 0..20 {
             let noise = SamplingParams {
@@ -643,13 +656,13 @@ mod tests {
     /// What is drawn by the definition: sort everything, keep the nucleus and what is likely enough, walk the rest by id.
     fn draw_by_sorting(logits: &[f32], params: &SamplingParams) -> TokenId {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weight = |logit: f32| exp((logit - most) * (1.0 / params.temperature));
+        let scale = scale(most, params.temperature);
         let mut all: Vec<Candidate> = (0..)
             .zip(logits)
             .map(|(token, &logit)| Candidate {
                 token,
                 logit,
-                weight: weight(logit),
+                weight: scale.weight(logit),
             })
             .collect();
         let total = total_weight(&all);
@@ -686,18 +699,6 @@ mod tests {
     }
 
     #[test]
-    fn the_exponential_is_close() {
-        for i in 0..=87_000 {
-            let x = -i as f32 / 1000.0;
-            let relative = f64::from(exp(x)) / f64::from(x).exp() - 1.0;
-            assert!(relative.abs() < 3e-7, "e^{x} is off by {relative}");
-        }
-        assert_eq!(exp(0.0), 1.0, "the most likely token weighs 1");
-        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
-        assert_eq!(exp(-1e30), 0.0);
-    }
-
-    #[test]
     fn the_largest_are_those_of_a_full_sort() {
         for seed in 0..50 {
             let logits = row(seed, 1000);
@@ -709,7 +710,7 @@ mod tests {
             });
             for count in [0, 1, 2, 15, 16, 17, 64, 300, 1000] {
                 let (mut found, mut peaks) = (Vec::new(), Vec::new());
-                scan(&logits, &mut peaks);
+                scan(Kernels::best(), &logits, &mut peaks);
                 largest(&logits, &peaks, count, &mut found);
                 let found: Vec<TokenId> = found.iter().map(|candidate| candidate.token).collect();
                 assert_eq!(found, order[..count], "seed {seed}, {count}");

@@ -1,6 +1,6 @@
 //! What a step ends in: a row of logits for each token of the batch whose logits are wanted.
 
-use sterna_kernels::{HugeSlice, PANEL_ROWS};
+use sterna_kernels::{HugeSlice, Kernels, PANEL_ROWS};
 
 use super::pool::Pool;
 
@@ -50,6 +50,7 @@ impl Logits {
 /// The logits of a model's last step, and the model's threads to work on them.
 pub struct StepLogits<'a> {
     pub(super) logits: &'a Logits,
+    pub(super) kernels: Kernels,
     pub(super) pool: &'a mut Pool,
 }
 
@@ -58,6 +59,12 @@ impl StepLogits<'_> {
     #[must_use]
     pub fn logits(&self) -> &Logits {
         self.logits
+    }
+
+    /// What the model computes with.
+    #[must_use]
+    pub fn kernels(&self) -> Kernels {
+        self.kernels
     }
 
     /// How many threads there are, the caller included.

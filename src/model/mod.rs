@@ -283,6 +283,7 @@ impl Model {
     pub fn step_logits(&mut self) -> StepLogits<'_> {
         StepLogits {
             logits: &self.logits,
+            kernels: self.crew.kernels,
             pool: &mut self.crew.pool,
         }
     }

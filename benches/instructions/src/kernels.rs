@@ -3,8 +3,9 @@
 use std::hint::black_box;
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
-    Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix, f16_from_f32,
+    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
+    PAGE_TOKENS, PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
+    f16_from_f32,
 };
 
 use crate::{Case, Round};
@@ -18,6 +19,9 @@ const HEAD_DIM: usize = 128;
 
 /// Values of a token in the BitNet 2B shape.
 const WIDTH: usize = 2560;
+
+/// Blocks of logits, and a tail.
+const LOGITS: usize = 10 * LOGITS_BLOCK + 7;
 
 /// Every round of a kernel is like the one before.
 const ROUNDS: u32 = 1;
@@ -43,6 +47,11 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("store_kv", "values", HEAD_DIM, store_kv),
     ("scale_panel", "m", 8, scale_panel),
     ("dequantize", "m", 8, dequantize),
+    ("scan_logits", "logits", LOGITS, scan_logits),
+    ("weigh_logits", "logits", LOGITS, weigh_logits),
+    ("sum_weights", "logits", LOGITS, sum_weights),
+    ("weights_from", "logits", LOGITS, weights_from),
+    ("drop_weights", "logits", LOGITS, drop_weights),
 ];
 
 /// The cases of an instruction set. Preparing one panics where the CPU lacks the set: then nothing can be counted.
@@ -224,5 +233,65 @@ fn dequantize(kernels: Kernels, m: usize) -> Round {
     Box::new(move || {
         kernels.dequantize(black_box(&acc), &factors, &mut out);
         black_box(&mut out);
+    })
+}
+
+const SCALE: LogitScale = LogitScale {
+    most: 1.0,
+    inverse: 1.25,
+};
+
+/// The weights of some logits, and of each block their sum and the heaviest.
+fn weighed(kernels: Kernels, count: usize) -> [Vec<f32>; 3] {
+    let blocks = count.div_ceil(LOGITS_BLOCK);
+    let [mut weights, mut masses, mut heaviest] = [count, blocks, blocks].map(|n| vec![0.0; n]);
+    kernels.weigh_logits(
+        &values(count),
+        SCALE,
+        &mut weights,
+        &mut masses,
+        &mut heaviest,
+    );
+    [weights, masses, heaviest]
+}
+
+fn scan_logits(kernels: Kernels, count: usize) -> Round {
+    let (logits, [_, mut peaks, _]) = (values(count), weighed(kernels, count));
+    Box::new(move || {
+        black_box(kernels.scan_logits(black_box(&logits), &mut peaks));
+        black_box(&mut peaks);
+    })
+}
+
+fn weigh_logits(kernels: Kernels, count: usize) -> Round {
+    let (logits, [mut weights, mut masses, mut heaviest]) =
+        (values(count), weighed(kernels, count));
+    Box::new(move || {
+        let logits = black_box(&logits);
+        kernels.weigh_logits(logits, SCALE, &mut weights, &mut masses, &mut heaviest);
+        black_box((&mut weights, &mut masses, &mut heaviest));
+    })
+}
+
+fn sum_weights(kernels: Kernels, count: usize) -> Round {
+    let (logits, [_, mut masses, _]) = (values(count), weighed(kernels, count));
+    Box::new(move || {
+        kernels.sum_weights(black_box(&logits), SCALE, &mut masses);
+        black_box(&mut masses);
+    })
+}
+
+fn weights_from(kernels: Kernels, count: usize) -> Round {
+    let [weights, _, heaviest] = weighed(kernels, count);
+    Box::new(move || {
+        black_box(kernels.weights_from(black_box(0.5), &weights, &heaviest));
+    })
+}
+
+fn drop_weights(kernels: Kernels, count: usize) -> Round {
+    let [mut weights, mut masses, heaviest] = weighed(kernels, count);
+    Box::new(move || {
+        kernels.drop_weights(black_box(0.5), &mut weights, &heaviest, &mut masses);
+        black_box((&mut weights, &mut masses));
     })
 }

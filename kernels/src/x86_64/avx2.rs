@@ -12,6 +12,7 @@ use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::dense::{DenseMatrix, DenseValues};
 use crate::elementwise::{self, LANES};
 use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
+use crate::softmax::{self, LogitScale};
 use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS, TWO_BIT_COLUMNS, TernaryMatrix};
 
 pub(crate) mod attention;
@@ -380,6 +381,37 @@ pub(crate) fn scale_panel(
     largest: &mut [f32],
 ) {
     elementwise::scale_panel(acc, factors, out, largest);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {
+    softmax::scan_logits(logits, peaks)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn weigh_logits(
+    logits: &[f32],
+    scale: LogitScale,
+    weights: &mut [f32],
+    masses: &mut [f32],
+    heaviest: &mut [f32],
+) {
+    softmax::weigh_logits(logits, scale, weights, masses, heaviest);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn sum_weights(logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
+    softmax::sum_weights(logits, scale, masses);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
+    softmax::weights_from(bar, weights, heaviest)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn drop_weights(bar: f32, weights: &mut [f32], heaviest: &[f32], masses: &mut [f32]) {
+    softmax::drop_weights(bar, weights, heaviest, masses);
 }
 
 /// Reads all of `bytes`, in eight streams of registers that nothing waits for.

@@ -1,0 +1,278 @@
+//! Kernels over a row of logits, for whoever draws a token from it: the largest, the weights e^((logit − most) / temperature), their sums.
+//!
+//! As in `elementwise.rs` these bodies are definition and implementation at once. A row is long, so all that is told of it is told by
+//! block of [`LOGITS_BLOCK`]: whoever asks next can pass over blocks. Nothing here is fused: where the CPU has no fused multiplication,
+//! scalar would call a function for each.
+
+use crate::elementwise::{LANES, sum_lanes};
+
+/// Logits of a block.
+pub const LOGITS_BLOCK: usize = 256;
+
+/// What [`scan_logits`] looks at together. The largest does not depend on the order, so these are as many as registers hold well.
+const SCAN_LANES: usize = 2 * LANES;
+
+/// What the weights of a row are relative to.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitScale {
+    /// The row's largest logit, whose weight is 1.
+    pub most: f32,
+    /// One over the temperature.
+    pub inverse: f32,
+}
+
+impl LogitScale {
+    /// The weight of one logit, to the bit as the kernels compute it.
+    #[must_use]
+    #[inline(always)]
+    pub fn weight(self, logit: f32) -> f32 {
+        exp((logit - self.most) * self.inverse)
+    }
+}
+
+/// The largest logit of each block, what is no number passed over; and whether all logits are finite.
+#[inline(always)]
+pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {
+    let mut nothing = [0.0; SCAN_LANES]; // Stays so until an infinity or NaN is multiplied with it.
+    for (block, peak) in logits.chunks(LOGITS_BLOCK).zip(peaks) {
+        let mut largest = [f32::NEG_INFINITY; SCAN_LANES];
+        let (chunks, rest) = block.as_chunks::<SCAN_LANES>();
+        for chunk in chunks {
+            (largest, nothing) = scan_chunk(chunk, &largest, &nothing);
+        }
+        if let Some(&first) = rest.first() {
+            let mut chunk = [first; SCAN_LANES]; // Seen again, it changes nothing.
+            chunk[..rest.len()].copy_from_slice(rest);
+            (largest, nothing) = scan_chunk(&chunk, &largest, &nothing);
+        }
+        *peak = largest_lane(&largest);
+    }
+    nothing.iter().all(|&lane| lane == 0.0)
+}
+
+#[inline(always)]
+fn scan_chunk(
+    chunk: &[f32; SCAN_LANES],
+    largest: &[f32; SCAN_LANES],
+    nothing: &[f32; SCAN_LANES],
+) -> ([f32; SCAN_LANES], [f32; SCAN_LANES]) {
+    (
+        std::array::from_fn(|lane| larger(chunk[lane], largest[lane])),
+        std::array::from_fn(|lane| nothing[lane] + chunk[lane] * 0.0),
+    )
+}
+
+/// The weights of all logits and, of each block, their sum and the heaviest.
+#[inline(always)]
+pub(crate) fn weigh_logits(
+    logits: &[f32],
+    scale: LogitScale,
+    weights: &mut [f32],
+    masses: &mut [f32],
+    heaviest: &mut [f32],
+) {
+    let blocks = logits.chunks(LOGITS_BLOCK);
+    let blocks = blocks.zip(weights.chunks_mut(LOGITS_BLOCK));
+    for (((logits, weights), mass), heaviest) in blocks.zip(masses).zip(heaviest) {
+        let (mut sums, mut largest) = ([0.0; LANES], [0.0; LANES]);
+        let (chunks, rest) = logits.as_chunks::<LANES>();
+        let (outs, out_rest) = weights.as_chunks_mut::<LANES>();
+        for (chunk, out) in chunks.iter().zip(outs) {
+            *out = weigh_chunk(chunk, scale);
+            sums = std::array::from_fn(|lane| sums[lane] + out[lane]);
+            largest = std::array::from_fn(|lane| larger(out[lane], largest[lane]));
+        }
+        if !rest.is_empty() {
+            let weights = weigh_rest(rest, scale);
+            out_rest.copy_from_slice(&weights[..rest.len()]);
+            sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
+            largest = std::array::from_fn(|lane| larger(weights[lane], largest[lane]));
+        }
+        *mass = sum_apart(&sums);
+        *heaviest = largest_apart(&largest);
+    }
+}
+
+/// The sums of [`weigh_logits`] alone.
+#[inline(always)]
+pub(crate) fn sum_weights(logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
+    for (logits, mass) in logits.chunks(LOGITS_BLOCK).zip(masses) {
+        let mut sums = [0.0; LANES];
+        let (chunks, rest) = logits.as_chunks::<LANES>();
+        for chunk in chunks {
+            let weights = weigh_chunk(chunk, scale);
+            sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
+        }
+        if !rest.is_empty() {
+            let weights = weigh_rest(rest, scale);
+            sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
+        }
+        *mass = sum_apart(&sums);
+    }
+}
+
+#[inline(always)]
+fn weigh_chunk(chunk: &[f32; LANES], scale: LogitScale) -> [f32; LANES] {
+    let mut weights = [0.0; LANES];
+    for (weight, &logit) in weights.iter_mut().zip(chunk) {
+        *weight = scale.weight(logit);
+    }
+    weights
+}
+
+/// The end of a row, with lanes that weigh nothing.
+#[inline(always)]
+fn weigh_rest(rest: &[f32], scale: LogitScale) -> [f32; LANES] {
+    let mut chunk = [0.0; LANES];
+    chunk[..rest.len()].copy_from_slice(rest);
+    let mut weights = weigh_chunk(&chunk, scale);
+    weights[rest.len()..].fill(0.0);
+    weights
+}
+
+/// The sum of the weights from `bar` up, and how many there are. Blocks whose heaviest weight is below are passed over.
+#[inline(always)]
+pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
+    let (mut mass, mut count) = (0.0, 0);
+    for (block, &heaviest) in weights.chunks(LOGITS_BLOCK).zip(heaviest) {
+        if heaviest < bar {
+            continue;
+        }
+        let (mut sums, mut counts) = ([0.0; LANES], [0; LANES]);
+        let (chunks, rest) = block.as_chunks::<LANES>();
+        for chunk in chunks {
+            add_from(bar, chunk, &mut sums, &mut counts);
+        }
+        if !rest.is_empty() {
+            let mut chunk = [f32::NEG_INFINITY; LANES];
+            chunk[..rest.len()].copy_from_slice(rest);
+            add_from(bar, &chunk, &mut sums, &mut counts);
+        }
+        mass += f64::from(sum_apart(&sums));
+        count += count_apart(&counts);
+    }
+    (mass, count)
+}
+
+#[inline(always)]
+fn add_from(bar: f32, chunk: &[f32; LANES], sums: &mut [f32; LANES], counts: &mut [u32; LANES]) {
+    for ((sum, count), &weight) in sums.iter_mut().zip(counts).zip(chunk) {
+        let reaches = weight >= bar;
+        *sum += if reaches { weight } else { 0.0 };
+        *count += u32::from(reaches);
+    }
+}
+
+/// Sets to zero what weighs less than `bar`, and sums up what is left of each block. A block whose heaviest weight is below is not touched;
+/// what is left of it is nothing.
+#[inline(always)]
+pub(crate) fn drop_weights(bar: f32, weights: &mut [f32], heaviest: &[f32], masses: &mut [f32]) {
+    let blocks = weights.chunks_mut(LOGITS_BLOCK).zip(heaviest);
+    for ((block, &heaviest), mass) in blocks.zip(masses) {
+        if heaviest < bar {
+            *mass = 0.0;
+            continue;
+        }
+        let mut sums = [0.0; LANES];
+        let (chunks, rest) = block.as_chunks_mut::<LANES>();
+        for chunk in chunks {
+            drop_and_add(bar, chunk, &mut sums);
+        }
+        if !rest.is_empty() {
+            let mut chunk = [0.0; LANES];
+            chunk[..rest.len()].copy_from_slice(rest);
+            drop_and_add(bar, &mut chunk, &mut sums);
+            rest.copy_from_slice(&chunk[..rest.len()]);
+        }
+        *mass = sum_apart(&sums);
+    }
+}
+
+#[inline(always)]
+fn drop_and_add(bar: f32, chunk: &mut [f32; LANES], sums: &mut [f32; LANES]) {
+    for (sum, weight) in sums.iter_mut().zip(chunk) {
+        *weight = if *weight >= bar { *weight } else { 0.0 };
+        *sum += *weight;
+    }
+}
+
+/// Compiled for itself, and once for all: else the compiler takes the lanes apart for the tree's sake, in the loops that fill them.
+#[inline(never)]
+fn sum_apart(lanes: &[f32; LANES]) -> f32 {
+    sum_lanes(lanes)
+}
+
+/// As [`sum_apart`].
+#[inline(never)]
+fn largest_apart(lanes: &[f32; LANES]) -> f32 {
+    largest_lane(lanes)
+}
+
+/// As [`sum_apart`].
+#[inline(never)]
+fn count_apart(lanes: &[u32; LANES]) -> usize {
+    lanes.iter().sum::<u32>() as usize
+}
+
+/// One instruction, unlike `f32::max`: what is no number is not larger.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+/// Halves onto each other.
+#[inline(always)]
+fn largest_lane<const N: usize>(lanes: &[f32; N]) -> f32 {
+    let mut lanes = *lanes;
+    let mut half = N / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = larger(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// `e^x` of a number that is not positive, within 3e-7 of its value; 0 below -87. As attention's exponential, but without fused
+/// operations.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
+    const LN_2_HIGH: f32 = 355.0 / 512.0; // Few bits, so that n · LN_2_HIGH is exact.
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
+    let p = 1.987_569_1e-4 * r + 1.398_199_9e-3;
+    let p = (p * r + 8.333_452e-3) * r + 4.166_579_6e-2;
+    let p = (p * r + 1.666_666_5e-1) * r + 0.5;
+    let e_r = (p * (r * r) + r) + 1.0;
+    let power = shifted
+        .to_bits()
+        .wrapping_sub(ROUND.to_bits())
+        .wrapping_add(127)
+        << 23;
+    if x < -87.0 {
+        0.0
+    } else {
+        e_r * f32::from_bits(power)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp;
+
+    #[test]
+    fn the_exponential_is_close() {
+        for i in 0..=87_000 {
+            let x = -i as f32 / 1000.0;
+            let relative = f64::from(exp(x)) / f64::from(x).exp() - 1.0;
+            assert!(relative.abs() < 3e-7, "e^{x} is off by {relative}");
+        }
+        assert_eq!(exp(0.0), 1.0, "the most likely token weighs 1");
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-1e30), 0.0);
+    }
+}
