@@ -1,0 +1,48 @@
+//! A synthesised checkpoint means the same tokens in all of its files.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails, as it should"
+)]
+
+use std::fs;
+
+use sterna::demo;
+use sterna::model::{ModelConfig, Source};
+use sterna::synthesize::synthesize;
+use sterna::text::{Files, Tokenizer};
+
+#[test]
+fn its_tokens_begin_and_end_texts_as_the_demos_do() {
+    let name = format!("sterna-synthesized-{}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    synthesize("tiny", 1, &directory).unwrap();
+    let synthesized = Source::Directory(directory.clone());
+    let [(tokenizer, stops), (demos, demo_stops)] = [synthesized, demo::source()].map(text);
+    fs::remove_dir_all(&directory).unwrap();
+
+    assert_eq!(tokenizer.vocabulary(), 4096);
+    assert_eq!(stops, demo_stops);
+    for &stop in &stops {
+        assert!(tokenizer.is_special(stop), "{stop} ends a text");
+        assert_eq!(tokenizer.token_bytes(stop), demos.token_bytes(stop));
+    }
+    let text = "Who are you?";
+    let tokens = tokenizer.encode_prompt(text).unwrap();
+    assert_eq!(tokens, demos.encode_prompt(text).unwrap());
+    assert!(tokenizer.is_special(tokens[0]), "{tokens:?} begin a text");
+    assert_eq!(tokenizer.decode(&tokens, true), text);
+}
+
+fn text(source: Source) -> (Tokenizer, Vec<u32>) {
+    let config = ModelConfig::read(&source).unwrap();
+    let [tokenizer, words] = ["tokenizer.json", "tokenizer_config.json"]
+        .map(|name| source.read(name).unwrap().unwrap().into_owned());
+    let files = Files {
+        tokenizer: &tokenizer,
+        config: Some(&words),
+        chat_template: None,
+    };
+    let vocabulary = u32::try_from(config.vocab).unwrap();
+    (files.load(vocabulary).unwrap().0, config.eos_tokens)
+}
