@@ -78,7 +78,7 @@ async fn without_tenants_any_key_and_none_are_fine() {
     server.complete(json!({"max_tokens": 2})).await.ok();
     server.chat(json!({"max_tokens": 2})).await.ok();
     let headers = [JSON, ("authorization", "Bearer none")];
-    let body = json!({"prompt": "Hello", "max_tokens": 2}).to_string();
+    let body = json!({"prompt": "Hello", "max_tokens": 2, "temperature": 0}).to_string();
     server.send(Method::POST, TEXT, &headers, body).await.ok();
     assert_eq!(server.get("/metrics").await.status, 200);
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
+use futures_util::future::select_all;
 use serde_json::json;
 use sterna::api::App;
 use sterna::engine::TenantsRefused;
@@ -77,33 +78,34 @@ async fn a_full_queue_of_its_own_is_429_and_no_other_tenants() {
     let body = json!({"prompt": "Hello", "max_tokens": 300});
     let running = begin(server, "alpha", &body);
     server.gate.arrivals(1).await;
-    // All lie in the lane while the engine's thread waits at the gate, and are taken together after this step.
-    let mut waiting = [begin(server, "alpha", &body), begin(server, "alpha", &body)];
+    let waiting = [begin(server, "alpha", &body), begin(server, "alpha", &body)];
     let other = begin(server, "beta", &body);
-    let mut steps = 1;
-    while waiting.iter().all(|asked| !asked.is_finished()) {
+    tokio::task::yield_now().await; // They run, into the lane.
+    // They are taken after this step, and told so after the next.
+    for steps in 2..=3 {
         server.gate.pass(1);
-        steps += 1;
         server.gate.arrivals(steps).await;
-        tokio::task::yield_now().await;
     }
-    let refused = waiting
-        .iter_mut()
-        .find(|asked| asked.is_finished())
-        .unwrap();
-    let refused = refused.await.unwrap();
+    // No step is left that could end one of them, but for the one that was refused.
+    let (refused, _, mut waiting) = select_all(waiting).await;
+    let refused = refused.unwrap();
     assert_eq!(refused.error(), (429, "concurrency_limit".into(), None));
     assert!(refused.headers.contains_key("retry-after"));
     server.gate.open();
     other.await.unwrap().ok();
     running.await.unwrap().ok();
+    waiting.remove(0).await.unwrap().ok();
 }
 
 #[tokio::test]
 async fn a_first_token_that_comes_too_late_is_504() {
     let hurried = table("a", ALPHA, "first_token_seconds = 2");
     let roster = File::new(&(hurried + &table("b", BETA, ""))).roster();
-    let server = Server::start(App::for_tenants(roster.tenants(), false), 1, 64);
+    let server = Server::start(
+        App::for_tenants(roster.tenants(), false),
+        1,
+        64,
+    );
     server.engine.set_tenants(roster.policies()).await.unwrap();
     server.gate.close();
     let running = begin(
