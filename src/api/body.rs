@@ -1,7 +1,7 @@
 //! A request's body: its declared kind, its size, its deadline, and where the work of reading it is done.
 //!
-//! Invariants: a body that is not small is parsed, rendered and tokenised on a blocking thread, in its turn; every byte has its room
-//! (`room.rs`) from when it comes until it has been read.
+//! Invariants: a body that is not small is parsed, rendered and tokenised on a blocking thread, in its turn; every body has its room
+//! (`room.rs`) while it arrives, and every byte from when it comes until it has been read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +48,8 @@ pub(super) async fn read<T: Send + 'static>(
         serving.metrics.turned_away(number, full.label());
         ApiError::from(full)
     };
+    // What finds none is not read, else it would hold its connection all the same.
+    let arriving = share.arriving().map_err(turned_away)?;
     let collecting = collect(request.into_body(), &share, turned_away);
     let received = match timeout(DEADLINE, collecting).await {
         Ok(received) => received?,
@@ -57,6 +59,7 @@ pub(super) async fn read<T: Send + 'static>(
             ));
         }
     };
+    drop(arriving);
     if received.bytes.len() <= SMALL_BYTES {
         return read(&serving, &tenant, &parse(&received.bytes)?);
     }

@@ -138,18 +138,19 @@ struct Inner {
 impl App {
     /// A server that is still loading, and open to everybody: it lives, but is not ready.
     pub fn loading() -> App {
-        App::for_tenants(Tenants::anyone(Deadlines::default()), false)
+        let connections = ConnectionLimits::default().connections;
+        App::for_tenants(Tenants::anyone(Deadlines::default()), false, connections)
     }
 
-    /// A server that is still loading, for these tenants only. With `metrics_open`, its metrics need no key.
-    pub fn for_tenants(tenants: Tenants, metrics_open: bool) -> App {
+    /// A server that is still loading, for these tenants only, over so many connections. With `metrics_open`, its metrics need no key.
+    pub fn for_tenants(tenants: Tenants, metrics_open: bool, connections: usize) -> App {
         App {
             inner: Arc::new(Inner {
                 started: unix_seconds(),
                 tenants: ArcSwap::from_pointee(tenants),
                 metrics_open,
                 serving: OnceLock::new(),
-                room: Room::new(),
+                room: Room::new(connections),
                 rates: RateBook::default(),
             }),
         }

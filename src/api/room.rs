@@ -1,9 +1,10 @@
-//! Room for the bodies of requests: the bytes of those that have come and are not read yet, places for those that wait to be read, and
-//! turns to be read.
+//! Room for the bodies of requests: connections on which one arrives, the bytes of those that have come and are not read yet, places
+//! for those that wait to be read, and turns to be read.
 //!
-//! Invariants: all bodies together have a limit of each. A tenant of the file may fill a part of the bytes and of the places, however
-//! slowly its bodies come, and what is beyond is refused at once, as its own; so there is room for the others. Turns are not refused
-//! but taken in order, and as a tenant stands in that line with no more bodies than can be read at once, another's waits for few.
+//! Invariants: all bodies together have a limit of each. A tenant of the file may fill a part of the connections, the bytes and the
+//! places, however slowly its bodies come, and what is beyond is refused at once, as its own; so there is room for the others. Turns
+//! are not refused but taken in order, and as a tenant stands in that line with no more bodies than can be read at once, another's
+//! waits for few.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +21,14 @@ const MOST_READERS: usize = 2;
 const MOST_PLACES: usize = MOST_READERS + 256;
 /// Bytes of all bodies that have come and are not read yet.
 const MOST_BYTES: usize = 64 << 20;
-/// A tenant of the file may fill one such part of the bytes and of the places.
+/// A tenant of the file may fill one such part of the connections, the bytes and the places.
 const PARTS: usize = 4;
+/// So many of a tenant's bodies may always arrive, where there are few connections.
+const LEAST_ARRIVING: usize = 8;
 
 /// The room of a server.
 pub(super) struct Room {
+    connections: usize,
     all: Arc<Portion>,
     parts: Mutex<HashMap<TenantId, Arc<Portion>>>, // Of the tenants that have asked for something.
 }
@@ -49,15 +53,17 @@ impl Full {
 }
 
 struct Portion {
+    arriving: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     places: Arc<Semaphore>,
     readers: Arc<Semaphore>,
 }
 
 impl Portion {
-    fn new(bytes: usize, places: usize) -> Portion {
+    fn new(arriving: usize, bytes: usize, places: usize) -> Portion {
         let semaphore = |permits| Arc::new(Semaphore::new(permits));
         Portion {
+            arriving: semaphore(arriving),
             bytes: semaphore(bytes),
             places: semaphore(places),
             readers: semaphore(MOST_READERS),
@@ -66,16 +72,25 @@ impl Portion {
 }
 
 impl Room {
-    pub(super) fn new() -> Room {
+    /// For a server with so many connections.
+    pub(super) fn new(connections: usize) -> Room {
         Room {
-            all: Arc::new(Portion::new(MOST_BYTES, MOST_PLACES)),
+            connections,
+            all: Arc::new(Portion::new(connections, MOST_BYTES, MOST_PLACES)),
             parts: Mutex::default(),
         }
     }
 
     /// What `tenant` may have of it: all, if everybody is one tenant.
     pub(super) fn share(&self, tenant: &Tenant) -> Share {
-        let part = || Arc::new(Portion::new(MOST_BYTES / PARTS, MOST_PLACES / PARTS));
+        let arriving = (self.connections / PARTS).max(LEAST_ARRIVING);
+        let part = || {
+            Arc::new(Portion::new(
+                arriving,
+                MOST_BYTES / PARTS,
+                MOST_PLACES / PARTS,
+            ))
+        };
         let own = (!tenant.is_anyone()).then(|| {
             // Nothing panics halfway through a change of the map.
             let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,6 +126,11 @@ impl Taken {
 }
 
 impl Share {
+    /// A connection on which a body may arrive.
+    pub(super) fn arriving(&self) -> Result<Taken, Full> {
+        self.take(|portion| &portion.arriving, 1)
+    }
+
     /// Room for `count` bytes.
     pub(super) fn bytes(&self, count: usize) -> Result<Taken, Full> {
         self.take(|portion| &portion.bytes, count)
@@ -156,6 +176,8 @@ mod tests {
     use super::*;
     use crate::tenants::{Deadlines, Tenants};
 
+    const CONNECTIONS: usize = 100;
+
     fn tenant(number: u32) -> Tenant {
         let anyone = Tenants::anyone(Deadlines::default()).find(None).unwrap();
         Tenant {
@@ -166,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_tenant_fills_its_part_and_leaves_the_rest() {
-        let room = Room::new();
+        let room = Room::new(CONNECTIONS);
         let [one, other] = [1, 2].map(|number| room.share(&tenant(number)));
         let mut held = one.bytes(MOST_BYTES / PARTS - 1).ok().unwrap();
         held.merge(one.bytes(1).ok().unwrap());
@@ -180,13 +202,17 @@ mod tests {
         let places: Vec<Taken> = std::iter::from_fn(|| one.place().ok()).collect();
         assert_eq!(places.len(), MOST_PLACES / PARTS);
         assert!(other.place().is_ok());
-        drop((held, places));
+        let arriving: Vec<Taken> = std::iter::from_fn(|| one.arriving().ok()).collect();
+        assert_eq!(arriving.len(), CONNECTIONS / PARTS);
+        assert!(other.arriving().is_ok());
+        drop((held, places, arriving));
         assert!(one.bytes(MOST_BYTES / PARTS).is_ok() && one.place().is_ok());
+        assert!(one.arriving().is_ok());
     }
 
     #[test]
     fn all_tenants_together_fill_everybodys() {
-        let room = Room::new();
+        let room = Room::new(CONNECTIONS);
         let shares = (1..=4).map(|number| room.share(&tenant(number)));
         let held: Vec<Taken> = shares
             .map(|share| share.bytes(MOST_BYTES / PARTS).ok().unwrap())
@@ -199,7 +225,7 @@ mod tests {
 
     #[test]
     fn without_keys_everybody_shares_all() {
-        let share = Room::new().share(&tenant(0));
+        let share = Room::new(CONNECTIONS).share(&tenant(0));
         let all = share.bytes(MOST_BYTES).ok().unwrap();
         assert_eq!(share.bytes(1).err(), Some(Full::All));
         drop(all);
@@ -208,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_tenants_many_bodies_take_turns_with_anothers() {
-        let room = Room::new();
+        let room = Room::new(CONNECTIONS);
         let [many, one] = [1, 2].map(|number| room.share(&tenant(number)));
         let mut flood: Vec<_> = (0..20).map(|_| Box::pin(many.turn())).collect();
         let mut turns: Vec<Taken> = Vec::new();

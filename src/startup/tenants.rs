@@ -46,7 +46,11 @@ pub(super) fn roster(config: &ServeConfig) -> Result<Option<Roster>, Box<dyn Err
 pub(super) fn app(config: &ServeConfig, roster: Option<&Roster>) -> App {
     let anyone = || Tenants::anyone(deadlines(config));
     let tenants = roster.map_or_else(anyone, Roster::tenants);
-    App::for_tenants(tenants, config.metrics_open)
+    App::for_tenants(
+        tenants,
+        config.metrics_open,
+        config.max_connections as usize,
+    )
 }
 
 fn deadlines(config: &ServeConfig) -> Deadlines {

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::{Body, Bytes};
 use axum::http::Request;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use crate::harness::Answer;
-use crate::{ALPHA, BETA, Guarded, JSON, TEXT, table};
+use crate::{ALPHA, BETA, CONNECTIONS, Guarded, JSON, TEXT, table};
 
 /// Larger than the parts of one tenant together, and of all.
 const SLOW: usize = 70;
@@ -76,4 +76,39 @@ async fn one_tenants_slow_bodies_leave_room_for_anothers() {
         SLOW - answered + 1
     );
     assert!(refusals.contains(&counted), "{refusals}");
+}
+
+#[tokio::test]
+async fn one_tenants_dribbling_bodies_leave_connections_for_anothers() {
+    let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
+    let begun = Arc::new(AtomicUsize::new(0)); // Bodies of which the server has the first byte.
+    let dribble = || {
+        let begun = Arc::clone(&begun);
+        let first = stream::once(async move {
+            begun.fetch_add(1, Ordering::SeqCst);
+            Ok::<Bytes, Infallible>(Bytes::from_static(b"{"))
+        });
+        let request = Request::post(TEXT)
+            .header(JSON.0, JSON.1)
+            .header("x-api-key", "alpha")
+            .body(Body::from_stream(first.chain(stream::pending())))
+            .unwrap();
+        let answering = guarded.server.router.clone().oneshot(request);
+        tokio::spawn(async move { Answer::read(answering.await.unwrap()).await })
+    };
+    let part = CONNECTIONS / 4;
+    let mut slow: Vec<_> = (0..part).map(|_| dribble()).collect();
+    let came = |_: &_| begun.load(Ordering::SeqCst) == part;
+    guarded.server.until("the first byte of each", came).await;
+
+    let refused = dribble().await.unwrap();
+    assert_eq!(refused.error(), (429, "concurrency_limit".into(), None));
+    assert!(refused.headers.contains_key("retry-after"));
+    assert!(came(&guarded.server), "none of it was read");
+    let short = json!({"max_tokens": 2});
+    guarded.complete("beta", &short).await.ok();
+    let gone = slow.pop().unwrap();
+    gone.abort();
+    assert!(gone.await.is_err_and(|error| error.is_cancelled()));
+    guarded.complete("alpha", &short).await.ok();
 }

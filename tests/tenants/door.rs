@@ -6,7 +6,7 @@ use serde_json::json;
 use sterna::api::App;
 
 use crate::harness::{self, Server};
-use crate::{ALPHA, CHAT, File, Guarded, JSON, TEXT, table};
+use crate::{ALPHA, CHAT, CONNECTIONS, File, Guarded, JSON, TEXT, table};
 
 #[tokio::test]
 async fn every_route_but_the_open_ones_needs_a_key() {
@@ -86,7 +86,7 @@ async fn without_tenants_any_key_and_none_are_fine() {
 #[tokio::test]
 async fn metrics_are_open_if_the_operator_says_so() {
     let roster = File::new(&table("a", ALPHA, "")).roster();
-    let server = Server::start(App::for_tenants(roster.tenants(), true), 8, 64);
+    let server = Server::start(App::for_tenants(roster.tenants(), true, CONNECTIONS), 8, 64);
     assert_eq!(server.get("/metrics").await.status, 200);
     assert_eq!(server.get("/v1/models").await.status, 401);
 }
@@ -102,7 +102,7 @@ async fn the_body_of_a_stranger_is_never_read() {
 #[tokio::test]
 async fn the_door_is_shut_while_the_model_loads() {
     let roster = File::new(&table("a", ALPHA, "")).roster();
-    let router = sterna::api::router(App::for_tenants(roster.tenants(), false));
+    let router = sterna::api::router(App::for_tenants(roster.tenants(), false, CONNECTIONS));
     let get = async |key: &str| {
         let headers = [("x-api-key", key)];
         harness::send(&router, Method::GET, "/v1/models", &headers, Body::empty()).await

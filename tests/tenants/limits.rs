@@ -10,7 +10,7 @@ use sterna::engine::TenantsRefused;
 
 use crate::harness::{Answer, Server, streamed_text};
 use crate::program;
-use crate::{ALPHA, BETA, File, Guarded, JSON, TEXT, begin, table};
+use crate::{ALPHA, BETA, CONNECTIONS, File, Guarded, JSON, TEXT, begin, table};
 
 /// Holds a server's steps while the clock passes `moment`.
 async fn pass_by(server: &Server, moment: Instant) {
@@ -102,7 +102,7 @@ async fn a_first_token_that_comes_too_late_is_504() {
     let hurried = table("a", ALPHA, "first_token_seconds = 2");
     let roster = File::new(&(hurried + &table("b", BETA, ""))).roster();
     let server = Server::start(
-        App::for_tenants(roster.tenants(), false),
+        App::for_tenants(roster.tenants(), false, CONNECTIONS),
         1,
         64,
     );

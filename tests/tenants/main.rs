@@ -39,6 +39,9 @@ const BETA: &str = "f44e64e75f3948e9f73f8dfa94721c4ce8cbb4f265c4790c702b2d41cfbf
 
 const GAMMA: &str = "be9d587defa1f0c09ef49eb17e206983a5f8f8289e4281860bd0ee5a19592c67";
 
+/// Of a server in process. A tenant's bodies may arrive on a quarter of them.
+const CONNECTIONS: usize = 400;
+
 fn table(id: &str, hash: &str, more: &str) -> String {
     format!("[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{hash}\"\n{more}\n")
 }
@@ -92,7 +95,7 @@ struct Guarded {
 impl Guarded {
     async fn new(tables: &str) -> Guarded {
         let roster = File::new(tables).roster();
-        let app = App::for_tenants(roster.tenants(), false);
+        let app = App::for_tenants(roster.tenants(), false, CONNECTIONS);
         let server = Server::start(app.clone(), 8, 64);
         server.engine.set_tenants(roster.policies()).await.unwrap();
         Guarded { server, app }
