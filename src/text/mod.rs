@@ -6,17 +6,22 @@
 mod chat_template;
 mod detokenizer;
 mod specials;
+mod words;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde_json::Value;
-use tokenizers::AddedToken;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    TokenizerImpl,
+};
 
 pub use chat_template::{ChatTemplate, Message, TemplateError};
 pub use detokenizer::{Delta, Detokenizer, TextOptions};
 
 use specials::Specials;
+use words::Words;
 
 /// The text side of a checkpoint, as the bytes of its files.
 #[derive(Clone, Copy, Debug)]
@@ -86,12 +91,21 @@ impl fmt::Display for TextError {
 
 impl std::error::Error for TextError {}
 
+/// What `tokenizer.json` describes. A clone uses the same words.
+type Encoder = TokenizerImpl<
+    Words,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
 /// Text to token ids and back, for one checkpoint.
 pub struct Tokenizer {
     /// Special tokens that stand in the text become themselves: for rendered templates.
-    recognising: tokenizers::Tokenizer,
+    recognising: Encoder,
     /// Special tokens that stand in the text are text: for what users write.
-    plain: tokenizers::Tokenizer,
+    plain: Encoder,
     specials: Specials,
     vocabulary: u32,
     pieces: Pieces,
@@ -103,8 +117,7 @@ impl Tokenizer {
             file: "tokenizer.json",
             why,
         };
-        let mut recognising =
-            tokenizers::Tokenizer::from_bytes(json).map_err(|error| bad(error.to_string()))?;
+        let mut recognising = Encoder::from_bytes(json).map_err(|error| bad(error.to_string()))?;
         // Neither is for serving: they would cut or fill prompts silently.
         recognising
             .with_padding(None)
@@ -184,12 +197,7 @@ impl Tokenizer {
         self.encode(&self.plain, text, false)
     }
 
-    fn encode(
-        &self,
-        with: &tokenizers::Tokenizer,
-        text: &str,
-        whole: bool,
-    ) -> Result<Vec<u32>, TextError> {
+    fn encode(&self, with: &Encoder, text: &str, whole: bool) -> Result<Vec<u32>, TextError> {
         let encoding = with
             .encode_fast(text, whole)
             .map_err(|error| TextError::Encoding(error.to_string()))?;
@@ -211,10 +219,7 @@ fn token_text(value: &Value) -> Option<&str> {
 
 /// Adds the tokens that only `tokenizer_config.json` has, in the order in which transformers does, which gives them
 /// their ids. What `tokenizer.json` says of a token stands, but that a token may become special.
-fn add_configured_tokens(
-    tokenizer: &mut tokenizers::Tokenizer,
-    config: &Value,
-) -> Result<(), String> {
+fn add_configured_tokens(tokenizer: &mut Encoder, config: &Value) -> Result<(), String> {
     let listed = listed_tokens(config)?;
     let mut known: HashMap<String, AddedToken> = tokenizer
         .get_added_tokens_decoder()
@@ -291,7 +296,7 @@ fn added_token(value: &Value, special: bool) -> Option<AddedToken> {
     })
 }
 
-fn special_tokens(tokenizer: &tokenizers::Tokenizer) -> Vec<(u32, String)> {
+fn special_tokens(tokenizer: &Encoder) -> Vec<(u32, String)> {
     let added = tokenizer.get_added_tokens_decoder();
     let mut special: Vec<(u32, String)> = added
         .into_iter()
@@ -319,7 +324,7 @@ enum Spelling {
 }
 
 impl Pieces {
-    fn new(tokenizer: &tokenizers::Tokenizer, vocabulary: u32) -> Result<Pieces, String> {
+    fn new(tokenizer: &Encoder, vocabulary: u32) -> Result<Pieces, String> {
         let spelling = Spelling::of(tokenizer)?;
         let byte_of_char = byte_level_alphabet();
         let mut pieces = Pieces {
@@ -358,7 +363,7 @@ impl Pieces {
 
 impl Spelling {
     /// From the tokenizer's decoder: `ByteLevel`, or the usual sequence of a SentencePiece conversion.
-    fn of(tokenizer: &tokenizers::Tokenizer) -> Result<Spelling, String> {
+    fn of(tokenizer: &Encoder) -> Result<Spelling, String> {
         let decoder = match tokenizer.get_decoder() {
             Some(decoder) => serde_json::to_value(decoder).map_err(|error| error.to_string())?,
             None => {
