@@ -225,10 +225,9 @@ def ask(url, body=None):
 def measure(engine, args, seed):
     """All figures of one life of one server."""
     with Server(engine, args) as server:
-        template = template_tokens(server)
-        prefill = drive(args, server, seed, 1, args.prefill - template, 1)
-        alone = drive(args, server, seed + 100, 1, args.prompt - template, args.output)
-        crowd = drive(args, server, seed + 200, args.streams, args.prompt - template, args.output)
+        prefill = drive(args, server, seed, 1, args.prefill, 1)
+        alone = drive(args, server, seed + 100, 1, args.prompt, args.output)
+        crowd = drive(args, server, seed + 200, args.streams, args.prompt, args.output)
         peak = server.peak_bytes()
     decoding = alone["end_to_end_seconds"]["max"] - alone["time_to_first_token_seconds"]["max"]
     return {
@@ -241,16 +240,6 @@ def measure(engine, args, seed):
         "start": server.start_seconds,
         "prompt_tokens": [prefill["prompt_tokens"], alone["prompt_tokens"], crowd["prompt_tokens"]],
     }
-
-
-def template_tokens(server):
-    """What the chat template adds to a message: `!` alone is one token."""
-    body = {"model": "default", "messages": [{"role": "user", "content": "!"}], "max_tokens": 1}
-    try:
-        with ask(server.url + "/v1/chat/completions", body) as response:
-            return json.load(response)["usage"]["prompt_tokens"] - 1
-    except OSError as error:
-        raise Wrong(f"{server.engine['name']}, first request: {error}\n{server.last_words()}") from error
 
 
 def drive(args, server, seed, clients, prompt_tokens, output_tokens):

@@ -63,7 +63,8 @@ pub(crate) struct DriveArgs {
     /// Do not stop at the end-of-sequence token, so that every answer has exactly --max-tokens.
     #[arg(long)]
     ignore_eos: bool,
-    /// Mean length of the user's message in tokens. The server's own count of two probing requests sets the scale.
+    /// Mean tokens of a turn's new prompt, what the chat template puts around the user's message among them. The server's own count of two
+    /// probing requests sets the scale.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     prompt_tokens: u32,
     /// Prompt lengths vary evenly within this share of the mean; 0 makes all equal.
@@ -146,11 +147,12 @@ async fn run(args: &DriveArgs, workload: &Workload, only: Option<usize>) -> Resu
     let mut speech = Speech {
         scale: Scale {
             tokens_per_word: 1.0,
+            marks: 0,
         },
         exact: args.ignore_eos,
         keys: args.keys.clone().map_or(Vec::new(), |keys| keys.0),
     };
-    speech.scale.tokens_per_word = tokens_per_word(&client, &speech)
+    speech.scale = measure(&client, &speech)
         .await
         .map_err(|failure| failure.to_string())?;
     let before = match args.costs {
@@ -189,12 +191,17 @@ async fn step_costs(client: &Client, key: Option<&str>) -> Result<StepCosts, Str
     StepCosts::read(&metrics.map_err(|failure| failure.to_string())?)
 }
 
-/// Two prompts of different lengths: their difference has no share of the chat template.
-async fn tokens_per_word(client: &Client, speech: &Speech) -> Result<f64, Failure> {
+/// Two prompts of different lengths: their difference has no share of the chat template, and the rest of each is that share.
+async fn measure(client: &Client, speech: &Speech) -> Result<Scale, Failure> {
     const WORDS: [usize; 2] = [8, 56];
     let [short, long] = WORDS.map(|words| client.prompt_tokens(sample_text(words), speech.key(0)));
-    let tokens = long.await?.saturating_sub(short.await?).max(1);
-    Ok(tokens as f64 / (WORDS[1] - WORDS[0]) as f64)
+    let (short, long) = (short.await?, long.await?);
+    let tokens_per_word = long.saturating_sub(short).max(1) as f64 / (WORDS[1] - WORDS[0]) as f64;
+    let marks = short as f64 - tokens_per_word * WORDS[0] as f64;
+    Ok(Scale {
+        tokens_per_word,
+        marks: marks.round().max(0.0) as u32,
+    })
 }
 
 impl DriveArgs {

@@ -48,7 +48,7 @@ pub(crate) struct Class {
     pub(crate) tenants: Tenants,
     /// What stands before the first turn.
     pub(crate) shared: Shared,
-    /// Tokens that the user adds in a turn.
+    /// Tokens that a turn adds to the prompt: the user's, and the chat template's around them.
     pub(crate) prompt: Count,
     /// Tokens that the model answers, the stop token included.
     pub(crate) output: Count,

@@ -56,7 +56,7 @@ pub(super) async fn converse(
         if place > 0 {
             tokio::time::sleep(Duration::from_secs_f64(turn.think)).await;
         }
-        messages.push(("user", speech.scale.text(turn.prompt)));
+        messages.push(("user", speech.scale.message(turn.prompt)));
         let request = speech.request(&messages, turn, session.tenant);
         let outcome = client.chat(&request).await;
         let is_complete = matches!(outcome.end, End::Complete(_));
@@ -126,6 +126,7 @@ mod tests {
         let mut speech = Speech {
             scale: Scale {
                 tokens_per_word: 1.0,
+                marks: 0,
             },
             exact: true,
             keys: vec!["a".into(), "b".into()],

@@ -7,9 +7,17 @@ use crate::workload::{Rng, Segment};
 pub(super) struct Scale {
     /// Tokens of one word.
     pub(super) tokens_per_word: f64,
+    /// What the chat template puts around a user's message.
+    pub(super) marks: u32,
 }
 
 impl Scale {
+    /// A user's message, which is that segment of a prompt together with the template's marks: at least one word.
+    pub(super) fn message(self, segment: Segment) -> String {
+        let tokens = segment.tokens.saturating_sub(self.marks);
+        self.text(Segment { tokens, ..segment })
+    }
+
     /// The text of a segment: at least one word.
     pub(super) fn text(self, segment: Segment) -> String {
         let words = (f64::from(segment.tokens) / self.tokens_per_word).round() as usize;
@@ -81,6 +89,7 @@ mod tests {
     fn a_segment_has_the_words_that_make_its_tokens() {
         let scale = Scale {
             tokens_per_word: 2.0,
+            marks: 6,
         };
         let text = |seed, tokens| scale.text(Segment { seed, tokens });
         for tokens in 2..200 {
@@ -91,5 +100,8 @@ mod tests {
         assert_ne!(text(9, 50), text(8, 50));
         assert!(text(9, 100).starts_with(&text(9, 50)));
         assert_eq!(text(1, 0), text(2, 0));
+        let message = |seed, tokens| scale.message(Segment { seed, tokens });
+        assert_eq!(message(9, 56), text(9, 50));
+        assert_eq!(message(9, 3), text(9, 0), "never without a word");
     }
 }
