@@ -24,7 +24,7 @@ use client::{Client, Failure, Options, Outcome};
 use conversation::{Speech, converse, read_keys};
 use costs::StepCosts;
 use report::{Recorder, Report};
-use text::{Scale, sample_text};
+use text::{Scale, all_words};
 
 /// The latest a disconnecting client leaves, in seconds: long enough to reach decoding, short enough to hit the queue too.
 const DISCONNECT_WITHIN: f64 = 2.0;
@@ -191,16 +191,16 @@ async fn step_costs(client: &Client, key: Option<&str>) -> Result<StepCosts, Str
     StepCosts::read(&metrics.map_err(|failure| failure.to_string())?)
 }
 
-/// Two prompts of different lengths: their difference has no share of the chat template, and the rest of each is that share.
+/// The prompt of all words and that of one: their difference has no share of the chat template, and the rest is that share.
 async fn measure(client: &Client, speech: &Speech) -> Result<Scale, Failure> {
-    const WORDS: [usize; 2] = [8, 56];
-    let [short, long] = WORDS.map(|words| client.prompt_tokens(sample_text(words), speech.key(0)));
-    let (short, long) = (short.await?, long.await?);
-    let tokens_per_word = long.saturating_sub(short).max(1) as f64 / (WORDS[1] - WORDS[0]) as f64;
-    let marks = short as f64 - tokens_per_word * WORDS[0] as f64;
+    let words = all_words();
+    let all = client.prompt_tokens(words.join(" "), speech.key(0));
+    let one = client.prompt_tokens(words[0].to_owned(), speech.key(0));
+    let (all, one) = (all.await? as f64, one.await? as f64);
+    let tokens_per_word = (all - one).max(1.0) / (words.len() - 1) as f64;
     Ok(Scale {
         tokens_per_word,
-        marks: marks.round().max(0.0) as u32,
+        marks: (one - tokens_per_word).round().max(0.0) as u32,
     })
 }
 

@@ -27,9 +27,11 @@ impl Scale {
     }
 }
 
-/// `words` words of the kind that the prompts are made of, to learn how many tokens a word is.
-pub(super) fn sample_text(words: usize) -> String {
-    text(&mut Rng::new(0, 0), words)
+/// Every word of the prompts, each list's as often as another's: so many tokens are so many words on average.
+pub(super) fn all_words() -> Vec<&'static str> {
+    const ROUNDS: usize = 24; // A multiple of each list's length.
+    let sentence = |round: usize| SENTENCE.map(|choices| choices[round % choices.len()]);
+    (0..ROUNDS).flat_map(sentence).collect()
 }
 
 /// Exactly `words` words of simple questions.
@@ -84,6 +86,20 @@ const SENTENCE: [&[&str]; 8] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_words_are_there_as_often_as_others_of_their_list() {
+        let words = all_words();
+        for choices in SENTENCE {
+            let often = |choice| words.iter().filter(|&&word| word == choice).count();
+            let places = SENTENCE
+                .iter()
+                .filter(|list| list.contains(&choices[0]))
+                .count();
+            let expected = places * words.len() / SENTENCE.len() / choices.len();
+            assert!(choices.iter().all(|&choice| often(choice) == expected));
+        }
+    }
 
     #[test]
     fn a_segment_has_the_words_that_make_its_tokens() {
