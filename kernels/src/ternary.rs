@@ -8,6 +8,7 @@
 //! Always true: a field is `weight + 1`, so 0, 1 or 2; rows and columns that exist only to fill the last block hold 1, the weight zero.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -91,7 +92,8 @@ pub struct TernaryMatrix {
     packing: Packing,
     rows: usize,
     columns: usize,
-    blocks: HugeSlice<Block>, // [panel][column block][half of the panel]
+    memory: Arc<HugeSlice<Block>>, // Perhaps of several matrices.
+    blocks: Range<usize>,          // Of it: [panel][column block][half of the panel]
 }
 
 impl TernaryMatrix {
@@ -114,7 +116,28 @@ impl TernaryMatrix {
             packing,
             rows,
             columns,
-            blocks: memory,
+            memory: Arc::new(memory),
+            blocks: 0..blocks,
+        }
+    }
+
+    /// Moves matrices into one memory, in this order. A matrix by itself is seldom a multiple of the system's largest pages, and what is
+    /// left over would be looked up in small ones.
+    pub fn put_side_by_side(matrices: &mut [&mut TernaryMatrix]) {
+        let all = matrices.iter().map(|matrix| matrix.blocks.len()).sum();
+        let mut memory = HugeSlice::new(all);
+        let nothing = Arc::new(HugeSlice::new(0));
+        let mut end = 0;
+        for matrix in &mut *matrices {
+            let blocks = end..end + matrix.blocks.len();
+            memory[blocks.clone()].copy_from_slice(matrix.blocks());
+            end = blocks.end;
+            // Its own memory is given back before the next one is copied.
+            (matrix.memory, matrix.blocks) = (Arc::clone(&nothing), blocks);
+        }
+        let memory = Arc::new(memory);
+        for matrix in matrices {
+            matrix.memory = Arc::clone(&memory);
         }
     }
 
@@ -145,14 +168,18 @@ impl TernaryMatrix {
     /// Memory of the packed weights, in bytes: what one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(&self.blocks[..])
+        size_of_val(self.blocks())
     }
 
     /// The panels, to be filled; each may go to another thread.
+    ///
+    /// # Panics
+    /// If the matrix shares its memory with others.
     pub fn panels_mut(&mut self) -> impl Iterator<Item = PanelMut<'_>> {
         let (packing, rows, columns) = (self.packing, self.rows, self.columns);
         let panel_blocks = self.panel_blocks();
-        self.blocks
+        let memory = Arc::get_mut(&mut self.memory).expect("a matrix that is filled stands alone");
+        memory[self.blocks.clone()]
             .chunks_exact_mut(panel_blocks)
             .enumerate()
             .map(move |(panel, blocks)| {
@@ -193,7 +220,12 @@ impl TernaryMatrix {
     #[inline]
     pub(crate) fn panel(&self, panel: usize) -> &[Block] {
         let panel_blocks = self.panel_blocks();
-        &self.blocks[panel * panel_blocks..][..panel_blocks]
+        &self.blocks()[panel * panel_blocks..][..panel_blocks]
+    }
+
+    #[inline]
+    fn blocks(&self) -> &[Block] {
+        &self.memory[self.blocks.clone()]
     }
 
     fn panel_blocks(&self) -> usize {
@@ -261,6 +293,34 @@ fn pack_row<'a, const C: usize>(
 mod tests {
     use super::TernaryMatrix;
     use crate::{Isa, Kernels, PANEL_ROWS, Packing, QuantizedActivations};
+
+    #[test]
+    fn matrices_side_by_side_are_what_they_were() {
+        for packing in [Packing::TwoBit, Packing::FiveTrit] {
+            let shapes = [(3, 20), (70, 33), (32, 5)];
+            let code = |row: usize, column: usize| ((7 * row + 3 * column) % 3) as u8;
+            let mut matrices = shapes.map(|(rows, columns)| {
+                let mut matrix = TernaryMatrix::new(rows, columns, packing);
+                for mut panel in matrix.panels_mut() {
+                    for row in panel.rows() {
+                        let codes: Vec<u8> = (0..columns).map(|column| code(row, column)).collect();
+                        panel.set_row(row, &codes);
+                    }
+                }
+                matrix
+            });
+            let panels = |matrix: &TernaryMatrix| -> Vec<[u8; 64]> {
+                let panels = (0..matrix.panels()).flat_map(|panel| matrix.panel(panel));
+                panels.map(|block| block.0).collect()
+            };
+            let before = matrices.each_ref().map(panels);
+            TernaryMatrix::put_side_by_side(&mut matrices.each_mut()[..]);
+            assert_eq!(matrices.each_ref().map(panels), before, "{packing:?}");
+            let starts = matrices.each_ref().map(|matrix| matrix.panel(0).as_ptr());
+            assert_eq!(starts[0].wrapping_add(before[0].len()), starts[1]);
+            assert_eq!(starts[1].wrapping_add(before[1].len()), starts[2]);
+        }
+    }
 
     /// No quantizer makes −128 of an absolute maximum, but 8 bits hold it, so the kernels must.
     #[test]

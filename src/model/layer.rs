@@ -19,6 +19,15 @@ impl Layer {
         self.feed_forward.forward(pass, &self.attention, hidden);
     }
 
+    pub(super) fn projections_mut(&mut self) -> [&mut Projections; 4] {
+        [
+            &mut self.attention.qkv,
+            &mut self.attention.output,
+            &mut self.feed_forward.gate_up,
+            &mut self.feed_forward.down,
+        ]
+    }
+
     pub(super) fn projections(&self) -> [&Projections; 4] {
         [
             &self.attention.qkv,

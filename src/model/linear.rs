@@ -119,6 +119,10 @@ impl Projections {
         &self.linears
     }
 
+    pub(super) fn linears_mut(&mut self) -> &mut [Linear] {
+        &mut self.linears
+    }
+
     pub(super) fn columns(&self) -> usize {
         self.linears[0].columns()
     }

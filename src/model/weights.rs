@@ -13,7 +13,7 @@ use std::sync::Arc;
 use indicatif::{ProgressBar, ProgressStyle};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 use safetensors::Dtype;
-use sterna_kernels::{DenseMatrix, Int8Matrix};
+use sterna_kernels::{DenseMatrix, Int8Matrix, TernaryMatrix};
 
 use super::LoadOptions;
 use super::attention::Attention;
@@ -161,9 +161,16 @@ impl Loader<'_> {
     fn weights(&mut self) -> Result<Weights, LoadError> {
         let config = self.config;
         let (embedding, head) = self.embedding_and_head()?;
-        let layers = (0..config.layers)
+        let mut layers = (0..config.layers)
             .map(|layer| self.layer(layer))
             .collect::<Result<Vec<_>, _>>()?;
+        let linears = layers.iter_mut().flat_map(Layer::projections_mut);
+        let linears = linears.flat_map(Projections::linears_mut);
+        let ternary = linears.filter_map(|linear| match linear {
+            Linear::Ternary(linear) => Some(&mut linear.weights),
+            Linear::Dense(_) | Linear::Screened(_) => None,
+        });
+        TernaryMatrix::put_side_by_side(&mut ternary.collect::<Vec<_>>());
         let norm = self.norm("model.norm", config.hidden)?;
         let tied = matches!(&head, Linear::Dense(head) if Arc::ptr_eq(head, &embedding));
         let own_head = if tied { 0 } else { head.bytes() };
