@@ -5,13 +5,14 @@
 
 use std::ops::Range;
 
+use crate::HugeSlice;
 use crate::ternary::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
 
 /// m tokens' activations, `[m][columns rounded up]`, with a scale and a sum each. The buffers are reused from step to step.
 pub struct QuantizedActivations {
     tokens: usize,
     columns: usize,
-    values: Vec<i8>,
+    values: HugeSlice<i8>,
     scales: Vec<f32>,
     sums: Vec<i32>,
 }
@@ -23,7 +24,7 @@ impl QuantizedActivations {
         QuantizedActivations {
             tokens: 0,
             columns: 0,
-            values: vec![0; max_tokens * stride(max_columns)],
+            values: HugeSlice::new(max_tokens * stride(max_columns)),
             scales: vec![0.0; max_tokens],
             sums: vec![0; max_tokens],
         }

@@ -4,7 +4,7 @@
 //! of its own step included; keys are reduced in spans of 256 absolute positions, in ascending order. So
 //! neither chunks nor neighbours nor threads change a result.
 
-use sterna_kernels::{KvPage, MAX_HEAD_DIM, PAGE_TOKENS, PANEL_ROWS, SPAN_TOKENS, Span};
+use sterna_kernels::{HugeSlice, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, PANEL_ROWS, SPAN_TOKENS, Span};
 use sterna_scheduler::Batch;
 
 use super::Pass;
@@ -31,13 +31,13 @@ pub(super) struct Attention {
 
 /// What passes between the stages of attention, for all tokens of a step.
 pub(super) struct AttentionBuffers {
-    attended: Vec<f32>, // [kv head][token][head of the group][d]: one head's keys stay in cache over its tokens.
+    attended: HugeSlice<f32>, // [kv head][token][head of the group][d]: one head's keys stay in cache over its tokens.
 }
 
 impl AttentionBuffers {
     pub(super) fn new(max_tokens: usize, heads: usize, head_dim: usize) -> AttentionBuffers {
         AttentionBuffers {
-            attended: vec![0.0; max_tokens * heads * head_dim],
+            attended: HugeSlice::new(max_tokens * heads * head_dim),
         }
     }
 }
