@@ -8,11 +8,9 @@
 //! Always true: a key that a query may not see contributes nothing to it, whatever its memory holds (a recycled page may hold NaN, a later
 //! token infinity).
 
-use std::ops::Range;
-
 use crate::elementwise::{LANES, exp, sum_lanes};
 #[cfg(target_arch = "x86_64")]
-use crate::x86_64::{CACHE_LINE_HALVES, attention::PanelRow, prefetch};
+use crate::x86_64::attention::PanelRow;
 
 /// Tokens of a page of keys and values.
 pub const PAGE_TOKENS: usize = 16;
@@ -30,21 +28,6 @@ pub struct KvPage<'a> {
     pub keys: &'a [u16],
     /// `[16][d]`.
     pub values: &'a [u16],
-}
-
-/// Asks for the memory that [`Kernels::store_kv`](crate::Kernels::store_kv) will write in these slots of a page: it was last used a
-/// step ago, and a token's key lies in every line of the keys.
-pub fn prefetch_slots(page: KvPage<'_>, slots: Range<usize>) {
-    let head_dim = page.values.len() / PAGE_TOKENS;
-    let values = &page.values[slots.start * head_dim..slots.end * head_dim];
-    #[cfg(target_arch = "x86_64")]
-    for halves in [page.keys, values] {
-        for line in halves.chunks(CACHE_LINE_HALVES) {
-            prefetch(line.as_ptr());
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = values;
 }
 
 /// The pages of one span that are seen, and those that are read after it.

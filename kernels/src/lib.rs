@@ -31,15 +31,24 @@ mod ternary;
 mod x86_64;
 
 pub use activation::{QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut};
-pub use attention::{
-    AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span, prefetch_slots,
-};
+pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
 pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
 pub use softmax::{LOGITS_BLOCK, LogitScale};
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
+
+/// Asks for values that are about to be read or written, and that the processor could not guess.
+#[inline(always)]
+pub fn prefetch<T>(values: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in values.chunks(64 / size_of::<T>()) {
+        x86_64::prefetch(line.as_ptr());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = values;
+}
 
 /// Rows of a panel: the unit in which matrices are packed and products are shared among threads.
 pub const PANEL_ROWS: usize = 32;

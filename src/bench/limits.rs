@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::cores;
 use serde::Serialize;
-use sterna_kernels::Kernels;
+use sterna_kernels::{HugeSlice, Kernels};
 
 /// Memory read in a pass: more than caches hold.
 pub const PROBE_BYTES: usize = 1 << 30;
@@ -44,7 +44,7 @@ pub struct Probe {
     kernels: Kernels,
     threads: usize,
     cores: Vec<usize>, // One for each thread, or none.
-    memory: Vec<u8>,
+    memory: HugeSlice<u8>,
     passes: usize,
     rounds: u64,
 }
@@ -62,6 +62,8 @@ impl Probe {
         kernels.probe_int8(FEW_ROUNDS);
         let few = started.elapsed().as_secs_f64().max(1e-9);
         let cores = cores::physical();
+        let mut memory = HugeSlice::new(bytes); // As weights are kept.
+        memory.fill(1); // Zeros would all be the same page.
         Probe {
             kernels,
             threads,
@@ -70,7 +72,7 @@ impl Probe {
             } else {
                 Vec::new()
             },
-            memory: vec![1; bytes], // Zeros would all be the same page.
+            memory,
             passes: 5,
             rounds: (FEW_ROUNDS as f64 * INT8_PASS.as_secs_f64() / few) as u64 + 1,
         }

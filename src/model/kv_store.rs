@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS, prefetch_slots};
+use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS, prefetch};
 
 use super::placement::PageWrite;
 
@@ -133,11 +133,12 @@ pub(super) struct PagesMut<'a> {
 }
 
 impl PagesMut<'_> {
-    /// Asks for the memory that is about to be written.
+    /// Asks for the memory that is about to be written: it was last used a step ago, and a token's key lies in every line of the keys.
     pub(super) fn prefetch(&mut self, write: &PageWrite) {
+        let head_dim = self.shape.head_dim;
         for (keys, values) in self.heads_mut(write.page) {
-            let slots = write.slot..write.slot + write.tokens;
-            prefetch_slots(KvPage { keys, values }, slots);
+            prefetch(keys);
+            prefetch(&values[write.slot * head_dim..][..write.tokens * head_dim]);
         }
     }
 

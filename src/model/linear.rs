@@ -5,12 +5,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_kernels::{DenseMatrix, Kernels, PANEL_ROWS, TernaryMatrix};
+use sterna_kernels::{DenseMatrix, Kernels, PANEL_ROWS, TernaryMatrix, prefetch};
 
 use super::config::Activation;
 use super::head::ScreenedHead;
 use super::inputs::{Crew, Inputs, Scratch};
 use super::pool::{ranges, split_rows};
+
+/// How far ahead of its use a token's piece of a product is asked for: the panels of many tokens are far apart.
+const PANELS_AHEAD: usize = 4;
 
 /// RMS norm with learned weights.
 pub(super) struct Norm {
@@ -276,10 +279,15 @@ impl<'a> Product<'a> {
     ) {
         assert_eq!(out.len(), tokens.len() * self.rows, "one output a value");
         let panels = self.values.chunks_exact(self.tokens * PANEL_ROWS);
+        let tokens = tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS;
         for (panel, values) in panels.enumerate() {
             let first = panel * PANEL_ROWS;
             let rows = (self.rows - first).min(PANEL_ROWS);
-            let pieces = values[tokens.start * PANEL_ROWS..].chunks_exact(PANEL_ROWS);
+            let ahead = (panel + PANELS_AHEAD) * self.tokens * PANEL_ROWS;
+            if let Some(values) = self.values.get(ahead + tokens.start..ahead + tokens.end) {
+                prefetch(values);
+            }
+            let pieces = values[tokens.clone()].chunks_exact(PANEL_ROWS);
             for (out, piece) in out.chunks_exact_mut(self.rows).zip(pieces) {
                 each(&mut out[first..][..rows], &piece[..rows]);
             }

@@ -20,7 +20,7 @@ const PREFETCH_BYTES: usize = 6 << 10;
 const GROUP_TOKENS: usize = 256;
 
 /// Half-precision values in a cache line.
-pub(crate) const CACHE_LINE_HALVES: usize = 32;
+const CACHE_LINE_HALVES: usize = 32;
 
 /// Shares `count` tokens (or heads) evenly among the fewest blocks of at most `largest`.
 fn blocks(count: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
