@@ -1,4 +1,4 @@
-//! Memory of large matrices, in pages as large as the system has.
+//! Memory of weights, keys and values, and whatever else is large, in pages as large as the system has.
 //!
 //! Always true: it begins at a page, so also at a cache line; all of it was zero at first. What nobody has written takes no memory yet.
 

@@ -39,9 +39,13 @@ pub use int8::{Int8Matrix, Int8PanelMut};
 pub use softmax::{LOGITS_BLOCK, LogitScale};
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
 
-/// Asks for values that are about to be read or written, and that the processor could not guess.
+/// Rows of a panel: the unit in which matrices are packed and products are shared among threads.
+pub const PANEL_ROWS: usize = 32;
+
+/// Asks for values, from a cache line's first on, that are about to be read or written and that the processor could not guess.
 #[inline(always)]
 pub fn prefetch<T>(values: &[T]) {
+    const { assert!(size_of::<T>() > 0 && 64 % size_of::<T>() == 0) };
     #[cfg(target_arch = "x86_64")]
     for line in values.chunks(64 / size_of::<T>()) {
         x86_64::prefetch(line.as_ptr());
@@ -49,6 +53,3 @@ pub fn prefetch<T>(values: &[T]) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = values;
 }
-
-/// Rows of a panel: the unit in which matrices are packed and products are shared among threads.
-pub const PANEL_ROWS: usize = 32;

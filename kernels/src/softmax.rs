@@ -144,7 +144,7 @@ pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64,
             add_from(bar, chunk, &mut sums, &mut counts);
         }
         if !rest.is_empty() {
-            let mut chunk = [f32::NEG_INFINITY; LANES];
+            let mut chunk = [f32::NAN; LANES]; // Reaches no bar.
             chunk[..rest.len()].copy_from_slice(rest);
             add_from(bar, &chunk, &mut sums, &mut counts);
         }

@@ -63,8 +63,8 @@ pub(crate) struct DriveArgs {
     /// Do not stop at the end-of-sequence token, so that every answer has exactly --max-tokens.
     #[arg(long)]
     ignore_eos: bool,
-    /// Mean tokens of a turn's new prompt, what the chat template puts around the user's message among them. The server's own count of two
-    /// probing requests sets the scale.
+    /// Mean tokens of a turn's new prompt, what the chat template puts around the user's message among them. The server's own count of a
+    /// few probing requests, the longest of 192 words, sets the scale.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     prompt_tokens: u32,
     /// Prompt lengths vary evenly within this share of the mean; 0 makes all equal.
@@ -122,9 +122,12 @@ pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
         None => None,
     };
     match run(args, &workload, only).await {
-        Ok(report) => {
+        Ok((report, costs)) => {
             print(args, &report);
-            ExitCode::from(u8::from(report.failed > 0))
+            if let Err(error) = &costs {
+                eprintln!("sterna-loadtest: --costs: {error}");
+            }
+            ExitCode::from(u8::from(report.failed > 0 || costs.is_err()))
         }
         Err(failure) => {
             eprintln!("sterna-loadtest: {}: {failure}", args.url);
@@ -133,8 +136,12 @@ pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
     }
 }
 
-/// Sends all requests; an error only when the server cannot be asked at all.
-async fn run(args: &DriveArgs, workload: &Workload, only: Option<usize>) -> Result<Report, String> {
+/// Sends all requests; an error only when the server cannot be asked at all. Beside the report stands what became of the file of costs.
+async fn run(
+    args: &DriveArgs,
+    workload: &Workload,
+    only: Option<usize>,
+) -> Result<(Report, Result<(), String>), String> {
     let options = Options {
         temperature: args.temperature,
         ignore_eos: args.ignore_eos,
@@ -176,13 +183,24 @@ async fn run(args: &DriveArgs, workload: &Workload, only: Option<usize>) -> Resu
     }
     let recorder = gather(args.requests, outcomes).await;
     let report = recorder.report(start.elapsed());
-    if let (Some(file), Some(before)) = (&args.costs, before) {
-        let costs = step_costs(&client, key).await?.since(&before)?;
-        costs
-            .write(file)
-            .map_err(|error| format!("{}: {error}", file.display()))?;
-    }
-    Ok(report)
+    let written = match (&args.costs, before) {
+        (Some(file), Some(before)) => write_costs(&client, key, &before, file).await,
+        _ => Ok(()),
+    };
+    Ok((report, written))
+}
+
+/// Writes what a step has cost the server since `before`.
+async fn write_costs(
+    client: &Client,
+    key: Option<&str>,
+    before: &StepCosts,
+    file: &Path,
+) -> Result<(), String> {
+    let costs = step_costs(client, key).await?.since(before)?;
+    costs
+        .write(file)
+        .map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// What a step has cost the server so far.
@@ -191,16 +209,18 @@ async fn step_costs(client: &Client, key: Option<&str>) -> Result<StepCosts, Str
     StepCosts::read(&metrics.map_err(|failure| failure.to_string())?)
 }
 
-/// The prompt of all words and that of one: their difference has no share of the chat template, and the rest is that share.
+/// A word twice is longer than once by its tokens, and the rest is the chat template's share; all words, without it, say what a word is
+/// on average.
 async fn measure(client: &Client, speech: &Speech) -> Result<Scale, Failure> {
     let words = all_words();
-    let all = client.prompt_tokens(words.join(" "), speech.key(0));
-    let one = client.prompt_tokens(words[0].to_owned(), speech.key(0));
-    let (all, one) = (all.await? as f64, one.await? as f64);
-    let tokens_per_word = (all - one).max(1.0) / (words.len() - 1) as f64;
+    let texts = [1, 2].map(|times| [words[0]].repeat(times).join(" "));
+    let [once, twice] = texts.map(|text| client.prompt_tokens(text, speech.key(0)));
+    let (once, twice) = (once.await?, twice.await?);
+    let marks = (2 * once).saturating_sub(twice);
+    let all = client.prompt_tokens(words.join(" "), speech.key(0)).await?;
     Ok(Scale {
-        tokens_per_word,
-        marks: (one - tokens_per_word).round().max(0.0) as u32,
+        tokens_per_word: all.saturating_sub(marks).max(1) as f64 / words.len() as f64,
+        marks: marks as u32,
     })
 }
 

@@ -93,7 +93,7 @@ fn metrics() -> String {
 /// What the server's chat template puts around a prompt.
 const TEMPLATE_TOKENS: usize = 5;
 
-/// One token a word; the answer has exactly `max_tokens`.
+/// One token a word, but for one; the answer has exactly `max_tokens`.
 fn chat(body: &Value, refuse_every: u64) -> (u16, &'static str, String) {
     assert_eq!(body["model"], "canned");
     let seed = body["seed"].as_u64().unwrap();
@@ -105,7 +105,11 @@ fn chat(body: &Value, refuse_every: u64) -> (u16, &'static str, String) {
         );
     }
     let messages = body["messages"].as_array().unwrap();
-    let words = |message: &Value| message["content"].as_str().unwrap().split(' ').count();
+    let tokens = |word: &str| if word == "Does" { 2 } else { 1 };
+    let words = |message: &Value| {
+        let words = message["content"].as_str().unwrap().split(' ');
+        words.map(tokens).sum::<usize>()
+    };
     let prompt = messages.iter().map(words).sum::<usize>() + TEMPLATE_TOKENS;
     let tokens = body["max_tokens"].as_u64().unwrap();
     let mut answer = String::from(": keep-alive\n\n");
@@ -153,7 +157,9 @@ fn a_closed_loop_counts_every_request_and_token() {
     let report = json(&output);
     assert_eq!(report["complete"], 12);
     assert_eq!(report["output_tokens"], 12 * 7);
-    assert_eq!(report["prompt_tokens"], 12 * 50);
+    let asked = 12 * 50; // In whole words, of which one is two tokens.
+    let tokens = report["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens.abs_diff(asked) < asked / 50, "{tokens}");
     assert_eq!(report["inter_token_seconds"]["count"], 12 * 6);
     assert_eq!(report["time_to_first_token_seconds"]["count"], 12);
 }
@@ -191,11 +197,9 @@ fn a_named_workload_holds_whole_sessions() {
     let latencies = &report["classes"]["chat"]["first_token_seconds"];
     assert_eq!(latencies["count"], 40, "{report}");
     // The system prompt of 14 words, and 1 to 3 more tokens: the template's are as many, so the user has a word beside them.
-    assert_eq!(
-        report["prompt_tokens"],
-        40 * (14 + 1 + TEMPLATE_TOKENS),
-        "{report}"
-    );
+    let least = 40 * (14 + 1 + TEMPLATE_TOKENS as u64);
+    let tokens = report["prompt_tokens"].as_u64().unwrap();
+    assert!((least..=least + 40).contains(&tokens), "{report}");
 }
 
 #[test]

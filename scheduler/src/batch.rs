@@ -44,7 +44,7 @@ pub struct PageCopy {
 }
 
 /// The rows of one step, each sequence at most once. Its buffers are reused from step to step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Batch {
     copies: Vec<PageCopy>,
     rows: Vec<Row>,

@@ -9,7 +9,7 @@ impl CostModel {
     /// The model nearest to steps that were measured, by least squares of the relative errors under the constraint that
     /// no coefficient is negative and `rows` never falls (Lawson and Hanson, *Solving Least Squares Problems*, ch. 23).
     /// Samples far off count less, in a few rounds of reweighting. What no sample shows costs nothing, but that `rows`
-    /// rises beyond the samples as it did before.
+    /// rises beyond the samples without a history as it did before.
     pub fn fit(samples: &[(StepShape, Nanos)]) -> CostModel {
         let reached = last_knot(samples);
         let equations: Vec<[f64; TERMS]> = samples

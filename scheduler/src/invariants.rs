@@ -194,6 +194,15 @@ impl Scheduler {
             self.running.len() <= self.limits.max_running as usize,
             "S12"
         );
+        let open = self.running.iter();
+        let open = open.map(|&slot| self.sequences[slot].table.first);
+        let mut tables: Vec<usize> = open
+            .chain(self.batch.tables.free().iter().copied())
+            .collect();
+        tables.sort_unstable();
+        tables.dedup();
+        let most = self.limits.max_running as usize;
+        assert_eq!(tables.len(), most, "each table is one sequence's, or free");
         let rank = |&slot: &usize| (self.sequences[slot].band, self.sequences[slot].arrival);
         assert!(self.running.iter().map(rank).is_sorted_by(|a, b| a < b));
         for waiting in self.queue.iter() {

@@ -111,7 +111,8 @@ impl Scheduler {
     /// A scheduler with no requests and free memory.
     ///
     /// # Panics
-    /// If a limit is 0, or `prefill_chunk` is less than a page.
+    /// If a limit is 0, `prefill_chunk` is less than a page, or 32 bits cannot number the pages of as many of the longest sequences as may
+    /// run.
     pub fn new(limits: Limits, policy: Policy) -> Scheduler {
         assert!(limits.longest_sequence() > 0, "there is room for a token");
         assert!(limits.max_running > 0, "something may run");

@@ -1,6 +1,6 @@
 //! The page tables of those who run, side by side, so that a step's batch holds them where they stand and copies none.
 //!
-//! Invariant: of each table only the first `len` places mean anything. Nothing here allocates after the start.
+//! Invariant: of each table only the first `len` places mean anything. Opening and closing allocate nothing.
 
 use crate::Page;
 
@@ -13,7 +13,7 @@ pub(crate) struct PageTable {
 }
 
 /// All page tables. Whoever runs has room for as many pages as the longest sequence takes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PageTables {
     pages: Vec<Page>,
     room: usize,      // Of a table.
@@ -51,6 +51,11 @@ impl PageTables {
 
     pub(crate) fn close(&mut self, table: PageTable) {
         self.free.push(table.first);
+    }
+
+    /// Where the tables begin that are not open.
+    pub(crate) fn free(&self) -> &[usize] {
+        &self.free
     }
 
     pub(crate) fn push(&mut self, table: &mut PageTable, page: Page) {

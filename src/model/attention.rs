@@ -183,6 +183,7 @@ impl Attention {
 
 /// Values `first..` of a token's product, as many as `out` holds.
 fn copy_values(product: Product<'_>, token: usize, first: usize, out: &mut [f32]) {
+    assert!(first + out.len() <= product.rows(), "values of the product");
     let mut at = 0;
     while at < out.len() {
         let row = first + at;

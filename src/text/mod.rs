@@ -504,6 +504,13 @@ mod tests {
     }
 
     #[test]
+    fn both_ways_to_encode_use_the_same_words() {
+        let tokenizer = load(&byte_level_json(&[]), &Value::Null).unwrap();
+        let plain = tokenizer.plain.get_model();
+        assert!(tokenizer.recognising.get_model().are(plain));
+    }
+
+    #[test]
     fn a_prompt_gets_its_beginning_once_and_no_other_special_token() {
         let tokenizer = load(&with_beginning(), &json!({})).unwrap();
         assert_eq!(tokenizer.encode_prompt("hi").unwrap(), [256, 104, 105]);
