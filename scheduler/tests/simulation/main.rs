@@ -6,7 +6,7 @@
 //!
 //! `STERNA_SIM_STEPS` sets the number of steps; `STERNA_SEED` the first world's seed, each next world adding one. A world
 //! that fails prints its own. An ordinary run makes a million operations and more (calls that change the scheduler), and
-//! says how many; `STERNA_SIM_STEPS=100000000 cargo sim` makes more than 1e8.
+//! says how many; `STERNA_SIM_STEPS=37500000 cargo sim` makes 1e8.
 //!
 //! Assertions begin with the name of the invariant they hold: M of memory, S of service, D of determinism. Those that can
 //! be seen from within a single call are in the scheduler's `check`, `preempt` and `admit`.
