@@ -29,7 +29,7 @@ pub(crate) const SCRIPT: &str = "Grüße, 你好 👩\u{200d}👩\u{200d}👧! O
 /// A step that computes this token fails.
 pub(crate) const POISON: u32 = 300;
 /// Long enough for anything that will happen at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 // ---------------------------------------------------------------------------------------------------------- the model
 
