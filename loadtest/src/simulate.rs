@@ -76,7 +76,7 @@ pub(crate) struct SimulateArgs {
     #[arg(long, default_value_t = 5000)]
     slo_ttft_ms: u64,
     /// A good answer's tokens come within this many milliseconds of each other, on average.
-    #[arg(long, default_value_t = 125)]
+    #[arg(long, default_value_t = 250)]
     slo_itl_ms: u64,
     /// Print JSON instead of text.
     #[arg(long)]

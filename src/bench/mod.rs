@@ -162,7 +162,9 @@ impl Run {
 }
 
 fn named(directory: &Path) -> io::Result<String> {
-    let path = directory.canonicalize()?;
+    let path = directory.canonicalize().map_err(|error| {
+        io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
+    })?;
     let name = path.file_name().unwrap_or(path.as_os_str());
     Ok(name.to_string_lossy().into_owned())
 }
