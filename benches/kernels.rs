@@ -1,7 +1,7 @@
 //! Kernel speed beside this machine's own limits, measured in the same run: how fast it reads memory and multiplies small integers.
 //!
-//! `cargo bench --bench kernels [-- avx2]` measures the shapes of BitNet b1.58 2B-4T, streaming enough distinct matrices that none comes
-//! from a cache. Without `--bench` (so in `cargo test --benches`), or with `--test`, everything runs once and small, and prints no figures,
+//! `cargo bench --bench kernels` measures the shapes of BitNet b1.58 2B-4T, streaming enough distinct matrices that none comes from a
+//! cache; `-- avx2 attention` only those kernels of AVX2 that have "attention" in their names. Without `--bench` (so in `cargo test --benches`), or with `--test`, everything runs once and small, and prints no figures,
 //! since they would mean nothing.
 
 use std::hint::black_box;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use sterna::bench::{Limits, Probe};
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS, PANEL_ROWS,
-    Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
+    AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
+    PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
 };
 
 /// Query heads that share a KV head.
@@ -19,11 +19,13 @@ const GROUP: usize = 4;
 
 const HEAD_DIM: usize = 128;
 
-/// How much is measured.
+/// What is measured, and how much.
 #[derive(Clone, Copy)]
-struct Plan {
+struct Plan<'a> {
     kernels: Kernels,
     threads: usize,
+    /// Only kernels whose names contain this.
+    name: &'a str,
     /// Weights of one pass.
     stream_bytes: usize,
     passes: usize,
@@ -35,6 +37,10 @@ fn main() {
     let given = |name: &str| arguments.iter().any(|argument| argument == name);
     let smoke = given("--test") || !given("--bench");
     let only: Option<Isa> = arguments.iter().find_map(|argument| argument.parse().ok());
+    let mut names = arguments
+        .iter()
+        .filter(|argument| !argument.starts_with("--") && argument.parse::<Isa>().is_err());
+    let name = names.next().map_or("", String::as_str);
     for isa in Isa::available().filter(|isa| only.is_none_or(|only| only == *isa)) {
         let kernels = Kernels::new(isa).expect("it is available");
         for threads in [1, 2] {
@@ -46,6 +52,7 @@ fn main() {
             run(Plan {
                 kernels,
                 threads,
+                name,
                 stream_bytes,
                 passes,
                 smoke,
@@ -54,7 +61,7 @@ fn main() {
     }
 }
 
-fn run(plan: Plan) {
+fn run(plan: Plan<'_>) {
     let probe = if plan.smoke {
         Probe::smoke(plan.kernels, plan.threads)
     } else {
@@ -72,40 +79,10 @@ fn run(plan: Plan) {
             plan.stream_bytes >> 20
         );
     }
-    let shrink = if plan.smoke { 20 } else { 1 };
-    for (rows, columns) in [(2560, 2560), (6912, 2560), (2560, 6912)] {
-        let (rows, columns) = (rows / shrink, columns / shrink);
-        for packing in [Packing::TwoBit, Packing::FiveTrit] {
-            if !plan.kernels.reads(packing) {
-                continue;
-            }
-            let bytes = TernaryMatrix::new(rows, columns, packing).bytes();
-            let set: Vec<_> = (0..plan.stream_bytes.div_ceil(bytes))
-                .map(|_| TernaryMatrix::new(rows, columns, packing))
-                .collect();
-            let limits = probe.sample(); // Shared memory is faster and slower by the minute.
-            for m in [1, 2, 4, 8, 16, 32, 64, 128, 512] {
-                ternary(plan, &limits, &set, m);
-            }
-        }
-    }
+    ternary_products(plan, &probe);
+    heads(plan, &probe);
     let scalar = plan.kernels.isa() == Isa::Scalar;
-    let (rows, columns) = if plan.smoke || scalar {
-        (1000, 256)
-    } else {
-        (128_256, 2560)
-    };
-    let head = Int8Matrix::new(rows, columns);
     let limits = probe.sample();
-    for m in [1, 2, 4, 8, 16, 32, 64] {
-        int8(plan, &limits, &head, m);
-    }
-    drop(head);
-    let head = DenseMatrix::from_f16(rows, columns, vec![0x3c00; rows * columns]);
-    let limits = probe.sample();
-    for m in [1, 4, 16] {
-        dense(plan, &limits, &head, m);
-    }
     for context in [256, 4096] {
         attention(
             plan,
@@ -127,7 +104,74 @@ fn run(plan: Plan) {
     single_rows(plan);
 }
 
-impl Plan {
+/// The ternary matrices of a layer.
+fn ternary_products(plan: Plan<'_>, probe: &Probe) {
+    let shrink = if plan.smoke { 20 } else { 1 };
+    for (rows, columns) in [(2560, 2560), (6912, 2560), (2560, 6912)] {
+        let (rows, columns) = (rows / shrink, columns / shrink);
+        for packing in [Packing::TwoBit, Packing::FiveTrit] {
+            if !plan.kernels.reads(packing) {
+                continue;
+            }
+            let what = format!("{packing:?} {rows} × {columns}");
+            let cases = plan.cases(&what, &[1, 2, 4, 8, 16, 32, 64, 128, 512]);
+            if cases.is_empty() {
+                continue;
+            }
+            let bytes = TernaryMatrix::new(rows, columns, packing).bytes();
+            let mut set: Vec<_> = (0..plan.stream_bytes.div_ceil(bytes))
+                .map(|_| TernaryMatrix::new(rows, columns, packing))
+                .collect();
+            // As a model's are: what a matrix by itself leaves over of a large page is looked up slowly in small ones.
+            TernaryMatrix::put_side_by_side(&mut set.iter_mut().collect::<Vec<_>>());
+            let limits = probe.sample(); // Shared memory is faster and slower by the minute.
+            for (m, what) in cases {
+                ternary(plan, &limits, &set, (m, &what));
+            }
+        }
+    }
+}
+
+/// The output head, in both precisions.
+fn heads(plan: Plan<'_>, probe: &Probe) {
+    let scalar = plan.kernels.isa() == Isa::Scalar;
+    let (rows, columns) = if plan.smoke || scalar {
+        (1000, 256)
+    } else {
+        (128_256, 2560)
+    };
+    let what = format!("head int8 {rows} × {columns}");
+    let cases = plan.cases(&what, &[1, 2, 4, 8, 16, 32, 64]);
+    if !cases.is_empty() {
+        let head = Int8Matrix::new(rows, columns);
+        let limits = probe.sample();
+        for (m, what) in cases {
+            int8(plan, &limits, &head, (m, &what));
+        }
+    }
+    let what = format!("head f16 {rows} × {columns}");
+    let cases = plan.cases(&what, &[1, 4, 16]);
+    if !cases.is_empty() {
+        let head = DenseMatrix::from_f16(rows, columns, vec![0x3c00; rows * columns]);
+        let limits = probe.sample();
+        for (m, what) in cases {
+            dense(plan, &limits, &head, (m, &what));
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// Is a kernel of this name to be measured?
+    fn measures(&self, what: &str) -> bool {
+        what.contains(self.name)
+    }
+
+    /// The numbers of tokens at which a kernel is to be measured, and its names with them.
+    fn cases(&self, what: &str, tokens: &[usize]) -> Vec<(usize, String)> {
+        let cases = tokens.iter().map(|&m| (m, format!("{what}, m {m}")));
+        cases.filter(|(_, what)| self.measures(what)).collect()
+    }
+
     /// The best of all passes of `work(thread)`, run on all threads at once.
     fn best(&self, passes: usize, work: impl Fn(usize) + Sync) -> Duration {
         let pass = || {
@@ -180,7 +224,7 @@ fn per_nanosecond(count: usize, time: Duration) -> f64 {
 }
 
 /// m tokens by every matrix of the set.
-fn ternary(plan: Plan, limits: &Limits, set: &[TernaryMatrix], m: usize) {
+fn ternary(plan: Plan<'_>, limits: &Limits, set: &[TernaryMatrix], (m, what): (usize, &str)) {
     let (rows, columns) = (set[0].rows(), set[0].columns());
     let mut x = QuantizedActivations::new(m, columns);
     x.reset(m, columns);
@@ -204,16 +248,12 @@ fn ternary(plan: Plan, limits: &Limits, set: &[TernaryMatrix], m: usize) {
         }
     });
     let bytes: usize = set.iter().map(TernaryMatrix::bytes).sum();
-    plan.print(
-        limits,
-        &format!("{:?} {rows} × {columns}, m {m}", set[0].packing()),
-        (bytes, 2 * set.len() * rows * columns * m),
-        time,
-    );
+    let operations = 2 * set.len() * rows * columns * m;
+    plan.print(limits, what, (bytes, operations), time);
 }
 
 /// m tokens by an 8-bit head.
-fn int8(plan: Plan, limits: &Limits, head: &Int8Matrix, m: usize) {
+fn int8(plan: Plan<'_>, limits: &Limits, head: &Int8Matrix, (m, what): (usize, &str)) {
     let mut x = QuantizedActivations::new(m, head.columns());
     x.reset(m, head.columns());
     let values: Vec<f32> = (0..head.columns()).map(|i| i as f32).collect();
@@ -231,17 +271,12 @@ fn int8(plan: Plan, limits: &Limits, head: &Int8Matrix, m: usize) {
             black_box(out);
         }
     });
-    let (rows, columns) = (head.rows(), head.columns());
-    plan.print(
-        limits,
-        &format!("head int8 {rows} × {columns}, m {m}"),
-        (head.bytes(), 2 * rows * columns * m),
-        time,
-    );
+    let operations = 2 * head.rows() * head.columns() * m;
+    plan.print(limits, what, (head.bytes(), operations), time);
 }
 
 /// m tokens by a head.
-fn dense(plan: Plan, limits: &Limits, head: &DenseMatrix, m: usize) {
+fn dense(plan: Plan<'_>, limits: &Limits, head: &DenseMatrix, (m, what): (usize, &str)) {
     let x = vec![0.5; m * head.columns()];
     let time = plan.best(plan.passes.min(3), |thread| {
         let panels = plan.share(head.panels(), thread);
@@ -249,13 +284,8 @@ fn dense(plan: Plan, limits: &Limits, head: &DenseMatrix, m: usize) {
         plan.kernels.dense_matmul(head, panels, &x, m, &mut out);
         black_box(&mut out);
     });
-    let (rows, columns) = (head.rows(), head.columns());
-    plan.print(
-        limits,
-        &format!("head f16 {rows} × {columns}, m {m}"),
-        (head.bytes(), 2 * rows * columns * m),
-        time,
-    );
+    let operations = 2 * head.rows() * head.columns() * m;
+    plan.print(limits, what, (head.bytes(), operations), time);
 }
 
 /// The pages of one KV head.
@@ -294,10 +324,15 @@ fn attend(
 }
 
 /// One decode step's attention of one sequence: 30 layers of 5 KV heads with 4 query heads of 128 values each.
-fn attention(plan: Plan, limits: &Limits, context: usize) {
+fn attention(plan: Plan<'_>, limits: &Limits, context: usize) {
     let kv_heads = if plan.smoke { 2 } else { 30 * 5 };
+    let what = format!("attention, {kv_heads} × {context} keys");
+    if !plan.measures(&what) {
+        return;
+    }
     let head_size = 2 * context * HEAD_DIM;
-    let store = vec![0x3800_u16; kv_heads * head_size];
+    let mut store = HugeSlice::new(kv_heads * head_size);
+    store.fill(0x3800_u16);
     let heads: Vec<_> = store.chunks(head_size).map(pages).collect();
     let time = plan.best(plan.passes, |thread| {
         let mut state = AttentionState::new(GROUP, HEAD_DIM);
@@ -317,16 +352,15 @@ fn attention(plan: Plan, limits: &Limits, context: usize) {
         }
     });
     let operations = 4 * kv_heads * GROUP * HEAD_DIM * context;
-    plan.print(
-        limits,
-        &format!("attention, {kv_heads} × {context} keys"),
-        (2 * store.len(), operations),
-        time,
-    );
+    plan.print(limits, &what, (2 * store.len(), operations), time);
 }
 
 /// A chunk of a prompt at some depth: one layer's attention, beside what this instruction set can multiply and add in single precision.
-fn prefill_attention(plan: Plan, (chunk, depth): (usize, usize)) {
+fn prefill_attention(plan: Plan<'_>, (chunk, depth): (usize, usize)) {
+    let what = format!("attention, {chunk} tokens after {depth}");
+    if !plan.measures(&what) {
+        return;
+    }
     let kv_heads = 2 * plan.threads;
     let rounds = if plan.smoke { 1000 } else { 2_000_000 };
     let operations = plan.threads as u64 * plan.kernels.probe_f32(1) * rounds;
@@ -334,7 +368,8 @@ fn prefill_attention(plan: Plan, (chunk, depth): (usize, usize)) {
         plan.kernels.probe_f32(rounds);
     });
     let head_size = 2 * (depth + chunk) * HEAD_DIM;
-    let store = vec![0x3800_u16; kv_heads * head_size];
+    let mut store = HugeSlice::new(kv_heads * head_size);
+    store.fill(0x3800_u16);
     let heads: Vec<_> = store.chunks(head_size).map(pages).collect();
     let time = plan.best(plan.passes.min(3), |thread| {
         let mut state = AttentionState::new(GROUP, HEAD_DIM);
@@ -353,8 +388,7 @@ fn prefill_attention(plan: Plan, (chunk, depth): (usize, usize)) {
     let peak = operations as f64 / probe.as_nanos() as f64;
     if !plan.smoke {
         println!(
-            "  {:<32} {:>9.3} ms {done:>7.0} Gflop/s, {:.0} % of {peak:.0}",
-            format!("attention, {chunk} tokens after {depth}"),
+            "  {what:<32} {:>9.3} ms {done:>7.0} Gflop/s, {:.0} % of {peak:.0}",
             time.as_secs_f64() * 1e3,
             100.0 * done / peak,
         );
@@ -362,12 +396,15 @@ fn prefill_attention(plan: Plan, (chunk, depth): (usize, usize)) {
 }
 
 /// The kernels over one token's row, of the width of the feed-forward.
-fn single_rows(plan: Plan) {
+fn single_rows(plan: Plan<'_>) {
     let width = 6912;
     let rounds = if plan.smoke { 2 } else { 2000 };
     let x: Vec<f32> = (0..width).map(|i| (i as f32 * 0.37).sin()).collect();
     let kernels = plan.kernels;
     let time = |what: &str, work: &mut dyn FnMut()| {
+        if !plan.measures(what) {
+            return;
+        }
         let start = Instant::now();
         (0..rounds).for_each(|_| work());
         let nanoseconds = start.elapsed().as_nanos() as f64 / f64::from(rounds);
