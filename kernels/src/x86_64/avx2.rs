@@ -24,7 +24,13 @@ type Lanes = [__m256; 2];
 /// to each, so the sums of 16 blocks reach from −32,768 to 32,512 and just fit.
 const NARROW_BLOCKS: usize = 16;
 
-/// Products of panels of two-bit weights with up to four tokens at a time.
+/// Fours of columns in a span of a panel: as many as 16-bit sums take.
+const SPAN_FOURS: usize = NARROW_BLOCKS * TWO_BIT_COLUMNS / 4;
+
+/// The codes of a span, one a byte: `[half of the panel][four columns][rows 0..8, 8..16]`.
+type SpanCodes = [[[__m256i; 2]; SPAN_FOURS]; PANEL_BLOCKS];
+
+/// Products of panels of two-bit weights: with one or two tokens straight from the blocks, with more by way of unpacked codes.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
@@ -32,91 +38,231 @@ pub(crate) fn ternary_matmul(
     x: &QuantizedActivations,
     out: &mut [i32],
 ) {
-    for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
-        let panel = weights.panel(panel).as_chunks().0;
-        for tokens in blocks(x.tokens(), 4) {
-            let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
-            match tokens.len() {
-                1 => widened::<2, 1>(panel, 0, x, tokens.start, out),
-                2 => widened::<2, 2>(panel, 0, x, tokens.start, out),
-                3 => (0..PANEL_BLOCKS)
-                    .for_each(|half| widened::<1, 3>(panel, half, x, tokens.start, out)),
-                _ => (0..PANEL_BLOCKS)
-                    .for_each(|half| widened::<1, 4>(panel, half, x, tokens.start, out)),
-            }
+    let panels = panels.map(|panel| weights.panel(panel).as_chunks().0);
+    let products = panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS));
+    match x.tokens() {
+        1 => products.for_each(|(panel, out)| widened::<1>(panel, x, out)),
+        2 => products.for_each(|(panel, out)| widened::<2>(panel, x, out)),
+        _ => {
+            let mut codes = [[[_mm256_setzero_si256(); 2]; SPAN_FOURS]; PANEL_BLOCKS];
+            products.for_each(|(panel, out)| by_spans(panel, x, &mut codes, out));
         }
     }
 }
 
-/// 16 · H rows, from block `half` of each step, × T tokens: pairs of products are summed in 16 bits and widened in time.
+/// 32 rows × T tokens: pairs of products are summed in 16 bits and widened in time.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn widened<const H: usize, const T: usize>(
+fn widened<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
-    half: usize,
     x: &QuantizedActivations,
-    first: usize,
     out: &mut [i32],
 ) {
-    let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+    let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(t).as_chunks().0);
     let ones = _mm256_set1_epi16(1);
-    let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
+    let mut sums = [[[_mm256_setzero_si256(); 2]; PANEL_BLOCKS]; T];
     for (t, sums) in sums.iter_mut().enumerate() {
-        *sums = [[_mm256_set1_epi32(-x.sum(first + t)); 2]; H];
+        *sums = [[_mm256_set1_epi32(-x.sum(t)); 2]; PANEL_BLOCKS];
     }
     for (index, steps) in panel.chunks(NARROW_BLOCKS).enumerate() {
         let rows = rows.map(|row| &row[index * NARROW_BLOCKS..][..steps.len()]);
-        let narrow = narrow_sums::<H, T>(steps, half, rows);
+        let narrow = narrow_sums::<T>(steps, rows);
         for t in 0..T {
-            for h in 0..H {
+            for half in 0..PANEL_BLOCKS {
                 for part in 0..2 {
-                    let wide = _mm256_madd_epi16(narrow[t][h][part], ones);
-                    sums[t][h][part] = _mm256_add_epi32(sums[t][h][part], wide);
+                    let wide = _mm256_madd_epi16(narrow[t][half][part], ones);
+                    sums[t][half][part] = _mm256_add_epi32(sums[t][half][part], wide);
                 }
             }
         }
     }
-    store_sums(&sums, half, out);
+    store_sums(&sums, 0, out);
 }
 
 /// The sums over at most [`NARROW_BLOCKS`] steps, each row's as two 16-bit halves: `[token][block][rows 0..8, 8..16]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn narrow_sums<const H: usize, const T: usize>(
+fn narrow_sums<const T: usize>(
     steps: &[[Block; PANEL_BLOCKS]],
-    half: usize,
     rows: [&[[i8; TWO_BIT_COLUMNS]]; T],
-) -> [[[__m256i; 2]; H]; T] {
+) -> [[[__m256i; 2]; PANEL_BLOCKS]; T] {
     let mask = _mm256_set1_epi8(3);
-    let mut sums = [[[_mm256_setzero_si256(); 2]; H]; T];
+    let mut sums = [[[_mm256_setzero_si256(); 2]; PANEL_BLOCKS]; T];
     for (b, step) in steps.iter().enumerate() {
-        let mut packed = [[_mm256_setzero_si256(); 2]; H];
-        for (packed, block) in packed.iter_mut().zip(&step[half..]) {
-            *packed = load_bytes(&block.0);
-        }
+        let mut packed = [load_bytes(&step[0].0), load_bytes(&step[1].0)];
         for block in step {
             prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
         }
         for f in 0..4 {
             let mut codes = packed;
-            for h in 0..H {
+            for half in 0..PANEL_BLOCKS {
                 for part in 0..2 {
-                    codes[h][part] = _mm256_and_si256(packed[h][part], mask);
-                    packed[h][part] = _mm256_srli_epi32::<2>(packed[h][part]);
+                    codes[half][part] = _mm256_and_si256(packed[half][part], mask);
+                    packed[half][part] = _mm256_srli_epi32::<2>(packed[half][part]);
                 }
             }
             for t in 0..T {
                 let q = _mm256_set1_epi32(four_activations(&rows[t][b], f));
-                for h in 0..H {
+                for half in 0..PANEL_BLOCKS {
                     for part in 0..2 {
-                        let pairs = _mm256_maddubs_epi16(codes[h][part], q);
-                        sums[t][h][part] = _mm256_add_epi16(sums[t][h][part], pairs);
+                        let pairs = _mm256_maddubs_epi16(codes[half][part], q);
+                        sums[t][half][part] = _mm256_add_epi16(sums[t][half][part], pairs);
                     }
                 }
             }
         }
     }
     sums
+}
+
+/// A panel × three tokens or more. A span of it is unpacked once, and meets all tokens while it is in the first-level cache.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn by_spans(
+    panel: &[[Block; PANEL_BLOCKS]],
+    x: &QuantizedActivations,
+    codes: &mut SpanCodes,
+    out: &mut [i32],
+) {
+    for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
+        out.fill(-x.sum(token));
+    }
+    let (spans, rest) = panel.as_chunks::<NARROW_BLOCKS>();
+    for (i, span) in spans.iter().enumerate() {
+        add_span::<SPAN_FOURS>(span, i * SPAN_FOURS, x, codes, out);
+    }
+    for (i, step) in rest.as_chunks::<1>().0.iter().enumerate() {
+        add_span::<4>(step, spans.len() * SPAN_FOURS + 4 * i, x, codes, out);
+    }
+}
+
+/// Adds the products of K · 4 columns, from four columns `start` on, with all tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_span<const K: usize>(
+    span: &[[Block; PANEL_BLOCKS]],
+    start: usize,
+    x: &QuantizedActivations,
+    codes: &mut SpanCodes,
+    out: &mut [i32],
+) {
+    for block in span.as_flattened() {
+        prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
+    }
+    for tokens in blocks(x.tokens(), 4) {
+        let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
+        for (half, codes) in codes.iter_mut().enumerate() {
+            let codes = codes.first_chunk_mut::<K>().expect("room for a span");
+            let at = (tokens.start, start, half);
+            match (tokens.start, tokens.len()) {
+                (0, 2) => first_tile::<2, K>(span, codes, at, x, out),
+                (0, 3) => first_tile::<3, K>(span, codes, at, x, out),
+                (0, _) => first_tile::<4, K>(span, codes, at, x, out),
+                (_, 2) => tile::<2, K>(codes, at, x, out),
+                (_, 3) => tile::<3, K>(codes, at, x, out),
+                (_, _) => tile::<4, K>(codes, at, x, out),
+            }
+        }
+    }
+}
+
+/// What [`tile`] does, and unpacks the codes for the tiles after it: by themselves, the stores would take longer than the multiplications
+/// that they hide behind. A field at a time, since the compiler reorders the additions of four at once until they need more registers
+/// than there are.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn first_tile<const T: usize, const K: usize>(
+    span: &[[Block; PANEL_BLOCKS]],
+    codes: &mut [[__m256i; 2]; K],
+    (first, start, half): (usize, usize, usize),
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    let span = &span[..K / 4];
+    let rows = fours_of::<T, K>(x, first, start);
+    let mask = _mm256_set1_epi8(3);
+    let mut sums = [[_mm256_setzero_si256(); 2]; T];
+    for f in 0..4 {
+        for k in (f..K).step_by(4) {
+            codes[k] = load_bytes(&span[k / 4][half].0).map(|packed| {
+                let field = match f {
+                    0 => packed,
+                    1 => _mm256_srli_epi32::<2>(packed),
+                    2 => _mm256_srli_epi32::<4>(packed),
+                    _ => _mm256_srli_epi32::<6>(packed),
+                };
+                _mm256_and_si256(field, mask)
+            });
+            add_pairs(&mut sums, codes[k], rows.map(|row| row[k]));
+        }
+    }
+    add_wide(&sums, half, out);
+}
+
+/// Adds the products of 16 rows and a span with T tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn tile<const T: usize, const K: usize>(
+    codes: &[[__m256i; 2]; K],
+    (first, start, half): (usize, usize, usize),
+    x: &QuantizedActivations,
+    out: &mut [i32],
+) {
+    let rows = fours_of::<T, K>(x, first, start);
+    let mut sums = [[_mm256_setzero_si256(); 2]; T];
+    for k in 0..K {
+        add_pairs(&mut sums, codes[k], rows.map(|row| row[k]));
+    }
+    add_wide(&sums, half, out);
+}
+
+/// K times four activations of each of T tokens.
+#[inline(always)]
+fn fours_of<const T: usize, const K: usize>(
+    x: &QuantizedActivations,
+    first: usize,
+    start: usize,
+) -> [&[[i8; 4]; K]; T] {
+    from_fn(|t| {
+        let fours = x.padded_row(first + t).as_chunks().0;
+        fours[start..]
+            .first_chunk()
+            .expect("a row has whole blocks")
+    })
+}
+
+/// Adds pairs of products of 16 rows with T tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_pairs<const T: usize>(
+    sums: &mut [[__m256i; 2]; T],
+    codes: [__m256i; 2],
+    fours: [[i8; 4]; T],
+) {
+    for t in 0..T {
+        let q = _mm256_set1_epi32(four_activations(&fours[t], 0));
+        for part in 0..2 {
+            let pairs = _mm256_maddubs_epi16(codes[part], q);
+            sums[t][part] = _mm256_add_epi16(sums[t][part], pairs);
+        }
+    }
+}
+
+/// Widens the sums of 16 rows with T tokens and adds them to those in `out`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_wide<const T: usize>(sums: &[[__m256i; 2]; T], half: usize, out: &mut [i32]) {
+    let ones = _mm256_set1_epi16(1);
+    let (out, _) = out.as_chunks_mut::<PANEL_ROWS>();
+    // As many as there are sums, known here: the loops are then unrolled, and no sum leaves its register.
+    let out = out.first_chunk_mut::<T>().expect("sums of T tokens");
+    for (sums, out) in sums.iter().zip(out) {
+        let out = &mut out.as_chunks_mut::<BLOCK_ROWS>().0[half];
+        for (sum, out) in sums.iter().zip(out.as_chunks_mut().0) {
+            let wide = _mm256_madd_epi16(*sum, ones);
+            store_i32(_mm256_add_epi32(load_i32(out), wide), out);
+        }
+    }
 }
 
 /// Products of panels of 8-bit weights with up to four tokens at a time.
@@ -554,6 +700,14 @@ fn lanes(registers: Lanes) -> [f32; LANES] {
         unsafe { _mm256_storeu_ps(part.as_mut_ptr(), register) }
     }
     lanes
+}
+
+/// Loads eight sums.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn load_i32(sums: &[i32; 8]) -> __m256i {
+    // SAFETY: `sums` is 32 readable bytes, and `loadu` needs no alignment.
+    unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
 }
 
 /// Stores eight sums at the start of `out`.
