@@ -535,26 +535,35 @@ fn tokenizer_eos(source: &Source) -> Result<Option<u32>, LoadError> {
     let Some(text) = source.read("tokenizer.json")? else {
         return Ok(None);
     };
-    let tokenizer: Value = parse("tokenizer.json", &text)?;
-    let added = tokenizer["added_tokens"]
-        .as_array()
-        .map(Vec::as_slice)
-        .unwrap_or_default();
-    let id = added
-        .iter()
-        .find(|token| token["content"] == eos)
-        .map(|token| &token["id"]);
-    match id
-        .unwrap_or(&tokenizer["model"]["vocab"][eos])
-        .as_u64()
-        .and_then(|id| u32::try_from(id).ok())
-    {
+    match token_id(eos, &text)? {
         Some(id) => Ok(Some(id)),
         None => Err(unsupported(
             "eos_token",
             &format!("{eos:?} is not a token of tokenizer.json"),
         )),
     }
+}
+
+/// The id of `token` in a `tokenizer.json`. Its vocabulary is large, so it is only read if the added tokens lack the token.
+fn token_id(token: &str, tokenizer: &[u8]) -> Result<Option<u32>, LoadError> {
+    #[derive(Deserialize)]
+    struct Added {
+        #[serde(default)]
+        added_tokens: Value,
+    }
+    let Added { added_tokens } = parse("tokenizer.json", tokenizer)?;
+    let added = added_tokens
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    let id = match added.iter().find(|added| added["content"] == token) {
+        Some(added) => added["id"].as_u64(),
+        None => {
+            let whole: Value = parse("tokenizer.json", tokenizer)?;
+            whole["model"]["vocab"][token].as_u64()
+        }
+    };
+    Ok(id.and_then(|id| u32::try_from(id).ok()))
 }
 
 fn parse<'a, T: Deserialize<'a>>(file: &str, text: &'a [u8]) -> Result<T, LoadError> {
@@ -628,6 +637,24 @@ mod tests {
             [128_001, 128_008, 128_009],
             "the union of three files"
         );
+    }
+
+    #[test]
+    fn a_token_is_looked_up_among_the_added_ones_then_in_the_vocabulary() {
+        let id = |token, json: Value| token_id(token, json.to_string().as_bytes()).unwrap();
+        let both = json!({"added_tokens": [{"id": 7, "content": "a"}], "model": {"vocab": {"a": 1, "b": 2}}});
+        assert_eq!(id("a", both.clone()), Some(7));
+        assert_eq!(id("b", both.clone()), Some(2));
+        assert_eq!(id("c", both), None);
+        assert_eq!(
+            id(
+                "b",
+                json!({"added_tokens": null, "model": {"vocab": {"b": 2}}})
+            ),
+            Some(2)
+        );
+        assert_eq!(id("b", json!({"model": {"vocab": [["b", -1.5]]}})), None);
+        assert!(token_id("a", b"{\"added_tokens\": [], ").is_err());
     }
 
     #[test]
