@@ -224,7 +224,7 @@ fn load_text(
     let config = source.read("tokenizer_config.json")?;
     let chat_template = source
         .read("chat_template.jinja")?
-        .map(|bytes| String::from_utf8(bytes.into_owned()))
+        .map(|bytes| String::from_utf8(bytes.to_vec()))
         .transpose()
         .map_err(|_| "chat_template.jinja is not UTF-8")?;
     let files = Files {

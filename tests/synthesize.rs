@@ -37,7 +37,7 @@ fn its_tokens_begin_and_end_texts_as_the_demos_do() {
 fn text(source: Source) -> (Tokenizer, Vec<u32>) {
     let config = ModelConfig::read(&source).unwrap();
     let [tokenizer, words] = ["tokenizer.json", "tokenizer_config.json"]
-        .map(|name| source.read(name).unwrap().unwrap().into_owned());
+        .map(|name| source.read(name).unwrap().unwrap().to_vec());
     let files = Files {
         tokenizer: &tokenizer,
         config: Some(&words),

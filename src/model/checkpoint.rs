@@ -7,12 +7,15 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read;
+use std::ops::Deref;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use sterna_kernels::HugeSlice;
 
 /// The largest JSON file that is read (the tokenizer of a vocabulary of 128 K has 9 MB).
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -57,9 +60,9 @@ impl Source {
     ///
     /// # Errors
     /// If it is there and cannot be read, is not a regular file, or is too large to be what its name says.
-    pub fn read(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>, LoadError> {
+    pub fn read(&self, name: &str) -> Result<Option<FileBytes<'_>>, LoadError> {
         match self {
-            Source::Memory(files) => Ok(files.get(name).map(|bytes| Cow::Borrowed(&**bytes))),
+            Source::Memory(files) => Ok(files.get(name).map(|bytes| FileBytes::Held(bytes))),
             Source::Directory(directory) => {
                 let path = directory.join(name);
                 let Some(length) = regular_file(&path)? else {
@@ -71,9 +74,11 @@ impl Source {
                         format!("{length} bytes are too many for this file"),
                     ));
                 }
-                std::fs::read(&path)
-                    .map(|bytes| Some(bytes.into()))
-                    .map_err(|error| LoadError::file(&path, error))
+                let mut bytes = HugeSlice::new(length as usize);
+                std::fs::File::open(&path)
+                    .and_then(|mut file| file.read_exact(&mut bytes))
+                    .map_err(|error| LoadError::file(&path, error))?;
+                Ok(Some(FileBytes::Read(bytes)))
             }
         }
     }
@@ -134,6 +139,26 @@ impl Source {
             names,
             shard_of: index.weight_map,
         })
+    }
+}
+
+/// The content of a file.
+#[derive(Debug)]
+pub enum FileBytes<'a> {
+    /// It was in memory already.
+    Held(&'a [u8]),
+    /// It was read, into pages that go back to the system at once: an allocator would keep the megabytes of a tokenizer.
+    Read(HugeSlice<u8>),
+}
+
+impl Deref for FileBytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            FileBytes::Held(bytes) => bytes,
+            FileBytes::Read(bytes) => bytes,
+        }
     }
 }
 

@@ -31,7 +31,7 @@ mod tests;
 pub mod toy;
 mod weights;
 
-pub use checkpoint::{LoadError, Source};
+pub use checkpoint::{FileBytes, LoadError, Source};
 pub use config::{Activation, Architecture, ModelConfig, Quantization, ScaleDirection};
 pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};

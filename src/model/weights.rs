@@ -5,7 +5,6 @@
 //! configuration asks for, and every value is finite.
 #![expect(unsafe_code, reason = "mapping a file")]
 
-use std::borrow::Cow;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use sterna_kernels::{DenseMatrix, Int8Matrix, TernaryMatrix};
 use super::LoadOptions;
 use super::attention::Attention;
 use super::census::Census;
-use super::checkpoint::{LoadError, Source, Tensors, regular_file};
+use super::checkpoint::{FileBytes, LoadError, Source, Tensors, regular_file};
 use super::config::{Architecture, ModelConfig, ScaleDirection};
 use super::head::ScreenedHead;
 use super::layer::{FeedForward, Layer};
@@ -107,7 +106,7 @@ impl<'a> Files<'a> {
 /// The bytes of one file.
 enum Contents<'a> {
     Mapped(Mmap),
-    Memory(Cow<'a, [u8]>),
+    Memory(FileBytes<'a>),
 }
 
 impl<'a> Contents<'a> {
