@@ -310,7 +310,7 @@ fn special_tokens(tokenizer: &Encoder) -> Vec<(u32, String)> {
 /// The bytes of every token, one after the other.
 struct Pieces {
     bytes: Vec<u8>,
-    ends: Vec<usize>, // Indexed by token.
+    ends: Vec<u32>, // Indexed by token.
     longest: usize,
     first_space_is_a_mark: bool, // A text begins with a space that nobody wrote.
 }
@@ -346,8 +346,10 @@ impl Pieces {
                 Spelling::SentencePiece { .. } => spell_sentence_piece(&token, &mut pieces.bytes),
             }
             pieces.longest = pieces.longest.max(pieces.bytes.len() - before);
-            pieces.ends.push(pieces.bytes.len());
+            let end = u32::try_from(pieces.bytes.len()).map_err(|error| error.to_string())?;
+            pieces.ends.push(end);
         }
+        pieces.bytes.shrink_to_fit();
         Ok(pieces)
     }
 
@@ -357,7 +359,7 @@ impl Pieces {
             return &[];
         };
         let start = if token == 0 { 0 } else { self.ends[token - 1] };
-        &self.bytes[start..end]
+        &self.bytes[start as usize..end as usize]
     }
 }
 

@@ -3,10 +3,15 @@
 //! Invariant: they are in memory once, however many tokenizers use them.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::{Model, Result, Token};
 
@@ -27,9 +32,100 @@ impl Words {
 
 impl<'de> Deserialize<'de> for Words {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Words, D::Error> {
-        let mut model = ModelWrapper::deserialize(deserializer)?;
+        let mut model = deserializer.deserialize_map(ModelVisitor)?;
         model.resize_cache(REMEMBERED);
         Ok(Words(Arc::new(model)))
+    }
+}
+
+/// Reads a model. The library's own way is by several copies of all of it, and the allocator keeps what they took.
+struct ModelVisitor;
+
+impl<'de> Visitor<'de> for ModelVisitor {
+    type Value = ModelWrapper;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a model")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(
+        self,
+        mut map: A,
+    ) -> std::result::Result<ModelWrapper, A::Error> {
+        let first: Option<(String, Value)> = map.next_entry()?;
+        let rest = MapAccessDeserializer::new(map);
+        match first {
+            Some((key, kind)) if key == "type" && kind == "BPE" => {
+                let bpe = Bpe::deserialize(rest)?.build();
+                Ok(ModelWrapper::BPE(bpe.map_err(A::Error::custom)?))
+            }
+            first => {
+                let mut whole = serde_json::Map::deserialize(rest)?;
+                whole.extend(first);
+                ModelWrapper::deserialize(Value::Object(whole)).map_err(A::Error::custom)
+            }
+        }
+    }
+}
+
+/// A model of the type `BPE`, as it stands in the file.
+#[derive(Deserialize)]
+struct Bpe {
+    dropout: Option<f32>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    fuse_unk: Option<bool>,
+    byte_fallback: Option<bool>,
+    ignore_merges: Option<bool>,
+    vocab: Vocab,
+    merges: Vec<Merge>,
+}
+
+/// Two tokens that become one.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair(String, String),
+    /// With a space between them, as in older files.
+    Line(String),
+}
+
+impl Bpe {
+    fn build(self) -> Result<BPE> {
+        let merges = self.merges.into_iter();
+        let merges = merges.filter(|merge| !merge.is_comment()).map(Merge::pair);
+        let mut builder =
+            BPE::builder().vocab_and_merges(self.vocab, merges.collect::<Result<_>>()?);
+        if let Some(dropout) = self.dropout {
+            builder = builder.dropout(dropout);
+        }
+        if let Some(prefix) = self.continuing_subword_prefix {
+            builder = builder.continuing_subword_prefix(prefix);
+        }
+        let mut bpe = builder.build()?;
+        bpe.unk_token = self.unk_token;
+        bpe.end_of_word_suffix = self.end_of_word_suffix;
+        bpe.fuse_unk = self.fuse_unk.unwrap_or(false);
+        bpe.byte_fallback = self.byte_fallback.unwrap_or(false);
+        bpe.ignore_merges = self.ignore_merges.unwrap_or(false);
+        Ok(bpe)
+    }
+}
+
+impl Merge {
+    fn is_comment(&self) -> bool {
+        matches!(self, Merge::Line(line) if line.starts_with("#version"))
+    }
+
+    fn pair(self) -> Result<(String, String)> {
+        match self {
+            Merge::Pair(left, right) => Ok((left, right)),
+            Merge::Line(line) => match line.split_once(' ') {
+                Some((left, right)) if !right.contains(' ') => Ok((left.into(), right.into())),
+                _ => Err(format!("the merge {line:?} is not two tokens").into()),
+            },
+        }
     }
 }
 
@@ -71,9 +167,75 @@ mod tests {
 
     use super::*;
 
+    fn check_as_the_library(json: &Value) {
+        let json = json.to_string();
+        let library: ModelWrapper = serde_json::from_str(&json).unwrap();
+        let words: Words = serde_json::from_str(&json).unwrap();
+        assert_eq!(*words.0, library, "{json}");
+    }
+
+    #[test]
+    fn a_model_is_what_the_library_makes_of_it() {
+        let vocab = json!({"a": 0, "b": 1, "##b": 2, "ab": 3, "<unk>": 4, "aba": 5});
+        let pairs = json!([["a", "b"], ["ab", "a"]]);
+        let lines = json!(["#version: 0.2", "a b", "ab a"]);
+        for merges in [json!([]), pairs.clone(), lines] {
+            check_as_the_library(&json!({"type": "BPE", "vocab": vocab, "merges": merges}));
+        }
+        for (key, value) in [
+            ("dropout", json!(0.5)),
+            ("unk_token", json!("<unk>")),
+            ("end_of_word_suffix", json!("b")),
+            ("fuse_unk", json!(true)),
+            ("byte_fallback", json!(true)),
+            ("ignore_merges", json!(true)),
+            ("something_else", json!({})),
+        ] {
+            let mut model = json!({"type": "BPE", "vocab": vocab, "merges": pairs});
+            for value in [Value::Null, value] {
+                model[key] = value;
+                check_as_the_library(&model);
+            }
+        }
+        let prefixed = json!({"type": "BPE", "continuing_subword_prefix": "##", "vocab": vocab, "merges": [["a", "##b"]]});
+        check_as_the_library(&prefixed);
+    }
+
+    #[test]
+    fn a_model_may_say_its_type_last_or_not_at_all_and_be_no_bpe() {
+        check_as_the_library(&json!({"vocab": {"a": 0}, "merges": [], "type": "BPE"}));
+        check_as_the_library(&json!({"vocab": {"a": 0, "aa": 1}, "merges": [["a", "a"]]}));
+        check_as_the_library(&json!({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}));
+        check_as_the_library(
+            &json!({"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.5]], "byte_fallback": false}),
+        );
+    }
+
     #[test]
     fn a_wrong_model_is_an_error() {
-        let json = json!({"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}).to_string();
-        assert!(serde_json::from_str::<Words>(&json).is_err());
+        for merges in [
+            json!(["a b"]),
+            json!(["a"]),
+            json!(["a a a"]),
+            json!([["a"]]),
+            json!([1]),
+            Value::Null,
+        ] {
+            let json = json!({"type": "BPE", "vocab": {"a": 0}, "merges": merges}).to_string();
+            assert!(
+                serde_json::from_str::<ModelWrapper>(&json).is_err(),
+                "{json}"
+            );
+            assert!(serde_json::from_str::<Words>(&json).is_err(), "{json}");
+        }
+        for json in [
+            "{}",
+            "[]",
+            "null",
+            r#"{"type": "BPE"}"#,
+            r#"{"type": "Other"}"#,
+        ] {
+            assert!(serde_json::from_str::<Words>(json).is_err(), "{json}");
+        }
     }
 }
