@@ -8,11 +8,14 @@ use sterna_kernels::{HugeSlice, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, PANEL_ROWS, S
 use sterna_scheduler::Batch;
 
 use super::Pass;
-use super::kv_store::KvStore;
+use super::kv_store::{HeadPage, KvStore, write_in_order};
 use super::linear::{Norm, Product, Projections};
 use super::placement::{AttentionBlock, Placement};
 use super::pool::{ranges, split_rows};
 use super::profile::Stage;
+
+/// How many writes ahead of its use a page is asked for.
+const WRITES_AHEAD: usize = 4;
 
 /// Pages of a span.
 const SPAN_PAGES: usize = SPAN_TOKENS / PAGE_TOKENS;
@@ -83,31 +86,38 @@ impl Attention {
         let (writes, tokens) = (placement.writes(), placement.tokens());
         let product = |index| self.qkv.product(index, pass.products, tokens);
         let (keys, values) = (product(1), product(2));
-        let shares = ranges(writes.len(), pass.crew.pool.workers());
-        let pages = shares
+        // An item is what one head writes to one page.
+        let item = |index| write_in_order(writes, self.kv_heads, index);
+        let place = |index| {
+            let (head, write) = item(index);
+            let page = write.page;
+            HeadPage { head, page }
+        };
+        let shares = ranges(self.kv_heads * writes.len(), pass.crew.pool.workers());
+        let places = shares
             .clone()
-            .map(|share| writes[share.start].page..writes[share.end - 1].page + 1);
-        let parts = shares.zip(pass.kv.ranges_mut(layer, pages));
+            .map(|share| place(share.start)..=place(share.end - 1));
+        let parts = shares.zip(pass.kv.ranges_mut(layer, places));
         let kernels = pass.crew.kernels;
         pass.crew.pool.run_parts(parts, |_, (share, mut pages)| {
             let [mut key, mut value] = [[0.0; MAX_HEAD_DIM]; 2];
             let (key, value) = (&mut key[..d], &mut value[..d]);
-            let writes = &writes[share];
-            pages.prefetch(&writes[0]);
-            for (index, write) in writes.iter().enumerate() {
-                if let Some(next) = writes.get(index + 1) {
-                    pages.prefetch(next);
+            let mut ahead = share.clone().map(item);
+            for (head, write) in ahead.by_ref().take(WRITES_AHEAD) {
+                pages.prefetch(head, write);
+            }
+            for (head, write) in share.map(item) {
+                if let Some((head, write)) = ahead.next() {
+                    pages.prefetch(head, write);
                 }
-                let heads = pages.heads_mut(write.page);
-                for (head, (k_page, v_page)) in heads.enumerate() {
-                    for i in 0..write.tokens {
-                        let token = write.first_token + i;
-                        let (cosines, sines) = placement.rotation(token);
-                        copy_values(keys, token, head * d, key);
-                        copy_values(values, token, head * d, value);
-                        kernels.rope(key, d, cosines, sines);
-                        kernels.store_kv(key, value, write.slot + i, k_page, v_page);
-                    }
+                let (k_page, v_page) = pages.page_mut(head, write.page);
+                for i in 0..write.tokens {
+                    let token = write.first_token + i;
+                    let (cosines, sines) = placement.rotation(token);
+                    copy_values(keys, token, head * d, key);
+                    copy_values(values, token, head * d, value);
+                    kernels.rope(key, d, cosines, sines);
+                    kernels.store_kv(key, value, write.slot + i, k_page, v_page);
                 }
             }
         });

@@ -2,14 +2,18 @@
 //!
 //! Always true: a page holds 16 tokens of every layer; for each layer and key-value head its keys,
 //! `[d][16]`, stand right before its values, `[16][d]`, in half precision, beginning at a cache line.
-//! All pages of a layer are neighbours: a step reads all of one layer before anything of the next, so the fewest pages of the
-//! system are in use at a time. Memory that was never written costs nothing.
+//! All pages of a layer are neighbours: a step reads all of one layer before anything of the next, so the fewest pages of the system
+//! are in use at a time. Of a layer, [`RUN_PAGES`] pages at a time stand head by head, so a sequence whose pages follow each other is
+//! read in long runs. Memory that was never written costs nothing.
 
-use std::ops::Range;
+use std::ops::RangeInclusive;
 
 use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS, prefetch};
 
 use super::placement::PageWrite;
+
+/// Pages that stand head by head.
+const RUN_PAGES: usize = 64;
 
 /// Sizes of what a token leaves in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +29,9 @@ impl KvShape {
         2 * PAGE_TOKENS * self.head_dim
     }
 
-    /// Values of one page of one layer.
-    fn layer(self) -> usize {
-        self.kv_heads * self.head()
-    }
-
     /// Values of one page.
     fn page(self) -> usize {
-        self.layers * self.layer()
+        self.layers * self.kv_heads * self.head()
     }
 
     /// Bytes of one page.
@@ -83,41 +82,51 @@ impl KvStore {
             "page {from} is copied to {to}, of {}",
             self.pages
         );
-        let size = self.shape.layer();
-        for layer in self.values.chunks_exact_mut(self.pages * size) {
-            layer.copy_within(from * size..(from + 1) * size, to * size);
+        for layer in 0..self.shape.layers {
+            for head in 0..self.shape.kv_heads {
+                let [from, to] = [from, to].map(|page| self.start(layer, HeadPage { head, page }));
+                let from = from..from + self.shape.head();
+                self.values.copy_within(from, to);
+            }
         }
     }
 
     /// What `head` of `layer` has in `page`.
     pub(super) fn head(&self, page: usize, layer: usize, head: usize) -> KvPage<'_> {
-        let at = (layer * self.pages + page) * self.shape.layer() + head * self.shape.head();
+        let start = self.start(layer, HeadPage { head, page });
         let (keys, values) =
-            self.values[at..][..self.shape.head()].split_at(PAGE_TOKENS * self.shape.head_dim);
+            self.values[start..][..self.shape.head()].split_at(PAGE_TOKENS * self.shape.head_dim);
         KvPage { keys, values }
     }
 
-    /// What `layer` has in the pages of each of `ranges`, to be written; the ranges must ascend.
+    /// Where a head's part of a page begins.
+    fn start(&self, layer: usize, place: HeadPage) -> usize {
+        let heads = layer * self.pages * self.shape.kv_heads + place.index(self.pages, self.shape);
+        heads * self.shape.head()
+    }
+
+    /// The memory of `layer`, to be written: of each of `ranges` all from its first place to its last, in the order of
+    /// [`write_in_order`]. The ranges must ascend.
     pub(super) fn ranges_mut(
         &mut self,
         layer: usize,
-        ranges: impl Iterator<Item = Range<usize>>,
-    ) -> impl Iterator<Item = PagesMut<'_>> {
-        let shape = self.shape;
-        let size = shape.layer();
-        let values = &mut self.values[layer * self.pages * size..][..self.pages * size];
-        let (mut rest, mut at) = (values, 0);
-        ranges.map(move |pages| {
-            let skip = pages
-                .start
+        ranges: impl Iterator<Item = RangeInclusive<HeadPage>>,
+    ) -> impl Iterator<Item = HeadPagesMut<'_>> {
+        let (shape, pages) = (self.shape, self.pages);
+        let size = shape.kv_heads * pages * shape.head();
+        let (mut rest, mut at) = (&mut self.values[layer * size..][..size], 0);
+        ranges.map(move |range| {
+            let [first, last] = [range.start(), range.end()].map(|place| place.index(pages, shape));
+            let skip = first
                 .checked_sub(at)
-                .expect("pages ascend: each is written by one sequence");
-            at = pages.end;
-            let (values, after) =
-                std::mem::take(&mut rest)[skip * size..].split_at_mut(pages.len() * size);
+                .expect("places ascend: each page is written by one sequence");
+            at = last + 1;
+            let (values, after) = std::mem::take(&mut rest)[skip * shape.head()..]
+                .split_at_mut((at - first) * shape.head());
             rest = after;
-            PagesMut {
-                first: pages.start,
+            HeadPagesMut {
+                first,
+                pages,
                 values,
                 shape,
             }
@@ -125,33 +134,59 @@ impl KvStore {
     }
 }
 
-/// Neighbouring pages of one layer.
-pub(super) struct PagesMut<'a> {
+/// One head's part of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeadPage {
+    pub(super) head: usize,
+    pub(super) page: usize,
+}
+
+impl HeadPage {
+    /// Which one it is of all that a layer has, as they stand in memory. The last run may be of fewer pages than the others.
+    fn index(self, pages: usize, shape: KvShape) -> usize {
+        let first = self.page - self.page % RUN_PAGES;
+        let run = RUN_PAGES.min(pages - first);
+        first * shape.kv_heads + self.head * run + self.page - first
+    }
+}
+
+/// The `index`th write of one head to one page: of all that a layer is given by `writes`, whose pages ascend, as they stand in memory.
+pub(super) fn write_in_order(
+    writes: &[PageWrite],
+    kv_heads: usize,
+    index: usize,
+) -> (usize, &PageWrite) {
+    let run_of = |write: &PageWrite| write.page / RUN_PAGES;
+    // All heads of the writes before a run stand before all of the run.
+    let run = run_of(&writes[index / kv_heads]);
+    let first = writes.partition_point(|write| run_of(write) < run);
+    let count = writes[first..].partition_point(|write| run_of(write) == run);
+    let index = index - first * kv_heads;
+    (index / count, &writes[first + index % count])
+}
+
+/// Neighbouring pages of the heads of one layer.
+pub(super) struct HeadPagesMut<'a> {
     first: usize,
+    pages: usize,
     values: &'a mut [u16],
     shape: KvShape,
 }
 
-impl PagesMut<'_> {
+impl HeadPagesMut<'_> {
     /// Asks for the memory that is about to be written: it was last used a step ago, and a token's key lies in every line of the keys.
-    pub(super) fn prefetch(&mut self, write: &PageWrite) {
+    pub(super) fn prefetch(&mut self, head: usize, write: &PageWrite) {
         let head_dim = self.shape.head_dim;
-        for (keys, values) in self.heads_mut(write.page) {
-            prefetch(keys);
-            prefetch(&values[write.slot * head_dim..][..write.tokens * head_dim]);
-        }
+        let (keys, values) = self.page_mut(head, write.page);
+        prefetch(keys);
+        prefetch(&values[write.slot * head_dim..][..write.tokens * head_dim]);
     }
 
-    /// Keys and values of `page`, head by head.
-    pub(super) fn heads_mut(
-        &mut self,
-        page: usize,
-    ) -> impl Iterator<Item = (&mut [u16], &mut [u16])> {
-        let at = (page - self.first) * self.shape.layer();
-        let keys = PAGE_TOKENS * self.shape.head_dim;
-        self.values[at..][..self.shape.layer()]
-            .chunks_exact_mut(self.shape.head())
-            .map(move |head| head.split_at_mut(keys))
+    /// Keys and values of a head in a page.
+    pub(super) fn page_mut(&mut self, head: usize, page: usize) -> (&mut [u16], &mut [u16]) {
+        let at = HeadPage { head, page }.index(self.pages, self.shape) - self.first;
+        self.values[at * self.shape.head()..][..self.shape.head()]
+            .split_at_mut(PAGE_TOKENS * self.shape.head_dim)
     }
 }
 
@@ -165,35 +200,85 @@ mod tests {
         head_dim: 16,
     };
 
-    #[test]
-    fn what_is_written_is_read_and_nothing_else_changes() {
-        let mut store = KvStore::new(SHAPE, 5);
-        let mut marks = 1..;
-        for mut pages in store.ranges_mut(1, [0..1, 2..4].into_iter()) {
-            for page in pages.first..pages.first + pages.values.len() / SHAPE.layer() {
-                let mark = marks.next().unwrap();
-                for (head, (keys, values)) in (0..).zip(pages.heads_mut(page)) {
-                    keys.fill(100 * mark + 10 * head);
-                    values.fill(100 * mark + 10 * head + 1);
-                }
+    /// More than a run, and not a whole number of them.
+    const PAGES: usize = 2 * RUN_PAGES + 3;
+
+    fn places() -> impl Iterator<Item = (usize, usize, usize)> {
+        let pages = (0..PAGES).flat_map(|page| [(page, 0), (page, 1)]);
+        pages.flat_map(|(page, head)| (0..SHAPE.layers).map(move |layer| (page, layer, head)))
+    }
+
+    fn mark(page: usize, layer: usize, head: usize) -> u16 {
+        (1 + 2 * (100 * page + 10 * layer + head)) as u16
+    }
+
+    fn writes(pages: &[usize]) -> Vec<PageWrite> {
+        let write = |&page: &usize| PageWrite {
+            page,
+            slot: 0,
+            first_token: 0,
+            tokens: 1,
+        };
+        pages.iter().map(write).collect()
+    }
+
+    /// Writes marks to some pages of a layer, in shares of the given lengths.
+    fn fill(store: &mut KvStore, layer: usize, pages: &[usize], shares: &[usize]) {
+        let writes = writes(pages);
+        let place = |index: usize| {
+            let (head, write) = write_in_order(&writes, SHAPE.kv_heads, index);
+            let page = write.page;
+            HeadPage { head, page }
+        };
+        let mut end = 0;
+        let shares: Vec<_> = shares
+            .iter()
+            .map(|share| {
+                end += share;
+                end - share..end
+            })
+            .collect();
+        assert_eq!(end, pages.len() * SHAPE.kv_heads);
+        let ranges = shares
+            .iter()
+            .map(|share| place(share.start)..=place(share.end - 1));
+        for (mut memory, share) in store.ranges_mut(layer, ranges).zip(&shares) {
+            for HeadPage { head, page } in share.clone().map(place) {
+                let (keys, values) = memory.page_mut(head, page);
+                assert_eq!((keys[0], values[0]), (0, 0), "written once");
+                keys.fill(mark(page, layer, head));
+                values.fill(mark(page, layer, head) + 1);
             }
         }
-        for (page, mark) in [(0, 1), (1, 0), (2, 2), (3, 3), (4, 0)] {
-            for (layer, head) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_nothing_else_changes() {
+        let pages = [
+            0,
+            1,
+            5,
+            RUN_PAGES - 1,
+            RUN_PAGES,
+            2 * RUN_PAGES + 1,
+            PAGES - 1,
+        ];
+        for shares in [&[14][..], &[7, 7], &[1, 2, 3, 4, 4], &[1; 14]] {
+            let mut store = KvStore::new(SHAPE, PAGES);
+            fill(&mut store, 1, &pages, shares);
+            for (page, layer, head) in places() {
                 let read = store.head(page, layer, head);
-                let expected = if layer == 1 && mark > 0 {
-                    100 * mark + 10 * head as u16
+                let is_written = layer == 1 && pages.contains(&page);
+                let expected = if is_written {
+                    [mark(page, layer, head), mark(page, layer, head) + 1]
                 } else {
-                    0
+                    [0, 0]
                 };
+                let at = format!("page {page} layer {layer} head {head} in {shares:?}");
+                assert!(read.keys.iter().all(|&key| key == expected[0]), "{at}");
                 assert!(
-                    read.keys.iter().all(|&key| key == expected),
-                    "page {page} layer {layer} head {head}"
-                );
-                assert!(
-                    read.values
-                        .iter()
-                        .all(|&value| value == expected.saturating_add(u16::from(expected > 0)))
+                    read.values.iter().all(|&value| value == expected[1]),
+                    "{at}"
                 );
                 assert_eq!(read.keys.as_ptr().align_offset(64), 0);
             }
@@ -201,28 +286,36 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_copied_whole_and_no_other_changes() {
-        let mut store = KvStore::new(SHAPE, 4);
-        for layer in 0..SHAPE.layers {
-            for mut pages in store.ranges_mut(layer, std::iter::once(0..4)) {
-                for page in 0..4 {
-                    for (head, (keys, values)) in (0..).zip(pages.heads_mut(page)) {
-                        let mark = (1000 * page + 100 * layer) as u16 + 10 * head;
-                        keys.fill(mark);
-                        values.fill(mark + 1);
-                    }
-                }
-            }
+    fn neighbouring_pages_of_a_head_are_neighbours_in_memory() {
+        let store = KvStore::new(SHAPE, PAGES);
+        let address = |page| store.head(page, 2, 1).keys.as_ptr() as usize;
+        for page in (1..PAGES).filter(|page| page % RUN_PAGES != 0) {
+            assert_eq!(
+                address(page) - address(page - 1),
+                2 * SHAPE.head(),
+                "{page}"
+            );
         }
-        store.copy_page(1, 3);
-        store.copy_page(2, 0);
-        for (page, source) in [(0, 2), (1, 1), (2, 2), (3, 1)] {
-            for (layer, head) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
-                let read = store.head(page, layer, head);
-                let mark = (1000 * source + 100 * layer + 10 * head) as u16;
-                assert!(read.keys.iter().all(|&key| key == mark));
-                assert!(read.values.iter().all(|&value| value == mark + 1));
-            }
+    }
+
+    #[test]
+    fn a_page_is_copied_whole_and_no_other_changes() {
+        let mut store = KvStore::new(SHAPE, PAGES);
+        let all: Vec<usize> = (0..PAGES).collect();
+        for layer in 0..SHAPE.layers {
+            fill(&mut store, layer, &all, &[2 * PAGES]);
+        }
+        store.copy_page(1, PAGES - 1);
+        store.copy_page(RUN_PAGES + 2, 0);
+        for (page, layer, head) in places() {
+            let source = match page {
+                0 => RUN_PAGES + 2,
+                _ if page == PAGES - 1 => 1,
+                _ => page,
+            };
+            let (read, mark) = (store.head(page, layer, head), mark(source, layer, head));
+            assert!(read.keys.iter().all(|&key| key == mark));
+            assert!(read.values.iter().all(|&value| value == mark + 1));
         }
     }
 
