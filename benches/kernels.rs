@@ -237,12 +237,13 @@ fn ternary(plan: Plan<'_>, limits: &Limits, set: &[TernaryMatrix], (m, what): (u
         let panels = plan.share(set[0].panels(), thread);
         // As the engine does: products pass through a small buffer.
         let at_once = (1 << 16) / (m * PANEL_ROWS);
-        let mut out = vec![0; at_once * m * PANEL_ROWS];
+        let (factors, mut out) = (vec![0.1; m], vec![0.0; at_once * m * PANEL_ROWS]);
         for matrix in set {
             for start in panels.clone().step_by(at_once) {
                 let panels = start..panels.end.min(start + at_once);
                 let out = &mut out[..panels.len() * m * PANEL_ROWS];
-                plan.kernels.ternary_matmul(matrix, panels, &x, out);
+                plan.kernels
+                    .ternary_matmul(matrix, panels, &x, &factors, out);
                 black_box(out);
             }
         }
@@ -428,10 +429,6 @@ fn single_rows(plan: Plan<'_>) {
     });
     time("silu_gate", &mut || {
         kernels.silu_gate(black_box(&x), &x, &mut out)
-    });
-    let acc = vec![77; width];
-    time("dequantize", &mut || {
-        kernels.dequantize(black_box(&acc), &[0.1], &mut out)
     });
     let (cos, sin) = (vec![0.6; 64], vec![0.8; 64]);
     time("rope, heads of 128", &mut || {

@@ -124,6 +124,8 @@ pub struct Kernels {
     table: &'static Table,
 }
 
+type TernaryMatmul =
+    unsafe fn(&TernaryMatrix, Range<usize>, &QuantizedActivations, &[f32], &mut [f32]);
 type ScalePanel = unsafe fn(&[i32], (&[f32], &[f32]), &mut [f32], &mut [f32]);
 type WeighLogits = unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]);
 type WeightsFrom = unsafe fn(f32, &[f32], &[f32]) -> (f64, usize);
@@ -132,8 +134,7 @@ type StoreKv = unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]);
 /// The functions of an instruction set, by name. Unsafe to call where the CPU lacks it.
 struct Table {
     quantize: unsafe fn(&[f32], &mut QuantizedTokenMut<'_>),
-    ternary_matmul: unsafe fn(&TernaryMatrix, Range<usize>, &QuantizedActivations, &mut [i32]),
-    dequantize: unsafe fn(&[i32], &[f32], &mut [f32]),
+    ternary_matmul: TernaryMatmul,
     int8_matmul: unsafe fn(&Int8Matrix, Range<usize>, &QuantizedActivations, &mut [i32]),
     scale_panel: ScalePanel,
     dense_dot: unsafe fn(&DenseMatrix, usize, &[f32]) -> f32,
@@ -160,7 +161,6 @@ struct Table {
 static SCALAR: Table = Table {
     quantize: scalar::quantize,
     ternary_matmul: scalar::ternary_matmul,
-    dequantize: scalar::dequantize,
     int8_matmul: scalar::int8_matmul,
     scale_panel: scalar::scale_panel,
     dense_dot: scalar::dense_dot,
@@ -188,7 +188,6 @@ static SCALAR: Table = Table {
 static AVX2: Table = Table {
     quantize: avx2::quantize,
     ternary_matmul: avx2::ternary_matmul,
-    dequantize: avx2::dequantize,
     int8_matmul: avx2::int8_matmul,
     scale_panel: avx2::scale_panel,
     dense_dot: avx2::dense_dot,
@@ -216,7 +215,6 @@ static AVX2: Table = Table {
 static AVX512: Table = Table {
     quantize: avx512::quantize,
     ternary_matmul: avx512::ternary_matmul,
-    dequantize: avx512::dequantize,
     int8_matmul: avx512::int8_matmul,
     scale_panel: avx512::scale_panel,
     dense_dot: avx512::dense_dot,
@@ -302,13 +300,15 @@ impl Kernels {
         unsafe { (self.table.quantize)(x, out) }
     }
 
-    /// Multiplies all m tokens by the rows of `panels`, exactly. `out` is panel-major: `[panel of the range][m][32]`.
+    /// Multiplies all m tokens by the rows of `panels`, exactly, and what comes out by each token's factor (the weights' scale over the
+    /// activations'). `out` is panel-major: `[panel of the range][m][32]`.
     pub fn ternary_matmul(
         &self,
         weights: &TernaryMatrix,
         panels: Range<usize>,
         x: &QuantizedActivations,
-        out: &mut [i32],
+        factors: &[f32],
+        out: &mut [f32],
     ) {
         assert!(
             panels.start <= panels.end && panels.end <= weights.panels(),
@@ -324,6 +324,7 @@ impl Kernels {
             panels.len() * x.tokens() * PANEL_ROWS,
             "the values of a product"
         );
+        assert_eq!(factors.len(), x.tokens(), "one factor a token");
         assert!(
             self.reads(weights.packing()),
             "{} does not read {:?}",
@@ -334,7 +335,7 @@ impl Kernels {
             return;
         }
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.ternary_matmul)(weights, panels, x, out) }
+        unsafe { (self.table.ternary_matmul)(weights, panels, x, factors, out) }
     }
 
     /// Multiplies all m tokens by the rows of `panels`, exactly, in whole numbers: without the rows' scales. `out` is panel-major:
@@ -394,20 +395,6 @@ impl Kernels {
         assert_eq!(x.len(), weights.columns(), "the values of a token");
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
         unsafe { (self.table.dense_dot)(weights, row, x) }
-    }
-
-    /// `out = acc · factor`: pieces of 32 rows, `[..][m][32]`, with a factor for each of the m tokens: the weights' scale over the
-    /// activations'.
-    pub fn dequantize(&self, acc: &[i32], factors: &[f32], out: &mut [f32]) {
-        assert_eq!(acc.len(), out.len(), "one output a sum");
-        assert!(
-            acc.len().is_multiple_of(factors.len() * PANEL_ROWS),
-            "{} sums of {} tokens",
-            acc.len(),
-            factors.len()
-        );
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.dequantize)(acc, factors, out) }
     }
 
     /// Multiplies the m tokens `x`, `[m][k]`, by the rows of `panels`, in f32. `out` is panel-major: `[panel of the range][m][32]`.

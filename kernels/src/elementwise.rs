@@ -109,18 +109,6 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// `out = acc · factor`: pieces of 32 rows, of one token after the other, each token with its own factor.
-#[inline(always)]
-pub(crate) fn dequantize(acc: &[i32], factors: &[f32], out: &mut [f32]) {
-    let outs = out.as_chunks_mut::<PANEL_ROWS>().0.iter_mut();
-    let pieces = outs.zip(acc.as_chunks::<PANEL_ROWS>().0);
-    for ((out, acc), factor) in pieces.zip(factors.iter().cycle()) {
-        for (out, &acc) in out.iter_mut().zip(acc) {
-            *out = acc as f32 * factor;
-        }
-    }
-}
-
 /// `out = acc · (scale · factor)`: the rows of one panel, each with its own scale, of one token after the other, each with its own
 /// factor; and the largest output of each token. Rows without a scale come out as zero.
 #[inline(always)]

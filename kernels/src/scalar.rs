@@ -19,7 +19,8 @@ pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
     x: &QuantizedActivations,
-    out: &mut [i32],
+    factors: &[f32],
+    out: &mut [f32],
 ) {
     for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
         for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
@@ -27,7 +28,8 @@ pub(crate) fn ternary_matmul(
                 let products = x.row(token).iter().enumerate();
                 let products =
                     products.map(|(k, &q)| i32::from(weights.code(panel, row, k)) * i32::from(q));
-                *out = products.sum::<i32>() - x.sum(token);
+                let sum = products.sum::<i32>() - x.sum(token);
+                *out = sum as f32 * factors[token];
             }
         }
     }
@@ -184,10 +186,6 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
 
 pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
     state.finish(out);
-}
-
-pub(crate) fn dequantize(acc: &[i32], factors: &[f32], out: &mut [f32]) {
-    elementwise::dequantize(acc, factors, out);
 }
 
 pub(crate) fn scale_panel(

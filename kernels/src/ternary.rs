@@ -346,9 +346,9 @@ mod tests {
                 let cases = kernels().flat_map(|kernels| weights.iter().map(move |w| (kernels, w)));
                 for (kernels, weights) in cases.filter(|(kernels, w)| kernels.reads(w.packing())) {
                     let isa = kernels.isa();
-                    let mut out = vec![0; m * PANEL_ROWS];
-                    kernels.ternary_matmul(weights, 0..1, &x, &mut out);
-                    let expected = (i32::from(code) - 1) * -128 * k as i32;
+                    let mut out = vec![0.0; m * PANEL_ROWS];
+                    kernels.ternary_matmul(weights, 0..1, &x, &vec![1.0; m], &mut out);
+                    let expected = ((i32::from(code) - 1) * -128 * k as i32) as f32;
                     assert!(
                         out.iter().all(|&sum| sum == expected),
                         "{isa}: code {code}, m {m}, k {k}"

@@ -51,11 +51,11 @@ fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
     ones.panels_mut()
         .for_each(|mut panel| panel.set_row(0, &[2; 17]));
     for isa in Isa::available() {
-        let mut out = [0; 64];
+        let mut out = [0.0; 64];
         Kernels::new(isa)
             .unwrap()
-            .ternary_matmul(&ones, 0..1, &x, &mut out);
-        assert_eq!((out[0], out[32]), (17 * 127, 17 * 127), "{isa}");
+            .ternary_matmul(&ones, 0..1, &x, &[1.0, 2.0], &mut out);
+        assert_eq!((out[0], out[32]), (17.0 * 127.0, 34.0 * 127.0), "{isa}");
     }
 }
 

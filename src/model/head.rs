@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS};
 
-use super::inputs::{Crew, Inputs, Products};
+use super::inputs::{Crew, Inputs, Scratch};
 use super::pool::{Pool, ranges, split_rows};
 
 /// Rows of a token that are computed exactly: more than the 20 whose log-probabilities may be asked for, by as much as rounding may
@@ -101,7 +101,7 @@ impl ScreenedHead {
             shares.zip(logits).zip(largest).zip(&mut crew.scratch),
             |_, (((panels, logits), largest), scratch)| {
                 let panel = tokens * PANEL_ROWS;
-                let Products { sums, factors } = &mut scratch.products;
+                let Scratch { sums, factors, .. } = scratch;
                 let x = inputs.quantized();
                 factors.clear();
                 factors.extend(x.scales().iter().map(|scale| 1.0 / scale));

@@ -11,9 +11,9 @@ use sterna_kernels::{
 use super::linear::{Linear, Projections};
 use super::pool::{Pool, ranges, split_rows};
 
-/// Values of a product that a worker keeps before it goes on with them: few enough for its cache, many
+/// Values of gates that a worker keeps before it goes on with them: few enough for its cache, many
 /// enough to call a kernel seldom.
-const PRODUCTS_AT_ONCE: usize = 1 << 14;
+const GATES_AT_ONCE: usize = 1 << 14;
 
 /// Rows that are made at once. Products are panel-major, so the values of neighbouring tokens are neighbours in memory: they are
 /// fetched together.
@@ -134,7 +134,7 @@ impl Inputs {
         (linear, index): (&Linear, usize),
         panels: Range<usize>,
         out: &mut [f32],
-        memory: &mut Products,
+        factors: &mut Vec<f32>,
     ) {
         let linear = match linear {
             Linear::Ternary(linear) => linear,
@@ -148,18 +148,9 @@ impl Inputs {
         } else {
             0
         }];
-        memory.factors.clear();
-        let factors = x.scales().iter().map(|scale| linear.scale / scale);
-        memory.factors.extend(factors);
-        let panel = self.tokens * PANEL_ROWS;
-        let at_once = memory.panels_at_once(self.tokens);
-        let starts = panels.clone().step_by(at_once);
-        for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
-            let sums = &mut memory.sums[..out.len()];
-            let panels = start..panels.end.min(start + at_once);
-            kernels.ternary_matmul(&linear.weights, panels, x, sums);
-            kernels.dequantize(sums, &memory.factors, out);
-        }
+        factors.clear();
+        factors.extend(x.scales().iter().map(|scale| linear.scale / scale));
+        kernels.ternary_matmul(&linear.weights, panels, x, factors, out);
     }
 }
 
@@ -236,36 +227,27 @@ pub(super) struct Crew {
 pub(super) struct Scratch {
     rows: Vec<f32>,
     spare: Vec<f32>,
-    pub(super) products: Products,
+    pub(super) sums: Vec<i32>,    // A panel of a product.
+    pub(super) factors: Vec<f32>, // By token.
     pub(super) gates: Vec<f32>,
     pub(super) ups: Vec<f32>,
     pub(super) attention: AttentionState,
 }
 
-/// Memory for a few panels of a product.
-pub(super) struct Products {
-    pub(super) sums: Vec<i32>,
-    pub(super) factors: Vec<f32>, // By token.
-}
-
-impl Products {
-    /// How many panels of so many tokens there is room for.
-    pub(super) fn panels_at_once(&self, tokens: usize) -> usize {
-        self.sums.len() / (tokens * PANEL_ROWS)
-    }
-}
-
 impl Scratch {
+    /// How many panels of gates for so many tokens there is room for.
+    pub(super) fn panels_at_once(&self, tokens: usize) -> usize {
+        self.gates.len() / (tokens * PANEL_ROWS)
+    }
+
     /// For rows of up to `max_width` values, up to `max_tokens` tokens, and `attention`.
     pub(super) fn new(max_width: usize, max_tokens: usize, attention: AttentionState) -> Scratch {
-        let values = PRODUCTS_AT_ONCE.max(max_tokens * PANEL_ROWS);
+        let values = GATES_AT_ONCE.max(max_tokens * PANEL_ROWS);
         Scratch {
             rows: vec![0.0; BLOCK_TOKENS * max_width],
             spare: vec![0.0; BLOCK_TOKENS * max_width],
-            products: Products {
-                sums: vec![0; values],
-                factors: Vec::with_capacity(max_tokens),
-            },
+            sums: vec![0; max_tokens * PANEL_ROWS],
+            factors: Vec::with_capacity(max_tokens),
             gates: vec![0.0; values],
             ups: vec![0.0; values],
             attention,

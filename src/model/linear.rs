@@ -164,8 +164,8 @@ impl Projections {
                         let (now, later) =
                             std::mem::take(&mut out).split_at_mut(mine.len() * panel);
                         let of_linear = mine.start - first..mine.end - first;
-                        let products = &mut scratch.products;
-                        inputs.multiply(kernels, (linear, index), of_linear, now, products);
+                        let factors = &mut scratch.factors;
+                        inputs.multiply(kernels, (linear, index), of_linear, now, factors);
                         out = later;
                     }
                     first += linear.panels();
@@ -194,19 +194,19 @@ impl Projections {
         crew.pool.run_parts(
             parts.zip(&mut crew.scratch),
             |_, ((panels, out), scratch)| {
+                let at_once = scratch.panels_at_once(inputs.tokens());
                 let Scratch {
-                    products,
+                    factors,
                     gates,
                     ups,
                     ..
                 } = scratch;
-                let at_once = products.panels_at_once(inputs.tokens());
                 let starts = panels.clone().step_by(at_once);
                 for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
                     let range = start..panels.end.min(start + at_once);
                     let (gates, ups) = (&mut gates[..out.len()], &mut ups[..out.len()]);
-                    inputs.multiply(kernels, (gate, 0), range.clone(), gates, products);
-                    inputs.multiply(kernels, (up, 1), range, ups, products);
+                    inputs.multiply(kernels, (gate, 0), range.clone(), gates, factors);
+                    inputs.multiply(kernels, (up, 1), range, ups, factors);
                     match activation {
                         Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
                         Activation::Silu => kernels.silu_gate(gates, ups, out),

@@ -46,7 +46,6 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("rope", "values", WIDTH, rope),
     ("store_kv", "values", HEAD_DIM, store_kv),
     ("scale_panel", "m", 8, scale_panel),
-    ("dequantize", "m", 8, dequantize),
     ("scan_logits", "logits", LOGITS, scan_logits),
     ("weigh_logits", "logits", LOGITS, weigh_logits),
     ("sum_weights", "logits", LOGITS, sum_weights),
@@ -89,10 +88,11 @@ fn ternary_matmul(kernels: Kernels, m: usize) -> Round {
         panel.rows().for_each(|row| panel.set_row(row, &codes));
     }
     let x = quantized(kernels, m);
-    let mut out = vec![0; m * ROWS.next_multiple_of(PANEL_ROWS)];
+    let factors = vec![0.1; m];
+    let mut out = vec![0.0; m * ROWS.next_multiple_of(PANEL_ROWS)];
     Box::new(move || {
         let panels = 0..weights.panels();
-        kernels.ternary_matmul(black_box(&weights), panels, &x, &mut out);
+        kernels.ternary_matmul(black_box(&weights), panels, &x, &factors, &mut out);
         black_box(&mut out);
     })
 }
@@ -223,16 +223,6 @@ fn scale_panel(kernels: Kernels, m: usize) -> Round {
         let by = (&scales[..], &factors[..]);
         kernels.scale_panel(black_box(&acc), by, &mut out, &mut largest);
         black_box((&mut out, &mut largest));
-    })
-}
-
-fn dequantize(kernels: Kernels, m: usize) -> Round {
-    let acc = vec![77; m * ROWS];
-    let factors = vec![0.5; m];
-    let mut out = vec![0.0; m * ROWS];
-    Box::new(move || {
-        kernels.dequantize(black_box(&acc), &factors, &mut out);
-        black_box(&mut out);
     })
 }
 

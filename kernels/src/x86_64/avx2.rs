@@ -6,6 +6,8 @@ use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
 
+use zerocopy::{FromBytes, IntoBytes};
+
 use super::{PREFETCH_BYTES, blocks, four_activations, padded};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
@@ -36,16 +38,17 @@ pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
     x: &QuantizedActivations,
-    out: &mut [i32],
+    factors: &[f32],
+    out: &mut [f32],
 ) {
     let panels = panels.map(|panel| weights.panel(panel).as_chunks().0);
     let products = panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS));
     match x.tokens() {
-        1 => products.for_each(|(panel, out)| widened::<1>(panel, x, out)),
-        2 => products.for_each(|(panel, out)| widened::<2>(panel, x, out)),
+        1 => products.for_each(|(panel, out)| widened::<1>(panel, x, factors, out)),
+        2 => products.for_each(|(panel, out)| widened::<2>(panel, x, factors, out)),
         _ => {
             let mut codes = [[[_mm256_setzero_si256(); 2]; SPAN_FOURS]; PANEL_BLOCKS];
-            products.for_each(|(panel, out)| by_spans(panel, x, &mut codes, out));
+            products.for_each(|(panel, out)| by_spans(panel, x, factors, &mut codes, out));
         }
     }
 }
@@ -56,7 +59,8 @@ pub(crate) fn ternary_matmul(
 fn widened<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
-    out: &mut [i32],
+    factors: &[f32],
+    out: &mut [f32],
 ) {
     let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(t).as_chunks().0);
     let ones = _mm256_set1_epi16(1);
@@ -76,7 +80,9 @@ fn widened<const T: usize>(
             }
         }
     }
+    let out = as_sums(out);
     store_sums(&sums, 0, out);
+    scale_sums(factors, out);
 }
 
 /// The sums over at most [`NARROW_BLOCKS`] steps, each row's as two 16-bit halves: `[token][block][rows 0..8, 8..16]`.
@@ -121,9 +127,11 @@ fn narrow_sums<const T: usize>(
 fn by_spans(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
+    factors: &[f32],
     codes: &mut SpanCodes,
-    out: &mut [i32],
+    out: &mut [f32],
 ) {
+    let out = as_sums(out);
     for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
         out.fill(-x.sum(token));
     }
@@ -133,6 +141,25 @@ fn by_spans(
     }
     for (i, step) in rest.as_chunks::<1>().0.iter().enumerate() {
         add_span::<4>(step, spans.len() * SPAN_FOURS + 4 * i, x, codes, out);
+    }
+    scale_sums(factors, out);
+}
+
+/// The memory of outputs, for the sums that they are made of.
+fn as_sums(out: &mut [f32]) -> &mut [i32] {
+    FromBytes::mut_from_bytes(out.as_mut_bytes()).expect("as large and aligned as floats")
+}
+
+/// Turns the sums of a panel, `[token][32]`, into outputs in the same memory: each times its token's factor.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn scale_sums(factors: &[f32], sums: &mut [i32]) {
+    for (sums, &factor) in sums.as_chunks_mut::<PANEL_ROWS>().0.iter_mut().zip(factors) {
+        let factor = _mm256_set1_ps(factor);
+        for sums in sums.as_chunks_mut().0 {
+            let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(load_i32(sums)), factor);
+            store_i32(_mm256_castps_si256(scaled), sums);
+        }
     }
 }
 
@@ -512,11 +539,6 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     elementwise::add(x, y);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn dequantize(acc: &[i32], factors: &[f32], out: &mut [f32]) {
-    elementwise::dequantize(acc, factors, out);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

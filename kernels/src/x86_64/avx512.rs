@@ -24,20 +24,21 @@ pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
     x: &QuantizedActivations,
-    out: &mut [i32],
+    factors: &[f32],
+    out: &mut [f32],
 ) {
     for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
         let panel = weights.panel(panel).as_chunks().0;
-        let first = tokens.start;
+        let at = (tokens.start, &factors[tokens.clone()]);
         match tokens.len() {
-            1 => in_place::<1>(panel, x, first, out),
-            2 => in_place::<2>(panel, x, first, out),
-            3 => shifted::<3>(panel, x, first, out),
-            4 => shifted::<4>(panel, x, first, out),
-            5 => shifted::<5>(panel, x, first, out),
-            6 => shifted::<6>(panel, x, first, out),
-            7 => shifted::<7>(panel, x, first, out),
-            _ => shifted::<8>(panel, x, first, out),
+            1 => in_place::<1>(panel, x, at, out),
+            2 => in_place::<2>(panel, x, at, out),
+            3 => shifted::<3>(panel, x, at, out),
+            4 => shifted::<4>(panel, x, at, out),
+            5 => shifted::<5>(panel, x, at, out),
+            6 => shifted::<6>(panel, x, at, out),
+            7 => shifted::<7>(panel, x, at, out),
+            _ => shifted::<8>(panel, x, at, out),
         }
     });
 }
@@ -49,8 +50,8 @@ pub(crate) fn ternary_matmul(
 fn in_place<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
-    first: usize,
-    out: &mut [i32],
+    (first, factors): (usize, &[f32]),
+    out: &mut [f32],
 ) {
     let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let mut sums = [[[_mm512_setzero_si512(); PANEL_BLOCKS]; T]; 4];
@@ -71,15 +72,14 @@ fn in_place<const T: usize>(
             }
         }
     }
-    for t in 0..T {
-        for half in 0..PANEL_BLOCKS {
-            let sum = _mm512_sub_epi32(
-                sum_of_fields(sums.map(|sums| sums[t][half])),
-                _mm512_set1_epi32(x.sum(first + t)),
-            );
-            store_i32(sum, &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..]);
+    let mut totals = minus_sums::<T>(x, first, 1);
+    for (t, totals) in totals.iter_mut().enumerate() {
+        for (half, total) in totals.iter_mut().enumerate() {
+            let sum = sum_of_fields(sums.map(|sums| sums[t][half]));
+            *total = _mm512_add_epi32(sum, *total);
         }
     }
+    store_scaled(&totals, factors, out);
 }
 
 /// 32 rows × T tokens: each field is shifted down once and multiplied with every token. Unpacking hides behind the multiplications.
@@ -88,8 +88,8 @@ fn in_place<const T: usize>(
 fn shifted<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
-    first: usize,
-    out: &mut [i32],
+    (first, factors): (usize, &[f32]),
+    out: &mut [f32],
 ) {
     let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let mask = _mm512_set1_epi8(3);
@@ -114,7 +114,7 @@ fn shifted<const T: usize>(
             }
         }
     }
-    store_sums(&sums, out);
+    store_scaled(&sums, factors, out);
 }
 
 /// Products of panels of 8-bit weights with up to eight tokens at a time.
@@ -168,11 +168,11 @@ fn int8_tile<const T: usize>(
 /// Calls `tile(panel, tokens, out)` for up to eight tokens and one panel at a time. Tokens are taken in groups whose activations stay in
 /// the second-level cache while the panels pass; of a group, the first tile of a panel brings the panel in for the others.
 #[inline(always)]
-pub(super) fn for_each_tile(
+pub(super) fn for_each_tile<V>(
     panels: Range<usize>,
     tokens: usize,
-    out: &mut [i32],
-    tile: impl Fn(usize, Range<usize>, &mut [i32]),
+    out: &mut [V],
+    tile: impl Fn(usize, Range<usize>, &mut [V]),
 ) {
     for group in blocks(tokens, GROUP_TOKENS) {
         let outs = out.chunks_exact_mut(tokens * PANEL_ROWS);
@@ -220,10 +220,27 @@ pub(super) fn minus_sums<const T: usize>(
 /// Stores the sums of T tokens, `[T][32]`.
 #[target_feature(enable = "avx512f")]
 #[inline]
-pub(super) fn store_sums<const T: usize>(sums: &[[__m512i; PANEL_BLOCKS]; T], out: &mut [i32]) {
+fn store_sums<const T: usize>(sums: &[[__m512i; PANEL_BLOCKS]; T], out: &mut [i32]) {
     for (t, sums) in sums.iter().enumerate() {
         for (half, sum) in sums.iter().enumerate() {
             store_i32(*sum, &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..]);
+        }
+    }
+}
+
+/// Stores the sums of T tokens, each times its token's factor, `[T][32]`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn store_scaled<const T: usize>(
+    sums: &[[__m512i; PANEL_BLOCKS]; T],
+    factors: &[f32],
+    out: &mut [f32],
+) {
+    let (out, _) = out.as_chunks_mut::<PANEL_ROWS>();
+    for ((sums, &factor), out) in sums.iter().zip(&factors[..T]).zip(&mut out[..T]) {
+        let factor = _mm512_set1_ps(factor);
+        for (sum, out) in sums.iter().zip(out.as_chunks_mut().0) {
+            *out = lanes(_mm512_mul_ps(_mm512_cvtepi32_ps(*sum), factor));
         }
     }
 }
@@ -399,11 +416,6 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(crate) fn dequantize(acc: &[i32], factors: &[f32], out: &mut [f32]) {
-    elementwise::dequantize(acc, factors, out);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn scale_panel(
     acc: &[i32],
     factors: (&[f32], &[f32]),
@@ -546,7 +558,7 @@ fn lanes(register: __m512) -> [f32; LANES] {
 /// Stores sixteen sums at the start of `out`.
 #[target_feature(enable = "avx512f")]
 #[inline]
-pub(super) fn store_i32(sums: __m512i, out: &mut [i32]) {
+fn store_i32(sums: __m512i, out: &mut [i32]) {
     let out = &mut out[..BLOCK_ROWS];
     // SAFETY: `out` is sixteen writable `i32`, by the slice just taken, and `storeu` needs no alignment.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) }

@@ -8,13 +8,12 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use super::avx512::{
-    self, field_mask, for_each_tile, load_block, minus_sums, prefetch_panel, store_i32, store_sums,
+    self, field_mask, for_each_tile, load_block, minus_sums, prefetch_panel, store_scaled,
     sum_of_fields,
 };
 use super::four_activations;
-use crate::PANEL_ROWS;
 use crate::activation::QuantizedActivations;
-use crate::ternary::{BLOCK_ROWS, Block, FIVE_TRIT_COLUMNS, PANEL_BLOCKS, Packing, TernaryMatrix};
+use crate::ternary::{Block, FIVE_TRIT_COLUMNS, PANEL_BLOCKS, Packing, TernaryMatrix};
 
 /// What the fifth field counts in its byte.
 const FIFTH: u8 = 81;
@@ -40,23 +39,24 @@ pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
     x: &QuantizedActivations,
-    out: &mut [i32],
+    factors: &[f32],
+    out: &mut [f32],
 ) {
     if weights.packing() == Packing::TwoBit {
-        return avx512::ternary_matmul(weights, panels, x, out);
+        return avx512::ternary_matmul(weights, panels, x, factors, out);
     }
     for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
         let panel = weights.panel(panel).as_chunks().0;
-        let first = tokens.start;
+        let at = (tokens.start, &factors[tokens.clone()]);
         match tokens.len() {
-            1 => in_place::<1>(panel, x, first, out),
-            2 => in_place::<2>(panel, x, first, out),
-            3 => shifted::<3>(panel, x, first, out),
-            4 => shifted::<4>(panel, x, first, out),
-            5 => shifted::<5>(panel, x, first, out),
-            6 => shifted::<6>(panel, x, first, out),
-            7 => shifted::<7>(panel, x, first, out),
-            _ => shifted::<8>(panel, x, first, out),
+            1 => in_place::<1>(panel, x, at, out),
+            2 => in_place::<2>(panel, x, at, out),
+            3 => shifted::<3>(panel, x, at, out),
+            4 => shifted::<4>(panel, x, at, out),
+            5 => shifted::<5>(panel, x, at, out),
+            6 => shifted::<6>(panel, x, at, out),
+            7 => shifted::<7>(panel, x, at, out),
+            _ => shifted::<8>(panel, x, at, out),
         }
     });
 }
@@ -68,8 +68,8 @@ pub(crate) fn ternary_matmul(
 fn in_place<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
-    first: usize,
-    out: &mut [i32],
+    (first, factors): (usize, &[f32]),
+    out: &mut [f32],
 ) {
     let rows: [&[[i8; FIVE_TRIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let table = Table::new();
@@ -99,15 +99,15 @@ fn in_place<const T: usize>(
         }
     }
     let per_fifth = _mm512_set1_epi32(PER_FIFTH.cast_signed());
-    for t in 0..T {
-        let minus_sum = _mm512_set1_epi32(-x.sum(first + t));
-        for half in 0..PANEL_BLOCKS {
+    let mut totals = minus_sums::<T>(x, first, 1);
+    for (t, totals) in totals.iter_mut().enumerate() {
+        for (half, total) in totals.iter_mut().enumerate() {
             let fifth = _mm512_mullo_epi32(fifth_sums[t][half], per_fifth);
             let sum = _mm512_add_epi32(sum_of_fields(sums.map(|sums| sums[t][half])), fifth);
-            let out = &mut out[t * PANEL_ROWS + half * BLOCK_ROWS..];
-            store_i32(_mm512_add_epi32(sum, minus_sum), out);
+            *total = _mm512_add_epi32(sum, *total);
         }
     }
+    store_scaled(&totals, factors, out);
 }
 
 /// 32 rows × T tokens: each field is shifted down once and multiplied with every token. Unpacking hides behind the multiplications.
@@ -116,8 +116,8 @@ fn in_place<const T: usize>(
 fn shifted<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
-    first: usize,
-    out: &mut [i32],
+    (first, factors): (usize, &[f32]),
+    out: &mut [f32],
 ) {
     let rows: [&[[i8; FIVE_TRIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let table = Table::new();
@@ -152,7 +152,7 @@ fn shifted<const T: usize>(
             }
         }
     }
-    store_sums(&sums, out);
+    store_scaled(&sums, factors, out);
 }
 
 /// The constants of unpacking, in registers.
