@@ -1,7 +1,7 @@
 //! Kernel speed beside this machine's own limits, measured in the same run: how fast it reads memory and multiplies small integers.
 //!
 //! `cargo bench --bench kernels` measures the shapes of BitNet b1.58 2B-4T, streaming enough distinct matrices that none comes from a
-//! cache; `-- avx2 attention` only those kernels of AVX2 that have "attention" in their names. Without `--bench` (so in `cargo test --benches`), or with `--test`, everything runs once and small, and prints no figures,
+//! cache; `-- avx2 head int8` only those kernels of AVX2 that have both words in their names. Without `--bench` (so in `cargo test --benches`), or with `--test`, everything runs once and small, and prints no figures,
 //! since they would mean nothing.
 
 use std::hint::black_box;
@@ -24,8 +24,8 @@ const HEAD_DIM: usize = 128;
 struct Plan<'a> {
     kernels: Kernels,
     threads: usize,
-    /// Only kernels whose names contain this.
-    name: &'a str,
+    /// Only kernels whose names contain all of these.
+    words: &'a [&'a str],
     /// Weights of one pass.
     stream_bytes: usize,
     passes: usize,
@@ -37,10 +37,11 @@ fn main() {
     let given = |name: &str| arguments.iter().any(|argument| argument == name);
     let smoke = given("--test") || !given("--bench");
     let only: Option<Isa> = arguments.iter().find_map(|argument| argument.parse().ok());
-    let mut names = arguments
+    let words: Vec<&str> = arguments
         .iter()
-        .filter(|argument| !argument.starts_with("--") && argument.parse::<Isa>().is_err());
-    let name = names.next().map_or("", String::as_str);
+        .map(String::as_str)
+        .filter(|argument| !argument.starts_with("--") && argument.parse::<Isa>().is_err())
+        .collect();
     for isa in Isa::available().filter(|isa| only.is_none_or(|only| only == *isa)) {
         let kernels = Kernels::new(isa).expect("it is available");
         for threads in [1, 2] {
@@ -52,7 +53,7 @@ fn main() {
             run(Plan {
                 kernels,
                 threads,
-                name,
+                words: &words,
                 stream_bytes,
                 passes,
                 smoke,
@@ -163,7 +164,7 @@ fn heads(plan: Plan<'_>, probe: &Probe) {
 impl Plan<'_> {
     /// Is a kernel of this name to be measured?
     fn measures(&self, what: &str) -> bool {
-        what.contains(self.name)
+        self.words.iter().all(|word| what.contains(word))
     }
 
     /// The numbers of tokens at which a kernel is to be measured, and its names with them.
