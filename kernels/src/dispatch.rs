@@ -137,7 +137,7 @@ struct Table {
     ternary_matmul: TernaryMatmul,
     int8_matmul: unsafe fn(&Int8Matrix, Range<usize>, &QuantizedActivations, &mut [i32]),
     scale_panel: ScalePanel,
-    dense_dot: unsafe fn(&DenseMatrix, usize, &[f32]) -> f32,
+    dense_dots: unsafe fn(&DenseMatrix, &[u32], &[f32], &mut [f32]),
     dense_matmul: unsafe fn(&DenseMatrix, Range<usize>, &[f32], usize, &mut [f32]),
     dense_row: unsafe fn(&DenseMatrix, usize, &mut [f32]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
@@ -163,7 +163,7 @@ static SCALAR: Table = Table {
     ternary_matmul: scalar::ternary_matmul,
     int8_matmul: scalar::int8_matmul,
     scale_panel: scalar::scale_panel,
-    dense_dot: scalar::dense_dot,
+    dense_dots: scalar::dense_dots,
     dense_matmul: scalar::dense_matmul,
     dense_row: scalar::dense_row,
     rms_norm: scalar::rms_norm,
@@ -190,7 +190,7 @@ static AVX2: Table = Table {
     ternary_matmul: avx2::ternary_matmul,
     int8_matmul: avx2::int8_matmul,
     scale_panel: avx2::scale_panel,
-    dense_dot: avx2::dense_dot,
+    dense_dots: avx2::dense_dots,
     dense_matmul: avx2::dense_matmul,
     dense_row: avx2::dense_row,
     rms_norm: avx2::rms_norm,
@@ -217,7 +217,7 @@ static AVX512: Table = Table {
     ternary_matmul: avx512::ternary_matmul,
     int8_matmul: avx512::int8_matmul,
     scale_panel: avx512::scale_panel,
-    dense_dot: avx512::dense_dot,
+    dense_dots: avx512::dense_dots,
     dense_matmul: avx512::dense_matmul,
     dense_row: avx512::dense_row,
     rms_norm: avx512::rms_norm,
@@ -389,12 +389,19 @@ impl Kernels {
         unsafe { (self.table.scale_panel)(acc, (scales, factors), out, largest) }
     }
 
-    /// One row by one token `x`, `[k]`, in f32: the value, to the bit, that [`Kernels::dense_matmul`] has for the two.
-    pub fn dense_dot(&self, weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
-        assert!(row < weights.rows(), "no row {row} of {}", weights.rows());
+    /// Some rows, in any order, by one token `x`, `[k]`, in f32: the values, to the bit, that [`Kernels::dense_matmul`] has for each of
+    /// them and the token.
+    pub fn dense_dots(&self, weights: &DenseMatrix, rows: &[u32], x: &[f32], out: &mut [f32]) {
+        let last = rows.iter().max();
+        assert!(
+            last.is_none_or(|last| (*last as usize) < weights.rows()),
+            "no row {last:?} of {}",
+            weights.rows()
+        );
         assert_eq!(x.len(), weights.columns(), "the values of a token");
+        assert_eq!(out.len(), rows.len(), "one value a row");
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.dense_dot)(weights, row, x) }
+        unsafe { (self.table.dense_dots)(weights, rows, x, out) }
     }
 
     /// Multiplies the m tokens `x`, `[m][k]`, by the rows of `panels`, in f32. `out` is panel-major: `[panel of the range][m][32]`.

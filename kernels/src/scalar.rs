@@ -77,8 +77,14 @@ pub(crate) fn dense_matmul(
     }
 }
 
-/// One row by one token, as [`dense_matmul`] does it.
-pub(crate) fn dense_dot(weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
+/// Some rows by one token, as [`dense_matmul`] does it.
+pub(crate) fn dense_dots(weights: &DenseMatrix, rows: &[u32], x: &[f32], out: &mut [f32]) {
+    for (row, out) in rows.iter().zip(out) {
+        *out = dense_dot(weights, *row as usize, x);
+    }
+}
+
+fn dense_dot(weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
     let values = row * weights.columns()..(row + 1) * weights.columns();
     match weights.values() {
         DenseValues::F16(all) => dot(all[values].iter().map(|&half| f32_from_f16(half)), x),

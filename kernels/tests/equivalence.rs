@@ -381,10 +381,15 @@ fn dense_products_are_equal_and_do_not_depend_on_company() {
                 "{} at m {m}, n {n}, k {k}",
                 kernels.isa()
             );
-            for (row, token) in (0..n).flat_map(|row| (0..m).map(move |token| (row, token))) {
-                let dot = kernels.dense_dot(&weights, row, &x[token * k..(token + 1) * k]);
-                let at = (row / PANEL_ROWS * m + token) * PANEL_ROWS + row % PANEL_ROWS;
-                assert_eq!(dot.to_bits(), expected[at].to_bits(), "{}", kernels.isa());
+            // Every row, neither ascending nor only once.
+            let rows: Vec<u32> = (0..2 * n).map(|i| (i * 7 % n) as u32).collect();
+            let mut dots = vec![f32::NAN; rows.len()];
+            for token in 0..m {
+                kernels.dense_dots(&weights, &rows, &x[token * k..(token + 1) * k], &mut dots);
+                for (row, dot) in rows.iter().map(|row| *row as usize).zip(&dots) {
+                    let at = (row / PANEL_ROWS * m + token) * PANEL_ROWS + row % PANEL_ROWS;
+                    assert_eq!(dot.to_bits(), expected[at].to_bits(), "{}", kernels.isa());
+                }
             }
             for token in 0..m {
                 let alone = product(kernels, &x[token * k..(token + 1) * k]);

@@ -10,7 +10,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS};
+use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, prefetch};
 
 use super::inputs::{Crew, Inputs, Scratch};
 use super::pool::{Pool, ranges, split_rows};
@@ -18,6 +18,9 @@ use super::pool::{Pool, ranges, split_rows};
 /// Rows of a token that are computed exactly: more than the 20 whose log-probabilities may be asked for, by as much as rounding may
 /// shuffle rows, and few enough to cost nothing.
 pub(super) const EXACT_ROWS: usize = 64;
+
+/// How many times as many values are ranked as are sought, to find a bound for those.
+const LEADERS: usize = 4;
 
 /// A float matrix of many rows, and the same in 8 bits.
 pub(super) struct ScreenedHead {
@@ -28,13 +31,15 @@ pub(super) struct ScreenedHead {
 /// Memory of the second pass, reused from step to step.
 pub(super) struct Rescoring {
     largest: Vec<f32>,        // [panel][token], of the first pass
-    exact: Vec<(u32, f32)>,   // [token][EXACT_ROWS]: row, logit
+    rows: Vec<u32>,           // [token][EXACT_ROWS]: of the second pass,
+    exact: Vec<f32>,          // and their logits.
     searches: Vec<TopSearch>, // One a worker.
 }
 
 /// Memory of one search for the largest values.
 struct TopSearch {
-    largest: Vec<f32>,
+    largest: Vec<f32>, // Of each piece,
+    leaders: Vec<f32>, // and of so many neighbouring pieces.
     ranked: Vec<f32>,
     found: Vec<(u32, f32)>,
 }
@@ -127,27 +132,30 @@ impl ScreenedHead {
     ) {
         let (tokens, rows) = (inputs.tokens(), self.exact.rows());
         let each = EXACT_ROWS.min(rows);
-        memory.exact.resize(tokens * each, (0, 0.0));
+        memory.rows.resize(tokens * each, 0);
+        memory.exact.resize(tokens * each, 0.0);
         let shares = ranges(tokens, crew.pool.workers());
+        let best = split_rows(&mut memory.rows, each, shares.clone());
         let exact = split_rows(&mut memory.exact, each, shares.clone());
-        let parts = shares.zip(exact).zip(&mut memory.searches);
+        let parts = shares.zip(best.zip(exact)).zip(&mut memory.searches);
         let (kernels, seen, largest) = (crew.kernels, &*logits, &memory.largest);
-        crew.pool.run_parts(parts, |_, ((share, exact), search)| {
-            for (token, exact) in share.zip(exact.chunks_exact_mut(each)) {
+        crew.pool.run_parts(parts, |_, ((share, (best, exact)), search)| {
+            let outs = (best.chunks_exact_mut(each)).zip(exact.chunks_exact_mut(each));
+            for (token, (best, exact)) in share.zip(outs) {
                 let piece = |panel: usize| {
                     let rows = (rows - panel * PANEL_ROWS).min(PANEL_ROWS);
                     &seen[(panel * tokens + token) * PANEL_ROWS..][..rows]
                 };
                 let largest = largest[token..].iter().copied().step_by(tokens);
-                let best = search.largest(largest, piece, each);
-                for (exact, (row, _)) in exact.iter_mut().zip(best) {
-                    let x = inputs.floats(token);
-                    *exact = (*row, kernels.dense_dot(&self.exact, *row as usize, x));
+                for (best, (row, _)) in best.iter_mut().zip(search.largest(largest, piece, each)) {
+                    *best = *row;
                 }
+                kernels.dense_dots(&self.exact, best, inputs.floats(token), exact);
             }
         });
-        for (token, exact) in memory.exact.chunks_exact(each).enumerate() {
-            for &(row, logit) in exact {
+        let best = memory.rows.chunks_exact(each);
+        for (token, best) in best.zip(memory.exact.chunks_exact(each)).enumerate() {
+            for (&row, &logit) in best.0.iter().zip(best.1) {
                 let (panel, lane) = (row as usize / PANEL_ROWS, row as usize % PANEL_ROWS);
                 logits[(panel * tokens + token) * PANEL_ROWS + lane] = logit;
             }
@@ -160,11 +168,13 @@ impl Rescoring {
     pub(super) fn new(workers: usize, max_tokens: usize, rows: usize) -> Rescoring {
         let search = || TopSearch {
             largest: Vec::with_capacity(rows.div_ceil(PANEL_ROWS)),
+            leaders: Vec::with_capacity(rows.div_ceil(PANEL_ROWS)),
             ranked: Vec::with_capacity(rows.div_ceil(PANEL_ROWS)),
             found: Vec::with_capacity(rows),
         };
         Rescoring {
             largest: Vec::with_capacity(max_tokens * rows.div_ceil(PANEL_ROWS)),
+            rows: Vec::with_capacity(max_tokens * EXACT_ROWS),
             exact: Vec::with_capacity(max_tokens * EXACT_ROWS),
             searches: (0..workers).map(|_| search()).collect(),
         }
@@ -175,7 +185,8 @@ impl TopSearch {
     /// The `count` largest of at least as many values, in no order; of equal ones those that come first. Values that are no numbers are
     /// below all others. The values stand in pieces of [`PANEL_ROWS`], `piece(i)`, the last perhaps shorter; `largest` are those of each.
     ///
-    /// The `count`th of the largest is a value that `count` pieces reach, so nothing below it can be among the largest of all.
+    /// The `count`th of the largest of some pieces each is a value that at least `count` values reach, so nothing below it can be among the
+    /// largest of all.
     fn largest<'a>(
         &mut self,
         largest: impl Iterator<Item = f32>,
@@ -184,12 +195,19 @@ impl TopSearch {
     ) -> &[(u32, f32)] {
         let TopSearch {
             largest: all,
+            leaders,
             ranked,
             found,
         } = self;
         all.clear();
         all.extend(largest);
-        ranked.clone_from(all);
+        // Enough of them that the bound is a close one.
+        let neighbours = (all.len() / (LEADERS * count)).max(1);
+        leaders.clear();
+        let larger = |a: f32, b: &f32| if *b > a { *b } else { a };
+        let leader = |some: &[f32]| some.iter().fold(f32::NEG_INFINITY, larger);
+        leaders.extend(all.chunks(neighbours).map(leader));
+        ranked.clone_from(leaders);
         let bound = if count <= ranked.len() {
             *(ranked.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a))).1
         } else {
@@ -197,7 +215,12 @@ impl TopSearch {
         };
         found.clear();
         let rows = |index: usize| (PANEL_ROWS * index..).zip(piece(index));
-        for (index, _) in (all.iter().enumerate()).filter(|(_, largest)| **largest >= bound) {
+        let leading = (0..leaders.len()).filter(|first| leaders[*first] >= bound);
+        let reaching = leading.flat_map(|first| (first * neighbours..all.len()).take(neighbours));
+        let reaching = reaching.filter(|index| all[*index] >= bound);
+        // They lie far apart: all are asked for before one is waited for.
+        reaching.clone().for_each(|index| prefetch(piece(index)));
+        for index in reaching {
             let reaching = rows(index).filter(|(_, value)| **value >= bound);
             found.extend(reaching.map(|(row, value)| (row as u32, *value)));
         }

@@ -36,7 +36,7 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("int8_matmul", "m", 1, int8_matmul),
     ("int8_matmul", "m", 8, int8_matmul),
     ("dense_matmul", "m", 1, dense_matmul),
-    ("dense_dot", "columns", WIDTH, dense_dot),
+    ("dense_dots", "columns", WIDTH, dense_dots),
     ("attention", "positions", 1, attention),
     ("attention", "positions", PAGE_TOKENS, attention),
     ("quantize", "values", WIDTH, quantize),
@@ -123,12 +123,14 @@ fn dense_matmul(kernels: Kernels, m: usize) -> Round {
     })
 }
 
-fn dense_dot(kernels: Kernels, columns: usize) -> Round {
+fn dense_dots(kernels: Kernels, columns: usize) -> Round {
     let halves: Vec<u16> = values(columns).into_iter().map(f16_from_f32).collect();
     let weights = DenseMatrix::from_f16(1, columns, halves);
     let x = values(columns);
+    let mut out = [0.0];
     Box::new(move || {
-        black_box(kernels.dense_dot(black_box(&weights), 0, &x));
+        kernels.dense_dots(black_box(&weights), &[0], &x, &mut out);
+        black_box(&mut out);
     })
 }
 

@@ -435,16 +435,18 @@ fn dense_rows<const R: usize, W: Copy + Default>(
     out: &mut [f32],
     load_weights: impl Fn(&[W; LANES]) -> Lanes + Copy,
 ) {
+    let rows = (rows, (R * columns).cast_signed());
     match x.len() / columns {
         1 => dense_block::<R, 1, W>(rows, columns, x, out, load_weights),
         _ => dense_block::<R, 2, W>(rows, columns, x, out, load_weights),
     }
 }
 
+/// R rows with T tokens. What is multiplied next stands `next` values behind each row.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn dense_block<const R: usize, const T: usize, W: Copy + Default>(
-    rows: &[W],
+    (rows, next): (&[W], isize),
     columns: usize,
     x: &[f32],
     out: &mut [f32],
@@ -460,7 +462,7 @@ fn dense_block<const R: usize, const T: usize, W: Copy + Default>(
         }
         for r in 0..R {
             let weights = &rows[r].0[chunk];
-            prefetch(weights.as_ptr().wrapping_add(R * columns));
+            prefetch(weights.as_ptr().wrapping_offset(next));
             let weights = load_weights(weights);
             for t in 0..T {
                 sums[r][t] = fused(weights, tokens[t], sums[r][t]);
@@ -483,19 +485,31 @@ fn dense_block<const R: usize, const T: usize, W: Copy + Default>(
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn dense_dot(weights: &DenseMatrix, row: usize, x: &[f32]) -> f32 {
-    let columns = weights.columns();
-    let values = row * columns..(row + 1) * columns;
-    let mut out = [0.0];
+pub(crate) fn dense_dots(weights: &DenseMatrix, rows: &[u32], x: &[f32], out: &mut [f32]) {
     match weights.values() {
-        DenseValues::F16(all) => {
-            dense_block::<1, 1, _>(&all[values], columns, x, &mut out, |halves| widen(halves));
-        }
-        DenseValues::F32(all) => {
-            dense_block::<1, 1, _>(&all[values], columns, x, &mut out, |values| load(values));
-        }
+        DenseValues::F16(all) => dots(all, rows, x, out, |halves| widen(halves)),
+        DenseValues::F32(all) => dots(all, rows, x, out, |values| load(values)),
     }
-    out[0]
+}
+
+/// One row after the other, the next one asked for meanwhile.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn dots<W: Copy + Default>(
+    all: &[W],
+    rows: &[u32],
+    x: &[f32],
+    out: &mut [f32],
+    load_weights: impl Fn(&[W; LANES]) -> Lanes + Copy,
+) {
+    let columns = x.len();
+    let starts = || rows.iter().map(|row| *row as usize * columns);
+    let nexts = starts().skip(1).chain([0]);
+    for ((start, next), out) in starts().zip(nexts).zip(out.chunks_exact_mut(1)) {
+        let row = &all[start..][..columns];
+        let next = next.cast_signed() - start.cast_signed();
+        dense_block::<1, 1, _>((row, next), columns, x, out, load_weights);
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
