@@ -33,6 +33,10 @@ impl Words {
 impl<'de> Deserialize<'de> for Words {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Words, D::Error> {
         let mut model = deserializer.deserialize_map(ModelVisitor)?;
+        if let ModelWrapper::BPE(bpe) = &mut model {
+            // It is for training: with it, the same text has other tokens each time.
+            bpe.dropout = None;
+        }
         model.resize_cache(REMEMBERED);
         Ok(Words(Arc::new(model)))
     }
@@ -56,22 +60,35 @@ impl<'de> Visitor<'de> for ModelVisitor {
         let rest = MapAccessDeserializer::new(map);
         match first {
             Some((key, kind)) if key == "type" && kind == "BPE" => {
-                let bpe = Bpe::deserialize(rest)?.build();
-                Ok(ModelWrapper::BPE(bpe.map_err(A::Error::custom)?))
+                built(Bpe::deserialize(rest)?).map_err(A::Error::custom)
             }
             first => {
                 let mut whole = serde_json::Map::deserialize(rest)?;
                 whole.extend(first);
-                ModelWrapper::deserialize(Value::Object(whole)).map_err(A::Error::custom)
+                // Older files leave the type out; of all models, this one alone has merges.
+                let is_bpe = match whole.get("type") {
+                    Some(kind) => kind == "BPE",
+                    None => whole.contains_key("merges"),
+                };
+                let whole = Value::Object(whole);
+                if is_bpe {
+                    let bpe = Bpe::deserialize(whole).map_err(A::Error::custom)?;
+                    built(bpe).map_err(A::Error::custom)
+                } else {
+                    ModelWrapper::deserialize(whole).map_err(A::Error::custom)
+                }
             }
         }
     }
 }
 
+fn built(bpe: Bpe) -> Result<ModelWrapper> {
+    bpe.build().map(ModelWrapper::BPE)
+}
+
 /// A model of the type `BPE`, as it stands in the file.
 #[derive(Deserialize)]
 struct Bpe {
-    dropout: Option<f32>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
@@ -95,11 +112,18 @@ impl Bpe {
     fn build(self) -> Result<BPE> {
         let merges = self.merges.into_iter();
         let merges = merges.filter(|merge| !merge.is_comment()).map(Merge::pair);
-        let mut builder =
-            BPE::builder().vocab_and_merges(self.vocab, merges.collect::<Result<_>>()?);
-        if let Some(dropout) = self.dropout {
-            builder = builder.dropout(dropout);
+        let merges = merges.collect::<Result<Vec<_>>>()?;
+        // The library cuts the prefix off and writes both into a room as wide as the longest token, whatever they are.
+        let prefix = self.continuing_subword_prefix.as_ref();
+        let prefix = prefix.map_or(0, String::len);
+        let longest = self.vocab.keys().map(String::len).max().unwrap_or(0);
+        for (left, right) in &merges {
+            let rest = right.get(prefix..);
+            if rest.is_none_or(|rest| left.len() + rest.len() > longest) {
+                return Err(format!("no token is what {left:?} and {right:?} become").into());
+            }
         }
+        let mut builder = BPE::builder().vocab_and_merges(self.vocab, merges);
         if let Some(prefix) = self.continuing_subword_prefix {
             builder = builder.continuing_subword_prefix(prefix);
         }
@@ -167,11 +191,20 @@ mod tests {
 
     use super::*;
 
+    /// Of the model whose text this is, and of one that says its type first.
     fn check_as_the_library(json: &Value) {
-        let json = json.to_string();
-        let library: ModelWrapper = serde_json::from_str(&json).unwrap();
-        let words: Words = serde_json::from_str(&json).unwrap();
-        assert_eq!(*words.0, library, "{json}");
+        let mut texts = vec![json.to_string()];
+        if json["type"] == "BPE" {
+            let mut rest = json.as_object().unwrap().clone();
+            rest.remove("type");
+            let rest = Value::Object(rest).to_string();
+            texts.push(format!(r#"{{"type":"BPE",{}"#, &rest[1..]));
+        }
+        for text in texts {
+            let library: ModelWrapper = serde_json::from_str(&text).unwrap();
+            let words: Words = serde_json::from_str(&text).unwrap();
+            assert_eq!(*words.0, library, "{text}");
+        }
     }
 
     #[test]
@@ -183,7 +216,6 @@ mod tests {
             check_as_the_library(&json!({"type": "BPE", "vocab": vocab, "merges": merges}));
         }
         for (key, value) in [
-            ("dropout", json!(0.5)),
             ("unk_token", json!("<unk>")),
             ("end_of_word_suffix", json!("b")),
             ("fuse_unk", json!(true)),
@@ -209,6 +241,39 @@ mod tests {
         check_as_the_library(
             &json!({"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.5]], "byte_fallback": false}),
         );
+    }
+
+    #[test]
+    fn nothing_is_left_to_chance() {
+        for json in [
+            r#"{"type":"BPE","dropout":0.5,"vocab":{"a":0,"aa":1},"merges":["a a"]}"#,
+            r#"{"dropout":0.5,"vocab":{"a":0,"aa":1},"merges":["a a"]}"#,
+        ] {
+            let words: Words = serde_json::from_str(json).unwrap();
+            let ModelWrapper::BPE(bpe) = &*words.0 else {
+                panic!("another model");
+            };
+            assert_eq!(bpe.dropout, None);
+        }
+    }
+
+    #[test]
+    fn a_merge_into_no_token_is_an_error() {
+        // The library takes these down with the program.
+        for rest in [
+            r####""vocab":{"a":0,"b":1},"merges":["a b"]"####,
+            r####""vocab":{"a":0,"##":1,"aa":2},"merges":["a a"],"continuing_subword_prefix":"##""####,
+            r####""vocab":{"a":0,"é":1,"aé":2},"merges":["a é"],"continuing_subword_prefix":"#""####,
+        ] {
+            for json in [
+                format!(r#"{{"type":"BPE",{rest}}}"#),
+                format!(r#"{{{rest},"type":"BPE"}}"#),
+                format!("{{{rest}}}"),
+            ] {
+                let error = serde_json::from_str::<Words>(&json).expect_err(&json);
+                assert!(error.to_string().contains("no token is what"), "{error}");
+            }
+        }
     }
 
     #[test]
