@@ -75,10 +75,19 @@ impl Source {
                     ));
                 }
                 let mut bytes = HugeSlice::new(length as usize);
-                std::fs::File::open(&path)
-                    .and_then(|mut file| file.read_exact(&mut bytes))
-                    .map_err(|error| LoadError::file(&path, error))?;
-                Ok(Some(FileBytes::Read(bytes)))
+                let mut file =
+                    std::fs::File::open(&path).map_err(|error| LoadError::file(&path, error))?;
+                let more = file
+                    .read_exact(&mut bytes)
+                    .and_then(|()| file.read(&mut [0]));
+                match more {
+                    Ok(0) => Ok(Some(FileBytes::Read(bytes))),
+                    Ok(_) => Err(LoadError::file(
+                        &path,
+                        "it is longer than it was a moment ago",
+                    )),
+                    Err(error) => Err(LoadError::file(&path, error)),
+                }
             }
         }
     }
@@ -454,6 +463,16 @@ mod tests {
     fn check_refused(files: &[(&str, Vec<u8>)], named: &str) {
         let error = names(files).expect_err(named).to_string();
         assert!(error.contains(named), "{error}");
+    }
+
+    /// One of the files that the system makes up when they are read says that it has no bytes.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_that_is_longer_than_it_says_is_an_error() {
+        let error = Source::Directory("/proc".into())
+            .read("version")
+            .unwrap_err();
+        assert!(error.to_string().contains("/proc/version"), "{error}");
     }
 
     fn index(map: &str) -> Vec<u8> {
