@@ -5,12 +5,13 @@
 //! since they would mean nothing.
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna::bench::{Limits, Probe};
 use sterna_kernels::{
-    AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
+    Ahead, AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
     PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
 };
 
@@ -26,6 +27,8 @@ struct Plan<'a> {
     threads: usize,
     /// Only kernels whose names contain all of these.
     words: &'a [&'a str],
+    /// How many have been.
+    measured: &'a AtomicUsize,
     /// Weights of one pass.
     stream_bytes: usize,
     passes: usize,
@@ -36,13 +39,18 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let given = |name: &str| arguments.iter().any(|argument| argument == name);
     let smoke = given("--test") || !given("--bench");
-    let only: Option<Isa> = arguments.iter().find_map(|argument| argument.parse().ok());
+    let only: Vec<Isa> = arguments.iter().filter_map(|a| a.parse().ok()).collect();
+    if let Some(isa) = only.iter().find(|isa| !isa.is_available()) {
+        eprintln!("this CPU has no {isa}");
+        std::process::exit(2);
+    }
     let words: Vec<&str> = arguments
         .iter()
         .map(String::as_str)
         .filter(|argument| !argument.starts_with("--") && argument.parse::<Isa>().is_err())
         .collect();
-    for isa in Isa::available().filter(|isa| only.is_none_or(|only| only == *isa)) {
+    let measured = AtomicUsize::new(0);
+    for isa in Isa::available().filter(|isa| only.is_empty() || only.contains(isa)) {
         let kernels = Kernels::new(isa).expect("it is available");
         for threads in [1, 2] {
             let (stream_bytes, passes) = match (smoke, isa) {
@@ -54,11 +62,16 @@ fn main() {
                 kernels,
                 threads,
                 words: &words,
+                measured: &measured,
                 stream_bytes,
                 passes,
                 smoke,
             });
         }
+    }
+    if measured.into_inner() == 0 {
+        eprintln!("no kernel's name contains all of {words:?}");
+        std::process::exit(2);
     }
 }
 
@@ -68,17 +81,12 @@ fn run(plan: Plan<'_>) {
     } else {
         Probe::new(plan.kernels, plan.threads, plan.stream_bytes)
     };
-    let limits = probe.sample();
     let (isa, threads) = (plan.kernels.isa(), plan.threads);
     if plan.smoke {
         println!("{isa}, {threads} thread(s): a smoke run");
     } else {
-        println!(
-            "\n{isa}, {threads} thread(s): reads {:.1} GB/s, int8 peak {:.0} Gop/s, {} MiB of weights a pass",
-            limits.gigabytes_per_second,
-            limits.gigaops_per_second,
-            plan.stream_bytes >> 20
-        );
+        let mebibytes = plan.stream_bytes >> 20;
+        println!("\n{isa}, {threads} thread(s), {mebibytes} MiB of weights a pass");
     }
     ternary_products(plan, &probe);
     heads(plan, &probe);
@@ -164,7 +172,10 @@ fn heads(plan: Plan<'_>, probe: &Probe) {
 impl Plan<'_> {
     /// Is a kernel of this name to be measured?
     fn measures(&self, what: &str) -> bool {
-        self.words.iter().all(|word| what.contains(word))
+        let is_wanted = self.words.iter().all(|word| what.contains(word));
+        self.measured
+            .fetch_add(usize::from(is_wanted), Ordering::Relaxed);
+        is_wanted
     }
 
     /// The numbers of tokens at which a kernel is to be measured, and its names with them.
@@ -212,10 +223,12 @@ impl Plan<'_> {
             return;
         }
         println!(
-            "  {what:<32} {:>9.3} ms {read:>7.1} GB/s {:>4.0} % {computed:>7.0} Gop/s {:>4.0} %",
+            "  {what:<32} {:>9.3} ms {read:>7.1} GB/s, {:>3.0} % of {:>4.1} {computed:>7.0} Gop/s, {:>3.0} % of {:>4.0}",
             time.as_secs_f64() * 1e3,
             100.0 * read / limits.gigabytes_per_second,
+            limits.gigabytes_per_second,
             100.0 * computed / limits.gigaops_per_second,
+            limits.gigaops_per_second,
         );
     }
 }
@@ -243,8 +256,13 @@ fn ternary(plan: Plan<'_>, limits: &Limits, set: &[TernaryMatrix], (m, what): (u
             for start in panels.clone().step_by(at_once) {
                 let panels = start..panels.end.min(start + at_once);
                 let out = &mut out[..panels.len() * m * PANEL_ROWS];
-                plan.kernels
-                    .ternary_matmul(matrix, panels, &x, &factors, out);
+                plan.kernels.ternary_matmul(
+                    matrix,
+                    panels,
+                    (&x, &factors),
+                    out,
+                    &mut Ahead::nothing(),
+                );
                 black_box(out);
             }
         }
@@ -262,15 +280,14 @@ fn int8(plan: Plan<'_>, limits: &Limits, head: &Int8Matrix, (m, what): (usize, &
     x.tokens_mut()
         .for_each(|mut token| plan.kernels.quantize(&values, &mut token));
     let time = plan.best(plan.passes.min(3), |thread| {
-        let panels = plan.share(head.panels(), thread);
-        // As the engine does: products pass through a small buffer.
-        let at_once = (1 << 16) / (m * PANEL_ROWS);
-        let mut out = vec![0; at_once * m * PANEL_ROWS];
-        for start in panels.clone().step_by(at_once) {
-            let panels = start..panels.end.min(start + at_once);
-            let out = &mut out[..panels.len() * m * PANEL_ROWS];
-            plan.kernels.int8_matmul(head, panels, &x, out);
-            black_box(out);
+        let (factors, mut sums) = (vec![0.1; m], vec![0; m * PANEL_ROWS]);
+        let (mut logits, mut largest) = (vec![0.0; m * PANEL_ROWS], vec![0.0; m]);
+        // As the engine does: a panel at a time, and each scaled.
+        for panel in plan.share(head.panels(), thread) {
+            (plan.kernels).int8_matmul(head, panel..panel + 1, &x, &mut sums);
+            let factors = (head.scales(panel), &factors[..]);
+            (plan.kernels).scale_panel(&sums, factors, &mut logits, &mut largest);
+            black_box(&mut logits);
         }
     });
     let operations = 2 * head.rows() * head.columns() * m;

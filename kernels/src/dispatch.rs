@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::ahead::Ahead;
 use crate::attention::{AttentionState, PAGE_TOKENS, SPAN_TOKENS, Span};
 use crate::dense::DenseMatrix;
 use crate::int8::Int8Matrix;
@@ -124,8 +125,14 @@ pub struct Kernels {
     table: &'static Table,
 }
 
-type TernaryMatmul =
-    unsafe fn(&TernaryMatrix, Range<usize>, &QuantizedActivations, &[f32], &mut [f32]);
+type TernaryMatmul = unsafe fn(
+    &TernaryMatrix,
+    Range<usize>,
+    &QuantizedActivations,
+    &[f32],
+    &mut [f32],
+    &mut Ahead<'_, '_>,
+);
 type ScalePanel = unsafe fn(&[i32], (&[f32], &[f32]), &mut [f32], &mut [f32]);
 type WeighLogits = unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]);
 type WeightsFrom = unsafe fn(f32, &[f32], &[f32]) -> (f64, usize);
@@ -301,14 +308,15 @@ impl Kernels {
     }
 
     /// Multiplies all m tokens by the rows of `panels`, exactly, and what comes out by each token's factor (the weights' scale over the
-    /// activations'). `out` is panel-major: `[panel of the range][m][32]`.
+    /// activations'). `out` is panel-major: `[panel of the range][m][32]`. A kernel that waits for its multipliers may ask for what is
+    /// `ahead` meanwhile.
     pub fn ternary_matmul(
         &self,
         weights: &TernaryMatrix,
         panels: Range<usize>,
-        x: &QuantizedActivations,
-        factors: &[f32],
+        (x, factors): (&QuantizedActivations, &[f32]),
         out: &mut [f32],
+        ahead: &mut Ahead<'_, '_>,
     ) {
         assert!(
             panels.start <= panels.end && panels.end <= weights.panels(),
@@ -335,7 +343,7 @@ impl Kernels {
             return;
         }
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.ternary_matmul)(weights, panels, x, factors, out) }
+        unsafe { (self.table.ternary_matmul)(weights, panels, x, factors, out, ahead) }
     }
 
     /// Multiplies all m tokens by the rows of `panels`, exactly, in whole numbers: without the rows' scales. `out` is panel-major:

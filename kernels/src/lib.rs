@@ -18,6 +18,7 @@
 //! - Nothing allocates, except the constructors.
 
 mod activation;
+mod ahead;
 mod attention;
 mod dense;
 mod dispatch;
@@ -31,6 +32,7 @@ mod ternary;
 mod x86_64;
 
 pub use activation::{QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut};
+pub use ahead::Ahead;
 pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::ahead::Ahead;
 use crate::attention::{AttentionState, PAGE_TOKENS, Span};
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{self, LANES, sum_lanes};
@@ -21,6 +22,7 @@ pub(crate) fn ternary_matmul(
     x: &QuantizedActivations,
     factors: &[f32],
     out: &mut [f32],
+    _: &mut Ahead<'_, '_>,
 ) {
     for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
         for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {

@@ -292,7 +292,7 @@ fn pack_row<'a, const C: usize>(
 #[cfg(test)]
 mod tests {
     use super::TernaryMatrix;
-    use crate::{Isa, Kernels, PANEL_ROWS, Packing, QuantizedActivations};
+    use crate::{Ahead, Isa, Kernels, PANEL_ROWS, Packing, QuantizedActivations};
 
     #[test]
     fn matrices_side_by_side_are_what_they_were() {
@@ -325,7 +325,16 @@ mod tests {
     /// No quantizer makes −128 of an absolute maximum, but 8 bits hold it, so the kernels must.
     #[test]
     fn products_with_minus_128_are_exact() {
-        for (m, k) in [(1, 16), (2, 2560), (3, 6912), (4, 8192), (8, 8192)] {
+        for (m, k) in [
+            (1, 16),
+            (2, 2560),
+            (3, 6912),
+            (4, 8192),
+            (5, 1000),
+            (6, 300),
+            (7, 520),
+            (8, 8192),
+        ] {
             for code in 0..=2 {
                 let filled = |packing| {
                     let mut weights = TernaryMatrix::new(PANEL_ROWS, k, packing);
@@ -347,7 +356,13 @@ mod tests {
                 for (kernels, weights) in cases.filter(|(kernels, w)| kernels.reads(w.packing())) {
                     let isa = kernels.isa();
                     let mut out = vec![0.0; m * PANEL_ROWS];
-                    kernels.ternary_matmul(weights, 0..1, &x, &vec![1.0; m], &mut out);
+                    kernels.ternary_matmul(
+                        weights,
+                        0..1,
+                        (&x, &vec![1.0; m]),
+                        &mut out,
+                        &mut Ahead::nothing(),
+                    );
                     let expected = ((i32::from(code) - 1) * -128 * k as i32) as f32;
                     assert!(
                         out.iter().all(|&sum| sum == expected),

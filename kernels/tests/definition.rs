@@ -1,7 +1,7 @@
 //! Known values of the definition: what rounds where, which layout is which.
 
 use sterna_kernels::{
-    DenseMatrix, Int8Matrix, Isa, Kernels, Packing, QuantizedActivations, TernaryMatrix,
+    Ahead, DenseMatrix, Int8Matrix, Isa, Kernels, Packing, QuantizedActivations, TernaryMatrix,
     f16_from_f32, f32_from_f16,
 };
 
@@ -52,9 +52,13 @@ fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
         .for_each(|mut panel| panel.set_row(0, &[2; 17]));
     for isa in Isa::available() {
         let mut out = [0.0; 64];
-        Kernels::new(isa)
-            .unwrap()
-            .ternary_matmul(&ones, 0..1, &x, &[1.0, 2.0], &mut out);
+        Kernels::new(isa).unwrap().ternary_matmul(
+            &ones,
+            0..1,
+            (&x, &[1.0, 2.0]),
+            &mut out,
+            &mut Ahead::nothing(),
+        );
         assert_eq!((out[0], out[32]), (17.0 * 127.0, 34.0 * 127.0), "{isa}");
     }
 }

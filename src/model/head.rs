@@ -2,8 +2,8 @@
 //!
 //! A head of 128,256 rows is most of what a step reads. In 8 bits it is half as much, and runs on the integer multipliers; but rounding
 //! moves a logit by some hundredths. So the [`EXACT_ROWS`] rows that the first pass puts highest are multiplied again, floats by floats:
-//! whatever the model itself makes likely, or is asked for as a top log-probability, is exact, and of the rest only the sum of small
-//! exponentials is touched. A token from outside that a bias lifts up keeps its 8-bit logit.
+//! whatever the model itself makes likely, or is asked for as a top log-probability, is exact; the others touch little but the sum
+//! of all exponentials. One of them that is drawn after all, by chance or lifted up by a bias, has its 8-bit logit.
 //!
 //! Always true: which rows are exact depends on the token's own first pass alone, ties going to the lower row.
 
@@ -139,20 +139,23 @@ impl ScreenedHead {
         let exact = split_rows(&mut memory.exact, each, shares.clone());
         let parts = shares.zip(best.zip(exact)).zip(&mut memory.searches);
         let (kernels, seen, largest) = (crew.kernels, &*logits, &memory.largest);
-        crew.pool.run_parts(parts, |_, ((share, (best, exact)), search)| {
-            let outs = (best.chunks_exact_mut(each)).zip(exact.chunks_exact_mut(each));
-            for (token, (best, exact)) in share.zip(outs) {
-                let piece = |panel: usize| {
-                    let rows = (rows - panel * PANEL_ROWS).min(PANEL_ROWS);
-                    &seen[(panel * tokens + token) * PANEL_ROWS..][..rows]
-                };
-                let largest = largest[token..].iter().copied().step_by(tokens);
-                for (best, (row, _)) in best.iter_mut().zip(search.largest(largest, piece, each)) {
-                    *best = *row;
+        crew.pool
+            .run_parts(parts, |_, ((share, (best, exact)), search)| {
+                let outs = (best.chunks_exact_mut(each)).zip(exact.chunks_exact_mut(each));
+                for (token, (best, exact)) in share.zip(outs) {
+                    let piece = |panel: usize| {
+                        let rows = (rows - panel * PANEL_ROWS).min(PANEL_ROWS);
+                        &seen[(panel * tokens + token) * PANEL_ROWS..][..rows]
+                    };
+                    let largest = largest[token..].iter().copied().step_by(tokens);
+                    for (best, (row, _)) in
+                        best.iter_mut().zip(search.largest(largest, piece, each))
+                    {
+                        *best = *row;
+                    }
+                    kernels.dense_dots(&self.exact, best, inputs.floats(token), exact);
                 }
-                kernels.dense_dots(&self.exact, best, inputs.floats(token), exact);
-            }
-        });
+            });
         let best = memory.rows.chunks_exact(each);
         for (token, best) in best.zip(memory.exact.chunks_exact(each)).enumerate() {
             for (&row, &logit) in best.0.iter().zip(best.1) {

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use sterna_kernels::{
-    AttentionState, Kernels, PANEL_ROWS, QuantizedActivations, QuantizedTokensMut,
+    Ahead, AttentionState, Kernels, PANEL_ROWS, QuantizedActivations, QuantizedTokensMut,
 };
 
 use super::linear::{Linear, Projections};
@@ -133,8 +133,8 @@ impl Inputs {
         kernels: Kernels,
         (linear, index): (&Linear, usize),
         panels: Range<usize>,
+        (factors, ahead): (&mut Vec<f32>, &mut Ahead<'_, '_>),
         out: &mut [f32],
-        factors: &mut Vec<f32>,
     ) {
         let linear = match linear {
             Linear::Ternary(linear) => linear,
@@ -150,7 +150,7 @@ impl Inputs {
         }];
         factors.clear();
         factors.extend(x.scales().iter().map(|scale| linear.scale / scale));
-        kernels.ternary_matmul(&linear.weights, panels, x, factors, out);
+        kernels.ternary_matmul(&linear.weights, panels, (x, factors), out, ahead);
     }
 }
 

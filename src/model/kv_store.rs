@@ -93,10 +93,15 @@ impl KvStore {
 
     /// What `head` of `layer` has in `page`.
     pub(super) fn head(&self, page: usize, layer: usize, head: usize) -> KvPage<'_> {
-        let start = self.start(layer, HeadPage { head, page });
-        let (keys, values) =
-            self.values[start..][..self.shape.head()].split_at(PAGE_TOKENS * self.shape.head_dim);
+        let both = self.keys_and_values(page, layer, head);
+        let (keys, values) = both.split_at(PAGE_TOKENS * self.shape.head_dim);
         KvPage { keys, values }
+    }
+
+    /// The same in one piece.
+    pub(super) fn keys_and_values(&self, page: usize, layer: usize, head: usize) -> &[u16] {
+        let start = self.start(layer, HeadPage { head, page });
+        &self.values[start..][..self.shape.head()]
     }
 
     /// Where a head's part of a page begins.
@@ -144,6 +149,7 @@ pub(super) struct HeadPage {
 impl HeadPage {
     /// Which one it is of all that a layer has, as they stand in memory. The last run may be of fewer pages than the others.
     fn index(self, pages: usize, shape: KvShape) -> usize {
+        assert!(self.page < pages, "no page {} of {pages}", self.page);
         let first = self.page - self.page % RUN_PAGES;
         let run = RUN_PAGES.min(pages - first);
         first * shape.kv_heads + self.head * run + self.page - first

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_kernels::{DenseMatrix, Kernels, PANEL_ROWS, TernaryMatrix, prefetch};
+use sterna_kernels::{Ahead, DenseMatrix, Kernels, PANEL_ROWS, TernaryMatrix, prefetch};
 
 use super::config::Activation;
 use super::head::ScreenedHead;
@@ -146,6 +146,17 @@ impl Projections {
 
     /// Multiplies all tokens of `inputs` by all linears. `out` holds `product_width` values a token.
     pub(super) fn multiply(&self, crew: &mut Crew, inputs: &Inputs, out: &mut [f32]) {
+        self.multiply_before(crew, inputs, out, |_| std::iter::empty());
+    }
+
+    /// As [`Projections::multiply`], when `next(worker)` is what that worker reads afterwards.
+    pub(super) fn multiply_before<'m, I: Iterator<Item = &'m [u16]>>(
+        &self,
+        crew: &mut Crew,
+        inputs: &Inputs,
+        out: &mut [f32],
+        next: impl Fn(usize) -> I + Sync,
+    ) {
         let panel = inputs.tokens() * PANEL_ROWS;
         let shares = ranges(self.product_width() / PANEL_ROWS, crew.pool.workers());
         let out = split_rows(
@@ -156,7 +167,9 @@ impl Projections {
         let kernels = crew.kernels;
         crew.pool.run_parts(
             shares.zip(out).zip(&mut crew.scratch),
-            |_, ((panels, mut out), scratch)| {
+            |worker, ((panels, mut out), scratch)| {
+                let mut next = next(worker);
+                let mut ahead = Ahead::new(&mut next);
                 let mut first = 0;
                 for (index, linear) in self.linears.iter().enumerate() {
                     let mine = panels.start.max(first)..panels.end.min(first + linear.panels());
@@ -164,8 +177,8 @@ impl Projections {
                         let (now, later) =
                             std::mem::take(&mut out).split_at_mut(mine.len() * panel);
                         let of_linear = mine.start - first..mine.end - first;
-                        let factors = &mut scratch.factors;
-                        inputs.multiply(kernels, (linear, index), of_linear, now, factors);
+                        let memory = (&mut scratch.factors, &mut ahead);
+                        inputs.multiply(kernels, (linear, index), of_linear, memory, now);
                         out = later;
                     }
                     first += linear.panels();
@@ -205,8 +218,9 @@ impl Projections {
                 for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
                     let range = start..panels.end.min(start + at_once);
                     let (gates, ups) = (&mut gates[..out.len()], &mut ups[..out.len()]);
-                    inputs.multiply(kernels, (gate, 0), range.clone(), gates, factors);
-                    inputs.multiply(kernels, (up, 1), range, ups, factors);
+                    let ahead = &mut Ahead::nothing();
+                    inputs.multiply(kernels, (gate, 0), range.clone(), (factors, ahead), gates);
+                    inputs.multiply(kernels, (up, 1), range, (factors, ahead), ups);
                     match activation {
                         Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
                         Activation::Silu => kernels.silu_gate(gates, ups, out),

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
+    Ahead, AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
     PAGE_TOKENS, PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
     f16_from_f32,
 };
@@ -92,7 +92,13 @@ fn ternary_matmul(kernels: Kernels, m: usize) -> Round {
     let mut out = vec![0.0; m * ROWS.next_multiple_of(PANEL_ROWS)];
     Box::new(move || {
         let panels = 0..weights.panels();
-        kernels.ternary_matmul(black_box(&weights), panels, &x, &factors, &mut out);
+        kernels.ternary_matmul(
+            black_box(&weights),
+            panels,
+            (&x, &factors),
+            &mut out,
+            &mut Ahead::nothing(),
+        );
         black_box(&mut out);
     })
 }

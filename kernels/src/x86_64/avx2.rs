@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{PREFETCH_BYTES, blocks, four_activations, padded};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::ahead::Ahead;
 use crate::dense::{DenseMatrix, DenseValues};
 use crate::elementwise::{self, LANES};
 use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
@@ -40,6 +41,7 @@ pub(crate) fn ternary_matmul(
     x: &QuantizedActivations,
     factors: &[f32],
     out: &mut [f32],
+    _: &mut Ahead<'_, '_>,
 ) {
     let panels = panels.map(|panel| weights.panel(panel).as_chunks().0);
     let products = panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS));
@@ -185,7 +187,6 @@ fn add_span<const K: usize>(
                 (0, 2) => first_tile::<2, K>(span, codes, at, x, out),
                 (0, 3) => first_tile::<3, K>(span, codes, at, x, out),
                 (0, _) => first_tile::<4, K>(span, codes, at, x, out),
-                (_, 2) => tile::<2, K>(codes, at, x, out),
                 (_, 3) => tile::<3, K>(codes, at, x, out),
                 (_, _) => tile::<4, K>(codes, at, x, out),
             }

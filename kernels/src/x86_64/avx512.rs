@@ -10,6 +10,7 @@ use super::avx2::sum_eight_lanes;
 use super::{GROUP_TOKENS, PREFETCH_BYTES, blocks, four_activations, padded, prefetch};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
+use crate::ahead::Ahead;
 use crate::dense::{DenseMatrix, DenseValues};
 use crate::elementwise::{self, LANES};
 use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
@@ -26,6 +27,7 @@ pub(crate) fn ternary_matmul(
     x: &QuantizedActivations,
     factors: &[f32],
     out: &mut [f32],
+    ahead: &mut Ahead<'_, '_>,
 ) {
     for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
         let panel = weights.panel(panel).as_chunks().0;
@@ -33,12 +35,12 @@ pub(crate) fn ternary_matmul(
         match tokens.len() {
             1 => in_place::<1>(panel, x, at, out),
             2 => in_place::<2>(panel, x, at, out),
-            3 => shifted::<3>(panel, x, at, out),
-            4 => shifted::<4>(panel, x, at, out),
-            5 => shifted::<5>(panel, x, at, out),
-            6 => shifted::<6>(panel, x, at, out),
-            7 => shifted::<7>(panel, x, at, out),
-            _ => shifted::<8>(panel, x, at, out),
+            3 => shifted::<3>(panel, x, at, ahead, out),
+            4 => shifted::<4>(panel, x, at, ahead, out),
+            5 => shifted::<5>(panel, x, at, ahead, out),
+            6 => shifted::<6>(panel, x, at, ahead, out),
+            7 => shifted::<7>(panel, x, at, ahead, out),
+            _ => shifted::<8>(panel, x, at, ahead, out),
         }
     });
 }
@@ -89,6 +91,7 @@ fn shifted<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
     (first, factors): (usize, &[f32]),
+    ahead: &mut Ahead<'_, '_>,
     out: &mut [f32],
 ) {
     let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
@@ -96,6 +99,7 @@ fn shifted<const T: usize>(
     let mut sums = minus_sums::<T>(x, first, 1);
     for (b, step) in panel.iter().enumerate() {
         prefetch_panel(step);
+        ahead.ask();
         let mut packed = [load_block(&step[0]), load_block(&step[1])];
         for f in 0..4 {
             let codes = [
@@ -176,7 +180,7 @@ pub(super) fn for_each_tile<V>(
     panels: Range<usize>,
     tokens: usize,
     out: &mut [V],
-    tile: impl Fn(usize, Range<usize>, &mut [V]),
+    mut tile: impl FnMut(usize, Range<usize>, &mut [V]),
 ) {
     for group in blocks(tokens, GROUP_TOKENS) {
         let outs = out.chunks_exact_mut(tokens * PANEL_ROWS);
