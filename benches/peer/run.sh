@@ -30,6 +30,10 @@ step() { printf '== %s\n' "$*" >&2; }
 env="" json="" keep="" quick="" repetitions=3 threads=2
 while [ $# -gt 0 ]; do
     case "$1" in
+    -h | --help)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
+        exit
+        ;;
     --env | --json | --repetitions | --threads)
         [ $# -ge 2 ] || fail "$1 needs a value"
         declare "${1#--}=$2"
