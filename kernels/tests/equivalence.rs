@@ -334,9 +334,13 @@ fn int8_products_are_equal() {
 
 #[test]
 fn int8_sums_of_extremes_do_not_overflow() {
-    for (k, sign) in [(4, 1.0), (2560, -1.0), (65_536, 1.0), (65_536, -1.0)] {
-        let mut x = QuantizedActivations::new(3, k);
-        x.reset(3, k);
+    let shapes = [(4, 1.0), (2560, -1.0), (65_536, 1.0), (65_536, -1.0)];
+    for ((k, sign), m) in shapes
+        .into_iter()
+        .flat_map(|shape| [(shape, 3), (shape, 5)])
+    {
+        let mut x = QuantizedActivations::new(m, k);
+        x.reset(m, k);
         for mut token in x.tokens_mut() {
             scalar().quantize(&vec![sign; k], &mut token);
         }
