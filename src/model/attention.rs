@@ -20,9 +20,9 @@ use super::profile::Stage;
 const WRITES_AHEAD: usize = 4;
 
 /// How many tokens leave memory time for the keys of attention while their products are made: fewer wait for the weights themselves, and
-/// the keys of more would not stay in the caches. (2B shape, 256 keys each, two Zen 4 cores, every other step of a run: 8, 16 and 32 streams
-/// gain 2, 3 and 2 % of a step, 4 nothing.)
-const AHEAD_TOKENS: RangeInclusive<usize> = 5..=32;
+/// the keys of more do not stay in the caches. (2B shape, 256 keys each, two Zen 4 cores, every other step of a run: 8 streams gain 1 to 2 % of
+/// a step, 16 gain 2 to 3, 4 and 32 nothing that shows.)
+const AHEAD_TOKENS: RangeInclusive<usize> = 5..=16;
 
 /// Pages of a span.
 const SPAN_PAGES: usize = SPAN_TOKENS / PAGE_TOKENS;
