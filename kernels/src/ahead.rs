@@ -30,7 +30,7 @@ impl<'p, 'm> Ahead<'p, 'm> {
     }
 
     /// Asks for the next few cache lines.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(unused))]
+    #[cfg_attr(not(any(test, target_arch = "x86_64")), expect(dead_code))]
     #[inline(always)]
     pub(crate) fn ask(&mut self) {
         if let Some((now, later)) = self.piece.split_first_chunk::<AT_ONCE>() {

@@ -90,10 +90,8 @@ impl Attention {
     /// Query, key and value of all tokens; and each worker asks for the keys and values that it will look at.
     fn multiply(&self, pass: &mut Pass<'_>) {
         let (placement, group) = (pass.placement, self.heads / self.kv_heads);
-        let (workers, is_worth_it) = (
-            pass.crew.pool.workers(),
-            AHEAD_TOKENS.contains(&placement.tokens()),
-        );
+        let workers = pass.crew.pool.workers();
+        let is_worth_it = AHEAD_TOKENS.contains(&placement.tokens());
         let keys = Keys {
             kv: pass.kv,
             layer: pass.layer,

@@ -19,7 +19,7 @@ use super::pool::{Pool, ranges, split_rows};
 /// shuffle rows, and few enough to cost nothing.
 pub(super) const EXACT_ROWS: usize = 64;
 
-/// How many times as many values are ranked as are sought, to find a bound for those.
+/// Of so many times as many groups of pieces as values are sought, the largest of each are ranked, to find a bound for those.
 const LEADERS: usize = 4;
 
 /// A float matrix of many rows, and the same in 8 bits.
@@ -39,7 +39,7 @@ pub(super) struct Rescoring {
 /// Memory of one search for the largest values.
 struct TopSearch {
     largest: Vec<f32>, // Of each piece,
-    leaders: Vec<f32>, // and of so many neighbouring pieces.
+    leaders: Vec<f32>, // and of each group of neighbouring pieces.
     ranked: Vec<f32>,
     found: Vec<(u32, f32)>,
 }
@@ -148,17 +148,17 @@ impl ScreenedHead {
                         &seen[(panel * tokens + token) * PANEL_ROWS..][..rows]
                     };
                     let largest = largest[token..].iter().copied().step_by(tokens);
-                    for (best, (row, _)) in
-                        best.iter_mut().zip(search.largest(largest, piece, each))
-                    {
-                        *best = *row;
+                    let found = search.largest(largest, piece, each);
+                    for (row, (found, _)) in best.iter_mut().zip(found) {
+                        *row = *found;
                     }
                     kernels.dense_dots(&self.exact, best, inputs.floats(token), exact);
                 }
             });
         let best = memory.rows.chunks_exact(each);
-        for (token, best) in best.zip(memory.exact.chunks_exact(each)).enumerate() {
-            for (&row, &logit) in best.0.iter().zip(best.1) {
+        let best = best.zip(memory.exact.chunks_exact(each));
+        for (token, (rows, exact)) in best.enumerate() {
+            for (&row, &logit) in rows.iter().zip(exact) {
                 let (panel, lane) = (row as usize / PANEL_ROWS, row as usize % PANEL_ROWS);
                 logits[(panel * tokens + token) * PANEL_ROWS + lane] = logit;
             }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{PREFETCH_BYTES, blocks, four_activations, padded};
+use super::{PREFETCH_BYTES, blocks, four_activations, padded, starts_and_nexts};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::ahead::Ahead;
@@ -504,12 +504,9 @@ fn dots<W: Copy + Default>(
     load_weights: impl Fn(&[W; LANES]) -> Lanes + Copy,
 ) {
     let columns = x.len();
-    let starts = || rows.iter().map(|row| *row as usize * columns);
-    let nexts = starts().skip(1).chain([0]);
-    for ((start, next), out) in starts().zip(nexts).zip(out.chunks_exact_mut(1)) {
-        let row = &all[start..][..columns];
-        let next = next.cast_signed() - start.cast_signed();
-        dense_block::<1, 1, _>((row, next), columns, x, out, load_weights);
+    for ((start, next), out) in starts_and_nexts(rows, columns).zip(out.chunks_exact_mut(1)) {
+        let row = (&all[start..][..columns], next);
+        dense_block::<1, 1, _>(row, columns, x, out, load_weights);
     }
 }
 

@@ -7,7 +7,9 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::avx2::sum_eight_lanes;
-use super::{GROUP_TOKENS, PREFETCH_BYTES, blocks, four_activations, padded, prefetch};
+use super::{
+    GROUP_TOKENS, PREFETCH_BYTES, blocks, four_activations, padded, prefetch, starts_and_nexts,
+};
 use crate::PANEL_ROWS;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut};
 use crate::ahead::Ahead;
@@ -385,12 +387,9 @@ fn dots<W: Copy + Default>(
     load_weights: impl Fn(&[W; LANES]) -> __m512 + Copy,
 ) {
     let columns = x.len();
-    let starts = || rows.iter().map(|row| *row as usize * columns);
-    let nexts = starts().skip(1).chain([0]);
-    for ((start, next), out) in starts().zip(nexts).zip(out.chunks_exact_mut(1)) {
-        let row = &all[start..][..columns];
-        let next = next.cast_signed() - start.cast_signed();
-        dense_block::<1, 1, _>((row, next), columns, x, out, load_weights);
+    for ((start, next), out) in starts_and_nexts(rows, columns).zip(out.chunks_exact_mut(1)) {
+        let row = (&all[start..][..columns], next);
+        dense_block::<1, 1, _>(row, columns, x, out, load_weights);
     }
 }
 

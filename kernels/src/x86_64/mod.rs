@@ -28,6 +28,16 @@ fn blocks(count: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
     (0..blocks).map(move |block| block * count / blocks..(block + 1) * count / blocks)
 }
 
+/// Where each of some rows of a matrix begins, and how far from there the next of them does; the last is its own next.
+fn starts_and_nexts(rows: &[u32], columns: usize) -> impl Iterator<Item = (usize, isize)> {
+    let start = move |row: &u32| *row as usize * columns;
+    let nexts = rows.iter().skip(1).chain(rows.last());
+    rows.iter().zip(nexts).map(move |(row, next)| {
+        let (row, next) = (start(row), start(next));
+        (row, next.cast_signed() - row.cast_signed())
+    })
+}
+
 /// The last, partial chunk of a row, filled up with zeros so that it goes through the same operations as a whole one.
 fn padded<T: Copy + Default, const N: usize>(rest: &[T]) -> [T; N] {
     let mut chunk = [T::default(); N];
