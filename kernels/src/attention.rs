@@ -30,12 +30,13 @@ pub struct KvPage<'a> {
     pub values: &'a [u16],
 }
 
-/// The pages of one span that are seen, and those that are read after it.
+/// The pages of one span that are seen, and some that are read later.
 #[derive(Clone, Copy)]
 pub struct Span<'a> {
     /// The span's pages up to the last that is seen.
     pub pages: &'a [KvPage<'a>],
-    /// The pages of the span that comes next, perhaps another sequence's: fetched from memory meanwhile. Empty where nothing follows.
+    /// As many of the pages that are read later, perhaps another sequence's: their keys are fetched from memory meanwhile. Fewer towards
+    /// the end.
     pub next: &'a [KvPage<'a>],
     /// How many of the span's keys the first position sees. Each further position sees one more, as far as the span goes.
     pub visible: usize,

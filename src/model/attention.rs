@@ -4,10 +4,10 @@
 //! of its own step included; keys are reduced in spans of 256 absolute positions, in ascending order. So
 //! neither chunks nor neighbours nor threads change a result.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use sterna_kernels::{HugeSlice, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, PANEL_ROWS, SPAN_TOKENS, Span};
-use sterna_scheduler::{Batch, Page};
+use sterna_scheduler::Batch;
 
 use super::Pass;
 use super::kv_store::{HeadPage, KvStore, write_in_order};
@@ -20,8 +20,8 @@ use super::profile::Stage;
 const WRITES_AHEAD: usize = 4;
 
 /// How many tokens leave memory time for the keys of attention while their products are made: fewer wait for the weights themselves, and
-/// the keys of more do not stay in the caches. (2B shape, 256 keys each, two Zen 4 cores, every other step of a run: 8 streams gain 1 to 2 % of
-/// a step, 16 gain 2 to 3, 4 and 32 nothing that shows.)
+/// the keys of more do not stay in the caches. (2B shape, 256 keys each, two Zen 4 cores, every other step of a run: 8 and 16 streams gain 1 %
+/// of a step, 4 lose as much, 32 nothing that shows.)
 const AHEAD_TOKENS: RangeInclusive<usize> = 5..=16;
 
 /// Pages of a span.
@@ -101,12 +101,8 @@ impl Attention {
         let seen = |worker: usize| {
             let mut shares = placement.attention_shares(self.kv_heads, group, workers);
             let share = shares.nth(worker).filter(|_| is_worth_it);
-            let blocks = placement.attention_blocks(share.unwrap_or_default(), group);
-            blocks.flat_map(move |block| {
-                let pages = keys.pages(&block).iter();
-                pages
-                    .map(move |id| (keys.kv).keys_and_values(id.index(), keys.layer, block.kv_head))
-            })
+            let places = keys.places(share.unwrap_or_default(), group);
+            places.map(move |place| keys.kv.keys_and_values(keys.layer, place))
         };
         self.qkv
             .multiply_before(pass.crew, pass.inputs, pass.products, seen);
@@ -177,9 +173,10 @@ impl Attention {
             .pool
             .run_parts(parts, |_, ((items, mut out), scratch)| {
                 let state = &mut scratch.attention;
-                let mut blocks = placement.attention_blocks(items, group).peekable();
-                let mut pages = SpanPages::of(blocks.peek().map(|block| (&keys, block, 0)));
-                while let Some(block) = blocks.next() {
+                // While a span is summed, as many keys are asked for, a whole span further on: neither a short span nor the end of a sequence
+                // interrupts what comes from memory.
+                let mut ahead = keys.places(items.clone(), group).skip(SPAN_PAGES);
+                for block in placement.attention_blocks(items, group) {
                     state.reset(block.heads.len(), block.tokens.len(), d);
                     for (position, token) in block.tokens.clone().enumerate() {
                         let (cosines, sines) = placement.rotation(token);
@@ -191,21 +188,16 @@ impl Attention {
                         }
                     }
                     let (_, position) = placement.of(block.tokens.start);
-                    let spans = position / SPAN_TOKENS + 1;
-                    for span in 0..spans {
-                        let next = if span + 1 < spans {
-                            Some((&keys, &block, span + 1))
-                        } else {
-                            blocks.peek().map(|block| (&keys, block, 0))
-                        };
-                        let next = SpanPages::of(next);
+                    let mut places = keys.places_of(&block);
+                    for before in (0..=position).step_by(SPAN_TOKENS) {
+                        let pages = keys.span(&mut places, SPAN_PAGES);
+                        let next = keys.span(&mut ahead, pages.count);
                         let span = Span {
                             pages: pages.as_slice(),
                             next: next.as_slice(),
-                            visible: (position + 1 - span * SPAN_TOKENS).min(SPAN_TOKENS),
+                            visible: (position + 1 - before).min(SPAN_TOKENS),
                         };
                         kernels.attention_span(span, state);
-                        pages = next;
                     }
                     let size = block.tokens.len() * block.heads.len() * d;
                     let own = out.split_off_mut(..size).expect("a share's outputs");
@@ -246,37 +238,47 @@ struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// The pages of all keys that a block of queries sees, the last of them that in which all of the block stand.
-    fn pages(self, block: &AttentionBlock) -> &'a [Page] {
+    /// Where all keys are that some items see, in the order in which they are looked at.
+    fn places(self, items: Range<usize>, group: usize) -> impl Iterator<Item = HeadPage> {
+        let blocks = self.placement.attention_blocks(items, group);
+        blocks.flat_map(move |block| self.places_of(&block))
+    }
+
+    /// Where all keys are that a block of queries sees; in the last of these pages stand all of the block.
+    fn places_of(self, block: &AttentionBlock) -> impl Iterator<Item = HeadPage> + use<'a> {
         let (row, position) = self.placement.of(block.tokens.start);
-        &self.batch.pages(&self.batch.rows()[row])[..=position / PAGE_TOKENS]
+        let pages = &self.batch.pages(&self.batch.rows()[row])[..=position / PAGE_TOKENS];
+        let head = block.kv_head;
+        pages.iter().map(move |page| HeadPage {
+            head,
+            page: page.index(),
+        })
+    }
+
+    /// The pages at the next places, up to `most`.
+    fn span(self, places: &mut impl Iterator<Item = HeadPage>, most: usize) -> SpanPages<'a> {
+        let mut span = SpanPages {
+            pages: [KvPage {
+                keys: &[],
+                values: &[],
+            }; SPAN_PAGES],
+            count: 0,
+        };
+        for (page, place) in span.pages.iter_mut().zip(places.take(most)) {
+            *page = self.kv.head(self.layer, place);
+            span.count += 1;
+        }
+        span
     }
 }
 
-/// The pages of one span that a block of queries sees.
+/// Up to as many pages as a span has.
 struct SpanPages<'a> {
     pages: [KvPage<'a>; SPAN_PAGES],
     count: usize,
 }
 
 impl<'a> SpanPages<'a> {
-    /// The pages of a block's `span`th span, or none.
-    fn of(block: Option<(&Keys<'a>, &AttentionBlock, usize)>) -> SpanPages<'a> {
-        let mut pages = [KvPage {
-            keys: &[],
-            values: &[],
-        }; SPAN_PAGES];
-        let mut count = 0;
-        if let Some((keys, block, span)) = block {
-            let seen = &keys.pages(block)[span * SPAN_PAGES..];
-            for (page, &id) in pages.iter_mut().zip(seen) {
-                *page = keys.kv.head(id.index(), keys.layer, block.kv_head);
-                count += 1;
-            }
-        }
-        SpanPages { pages, count }
-    }
-
     fn as_slice(&self) -> &[KvPage<'a>] {
         &self.pages[..self.count]
     }

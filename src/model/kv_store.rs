@@ -91,16 +91,16 @@ impl KvStore {
         }
     }
 
-    /// What `head` of `layer` has in `page`.
-    pub(super) fn head(&self, page: usize, layer: usize, head: usize) -> KvPage<'_> {
-        let both = self.keys_and_values(page, layer, head);
+    /// What `layer` has at a place.
+    pub(super) fn head(&self, layer: usize, place: HeadPage) -> KvPage<'_> {
+        let both = self.keys_and_values(layer, place);
         let (keys, values) = both.split_at(PAGE_TOKENS * self.shape.head_dim);
         KvPage { keys, values }
     }
 
     /// The same in one piece.
-    pub(super) fn keys_and_values(&self, page: usize, layer: usize, head: usize) -> &[u16] {
-        let start = self.start(layer, HeadPage { head, page });
+    pub(super) fn keys_and_values(&self, layer: usize, place: HeadPage) -> &[u16] {
+        let start = self.start(layer, place);
         &self.values[start..][..self.shape.head()]
     }
 
@@ -273,7 +273,7 @@ mod tests {
             let mut store = KvStore::new(SHAPE, PAGES);
             fill(&mut store, 1, &pages, shares);
             for (page, layer, head) in places() {
-                let read = store.head(page, layer, head);
+                let read = store.head(layer, HeadPage { head, page });
                 let is_written = layer == 1 && pages.contains(&page);
                 let expected = if is_written {
                     [mark(page, layer, head), mark(page, layer, head) + 1]
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn neighbouring_pages_of_a_head_are_neighbours_in_memory() {
         let store = KvStore::new(SHAPE, PAGES);
-        let address = |page| store.head(page, 2, 1).keys.as_ptr() as usize;
+        let address = |page| store.head(2, HeadPage { head: 1, page }).keys.as_ptr() as usize;
         for page in (1..PAGES).filter(|page| page % RUN_PAGES != 0) {
             assert_eq!(
                 address(page) - address(page - 1),
@@ -319,7 +319,8 @@ mod tests {
                 _ if page == PAGES - 1 => 1,
                 _ => page,
             };
-            let (read, mark) = (store.head(page, layer, head), mark(source, layer, head));
+            let read = store.head(layer, HeadPage { head, page });
+            let mark = mark(source, layer, head);
             assert!(read.keys.iter().all(|&key| key == mark));
             assert!(read.values.iter().all(|&value| value == mark + 1));
         }

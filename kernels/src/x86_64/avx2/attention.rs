@@ -79,8 +79,8 @@ fn scores_of<const H: usize>(queries: &[Row], page: &KvPage<'_>, first: usize, s
     }
 }
 
-/// Sums of weighted values for H heads, sixteen of a head's values at a time. Tokens that are not seen are not read. The next span's keys
-/// are prefetched.
+/// Sums of weighted values for H heads, sixteen of a head's values at a time. Tokens that are not seen are not read. Later keys are
+/// prefetched.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn values_of<const H: usize>(weights: &[Row], span: Span<'_>, head_dim: usize, acc: &mut [Row]) {
@@ -151,7 +151,7 @@ fn widen_keys(pages: &[KvPage<'_>], panel: &mut [PanelRow]) {
     }
 }
 
-/// 32 values, from `column` on, of some tokens; columns beyond the head are zero. The next span's keys are prefetched.
+/// 32 values, from `column` on, of some tokens; columns beyond the head are zero. Later keys are prefetched.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn widen_values(

@@ -140,7 +140,7 @@ fn values_of<const H: usize>(weights: &[Row], span: Span<'_>, head_dim: usize, a
     }
 }
 
-/// The 16 · J values of each head from `first` on. Tokens that are not seen are not read. The next span's keys are prefetched.
+/// The 16 · J values of each head from `first` on. Tokens that are not seen are not read. Later keys are prefetched.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 #[inline]
 fn values_from<const H: usize, const J: usize>(
@@ -226,7 +226,7 @@ fn widen_keys(pages: &[KvPage<'_>], panel: &mut [PanelRow]) {
     }
 }
 
-/// 32 values, from `column` on, of some tokens; columns beyond the head are zero. The next span's keys are prefetched.
+/// 32 values, from `column` on, of some tokens; columns beyond the head are zero. Later keys are prefetched.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 #[inline]
 fn widen_values(
