@@ -131,38 +131,50 @@ pub(crate) fn int8_matmul(
     x: &QuantizedActivations,
     out: &mut [i32],
 ) {
+    let last = weights.panels() - 1;
     for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
+        // Each of several tiles asks for its part of the next panel: the first alone would wait for all of it, and the others for nothing.
+        let next = weights.panel(last.min(panel + 1));
+        let part = |token| next.len() * token / x.tokens();
+        let ahead = if tokens.len() < x.tokens() {
+            &next[part(tokens.start)..part(tokens.end)]
+        } else {
+            &[]
+        };
         let panel = weights.panel(panel).as_chunks().0;
         let first = tokens.start;
         match tokens.len() {
-            1 => int8_tile::<1>(panel, x, first, out),
-            2 => int8_tile::<2>(panel, x, first, out),
-            3 => int8_tile::<3>(panel, x, first, out),
-            4 => int8_tile::<4>(panel, x, first, out),
-            5 => int8_tile::<5>(panel, x, first, out),
-            6 => int8_tile::<6>(panel, x, first, out),
-            7 => int8_tile::<7>(panel, x, first, out),
-            _ => int8_tile::<8>(panel, x, first, out),
+            1 => int8_tile::<1>(panel, x, first, ahead, out),
+            2 => int8_tile::<2>(panel, x, first, ahead, out),
+            3 => int8_tile::<3>(panel, x, first, ahead, out),
+            4 => int8_tile::<4>(panel, x, first, ahead, out),
+            5 => int8_tile::<5>(panel, x, first, ahead, out),
+            6 => int8_tile::<6>(panel, x, first, ahead, out),
+            7 => int8_tile::<7>(panel, x, first, ahead, out),
+            _ => int8_tile::<8>(panel, x, first, ahead, out),
         }
     });
 }
 
-/// 32 rows × T tokens: bytes are multiplied as they are, and the 128 in each is taken off at the start.
+/// 32 rows × T tokens: bytes are multiplied as they are, and the 128 in each is taken off at the start. Prefetches the blocks `ahead`, or
+/// what stands [`PREFETCH_BYTES`] further on if there are none.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 #[inline]
 fn int8_tile<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
     first: usize,
+    ahead: &[Block],
     out: &mut [i32],
 ) {
     let rows: [&[[i8; INT8_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
     let mut sums = minus_sums::<T>(x, first, i32::from(BYTE_ZERO));
     for (b, step) in panel.iter().enumerate() {
-        if T <= 4 {
-            prefetch_stream(step);
-        } else {
-            prefetch_panel(step);
+        match ahead.get(b) {
+            Some(block) => prefetch(block.0.as_ptr()),
+            None if !ahead.is_empty() => {}
+            None if T <= 4 => prefetch_stream(step),
+            None => prefetch_panel(step),
         }
         let bytes = [load_block(&step[0]), load_block(&step[1])];
         for t in 0..T {
