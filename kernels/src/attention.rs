@@ -8,7 +8,7 @@
 //! Always true: a key that a query may not see contributes nothing to it, whatever its memory holds (a recycled page may hold NaN, a later
 //! token infinity).
 
-use crate::elementwise::{LANES, exp, sum_lanes};
+use crate::elementwise::{LANES, exp, larger, largest_lane, sum_lanes};
 #[cfg(target_arch = "x86_64")]
 use crate::x86_64::attention::PanelRow;
 
@@ -198,14 +198,11 @@ impl AttentionState {
             let mut lanes = [f32::NEG_INFINITY; LANES];
             for chunk in &*chunks {
                 for (lane, &product) in lanes.iter_mut().zip(chunk) {
-                    *lane = if product > *lane { product } else { *lane };
+                    *lane = larger(product, *lane);
                 }
             }
             // Rounding keeps order: the largest product becomes the largest score.
-            let largest = factor
-                * lanes
-                    .iter()
-                    .fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+            let largest = factor * largest_lane(&lanes);
             let mut sums = [0.0; LANES];
             for chunk in chunks {
                 for (sum, score) in sums.iter_mut().zip(chunk) {

@@ -151,7 +151,6 @@ struct Table {
     rope: unsafe fn(&mut [f32], usize, &[f32], &[f32]),
     relu2_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
-    add: unsafe fn(&mut [f32], &[f32]),
     attention_span: unsafe fn(Span<'_>, &mut AttentionState),
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
     store_kv: StoreKv,
@@ -177,7 +176,6 @@ static SCALAR: Table = Table {
     rope: scalar::rope,
     relu2_gate: scalar::relu2_gate,
     silu_gate: scalar::silu_gate,
-    add: scalar::add,
     attention_span: scalar::attention_span,
     attention_finish: scalar::attention_finish,
     store_kv: scalar::store_kv,
@@ -204,7 +202,6 @@ static AVX2: Table = Table {
     rope: avx2::rope,
     relu2_gate: avx2::relu2_gate,
     silu_gate: avx2::silu_gate,
-    add: avx2::add,
     attention_span: avx2::attention::attention_span,
     attention_finish: avx2::attention::attention_finish,
     store_kv: avx2::attention::store_kv,
@@ -231,7 +228,6 @@ static AVX512: Table = Table {
     rope: avx512::rope,
     relu2_gate: avx512::relu2_gate,
     silu_gate: avx512::silu_gate,
-    add: avx512::add,
     attention_span: avx512::attention::attention_span,
     attention_finish: avx512::attention::attention_finish,
     store_kv: avx512::attention::store_kv,
@@ -492,13 +488,6 @@ impl Kernels {
         );
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
         unsafe { (self.table.silu_gate)(gate, up, out) }
-    }
-
-    /// `x += y`.
-    pub fn add(&self, x: &mut [f32], y: &[f32]) {
-        assert_eq!(x.len(), y.len(), "as many values to add");
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.add)(x, y) }
     }
 
     /// Attention of the queries of `state` over one span of keys, merged into the state. Scores are scaled by 1/sqrt(d).

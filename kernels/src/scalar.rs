@@ -188,10 +188,6 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
     elementwise::silu_gate(gate, up, out);
 }
 
-pub(crate) fn add(x: &mut [f32], y: &[f32]) {
-    elementwise::add(x, y);
-}
-
 pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
     state.finish(out);
 }

@@ -4,7 +4,7 @@
 //! block of [`LOGITS_BLOCK`]: whoever asks next can pass over blocks. Nothing here is fused: where the CPU has no fused multiplication,
 //! scalar would call a function for each.
 
-use crate::elementwise::{LANES, sum_lanes};
+use crate::elementwise::{LANES, join_lanes, larger, largest_lane, sum_lanes};
 
 /// Logits of a block.
 pub const LOGITS_BLOCK: usize = 256;
@@ -45,7 +45,7 @@ pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {
             chunk[..rest.len()].copy_from_slice(rest);
             (largest, nothing) = scan_chunk(&chunk, &largest, &nothing);
         }
-        *peak = largest_lane(&largest);
+        *peak = join_lanes(&largest, larger);
     }
     nothing.iter().all(|&lane| lane == 0.0)
 }
@@ -88,8 +88,8 @@ pub(crate) fn weigh_logits(
             sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
             largest = std::array::from_fn(|lane| larger(weights[lane], largest[lane]));
         }
-        *mass = sum_apart(&sums);
-        *heaviest = largest_apart(&largest);
+        *mass = sum_lanes(&sums);
+        *heaviest = largest_lane(&largest);
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn sum_weights(logits: &[f32], scale: LogitScale, masses: &mut [f32])
             let weights = weigh_rest(rest, scale);
             sums = std::array::from_fn(|lane| sums[lane] + weights[lane]);
         }
-        *mass = sum_apart(&sums);
+        *mass = sum_lanes(&sums);
     }
 }
 
@@ -148,8 +148,8 @@ pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64,
             chunk[..rest.len()].copy_from_slice(rest);
             add_from(bar, &chunk, &mut sums, &mut counts);
         }
-        mass += f64::from(sum_apart(&sums));
-        count += count_apart(&counts);
+        mass += f64::from(sum_lanes(&sums));
+        count += sum_counts(&counts);
     }
     (mass, count)
 }
@@ -184,7 +184,7 @@ pub(crate) fn drop_weights(bar: f32, weights: &mut [f32], heaviest: &[f32], mass
             drop_and_add(bar, &mut chunk, &mut sums);
             rest.copy_from_slice(&chunk[..rest.len()]);
         }
-        *mass = sum_apart(&sums);
+        *mass = sum_lanes(&sums);
     }
 }
 
@@ -196,42 +196,10 @@ fn drop_and_add(bar: f32, chunk: &mut [f32; LANES], sums: &mut [f32; LANES]) {
     }
 }
 
-/// Compiled for itself, and once for all: else the compiler takes the lanes apart for the tree's sake, in the loops that fill them.
+/// Compiled for itself, as [`sum_lanes`] is.
 #[inline(never)]
-fn sum_apart(lanes: &[f32; LANES]) -> f32 {
-    sum_lanes(lanes)
-}
-
-/// As [`sum_apart`].
-#[inline(never)]
-fn largest_apart(lanes: &[f32; LANES]) -> f32 {
-    largest_lane(lanes)
-}
-
-/// As [`sum_apart`].
-#[inline(never)]
-fn count_apart(lanes: &[u32; LANES]) -> usize {
+fn sum_counts(lanes: &[u32; LANES]) -> usize {
     lanes.iter().sum::<u32>() as usize
-}
-
-/// One instruction, unlike `f32::max`: what is no number is not larger.
-#[inline(always)]
-fn larger(a: f32, b: f32) -> f32 {
-    if a > b { a } else { b }
-}
-
-/// Halves onto each other.
-#[inline(always)]
-fn largest_lane<const N: usize>(lanes: &[f32; N]) -> f32 {
-    let mut lanes = *lanes;
-    let mut half = N / 2;
-    while half > 0 {
-        for lane in 0..half {
-            lanes[lane] = larger(lanes[lane], lanes[lane + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
 }
 
 /// `e^x` of a number that is not positive, within 3e-7 of its value; 0 below -87. As attention's exponential, but without fused

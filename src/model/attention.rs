@@ -6,12 +6,12 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use sterna_kernels::{HugeSlice, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, PANEL_ROWS, SPAN_TOKENS, Span};
+use sterna_kernels::{HugeSlice, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 use sterna_scheduler::Batch;
 
 use super::Pass;
 use super::kv_store::{HeadPage, KvStore, write_in_order};
-use super::linear::{Norm, Product, Projections};
+use super::linear::{Norm, Projections};
 use super::placement::{AttentionBlock, Placement};
 use super::pool::{ranges, split_rows};
 use super::profile::Stage;
@@ -53,14 +53,23 @@ impl AttentionBuffers {
 }
 
 impl Attention {
-    /// Leaves output(attention(norm(hidden))) in the products, to be added to the hidden states.
-    pub(super) fn forward(&self, pass: &mut Pass<'_>, hidden: &[f32]) {
+    /// hidden += what the projections `before` left in the products, if any; then leaves output(attention(norm(hidden))) there, to be added
+    /// to the hidden states.
+    pub(super) fn forward(
+        &self,
+        pass: &mut Pass<'_>,
+        before: Option<&Projections>,
+        hidden: &mut [f32],
+    ) {
         let tokens = pass.placement.tokens();
         let (kernels, width) = (pass.crew.kernels, self.qkv.columns());
+        let before = before.map(|projections| projections.product(0, pass.products, tokens));
         pass.inputs
-            .fill(pass.crew, &self.qkv, tokens, |token, row, _| {
-                self.norm
-                    .apply(kernels, &hidden[token * width..][..width], row);
+            .fill_blocks(pass.crew, &self.qkv, (hidden, width), tokens, |block| {
+                if let Some(product) = before {
+                    product.add_to(block.tokens, block.states);
+                }
+                self.norm.apply_all(kernels, block.states, block.rows);
             });
         pass.profile.end(Stage::Rows);
         self.multiply(pass);
@@ -142,8 +151,8 @@ impl Attention {
                 for i in 0..write.tokens {
                     let token = write.first_token + i;
                     let (cosines, sines) = placement.rotation(token);
-                    copy_values(keys, token, head * d, key);
-                    copy_values(values, token, head * d, value);
+                    keys.copy_part(token, head * d, key);
+                    values.copy_part(token, head * d, value);
                     kernels.rope(key, d, cosines, sines);
                     kernels.store_kv(key, value, write.slot + i, k_page, v_page);
                 }
@@ -183,7 +192,7 @@ impl Attention {
                         for (i, head) in block.heads.clone().enumerate() {
                             let query = state.query_mut(position, i);
                             let head = block.kv_head * group + head;
-                            copy_values(queries, token, head * d, query);
+                            queries.copy_part(token, head * d, query);
                             kernels.rope(query, d, cosines, sines);
                         }
                     }
@@ -212,19 +221,6 @@ impl Attention {
         for (head, out) in out.chunks_exact_mut(width).enumerate() {
             out.copy_from_slice(&attended[(head * tokens + token) * width..][..width]);
         }
-    }
-}
-
-/// Values `first..` of a token's product, as many as `out` holds.
-fn copy_values(product: Product<'_>, token: usize, first: usize, out: &mut [f32]) {
-    assert!(first + out.len() <= product.rows(), "values of the product");
-    let mut at = 0;
-    while at < out.len() {
-        let row = first + at;
-        let piece = &product.piece(token, row / PANEL_ROWS)[row % PANEL_ROWS..];
-        let count = piece.len().min(out.len() - at);
-        out[at..at + count].copy_from_slice(&piece[..count]);
-        at += count;
     }
 }
 

@@ -13,10 +13,21 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// Turns the hidden states `[token][hidden]` that the layer is given into those that it hands on.
-    pub(super) fn forward(&self, pass: &mut Pass<'_>, hidden: &mut [f32]) {
-        self.attention.forward(pass, hidden);
+    /// Turns the hidden states `[token][hidden]` that the layer is given into those that it hands on, but for the last addition: what the
+    /// feed-forward makes of them stands in the products. The next layer adds it in passing, or [`Layer::finish`] does; likewise this one
+    /// adds what the layer `before` left.
+    pub(super) fn forward(&self, pass: &mut Pass<'_>, before: Option<&Layer>, hidden: &mut [f32]) {
+        let before = before.map(|layer| &layer.feed_forward.down);
+        self.attention.forward(pass, before, hidden);
         self.feed_forward.forward(pass, &self.attention, hidden);
+    }
+
+    /// Adds what [`Layer::forward`] left in the products to the hidden states.
+    pub(super) fn finish(&self, pass: &mut Pass<'_>, hidden: &mut [f32]) {
+        let tokens = pass.placement.tokens();
+        let product = self.feed_forward.down.product(0, pass.products, tokens);
+        add_product(pass.crew, product, hidden);
+        pass.profile.end(Stage::Rows);
     }
 
     pub(super) fn projections_mut(&mut self) -> [&mut Projections; 4] {
@@ -49,14 +60,15 @@ pub(super) struct FeedForward {
 }
 
 impl FeedForward {
-    /// hidden += attended, then hidden += down(activation(gate(x)) * up(x)) with x = norm(hidden).
+    /// hidden += attended, then leaves down(activation(gate(x)) * up(x)) with x = norm(hidden) in the products, to be added to the hidden
+    /// states.
     fn forward(&self, pass: &mut Pass<'_>, attention: &Attention, hidden: &mut [f32]) {
         let tokens = pass.placement.tokens();
         let (kernels, width) = (pass.crew.kernels, self.gate_up.columns());
         let attended = attention.output.product(0, pass.products, tokens);
         pass.inputs
             .fill_blocks(pass.crew, &self.gate_up, (hidden, width), tokens, |block| {
-                attended.add_to(kernels, block.tokens, block.states);
+                attended.add_to(block.tokens, block.states);
                 self.norm.apply_all(kernels, block.states, block.rows);
             });
         pass.profile.end(Stage::Rows);
@@ -81,11 +93,5 @@ impl FeedForward {
         pass.profile.end(Stage::Rows);
         self.down.multiply(pass.crew, pass.inputs, pass.products);
         pass.profile.end(Stage::Products);
-        add_product(
-            pass.crew,
-            self.down.product(0, pass.products, tokens),
-            hidden,
-        );
-        pass.profile.end(Stage::Rows);
     }
 }

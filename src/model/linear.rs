@@ -269,19 +269,35 @@ impl<'a> Product<'a> {
     }
 
     /// A token's values in a panel.
-    pub(super) fn piece(self, token: usize, panel: usize) -> &'a [f32] {
+    fn piece(self, token: usize, panel: usize) -> &'a [f32] {
         let rows = (self.rows - panel * PANEL_ROWS).min(PANEL_ROWS);
         &self.values[(panel * self.tokens + token) * PANEL_ROWS..][..rows]
     }
 
     /// Adds the values of some tokens to `out`, `[token][rows]`.
-    pub(super) fn add_to(self, kernels: Kernels, tokens: Range<usize>, out: &mut [f32]) {
-        self.for_each_piece(tokens, out, |out, piece| kernels.add(out, piece));
+    pub(super) fn add_to(self, tokens: Range<usize>, out: &mut [f32]) {
+        self.for_each_piece(tokens, out, |out, piece| {
+            out.iter_mut().zip(piece).for_each(|(out, x)| *out += x);
+        });
     }
 
     /// Copies the values of some tokens, `[token][rows]`.
     pub(super) fn copy_to(self, tokens: Range<usize>, out: &mut [f32]) {
         self.for_each_piece(tokens, out, <[f32]>::copy_from_slice);
+    }
+
+    /// Copies a token's values `first..`, as many as `out` holds.
+    pub(super) fn copy_part(self, token: usize, first: usize, out: &mut [f32]) {
+        assert!(first + out.len() <= self.rows, "values of the product");
+        let mut at = 0;
+        while at < out.len() {
+            let row = first + at;
+            let piece = &self.piece(token, row / PANEL_ROWS)[row % PANEL_ROWS..];
+            let count = piece.len().min(out.len() - at);
+            let out = &mut out[at..at + count];
+            on_piece(out, &piece[..count], <[f32]>::copy_from_slice);
+            at += count;
+        }
     }
 
     /// Panels outside, tokens inside: as the values stand in memory.
@@ -303,9 +319,19 @@ impl<'a> Product<'a> {
             }
             let pieces = values[tokens.clone()].chunks_exact(PANEL_ROWS);
             for (out, piece) in out.chunks_exact_mut(self.rows).zip(pieces) {
-                each(&mut out[first..][..rows], &piece[..rows]);
+                on_piece(&mut out[first..][..rows], &piece[..rows], &each);
             }
         }
+    }
+}
+
+/// Calls `each` with both; if they are a whole piece, as most are, with a length that the compiler knows, so that no call remains.
+#[inline(always)]
+fn on_piece(out: &mut [f32], piece: &[f32], each: impl Fn(&mut [f32], &[f32])) {
+    if out.len() == PANEL_ROWS {
+        each(&mut out[..PANEL_ROWS], &piece[..PANEL_ROWS]);
+    } else {
+        each(out, piece);
     }
 }
 
@@ -314,8 +340,6 @@ pub(super) fn add_product(crew: &mut Crew, product: Product<'_>, hidden: &mut [f
     let width = product.rows();
     let shares = ranges(hidden.len() / width, crew.pool.workers());
     let parts = shares.clone().zip(split_rows(hidden, width, shares));
-    let kernels = crew.kernels;
-    crew.pool.run_parts(parts, |_, (tokens, hidden)| {
-        product.add_to(kernels, tokens, hidden);
-    });
+    crew.pool
+        .run_parts(parts, |_, (tokens, hidden)| product.add_to(tokens, hidden));
 }

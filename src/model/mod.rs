@@ -38,6 +38,8 @@ pub use logits::{Logits, StepLogits};
 pub use profile::{Profile, Stage};
 pub use sizes::Sizes;
 
+use std::ops::Range;
+
 use sterna_kernels::{AttentionState, HugeSlice, Kernels};
 use sterna_scheduler::Batch;
 
@@ -270,9 +272,7 @@ impl Model {
             kv.copy_page(copy.from.index(), copy.to.index());
         }
         self.profile.end(Stage::Rows);
-        for layer in 0..self.config.layers {
-            self.placed_layer(layer, &mut hidden, batch, kv);
-        }
+        self.placed_layers(0..self.config.layers, &mut hidden, batch, kv);
         self.project(&hidden);
         self.profile.end(Stage::Head);
         self.memory.hidden = hidden;
@@ -315,10 +315,17 @@ impl Model {
     /// As [`Model::forward`].
     pub fn run_layer(&mut self, layer: usize, hidden: &mut [f32], batch: &Batch, kv: &mut KvStore) {
         self.memory.placement.place(batch);
-        self.placed_layer(layer, hidden, batch, kv);
+        self.placed_layers(layer..layer + 1, hidden, batch, kv);
     }
 
-    fn placed_layer(&mut self, layer: usize, hidden: &mut [f32], batch: &Batch, kv: &mut KvStore) {
+    /// Runs some layers one after the other, the batch being placed.
+    fn placed_layers(
+        &mut self,
+        layers: Range<usize>,
+        hidden: &mut [f32],
+        batch: &Batch,
+        kv: &mut KvStore,
+    ) {
         assert_eq!(
             kv.shape(),
             self.kv_shape(),
@@ -348,9 +355,16 @@ impl Model {
             batch,
             kv,
             profile: &mut self.profile,
-            layer,
+            layer: layers.start,
         };
-        self.weights.layers[layer].forward(&mut pass, hidden);
+        let mut before = None;
+        for layer in &self.weights.layers[layers] {
+            layer.forward(&mut pass, before, hidden);
+            (before, pass.layer) = (Some(layer), pass.layer + 1);
+        }
+        if let Some(last) = before {
+            last.finish(&mut pass, hidden);
+        }
     }
 
     /// The output head, on the final norm of the states whose logits are wanted.

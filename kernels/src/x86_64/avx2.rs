@@ -549,11 +549,6 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn add(x: &mut [f32], y: &[f32]) {
-    elementwise::add(x, y);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn scale_panel(
     acc: &[i32],
     factors: (&[f32], &[f32]),

@@ -444,11 +444,6 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(crate) fn add(x: &mut [f32], y: &[f32]) {
-    elementwise::add(x, y);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn scale_panel(
     acc: &[i32],
     factors: (&[f32], &[f32]),
