@@ -35,8 +35,8 @@ pub struct KvPage<'a> {
 pub struct Span<'a> {
     /// The span's pages up to the last that is seen.
     pub pages: &'a [KvPage<'a>],
-    /// As many of the pages that are read later, perhaps another sequence's: their keys are fetched from memory meanwhile. Fewer towards
-    /// the end.
+    /// At most as many pages as `pages`, of those that are read later, perhaps another sequence's: their keys are fetched from memory
+    /// meanwhile.
     pub next: &'a [KvPage<'a>],
     /// How many of the span's keys the first position sees. Each further position sees one more, as far as the span goes.
     pub visible: usize,

@@ -1,7 +1,7 @@
 //! Kernels over single rows: norm, rotation, gates, quantization, and the exponential they and attention share.
 //!
-//! These bodies are the definition and the implementation at once: each instruction set's file compiles them for itself, and since Rust
-//! neither reorders nor fuses float operations, every compilation gives the same bits. What makes them vectorize is only their shape:
+//! These bodies are the definition and the implementation at once: each instruction set's file compiles them for itself (but for the joining
+//! of lanes), and since Rust neither reorders nor fuses float operations, every compilation gives the same bits. What makes them vectorize is only their shape:
 //! whole chunks of sixteen, sums over sixteen lanes. A tail goes through the same operations as a whole chunk.
 
 use crate::PANEL_ROWS;
@@ -150,11 +150,11 @@ fn largest(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in chunks {
         for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = if x > *lane { x } else { *lane };
+            *lane = larger(x, *lane);
         }
     }
     let all = lanes.iter().chain(rest);
-    all.fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+    all.fold(f32::NEG_INFINITY, |a, &b| larger(b, a))
 }
 
 /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s` rounded to nearest even and clamped to −128..=127.

@@ -182,9 +182,12 @@ impl Attention {
             .pool
             .run_parts(parts, |_, ((items, mut out), scratch)| {
                 let state = &mut scratch.attention;
-                // While a span is summed, as many keys are asked for, a whole span further on: neither a short span nor the end of a sequence
-                // interrupts what comes from memory.
-                let mut ahead = keys.places(items.clone(), group).skip(SPAN_PAGES);
+                // While a span is summed, as many keys are asked for, as far ahead as the longest span is long: so neither a short span nor
+                // the end of a sequence keeps those that follow waiting.
+                let blocks = placement.attention_blocks(items.clone(), group);
+                let longest = blocks.map(|block| keys.places_of(&block).len()).max();
+                let distance = longest.unwrap_or(0).min(SPAN_PAGES);
+                let mut ahead = keys.places(items.clone(), group).skip(distance);
                 for block in placement.attention_blocks(items, group) {
                     state.reset(block.heads.len(), block.tokens.len(), d);
                     for (position, token) in block.tokens.clone().enumerate() {
@@ -198,13 +201,13 @@ impl Attention {
                     }
                     let (_, position) = placement.of(block.tokens.start);
                     let mut places = keys.places_of(&block);
-                    for before in (0..=position).step_by(SPAN_TOKENS) {
-                        let pages = keys.span(&mut places, SPAN_PAGES);
-                        let next = keys.span(&mut ahead, pages.count);
+                    for first in (0..=position).step_by(SPAN_TOKENS) {
+                        let pages = keys.next_pages(&mut places, SPAN_PAGES);
+                        let next = keys.next_pages(&mut ahead, pages.count);
                         let span = Span {
                             pages: pages.as_slice(),
                             next: next.as_slice(),
-                            visible: (position + 1 - before).min(SPAN_TOKENS),
+                            visible: (position + 1 - first).min(SPAN_TOKENS),
                         };
                         kernels.attention_span(span, state);
                     }
@@ -241,7 +244,10 @@ impl<'a> Keys<'a> {
     }
 
     /// Where all keys are that a block of queries sees; in the last of these pages stand all of the block.
-    fn places_of(self, block: &AttentionBlock) -> impl Iterator<Item = HeadPage> + use<'a> {
+    fn places_of(
+        self,
+        block: &AttentionBlock,
+    ) -> impl ExactSizeIterator<Item = HeadPage> + use<'a> {
         let (row, position) = self.placement.of(block.tokens.start);
         let pages = &self.batch.pages(&self.batch.rows()[row])[..=position / PAGE_TOKENS];
         let head = block.kv_head;
@@ -252,19 +258,19 @@ impl<'a> Keys<'a> {
     }
 
     /// The pages at the next places, up to `most`.
-    fn span(self, places: &mut impl Iterator<Item = HeadPage>, most: usize) -> SpanPages<'a> {
-        let mut span = SpanPages {
+    fn next_pages(self, places: &mut impl Iterator<Item = HeadPage>, most: usize) -> SpanPages<'a> {
+        let mut next = SpanPages {
             pages: [KvPage {
                 keys: &[],
                 values: &[],
             }; SPAN_PAGES],
             count: 0,
         };
-        for (page, place) in span.pages.iter_mut().zip(places.take(most)) {
+        for (page, place) in next.pages.iter_mut().zip(places.take(most)) {
             *page = self.kv.head(self.layer, place);
-            span.count += 1;
+            next.count += 1;
         }
-        span
+        next
     }
 }
 

@@ -264,7 +264,7 @@ pub(super) struct Product<'a> {
 
 impl<'a> Product<'a> {
     /// Values a token.
-    pub(super) fn rows(self) -> usize {
+    fn rows(self) -> usize {
         self.rows
     }
 

@@ -308,7 +308,7 @@ impl Model {
     }
 
     /// Runs one layer on the hidden states `[token][hidden]` of the batch's tokens, in place.
-    /// [`Model::forward`] is nothing but this for each layer, between [`Model::embed`] with the batch's
+    /// [`Model::forward`] computes what this does, layer by layer, between [`Model::embed`] with the batch's
     /// copies and the output head.
     ///
     /// # Panics

@@ -88,7 +88,7 @@ pub(crate) fn sum_span(
 }
 
 /// Which of the later keys to fetch while the values of the `index`th page are summed in the given dimensions: as many, so that all
-/// are fetched once when all dimensions are summed, in the order of memory, which the hardware's own prefetching goes along with.
+/// are fetched once when all dimensions of whole pages are summed, in the order of memory, which the hardware's own prefetching goes along with.
 #[inline(always)]
 pub(crate) fn next_keys(span: Span<'_>, index: usize, dimensions: Range<usize>) -> *const u16 {
     let page = &span.pages[index];

@@ -134,6 +134,7 @@ pub(crate) fn int8_matmul(
     let last = weights.panels() - 1;
     for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
         // Each of several tiles asks for its part of the next panel: the first alone would wait for all of it, and the others for nothing.
+        // (A head's tokens are few enough to be one group.)
         let next = weights.panel(last.min(panel + 1));
         let part = |token| next.len() * token / x.tokens();
         let ahead = if tokens.len() < x.tokens() {
@@ -156,8 +157,8 @@ pub(crate) fn int8_matmul(
     });
 }
 
-/// 32 rows × T tokens: bytes are multiplied as they are, and the 128 in each is taken off at the start. Prefetches the blocks `ahead`, or
-/// what stands [`PREFETCH_BYTES`] further on if there are none.
+/// 32 rows × T tokens: bytes are multiplied as they are, and the 128 in each is taken off at the start. Prefetches a block of
+/// `ahead` a step, or what stands [`PREFETCH_BYTES`] further on if there are none.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 #[inline]
 fn int8_tile<const T: usize>(
@@ -188,7 +189,7 @@ fn int8_tile<const T: usize>(
 }
 
 /// Calls `tile(panel, tokens, out)` for up to eight tokens and one panel at a time. Tokens are taken in groups whose activations stay in
-/// the second-level cache while the panels pass; of a group, the first tile of a panel brings the panel in for the others.
+/// the second-level cache while the panels pass.
 #[inline(always)]
 pub(super) fn for_each_tile<V>(
     panels: Range<usize>,
