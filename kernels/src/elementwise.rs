@@ -1,8 +1,8 @@
 //! Kernels over single rows: norm, rotation, gates, quantization, and the exponential they and attention share.
 //!
 //! These bodies are the definition and the implementation at once: each instruction set's file compiles them for itself (but for the joining
-//! of lanes), and since Rust neither reorders nor fuses float operations, every compilation gives the same bits. What makes them vectorize is only their shape:
-//! whole chunks of sixteen, sums over sixteen lanes. A tail goes through the same operations as a whole chunk.
+//! of lanes), and since Rust neither reorders nor fuses float operations, every compilation gives the same bits. What makes them vectorize
+//! is only their shape: whole chunks of sixteen, sums over sixteen lanes. A tail goes through the same operations as a whole chunk.
 
 use crate::PANEL_ROWS;
 

@@ -263,11 +263,6 @@ pub(super) struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// Values a token.
-    fn rows(self) -> usize {
-        self.rows
-    }
-
     /// A token's values in a panel.
     fn piece(self, token: usize, panel: usize) -> &'a [f32] {
         let rows = (self.rows - panel * PANEL_ROWS).min(PANEL_ROWS);
@@ -337,7 +332,7 @@ fn on_piece(out: &mut [f32], piece: &[f32], each: impl Fn(&mut [f32], &[f32])) {
 
 /// Adds each token's product to its hidden state, on all workers.
 pub(super) fn add_product(crew: &mut Crew, product: Product<'_>, hidden: &mut [f32]) {
-    let width = product.rows();
+    let width = product.rows;
     let shares = ranges(hidden.len() / width, crew.pool.workers());
     let parts = shares.clone().zip(split_rows(hidden, width, shares));
     crew.pool

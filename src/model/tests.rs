@@ -8,7 +8,7 @@ use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 use super::reference::{
     Form, HIDDEN, INTERMEDIATE, Kind, LAYERS, LLAMA, Made, PLAIN, Random, VOCAB,
 };
-use super::{KvStore, LoadError, LoadOptions, Model, Source, toy};
+use super::{KvStore, LoadError, LoadOptions, Logits, Model, Source, toy};
 
 fn options(threads: usize) -> LoadOptions {
     let kernels = Kernels::new(Isa::best()).unwrap();
@@ -58,7 +58,10 @@ fn push(batch: &mut Batch, (sequence, range, first): &Part<'_>, logits: usize) {
 
 fn rows(model: &mut Model, batch: &Batch, kv: &mut KvStore) -> Vec<Vec<f32>> {
     let vocab = model.config().vocab;
-    let logits = model.forward(batch, kv);
+    read(model.forward(batch, kv), vocab)
+}
+
+fn read(logits: &Logits, vocab: usize) -> Vec<Vec<f32>> {
     let row = |row| {
         let mut out = vec![0.0; vocab];
         logits.copy_row(row, &mut out);
@@ -212,6 +215,25 @@ fn shards_hold_the_same_model() {
         rows(&mut model, &batch(&[(&tokens, 0..20, 0)]), &mut kv)
     };
     assert_eq!(run(&made.source(1)), run(&made.source(3)));
+}
+
+/// In a pass, each layer adds what the one before it left.
+#[test]
+fn a_pass_is_its_layers_one_after_the_other() {
+    for (isa, mut model) in toys(2) {
+        let (width, vocab) = (model.config().hidden, model.config().vocab);
+        let tokens = prompt(37, 5, vocab);
+        let batch = batch(&[(&tokens, 0..tokens.len(), 1)]);
+        let mut kv = model.new_kv_store(10);
+        let expected = rows(&mut model, &batch, &mut kv);
+        let mut hidden = vec![0.0; tokens.len() * width];
+        model.embed(&batch, &mut hidden);
+        for layer in 0..model.config().layers {
+            model.run_layer(layer, &mut hidden, &batch, &mut kv);
+        }
+        model.project(&hidden);
+        assert_eq!(read(&model.logits, vocab), expected, "{isa}");
+    }
 }
 
 #[test]
