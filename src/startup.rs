@@ -237,13 +237,8 @@ fn load_text(
 
 /// How the scheduler decides.
 fn policy(config: &ServeConfig) -> Policy {
-    let inter_token_target = config.itl_target_ms * 1000;
     Policy {
-        budget: Budget::Time {
-            inter_token_target,
-            least: inter_token_target / 10,
-            most: inter_token_target * 5 / 4,
-        },
+        budget: Budget::within(config.itl_target_ms * 1000),
         max_draft: config.speculate,
         ..Policy::default()
     }

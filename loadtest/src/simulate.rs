@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use sterna_scheduler::{CostModel, Limits};
+use sterna_scheduler::{Budget, CostModel, Limits};
 
 use crate::workload::{CONTEXT, NAMES, Trace, Workload, named};
 use machine::{Machine, cost_model, rate};
@@ -36,6 +36,10 @@ pub(crate) struct SimulateArgs {
     /// How the scheduler decides.
     #[arg(long, default_value = policies::NAMES[0], value_parser = policies::NAMES)]
     policy: String,
+    /// Milliseconds between two tokens of an answer that everybody should be within, as the server's flag of that name; for policies that
+    /// know such a thing.
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    itl_target_ms: u64,
     /// All policies, one after the other, on the same workload.
     #[arg(long, conflicts_with = "policy")]
     compare: bool,
@@ -57,7 +61,7 @@ pub(crate) struct SimulateArgs {
     /// Only the sessions of this class; they are the same, at the same times, as among the others.
     #[arg(long, value_name = "CLASS")]
     only: Option<String>,
-    /// The machine: 2b-2core, 2b-32core, demo, or a JSON file with the coefficients of a cost model in nanoseconds.
+    /// The machine: 2b-2core, 2b-2core-zen4, 2b-32core, demo, or a JSON file with the coefficients of a cost model in nanoseconds.
     #[arg(long, default_value = "2b-2core")]
     cost: String,
     /// Steps take up to this part more or less than predicted.
@@ -160,7 +164,8 @@ impl Simulation<'_> {
             prefill_chunk: 512,
             max_sequence_tokens: CONTEXT,
         };
-        let choice = policies::named(policy, &limits).expect("the flag takes known names");
+        let budget = Budget::within(args.itl_target_ms * 1000);
+        let choice = policies::named(policy, &limits, budget).expect("the flag takes known names");
         let name = choice.name;
         let objective = Objective {
             first_token: args.slo_ttft_ms * 1000,

@@ -112,6 +112,19 @@ fn long_prompts_do_not_delay_the_tokens_of_answers() {
 }
 
 #[test]
+fn tokens_come_within_the_target() {
+    for target in [200, 600] {
+        let flags = format!("--workload backlogged --requests 500 --itl-target-ms {target}");
+        let p50 = figure(&simulate(&flags), "/classes/short/inter_token_seconds/p50");
+        let seconds = f64::from(target) / 1000.0;
+        assert!(
+            (0.5 * seconds..1.1 * seconds).contains(&p50),
+            "{flags}: {p50}"
+        );
+    }
+}
+
+#[test]
 fn a_question_behind_a_long_prompt_is_answered_within_three_steps() {
     let flags = "--workload one-long-prompt --seed 1 --load 0.15 --requests 1500";
     let at = "/classes/chat/steps_to_first_token/p99";
@@ -199,7 +212,7 @@ fn wrong_flags_are_named() {
         (["--only", "nobody"], "chat has the classes chat"),
         (
             ["--cost", "/none"],
-            "presets are 2b-2core, 2b-32core and demo",
+            "presets are 2b-2core, 2b-2core-zen4, 2b-32core and demo",
         ),
         (["--policy", "best"], "possible values: sterna"),
     ] {

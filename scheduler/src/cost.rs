@@ -6,14 +6,14 @@
 //!
 //! `n` counts the tokens that the step computes, and `keys` the keys that each of them looks at, over all tokens. `rows` is
 //! linear between powers of two. On a quiet machine a roofline, `max(weights, row · n)`, would do within 8 %; where the cores
-//! are shared with other work its bend is far off. Decodes of 16 keys without logits, and the last line chunks, fastest
-//! of a few on virtual cores that were busy with other work too:
+//! are shared with other work its bend is far off. Fastest of a few on virtual cores; the last two lines are two starts within an hour, the
+//! second while others used the memory:
 //!
 //! ```text
 //! n                                     1     2     4     8    16    32    64   128
 //! demo model, one thread, µs           33    47    90   161   318   635  1273
-//! 2B-4T's shape, one thread, ms        26    27    38    58   124   243   518
-//! the same, two contended threads, ms  48    78   120   162   238   416   779  1539
+//! 2B-4T's shape, two threads, ms       13    13    22    42    81   161   322   644
+//! the same                             22    28    45    83   116   232   464   927
 //! ```
 //!
 //! The head has a bend as well, which `head + logit · logits` smooths: for four to eight sequences it is up to a fifth of

@@ -19,6 +19,15 @@ const TWO_CORES: CostModel = CostModel {
     logit: 1_000_000,
 };
 
+/// The same on two Zen 4 cores in a quiet hour, as the server measures it.
+const TWO_ZEN_4_CORES: CostModel = CostModel {
+    rows: CostModel::roofline(13_200_000, 5_040_000),
+    kilo_decode_keys: 3_950_000,
+    kilo_chunk_keys: 2_160_000,
+    head: 9_700_000,
+    logit: 750_000,
+};
+
 /// The 2B-4T shape where sixteen times as many cores share the work, and the memory is eight times as fast.
 const THIRTY_TWO_CORES: CostModel = CostModel {
     rows: CostModel::roofline(5_000_000, 280_000),
@@ -37,10 +46,11 @@ const DEMO: CostModel = CostModel {
     logit: 60_000,
 };
 
-/// The cost model of a preset (`2b-2core`, `2b-32core`, `demo`), or that of a JSON file.
+/// The cost model of a preset (`2b-2core`, `2b-2core-zen4`, `2b-32core`, `demo`), or that of a JSON file.
 pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
     match name {
         "2b-2core" => Ok(TWO_CORES),
+        "2b-2core-zen4" => Ok(TWO_ZEN_4_CORES),
         "2b-32core" => Ok(THIRTY_TWO_CORES),
         "demo" => Ok(DEMO),
         path => from_file(Path::new(path)),
@@ -49,8 +59,9 @@ pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
 
 fn from_file(path: &Path) -> Result<CostModel, String> {
     let place = path.display();
-    let read = Coefficients::read(path)
-        .map_err(|error| format!("{place}: {error}; presets are 2b-2core, 2b-32core and demo"))?;
+    let read = Coefficients::read(path).map_err(|error| {
+        format!("{place}: {error}; presets are 2b-2core, 2b-2core-zen4, 2b-32core and demo")
+    })?;
     Ok(CostModel {
         rows: read.rows,
         kilo_decode_keys: read.kilo_decode_keys,

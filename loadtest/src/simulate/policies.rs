@@ -25,19 +25,16 @@ pub(super) struct Choice {
     pub(super) knows_tenants: bool,
 }
 
-/// The policy of that name, and the limits that go with it.
-pub(super) fn named(name: &str, limits: &Limits) -> Option<Choice> {
+/// The policy of that name, and the limits that go with it. Those that know a budget of time have the given one.
+pub(super) fn named(name: &str, limits: &Limits, budget: Budget) -> Option<Choice> {
     let name = NAMES.into_iter().find(|known| *known == name)?;
     let longest = limits.max_sequence_tokens;
-    let fair = |slack| Choice::ours(name, Order::FairShare { slack }, limits);
+    let ours = |order| Choice::ours(name, order, limits, budget);
     Some(match name {
-        "sterna" => Choice {
-            policy: Policy::default(),
-            ..fair(0)
-        },
-        "vtc" => fair(0),
-        "fcfs" => Choice::ours(name, Order::FirstCome, limits),
-        "lpm" => Choice::ours(name, Order::LongestPrefix, limits),
+        "sterna" => ours(Policy::default().order),
+        "vtc" => ours(Order::FairShare { slack: 0 }),
+        "fcfs" => ours(Order::FirstCome),
+        "lpm" => ours(Order::LongestPrefix),
         "token-budget" => Choice::theirs(name, Budget::Tokens(512), limits, 512),
         "prefill-first" => Choice::theirs(name, Budget::PrefillFirst, limits, longest),
         "slots" => {
@@ -52,12 +49,13 @@ pub(super) fn named(name: &str, limits: &Limits) -> Option<Choice> {
 }
 
 impl Choice {
-    /// The product's but for the order.
-    fn ours(name: &'static str, order: Order, limits: &Limits) -> Choice {
+    /// The product's but for the order and the budget.
+    fn ours(name: &'static str, order: Order, limits: &Limits, budget: Budget) -> Choice {
         Choice {
             name,
             policy: Policy {
                 order,
+                budget,
                 ..Policy::default()
             },
             limits: limits.clone(),
