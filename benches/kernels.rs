@@ -4,12 +4,14 @@
 //! cache; `-- avx2 head int8` only those kernels of AVX2 that have both words in their names. Without `--bench` (so in `cargo test --benches`), or with `--test`, everything runs once and small, and prints no figures,
 //! since they would mean nothing.
 
+use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use sterna::bench::{Limits, Probe};
+use sterna::cores;
 use sterna_kernels::{
     Ahead, AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
     PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
@@ -52,7 +54,7 @@ fn main() {
     let measured = AtomicUsize::new(0);
     for isa in Isa::available().filter(|isa| only.is_empty() || only.contains(isa)) {
         let kernels = Kernels::new(isa).expect("it is available");
-        for threads in [1, 2] {
+        for threads in BTreeSet::from([1, cores::usable()]) {
             let (stream_bytes, passes) = match (smoke, isa) {
                 (true, _) => (1 << 16, 1),
                 (false, Isa::Scalar) => (4 << 20, 2), // Slow enough never to wait for memory.
@@ -91,11 +93,10 @@ fn run(plan: Plan<'_>) {
     ternary_products(plan, &probe);
     heads(plan, &probe);
     let scalar = plan.kernels.isa() == Isa::Scalar;
-    let limits = probe.sample();
     for context in [256, 4096] {
         attention(
             plan,
-            &limits,
+            &probe.sample(),
             if plan.smoke || scalar {
                 context / 16
             } else {
@@ -110,13 +111,15 @@ fn run(plan: Plan<'_>) {
         let shrink = if plan.smoke || scalar { 8 } else { 1 };
         prefill_attention(plan, (chunk / shrink, depth / shrink));
     }
-    single_rows(plan);
+    if plan.threads == 1 {
+        single_rows(plan);
+    }
 }
 
 /// The ternary matrices of a layer.
 fn ternary_products(plan: Plan<'_>, probe: &Probe) {
     let shrink = if plan.smoke { 20 } else { 1 };
-    for (rows, columns) in [(2560, 2560), (6912, 2560), (2560, 6912)] {
+    for (rows, columns) in [(640, 2560), (2560, 2560), (6912, 2560), (2560, 6912)] {
         let (rows, columns) = (rows / shrink, columns / shrink);
         for packing in [Packing::TwoBit, Packing::FiveTrit] {
             if !plan.kernels.reads(packing) {
@@ -133,9 +136,8 @@ fn ternary_products(plan: Plan<'_>, probe: &Probe) {
                 .collect();
             // As a model's are: what a matrix by itself leaves over of a large page is looked up slowly in small ones.
             TernaryMatrix::put_side_by_side(&mut set.iter_mut().collect::<Vec<_>>());
-            let limits = probe.sample(); // Shared memory is faster and slower by the minute.
             for (m, what) in cases {
-                ternary(plan, &limits, &set, (m, &what));
+                ternary(plan, &probe.sample(), &set, (m, &what)); // Shared memory is faster and slower by the second.
             }
         }
     }
@@ -153,18 +155,16 @@ fn heads(plan: Plan<'_>, probe: &Probe) {
     let cases = plan.cases(&what, &[1, 2, 4, 8, 16, 32, 64]);
     if !cases.is_empty() {
         let head = Int8Matrix::new(rows, columns);
-        let limits = probe.sample();
         for (m, what) in cases {
-            int8(plan, &limits, &head, (m, &what));
+            int8(plan, &probe.sample(), &head, (m, &what));
         }
     }
     let what = format!("head f16 {rows} × {columns}");
     let cases = plan.cases(&what, &[1, 4, 16]);
     if !cases.is_empty() {
         let head = DenseMatrix::from_f16(rows, columns, vec![0x3c00; rows * columns]);
-        let limits = probe.sample();
         for (m, what) in cases {
-            dense(plan, &limits, &head, (m, &what));
+            dense(plan, &probe.sample(), &head, (m, &what));
         }
     }
 }
@@ -184,16 +184,19 @@ impl Plan<'_> {
         cases.filter(|(_, what)| self.measures(what)).collect()
     }
 
-    /// The best of all passes of `work(thread)`, run on all threads at once.
+    /// The best of all passes of `work(thread)`, run on all threads at once, each on a core of its own where the system lets it.
     fn best(&self, passes: usize, work: impl Fn(usize) + Sync) -> Duration {
+        let own = cores::physical();
         let pass = || {
             let start = Instant::now();
             thread::scope(|scope| {
-                for thread in 1..self.threads {
-                    let work = &work;
-                    scope.spawn(move || work(thread));
+                for thread in 0..self.threads {
+                    let (work, own) = (&work, own.get(thread));
+                    scope.spawn(move || {
+                        own.map(|core| cores::pin(*core));
+                        work(thread);
+                    });
                 }
-                work(0);
             });
             start.elapsed()
         };
@@ -414,7 +417,7 @@ fn prefill_attention(plan: Plan<'_>, (chunk, depth): (usize, usize)) {
     }
 }
 
-/// The kernels over one token's row, of the width of the feed-forward.
+/// The kernels over one token's row, of the width of the feed-forward, from the first cache on one thread.
 fn single_rows(plan: Plan<'_>) {
     let width = 6912;
     let rounds = if plan.smoke { 2 } else { 2000 };
@@ -428,33 +431,33 @@ fn single_rows(plan: Plan<'_>) {
         (0..rounds).for_each(|_| work());
         let nanoseconds = start.elapsed().as_nanos() as f64 / f64::from(rounds);
         if !plan.smoke {
-            println!("  {what:<32} {nanoseconds:>9.0} ns for {width} values");
+            println!("  {what:<32} {nanoseconds:>9.0} ns");
         }
     };
     let mut out = vec![0.0; width];
     let mut quantized = QuantizedActivations::new(1, width);
     quantized.reset(1, width);
-    time("quantize", &mut || {
+    time("quantize, 6912 values", &mut || {
         quantized
             .tokens_mut()
             .for_each(|mut token| kernels.quantize(black_box(&x), &mut token))
     });
-    time("rms_norm", &mut || {
+    time("rms_norm, 6912 values", &mut || {
         kernels.rms_norm(black_box(&x), &x, 1e-5, &mut out)
     });
-    time("relu2_gate", &mut || {
+    time("relu2_gate, 6912 values", &mut || {
         kernels.relu2_gate(black_box(&x), &x, &mut out)
     });
-    time("silu_gate", &mut || {
+    time("silu_gate, 6912 values", &mut || {
         kernels.silu_gate(black_box(&x), &x, &mut out)
     });
     let (cos, sin) = (vec![0.6; 64], vec![0.8; 64]);
-    time("rope, heads of 128", &mut || {
+    time("rope, 54 heads of 128", &mut || {
         kernels.rope(black_box(&mut out), 128, &cos, &sin)
     });
     let mut pages = [vec![0; 16 * 128], vec![0; 16 * 128]];
     let [k_page, v_page] = &mut pages;
-    time("store_kv (128 values)", &mut || {
+    time("store_kv, 128 values", &mut || {
         kernels.store_kv(&x[..128], &x[..128], 5, k_page, v_page)
     });
 }

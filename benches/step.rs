@@ -9,10 +9,10 @@
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
-use std::thread;
 
 use clap::Parser;
 use sterna::bench::{Effort, Grid, Outcome, PROBE_BYTES, PROMPTS, Run, STREAMS};
+use sterna::cores;
 use sterna::model::{Source, toy};
 use sterna::synthesize::synthesize;
 use sterna_kernels::{Isa, Kernels};
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return smoke(); // Whatever else is said is for the tests beside it.
     }
     let flags = Flags::parse();
-    let cores = thread::available_parallelism()?.get();
+    let cores = cores::usable();
     let threads = flags.threads.unwrap_or(cores);
     let isa = flags.isa.unwrap_or_else(Isa::best);
     let made = match flags.model {

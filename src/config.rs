@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
+use sterna_scheduler::INTER_TOKEN_TARGET;
 
 use crate::cores;
 
@@ -89,7 +90,7 @@ pub struct ServeConfig {
     pub max_queued: u32,
     /// Milliseconds between two tokens of an answer that everybody should be within: prompts get the time that this leaves, and no more
     /// answers run at once than it allows. On a machine too slow for it, twice what a single answer takes.
-    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(long, value_name = "MS", default_value_t = INTER_TOKEN_TARGET / 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub itl_target_ms: u64,
     /// Tokens a step may compute at most, whatever time is left: it sets the memory that a step needs.
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(16..=8192))]

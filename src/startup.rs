@@ -24,7 +24,7 @@ use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
 use crate::model::{LoadOptions, Model, ModelConfig, Source};
 use crate::tenants::PublicText;
-use crate::text::{ChatTemplate, Files, Tokenizer};
+use crate::text::{ChatTemplate, Files, Message, Tokenizer};
 
 const DEMO_NAME: &str = "sterna-demo";
 /// The async threads parse, tokenise small texts and frame; the compute threads are the model's.
@@ -232,7 +232,21 @@ fn load_text(
         config: config.as_deref(),
         chat_template: chat_template.as_deref(),
     };
-    Ok(files.load(u32::try_from(vocabulary)?)?)
+    let (tokenizer, chat_template) = files.load(u32::try_from(vocabulary)?)?;
+    warm_up(&tokenizer, chat_template.as_ref());
+    Ok((tokenizer, chat_template))
+}
+
+/// Turns a conversation and a text into tokens: the first time takes milliseconds more, for which no user shall wait. What comes out, or that
+/// a template refuses, matters to nobody yet.
+fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
+    let text = "Hello, it's 1 warm-up.";
+    let message = Message {
+        role: "user".into(),
+        content: text.into(),
+    };
+    drop(chat_template.map(|template| template.prompt(tokenizer, &[message])));
+    drop(tokenizer.encode_prompt(text));
 }
 
 /// How the scheduler decides.

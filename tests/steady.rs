@@ -12,7 +12,8 @@ use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use sterna::engine::{Continued, Forward, Limits, LogitRows, Policy, Rows, SamplingParams, Terms};
-use sterna::model::{KvStore, Model, toy};
+use sterna::model::{KvStore, LoadOptions, Model, toy};
+use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{CostModel, Event, PAGE_TOKENS, Plan, Request, Scheduler, SequenceId};
 
 #[global_allocator]
@@ -55,8 +56,13 @@ fn ways_to_sample() -> Vec<SamplingParams> {
 }
 
 impl Loop {
-    fn new(threads: usize) -> Loop {
-        let model = toy::model(threads);
+    fn new(threads: usize, exact_head_bytes: usize) -> Loop {
+        let kernels = Kernels::new(Isa::best()).unwrap();
+        let options = LoadOptions {
+            exact_head_bytes,
+            ..LoadOptions::new(kernels, threads)
+        };
+        let model = Model::load(&toy::source(), options).unwrap();
         let limits = Limits {
             pages: 512,
             max_running: 16,
@@ -147,8 +153,9 @@ impl Loop {
 
 #[test]
 fn a_steady_step_allocates_nothing() {
-    for threads in [1, 2, 3] {
-        let mut steps = Loop::new(threads);
+    // A head of floats alone, and one that is screened in 8 bits first.
+    for (threads, exact_head_bytes) in [(1, usize::MAX), (2, usize::MAX), (1, 0), (2, 0), (3, 0)] {
+        let mut steps = Loop::new(threads, exact_head_bytes);
         // Steady once all decode, and every sequence has gone through a few pages.
         let mut quiet = 0;
         while quiet < 3 * PAGE_TOKENS {
@@ -160,6 +167,7 @@ fn a_steady_step_allocates_nothing() {
             assert_eq!(steps.step(&mut counts), Some(steps.terms.len()));
         }
         println!("{threads} threads, {STEPS} steps: {counts:?}");
-        assert_eq!(counts, Counts::default(), "{threads} threads");
+        let head = ["floats", "8 bits first"][usize::from(exact_head_bytes == 0)];
+        assert_eq!(counts, Counts::default(), "{threads} threads, {head}");
     }
 }

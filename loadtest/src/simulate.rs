@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use sterna_scheduler::{Budget, CostModel, Limits};
+use sterna_scheduler::{Budget, CostModel, INTER_TOKEN_TARGET, Limits};
 
 use crate::workload::{CONTEXT, NAMES, Trace, Workload, named};
 use machine::{Machine, cost_model, rate};
@@ -38,7 +38,7 @@ pub(crate) struct SimulateArgs {
     policy: String,
     /// Milliseconds between two tokens of an answer that everybody should be within, as the server's flag of that name; for policies that
     /// know such a thing.
-    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(long, value_name = "MS", default_value_t = INTER_TOKEN_TARGET / 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     itl_target_ms: u64,
     /// All policies, one after the other, on the same workload.
     #[arg(long, conflicts_with = "policy")]

@@ -112,7 +112,7 @@ fn long_prompts_do_not_delay_the_tokens_of_answers() {
 }
 
 #[test]
-fn tokens_come_within_the_target() {
+fn half_of_the_tokens_come_within_the_target_asked_for() {
     for target in [200, 600] {
         let flags = format!("--workload backlogged --requests 500 --itl-target-ms {target}");
         let p50 = figure(&simulate(&flags), "/classes/short/inter_token_seconds/p50");

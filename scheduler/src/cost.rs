@@ -5,9 +5,9 @@
 //! ```
 //!
 //! `n` counts the tokens that the step computes, and `keys` the keys that each of them looks at, over all tokens. `rows` is
-//! linear between powers of two. On a quiet machine a roofline, `max(weights, row · n)`, would do within 8 %; where the cores
-//! are shared with other work its bend is far off. Fastest of a few on virtual cores; the last two lines are two starts within an hour, the
-//! second while others used the memory:
+//! linear between powers of two. On a quiet machine a roofline, `max(weights, row · n)`, would do within a tenth; where the cores
+//! are shared with other work its bend is far off. What n tokens take apart from their attention and logits, fastest of a few on virtual
+//! cores; the last two lines are two starts of a server within an hour, the second while others used the machine:
 //!
 //! ```text
 //! n                                     1     2     4     8    16    32    64   128

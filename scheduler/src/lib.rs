@@ -52,7 +52,7 @@ pub use cost::{CostModel, Nanos, StepShape};
 pub use draft::MAX_DRAFTED_TOKENS;
 pub use pages::{PAGE_TOKENS, Page};
 pub use plan::{Plan, Step};
-pub use policy::{Budget, Growth, Order, Policy};
+pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, Order, Policy};
 pub use request::{
     Event, FinishReason, Limits, Micros, Refusal, Request, SequenceId, Snapshot, TenantId, TokenId,
 };

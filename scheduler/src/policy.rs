@@ -2,7 +2,7 @@
 
 use crate::Micros;
 
-/// From here a longer target gives few tokens more, a shorter one costs more of them, and both keep chat beside long prompts waiting. Simulated
+/// Between two tokens of a sequence, unless another is asked for. From here a longer target gives few tokens more, a shorter one costs more of them, and both keep chat beside long prompts waiting. Simulated
 /// (`cargo simulate --cost 2b-2core-zen4 --requests 3000 --workload .. --itl-target-ms ..`):
 ///
 /// ```text
@@ -12,7 +12,7 @@ use crate::Micros;
 /// long-prompts: chat's first token, p99 s                  33    21   9.0   8.1    12    21   116
 /// chat: first token, p99 s                                 62    21   8.3   5.4   3.4   3.3   2.7
 /// ```
-const INTER_TOKEN_TARGET: Micros = 200_000;
+pub const INTER_TOKEN_TARGET: Micros = 200_000;
 
 /// Who is next, and how much a step may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,8 +73,8 @@ pub enum Budget {
 
 impl Budget {
     /// The time within which everybody's next token should come, and what that leaves for prompts. Of steps of the 2B shape on two Zen 4
-    /// cores, simulated, the longest may as well be four times as long, and the least anything up to half the target: tokens a second change
-    /// by less than 1 %, median times to a first token by less than 5 %. With half the longest, up to 3 % fewer tokens a second.
+    /// cores, simulated as above, a `most` of five targets instead of 5/4 changes tokens a second by less than 1 % and median times to a first
+    /// token by less than 5 %; so does a `least` of none to half a target. A `most` of 5/8 of a target costs up to 3 % of the tokens a second.
     #[must_use]
     pub const fn within(inter_token_target: Micros) -> Budget {
         Budget::Time {

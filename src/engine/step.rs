@@ -34,9 +34,10 @@ pub(super) fn serve<F: Forward>(
     if config.pin {
         pin_to_first_core();
     }
+    let mut rows = Rows::new(model.vocabulary());
     let cost = config
         .cost
-        .unwrap_or_else(|| calibrate(&mut model, &mut kv_store, &config.limits));
+        .unwrap_or_else(|| calibrate(&mut model, &mut kv_store, &mut rows, &config.limits));
     let mut scheduler = Scheduler::new(config.limits, config.policy);
     scheduler.calibrate(cost);
     for prefix in config.public_prefixes {
@@ -47,7 +48,7 @@ pub(super) fn serve<F: Forward>(
     let mut serving = Serving {
         kv_store,
         scheduler,
-        rows: Rows::new(model.vocabulary()),
+        rows,
         model,
         drain_limit: config.drain_limit,
         drain_deadline: None,
