@@ -152,7 +152,7 @@ pub struct BenchConfig {
     /// Write the figures as JSON too, to a file or, as `-`, to standard output; the table then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// A first look in a few seconds: fewer streams, one prompt, fewer repetitions, and limits sampled on less memory.
+    /// A first look in half a minute: fewer streams, one prompt, fewer repetitions, and limits sampled on less memory.
     #[arg(long)]
     pub quick: bool,
 }

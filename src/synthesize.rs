@@ -25,7 +25,9 @@ pub fn synthesize(shape: &str, seed: u64, directory: &Path) -> io::Result<()> {
             names.join(", ")
         ))
     })?;
-    fs::create_dir_all(directory)?;
+    fs::create_dir_all(directory).map_err(|error| {
+        io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
+    })?;
     if fs::read_dir(directory)?.next().is_some() {
         return Err(invalid(format!("{} is not empty", directory.display())));
     }

@@ -12,7 +12,7 @@ use crate::elementwise::{LANES, exp, larger, largest_lane, sum_lanes};
 #[cfg(target_arch = "x86_64")]
 use crate::x86_64::attention::PanelRow;
 
-/// Tokens of a page of keys and values.
+/// Tokens of a page of keys and values: as many as a register has lanes, and as the scheduler's pages have.
 pub const PAGE_TOKENS: usize = 16;
 
 /// Keys of a span, the unit of reduction.

@@ -24,7 +24,8 @@ impl Coefficients {
     /// Reads a JSON file.
     pub(crate) fn read(path: &Path) -> Result<Coefficients, String> {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-        serde_json::from_str(&text).map_err(|error| error.to_string())
+        serde_json::from_str(&text)
+            .map_err(|error| format!("not the JSON of a cost model's coefficients: {error}"))
     }
 
     /// Writes a JSON file.

@@ -399,9 +399,13 @@ impl LoadError {
     }
 
     pub(super) fn missing_file(source: &Source, name: &str) -> LoadError {
+        let what = match source {
+            Source::Directory(directory) if !directory.exists() => "directory",
+            _ => "such file in",
+        };
         LoadError::File {
             file: name.to_owned(),
-            problem: format!("there is no such file in {source}"),
+            problem: format!("there is no {what} {source}"),
         }
     }
 

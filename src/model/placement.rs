@@ -10,6 +10,9 @@ use sterna_scheduler::Batch;
 
 use super::config::ModelConfig;
 
+// A page of the scheduler's is a page of the kernels'.
+const _: () = assert!(PAGE_TOKENS == sterna_scheduler::PAGE_TOKENS);
+
 /// Work on a query that does not depend on how many keys it sees, in keys.
 const QUERY_COST: u64 = 32;
 

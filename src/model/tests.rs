@@ -415,6 +415,20 @@ fn tensors_that_are_missing_unknown_or_misshapen_are_named() {
 }
 
 #[test]
+fn a_missing_directory_and_a_missing_file_are_told_apart() {
+    let error = |directory: &std::path::Path| {
+        let source = Source::Directory(directory.to_owned());
+        let result = Model::load(&source, options(1));
+        result.err().expect("nothing to load").to_string()
+    };
+    let here = std::env::current_dir().unwrap().join("src");
+    let file = error(&here);
+    assert!(file.contains("no such file in"), "{file}");
+    let directory = error(&here.join("nowhere"));
+    assert!(directory.contains("no directory"), "{directory}");
+}
+
+#[test]
 fn weights_that_are_not_ternary_are_refused() {
     let up = "model.layers.1.mlp.up_proj.weight";
     let error = refusal(|made| made.tensors.get_mut(up).unwrap().2[77] |= 0b11);
