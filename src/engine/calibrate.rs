@@ -26,7 +26,7 @@ const LONG_CONTEXT: usize = 1024;
 const LONG_SEQUENCES: usize = 4;
 
 /// Measures steps of `model`, and fits a cost model to them. `kv_store` holds `limits.pages` pages, all free. What serves takes
-/// part (`rows` draws the tokens), so nothing of it is used for the first time by the first request.
+/// part (`rows` draws the tokens), so that the first request finds less that was never used.
 pub(super) fn calibrate<F: Forward>(
     model: &mut F,
     kv_store: &mut F::KvStore,

@@ -19,7 +19,7 @@ const TWO_CORES: CostModel = CostModel {
     logit: 1_000_000,
 };
 
-/// The same on two Zen 4 cores in a quiet hour, as the server measures it.
+/// The same on two Zen 4 cores in a quiet hour, about as the server measures it.
 const TWO_ZEN_4_CORES: CostModel = CostModel {
     rows: CostModel::roofline(13_200_000, 5_040_000),
     kilo_decode_keys: 3_950_000,
