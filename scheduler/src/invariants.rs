@@ -1,11 +1,11 @@
 //! Everything that must hold between two calls, asserted in one place.
 
 #[cfg(debug_assertions)]
-use crate::admit::LONG_PATIENCE;
+use crate::admission::LONG_PATIENCE;
 use crate::pages::{Holder, Owner};
-#[cfg(debug_assertions)]
-use crate::preempt::MOST_PREEMPTIONS;
 use crate::sequence::{Sequence, State, pages_for};
+#[cfg(debug_assertions)]
+use crate::step::MOST_PREEMPTIONS;
 use crate::{PAGE_TOKENS, Page, Scheduler};
 
 impl Scheduler {

@@ -17,56 +17,39 @@
 
 #![forbid(unsafe_code)]
 
-mod admit;
-mod batch;
-mod commit;
-mod correction;
+mod admission;
 mod cost;
-mod decodes;
-mod draft;
-mod fit;
 mod invariants;
 mod pages;
-mod plan;
 mod policy;
-mod preempt;
-mod prefills;
 mod queue;
-mod ranking;
-mod rate;
 mod request;
 mod sequence;
-mod speculate;
-mod submit;
-mod tables;
+mod step;
 mod tenant;
-mod tenants;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use slab::Slab;
 
-pub use batch::{Batch, PageCopy, Row, Sampled};
 pub use cost::{CostModel, Nanos, StepShape};
-pub use draft::MAX_DRAFTED_TOKENS;
 pub use pages::{PAGE_TOKENS, Page};
-pub use plan::{Plan, Step};
 pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, Order, Policy};
 pub use request::{
     Event, FinishReason, Limits, Micros, Refusal, Request, SequenceId, Snapshot, TenantId, TokenId,
 };
+pub use step::{Batch, MAX_DRAFTED_TOKENS, PageCopy, Plan, Row, Sampled, Step};
 pub use tenant::{
     Band, PublicPrefix, Rate, RateKind, RateState, Rates, TenantPolicy, TenantState, TenantsError,
 };
 
-use correction::Correction;
+use admission::Deadline;
+use cost::Correction;
 use pages::PagePool;
-use plan::Share;
-use prefills::PrefillRank;
 use queue::{Queue, Waiting};
 use sequence::{Sequence, pages_for};
-use submit::Deadline;
+use step::{PrefillRank, Share};
 
 /// All requests between `submit` and their end, all tenants, and all KV pages.
 pub struct Scheduler {

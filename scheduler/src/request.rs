@@ -2,7 +2,7 @@
 //!
 //! Plain values: nothing in this file decides anything.
 
-use crate::prefills::PREFILL_FLOOR;
+use crate::step::PREFILL_FLOOR;
 use crate::{PAGE_TOKENS, RateKind};
 
 /// Microseconds on the caller's clock, which never runs backwards.

@@ -4,9 +4,9 @@
 //! next step computes. Prefill is when there are several, decode when there is one: nothing else tells them apart.
 //! Invariant: a queued sequence holds no page.
 
-use crate::draft::Acceptance;
+use crate::pages::PageTable;
 use crate::queue::Waiting;
-use crate::tables::PageTable;
+use crate::step::Acceptance;
 use crate::{
     FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled, SequenceId,
     TenantId, TokenId,

@@ -16,6 +16,7 @@ mod public;
 mod random;
 #[cfg(test)]
 mod reference;
+mod tables;
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -24,6 +25,7 @@ use holdings::Holdings;
 pub(crate) use holdings::Share;
 pub(crate) use prefix::Owner;
 use prefix::{Edge, PrefixTree};
+pub(crate) use tables::{PageTable, PageTables};
 
 use crate::{PublicPrefix, SequenceId, TenantId, TokenId};
 

@@ -2,7 +2,7 @@
 //!
 //! Runs once, before the first request: the only place in this crate that calculates with fractions.
 
-use crate::cost::ROW_KNOTS;
+use super::model::ROW_KNOTS;
 use crate::{CostModel, Nanos, PAGE_TOKENS, StepShape};
 
 impl CostModel {
@@ -203,7 +203,7 @@ fn solve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::tests::Random;
+    use crate::cost::model::tests::Random;
 
     /// The steps that a calibration measures.
     fn shapes() -> Vec<StepShape> {

@@ -236,7 +236,7 @@ impl Scheduler {
         let is_batch = self.queue.tenants[sequence.tenant].policy.band == Band::Batch;
         let before = if is_batch { others.plus(batch) } else { others };
         let one_more = before.plus(StepShape::decode(sequence.tokens.len()));
-        self.predict(one_more.plus(StepShape::chunk(0, crate::prefills::PREFILL_FLOOR, 0)))
+        self.predict(one_more.plus(StepShape::chunk(0, crate::step::PREFILL_FLOOR, 0)))
             <= target * 1000
     }
 

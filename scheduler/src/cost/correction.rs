@@ -50,7 +50,7 @@ impl Default for Correction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::tests::Random;
+    use crate::cost::model::tests::Random;
 
     #[test]
     fn the_correction_finds_the_ninetieth_percentile() {

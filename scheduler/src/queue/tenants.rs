@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 
-use crate::queue::Waiting;
-use crate::rate::Meter;
+use super::Waiting;
+use super::rate::Meter;
 use crate::{Micros, Nanos, RateKind, Rates, TenantId, TenantPolicy};
 
 /// Output tokens that a tenant's requests are taken to have before any has ended.

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::admit::common_prefix;
+use super::admit::common_prefix;
 use crate::queue::Waiting;
 use crate::sequence::Sequence;
 use crate::{

@@ -8,10 +8,15 @@
 //! run one more, by what the policy orders by. Invariant: a tenant that comes back after a pause is lifted to the least
 //! virtual time of the active, so that it has not saved up the time it was away.
 
+mod ranking;
+mod rate;
+mod tenants;
+
 use std::collections::VecDeque;
 
-use crate::ranking::Ranking;
-use crate::tenants::Tenants;
+use ranking::Ranking;
+use tenants::Tenants;
+
 use crate::{Band, Micros, Nanos, Order, TenantId, TenantPolicy};
 
 /// Waiting requests that one admission chooses among.

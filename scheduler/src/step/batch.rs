@@ -2,7 +2,7 @@
 //!
 //! Invariant: a row's page table covers positions `0..row.end()`, no more.
 
-use crate::tables::PageTables;
+use crate::pages::PageTables;
 use crate::{PAGE_TOKENS, Page, SequenceId, TokenId};
 
 /// Consecutive tokens of one sequence.

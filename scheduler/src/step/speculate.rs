@@ -1,7 +1,7 @@
 //! Drafts of a step: computed along with the decodes, where that costs less than it should gain.
 
-use crate::draft::{self, MAX_DRAFTED_TOKENS};
-use crate::plan::Share;
+use super::draft::{self, MAX_DRAFTED_TOKENS};
+use super::plan::Share;
 use crate::{Nanos, PAGE_TOKENS, Scheduler, StepShape};
 
 /// Decodes in a step, beyond which none drafts: rows are hardly free then, and looking for drafts takes its time too.
