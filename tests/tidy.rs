@@ -60,7 +60,6 @@ const HOMES: &[(&str, &[&str])] = &[
             "tests/",
             "scheduler/",
             "loadtest/src/simulate/",
-            "loadtest/src/simulate.rs",
         ],
     ),
     ("arc_swap", &["src/api/"]),
