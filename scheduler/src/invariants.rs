@@ -218,7 +218,10 @@ impl Scheduler {
     fn check_sequence(&self, sequence: &Sequence) {
         let (id, table) = (sequence.id, &sequence.table);
         assert!(sequence.computed < sequence.tokens.len(), "{id:?} has work");
-        assert!(sequence.output_len() < sequence.max_new_tokens, "{id:?}");
+        assert!(
+            sequence.output_len() < sequence.output_rules.max_new_tokens,
+            "{id:?}"
+        );
         assert!(table.len >= pages_for(sequence.computed), "M9: {id:?}");
         assert!(table.len <= pages_for(sequence.tokens.len()), "M9: {id:?}");
         assert_eq!(table.in_tree, sequence.computed / PAGE_TOKENS, "M6: {id:?}");

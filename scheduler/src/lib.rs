@@ -20,6 +20,7 @@
 mod admission;
 mod cost;
 mod invariants;
+mod output_rules;
 mod pages;
 mod policy;
 mod queue;
@@ -34,6 +35,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use slab::Slab;
 
 pub use cost::{CostModel, Nanos, StepShape};
+pub use output_rules::OutputRules;
 pub use pages::{PAGE_TOKENS, Page};
 pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, Order, Policy};
 pub use request::{
@@ -193,7 +195,7 @@ impl Scheduler {
         let longest = alive
             .filter(|sequence| sequence.tenant == id)
             .map(|sequence| {
-                let most = pages_for(sequence.prompt_len + sequence.max_new_tokens);
+                let most = pages_for(sequence.prompt_len + sequence.output_rules.max_new_tokens);
                 (most + usize::from(sequence.copy.is_some())) as u32
             });
         let share = pages::Share {

@@ -8,8 +8,8 @@ use crate::pages::PageTable;
 use crate::queue::Waiting;
 use crate::step::Acceptance;
 use crate::{
-    FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled, SequenceId,
-    TenantId, TokenId,
+    FinishReason, Micros, Nanos, OutputRules, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled,
+    SequenceId, TenantId, TokenId,
 };
 
 /// Where a sequence is between `submit` and its end.
@@ -36,9 +36,7 @@ pub(crate) struct Sequence {
     pub(crate) prompt_len: usize,
     pub(crate) public: Vec<PublicPrefix>, // Those that its tenant might use when it was submitted.
     pub(crate) public_tokens: usize,      // At the start, that are one of them; whole pages.
-    pub(crate) max_new_tokens: usize,
-    min_new_tokens: usize,
-    stop_tokens: Vec<TokenId>,
+    pub(crate) output_rules: OutputRules,
     pub(crate) state: State,
     pub(crate) band: usize, // Its tenant's when it was admitted: the order among those that run does not move.
     pub(crate) computed: usize,
@@ -72,9 +70,11 @@ impl Sequence {
             tokens: request.prompt,
             public: Vec::new(),
             public_tokens: 0,
-            max_new_tokens: request.max_new_tokens as usize,
-            min_new_tokens: request.min_new_tokens as usize,
-            stop_tokens: request.stop_tokens,
+            output_rules: OutputRules {
+                min_new_tokens: request.min_new_tokens as usize,
+                max_new_tokens: request.max_new_tokens as usize,
+                stop_tokens: request.stop_tokens,
+            },
             state: State::Queued,
             band: 0,
             computed: 0,
@@ -131,7 +131,7 @@ impl Sequence {
 
     /// Makes room for all tokens that it can ever have, so that decoding never allocates.
     pub(crate) fn reserve(&mut self) {
-        let most = self.prompt_len + self.max_new_tokens;
+        let most = self.prompt_len + self.output_rules.max_new_tokens;
         self.tokens.reserve_exact(most - self.tokens.len());
     }
 
@@ -142,7 +142,7 @@ impl Sequence {
 
     /// Output tokens that may still come.
     pub(crate) fn output_left(&self) -> usize {
-        self.max_new_tokens - self.output_len()
+        self.output_rules.max_new_tokens - self.output_len()
     }
 
     /// Appends the drawn tokens of a row: the first, and each next one whose draft came true. Returns how many, and how the
@@ -177,13 +177,9 @@ impl Sequence {
         (drawn, None)
     }
 
-    /// Appends a token, and says how the request ends if it does.
+    /// Appends a token. Returns how the request ends if this token ends it.
     fn push(&mut self, token: TokenId) -> Option<FinishReason> {
         self.tokens.push(token);
-        let output = self.output_len();
-        if output >= self.min_new_tokens && self.stop_tokens.contains(&token) {
-            return Some(FinishReason::Stop);
-        }
-        (output >= self.max_new_tokens).then_some(FinishReason::Length)
+        self.output_rules.ending(token, self.output_len())
     }
 }

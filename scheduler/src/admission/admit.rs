@@ -77,7 +77,7 @@ impl Scheduler {
             Growth::Least => 1,
             Growth::Most => left,
             Growth::Expected => {
-                let usual = tenant.expected_output(sequence.max_new_tokens);
+                let usual = tenant.expected_output(sequence.output_rules.max_new_tokens);
                 usual.saturating_sub(had).max(had / 2).clamp(1, left)
             }
         };

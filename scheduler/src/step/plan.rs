@@ -5,8 +5,8 @@
 
 use crate::sequence::pages_for;
 use crate::{
-    Batch, Budget, Micros, Nanos, PAGE_TOKENS, PageCopy, Sampled, Scheduler, SequenceId, StepShape,
-    TenantId, TokenId,
+    Batch, Budget, Micros, Nanos, OutputRules, PAGE_TOKENS, PageCopy, Sampled, Scheduler,
+    SequenceId, StepShape, TenantId, TokenId,
 };
 
 /// What to do next.
@@ -53,6 +53,14 @@ impl Step<'_> {
     /// If the sequence is not alive.
     pub fn prompt_len(&self, id: SequenceId) -> usize {
         self.scheduler.sequence(id).prompt_len
+    }
+
+    /// Returns the rules that decide which token ends a sequence.
+    ///
+    /// # Panics
+    /// If the sequence is not alive.
+    pub fn output_rules(&self, id: SequenceId) -> &OutputRules {
+        &self.scheduler.sequence(id).output_rules
     }
 
     /// What the step consists of, as far as its cost goes.

@@ -1,0 +1,43 @@
+//! When a request's output ends.
+//!
+//! Invariant: only this file decides whether a token ends its sequence.
+
+use crate::{FinishReason, TokenId};
+
+/// The bounds of a request's output, in tokens, and the tokens that end it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutputRules {
+    /// A stop token does not end a shorter output.
+    pub min_new_tokens: usize,
+    /// The output ends at this length.
+    pub max_new_tokens: usize,
+    /// Each of these tokens ends the output.
+    pub stop_tokens: Vec<TokenId>,
+}
+
+impl OutputRules {
+    /// Returns whether `token` is the last token of an output that has `output_tokens` tokens,
+    /// `token` included.
+    pub fn is_last(&self, token: TokenId, output_tokens: usize) -> bool {
+        self.ending(token, output_tokens).is_some()
+    }
+
+    /// Returns the tokens that must not be drawn next after `output_tokens` tokens: the stop
+    /// tokens while the output is too short.
+    pub fn forbidden_tokens(&self, output_tokens: usize) -> &[TokenId] {
+        if output_tokens < self.min_new_tokens {
+            &self.stop_tokens
+        } else {
+            &[]
+        }
+    }
+
+    /// Returns how the output ends with `token`, or `None` if it goes on. `output_tokens` includes
+    /// `token`.
+    pub(crate) fn ending(&self, token: TokenId, output_tokens: usize) -> Option<FinishReason> {
+        if output_tokens >= self.min_new_tokens && self.stop_tokens.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        (output_tokens >= self.max_new_tokens).then_some(FinishReason::Length)
+    }
+}
