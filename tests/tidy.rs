@@ -67,12 +67,15 @@ const HOMES: &[(&str, &[&str])] = &[
     ("core_affinity", &["src/cores.rs"]),
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),
-    ("parking_lot", &["src/model/pool.rs", "src/model/pool/"]),
+    ("parking_lot", &["src/model/pool/"]),
     ("sha2", &["src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
     ("subtle", &["src/tenants/keys.rs"]),
     ("tokenizers", &["src/text/"]),
-    ("memmap2", &["src/model/weights.rs", "kernels/src/huge.rs"]),
+    (
+        "memmap2",
+        &["src/model/load/weights.rs", "kernels/src/huge.rs"],
+    ),
     ("zerocopy", &["kernels/"]),
     ("metrics_exporter_prometheus", &["src/metrics.rs"]),
     ("toml", &["src/tenants/"]),
@@ -90,8 +93,8 @@ const UNSAFE_FILES: &[&str] = &[
     "kernels/src/dispatch.rs",
     "kernels/src/x86_64/avx2.rs",
     "kernels/src/x86_64/avx512.rs",
-    "src/model/pool.rs",
-    "src/model/weights.rs",
+    "src/model/pool/mod.rs",
+    "src/model/load/weights.rs",
 ];
 
 const TOP_LEVEL: &[&str] = &[

@@ -9,16 +9,14 @@
 //! model knows no request, no tenant and no text.
 
 mod attention;
-mod census;
-mod checkpoint;
 mod config;
 mod head;
 mod inputs;
 mod kv_store;
 mod layer;
 mod linear;
+mod load;
 mod logits;
-mod packing;
 mod placement;
 mod pool;
 mod profile;
@@ -29,11 +27,10 @@ pub mod synthetic;
 #[cfg(test)]
 mod tests;
 pub mod toy;
-mod weights;
 
-pub use checkpoint::{FileBytes, LoadError, Source};
 pub use config::{Activation, Architecture, ModelConfig, Quantization, ScaleDirection};
 pub use kv_store::KvStore;
+pub use load::{FileBytes, LoadError, Source};
 pub use logits::{Logits, StepLogits};
 pub use profile::{Profile, Stage};
 pub use sizes::Sizes;
@@ -49,9 +46,9 @@ use inputs::{Crew, Inputs, Scratch};
 use kv_store::KvShape;
 use layer::Layer;
 use linear::{Linear, Projections};
+use load::Weights;
 use placement::Placement;
 use pool::Pool;
-use weights::Weights;
 
 /// How a model is loaded, and the most that a step may ask of it.
 #[derive(Clone, Copy)]

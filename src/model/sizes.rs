@@ -5,7 +5,7 @@ use sterna_kernels::PAGE_TOKENS;
 use super::kv_store::KvShape;
 use super::layer::Layer;
 use super::linear::{Linear, Projections};
-use super::weights::Weights;
+use super::load::Weights;
 
 /// Bytes as they lie in memory, and weights as the checkpoint has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 
 use sterna_kernels::{Isa, Kernels};
 
-use super::checkpoint::Source;
 use super::config::Architecture;
+use super::load::Source;
 use super::synthetic::Shape;
 use super::{LoadOptions, Model};
 

@@ -4,11 +4,11 @@ use std::ops::AddAssign;
 
 /// How many weights are −1, 0 and 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Census([u64; 3]);
+pub(crate) struct Census([u64; 3]);
 
 impl Census {
     /// Counts codes (weight + 1).
-    pub(super) fn count(&mut self, codes: &[u8]) {
+    pub(crate) fn count(&mut self, codes: &[u8]) {
         // Short runs, so that the counts of a run fit bytes.
         for run in codes.chunks(255) {
             let (zeros, plus) = run.iter().fold((0, 0), |(zeros, plus), code| {
@@ -32,7 +32,7 @@ impl Census {
         (total > 0.0 && !usual).then_some(shares)
     }
 
-    pub(super) fn warn_if_unusual(self) {
+    pub(crate) fn warn_if_unusual(self) {
         if let Some([minus, zero, plus]) = self.unusual() {
             tracing::warn!(
                 "the ternary weights are {:.1} % minus, {:.1} % zero, {:.1} % plus; a trained model has 20-50 % zeros and 25-45 % of each \

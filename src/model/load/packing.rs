@@ -9,10 +9,10 @@ use indicatif::ProgressBar;
 use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
-use super::census::Census;
 use super::checkpoint::{LoadError, Tensor};
-use super::pool::{Pool, ranges, split_rows};
+use super::statistics::Census;
 use super::weights::Files;
+use crate::model::pool::{Pool, ranges, split_rows};
 
 /// Magnitudes from here on round to infinity in half precision.
 const F16_OVERFLOW: f32 = 65_520.0;
@@ -22,18 +22,18 @@ const CHUNK: usize = 1024;
 const RELEASED_AT_ONCE: usize = 32 << 20;
 
 /// Packs one matrix after the other on all workers, and counts what it packs.
-pub(super) struct Packer<'a> {
-    pub(super) pool: &'a mut Pool,
-    pub(super) packing: Packing,
-    pub(super) census: Census,
-    pub(super) progress: ProgressBar,
-    pub(super) files: &'a Files<'a>,
+pub(crate) struct Packer<'a> {
+    pub(crate) pool: &'a mut Pool,
+    pub(crate) packing: Packing,
+    pub(crate) census: Census,
+    pub(crate) progress: ProgressBar,
+    pub(crate) files: &'a Files<'a>,
 }
 
 impl Packer<'_> {
     /// Packs U8 `[rows / 4, columns]`: bits 2i and 2i + 1 of byte (j, c) are the code of row i · rows /
     /// 4 + j.
-    pub(super) fn packed(
+    pub(crate) fn packed(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
@@ -55,7 +55,7 @@ impl Packer<'_> {
     }
 
     /// Packs floats `[rows, columns]`.
-    pub(super) fn masters(
+    pub(crate) fn masters(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
@@ -128,7 +128,7 @@ impl Packer<'_> {
     }
 
     /// mean|W|. Sums of rows are added in the order of the rows, so the number of workers does not matter.
-    pub(super) fn mean_magnitude(
+    pub(crate) fn mean_magnitude(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
@@ -161,7 +161,7 @@ impl Packer<'_> {
     }
 
     /// A float matrix: half precision from both half formats, single from single.
-    pub(super) fn dense(
+    pub(crate) fn dense(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
@@ -216,7 +216,7 @@ impl Packer<'_> {
 
 /// How floats become −1, 0 or 1.
 #[derive(Clone, Copy)]
-pub(super) enum Rounding {
+pub(crate) enum Rounding {
     /// round(w · factor), clamped.
     Scaled(f32),
     /// They are already.
@@ -254,7 +254,7 @@ fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> Result<usize, LoadError> {
 }
 
 /// Converts values of a float tensor.
-pub(super) fn read_floats(
+pub(crate) fn read_floats(
     tensor: &Tensor<'_>,
     bytes: &[u8],
     out: &mut [f32],
@@ -303,7 +303,7 @@ fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> Result<(),
 
 /// # Errors
 /// If a value is not finite, or its magnitude is `limit` or more.
-pub(super) fn refuse_non_finite(
+pub(crate) fn refuse_non_finite(
     tensor: &Tensor<'_>,
     values: &[f32],
     limit: f32,
@@ -323,7 +323,7 @@ pub(super) fn refuse_non_finite(
 }
 
 /// The only value of a scale.
-pub(super) fn one_float(tensor: &Tensor<'_>) -> Result<f32, LoadError> {
+pub(crate) fn one_float(tensor: &Tensor<'_>) -> Result<f32, LoadError> {
     if tensor.shape.iter().product::<usize>() != 1 {
         return Err(tensor.error(format!(
             "its shape is {:?}, a scale is one value",

@@ -101,7 +101,7 @@ impl Source {
     }
 
     /// The files that hold tensors: one, or the shards that an index names.
-    pub(super) fn tensor_files(&self) -> Result<TensorFiles, LoadError> {
+    pub(crate) fn tensor_files(&self) -> Result<TensorFiles, LoadError> {
         const SINGLE: &str = "model.safetensors";
         const INDEX: &str = "model.safetensors.index.json";
         if self.has(SINGLE)? {
@@ -172,7 +172,7 @@ impl Deref for FileBytes<'_> {
 }
 
 /// The length of a regular file (or a link to one), or `None` if there is nothing of this name.
-pub(super) fn regular_file(path: &Path) -> Result<Option<u64>, LoadError> {
+pub(crate) fn regular_file(path: &Path) -> Result<Option<u64>, LoadError> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata.len())),
         Ok(_) => Err(LoadError::file(path, "not a regular file")),
@@ -191,28 +191,28 @@ impl fmt::Display for Source {
 }
 
 /// Names of the files with tensors.
-pub(super) struct TensorFiles {
-    pub(super) names: Vec<String>,
+pub(crate) struct TensorFiles {
+    pub(crate) names: Vec<String>,
     shard_of: BTreeMap<String, String>, // By tensor, as the index says; empty without an index.
 }
 
 /// One tensor as it stands in a file.
 #[derive(Clone, Debug)]
-pub(super) struct Tensor<'a> {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: &'a [u8],
+pub(crate) struct Tensor<'a> {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: &'a [u8],
 }
 
 impl Tensor<'_> {
-    pub(super) fn error(&self, problem: impl fmt::Display) -> LoadError {
+    pub(crate) fn error(&self, problem: impl fmt::Display) -> LoadError {
         LoadError::tensor(&self.name, problem)
     }
 
     /// # Errors
     /// If the shape is another.
-    pub(super) fn expect_shape(&self, shape: &[usize]) -> Result<(), LoadError> {
+    pub(crate) fn expect_shape(&self, shape: &[usize]) -> Result<(), LoadError> {
         if self.shape == shape {
             return Ok(());
         }
@@ -224,11 +224,11 @@ impl Tensor<'_> {
 }
 
 /// All tensors of a checkpoint that have not been taken yet.
-pub(super) struct Tensors<'a>(BTreeMap<String, Tensor<'a>>);
+pub(crate) struct Tensors<'a>(BTreeMap<String, Tensor<'a>>);
 
 impl<'a> Tensors<'a> {
     /// Lists the tensors of the files, whose contents are given in the order of `files.names`.
-    pub(super) fn parse(
+    pub(crate) fn parse(
         files: &TensorFiles,
         contents: &[&'a [u8]],
     ) -> Result<Tensors<'a>, LoadError> {
@@ -272,12 +272,12 @@ impl<'a> Tensors<'a> {
     }
 
     /// Takes a tensor out, if it is there.
-    pub(super) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
         self.0.remove(name)
     }
 
     /// Takes a tensor out that must be there.
-    pub(super) fn require(&mut self, name: &str) -> Result<Tensor<'a>, LoadError> {
+    pub(crate) fn require(&mut self, name: &str) -> Result<Tensor<'a>, LoadError> {
         self.take(name)
             .ok_or_else(|| LoadError::tensor(name, "missing"))
     }
@@ -285,7 +285,7 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// If a tensor is left that nothing asked for. Stored rotary frequencies follow from the
     /// configuration and are passed over.
-    pub(super) fn finish(self) -> Result<(), LoadError> {
+    pub(crate) fn finish(self) -> Result<(), LoadError> {
         let unknown = self
             .0
             .into_values()
@@ -384,21 +384,21 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    pub(super) fn file(path: &Path, problem: impl fmt::Display) -> LoadError {
+    pub(crate) fn file(path: &Path, problem: impl fmt::Display) -> LoadError {
         LoadError::File {
             file: path.display().to_string(),
             problem: problem.to_string(),
         }
     }
 
-    pub(super) fn named_file(name: &str, problem: impl fmt::Display) -> LoadError {
+    pub(crate) fn named_file(name: &str, problem: impl fmt::Display) -> LoadError {
         LoadError::File {
             file: name.to_owned(),
             problem: problem.to_string(),
         }
     }
 
-    pub(super) fn missing_file(source: &Source, name: &str) -> LoadError {
+    pub(crate) fn missing_file(source: &Source, name: &str) -> LoadError {
         let what = match source {
             Source::Directory(directory) if !directory.exists() => "directory",
             _ => "such file in",
@@ -409,7 +409,7 @@ impl LoadError {
         }
     }
 
-    pub(super) fn tensor(name: impl Into<String>, problem: impl fmt::Display) -> LoadError {
+    pub(crate) fn tensor(name: impl Into<String>, problem: impl fmt::Display) -> LoadError {
         LoadError::Tensor {
             name: name.into(),
             problem: problem.to_string(),
@@ -430,152 +430,4 @@ impl fmt::Display for LoadError {
 impl std::error::Error for LoadError {}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A safetensors file with the given header and `data` zero bytes.
-    fn file(header: &str, data: usize) -> Vec<u8> {
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend_from_slice(header.as_bytes());
-        bytes.resize(bytes.len() + data, 0);
-        bytes
-    }
-
-    fn one(name: &str) -> Vec<u8> {
-        file(
-            &format!(r#"{{"{name}":{{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}"#),
-            4,
-        )
-    }
-
-    fn names(files: &[(&str, Vec<u8>)]) -> Result<Vec<String>, LoadError> {
-        let source = Source::in_memory(
-            files
-                .iter()
-                .map(|(name, bytes)| ((*name).to_owned(), bytes.clone())),
-        );
-        let listed = source.tensor_files()?;
-        let contents: Vec<Vec<u8>> = listed
-            .names
-            .iter()
-            .map(|name| source.read(name).unwrap().unwrap().to_vec())
-            .collect();
-        let contents: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
-        Tensors::parse(&listed, &contents).map(|tensors| tensors.0.into_keys().collect())
-    }
-
-    fn check_refused(files: &[(&str, Vec<u8>)], named: &str) {
-        let error = names(files).expect_err(named).to_string();
-        assert!(error.contains(named), "{error}");
-    }
-
-    /// One of the files that the system makes up when they are read says that it has no bytes.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_file_that_is_longer_than_it_says_is_an_error() {
-        let error = Source::Directory("/proc".into())
-            .read("version")
-            .unwrap_err();
-        assert!(error.to_string().contains("/proc/version"), "{error}");
-    }
-
-    fn index(map: &str) -> Vec<u8> {
-        format!(r#"{{"weight_map":{map}}}"#).into_bytes()
-    }
-
-    #[test]
-    fn single_and_sharded_files_list_their_tensors() {
-        assert_eq!(names(&[("model.safetensors", one("a"))]).unwrap(), ["a"]);
-        let map = index(r#"{"a":"one.safetensors","b":"two.safetensors"}"#);
-        let shards = [
-            ("model.safetensors.index.json", map),
-            ("one.safetensors", one("a")),
-            ("two.safetensors", one("b")),
-        ];
-        assert_eq!(names(&shards).unwrap(), ["a", "b"]);
-    }
-
-    #[test]
-    fn malformed_files_are_refused_by_name() {
-        check_refused(&[], "model.safetensors");
-        check_refused(&[("model.safetensors", vec![1, 2, 3])], "model.safetensors");
-        check_refused(
-            &[("model.safetensors", u64::MAX.to_le_bytes().to_vec())],
-            "model.safetensors",
-        );
-        let mut cut = one("a");
-        cut.pop();
-        check_refused(&[("model.safetensors", cut)], "model.safetensors");
-        let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
-        check_refused(&[("model.safetensors", file(twice, 1))], "tensor a");
-    }
-
-    #[test]
-    fn a_header_without_measure_is_refused_before_it_is_read() {
-        let mut long = one("a");
-        long[..8].copy_from_slice(&(MAX_HEADER_BYTES as u64 + 1).to_le_bytes());
-        check_refused(&[("model.safetensors", long)], "too long");
-        let entries = |count: usize| {
-            let entry = |i| format!(r#""{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
-            let entries: Vec<String> = (0..count).map(entry).collect();
-            let header = format!(r#"{{"__metadata__":{{}},{}}}"#, entries.join(","));
-            [("model.safetensors", file(&header, 0))]
-        };
-        check_refused(&entries(MAX_TENSORS + 1), "more than 65536 tensors");
-        assert_eq!(names(&entries(MAX_TENSORS)).unwrap().len(), MAX_TENSORS);
-    }
-
-    #[test]
-    fn an_index_that_lies_is_refused() {
-        let with = |map: &str, shards: &[(&'static str, Vec<u8>)]| {
-            let mut files = vec![("model.safetensors.index.json", index(map))];
-            files.extend_from_slice(shards);
-            files
-        };
-        check_refused(&with(r#"{"a":"one.safetensors"}"#, &[]), "one.safetensors");
-        check_refused(
-            &with(r#"{"a":"../one.safetensors"}"#, &[]),
-            "../one.safetensors",
-        );
-        check_refused(
-            &with(r#"{"a":"/one.safetensors"}"#, &[]),
-            "/one.safetensors",
-        );
-        check_refused(&with(r#"{"b":"one"}"#, &[("one", one("a"))]), "tensor b");
-        check_refused(
-            &with(
-                r#"{"a":"one","b":"two"}"#,
-                &[("one", one("a")), ("two", one("a"))],
-            ),
-            "tensor a",
-        );
-    }
-
-    #[test]
-    fn only_regular_files_are_read() {
-        let error = Source::Directory("/dev".into())
-            .read("null")
-            .expect_err("a device")
-            .to_string();
-        assert!(error.contains("not a regular file"), "{error}");
-    }
-
-    #[test]
-    fn what_nothing_took_is_an_error() {
-        let (known, bytes) = (
-            TensorFiles {
-                names: vec!["f".into()],
-                shard_of: BTreeMap::new(),
-            },
-            one("x.extra"),
-        );
-        let error = Tensors::parse(&known, &[&bytes])
-            .unwrap()
-            .finish()
-            .expect_err("unknown")
-            .to_string();
-        assert!(error.contains("x.extra"), "{error}");
-        let bytes = one("model.layers.0.self_attn.rotary_emb.inv_freq");
-        assert!(Tensors::parse(&known, &[&bytes]).unwrap().finish().is_ok());
-    }
-}
+mod tests;

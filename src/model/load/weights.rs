@@ -14,31 +14,31 @@ use memmap2::{Advice, Mmap, UncheckedAdvice};
 use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, Int8Matrix, TernaryMatrix};
 
-use super::LoadOptions;
-use super::attention::Attention;
-use super::census::Census;
 use super::checkpoint::{FileBytes, LoadError, Source, Tensors, regular_file};
-use super::config::{Architecture, ModelConfig, ScaleDirection};
-use super::head::ScreenedHead;
-use super::layer::{FeedForward, Layer};
-use super::linear::{Linear, Norm, Projections, TernaryLinear};
 use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite};
-use super::pool::Pool;
+use super::statistics::Census;
+use crate::model::LoadOptions;
+use crate::model::attention::Attention;
+use crate::model::config::{Architecture, ModelConfig, ScaleDirection};
+use crate::model::head::ScreenedHead;
+use crate::model::layer::{FeedForward, Layer};
+use crate::model::linear::{Linear, Norm, Projections, TernaryLinear};
+use crate::model::pool::Pool;
 
 /// All weights of a model.
-pub(super) struct Weights {
-    pub(super) embedding: Arc<DenseMatrix>,
-    pub(super) layers: Vec<Layer>,
-    pub(super) norm: Norm,
+pub(crate) struct Weights {
+    pub(crate) embedding: Arc<DenseMatrix>,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: Norm,
     /// One linear: the output head, which may be the embedding.
-    pub(super) head: Projections,
+    pub(crate) head: Projections,
     /// Bytes of all matrices; a shared head counts once.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl Weights {
     /// Reads, checks and packs all tensors of `source`, on all workers of `pool`.
-    pub(super) fn load(
+    pub(crate) fn load(
         source: &Source,
         config: &ModelConfig,
         pool: &mut Pool,
@@ -73,7 +73,7 @@ impl Weights {
 }
 
 /// The files that hold tensors.
-pub(super) struct Files<'a>(Vec<Contents<'a>>);
+pub(crate) struct Files<'a>(Vec<Contents<'a>>);
 
 impl<'a> Files<'a> {
     fn open(source: &'a Source, names: &[String]) -> Result<Files<'a>, LoadError> {
@@ -83,7 +83,7 @@ impl<'a> Files<'a> {
 
     /// Gives the memory of `bytes` of these files back to the system, which reads the file again should they be asked for again. Else
     /// the model would be in memory twice when the last tensor is packed.
-    pub(super) fn release(&self, bytes: &[u8]) {
+    pub(crate) fn release(&self, bytes: &[u8]) {
         for contents in &self.0 {
             let Contents::Mapped(map) = contents else {
                 continue; // Somebody else's memory.
