@@ -14,15 +14,15 @@ use serde_json::Value;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use super::authentication::Caller;
+use super::body_limits::{BodyLimitReached, BodyPermit, BodyQuota};
 use super::error::ApiError;
-use super::room::{Full, Share, Taken};
-use super::tenant::Caller;
 use super::{App, Serving};
 use crate::tenants::Tenant;
 
-const MOST_BYTES: usize = 2 << 20;
+const MAX_BODY_BYTES: usize = 2 << 20;
 /// A client that sends too much still gets its answer if it is done by then; many read only after they have written.
-const MOST_BYTES_SWALLOWED: usize = 8 << 20;
+const MAX_DISCARDED_BYTES: usize = 8 << 20;
 const DEADLINE: Duration = Duration::from_secs(30);
 /// So little that it is read at once, where it is.
 const SMALL_BYTES: usize = 1 << 10;
@@ -42,8 +42,8 @@ pub(super) async fn read<T: Send + 'static>(
         return Err(ApiError::content_type());
     }
     let tenant = Arc::clone(&caller.tenant);
-    let share = app.inner.room.share(&tenant);
-    let turned_away = |full: Full| {
+    let share = app.inner.body_limits.quota(&tenant);
+    let turned_away = |full: BodyLimitReached| {
         let number = tenant.number.0;
         serving.metrics.turned_away(number, full.label());
         ApiError::from(full)
@@ -92,12 +92,12 @@ fn declares_json(headers: &HeaderMap) -> bool {
 #[derive(Default)]
 struct Received {
     bytes: Vec<u8>,
-    room: Option<Taken>,
+    room: Option<BodyPermit>,
 }
 
 impl Received {
     /// Adds `frame` if there is room for it.
-    fn add(&mut self, frame: &[u8], share: &Share) -> Result<(), Full> {
+    fn add(&mut self, frame: &[u8], share: &BodyQuota) -> Result<(), BodyLimitReached> {
         let more = share.bytes(frame.len())?;
         match &mut self.room {
             Some(room) => room.merge(more),
@@ -110,8 +110,8 @@ impl Received {
 
 async fn collect(
     body: Body,
-    share: &Share,
-    turned_away: impl Fn(Full) -> ApiError,
+    share: &BodyQuota,
+    turned_away: impl Fn(BodyLimitReached) -> ApiError,
 ) -> Result<Received, ApiError> {
     let mut kept = Ok(Received::default());
     let mut received = 0;
@@ -119,12 +119,12 @@ async fn collect(
     while let Some(frame) = frames.next().await {
         let frame = frame.map_err(|_| ApiError::body_incomplete("The body ended early."))?;
         received += frame.len();
-        if received > MOST_BYTES_SWALLOWED {
+        if received > MAX_DISCARDED_BYTES {
             break;
         }
         // What was kept is given up as soon as it is known to be refused.
-        if received > MOST_BYTES {
-            kept = Err(ApiError::too_large(MOST_BYTES));
+        if received > MAX_BODY_BYTES {
+            kept = Err(ApiError::too_large(MAX_BODY_BYTES));
         } else if let Ok(so_far) = &mut kept
             && let Err(full) = so_far.add(&frame, share)
         {

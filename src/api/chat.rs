@@ -8,20 +8,22 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::choices::{Choices, Whole};
+use super::authentication::Caller;
+use super::choices::{Choices, FinishedChoice};
 use super::error::{ApiError, quoted};
 use super::fields::{Fields, wrong_kind};
-use super::generation::{Call, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs};
+use super::generation::{
+    ParsedRequest, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
+};
 use super::params::Params;
-use super::sse::{self, Chunks, Header};
-use super::tenant::Caller;
+use super::sse::{self, ChunkFormat, ResponseIdentity};
 use super::{App, Serving, body};
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 use crate::text::{Message, TemplateError, Tokenizer};
 
-const MOST_MESSAGES: usize = 1024;
-const MOST_TOP_LOGPROBS: i64 = 20;
+const MAX_MESSAGES: usize = 1024;
+const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// Answers a conversation, at once or as a stream.
 pub(super) async fn create(
@@ -38,11 +40,12 @@ pub(super) async fn create(
     let choices = Choices::start(serving, call, caller, arrived)?;
     match streaming {
         Some(streaming) => {
-            let header = Header::new("chatcmpl-", "chat.completion.chunk", &serving.model);
+            let header =
+                ResponseIdentity::new("chatcmpl-", "chat.completion.chunk", &serving.model);
             sse::respond(
                 choices,
                 header,
-                ChatChunks {
+                ChatChunkFormat {
                     wants_logprobs,
                     wants_tokens,
                 },
@@ -51,13 +54,13 @@ pub(super) async fn create(
             .await
         }
         None => {
-            let header = Header::new("chatcmpl-", "chat.completion", &serving.model);
+            let header = ResponseIdentity::new("chatcmpl-", "chat.completion", &serving.model);
             whole(choices, &header, wants_logprobs).await
         }
     }
 }
 
-fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<Call, ApiError> {
+fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
     let fields = Fields::of_body(json)?;
     serving.model.check(fields.string("model")?, tenant)?;
     let mut params = Params::read(&fields, &serving.model)?;
@@ -77,13 +80,13 @@ fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<Call, ApiErr
             TemplateError::Text(error) => ApiError::internal(&error.to_string()),
             error => ApiError::invalid_value("messages", format!("{error}.")),
         })?;
-    Call::new(prompt, params, &serving.model, None, "messages")
+    ParsedRequest::new(prompt, params, &serving.model, None, "messages")
 }
 
 /// Alternatives to each token, if log-probabilities are wanted.
 fn top_logprobs(fields: &Fields<'_>) -> Result<Option<i64>, ApiError> {
     let wanted = fields.bool("logprobs")?.unwrap_or(false);
-    let top = fields.integer("top_logprobs", 0..=MOST_TOP_LOGPROBS)?;
+    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
     match top {
         Some(top) if !wanted && top > 0 => Err(ApiError::invalid_value(
             "top_logprobs",
@@ -101,10 +104,10 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
             "'messages' must have at least one message.",
         ));
     }
-    if items.len() > MOST_MESSAGES {
+    if items.len() > MAX_MESSAGES {
         return Err(ApiError::invalid_value(
             "messages",
-            format!("'messages' may have {MOST_MESSAGES} messages."),
+            format!("'messages' may have {MAX_MESSAGES} messages."),
         ));
     }
     items
@@ -205,87 +208,87 @@ fn text_part<'a>(part: &'a Value, role: &str, param: &str) -> Result<&'a str, Ap
 
 async fn whole(
     mut choices: Choices,
-    header: &Header,
+    header: &ResponseIdentity,
     wants_logprobs: bool,
 ) -> Result<Response, ApiError> {
     let wholes = choices.whole().await?;
-    let choice = |(index, whole): (u32, Whole)| Choice {
+    let choice = |(index, whole): (u32, FinishedChoice)| ChatChoice {
         index,
-        message: Some(Words {
+        message: Some(AssistantMessage {
             role: Some("assistant"),
             content: Some(whole.answer.text),
         }),
         delta: None,
         logprobs: wants_logprobs
-            .then(|| Logprobs::new(&whole.answer.logprobs, choices.tokenizer())),
+            .then(|| ChatLogprobs::new(&whole.answer.logprobs, choices.tokenizer())),
         finish_reason: whole.finish_reason,
         token_ids: choices.prompt().map(|_| whole.answer.tokens),
     };
-    let written: Vec<Choice> = (0..).zip(wholes).map(choice).collect();
+    let written: Vec<ChatChoice> = (0..).zip(wholes).map(choice).collect();
     let json = header.around(written, Some(Some(choices.usage())), choices.prompt());
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-struct ChatChunks {
+struct ChatChunkFormat {
     wants_logprobs: bool,
     wants_tokens: bool,
 }
 
-impl Chunks for ChatChunks {
+impl ChunkFormat for ChatChunkFormat {
     const PROMPT_BESIDE_CHOICES: bool = true;
 
     fn opening(&self, index: u32) -> Option<impl Serialize> {
-        let words = Words {
+        let words = AssistantMessage {
             role: Some("assistant"),
             content: Some(String::new()),
         };
-        Some(Choice::of_chunk(index, words))
+        Some(ChatChoice::of_chunk(index, words))
     }
 
     fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
         let logprobs = self
             .wants_logprobs
-            .then(|| Logprobs::new(&piece.logprobs, choices.tokenizer()));
-        let words = Words {
+            .then(|| ChatLogprobs::new(&piece.logprobs, choices.tokenizer()));
+        let words = AssistantMessage {
             role: None,
             content: Some(piece.text),
         };
         let token_ids = self.wants_tokens.then_some(piece.tokens);
-        Choice {
+        ChatChoice {
             logprobs,
             token_ids,
-            ..Choice::of_chunk(index, words)
+            ..ChatChoice::of_chunk(index, words)
         }
     }
 
     fn ending(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
-        let words = Words {
+        let words = AssistantMessage {
             role: None,
             content: None,
         };
-        Choice {
+        ChatChoice {
             finish_reason: Some(finish_reason),
-            ..Choice::of_chunk(index, words)
+            ..ChatChoice::of_chunk(index, words)
         }
     }
 }
 
 #[derive(Serialize)]
-struct Choice {
+struct ChatChoice {
     index: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<Words>,
+    message: Option<AssistantMessage>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    delta: Option<Words>,
-    logprobs: Option<Logprobs>,
+    delta: Option<AssistantMessage>,
+    logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
 }
 
-impl Choice {
-    fn of_chunk(index: u32, delta: Words) -> Choice {
-        Choice {
+impl ChatChoice {
+    fn of_chunk(index: u32, delta: AssistantMessage) -> ChatChoice {
+        ChatChoice {
             index,
             message: None,
             delta: Some(delta),
@@ -298,7 +301,7 @@ impl Choice {
 
 /// A message, or what is added to one.
 #[derive(Serialize)]
-struct Words {
+struct AssistantMessage {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -306,32 +309,32 @@ struct Words {
 }
 
 #[derive(Serialize)]
-struct Logprobs {
-    content: Vec<Entry>,
+struct ChatLogprobs {
+    content: Vec<ChatLogprob>,
 }
 
 #[derive(Serialize)]
-struct Entry {
+struct ChatLogprob {
     #[serde(flatten)]
-    chosen: Likelihood,
-    top_logprobs: Vec<Likelihood>,
+    chosen: TokenLikelihood,
+    top_logprobs: Vec<TokenLikelihood>,
 }
 
 #[derive(Serialize)]
-struct Likelihood {
+struct TokenLikelihood {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
 }
 
-impl Logprobs {
-    fn new(entries: &[TokenLogprob], tokenizer: &Tokenizer) -> Logprobs {
-        let likelihood = |token: TokenId, logprob: f32| Likelihood {
+impl ChatLogprobs {
+    fn new(entries: &[TokenLogprob], tokenizer: &Tokenizer) -> ChatLogprobs {
+        let likelihood = |token: TokenId, logprob: f32| TokenLikelihood {
             token: spelled(tokenizer, token, ""),
             logprob: finite(logprob),
             bytes: tokenizer.token_bytes(token).to_vec(),
         };
-        let entry = |entry: &TokenLogprob| Entry {
+        let entry = |entry: &TokenLogprob| ChatLogprob {
             chosen: likelihood(entry.token, entry.logprob),
             top_logprobs: entry
                 .top
@@ -339,7 +342,7 @@ impl Logprobs {
                 .map(|(token, logprob)| likelihood(*token, *logprob))
                 .collect(),
         };
-        Logprobs {
+        ChatLogprobs {
             content: entries.iter().map(entry).collect(),
         }
     }

@@ -11,9 +11,9 @@ use futures_util::future::select_all;
 use serde::Serialize;
 
 use super::Serving;
+use super::authentication::Caller;
 use super::error::ApiError;
-use super::generation::{Call, Generation, Output, Piece};
-use super::tenant::Caller;
+use super::generation::{ChoiceGeneration, ChoiceOutput, ParsedRequest, Piece};
 use crate::engine::TokenId;
 use crate::text::Tokenizer;
 
@@ -34,7 +34,7 @@ struct PromptDetails {
 
 /// All of one choice.
 #[derive(Default)]
-pub(super) struct Whole {
+pub(super) struct FinishedChoice {
     pub(super) answer: Piece,
     /// None until it has ended.
     pub(super) finish_reason: Option<&'static str>,
@@ -42,7 +42,7 @@ pub(super) struct Whole {
 
 /// The running choices of a request. Dropping them cancels them.
 pub(super) struct Choices {
-    running: Vec<(u32, Generation)>, // Whoever spoke last stands last.
+    running: Vec<(u32, ChoiceGeneration)>, // Whoever spoke last stands last.
     tokenizer: Arc<Tokenizer>,
     prompt: Option<Vec<TokenId>>, // Kept only for those who want it back.
     prompt_tokens: u32,
@@ -57,7 +57,7 @@ impl Choices {
     /// When the engine refuses one of them at once.
     pub(super) fn start(
         serving: &Serving,
-        call: Call,
+        call: ParsedRequest,
         caller: Caller,
         arrived: Instant,
     ) -> Result<Choices, ApiError> {
@@ -74,7 +74,7 @@ impl Choices {
             call.is_another_choice = index > 0;
             let sampling = &mut call.params.sampling;
             sampling.seed = sampling.seed.wrapping_add(u64::from(index));
-            match Generation::start(serving, call, caller.clone(), arrived) {
+            match ChoiceGeneration::start(serving, call, caller.clone(), arrived) {
                 Ok(generation) => choices.running.push((index, generation)),
                 Err(error) => return Err(choices.fail(error)),
             }
@@ -132,15 +132,15 @@ impl Choices {
     ///
     /// # Errors
     /// As `next`.
-    pub(super) async fn whole(&mut self) -> Result<Vec<Whole>, ApiError> {
+    pub(super) async fn whole(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
         let mut wholes = Vec::new();
-        wholes.resize_with(self.completion_tokens.len(), Whole::default);
+        wholes.resize_with(self.completion_tokens.len(), FinishedChoice::default);
         while !self.over() {
             let (index, output) = self.next().await?;
             let whole = &mut wholes[index as usize];
             match output {
-                Output::Piece(piece) => whole.answer.extend(piece),
-                Output::End(ending) => whole.finish_reason = Some(ending.finish_reason),
+                ChoiceOutput::Piece(piece) => whole.answer.extend(piece),
+                ChoiceOutput::End(ending) => whole.finish_reason = Some(ending.finish_reason),
             }
         }
         Ok(wholes)
@@ -150,19 +150,19 @@ impl Choices {
     /// given up and called again.
     ///
     /// # Errors
-    /// As `Generation::next`. All are over then.
-    pub(super) async fn next(&mut self) -> Result<(u32, Output), ApiError> {
+    /// As `ChoiceGeneration::next`. All are over then.
+    pub(super) async fn next(&mut self) -> Result<(u32, ChoiceOutput), ApiError> {
         let running = self.running.iter_mut();
         let nexts = running.map(|(_, generation)| Box::pin(generation.next()));
         let (output, at, _) = select_all(nexts).await;
         let (index, generation) = self.running.remove(at);
         let output = output.map_err(|error| self.fail(error))?;
         match &output {
-            Output::Piece(piece) => {
+            ChoiceOutput::Piece(piece) => {
                 self.completion_tokens[index as usize] = piece.completion_tokens;
                 self.running.push((index, generation));
             }
-            Output::End(ending) => {
+            ChoiceOutput::End(ending) => {
                 self.completion_tokens[index as usize] = ending.completion_tokens;
                 if index == 0 {
                     self.cached_tokens = Some(ending.cached_tokens);

@@ -9,13 +9,15 @@ use axum::response::{IntoResponse, Response};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::choices::{Choices, Whole};
+use super::authentication::Caller;
+use super::choices::{Choices, FinishedChoice};
 use super::error::ApiError;
 use super::fields::{Fields, wrong_kind};
-use super::generation::{Call, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs};
+use super::generation::{
+    ParsedRequest, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
+};
 use super::params::{Params, token_id};
-use super::sse::{self, Chunks, Header};
-use super::tenant::Caller;
+use super::sse::{self, ChunkFormat, ResponseIdentity};
 use super::{App, Serving, body};
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
@@ -23,7 +25,7 @@ use crate::text::Tokenizer;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
-const MOST_LOGPROBS: i64 = 5;
+const MAX_LOGPROBS: i64 = 5;
 const BYTES: &str = "bytes:";
 
 /// Continues a prompt, at once or as a stream.
@@ -35,7 +37,7 @@ pub(super) async fn create(
     let arrived = Instant::now();
     let call = body::read(&app, &caller, request, read).await?;
     let serving = app.serving()?;
-    let header = Header::new("cmpl-", "text_completion", &serving.model);
+    let header = ResponseIdentity::new("cmpl-", "text_completion", &serving.model);
     let wants_logprobs = call.params.sampling.logprobs.is_some();
     let streaming = call.params.stream;
     let choices = Choices::start(serving, call, caller, arrived)?;
@@ -44,7 +46,7 @@ pub(super) async fn create(
             sse::respond(
                 choices,
                 header,
-                TextChunks {
+                CompletionChunkFormat {
                     wants_logprobs,
                     begun: BTreeSet::new(),
                 },
@@ -56,16 +58,16 @@ pub(super) async fn create(
     }
 }
 
-fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<Call, ApiError> {
+fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
     let fields = Fields::of_body(json)?;
     serving.model.check(fields.string("model")?, tenant)?;
     let mut params = Params::read(&fields, &serving.model)?;
     params.sampling = with_logprobs(
         params.sampling,
-        fields.integer("logprobs", 0..=MOST_LOGPROBS)?,
+        fields.integer("logprobs", 0..=MAX_LOGPROBS)?,
     );
     let prompt = prompt(&fields, serving)?;
-    Call::new(
+    ParsedRequest::new(
         prompt,
         params,
         &serving.model,
@@ -114,30 +116,30 @@ fn token_ids(items: &[Value], serving: &Serving) -> Result<Vec<TokenId>, ApiErro
 
 async fn whole(
     mut choices: Choices,
-    header: &Header,
+    header: &ResponseIdentity,
     wants_logprobs: bool,
 ) -> Result<Response, ApiError> {
     let wholes = choices.whole().await?;
-    let choice = |(index, whole): (u32, Whole)| Choice {
+    let choice = |(index, whole): (u32, FinishedChoice)| CompletionChoice {
         index,
         text: whole.answer.text,
         logprobs: wants_logprobs
-            .then(|| Logprobs::new(&whole.answer.logprobs, choices.tokenizer())),
+            .then(|| CompletionLogprobs::new(&whole.answer.logprobs, choices.tokenizer())),
         finish_reason: whole.finish_reason,
         token_ids: choices.prompt().map(|_| whole.answer.tokens),
         prompt_token_ids: choices.prompt(),
     };
-    let written: Vec<Choice<'_>> = (0..).zip(wholes).map(choice).collect();
+    let written: Vec<CompletionChoice<'_>> = (0..).zip(wholes).map(choice).collect();
     let json = header.around(written, Some(Some(choices.usage())), None);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-struct TextChunks {
+struct CompletionChunkFormat {
     wants_logprobs: bool,
     begun: BTreeSet<u32>, // Choices that have been told the prompt.
 }
 
-impl Chunks for TextChunks {
+impl ChunkFormat for CompletionChunkFormat {
     const PROMPT_BESIDE_CHOICES: bool = false;
 
     fn opening(&self, _: u32) -> Option<impl Serialize> {
@@ -146,12 +148,12 @@ impl Chunks for TextChunks {
 
     fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
         let first = self.begun.insert(index);
-        Choice {
+        CompletionChoice {
             index,
             text: piece.text,
             logprobs: self
                 .wants_logprobs
-                .then(|| Logprobs::new(&piece.logprobs, choices.tokenizer())),
+                .then(|| CompletionLogprobs::new(&piece.logprobs, choices.tokenizer())),
             finish_reason: None,
             token_ids: choices.prompt().map(|_| piece.tokens),
             prompt_token_ids: choices.prompt().filter(|_| first),
@@ -159,7 +161,7 @@ impl Chunks for TextChunks {
     }
 
     fn ending(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
-        Choice {
+        CompletionChoice {
             index,
             text: String::new(),
             logprobs: None,
@@ -171,10 +173,10 @@ impl Chunks for TextChunks {
 }
 
 #[derive(Serialize)]
-struct Choice<'a> {
+struct CompletionChoice<'a> {
     index: u32,
     text: String,
-    logprobs: Option<Logprobs>,
+    logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
@@ -184,22 +186,22 @@ struct Choice<'a> {
 
 /// OpenAI's older shape: four arrays of one length.
 #[derive(Serialize)]
-struct Logprobs {
+struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
-    top_logprobs: Vec<Likely>,
+    top_logprobs: Vec<TopLogprobs>,
     text_offset: Vec<usize>,
 }
 
-impl Logprobs {
-    fn new(entries: &[TokenLogprob], tokenizer: &Tokenizer) -> Logprobs {
+impl CompletionLogprobs {
+    fn new(entries: &[TokenLogprob], tokenizer: &Tokenizer) -> CompletionLogprobs {
         let token = |token: TokenId| spelled(tokenizer, token, BYTES);
-        Logprobs {
+        CompletionLogprobs {
             tokens: entries.iter().map(|entry| token(entry.token)).collect(),
             token_logprobs: entries.iter().map(|entry| finite(entry.logprob)).collect(),
             top_logprobs: entries
                 .iter()
-                .map(|entry| Likely::new(entry, tokenizer))
+                .map(|entry| TopLogprobs::new(entry, tokenizer))
                 .collect(),
             text_offset: entries.iter().map(|entry| entry.start).collect(),
         }
@@ -207,10 +209,10 @@ impl Logprobs {
 }
 
 /// The most likely tokens and the chosen one, most likely first, as an object. Of two that are spelled alike the likelier one stays.
-struct Likely(Vec<(String, f32)>);
+struct TopLogprobs(Vec<(String, f32)>);
 
-impl Likely {
-    fn new(entry: &TokenLogprob, tokenizer: &Tokenizer) -> Likely {
+impl TopLogprobs {
+    fn new(entry: &TokenLogprob, tokenizer: &Tokenizer) -> TopLogprobs {
         let mut likely: Vec<(String, f32)> = Vec::new();
         for (token, logprob) in entry
             .top
@@ -223,11 +225,11 @@ impl Likely {
                 likely.push((token, finite(logprob)));
             }
         }
-        Likely(likely)
+        TopLogprobs(likely)
     }
 }
 
-impl Serialize for Likely {
+impl Serialize for TopLogprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
     }

@@ -8,11 +8,11 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::room::Full;
+use super::body_limits::BodyLimitReached;
 use crate::engine::{RateKind, Refusal};
 
 /// Characters of a client's own words that an error repeats.
-const MOST_QUOTED_CHARS: usize = 64;
+const MAX_QUOTED_CHARS: usize = 64;
 /// When there may be room for a body again.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 /// When a server that drains or loads may be worth another try.
@@ -376,11 +376,11 @@ impl From<Refusal> for ApiError {
     }
 }
 
-impl From<Full> for ApiError {
-    fn from(full: Full) -> ApiError {
+impl From<BodyLimitReached> for ApiError {
+    fn from(full: BodyLimitReached) -> ApiError {
         match full {
-            Full::Own => ApiError::tenant_bodies_full(),
-            Full::All => ApiError::overloaded(RETRY_SOON),
+            BodyLimitReached::Tenant => ApiError::tenant_bodies_full(),
+            BodyLimitReached::Server => ApiError::overloaded(RETRY_SOON),
         }
     }
 }
@@ -413,7 +413,7 @@ impl IntoResponse for ApiError {
 /// A client's own words, in quotes and cut short.
 pub(super) fn quoted(text: &str) -> String {
     let mut chars = text.chars();
-    let short: String = chars.by_ref().take(MOST_QUOTED_CHARS).collect();
+    let short: String = chars.by_ref().take(MAX_QUOTED_CHARS).collect();
     let ellipsis = if chars.next().is_some() { "…" } else { "" };
     format!("'{short}{ellipsis}'")
 }

@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::authentication::Caller;
 use super::error::ApiError;
 use super::params::Params;
-use super::tenant::Caller;
 use super::{ModelCard, Serving};
 use crate::engine::{
     Event, EventStream, FinishReason, GenerationRequest, SamplingParams, TokenId, TokenOutput,
@@ -18,7 +18,7 @@ use crate::text::{Detokenizer, TextOptions, Tokenizer};
 
 /// A request that has been understood.
 #[derive(Clone)]
-pub(super) struct Call {
+pub(super) struct ParsedRequest {
     pub(super) prompt: Vec<TokenId>,
     pub(super) max_new_tokens: u32,
     pub(super) params: Params,
@@ -26,7 +26,7 @@ pub(super) struct Call {
     pub(super) is_another_choice: bool,
 }
 
-impl Call {
+impl ParsedRequest {
     /// Settles how long the answer may be. `default` is the endpoint's own limit, if it has one; `param` holds the prompt.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Call {
         model: &ModelCard,
         default: Option<u32>,
         param: &str,
-    ) -> Result<Call, ApiError> {
+    ) -> Result<ParsedRequest, ApiError> {
         if prompt.is_empty() {
             return Err(ApiError::invalid_value(param, "The prompt has no tokens."));
         }
@@ -66,7 +66,7 @@ impl Call {
                     );
                     return Err(ApiError::invalid_value("min_tokens", message));
                 }
-                Ok(Call {
+                Ok(ParsedRequest {
                     prompt,
                     max_new_tokens,
                     params,
@@ -128,7 +128,7 @@ pub(super) struct TokenLogprob {
 
 /// How an answer ended, and what it took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ending {
+pub(super) struct ChoiceEnd {
     pub(super) finish_reason: &'static str,
     /// Tokens of the prompt that came from the prefix cache.
     pub(super) cached_tokens: u32,
@@ -136,13 +136,13 @@ pub(super) struct Ending {
 }
 
 /// The next thing of an answer.
-pub(super) enum Output {
+pub(super) enum ChoiceOutput {
     Piece(Piece),
-    End(Ending),
+    End(ChoiceEnd),
 }
 
 /// A choice that is being made. Dropping it cancels it, as a client does that leaves.
-pub(super) struct Generation {
+pub(super) struct ChoiceGeneration {
     events: EventStream,
     caller: Caller,
     detokenizer: Detokenizer,
@@ -153,21 +153,21 @@ pub(super) struct Generation {
     waiting: VecDeque<TokenLogprob>, // Their text has not been released yet.
     tokens: Vec<TokenId>,            // Drawn since the last piece.
     stopped: bool,                   // A stop string has ended the text.
-    ending: Option<Ending>,          // Known, and told after the last piece.
+    ending: Option<ChoiceEnd>,       // Known, and told after the last piece.
 }
 
-impl Generation {
+impl ChoiceGeneration {
     /// Submits `call`.
     ///
     /// # Errors
     /// When the engine refuses it at once.
     pub(super) fn start(
         serving: &Serving,
-        call: Call,
+        call: ParsedRequest,
         caller: Caller,
         arrived: Instant,
-    ) -> Result<Generation, ApiError> {
-        let Call {
+    ) -> Result<ChoiceGeneration, ApiError> {
+        let ParsedRequest {
             prompt,
             max_new_tokens,
             params,
@@ -192,7 +192,7 @@ impl Generation {
             first_token_within: caller.tenant.deadlines.first_token,
             ends_within: caller.tenant.deadlines.total,
         })?;
-        Ok(Generation {
+        Ok(ChoiceGeneration {
             events,
             caller,
             detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options),
@@ -230,16 +230,16 @@ impl Generation {
     ///
     /// # Errors
     /// When the engine refuses the request, can't go on, or shuts down. It is over then.
-    pub(super) async fn next(&mut self) -> Result<Output, ApiError> {
+    pub(super) async fn next(&mut self) -> Result<ChoiceOutput, ApiError> {
         if let Some(ending) = self.ending.take() {
-            return Ok(Output::End(ending));
+            return Ok(ChoiceOutput::End(ending));
         }
         loop {
             match self.event().await {
                 Some(Event::Accepted) => {}
                 Some(Event::Token(output)) => {
                     if let Some(piece) = self.token(output) {
-                        return Ok(Output::Piece(piece));
+                        return Ok(ChoiceOutput::Piece(piece));
                     }
                 }
                 Some(Event::Finished {
@@ -248,7 +248,7 @@ impl Generation {
                     completion_tokens,
                     ..
                 }) => {
-                    let ending = Ending {
+                    let ending = ChoiceEnd {
                         finish_reason: finish_reason(reason)?,
                         cached_tokens,
                         completion_tokens,
@@ -324,7 +324,7 @@ impl Generation {
         }
     }
 
-    fn finished(&mut self, mut ending: Ending) -> Output {
+    fn finished(&mut self, mut ending: ChoiceEnd) -> ChoiceOutput {
         let mut piece = Piece {
             completion_tokens: self.completion_tokens,
             ..Piece::default()
@@ -341,10 +341,10 @@ impl Generation {
         }
         let tokens_matter = self.wants_tokens && !piece.tokens.is_empty();
         if piece.text.is_empty() && piece.logprobs.is_empty() && !tokens_matter {
-            return Output::End(ending);
+            return ChoiceOutput::End(ending);
         }
         self.ending = Some(ending);
-        Output::Piece(piece)
+        ChoiceOutput::Piece(piece)
     }
 }
 

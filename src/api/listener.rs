@@ -74,7 +74,7 @@ pub async fn serve(
     let mut stop = std::pin::pin!(stop);
     let (stopping, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
-    let mut guests = Guests::new(&limits);
+    let mut guests = OpenConnections::new(&limits);
     loop {
         tokio::select! {
             () = &mut stop => break,
@@ -127,7 +127,7 @@ async fn serve_connection<I>(
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let awaited = Awaited::default();
+    let awaited = ResponseAwaited::default();
     let heard = awaited.clone();
     let service = service_fn(move |request| answer(router.clone(), request, heard.clone()));
     let mut builder = http1::Builder::new();
@@ -135,7 +135,7 @@ async fn serve_connection<I>(
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)
         .max_buf_size(limits.buffer_bytes);
-    let io = TokioIo::new(Impatient {
+    let io = TokioIo::new(MonitoredIo {
         io,
         limit: limits.stall_timeout,
         waiting: None,
@@ -159,18 +159,18 @@ async fn serve_connection<I>(
 async fn answer(
     router: Router,
     request: Request<Incoming>,
-    awaited: Awaited,
+    awaited: ResponseAwaited,
 ) -> Result<Response, Infallible> {
-    let request = request.map(|body| Body::new(Question::new(body, awaited.clone())));
+    let request = request.map(|body| Body::new(RequestBody::new(body, awaited.clone())));
     let response = router.oneshot(request).await?;
-    Ok(response.map(|body| Body::new(Reply { body, awaited })))
+    Ok(response.map(|body| Body::new(ResponseBody { body, awaited })))
 }
 
 /// Whether a connection's client has said all of its request and now waits for the answer.
 #[derive(Clone, Default)]
-struct Awaited(Arc<AtomicBool>);
+struct ResponseAwaited(Arc<AtomicBool>);
 
-impl Awaited {
+impl ResponseAwaited {
     fn set(&self, awaited: bool) {
         self.0.store(awaited, Ordering::Relaxed); // Always the connection's own task.
     }
@@ -181,19 +181,19 @@ impl Awaited {
 }
 
 /// A request's body, after whose end the answer is awaited. Not before: until then what comes is the body.
-struct Question {
+struct RequestBody {
     body: Incoming,
-    awaited: Awaited,
+    awaited: ResponseAwaited,
 }
 
-impl Question {
-    fn new(body: Incoming, awaited: Awaited) -> Question {
+impl RequestBody {
+    fn new(body: Incoming, awaited: ResponseAwaited) -> RequestBody {
         awaited.set(body.is_end_stream());
-        Question { body, awaited }
+        RequestBody { body, awaited }
     }
 }
 
-impl HttpBody for Question {
+impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -218,12 +218,12 @@ impl HttpBody for Question {
 }
 
 /// An answer's body, after which none is awaited.
-struct Reply {
+struct ResponseBody {
     body: Body,
-    awaited: Awaited,
+    awaited: ResponseAwaited,
 }
 
-impl HttpBody for Reply {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -243,7 +243,7 @@ impl HttpBody for Reply {
     }
 }
 
-impl Drop for Reply {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
         self.awaited.set(false);
     }
@@ -285,16 +285,16 @@ fn turn_away(stream: TcpStream) {
 }
 
 /// Who is connected.
-struct Guests {
+struct OpenConnections {
     most: usize,
     most_per_ip: usize,
     by_task: HashMap<Id, IpAddr>,
     by_ip: HashMap<IpAddr, usize>,
 }
 
-impl Guests {
-    fn new(limits: &ConnectionLimits) -> Guests {
-        Guests {
+impl OpenConnections {
+    fn new(limits: &ConnectionLimits) -> OpenConnections {
+        OpenConnections {
             most: limits.connections,
             most_per_ip: limits.connections_per_ip,
             by_task: HashMap::new(),
@@ -329,16 +329,16 @@ impl Guests {
 /// A connection that fails when nothing can be written for too long: so a reader that stalls costs no more than its buffers, and its
 /// request is cancelled. It fails too when the client leaves while it is being answered: the HTTP library looks for that only while it
 /// holds nothing unread, and a line break behind the request would hide it.
-struct Impatient<I> {
+struct MonitoredIo<I> {
     io: I,
     limit: Duration,
     waiting: Option<Pin<Box<Sleep>>>, // Since the reader took nothing.
-    awaited: Awaited,
+    awaited: ResponseAwaited,
     ahead: Vec<u8>, // Read while an answer was awaited, and not handed out yet.
     most_ahead: usize,
 }
 
-impl<I: AsyncRead + Unpin> Impatient<I> {
+impl<I: AsyncRead + Unpin> MonitoredIo<I> {
     /// While an answer is awaited, reads on, to find out whether the client is still there. Called with each write and flush, and so
     /// whenever the connection is polled.
     fn look_ahead(&mut self, context: &mut Context<'_>) -> io::Result<()> {
@@ -381,7 +381,7 @@ impl<I: AsyncRead + Unpin> Impatient<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Impatient<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for MonitoredIo<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -397,7 +397,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Impatient<I> {
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Impatient<I> {
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for MonitoredIo<I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -517,9 +517,9 @@ mod tests {
             connections_per_ip: 2,
             ..ConnectionLimits::default()
         };
-        let mut guests = Guests::new(&limits);
+        let mut guests = OpenConnections::new(&limits);
         let mut tasks = JoinSet::new();
-        let mut enter = |guests: &mut Guests, ip: &str| {
+        let mut enter = |guests: &mut OpenConnections, ip: &str| {
             let ip = ip.parse().unwrap();
             let may = guests.may_enter(ip);
             let task = tasks.spawn(async {}).id();

@@ -3,7 +3,9 @@
 //! Invariants: only this module knows JSON and status codes; nothing here decides about serving. A handler that is dropped, because
 //! its client left, drops its `EventStream`, and so cancels its request.
 
+mod authentication;
 mod body;
+mod body_limits;
 mod chat;
 mod choices;
 mod completions;
@@ -13,11 +15,9 @@ mod generation;
 mod listener;
 mod page;
 mod params;
-mod rates;
-mod room;
+mod rate_headers;
 mod sse;
 mod status;
-mod tenant;
 
 use std::hash::{BuildHasher, RandomState};
 use std::panic::AssertUnwindSafe;
@@ -42,11 +42,11 @@ use crate::text::{ChatTemplate, Tokenizer};
 pub use error::ApiError;
 pub use listener::{ConnectionLimits, serve};
 
-use rates::RateBook;
-use room::Room;
+use body_limits::BodyLimits;
+use rate_headers::LastRates;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const MOST_REQUEST_ID_BYTES: usize = 128;
+const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// Every endpoint.
 pub fn router(app: App) -> Router {
@@ -61,7 +61,10 @@ pub fn router(app: App) -> Router {
         .route("/", get(page::show))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(app.clone(), tenant::admit))
+        .layer(middleware::from_fn_with_state(
+            app.clone(),
+            authentication::authenticate,
+        ))
         .layer(middleware::from_fn(name_and_guard))
         .with_state(app)
 }
@@ -131,8 +134,8 @@ struct Inner {
     tenants: ArcSwap<Tenants>,
     metrics_open: bool,
     serving: OnceLock<Arc<Serving>>,
-    room: Room,
-    rates: RateBook,
+    body_limits: BodyLimits,
+    rates: LastRates,
 }
 
 impl App {
@@ -150,8 +153,8 @@ impl App {
                 tenants: ArcSwap::from_pointee(tenants),
                 metrics_open,
                 serving: OnceLock::new(),
-                room: Room::new(connections),
-                rates: RateBook::default(),
+                body_limits: BodyLimits::new(connections),
+                rates: LastRates::default(),
             }),
         }
     }
@@ -199,7 +202,7 @@ async fn name_and_guard(request: Request, next: Next) -> Response {
 fn request_id(request: &Request) -> HeaderValue {
     let printable = |id: &&HeaderValue| {
         let bytes = id.as_bytes();
-        (1..=MOST_REQUEST_ID_BYTES).contains(&bytes.len())
+        (1..=MAX_REQUEST_ID_BYTES).contains(&bytes.len())
             && bytes.iter().all(|byte| (b' '..=b'~').contains(byte))
     };
     match request.headers().get(REQUEST_ID).filter(printable) {

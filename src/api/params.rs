@@ -10,11 +10,11 @@ use super::error::{ApiError, quoted};
 use super::fields::{Fields, integer, wrong_kind};
 use crate::engine::{SamplingParams, TokenId};
 
-const MOST_STOPS: usize = 4;
-const MOST_STOP_BYTES: usize = 256;
-const MOST_STOP_TOKENS: usize = 256;
-const MOST_BIASES: usize = 1024;
-const MOST_CHOICES: i64 = 8;
+const MAX_STOP_STRINGS: usize = 4;
+const MAX_STOP_BYTES: usize = 256;
+const MAX_STOP_TOKENS: usize = 256;
+const MAX_LOGIT_BIASES: usize = 1024;
+const MAX_CHOICES: i64 = 8;
 
 /// What a request asks for beside its prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -176,7 +176,7 @@ impl Params {
         }
         Ok(Params {
             sampling: sampling(body, model)?,
-            n: body.integer("n", 1..=MOST_CHOICES)?.unwrap_or(1) as u32,
+            n: body.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1) as u32,
             max_tokens,
             min_tokens,
             stop_tokens,
@@ -237,10 +237,10 @@ fn logit_bias(body: &Fields<'_>, model: &ModelCard) -> Result<Vec<(TokenId, f32)
     let Some(biases) = body.object("logit_bias")? else {
         return Ok(Vec::new());
     };
-    if biases.len() > MOST_BIASES {
+    if biases.len() > MAX_LOGIT_BIASES {
         return Err(ApiError::invalid_value(
             "logit_bias",
-            format!("'logit_bias' may have {MOST_BIASES} entries."),
+            format!("'logit_bias' may have {MAX_LOGIT_BIASES} entries."),
         ));
     }
     let entry = |(key, value): (&String, &Value)| {
@@ -269,10 +269,10 @@ fn logit_bias(body: &Fields<'_>, model: &ModelCard) -> Result<Vec<(TokenId, f32)
 
 fn token_list(body: &Fields<'_>, name: &str, model: &ModelCard) -> Result<Vec<TokenId>, ApiError> {
     let items = body.array(name)?.unwrap_or_default();
-    if items.len() > MOST_STOP_TOKENS {
+    if items.len() > MAX_STOP_TOKENS {
         return Err(ApiError::invalid_value(
             name,
-            format!("'{name}' may have {MOST_STOP_TOKENS} entries."),
+            format!("'{name}' may have {MAX_STOP_TOKENS} entries."),
         ));
     }
     items
@@ -303,14 +303,16 @@ fn stop_strings(body: &Fields<'_>) -> Result<Vec<String>, ApiError> {
         Some(Value::Array(items)) => items.as_slice(),
         Some(one) => std::slice::from_ref(one),
     };
-    if items.len() > MOST_STOPS {
-        return Err(invalid(format!("'stop' may have {MOST_STOPS} strings.")));
+    if items.len() > MAX_STOP_STRINGS {
+        return Err(invalid(format!(
+            "'stop' may have {MAX_STOP_STRINGS} strings."
+        )));
     }
     let stop = |item: &Value| match item.as_str() {
         None => Err(wrong_kind("stop", "a string or an array of strings", item)),
         Some("") => Err(invalid("'stop' can't be an empty string.".into())),
-        Some(text) if text.len() > MOST_STOP_BYTES => Err(invalid(format!(
-            "A string of 'stop' may have {MOST_STOP_BYTES} bytes."
+        Some(text) if text.len() > MAX_STOP_BYTES => Err(invalid(format!(
+            "A string of 'stop' may have {MAX_STOP_BYTES} bytes."
         ))),
         Some(text) => Ok(text.to_owned()),
     };

@@ -17,7 +17,7 @@ use tracing::{Instrument, Span};
 
 use super::choices::{Choices, Usage};
 use super::error::ApiError;
-use super::generation::{Output, Piece};
+use super::generation::{ChoiceOutput, Piece};
 use super::params::Streaming;
 use super::{ModelCard, random_id, unix_seconds};
 
@@ -28,16 +28,16 @@ const FIRST_OUTPUT: Duration = Duration::from_millis(250);
 
 /// What all chunks of an answer, and the answer that is not streamed, have in common.
 #[derive(Clone)]
-pub(super) struct Header {
+pub(super) struct ResponseIdentity {
     id: String,
     object: &'static str,
     created: u64,
     model: String,
 }
 
-impl Header {
-    pub(super) fn new(prefix: &str, object: &'static str, model: &ModelCard) -> Header {
-        Header {
+impl ResponseIdentity {
+    pub(super) fn new(prefix: &str, object: &'static str, model: &ModelCard) -> ResponseIdentity {
+        ResponseIdentity {
             id: random_id(prefix),
             object,
             created: unix_seconds(),
@@ -79,7 +79,7 @@ struct Envelope<'a, C> {
 }
 
 /// How an endpoint writes the choices of its chunks.
-pub(super) trait Chunks: Send + 'static {
+pub(super) trait ChunkFormat: Send + 'static {
     /// What comes before all text of choice `index`, if anything does.
     fn opening(&self, index: u32) -> Option<impl Serialize>;
     /// A piece of the text of choice `index`.
@@ -96,14 +96,14 @@ pub(super) trait Chunks: Send + 'static {
 /// What goes wrong before the first token.
 pub(super) async fn respond(
     mut choices: Choices,
-    header: Header,
-    chunks: impl Chunks,
+    header: ResponseIdentity,
+    chunks: impl ChunkFormat,
     streaming: Streaming,
 ) -> Result<Response, ApiError> {
     let accepted = timeout(KEEP_ALIVE, choices.accepted()).await;
     let in_time = accepted.is_ok();
     accepted.unwrap_or(Ok(()))?;
-    let mut frames = Frames {
+    let mut frames = SseFrames {
         choices,
         header,
         chunks,
@@ -137,16 +137,16 @@ pub(super) async fn respond(
 }
 
 /// The frames of one stream, made as they are asked for.
-struct Frames<C> {
+struct SseFrames<C> {
     choices: Choices,
-    header: Header,
+    header: ResponseIdentity,
     chunks: C,
     streaming: Streaming,
     ready: VecDeque<Bytes>, // A few at most: the openings, and those of one output.
     over: bool,
 }
 
-impl<C: Chunks> Frames<C> {
+impl<C: ChunkFormat> SseFrames<C> {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
@@ -178,14 +178,14 @@ impl<C: Chunks> Frames<C> {
         }
     }
 
-    fn put(&mut self, index: u32, output: Output) {
+    fn put(&mut self, index: u32, output: ChoiceOutput) {
         let usage = self.usage();
         let chunk = match output {
-            Output::Piece(piece) => {
+            ChoiceOutput::Piece(piece) => {
                 let choice = self.chunks.piece(index, piece, &self.choices);
                 self.header.around([choice], usage, None)
             }
-            Output::End(ending) => {
+            ChoiceOutput::End(ending) => {
                 let choice = self.chunks.ending(index, ending.finish_reason);
                 self.header.around([choice], usage, None)
             }

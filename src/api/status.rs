@@ -7,8 +7,8 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::authentication::Caller;
 use super::error::ApiError;
-use super::tenant::Caller;
 use super::{App, ModelCard};
 use crate::engine::Status;
 

@@ -5,8 +5,8 @@
     reason = "a test that finds nothing to unwrap has failed"
 )]
 
+mod authentication;
 mod bodies;
-mod door;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod limits;

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::Span;
 
 use super::error::ApiError;
-use super::{App, rates};
+use super::{App, rate_headers};
 use crate::engine::Rates;
 use crate::tenants::Tenant;
 
@@ -44,7 +44,11 @@ impl Caller {
 }
 
 /// Lets those in who may come in, as `Caller`s, and puts their rates into the answer.
-pub(super) async fn admit(State(app): State<App>, mut request: Request, next: Next) -> Response {
+pub(super) async fn authenticate(
+    State(app): State<App>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let path = request.uri().path();
     if OPEN_PATHS.contains(&path) || path == METRICS_PATH && app.inner.metrics_open {
         return next.run(request).await;
@@ -63,7 +67,7 @@ pub(super) async fn admit(State(app): State<App>, mut request: Request, next: Ne
     let mut response = next.run(request).await;
     let told = caller.rates.get().copied();
     let rates = told.unwrap_or_else(|| app.inner.rates.now(&caller.tenant, Instant::now()));
-    rates::tell(&rates, response.headers_mut());
+    rate_headers::write(&rates, response.headers_mut());
     response
 }
 

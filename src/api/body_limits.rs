@@ -1,4 +1,4 @@
-//! Room for the bodies of requests: connections on which one arrives, the bytes of those that have come and are not read yet, places
+//! BodyLimits for the bodies of requests: connections on which one arrives, the bytes of those that have come and are not read yet, places
 //! for those that wait to be read, and turns to be read.
 //!
 //! Invariants: all bodies together have a limit of each. A tenant of the file may fill a part of the connections, the bytes and the
@@ -16,79 +16,83 @@ use crate::metrics::TurnedAway;
 use crate::tenants::Tenant;
 
 /// Bodies that are read, rendered and tokenised at the same time away from the async threads.
-const MOST_READERS: usize = 2;
+const MAX_READERS: usize = 2;
 /// Bodies that are read or wait for it.
-const MOST_PLACES: usize = MOST_READERS + 256;
+const MAX_PARSE_QUEUE: usize = MAX_READERS + 256;
 /// Bytes of all bodies that have come and are not read yet.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// A tenant of the file may fill one such part of the connections, the bytes and the places.
-const PARTS: usize = 4;
+const TENANT_DIVISOR: usize = 4;
 /// So many of a tenant's bodies may always arrive, where there are few connections.
-const LEAST_ARRIVING: usize = 8;
+const MIN_ARRIVING: usize = 8;
 
 /// The room of a server.
-pub(super) struct Room {
+pub(super) struct BodyLimits {
     connections: usize,
-    all: Arc<Portion>,
-    parts: Mutex<HashMap<TenantId, Arc<Portion>>>, // Of the tenants that have asked for something.
+    all: Arc<BodyPermits>,
+    parts: Mutex<HashMap<TenantId, Arc<BodyPermits>>>, // Of the tenants that have asked for something.
 }
 
 /// Whose room was full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Full {
+pub(super) enum BodyLimitReached {
     /// The tenant's own part.
-    Own,
+    Tenant,
     /// Everybody's.
-    All,
+    Server,
 }
 
-impl Full {
+impl BodyLimitReached {
     /// The label under which it is counted.
     pub(super) fn label(self) -> TurnedAway {
         match self {
-            Full::Own => TurnedAway::TenantQueueFull,
-            Full::All => TurnedAway::QueueFull,
+            BodyLimitReached::Tenant => TurnedAway::TenantQueueFull,
+            BodyLimitReached::Server => TurnedAway::QueueFull,
         }
     }
 }
 
-struct Portion {
+struct BodyPermits {
     arriving: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     places: Arc<Semaphore>,
     readers: Arc<Semaphore>,
 }
 
-impl Portion {
-    fn new(arriving: usize, bytes: usize, places: usize) -> Portion {
+impl BodyPermits {
+    fn new(arriving: usize, bytes: usize, places: usize) -> BodyPermits {
         let semaphore = |permits| Arc::new(Semaphore::new(permits));
-        Portion {
+        BodyPermits {
             arriving: semaphore(arriving),
             bytes: semaphore(bytes),
             places: semaphore(places),
-            readers: semaphore(MOST_READERS),
+            readers: semaphore(MAX_READERS),
         }
     }
 }
 
-impl Room {
+impl BodyLimits {
     /// For a server with so many connections.
-    pub(super) fn new(connections: usize) -> Room {
-        Room {
+    pub(super) fn new(connections: usize) -> BodyLimits {
+        BodyLimits {
             connections,
-            all: Arc::new(Portion::new(connections, MOST_BYTES, MOST_PLACES)),
+            all: Arc::new(BodyPermits::new(
+                connections,
+                MAX_BUFFERED_BYTES,
+                MAX_PARSE_QUEUE,
+            )),
             parts: Mutex::default(),
         }
     }
 
     /// What `tenant` may have of it: all, if everybody is one tenant.
-    pub(super) fn share(&self, tenant: &Tenant) -> Share {
-        let arriving = (self.connections / PARTS).max(LEAST_ARRIVING);
+    pub(super) fn quota(&self, tenant: &Tenant) -> BodyQuota {
+        let arriving = (self.connections / TENANT_DIVISOR).max(MIN_ARRIVING);
         let part = || {
-            Arc::new(Portion::new(
+            Arc::new(BodyPermits::new(
                 arriving,
-                MOST_BYTES / PARTS,
-                MOST_PLACES / PARTS,
+                MAX_BUFFERED_BYTES / TENANT_DIVISOR,
+                MAX_PARSE_QUEUE / TENANT_DIVISOR,
             ))
         };
         let own = (!tenant.is_anyone()).then(|| {
@@ -96,7 +100,7 @@ impl Room {
             let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(parts.entry(tenant.number).or_insert_with(part))
         });
-        Share {
+        BodyQuota {
             own,
             all: Arc::clone(&self.all),
         }
@@ -104,20 +108,20 @@ impl Room {
 }
 
 /// What one tenant may have.
-pub(super) struct Share {
-    own: Option<Arc<Portion>>,
-    all: Arc<Portion>,
+pub(super) struct BodyQuota {
+    own: Option<Arc<BodyPermits>>,
+    all: Arc<BodyPermits>,
 }
 
 /// Something of the room; dropping it gives it back.
-pub(super) struct Taken {
+pub(super) struct BodyPermit {
     own: Option<OwnedSemaphorePermit>,
     all: OwnedSemaphorePermit,
 }
 
-impl Taken {
+impl BodyPermit {
     /// Adds `more` of the same.
-    pub(super) fn merge(&mut self, more: Taken) {
+    pub(super) fn merge(&mut self, more: BodyPermit) {
         if let (Some(own), Some(more)) = (&mut self.own, more.own) {
             own.merge(more);
         }
@@ -125,25 +129,25 @@ impl Taken {
     }
 }
 
-impl Share {
+impl BodyQuota {
     /// A connection on which a body may arrive.
-    pub(super) fn arriving(&self) -> Result<Taken, Full> {
+    pub(super) fn arriving(&self) -> Result<BodyPermit, BodyLimitReached> {
         self.take(|portion| &portion.arriving, 1)
     }
 
-    /// Room for `count` bytes.
-    pub(super) fn bytes(&self, count: usize) -> Result<Taken, Full> {
+    /// BodyLimits for `count` bytes.
+    pub(super) fn bytes(&self, count: usize) -> Result<BodyPermit, BodyLimitReached> {
         self.take(|portion| &portion.bytes, count)
     }
 
     /// A place among those that are read or wait for it.
-    pub(super) fn place(&self) -> Result<Taken, Full> {
+    pub(super) fn place(&self) -> Result<BodyPermit, BodyLimitReached> {
         self.take(|portion| &portion.places, 1)
     }
 
     /// Waits for a turn to be read.
-    pub(super) async fn turn(&self) -> Taken {
-        let turn = async |portion: &Portion| {
+    pub(super) async fn turn(&self) -> BodyPermit {
+        let turn = async |portion: &BodyPermits| {
             let readers = Arc::clone(&portion.readers);
             let turn = readers.acquire_owned().await;
             turn.expect("the semaphore is never closed")
@@ -154,18 +158,22 @@ impl Share {
             None => None,
         };
         let all = turn(&self.all).await;
-        Taken { own, all }
+        BodyPermit { own, all }
     }
 
-    fn take(&self, what: fn(&Portion) -> &Arc<Semaphore>, count: usize) -> Result<Taken, Full> {
+    fn take(
+        &self,
+        what: fn(&BodyPermits) -> &Arc<Semaphore>,
+        count: usize,
+    ) -> Result<BodyPermit, BodyLimitReached> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let of = |portion: &Portion| Arc::clone(what(portion)).try_acquire_many_owned(count);
+        let of = |portion: &BodyPermits| Arc::clone(what(portion)).try_acquire_many_owned(count);
         let own = match &self.own {
-            Some(own) => Some(of(own).map_err(|_| Full::Own)?),
+            Some(own) => Some(of(own).map_err(|_| BodyLimitReached::Tenant)?),
             None => None,
         };
-        let all = of(&self.all).map_err(|_| Full::All)?;
-        Ok(Taken { own, all })
+        let all = of(&self.all).map_err(|_| BodyLimitReached::Server)?;
+        Ok(BodyPermit { own, all })
     }
 }
 
@@ -188,58 +196,66 @@ mod tests {
 
     #[test]
     fn a_tenant_fills_its_part_and_leaves_the_rest() {
-        let room = Room::new(CONNECTIONS);
-        let [one, other] = [1, 2].map(|number| room.share(&tenant(number)));
-        let mut held = one.bytes(MOST_BYTES / PARTS - 1).ok().unwrap();
+        let room = BodyLimits::new(CONNECTIONS);
+        let [one, other] = [1, 2].map(|number| room.quota(&tenant(number)));
+        let mut held = one
+            .bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR - 1)
+            .ok()
+            .unwrap();
         held.merge(one.bytes(1).ok().unwrap());
-        assert_eq!(one.bytes(1).err(), Some(Full::Own));
+        assert_eq!(one.bytes(1).err(), Some(BodyLimitReached::Tenant));
         assert_eq!(
-            room.share(&tenant(1)).bytes(1).err(),
-            Some(Full::Own),
+            room.quota(&tenant(1)).bytes(1).err(),
+            Some(BodyLimitReached::Tenant),
             "it has one part, however often it asks"
         );
-        assert!(other.bytes(MOST_BYTES / PARTS).is_ok());
-        let places: Vec<Taken> = std::iter::from_fn(|| one.place().ok()).collect();
-        assert_eq!(places.len(), MOST_PLACES / PARTS);
+        assert!(other.bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR).is_ok());
+        let places: Vec<BodyPermit> = std::iter::from_fn(|| one.place().ok()).collect();
+        assert_eq!(places.len(), MAX_PARSE_QUEUE / TENANT_DIVISOR);
         assert!(other.place().is_ok());
-        let arriving: Vec<Taken> = std::iter::from_fn(|| one.arriving().ok()).collect();
-        assert_eq!(arriving.len(), CONNECTIONS / PARTS);
+        let arriving: Vec<BodyPermit> = std::iter::from_fn(|| one.arriving().ok()).collect();
+        assert_eq!(arriving.len(), CONNECTIONS / TENANT_DIVISOR);
         assert!(other.arriving().is_ok());
         drop((held, places, arriving));
-        assert!(one.bytes(MOST_BYTES / PARTS).is_ok() && one.place().is_ok());
+        assert!(one.bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR).is_ok() && one.place().is_ok());
         assert!(one.arriving().is_ok());
     }
 
     #[test]
     fn all_tenants_together_fill_everybodys() {
-        let room = Room::new(CONNECTIONS);
-        let shares = (1..=4).map(|number| room.share(&tenant(number)));
-        let held: Vec<Taken> = shares
-            .map(|share| share.bytes(MOST_BYTES / PARTS).ok().unwrap())
+        let room = BodyLimits::new(CONNECTIONS);
+        let shares = (1..=4).map(|number| room.quota(&tenant(number)));
+        let held: Vec<BodyPermit> = shares
+            .map(|share| {
+                share
+                    .bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR)
+                    .ok()
+                    .unwrap()
+            })
             .collect();
-        let last = room.share(&tenant(5));
-        assert_eq!(last.bytes(1).err(), Some(Full::All));
+        let last = room.quota(&tenant(5));
+        assert_eq!(last.bytes(1).err(), Some(BodyLimitReached::Server));
         drop(held);
         assert!(last.bytes(1).is_ok());
     }
 
     #[test]
     fn without_keys_everybody_shares_all() {
-        let share = Room::new(CONNECTIONS).share(&tenant(0));
-        let all = share.bytes(MOST_BYTES).ok().unwrap();
-        assert_eq!(share.bytes(1).err(), Some(Full::All));
+        let share = BodyLimits::new(CONNECTIONS).quota(&tenant(0));
+        let all = share.bytes(MAX_BUFFERED_BYTES).ok().unwrap();
+        assert_eq!(share.bytes(1).err(), Some(BodyLimitReached::Server));
         drop(all);
-        assert!(share.bytes(MOST_BYTES).is_ok());
+        assert!(share.bytes(MAX_BUFFERED_BYTES).is_ok());
     }
 
     #[test]
     fn a_tenants_many_bodies_take_turns_with_anothers() {
-        let room = Room::new(CONNECTIONS);
-        let [many, one] = [1, 2].map(|number| room.share(&tenant(number)));
+        let room = BodyLimits::new(CONNECTIONS);
+        let [many, one] = [1, 2].map(|number| room.quota(&tenant(number)));
         let mut flood: Vec<_> = (0..20).map(|_| Box::pin(many.turn())).collect();
-        let mut turns: Vec<Taken> = Vec::new();
+        let mut turns: Vec<BodyPermit> = Vec::new();
         turns.extend(flood.iter_mut().filter_map(FutureExt::now_or_never));
-        assert_eq!(turns.len(), MOST_READERS, "alone it has all turns");
+        assert_eq!(turns.len(), MAX_READERS, "alone it has all turns");
         let mut waiting = Box::pin(one.turn());
         assert!((&mut waiting).now_or_never().is_none());
         turns.pop();

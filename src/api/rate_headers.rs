@@ -1,4 +1,4 @@
-//! Where a tenant's rates stand, as the headers of its answers tell.
+//! Where a tenant's rates stand, as the headers of its answers write.
 //!
 //! The scheduler alone knows, and says so when it takes or refuses a request. Any other answer (an error before that, a list of models)
 //! tells what the scheduler said last and what has been earned since. So between two requests no answer shows what the first one's
@@ -17,35 +17,35 @@ const MINUTE: Duration = Duration::from_mins(1);
 
 /// What the scheduler said last of each tenant that has a rate.
 #[derive(Default)]
-pub(super) struct RateBook {
-    told: Mutex<HashMap<TenantId, Told>>,
+pub(super) struct LastRates {
+    told: Mutex<HashMap<TenantId, RecordedRates>>,
 }
 
 #[derive(Clone, Copy)]
-struct Told {
+struct RecordedRates {
     at: Instant,
-    requests: Option<Owed>,
-    tokens: Option<Owed>,
+    requests: Option<RateDebt>,
+    tokens: Option<RateDebt>,
 }
 
 /// So long a rate takes to earn what was charged.
 #[derive(Clone, Copy)]
-struct Owed {
+struct RateDebt {
     per_minute: u32,
     time: Duration,
 }
 
-impl RateBook {
+impl LastRates {
     /// The scheduler has said at the moment `at` where the rates of `tenant` stand.
     pub(super) fn note(&self, tenant: &Tenant, rates: Rates, at: Instant) {
         let owed = |rate: Option<Rate>, state: Option<RateState>| {
             let (rate, state) = rate.zip(state)?;
-            Some(Owed {
+            Some(RateDebt {
                 per_minute: rate.per_minute,
                 time: Duration::from_micros(state.reset),
             })
         };
-        let told = Told {
+        let told = RecordedRates {
             at,
             requests: owed(tenant.requests, rates.requests),
             tokens: owed(tenant.tokens, rates.tokens),
@@ -64,7 +64,7 @@ impl RateBook {
         let book = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let told = book.get(&tenant.number);
         let earned = told.map_or(Duration::ZERO, |told| at.saturating_duration_since(told.at));
-        let state = |rate: Option<Rate>, owed: Option<Owed>| Some(state(rate?, owed, earned));
+        let state = |rate: Option<Rate>, owed: Option<RateDebt>| Some(state(rate?, owed, earned));
         Rates {
             requests: state(tenant.requests, told.and_then(|told| told.requests)),
             tokens: state(tenant.tokens, told.and_then(|told| told.tokens)),
@@ -73,7 +73,7 @@ impl RateBook {
 }
 
 /// What was `owed` costs the more time the lower the rate is by now; of that, so much has been `earned`.
-fn state(rate: Rate, owed: Option<Owed>, earned: Duration) -> RateState {
+fn state(rate: Rate, owed: Option<RateDebt>, earned: Duration) -> RateState {
     let owed = owed.map_or(0, |owed| {
         owed.time.as_nanos() * u128::from(owed.per_minute) / u128::from(rate.per_minute)
     });
@@ -87,7 +87,7 @@ fn state(rate: Rate, owed: Option<Owed>, earned: Duration) -> RateState {
 }
 
 /// Writes `rates` into an answer's headers.
-pub(super) fn tell(rates: &Rates, headers: &mut HeaderMap) {
+pub(super) fn write(rates: &Rates, headers: &mut HeaderMap) {
     let names = [
         [
             "x-ratelimit-limit-requests",
@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    fn requests_left(book: &RateBook, tenant: &Tenant, at: Instant) -> (u32, Duration) {
+    fn requests_left(book: &LastRates, tenant: &Tenant, at: Instant) -> (u32, Duration) {
         let state = book.now(tenant, at).requests.unwrap();
         assert_eq!(state.limit, tenant.requests.unwrap().burst);
         (state.remaining, Duration::from_micros(state.reset))
@@ -164,7 +164,7 @@ mod tests {
     fn what_was_told_is_earned_back_as_time_passes() {
         let (per_minute, burst) = (60, 3);
         let tenant = limited(Rate { per_minute, burst }, None);
-        let (book, began) = (RateBook::default(), Instant::now());
+        let (book, began) = (LastRates::default(), Instant::now());
         assert_eq!(requests_left(&book, &tenant, began), (3, Duration::ZERO));
         let told = Rates {
             requests: Some(RateState {
