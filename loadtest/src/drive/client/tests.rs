@@ -1,3 +1,5 @@
+//! Tests of the chat client against a server that sends canned bytes.
+
 use super::*;
 use crate::drive::conversation::Disconnect;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
