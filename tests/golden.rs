@@ -13,7 +13,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use sterna::model::{KvStore, LoadOptions, Model, Source};
-use sterna::text::{ChatTemplate, Files, Message, Tokenizer};
+use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
@@ -394,7 +394,7 @@ impl Fixture {
         let tokenizer = fs::read(self.checkpoint.join("tokenizer.json")).unwrap();
         let config = fs::read(self.checkpoint.join("tokenizer_config.json")).unwrap();
         let chat_template = fs::read_to_string(self.checkpoint.join("chat_template.jinja")).ok();
-        let files = Files {
+        let files = TextFiles {
             tokenizer: &tokenizer,
             config: Some(&config),
             chat_template: chat_template.as_deref(),

@@ -46,7 +46,7 @@ impl Turn {
 }
 
 fn held_out() -> HeldOut {
-    serde_json::from_str(include_str!("../src/demo/heldout.json")).unwrap()
+    serde_json::from_str(include_str!("../src/demo/training/heldout.json")).unwrap()
 }
 
 /// A server of its own on a free port; killed if the test fails before it is stopped.

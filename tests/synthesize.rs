@@ -10,7 +10,7 @@ use std::fs;
 use sterna::demo;
 use sterna::model::{ModelConfig, Source};
 use sterna::synthesize::synthesize;
-use sterna::text::{Files, Tokenizer};
+use sterna::text::{TextFiles, Tokenizer};
 
 #[test]
 fn its_tokens_begin_and_end_texts_as_the_demos_do() {
@@ -38,7 +38,7 @@ fn text(source: Source) -> (Tokenizer, Vec<u32>) {
     let config = ModelConfig::read(&source).unwrap();
     let [tokenizer, words] = ["tokenizer.json", "tokenizer_config.json"]
         .map(|name| source.read(name).unwrap().unwrap().to_vec());
-    let files = Files {
+    let files = TextFiles {
         tokenizer: &tokenizer,
         config: Some(&words),
         chat_template: None,

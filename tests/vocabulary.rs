@@ -9,7 +9,7 @@ use std::alloc::System;
 
 use serde_json::{Map, Value, json};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use sterna::text::Files;
+use sterna::text::TextFiles;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -20,7 +20,7 @@ const TOKENS: usize = 32_000;
 fn reading_a_vocabulary_takes_little_that_it_does_not_keep() {
     let json = tokenizer();
     let region = Region::new(ALLOCATOR);
-    let files = Files {
+    let files = TextFiles {
         tokenizer: &json,
         config: None,
         chat_template: None,

@@ -15,14 +15,14 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 /// A file that is gone when the test ends.
-struct Scratch(PathBuf);
+struct TenantsFile(PathBuf);
 
-impl Scratch {
-    fn new(name: &str, text: &str) -> Scratch {
+impl TenantsFile {
+    fn new(name: &str, text: &str) -> TenantsFile {
         let file = format!("sterna-tenants-{name}-{}.toml", std::process::id());
-        let scratch = Scratch(std::env::temp_dir().join(file));
-        scratch.write(text);
-        scratch
+        let file = TenantsFile(std::env::temp_dir().join(file));
+        file.write(text);
+        file
     }
 
     fn write(&self, text: &str) {
@@ -34,7 +34,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TenantsFile {
     fn drop(&mut self) {
         fs::remove_file(&self.0).unwrap();
     }
@@ -88,7 +88,7 @@ fn a_full_table_says_everything() {
         hash("old"),
         hash("new").to_uppercase(),
     );
-    let roster = Scratch::new("full", &text).open().unwrap();
+    let roster = TenantsFile::new("full", &text).open().unwrap();
     let expected = TenantPolicy {
         band: Band::Interactive,
         weight: 4,
@@ -127,7 +127,7 @@ fn a_full_table_says_everything() {
 #[test]
 fn a_short_table_has_the_defaults() {
     let text = table("a", "k", "tokens_per_minute = 500\nrequests_per_minute = 3");
-    let roster = Scratch::new("short", &text).open().unwrap();
+    let roster = TenantsFile::new("short", &text).open().unwrap();
     let expected = TenantPolicy {
         requests: Some(Rate {
             per_minute: 3,
@@ -279,8 +279,8 @@ fn model_faults() -> Vec<Faulty> {
 
 #[test]
 fn every_fault_is_named_with_its_file_and_line() {
-    let scratch = Scratch::new("fault", "");
-    let path = scratch.0.display().to_string();
+    let file = TenantsFile::new("fault", "");
+    let path = file.0.display().to_string();
     let faults = [
         shape_faults(),
         key_faults(),
@@ -289,8 +289,8 @@ fn every_fault_is_named_with_its_file_and_line() {
         model_faults(),
     ];
     for (text, line, word) in faults.concat() {
-        scratch.write(&text);
-        let error = scratch.open().unwrap_err().to_string();
+        file.write(&text);
+        let error = file.open().unwrap_err().to_string();
         let place = match line {
             Some(line) => format!("{path}, line {line}: "),
             None => format!("{path}: "),
@@ -314,7 +314,7 @@ fn every_fault_is_named_with_its_file_and_line() {
 #[test]
 fn what_could_be_a_key_is_never_repeated() {
     let secret = "sk-0123456789abcdef";
-    let scratch = Scratch::new("secret", "");
+    let file = TenantsFile::new("secret", "");
     let (quoted, list) = (format!("\"{secret}\""), format!("[\"{secret}\"]"));
     let tricky = format!("'`\", expected {secret}'");
     for field in [
@@ -328,8 +328,8 @@ fn what_could_be_a_key_is_never_repeated() {
     ] {
         for value in [&quoted, &list, &tricky, &secret.to_owned()] {
             for line in [format!("{field} = {value}"), format!("{value} = 1")] {
-                scratch.write(&format!("[[tenant]]\nid = \"a\"\n{line}\n"));
-                let error = scratch.open().unwrap_err().to_string();
+                file.write(&format!("[[tenant]]\nid = \"a\"\n{line}\n"));
+                let error = file.open().unwrap_err().to_string();
                 assert!(!error.contains("0123456789"), "{error}\n---\n{line}");
                 assert!(error.contains(", line "), "{error}\n---\n{line}");
             }
@@ -340,7 +340,7 @@ fn what_could_be_a_key_is_never_repeated() {
 #[test]
 fn only_its_own_key_finds_a_tenant() {
     let text = table("a", "ka", "") + &table("b", "kb", "");
-    let roster = Scratch::new("keys", &text).open().unwrap();
+    let roster = TenantsFile::new("keys", &text).open().unwrap();
     assert_eq!(number_of(&roster, "ka"), Some(1));
     assert_eq!(number_of(&roster, "kb"), Some(2));
     for wrong in ["", "k", "kaa", "KA", &hash("ka")] {
@@ -355,15 +355,15 @@ fn only_its_own_key_finds_a_tenant() {
 
 #[test]
 fn numbers_are_for_life_and_the_lost_keep_nothing() {
-    let scratch = Scratch::new("again", "");
+    let file = TenantsFile::new("again", "");
     let (a, b, c) = (
         table("a", "ka", "guaranteed_pages = 9\nweight = 3"),
         table("b", "kb", ""),
         table("c", "kc", ""),
     );
-    scratch.write(&(a.clone() + &b));
-    let first = scratch.open().unwrap();
-    scratch.write(&(c + &b));
+    file.write(&(a.clone() + &b));
+    let first = file.open().unwrap();
+    file.write(&(c + &b));
     let second = first.reread().unwrap();
     let numbers = |roster: &Roster| ["ka", "kb", "kc"].map(|key| number_of(roster, key));
     assert_eq!(numbers(&first), [Some(1), Some(2), None]);
@@ -374,7 +374,7 @@ fn numbers_are_for_life_and_the_lost_keep_nothing() {
         ..first.policies()[0].1.clone()
     };
     assert_eq!((policies.len(), &policies[0]), (3, &(TenantId(1), lost)));
-    scratch.write(&a);
+    file.write(&a);
     let third = second.reread().unwrap();
     assert_eq!(numbers(&third), [Some(1), None, None]);
     assert_eq!(third.policies()[0], first.policies()[0]);
@@ -384,10 +384,10 @@ fn numbers_are_for_life_and_the_lost_keep_nothing() {
 fn public_prefixes_are_fixed_at_the_start() {
     let prefix = |system: &str| format!("[[public_prefix]]\nname = \"x\"\nsystem = \"{system}\"\n");
     let tenant = table("a", "k", "public = [\"x\"]");
-    let scratch = Scratch::new("public", &(prefix("One.") + &tenant));
-    let roster = scratch.open().unwrap();
+    let file = TenantsFile::new("public", &(prefix("One.") + &tenant));
+    let roster = file.open().unwrap();
     assert!(roster.reread().is_ok());
-    scratch.write(&(prefix("Two.") + &tenant));
+    file.write(&(prefix("Two.") + &tenant));
     assert!(roster.reread().unwrap_err().to_string().contains("restart"));
 }
 
@@ -397,8 +397,8 @@ fn models_are_for_those_who_list_them_or_list_none() {
         table("a", "ka", "models = [\"one\", \"two\"]"),
         table("b", "kb", "models = [\"three\"]"),
     ];
-    let scratch = Scratch::new("models", &text.concat());
-    let roster = scratch.open().unwrap();
+    let file = TenantsFile::new("models", &text.concat());
+    let roster = file.open().unwrap();
     let out = |roster: &Roster, model: &str| match roster.shut_out(model, |name| name == model) {
         Ok(ids) => ids.join(" "),
         Err(error) => error.to_string(),
@@ -409,7 +409,7 @@ fn models_are_for_those_who_list_them_or_list_none() {
     let tenant = roster.tenants().find(Some(b"ka")).unwrap();
     assert!(tenant.may_use(|name| name == "two") && !tenant.may_use(|name| name == "three"));
 
-    scratch.write(&table("c", "kc", ""));
+    file.write(&table("c", "kc", ""));
     let roster = roster.reread().unwrap();
     assert_eq!(out(&roster, "one"), "", "who is lost does not count");
     let tenant = roster.tenants().find(Some(b"kc")).unwrap();
@@ -419,7 +419,7 @@ fn models_are_for_those_who_list_them_or_list_none() {
 #[test]
 fn the_schedulers_objections_name_the_tenant() {
     let text = table("a", "ka", "") + &table("b", "kb", "");
-    let roster = Scratch::new("explain", &text).open().unwrap();
+    let roster = TenantsFile::new("explain", &text).open().unwrap();
     let told = roster
         .explain(TenantsError::Invalid(TenantId(2)))
         .to_string();
@@ -445,7 +445,7 @@ fn a_new_key_is_told_once_and_its_lines_are_a_tenants() {
     let key = told.lines().last().unwrap();
     assert!(key.starts_with("sk-") && key.len() == 3 + 64, "{key}");
     assert!(!lines.contains(&key[3..]));
-    let roster = Scratch::new("keygen", &lines).open().unwrap();
+    let roster = TenantsFile::new("keygen", &lines).open().unwrap();
     assert_eq!(number_of(&roster, key), Some(1));
     assert_ne!(draw().0, told);
     assert!(keygen("a b", Vec::new(), Vec::new()).is_err());
@@ -456,7 +456,7 @@ fn a_hash_is_the_sha_256_and_does_not_print() {
     let of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     assert_eq!(hash("abc"), of_abc);
     assert_eq!(KeyHash::from_hex(of_abc), Some(KeyHash::of(b"abc")));
-    let roster = Scratch::new("debug", &table("a", "abc", ""))
+    let roster = TenantsFile::new("debug", &table("a", "abc", ""))
         .open()
         .unwrap();
     let printed = format!("{roster:?} {:?}", roster.tenants());

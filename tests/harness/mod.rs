@@ -14,7 +14,7 @@ use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy,
 };
 use sterna::metrics::{Identity, Metrics};
-use sterna::text::{Files, Tokenizer};
+use sterna::text::{TextFiles, Tokenizer};
 use sterna_scheduler::Batch;
 use tokio::time::timeout;
 use tower::ServiceExt;
@@ -162,7 +162,7 @@ impl Server {
         submit_lane: usize,
         max_draft: u32,
     ) -> Server {
-        let files = Files {
+        let files = TextFiles {
             tokenizer: TOKENIZER,
             config: Some(CONFIG),
             chat_template: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::Method;
 use serde_json::{Value, json};
 use sterna::api::{self, App, ModelCard, Serving};
-use sterna::text::Files;
+use sterna::text::TextFiles;
 
 use crate::harness::*;
 use crate::{CHAT, TEXT};
@@ -142,7 +142,7 @@ async fn what_a_user_writes_is_never_special() {
 #[tokio::test]
 async fn a_model_without_a_template_completes_but_does_not_chat() {
     let server = Server::new();
-    let files = Files {
+    let files = TextFiles {
         tokenizer: TOKENIZER,
         config: None,
         chat_template: None,

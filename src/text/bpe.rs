@@ -20,25 +20,27 @@ const REMEMBERED: usize = 1000;
 
 /// The `model` of a `tokenizer.json`. A clone is the same one.
 #[derive(Clone, Debug)]
-pub(super) struct Words(Arc<ModelWrapper>);
+pub(super) struct SharedModel(Arc<ModelWrapper>);
 
-impl Words {
+impl SharedModel {
     /// Whether both are the same model.
     #[cfg(test)]
-    pub(super) fn are(&self, other: &Words) -> bool {
+    pub(super) fn are(&self, other: &SharedModel) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Words {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Words, D::Error> {
+impl<'de> Deserialize<'de> for SharedModel {
+    fn deserialize<D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> std::result::Result<SharedModel, D::Error> {
         let mut model = deserializer.deserialize_map(ModelVisitor)?;
         if let ModelWrapper::BPE(bpe) = &mut model {
             // It is for training: with it, the same text has other tokens each time.
             bpe.dropout = None;
         }
         model.resize_cache(REMEMBERED);
-        Ok(Words(Arc::new(model)))
+        Ok(SharedModel(Arc::new(model)))
     }
 }
 
@@ -60,7 +62,7 @@ impl<'de> Visitor<'de> for ModelVisitor {
         let rest = MapAccessDeserializer::new(map);
         match first {
             Some((key, kind)) if key == "type" && kind == "BPE" => {
-                built(Bpe::deserialize(rest)?).map_err(A::Error::custom)
+                built(BpeFile::deserialize(rest)?).map_err(A::Error::custom)
             }
             first => {
                 let mut whole = serde_json::Map::deserialize(rest)?;
@@ -72,7 +74,7 @@ impl<'de> Visitor<'de> for ModelVisitor {
                 };
                 let whole = Value::Object(whole);
                 if is_bpe {
-                    let bpe = Bpe::deserialize(whole).map_err(A::Error::custom)?;
+                    let bpe = BpeFile::deserialize(whole).map_err(A::Error::custom)?;
                     built(bpe).map_err(A::Error::custom)
                 } else {
                     ModelWrapper::deserialize(whole).map_err(A::Error::custom)
@@ -82,13 +84,13 @@ impl<'de> Visitor<'de> for ModelVisitor {
     }
 }
 
-fn built(bpe: Bpe) -> Result<ModelWrapper> {
+fn built(bpe: BpeFile) -> Result<ModelWrapper> {
     bpe.build().map(ModelWrapper::BPE)
 }
 
 /// A model of the type `BPE`, as it stands in the file.
 #[derive(Deserialize)]
-struct Bpe {
+struct BpeFile {
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
@@ -108,7 +110,7 @@ enum Merge {
     Line(String),
 }
 
-impl Bpe {
+impl BpeFile {
     fn build(self) -> Result<BPE> {
         let merges = self.merges.into_iter();
         let merges = merges.filter(|merge| !merge.is_comment()).map(Merge::pair);
@@ -153,7 +155,7 @@ impl Merge {
     }
 }
 
-impl Model for Words {
+impl Model for SharedModel {
     type Trainer = TrainerWrapper;
 
     fn tokenize(&self, word: &str) -> Result<Vec<Token>> {
@@ -202,7 +204,7 @@ mod tests {
         }
         for text in texts {
             let library: ModelWrapper = serde_json::from_str(&text).unwrap();
-            let words: Words = serde_json::from_str(&text).unwrap();
+            let words: SharedModel = serde_json::from_str(&text).unwrap();
             assert_eq!(*words.0, library, "{text}");
         }
     }
@@ -249,7 +251,7 @@ mod tests {
             r#"{"type":"BPE","dropout":0.5,"vocab":{"a":0,"aa":1},"merges":["a a"]}"#,
             r#"{"dropout":0.5,"vocab":{"a":0,"aa":1},"merges":["a a"]}"#,
         ] {
-            let words: Words = serde_json::from_str(json).unwrap();
+            let words: SharedModel = serde_json::from_str(json).unwrap();
             let ModelWrapper::BPE(bpe) = &*words.0 else {
                 panic!("another model");
             };
@@ -270,7 +272,7 @@ mod tests {
                 format!(r#"{{{rest},"type":"BPE"}}"#),
                 format!("{{{rest}}}"),
             ] {
-                let error = serde_json::from_str::<Words>(&json).expect_err(&json);
+                let error = serde_json::from_str::<SharedModel>(&json).expect_err(&json);
                 assert!(error.to_string().contains("no token is what"), "{error}");
             }
         }
@@ -291,7 +293,10 @@ mod tests {
                 serde_json::from_str::<ModelWrapper>(&json).is_err(),
                 "{json}"
             );
-            assert!(serde_json::from_str::<Words>(&json).is_err(), "{json}");
+            assert!(
+                serde_json::from_str::<SharedModel>(&json).is_err(),
+                "{json}"
+            );
         }
         for json in [
             "{}",
@@ -300,7 +305,7 @@ mod tests {
             r#"{"type": "BPE"}"#,
             r#"{"type": "Other"}"#,
         ] {
-            assert!(serde_json::from_str::<Words>(json).is_err(), "{json}");
+            assert!(serde_json::from_str::<SharedModel>(json).is_err(), "{json}");
         }
     }
 }

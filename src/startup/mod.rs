@@ -24,7 +24,7 @@ use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
 use crate::model::{LoadOptions, Model, ModelConfig, Source};
 use crate::tenants::PublicText;
-use crate::text::{ChatTemplate, Files, Message, Tokenizer};
+use crate::text::{ChatTemplate, Message, TextFiles, Tokenizer};
 
 const DEMO_NAME: &str = "sterna-demo";
 /// The async threads parse, tokenise small texts and frame; the compute threads are the model's.
@@ -227,7 +227,7 @@ fn load_text(
         .map(|bytes| String::from_utf8(bytes.to_vec()))
         .transpose()
         .map_err(|_| "chat_template.jinja is not UTF-8")?;
-    let files = Files {
+    let files = TextFiles {
         tokenizer: &tokenizer,
         config: config.as_deref(),
         chat_template: chat_template.as_deref(),

@@ -1,9 +1,9 @@
 """Trains the demo model: a small BitNet b1.58 transformer with quantisation-aware training.
 
     python train.py train --minutes 60 --work DIR --compile [--resume CHECKPOINT]
-    python train.py export DIR/checkpoint.pt --work DIR --out .   # Hugging Face layout: packed weights, tokenizer, template.
+    python train.py export DIR/checkpoint.pt --work DIR --out ..  # Hugging Face layout: packed weights, tokenizer, template.
     python train.py eval DIR/checkpoint.pt --work DIR             # The held-out questions and the perplexity of their answers.
-    python train.py heldout --out .                               # Writes heldout.json.
+    python train.py heldout                                       # Writes heldout.json.
     python train.py sample                                        # Prints some training chats.
 
 Needs torch, numpy, tokenizers and safetensors. On Linux set MALLOC_MMAP_THRESHOLD_=33554432 and MALLOC_TRIM_THRESHOLD_=8589934592:
@@ -422,7 +422,7 @@ def export(args):
     write(out / "tokenizer.json", (Path(args.work) / "tokenizer.json").read_text())
     save_file({k: v.contiguous() for k, v in tensors.items()}, str(out / "model.safetensors.new"), metadata={"format": "pt"})
     os.replace(out / "model.safetensors.new", out / "model.safetensors")
-    write_held_out(out)
+    write_held_out()
 
 
 def write(path, text):
@@ -431,7 +431,7 @@ def write(path, text):
     os.replace(new, path)
 
 
-def write_held_out(out):
+def write_held_out():
     """heldout.json, after a check that no question of it is in a large sample of the training text."""
     held = corpus.held_out()
     banned = corpus.banned_questions(held)
@@ -441,7 +441,7 @@ def write_held_out(out):
     for name in ("singles", "chats"):
         body = ",\n".join("    " + json.dumps(entry, ensure_ascii=False) for entry in held[name])
         lines.append(f'  "{name}": [\n{body}\n  ]' + ("," if name == "singles" else ""))
-    write(Path(out) / "heldout.json", "{\n" + "\n".join(lines) + "\n}\n")
+    write(Path(__file__).parent / "heldout.json", "{\n" + "\n".join(lines) + "\n}\n")
 
 
 def main():
@@ -463,7 +463,7 @@ def main():
         for system, chat in corpus.training_chats(40, random.randrange(1000)):
             print(system or "", *(f"\n  {q}\n    {a}" for q, a in chat))
     elif args.command == "heldout":
-        write_held_out(args.out)
+        write_held_out()
     else:
         args.work = args.work or args.out
         {"train": train, "eval": evaluate, "export": export}[args.command](args)
