@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use sterna::engine::{Continued, LogitRows, Rows, SamplingParams, Terms};
+use sterna::engine::{BatchSampler, Continued, LogitRows, SamplingParams, Terms};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 const VOCABULARY: usize = 128_256;
@@ -112,7 +112,7 @@ fn fastest(row: &Row, params: &SamplingParams, draws: u64) -> Duration {
         &pages,
         1,
     );
-    let mut rows = Rows::new(row.0.len());
+    let mut sampler = BatchSampler::new(row.0.len());
     let draw = |seed| {
         let terms = Terms {
             sampling: SamplingParams {
@@ -124,7 +124,7 @@ fn fastest(row: &Row, params: &SamplingParams, draws: u64) -> Duration {
             stop_tokens: Vec::new(),
         };
         let started = Instant::now();
-        rows.sample(&batch, &mut &*row, |_| Continued {
+        sampler.sample(&batch, &mut &*row, |_| Continued {
             terms: &terms,
             known: &known,
             prompt_tokens: KNOWN_TOKENS / 2,

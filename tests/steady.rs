@@ -11,7 +11,9 @@
 use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use sterna::engine::{Continued, Forward, Limits, LogitRows, Policy, Rows, SamplingParams, Terms};
+use sterna::engine::{
+    BatchSampler, Continued, Forward, Limits, LogitRows, Policy, SamplingParams, Terms,
+};
 use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{CostModel, Event, PAGE_TOKENS, Plan, Request, Scheduler, SequenceId};
@@ -35,7 +37,7 @@ struct Loop {
     scheduler: Scheduler,
     model: Model,
     kv_store: KvStore,
-    rows: Rows,
+    sampler: BatchSampler,
     terms: Vec<(SequenceId, Terms)>,
     now: u64,
 }
@@ -103,7 +105,7 @@ impl Loop {
         Loop {
             scheduler,
             kv_store: model.new_kv_store(512),
-            rows: Rows::new(model.config().vocab),
+            sampler: BatchSampler::new(model.config().vocab),
             model,
             terms,
             now: 0,
@@ -128,7 +130,7 @@ impl Loop {
         let mut logits = Forward::forward(&mut self.model, batch, &mut self.kv_store);
         counts.forward += since();
         let terms = |id| self.terms.iter().find(|(other, _)| *other == id);
-        self.rows.sample(batch, &mut logits, |id| Continued {
+        self.sampler.sample(batch, &mut logits, |id| Continued {
             terms: &terms(id).unwrap().1,
             known: step.history(id),
             prompt_tokens: step.prompt_len(id),
@@ -138,10 +140,10 @@ impl Loop {
         logits.share(parts, |part, _| assert!(part < 8));
         drop(logits);
         counts.threads += since();
-        step.commit(self.now + 500, &self.rows.sampled);
+        step.commit(self.now + 500, &self.sampler.sampled);
         counts.deciding += since();
-        assert!(self.rows.outputs.iter().all(|(_, drawn)| drawn.is_ok()));
-        self.rows.outputs.clear();
+        assert!(self.sampler.outputs.iter().all(|(_, drawn)| drawn.is_ok()));
+        self.sampler.outputs.clear();
         let finished = |event| matches!(event, Event::Finished { .. });
         assert!(
             !self.scheduler.events().any(finished),

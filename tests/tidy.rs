@@ -76,7 +76,7 @@ const HOMES: &[(&str, &[&str])] = &[
         &["src/model/load/weights.rs", "kernels/src/huge.rs"],
     ),
     ("zerocopy", &["kernels/"]),
-    ("metrics_exporter_prometheus", &["src/metrics.rs"]),
+    ("metrics_exporter_prometheus", &["src/metrics/"]),
     ("toml", &["src/tenants/"]),
 ];
 

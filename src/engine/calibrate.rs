@@ -10,7 +10,7 @@ use sterna_scheduler::{
     Batch, CostModel, Limits, Nanos, PAGE_TOKENS, Page, SequenceId, StepShape, TokenId,
 };
 
-use super::rows::{Continued, Rows, Terms};
+use super::batch_sampler::{BatchSampler, Continued, Terms};
 use super::{Forward, SamplingParams};
 
 /// How long it may take; a machine too slow for one round of the small steps takes longer.
@@ -26,18 +26,18 @@ const LONG_CONTEXT: usize = 1024;
 const LONG_SEQUENCES: usize = 4;
 
 /// Measures steps of `model`, and fits a cost model to them. `kv_store` holds `limits.pages` pages, all free. What serves takes
-/// part (`rows` draws the tokens), so that the first request finds less that was never used.
+/// part (`sampler` draws the tokens), so that the first request finds less that was never used.
 pub(super) fn calibrate<F: Forward>(
     model: &mut F,
     kv_store: &mut F::KvStore,
-    rows: &mut Rows,
+    sampler: &mut BatchSampler,
     limits: &Limits,
 ) -> CostModel {
     let started = Instant::now();
     let mut bench = Bench {
         model,
         kv_store,
-        rows,
+        sampler,
     };
     let mut probes = probes(limits);
     // The first step finds cold caches, sleeping threads, and pages that the system has not given yet: it is one that all need.
@@ -166,7 +166,7 @@ fn probes(limits: &Limits) -> Vec<Probe> {
 struct Bench<'a, F: Forward> {
     model: &'a mut F,
     kv_store: &'a mut F::KvStore,
-    rows: &'a mut Rows,
+    sampler: &'a mut BatchSampler,
 }
 
 impl<F: Forward> Bench<'_, F> {
@@ -185,13 +185,13 @@ impl<F: Forward> Bench<'_, F> {
         let started = Instant::now();
         let mut logits = self.model.forward(batch, self.kv_store);
         // Whatever a model makes of a context that nobody wrote, a number or none, takes the same time.
-        self.rows.sample(batch, &mut logits, |_| Continued {
+        self.sampler.sample(batch, &mut logits, |_| Continued {
             terms: &terms,
             known: &[0],
             prompt_tokens: 1,
         });
         let took = started.elapsed();
-        self.rows.outputs.clear(); // Nobody asked for them.
+        self.sampler.outputs.clear(); // Nobody asked for them.
         took
     }
 }

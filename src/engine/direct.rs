@@ -11,7 +11,7 @@ use sterna_scheduler::{
     Scheduler, SequenceId, TokenId,
 };
 
-use super::rows::{Continued, Rows, Terms};
+use super::batch_sampler::{BatchSampler, Continued, Terms};
 use super::{Forward, SamplingParams, TokenOutput};
 
 /// A scheduler and the memory of keys and values, over somebody's model. Nothing can stop an answer but its length.
@@ -20,7 +20,7 @@ pub struct Direct<'a, F: Forward> {
     kv_store: F::KvStore,
     pages: u32,
     scheduler: Scheduler,
-    rows: Rows,
+    sampler: BatchSampler,
     terms: HashMap<SequenceId, Terms>,
     started: Instant,
 }
@@ -70,7 +70,7 @@ impl<'a, F: Forward> Direct<'a, F> {
         Direct {
             kv_store: model.new_kv_store(limits.pages as usize),
             pages: limits.pages,
-            rows: Rows::new(model.vocabulary()),
+            sampler: BatchSampler::new(model.vocabulary()),
             model,
             scheduler: Scheduler::new(limits, policy),
             terms: HashMap::new(),
@@ -140,14 +140,15 @@ impl<'a, F: Forward> Direct<'a, F> {
         let planned = Instant::now();
         let mut logits = self.model.forward(step.batch(), &mut self.kv_store);
         let computed = Instant::now();
-        self.rows.sample(step.batch(), &mut logits, |id| Continued {
-            terms: &self.terms[&id],
-            known: step.history(id),
-            prompt_tokens: step.prompt_len(id),
-        });
+        self.sampler
+            .sample(step.batch(), &mut logits, |id| Continued {
+                terms: &self.terms[&id],
+                known: step.history(id),
+                prompt_tokens: step.prompt_len(id),
+            });
         drop(logits);
         let sampled = Instant::now();
-        step.commit(micros(sampled - self.started), &self.rows.sampled);
+        step.commit(micros(sampled - self.started), &self.sampler.sampled);
         for event in self.scheduler.events() {
             if let Event::Finished { id, .. } = event {
                 self.terms.remove(&id);
@@ -162,7 +163,7 @@ impl<'a, F: Forward> Direct<'a, F> {
 
     /// What the last step drew, in the order of its rows; `None` where the logits allowed no token.
     pub fn outputs(&self) -> impl Iterator<Item = (SequenceId, Option<&TokenOutput>)> {
-        let outputs = self.rows.outputs.iter();
+        let outputs = self.sampler.outputs.iter();
         outputs.map(|(id, outcome)| (*id, outcome.as_ref().ok()))
     }
 

@@ -59,7 +59,7 @@ impl Lanes {
     /// The next submission, if one lies in the lane; its tenant has room for another.
     pub(super) fn take(&self) -> Option<Submission> {
         let submission = self.submissions.try_recv().ok()?;
-        self.shared.door.leave(submission.request.tenant);
+        self.shared.lane_quota.leave(submission.request.tenant);
         Some(submission)
     }
 

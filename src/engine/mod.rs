@@ -6,14 +6,14 @@
 //!
 //! Invariant: every submitted request ends in exactly one terminal event: `Finished`, `Failed` or `Refused`.
 
+mod batch_sampler;
 mod calibrate;
 mod direct;
-mod door;
 mod egress;
 mod forward;
+mod lane_quota;
 mod lanes;
 mod request;
-mod rows;
 mod sampler;
 mod status;
 mod step;
@@ -33,10 +33,10 @@ use crate::metrics::{Metrics, StepCost};
 use lanes::{Common, Control, Lanes, Submission, Ticket};
 use status::Shared;
 
+pub use batch_sampler::{BatchSampler, Continued, Terms};
 pub use direct::{Direct, DirectStep};
 pub use forward::{CopyRow, Forward, LogitRows};
 pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TenantsRefused, TokenOutput};
-pub use rows::{Continued, Rows, Terms};
 pub use sampler::Unsampleable;
 pub use status::Status;
 pub use sterna_scheduler::{
@@ -157,7 +157,7 @@ impl EngineHandle {
             return Err(Refusal::Draining);
         }
         let tenant = request.tenant;
-        if !self.shared.door.enter(tenant) {
+        if !self.shared.lane_quota.enter(tenant) {
             let retry_after = self.shared.retry_after();
             return Err(Refusal::TenantQueueFull { retry_after });
         }
@@ -181,12 +181,12 @@ impl EngineHandle {
         match self.submissions.try_send(submission) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
-                self.shared.door.leave(tenant);
+                self.shared.lane_quota.leave(tenant);
                 let retry_after = self.shared.retry_after();
                 return Err(stream.turned_away(Refusal::QueueFull { retry_after }));
             }
             Err(TrySendError::Disconnected(_)) => {
-                self.shared.door.leave(tenant);
+                self.shared.lane_quota.leave(tenant);
                 return Err(stream.turned_away(self.shared.gone()));
             }
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sterna_scheduler::{Refusal as Denied, Snapshot};
 
-use super::door::Door;
+use super::lane_quota::LaneQuota;
 use super::{EngineConfig, Refusal};
 
 /// A reading of the engine's gauges. Never waits for a step.
@@ -45,7 +45,7 @@ pub(super) struct Shared {
     pub(super) vocabulary: usize,
     stall_limit: Duration,
     pub(super) tickets: AtomicU64,
-    pub(super) door: Door,
+    pub(super) lane_quota: LaneQuota,
     pub(super) alive: AtomicBool,
     pub(super) draining: AtomicBool,
     steps: AtomicU64,
@@ -67,7 +67,7 @@ impl Shared {
             vocabulary,
             stall_limit: config.stall_limit,
             tickets: AtomicU64::new(0),
-            door: Door::new(config.submit_lane),
+            lane_quota: LaneQuota::new(config.submit_lane),
             alive: AtomicBool::new(true),
             draining: AtomicBool::new(false),
             steps: AtomicU64::new(0),

@@ -13,10 +13,10 @@ use sterna_scheduler::{
     CostModel, Event as Happened, FinishReason, Micros, Plan, Request, Scheduler, SequenceId,
 };
 
+use super::batch_sampler::{BatchSampler, Continued, Terms};
 use super::calibrate::calibrate;
 use super::egress::{Notice, StepTimes, Turn};
 use super::lanes::{Common, Control, Lanes, Submission, Ticket};
-use super::rows::{Continued, Rows, Terms};
 use super::tenants::Tenants;
 use super::{EngineConfig, Forward};
 use crate::cores;
@@ -34,10 +34,10 @@ pub(super) fn serve<F: Forward>(
     if config.pin {
         pin_to_first_core();
     }
-    let mut rows = Rows::new(model.vocabulary());
+    let mut sampler = BatchSampler::new(model.vocabulary());
     let cost = config
         .cost
-        .unwrap_or_else(|| calibrate(&mut model, &mut kv_store, &mut rows, &config.limits));
+        .unwrap_or_else(|| calibrate(&mut model, &mut kv_store, &mut sampler, &config.limits));
     let mut scheduler = Scheduler::new(config.limits, config.policy);
     scheduler.calibrate(cost);
     for prefix in config.public_prefixes {
@@ -48,7 +48,7 @@ pub(super) fn serve<F: Forward>(
     let mut serving = Serving {
         kv_store,
         scheduler,
-        rows,
+        sampler,
         model,
         drain_limit: config.drain_limit,
         drain_deadline: None,
@@ -87,7 +87,7 @@ struct Serving<F: Forward> {
     scheduler: Scheduler,
     model: F,
     kv_store: F::KvStore,
-    rows: Rows,
+    sampler: BatchSampler,
     sequences: HashMap<SequenceId, Asked>,
     tickets: HashMap<Ticket, SequenceId>,
     notices: Vec<Notice>, // Since the last publication.
@@ -129,23 +129,24 @@ impl<F: Forward> Serving<F> {
             let mut logits = self.model.forward(step.batch(), &mut self.kv_store);
             let forwarded = Instant::now();
             let sequences = &self.sequences;
-            self.rows.sample(step.batch(), &mut logits, |id| Continued {
-                terms: &sequences[&id].terms,
-                known: step.history(id),
-                prompt_tokens: step.prompt_len(id),
-            });
+            self.sampler
+                .sample(step.batch(), &mut logits, |id| Continued {
+                    terms: &sequences[&id].terms,
+                    known: step.history(id),
+                    prompt_tokens: step.prompt_len(id),
+                });
             forwarded
         }));
         let computed = Instant::now();
         let forwarded = *outcome.as_ref().unwrap_or(&computed);
         match outcome {
-            Ok(_) => step.commit(self.lanes.shared.micros(computed), &self.rows.sampled),
+            Ok(_) => step.commit(self.lanes.shared.micros(computed), &self.sampler.sampled),
             Err(panic) => {
                 tracing::error!("a step of {tokens} tokens panicked: {}", message(&*panic));
                 let ids: Vec<SequenceId> =
                     step.batch().rows().iter().map(|row| row.sequence).collect();
                 step.fail(&ids);
-                self.rows.outputs.clear();
+                self.sampler.outputs.clear();
             }
         }
         let committed = Instant::now();
@@ -177,7 +178,7 @@ impl<F: Forward> Serving<F> {
                     let answer = self.scheduler.set_tenants(&tenants);
                     if answer.is_ok() {
                         let set = tenants.iter().map(|(tenant, _)| *tenant);
-                        self.lanes.shared.door.set(set);
+                        self.lanes.shared.lane_quota.set(set);
                     }
                     // Whoever asked may have left.
                     let _ = done.send(answer);
@@ -325,7 +326,7 @@ impl<F: Forward> Serving<F> {
                 }
             }
         }
-        for (id, outcome) in self.rows.outputs.drain(..) {
+        for (id, outcome) in self.sampler.outputs.drain(..) {
             match outcome {
                 Ok(output) => notices.push(Notice::Token { id, output }),
                 Err(why) => tracing::error!("a row of logits has no token: {why:?}"),

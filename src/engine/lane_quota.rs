@@ -11,7 +11,7 @@ const LANE_PART: usize = 4;
 const LEAST_ROOM: usize = 8;
 
 /// Counts submissions from the door until the engine thread takes them. Tenants that were never set may fill the lane.
-pub(super) struct Door {
+pub(super) struct LaneQuota {
     room: usize,
     counts: Mutex<Counts>,
 }
@@ -22,10 +22,10 @@ struct Counts {
     untaken: HashMap<TenantId, usize>, // None is 0.
 }
 
-impl Door {
+impl LaneQuota {
     /// For a lane of `lane` submissions.
-    pub(super) fn new(lane: usize) -> Door {
-        Door {
+    pub(super) fn new(lane: usize) -> LaneQuota {
+        LaneQuota {
             room: (lane / LANE_PART).max(LEAST_ROOM),
             counts: Mutex::default(),
         }

@@ -1,0 +1,438 @@
+//! Tests of `mod.rs`.
+
+use super::*;
+
+const FORBID: f32 = f32::NEG_INFINITY;
+
+fn sampler(vocabulary: usize) -> Sampler {
+    Sampler::new(Kernels::best(), vocabulary)
+}
+
+fn at(temperature: f32) -> SamplingParams {
+    SamplingParams {
+        temperature,
+        ..SamplingParams::default()
+    }
+}
+
+fn output(
+    logits: &[f32],
+    params: &SamplingParams,
+    history: &[TokenId],
+    prompt_tokens: usize,
+) -> TokenOutput {
+    let draw = Draw {
+        params,
+        history,
+        prompt_tokens,
+        forbidden: &[],
+    };
+    sampler(logits.len()).sample(logits, &draw).unwrap()
+}
+
+/// The token after a prompt of one token.
+fn token(logits: &[f32], params: &SamplingParams) -> TokenId {
+    output(logits, params, &[0], 1).token
+}
+
+/// How often each token is drawn, over `draws` seeds.
+fn histogram(logits: &[f32], params: &SamplingParams, draws: u64) -> Vec<u32> {
+    let mut counts = vec![0; logits.len()];
+    for seed in 0..draws {
+        counts[token(
+            logits,
+            &SamplingParams {
+                seed,
+                ..params.clone()
+            },
+        ) as usize] += 1;
+    }
+    counts
+}
+
+/// Pseudo-random logits with many ties.
+fn row(seed: u64, length: u64) -> Vec<f32> {
+    (0..length)
+        .map(|i| (uniform(seed, i) * 40.0).round() as f32 / 4.0 - 5.0)
+        .collect()
+}
+
+#[test]
+fn greedy_takes_the_largest_and_the_lowest_id_of_a_tie() {
+    assert_eq!(token(&[1.0, 3.0, 3.0, -9.0], &at(0.0)), 1);
+    assert_eq!(token(&[-5.0, -4.0, -4.0], &at(0.0)), 1);
+    assert_eq!(token(&[f32::MIN, f32::MIN], &at(0.0)), 0);
+}
+
+#[test]
+fn settings_that_leave_one_token_are_greedy() {
+    let logits = row(3, 500);
+    let greedy = token(&logits, &at(0.0));
+    for seed in 0..50 {
+        let params = SamplingParams { seed, ..at(1.5) };
+        assert_eq!(
+            token(
+                &logits,
+                &SamplingParams {
+                    top_k: 1,
+                    ..params.clone()
+                }
+            ),
+            greedy
+        );
+        assert_eq!(
+            token(
+                &logits,
+                &SamplingParams {
+                    top_p: 1e-9,
+                    ..params.clone()
+                }
+            ),
+            greedy
+        );
+        assert_eq!(
+            token(
+                &logits,
+                &SamplingParams {
+                    top_p: 0.0,
+                    ..params.clone()
+                }
+            ),
+            greedy
+        );
+    }
+    let distinct: Vec<f32> = (0..100).map(|i| ((i * 37) % 100) as f32).collect();
+    for seed in 0..50 {
+        for temperature in [1e-6, f32::MIN_POSITIVE, 1e-45] {
+            let params = SamplingParams {
+                seed,
+                ..at(temperature)
+            };
+            assert_eq!(token(&distinct, &params), token(&distinct, &at(0.0)));
+        }
+        let params = SamplingParams {
+            seed,
+            min_p: 1.0,
+            ..at(1.0)
+        };
+        assert_eq!(token(&distinct, &params), token(&distinct, &at(0.0)));
+    }
+}
+
+#[test]
+fn bias_can_leave_one_token_or_none() {
+    let logits = [4.0, 2.0, 1.0, 0.0];
+    let mut params = at(1.0);
+    params.logit_bias = vec![(0, FORBID), (1, FORBID), (3, FORBID)];
+    for seed in 0..20 {
+        params.seed = seed;
+        assert_eq!(token(&logits, &params), 2);
+    }
+    params.logit_bias.push((2, FORBID));
+    let draw = Draw {
+        params: &params,
+        history: &[0],
+        prompt_tokens: 1,
+        forbidden: &[],
+    };
+    let result = sampler(4).sample(&logits, &draw);
+    assert_eq!(result, Err(Unsampleable::NothingAllowed));
+    let greedy = SamplingParams {
+        logit_bias: vec![(3, 100.0)],
+        ..at(0.0)
+    };
+    assert_eq!(token(&logits, &greedy), 3);
+}
+
+#[test]
+fn non_finite_logits_have_no_token() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let params = at(1.0);
+        let draw = Draw {
+            params: &params,
+            history: &[0],
+            prompt_tokens: 1,
+            forbidden: &[],
+        };
+        let result = sampler(3).sample(&[1.0, bad, 2.0], &draw);
+        assert_eq!(result, Err(Unsampleable::NotFinite), "{bad}");
+    }
+}
+
+#[test]
+fn forbidden_tokens_are_not_drawn() {
+    let draw = Draw {
+        params: &at(0.0),
+        history: &[0],
+        prompt_tokens: 1,
+        forbidden: &[1, 1],
+    };
+    let output = sampler(3).sample(&[1.0, 9.0, 2.0], &draw).unwrap();
+    assert_eq!(output.token, 2);
+}
+
+#[test]
+fn repetition_counts_distinct_tokens_of_prompt_and_output() {
+    let params = SamplingParams {
+        repetition_penalty: 2.0,
+        ..at(0.0)
+    };
+    // 3.0 / 2 = 1.5 once, however often token 0 stands there; the negative one moves away from zero.
+    assert_eq!(
+        output(&[3.0, 1.4, -1.0], &params, &[0, 0, 0, 2], 1).token,
+        0
+    );
+    assert_eq!(
+        output(&[3.0, 1.6, -1.0], &params, &[0, 0, 0, 2], 4).token,
+        1
+    );
+    assert_eq!(output(&[-1.0, -1.5], &params, &[0], 1).token, 1);
+}
+
+#[test]
+fn frequency_and_presence_count_output_only() {
+    let frequency = SamplingParams {
+        frequency_penalty: 1.0,
+        ..at(0.0)
+    };
+    let presence = SamplingParams {
+        presence_penalty: 1.5,
+        ..at(0.0)
+    };
+    let logits = [3.0, 1.2];
+    assert_eq!(output(&logits, &frequency, &[0, 0, 0], 3).token, 0);
+    assert_eq!(output(&logits, &frequency, &[0, 0, 0], 2).token, 0);
+    assert_eq!(output(&logits, &frequency, &[0, 0, 0], 1).token, 1);
+    assert_eq!(output(&logits, &presence, &[0, 0, 0], 1).token, 0);
+    let presence = SamplingParams {
+        presence_penalty: 2.0,
+        ..at(0.0)
+    };
+    assert_eq!(output(&logits, &presence, &[0, 0, 0], 1).token, 1);
+}
+
+#[test]
+fn a_draw_depends_on_seed_and_position_only() {
+    let logits = row(1, 300);
+    let params = SamplingParams {
+        seed: 42,
+        logprobs: Some(3),
+        ..at(1.0)
+    };
+    let mut sampler = sampler(300);
+    let first = output(&logits, &params, &[5, 6, 7], 1);
+    for other in 0..20 {
+        let noise = SamplingParams {
+            repetition_penalty: 1.3,
+            seed: other,
+            ..at(0.7)
+        };
+        let history = [1, 2, 3, 4];
+        let draw = Draw {
+            params: &noise,
+            history: &history,
+            prompt_tokens: 2,
+            forbidden: &[9],
+        };
+        sampler.sample(&row(other, 300), &draw).unwrap();
+        // Same length of history, other tokens, no penalties: the same draw, to the bit.
+        let draw = Draw {
+            params: &params,
+            history: &[8, 8, 8],
+            prompt_tokens: 2,
+            forbidden: &[],
+        };
+        assert_eq!(sampler.sample(&logits, &draw).unwrap(), first);
+    }
+    let at_positions: Vec<_> = (1..30)
+        .map(|n| output(&logits, &params, &vec![0; n], 1).token)
+        .collect();
+    assert!(at_positions.iter().any(|token| *token != at_positions[0]));
+}
+
+#[test]
+fn uniform_is_flat_over_positions_and_seeds() {
+    for axis in 0..2 {
+        let mut bins = [0_u32; 64];
+        for i in 0..64_000 {
+            let point = if axis == 0 {
+                uniform(7, i)
+            } else {
+                uniform(i, 7)
+            };
+            bins[(point * 64.0) as usize] += 1;
+        }
+        let chi_square: f64 = bins
+            .iter()
+            .map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0)
+            .sum();
+        assert!(
+            chi_square < 110.0,
+            "63 degrees of freedom, p < 0.0003: {chi_square}"
+        );
+    }
+}
+
+#[test]
+fn draws_follow_the_softmax() {
+    let logits = [2.0_f32, 1.0, 0.0, -1.0, 1.0];
+    for temperature in [0.5, 1.0, 2.0] {
+        let weights: Vec<f64> = logits
+            .iter()
+            .map(|l| f64::from(l / temperature).exp())
+            .collect();
+        let total: f64 = weights.iter().sum();
+        let counts = histogram(&logits, &at(temperature), 20_000);
+        let chi_square: f64 = weights
+            .iter()
+            .zip(&counts)
+            .map(|(w, &n)| {
+                let expected = w / total * 20_000.0;
+                (f64::from(n) - expected).powi(2) / expected
+            })
+            .sum();
+        assert!(
+            chi_square < 20.0,
+            "4 degrees of freedom, p < 0.0005: {chi_square}"
+        );
+    }
+}
+
+#[test]
+fn filters_keep_exactly_the_likely_ones() {
+    // Probabilities 0.4, 0.3, 0.2, 0.1, in this order of ids: 2, 0, 3, 1.
+    let logits = [0.3_f32.ln(), 0.1_f32.ln(), 0.4_f32.ln(), 0.2_f32.ln()];
+    let check = |top_k: u32, top_p: f32, min_p: f32, expected: &[usize]| {
+        let params = SamplingParams {
+            top_k,
+            top_p,
+            min_p,
+            ..at(1.0)
+        };
+        let counts = histogram(&logits, &params, 2000);
+        let drawn: Vec<usize> = (0..4).filter(|&token| counts[token] > 0).collect();
+        assert_eq!(drawn, expected, "{params:?}");
+    };
+    check(0, 1.0, 0.0, &[0, 1, 2, 3]);
+    check(2, 1.0, 0.0, &[0, 2]);
+    check(99, 1.0, 0.0, &[0, 1, 2, 3]);
+    check(0, 0.35, 0.0, &[2]);
+    check(0, 0.65, 0.0, &[0, 2]);
+    check(0, 0.85, 0.0, &[0, 2, 3]);
+    check(0, 1.0, 0.45, &[0, 2, 3]);
+    check(0, 1.0, 0.6, &[0, 2]);
+    check(3, 0.85, 0.6, &[0, 2]);
+    // top-p counts within what top-k left: of 0.4 and 0.3, the first alone is more than half.
+    check(2, 0.5, 0.0, &[2]);
+    check(3, 0.5, 0.0, &[0, 2]);
+}
+
+/// What is drawn by the definition: sort everything, keep the nucleus and what is likely enough, walk the rest by id.
+fn draw_by_sorting(logits: &[f32], params: &SamplingParams) -> TokenId {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let scale = scale(most, params.temperature);
+    let mut all: Vec<Candidate> = (0..)
+        .zip(logits)
+        .map(|(token, &logit)| Candidate {
+            token,
+            logit,
+            weight: scale.weight(logit),
+        })
+        .collect();
+    let total = total_weight(&all);
+    all.sort_by(likelier_first);
+    keep_nucleus(&mut all, f64::from(params.top_p) * total);
+    all.retain(|candidate| candidate.weight >= params.min_p);
+    all.sort_by_key(|candidate| candidate.token);
+    pick(&all, uniform(params.seed, 1))
+}
+
+#[test]
+fn top_p_agrees_with_a_full_sort() {
+    for seed in 0..400 {
+        let params = SamplingParams {
+            seed,
+            top_p: 0.3 + (seed % 7) as f32 / 10.0,
+            min_p: if seed % 3 == 0 { 0.05 } else { 0.0 },
+            ..at(0.8)
+        };
+        // Many ties, few, none; rows shorter than a block, of whole blocks, and with a tail.
+        let length = [20, 256, 700, 5000, 5120][seed as usize % 5];
+        let tied = row(seed, length);
+        let flat: Vec<f32> = (0..length).map(|i| uniform(seed, i) as f32).collect();
+        let peaked: Vec<f32> = flat.iter().map(|x| -30.0 * (1.0 - x).ln()).collect();
+        for logits in [tied, flat, peaked, vec![1.5; length as usize]] {
+            let expected = draw_by_sorting(&logits, &params);
+            assert_eq!(
+                token(&logits, &params),
+                expected,
+                "seed {seed}, {length} tokens"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_largest_are_those_of_a_full_sort() {
+    for seed in 0..50 {
+        let logits = row(seed, 1000);
+        let mut order: Vec<TokenId> = (0..1000).collect();
+        order.sort_by(|&a, &b| {
+            logits[b as usize]
+                .total_cmp(&logits[a as usize])
+                .then(a.cmp(&b))
+        });
+        for count in [0, 1, 2, 15, 16, 17, 64, 300, 1000] {
+            let (mut found, mut peaks) = (Vec::new(), Vec::new());
+            scan(Kernels::best(), &logits, &mut peaks);
+            largest(&logits, &peaks, count, &mut found);
+            let found: Vec<TokenId> = found.iter().map(|candidate| candidate.token).collect();
+            assert_eq!(found, order[..count], "seed {seed}, {count}");
+        }
+    }
+}
+
+#[test]
+fn logprobs_are_raw_whatever_is_drawn() {
+    let logits = [1.0, 2.0, 0.5, 2.0];
+    let params = SamplingParams {
+        logprobs: Some(3),
+        logit_bias: vec![(2, 50.0)],
+        repetition_penalty: 1.7,
+        presence_penalty: 0.5,
+        ..at(3.0)
+    };
+    let found = output(&logits, &params, &[0, 1, 3], 1);
+    let normalizer = logits.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
+    let expected = |token: usize| (f64::from(logits[token]) - normalizer) as f32;
+    assert_eq!(found.token, 2);
+    assert!((found.logprob.unwrap() - expected(2)).abs() < 1e-6);
+    let tokens: Vec<TokenId> = found.top.iter().map(|(token, _)| *token).collect();
+    assert_eq!(tokens, [1, 3, 0], "ties by the lowest id");
+    assert!((found.top[0].1 - expected(1)).abs() < 1e-6);
+
+    let only_chosen = SamplingParams {
+        logprobs: Some(0),
+        ..at(0.0)
+    };
+    let found = output(&logits, &only_chosen, &[0], 1);
+    assert!(found.logprob.is_some() && found.top.is_empty());
+    let more_than_all = SamplingParams {
+        logprobs: Some(20),
+        ..at(0.0)
+    };
+    assert_eq!(output(&logits, &more_than_all, &[0], 1).top.len(), 4);
+    assert_eq!(output(&logits, &at(0.0), &[0], 1).logprob, None);
+}
+
+#[test]
+fn huge_and_tiny_logits_stay_finite() {
+    let logits = [f32::MAX, f32::MIN, 0.0, f32::MAX];
+    let params = SamplingParams {
+        logprobs: Some(4),
+        ..at(1.0)
+    };
+    let found = output(&logits, &params, &[0], 1);
+    assert!(found.token == 0 || found.token == 3);
+    assert!((found.logprob.unwrap() + std::f32::consts::LN_2).abs() < 1e-6);
+}
