@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use sterna::bench::{Limits, Probe};
 use sterna::cores;
 use sterna_kernels::{
-    Ahead, AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
-    PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
+    AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
+    PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations, SPAN_TOKENS,
+    ScaledActivations, Span, TernaryMatrix,
 };
 
 /// Query heads that share a KV head.
@@ -262,9 +263,12 @@ fn ternary(plan: Plan<'_>, limits: &Limits, set: &[TernaryMatrix], (m, what): (u
                 plan.kernels.ternary_matmul(
                     matrix,
                     panels,
-                    (&x, &factors),
+                    ScaledActivations {
+                        activations: &x,
+                        factors: &factors,
+                    },
                     out,
-                    &mut Ahead::nothing(),
+                    &mut PrefetchQueue::empty(),
                 );
                 black_box(out);
             }
@@ -288,8 +292,11 @@ fn int8(plan: Plan<'_>, limits: &Limits, head: &Int8Matrix, (m, what): (usize, &
         // As the engine does: a panel at a time, and each scaled.
         for panel in plan.share(head.panels(), thread) {
             (plan.kernels).int8_matmul(head, panel..panel + 1, &x, &mut sums);
-            let factors = (head.scales(panel), &factors[..]);
-            (plan.kernels).scale_panel(&sums, factors, &mut logits, &mut largest);
+            let scales = PanelScales {
+                row_scales: head.scales(panel),
+                token_factors: &factors[..],
+            };
+            (plan.kernels).scale_panel(&sums, scales, &mut logits, &mut largest);
             black_box(&mut logits);
         }
     });

@@ -131,6 +131,16 @@ impl QuantizedActivations {
     }
 }
 
+/// Activations, and the factor of each token by which a product's sums are multiplied: the scale of
+/// the weights over the scale of the token's activations.
+#[derive(Clone, Copy)]
+pub struct ScaledActivations<'a> {
+    /// The activations.
+    pub activations: &'a QuantizedActivations,
+    /// One factor for each token.
+    pub factors: &'a [f32],
+}
+
 /// Columns, rounded up to whole blocks of weights in any packing.
 fn stride(columns: usize) -> usize {
     columns

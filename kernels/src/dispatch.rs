@@ -12,11 +12,12 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use crate::activation::{QuantizedActivations, QuantizedTokenMut};
-use crate::ahead::Ahead;
+use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
 use crate::attention::{AttentionState, PAGE_TOKENS, SPAN_TOKENS, Span};
 use crate::dense::DenseMatrix;
+use crate::elementwise::PanelScales;
 use crate::int8::Int8Matrix;
+use crate::prefetch::PrefetchQueue;
 use crate::softmax::{LOGITS_BLOCK, LogitScale};
 use crate::ternary::{Packing, TernaryMatrix};
 #[cfg(target_arch = "x86_64")]
@@ -128,12 +129,11 @@ pub struct Kernels {
 type TernaryMatmul = unsafe fn(
     &TernaryMatrix,
     Range<usize>,
-    &QuantizedActivations,
-    &[f32],
+    ScaledActivations<'_>,
     &mut [f32],
-    &mut Ahead<'_, '_>,
+    &mut PrefetchQueue<'_, '_>,
 );
-type ScalePanel = unsafe fn(&[i32], (&[f32], &[f32]), &mut [f32], &mut [f32]);
+type ScalePanel = unsafe fn(&[i32], PanelScales<'_>, &mut [f32], &mut [f32]);
 type WeighLogits = unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]);
 type WeightsFrom = unsafe fn(f32, &[f32], &[f32]) -> (f64, usize);
 type StoreKv = unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]);
@@ -310,25 +310,26 @@ impl Kernels {
         &self,
         weights: &TernaryMatrix,
         panels: Range<usize>,
-        (x, factors): (&QuantizedActivations, &[f32]),
+        x: ScaledActivations<'_>,
         out: &mut [f32],
-        ahead: &mut Ahead<'_, '_>,
+        prefetches: &mut PrefetchQueue<'_, '_>,
     ) {
+        let tokens = x.activations.tokens();
         assert!(
             panels.start <= panels.end && panels.end <= weights.panels(),
             "no panels {panels:?}"
         );
         assert_eq!(
-            x.columns(),
+            x.activations.columns(),
             weights.columns(),
             "columns of activations and weights"
         );
         assert_eq!(
             out.len(),
-            panels.len() * x.tokens() * PANEL_ROWS,
+            panels.len() * tokens * PANEL_ROWS,
             "the values of a product"
         );
-        assert_eq!(factors.len(), x.tokens(), "one factor a token");
+        assert_eq!(x.factors.len(), tokens, "one factor a token");
         assert!(
             self.reads(weights.packing()),
             "{} does not read {:?}",
@@ -339,7 +340,7 @@ impl Kernels {
             return;
         }
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.ternary_matmul)(weights, panels, x, factors, out, ahead) }
+        unsafe { (self.table.ternary_matmul)(weights, panels, x, out, prefetches) }
     }
 
     /// Multiplies all m tokens by the rows of `panels`, exactly, in whole numbers: without the rows' scales. `out` is panel-major:
@@ -378,19 +379,18 @@ impl Kernels {
     pub fn scale_panel(
         &self,
         acc: &[i32],
-        (scales, factors): (&[f32], &[f32]),
+        scales: PanelScales<'_>,
         out: &mut [f32],
         largest: &mut [f32],
     ) {
-        assert!(scales.len() <= PANEL_ROWS, "{} rows", scales.len());
+        let (rows, tokens) = (scales.row_scales.len(), scales.token_factors.len());
+        assert!(rows <= PANEL_ROWS, "{rows} rows");
         assert!(
-            acc.len() == factors.len() * PANEL_ROWS
-                && out.len() == acc.len()
-                && largest.len() == factors.len(),
+            acc.len() == tokens * PANEL_ROWS && out.len() == acc.len() && largest.len() == tokens,
             "one output a sum, one largest a token"
         );
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.scale_panel)(acc, (scales, factors), out, largest) }
+        unsafe { (self.table.scale_panel)(acc, scales, out, largest) }
     }
 
     /// Some rows, in any order, by one token `x`, `[k]`, in f32: the values, to the bit, that [`Kernels::dense_matmul`] has for each of

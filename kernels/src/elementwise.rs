@@ -123,23 +123,36 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
+/// The factors that turn the integer sums of one panel into floats.
+#[derive(Clone, Copy)]
+pub struct PanelScales<'a> {
+    /// The scale of each row of the panel that exists.
+    pub row_scales: &'a [f32],
+    /// The factor of each token.
+    pub token_factors: &'a [f32],
+}
+
 /// `out = acc · (scale · factor)`: the rows of one panel, each with its own scale, of one token after the other, each with its own
 /// factor; and the largest output of each token. Rows without a scale come out as zero.
 #[inline(always)]
 pub(crate) fn scale_panel(
     acc: &[i32],
-    (scales, factors): (&[f32], &[f32]),
+    scales: PanelScales<'_>,
     out: &mut [f32],
     largests: &mut [f32],
 ) {
+    let PanelScales {
+        row_scales,
+        token_factors,
+    } = scales;
     let outs = out.as_chunks_mut::<PANEL_ROWS>().0.iter_mut();
     let pieces = outs.zip(acc.as_chunks::<PANEL_ROWS>().0);
-    for (((out, acc), &factor), token) in pieces.zip(factors).zip(largests) {
-        for ((out, &acc), &scale) in out.iter_mut().zip(acc).zip(scales) {
+    for (((out, acc), &factor), token) in pieces.zip(token_factors).zip(largests) {
+        for ((out, &acc), &scale) in out.iter_mut().zip(acc).zip(row_scales) {
             *out = acc as f32 * (scale * factor);
         }
-        out[scales.len()..].fill(0.0);
-        *token = largest(&out[..scales.len()]);
+        out[row_scales.len()..].fill(0.0);
+        *token = largest(&out[..row_scales.len()]);
     }
 }
 

@@ -18,40 +18,31 @@
 //! - Nothing allocates, except the constructors.
 
 mod activation;
-mod ahead;
 mod attention;
 mod dense;
 mod dispatch;
 mod elementwise;
 mod huge;
 mod int8;
+mod prefetch;
 mod scalar;
 mod softmax;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub use activation::{QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut};
-pub use ahead::Ahead;
+pub use activation::{
+    QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut, ScaledActivations,
+};
 pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::{Isa, Kernels, UnknownIsa};
+pub use elementwise::PanelScales;
 pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
+pub use prefetch::{PrefetchQueue, prefetch};
 pub use softmax::{LOGITS_BLOCK, LogitScale};
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
 
 /// Rows of a panel: the unit in which matrices are packed and products are shared among threads.
 pub const PANEL_ROWS: usize = 32;
-
-/// Asks for values, from a cache line's first on, that are about to be read or written and that the processor could not guess.
-#[inline(always)]
-pub fn prefetch<T>(values: &[T]) {
-    const { assert!(size_of::<T>() > 0 && 64 % size_of::<T>() == 0) };
-    #[cfg(target_arch = "x86_64")]
-    for line in values.chunks(64 / size_of::<T>()) {
-        x86_64::prefetch(line.as_ptr());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = values;
-}

@@ -6,12 +6,12 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use crate::PANEL_ROWS;
-use crate::activation::{QuantizedActivations, QuantizedTokenMut};
-use crate::ahead::Ahead;
+use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
 use crate::attention::{AttentionState, PAGE_TOKENS, Span};
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
-use crate::elementwise::{self, LANES, sum_lanes};
+use crate::elementwise::{self, LANES, PanelScales, sum_lanes};
 use crate::int8::Int8Matrix;
+use crate::prefetch::PrefetchQueue;
 use crate::softmax::{self, LogitScale};
 use crate::ternary::TernaryMatrix;
 
@@ -19,11 +19,14 @@ use crate::ternary::TernaryMatrix;
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
-    x: &QuantizedActivations,
-    factors: &[f32],
+    x: ScaledActivations<'_>,
     out: &mut [f32],
-    _: &mut Ahead<'_, '_>,
+    _: &mut PrefetchQueue<'_, '_>,
 ) {
+    let ScaledActivations {
+        activations: x,
+        factors,
+    } = x;
     for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
         for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
             for (row, out) in out.iter_mut().enumerate() {
@@ -194,11 +197,11 @@ pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
 
 pub(crate) fn scale_panel(
     acc: &[i32],
-    factors: (&[f32], &[f32]),
+    scales: PanelScales<'_>,
     out: &mut [f32],
     largest: &mut [f32],
 ) {
-    elementwise::scale_panel(acc, factors, out, largest);
+    elementwise::scale_panel(acc, scales, out, largest);
 }
 
 pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {

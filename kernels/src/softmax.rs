@@ -16,9 +16,9 @@ const SCAN_LANES: usize = 2 * LANES;
 #[derive(Clone, Copy, Debug)]
 pub struct LogitScale {
     /// The row's largest logit, whose weight is 1.
-    pub most: f32,
-    /// One over the temperature.
-    pub inverse: f32,
+    pub largest: f32,
+    /// One divided by the temperature.
+    pub inverse_temperature: f32,
 }
 
 impl LogitScale {
@@ -26,7 +26,7 @@ impl LogitScale {
     #[must_use]
     #[inline(always)]
     pub fn weight(self, logit: f32) -> f32 {
-        exp((logit - self.most) * self.inverse)
+        exp((logit - self.largest) * self.inverse_temperature)
     }
 }
 

@@ -292,7 +292,9 @@ fn pack_row<'a, const C: usize>(
 #[cfg(test)]
 mod tests {
     use super::TernaryMatrix;
-    use crate::{Ahead, Isa, Kernels, PANEL_ROWS, Packing, QuantizedActivations};
+    use crate::{
+        Isa, Kernels, PANEL_ROWS, Packing, PrefetchQueue, QuantizedActivations, ScaledActivations,
+    };
 
     #[test]
     fn matrices_side_by_side_are_what_they_were() {
@@ -359,9 +361,12 @@ mod tests {
                     kernels.ternary_matmul(
                         weights,
                         0..1,
-                        (&x, &vec![1.0; m]),
+                        ScaledActivations {
+                            activations: &x,
+                            factors: &vec![1.0; m],
+                        },
                         &mut out,
-                        &mut Ahead::nothing(),
+                        &mut PrefetchQueue::empty(),
                     );
                     let expected = ((i32::from(code) - 1) * -128 * k as i32) as f32;
                     assert!(

@@ -1,8 +1,8 @@
 //! Known values of the definition: what rounds where, which layout is which.
 
 use sterna_kernels::{
-    Ahead, DenseMatrix, Int8Matrix, Isa, Kernels, Packing, QuantizedActivations, TernaryMatrix,
-    f16_from_f32, f32_from_f16,
+    DenseMatrix, Int8Matrix, Isa, Kernels, Packing, PrefetchQueue, QuantizedActivations,
+    ScaledActivations, TernaryMatrix, f16_from_f32, f32_from_f16,
 };
 
 fn scalar() -> Kernels {
@@ -55,9 +55,12 @@ fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
         Kernels::new(isa).unwrap().ternary_matmul(
             &ones,
             0..1,
-            (&x, &[1.0, 2.0]),
+            ScaledActivations {
+                activations: &x,
+                factors: &[1.0, 2.0],
+            },
             &mut out,
-            &mut Ahead::nothing(),
+            &mut PrefetchQueue::empty(),
         );
         assert_eq!((out[0], out[32]), (17.0 * 127.0, 34.0 * 127.0), "{isa}");
     }

@@ -5,9 +5,9 @@
 use std::hash::{BuildHasher, RandomState};
 
 use sterna_kernels::{
-    Ahead, AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
-    PAGE_TOKENS, PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
-    f16_from_f32, f32_from_f16,
+    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
+    PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
+    SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix, f16_from_f32, f32_from_f16,
 };
 
 const F16_NAN: u16 = 0x7e00;
@@ -133,15 +133,16 @@ impl Ternary {
         // What is asked for meanwhile changes nothing, however much there is of it.
         let memory = [0; 5000];
         let mut pieces = [&memory[..], &[], &memory[7..207], &memory[..4096]].into_iter();
-        let mut ahead = Ahead::new(&mut pieces);
-        kernels.ternary_matmul(
-            weights,
-            panels,
-            (&self.x, &self.factors),
-            &mut out,
-            &mut ahead,
-        );
+        let mut ahead = PrefetchQueue::new(&mut pieces);
+        kernels.ternary_matmul(weights, panels, self.scaled(), &mut out, &mut ahead);
         bits(&out)
+    }
+
+    fn scaled(&self) -> ScaledActivations<'_> {
+        ScaledActivations {
+            activations: &self.x,
+            factors: &self.factors,
+        }
     }
 
     /// Every instruction set with every packing that it reads.
@@ -247,9 +248,9 @@ fn a_range_of_panels_is_that_part_of_the_whole() {
         kernels.ternary_matmul(
             weights,
             1..3,
-            (&case.x, &case.factors),
+            case.scaled(),
             &mut part,
-            &mut Ahead::nothing(),
+            &mut PrefetchQueue::empty(),
         );
         assert_eq!(bits(&part), whole[5 * PANEL_ROWS..3 * 5 * PANEL_ROWS]);
     }
@@ -273,9 +274,12 @@ fn a_packing_that_an_isa_does_not_read_is_refused() {
                 kernels.ternary_matmul(
                     &weights,
                     0..1,
-                    (&x, &[1.0]),
+                    ScaledActivations {
+                        activations: &x,
+                        factors: &[1.0],
+                    },
                     &mut [0.0; PANEL_ROWS],
-                    &mut Ahead::nothing(),
+                    &mut PrefetchQueue::empty(),
                 );
             };
             let outcome = std::panic::catch_unwind(product);
@@ -368,7 +372,11 @@ fn panels_are_scaled_equally_and_the_largest_found() {
         }
         for kernels in each_isa() {
             let (mut out, mut largest) = (vec![1.0; acc.len()], vec![0.0; m]);
-            kernels.scale_panel(&acc, (&scales, &factors), &mut out, &mut largest);
+            let scales = PanelScales {
+                row_scales: &scales,
+                token_factors: &factors,
+            };
+            kernels.scale_panel(&acc, scales, &mut out, &mut largest);
             let bits = |values: &[f32]| -> Vec<u32> {
                 let number = |value: &f32| if value.is_nan() { f32::NAN } else { *value };
                 values.iter().map(|value| number(value).to_bits()).collect()
@@ -618,8 +626,8 @@ fn logits_are_weighed_alike() {
         odd.for_each(forbidden);
         logits.push(rng.float());
         let scale = LogitScale {
-            most: logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-            inverse: rng.pick(&[1.0, 0.5, 1.25, 30.0]),
+            largest: logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            inverse_temperature: rng.pick(&[1.0, 0.5, 1.25, 30.0]),
         };
         let blocks = logits.len().div_ceil(LOGITS_BLOCK);
         let bar = rng.pick(&[1e-30, 0.01, 0.3, 1.0]);
@@ -645,7 +653,7 @@ fn logits_are_weighed_alike() {
         let expected = run(scalar());
         for (weight, &logit) in expected.0.iter().zip(&logits) {
             assert_eq!(*weight, scale.weight(logit).to_bits());
-            let exact = f64::from((logit - scale.most) * scale.inverse).exp();
+            let exact = f64::from((logit - scale.largest) * scale.inverse_temperature).exp();
             let error = (f64::from(f32::from_bits(*weight)) - exact).abs();
             assert!(error <= 3e-7 * exact + 1e-37, "{error} off {exact}");
         }

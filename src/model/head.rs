@@ -10,7 +10,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, prefetch};
+use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, PanelScales, prefetch};
 
 use super::inputs::{Crew, Inputs, Scratch};
 use super::pool::{Pool, ranges, split_rows};
@@ -115,8 +115,11 @@ impl ScreenedHead {
                 for (panel, (logits, largest)) in panels.zip(outs) {
                     let sums = &mut sums[..logits.len()];
                     kernels.int8_matmul(&self.screen, panel..panel + 1, x, sums);
-                    let factors = (self.screen.scales(panel), &factors[..]);
-                    kernels.scale_panel(sums, factors, logits, largest);
+                    let scales = PanelScales {
+                        row_scales: self.screen.scales(panel),
+                        token_factors: &factors[..],
+                    };
+                    kernels.scale_panel(sums, scales, logits, largest);
                 }
             },
         );

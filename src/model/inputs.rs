@@ -5,7 +5,8 @@
 use std::ops::Range;
 
 use sterna_kernels::{
-    Ahead, AttentionState, Kernels, PANEL_ROWS, QuantizedActivations, QuantizedTokensMut,
+    AttentionState, Kernels, PANEL_ROWS, PrefetchQueue, QuantizedActivations, QuantizedTokensMut,
+    ScaledActivations,
 };
 
 use super::linear::{Linear, Projections};
@@ -133,7 +134,7 @@ impl Inputs {
         kernels: Kernels,
         (linear, index): (&Linear, usize),
         panels: Range<usize>,
-        (factors, ahead): (&mut Vec<f32>, &mut Ahead<'_, '_>),
+        (factors, ahead): (&mut Vec<f32>, &mut PrefetchQueue<'_, '_>),
         out: &mut [f32],
     ) {
         let linear = match linear {
@@ -150,7 +151,11 @@ impl Inputs {
         }];
         factors.clear();
         factors.extend(x.scales().iter().map(|scale| linear.scale / scale));
-        kernels.ternary_matmul(&linear.weights, panels, (x, factors), out, ahead);
+        let x = ScaledActivations {
+            activations: x,
+            factors,
+        };
+        kernels.ternary_matmul(&linear.weights, panels, x, out, ahead);
     }
 }
 

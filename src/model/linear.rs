@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sterna_kernels::{Ahead, DenseMatrix, Kernels, PANEL_ROWS, TernaryMatrix, prefetch};
+use sterna_kernels::{DenseMatrix, Kernels, PANEL_ROWS, PrefetchQueue, TernaryMatrix, prefetch};
 
 use super::config::Activation;
 use super::head::ScreenedHead;
@@ -169,7 +169,7 @@ impl Projections {
             shares.zip(out).zip(&mut crew.scratch),
             |worker, ((panels, mut out), scratch)| {
                 let mut next = next(worker);
-                let mut ahead = Ahead::new(&mut next);
+                let mut ahead = PrefetchQueue::new(&mut next);
                 let mut first = 0;
                 for (index, linear) in self.linears.iter().enumerate() {
                     let mine = panels.start.max(first)..panels.end.min(first + linear.panels());
@@ -218,7 +218,7 @@ impl Projections {
                 for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
                     let range = start..panels.end.min(start + at_once);
                     let (gates, ups) = (&mut gates[..out.len()], &mut ups[..out.len()]);
-                    let ahead = &mut Ahead::nothing();
+                    let ahead = &mut PrefetchQueue::empty();
                     inputs.multiply(kernels, (gate, 0), range.clone(), (factors, ahead), gates);
                     inputs.multiply(kernels, (up, 1), range, (factors, ahead), ups);
                     match activation {

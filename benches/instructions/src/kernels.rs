@@ -3,9 +3,9 @@
 use std::hint::black_box;
 
 use sterna_kernels::{
-    Ahead, AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
-    PAGE_TOKENS, PANEL_ROWS, Packing, QuantizedActivations, SPAN_TOKENS, Span, TernaryMatrix,
-    f16_from_f32,
+    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
+    PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
+    SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix, f16_from_f32,
 };
 
 use crate::{Case, Round};
@@ -95,9 +95,12 @@ fn ternary_matmul(kernels: Kernels, m: usize) -> Round {
         kernels.ternary_matmul(
             black_box(&weights),
             panels,
-            (&x, &factors),
+            ScaledActivations {
+                activations: &x,
+                factors: &factors,
+            },
             &mut out,
-            &mut Ahead::nothing(),
+            &mut PrefetchQueue::empty(),
         );
         black_box(&mut out);
     })
@@ -228,15 +231,18 @@ fn scale_panel(kernels: Kernels, m: usize) -> Round {
     let (scales, factors) = (values(PANEL_ROWS), vec![0.5; m]);
     let (mut out, mut largest) = (vec![0.0; m * PANEL_ROWS], vec![0.0; m]);
     Box::new(move || {
-        let by = (&scales[..], &factors[..]);
-        kernels.scale_panel(black_box(&acc), by, &mut out, &mut largest);
+        let scales = PanelScales {
+            row_scales: &scales,
+            token_factors: &factors,
+        };
+        kernels.scale_panel(black_box(&acc), scales, &mut out, &mut largest);
         black_box((&mut out, &mut largest));
     })
 }
 
 const SCALE: LogitScale = LogitScale {
-    most: 1.0,
-    inverse: 1.25,
+    largest: 1.0,
+    inverse_temperature: 1.25,
 };
 
 /// The weights of some logits, and of each block their sum and the heaviest.

@@ -10,11 +10,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{PREFETCH_BYTES, blocks, four_activations, padded, starts_and_nexts};
 use crate::PANEL_ROWS;
-use crate::activation::{QuantizedActivations, QuantizedTokenMut};
-use crate::ahead::Ahead;
+use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
 use crate::dense::{DenseMatrix, DenseValues};
-use crate::elementwise::{self, LANES};
+use crate::elementwise::{self, LANES, PanelScales};
 use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
+use crate::prefetch::PrefetchQueue;
 use crate::softmax::{self, LogitScale};
 use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS, TWO_BIT_COLUMNS, TernaryMatrix};
 
@@ -38,11 +38,14 @@ type SpanCodes = [[[__m256i; 2]; SPAN_FOURS]; PANEL_BLOCKS];
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
-    x: &QuantizedActivations,
-    factors: &[f32],
+    x: ScaledActivations<'_>,
     out: &mut [f32],
-    _: &mut Ahead<'_, '_>,
+    _: &mut PrefetchQueue<'_, '_>,
 ) {
+    let ScaledActivations {
+        activations: x,
+        factors,
+    } = x;
     let panels = panels.map(|panel| weights.panel(panel).as_chunks().0);
     let products = panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS));
     match x.tokens() {
@@ -551,11 +554,11 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn scale_panel(
     acc: &[i32],
-    factors: (&[f32], &[f32]),
+    scales: PanelScales<'_>,
     out: &mut [f32],
     largest: &mut [f32],
 ) {
-    elementwise::scale_panel(acc, factors, out, largest);
+    elementwise::scale_panel(acc, scales, out, largest);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

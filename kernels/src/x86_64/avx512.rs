@@ -11,11 +11,11 @@ use super::{
     GROUP_TOKENS, PREFETCH_BYTES, blocks, four_activations, padded, prefetch, starts_and_nexts,
 };
 use crate::PANEL_ROWS;
-use crate::activation::{QuantizedActivations, QuantizedTokenMut};
-use crate::ahead::Ahead;
+use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
 use crate::dense::{DenseMatrix, DenseValues};
-use crate::elementwise::{self, LANES};
+use crate::elementwise::{self, LANES, PanelScales};
 use crate::int8::{BYTE_ZERO, INT8_COLUMNS, Int8Matrix};
+use crate::prefetch::PrefetchQueue;
 use crate::softmax::{self, LogitScale};
 use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS, TWO_BIT_COLUMNS, TernaryMatrix};
 
@@ -26,23 +26,26 @@ pub(crate) mod attention;
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
-    x: &QuantizedActivations,
-    factors: &[f32],
+    x: ScaledActivations<'_>,
     out: &mut [f32],
-    ahead: &mut Ahead<'_, '_>,
+    prefetches: &mut PrefetchQueue<'_, '_>,
 ) {
+    let ScaledActivations {
+        activations: x,
+        factors,
+    } = x;
     for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
         let panel = weights.panel(panel).as_chunks().0;
         let at = (tokens.start, &factors[tokens.clone()]);
         match tokens.len() {
             1 => in_place::<1>(panel, x, at, out),
             2 => in_place::<2>(panel, x, at, out),
-            3 => shifted::<3>(panel, x, at, ahead, out),
-            4 => shifted::<4>(panel, x, at, ahead, out),
-            5 => shifted::<5>(panel, x, at, ahead, out),
-            6 => shifted::<6>(panel, x, at, ahead, out),
-            7 => shifted::<7>(panel, x, at, ahead, out),
-            _ => shifted::<8>(panel, x, at, ahead, out),
+            3 => shifted::<3>(panel, x, at, prefetches, out),
+            4 => shifted::<4>(panel, x, at, prefetches, out),
+            5 => shifted::<5>(panel, x, at, prefetches, out),
+            6 => shifted::<6>(panel, x, at, prefetches, out),
+            7 => shifted::<7>(panel, x, at, prefetches, out),
+            _ => shifted::<8>(panel, x, at, prefetches, out),
         }
     });
 }
@@ -93,7 +96,7 @@ fn shifted<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
     (first, factors): (usize, &[f32]),
-    ahead: &mut Ahead<'_, '_>,
+    prefetches: &mut PrefetchQueue<'_, '_>,
     out: &mut [f32],
 ) {
     let rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
@@ -101,7 +104,7 @@ fn shifted<const T: usize>(
     let mut sums = minus_sums::<T>(x, first, 1);
     for (b, step) in panel.iter().enumerate() {
         prefetch_panel(step);
-        ahead.ask();
+        prefetches.step();
         let mut packed = [load_block(&step[0]), load_block(&step[1])];
         for f in 0..4 {
             let codes = [
@@ -447,11 +450,11 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(crate) fn scale_panel(
     acc: &[i32],
-    factors: (&[f32], &[f32]),
+    scales: PanelScales<'_>,
     out: &mut [f32],
     largest: &mut [f32],
 ) {
-    elementwise::scale_panel(acc, factors, out, largest);
+    elementwise::scale_panel(acc, scales, out, largest);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]

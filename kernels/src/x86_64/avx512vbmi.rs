@@ -12,8 +12,8 @@ use super::avx512::{
     sum_of_fields,
 };
 use super::four_activations;
-use crate::activation::QuantizedActivations;
-use crate::ahead::Ahead;
+use crate::activation::{QuantizedActivations, ScaledActivations};
+use crate::prefetch::PrefetchQueue;
 use crate::ternary::{Block, FIVE_TRIT_COLUMNS, PANEL_BLOCKS, Packing, TernaryMatrix};
 
 /// What the fifth field counts in its byte.
@@ -39,26 +39,29 @@ static FIELDS: [u8; 128] = {
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
-    x: &QuantizedActivations,
-    factors: &[f32],
+    x: ScaledActivations<'_>,
     out: &mut [f32],
-    ahead: &mut Ahead<'_, '_>,
+    prefetches: &mut PrefetchQueue<'_, '_>,
 ) {
     if weights.packing() == Packing::TwoBit {
-        return avx512::ternary_matmul(weights, panels, x, factors, out, ahead);
+        return avx512::ternary_matmul(weights, panels, x, out, prefetches);
     }
+    let ScaledActivations {
+        activations: x,
+        factors,
+    } = x;
     for_each_tile(panels, x.tokens(), out, |panel, tokens, out| {
         let panel = weights.panel(panel).as_chunks().0;
         let at = (tokens.start, &factors[tokens.clone()]);
         match tokens.len() {
             1 => in_place::<1>(panel, x, at, out),
             2 => in_place::<2>(panel, x, at, out),
-            3 => shifted::<3>(panel, x, at, ahead, out),
-            4 => shifted::<4>(panel, x, at, ahead, out),
-            5 => shifted::<5>(panel, x, at, ahead, out),
-            6 => shifted::<6>(panel, x, at, ahead, out),
-            7 => shifted::<7>(panel, x, at, ahead, out),
-            _ => shifted::<8>(panel, x, at, ahead, out),
+            3 => shifted::<3>(panel, x, at, prefetches, out),
+            4 => shifted::<4>(panel, x, at, prefetches, out),
+            5 => shifted::<5>(panel, x, at, prefetches, out),
+            6 => shifted::<6>(panel, x, at, prefetches, out),
+            7 => shifted::<7>(panel, x, at, prefetches, out),
+            _ => shifted::<8>(panel, x, at, prefetches, out),
         }
     });
 }
@@ -119,7 +122,7 @@ fn shifted<const T: usize>(
     panel: &[[Block; PANEL_BLOCKS]],
     x: &QuantizedActivations,
     (first, factors): (usize, &[f32]),
-    ahead: &mut Ahead<'_, '_>,
+    prefetches: &mut PrefetchQueue<'_, '_>,
     out: &mut [f32],
 ) {
     let rows: [&[[i8; FIVE_TRIT_COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
@@ -128,7 +131,7 @@ fn shifted<const T: usize>(
     let mut sums = minus_sums::<T>(x, first, 1);
     for (b, step) in panel.iter().enumerate() {
         prefetch_panel(step);
-        ahead.ask();
+        prefetches.step();
         let unpacked = [table.unpack(&step[0]), table.unpack(&step[1])];
         // 81 t4 has t4 in its two highest bits.
         let fifth = [

@@ -44,8 +44,8 @@ pub(super) fn scan(kernels: Kernels, logits: &[f32], peaks: &mut Vec<f32>) -> Sc
 /// What weights relative to that of the logit `most` are made with.
 pub(super) fn scale(most: f32, temperature: f32) -> LogitScale {
     LogitScale {
-        most,
-        inverse: (1.0 / temperature).min(f32::MAX),
+        largest: most,
+        inverse_temperature: (1.0 / temperature).min(f32::MAX),
     }
 }
 
