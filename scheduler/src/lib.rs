@@ -198,7 +198,7 @@ impl Scheduler {
                 let most = pages_for(sequence.prompt_len + sequence.output_rules.max_new_tokens);
                 (most + usize::from(sequence.copy.is_some())) as u32
             });
-        let share = pages::Share {
+        let share = pages::PageQuota {
             weight: policy.weight,
             guaranteed: policy.guaranteed_pages,
             max: policy.max_pages.max(longest.max().unwrap_or(0)),

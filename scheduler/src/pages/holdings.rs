@@ -10,16 +10,16 @@ const SHARE_FLOOR: u32 = 4;
 
 /// What a tenant may have of all pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct PageQuota {
     pub(crate) weight: u32,     // At least 1.
     pub(crate) guaranteed: u32, // Pages that others cannot keep from it.
     pub(crate) max: u32,        // Pages that it may hold, cached ones included.
 }
 
-impl Default for Share {
+impl Default for PageQuota {
     /// Weight 1, no guarantee and no cap.
-    fn default() -> Share {
-        Share {
+    fn default() -> PageQuota {
+        PageQuota {
             weight: 1,
             guaranteed: 0,
             max: u32::MAX,
@@ -29,7 +29,7 @@ impl Default for Share {
 
 #[derive(Clone, Default)]
 struct Holding {
-    share: Share,
+    share: PageQuota,
     held: u32,
 }
 
@@ -60,7 +60,7 @@ impl Holdings {
         self.tenants.push(Holding::default());
     }
 
-    pub(crate) fn set(&mut self, tenant: TenantId, share: Share) {
+    pub(crate) fn set(&mut self, tenant: TenantId, share: PageQuota) {
         assert!(share.weight > 0, "{tenant:?} weighs nothing");
         let holding = &mut self.tenants[tenant.index()];
         if holding.held > 0 {
@@ -75,7 +75,7 @@ impl Holdings {
         }
     }
 
-    pub(crate) fn share(&self, tenant: TenantId) -> Share {
+    pub(crate) fn share(&self, tenant: TenantId) -> PageQuota {
         self.tenants[tenant.index()].share
     }
 
@@ -139,9 +139,9 @@ mod tests {
         charge(&mut holdings, 0..10, Some(light));
         assert!(!holdings.is_over_share(light), "alone, all is its share");
         charge(&mut holdings, 39..40, Some(heavy));
-        let weight = |weight| Share {
+        let weight = |weight| PageQuota {
             weight,
-            ..Share::default()
+            ..PageQuota::default()
         };
         holdings.set(heavy, weight(3));
         assert!(!holdings.is_over_share(light), "10 of 40 are a quarter");

@@ -22,7 +22,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use cold::Cold;
 use holdings::Holdings;
-pub(crate) use holdings::Share;
+pub(crate) use holdings::PageQuota;
 pub(crate) use prefix::Owner;
 use prefix::{Edge, PrefixTree};
 pub(crate) use tables::{PageTable, PageTables};
@@ -59,7 +59,7 @@ pub(crate) enum Holder {
 }
 
 /// How many pages there are of each kind, and how many were evicted so far.
-pub(crate) struct Counts {
+pub(crate) struct PageCounts {
     pub(crate) free: usize,
     pub(crate) private: usize,
     pub(crate) tree: usize,
@@ -97,12 +97,12 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             holdings: Holdings::new(count),
             evictions: 0,
         };
-        pool.set_tenant(TenantId(0), Share::default());
+        pool.set_tenant(TenantId(0), PageQuota::default());
         pool
     }
 
     /// Sets what a tenant may have from now on. A cap below what it holds takes effect as it takes and gives back.
-    pub(crate) fn set_tenant(&mut self, tenant: TenantId, share: Share) {
+    pub(crate) fn set_tenant(&mut self, tenant: TenantId, share: PageQuota) {
         while self.holdings.tenants() <= tenant.index() {
             self.holdings.add_tenant();
             self.cold.add_tenant();
@@ -131,9 +131,9 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     }
 
     /// How many pages there are of each kind.
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> PageCounts {
         let (free, tree) = (self.free.len(), self.tree.len());
-        Counts {
+        PageCounts {
             free,
             private: self.holders.len() - free - tree,
             tree,
@@ -420,10 +420,10 @@ mod tests {
     fn a_tenant_at_its_cap_recycles_its_own_pages() {
         let mut pool = PagePool::new(8);
         let (capped, other) = (TenantId(0), TenantId(1));
-        pool.set_tenant(other, Share::default());
-        let max = |max| Share {
+        pool.set_tenant(other, PageQuota::default());
+        let max = |max| PageQuota {
             max,
-            ..Share::default()
+            ..PageQuota::default()
         };
         pool.set_tenant(capped, max(2));
         let table = publish_path(&mut pool, other, &[], &[7]);
@@ -444,7 +444,7 @@ mod tests {
     fn a_tenant_over_its_share_evicts_its_own_pages() {
         let mut pool = PagePool::new(12);
         let (modest, thrasher) = (TenantId(0), TenantId(1));
-        pool.set_tenant(thrasher, Share::default());
+        pool.set_tenant(thrasher, PageQuota::default());
         let kept = publish_path(&mut pool, modest, &[], &[0, 1, 2, 3]);
         pool.release_table(&kept);
         for token in 0..40 {
@@ -460,7 +460,7 @@ mod tests {
     fn public_pages_are_shared_and_stay() {
         let mut pool = PagePool::new(8);
         let (first, second, stranger) = (TenantId(0), TenantId(1), TenantId(2));
-        pool.set_tenant(stranger, Share::default());
+        pool.set_tenant(stranger, PageQuota::default());
         let tokens = [0, 1, 2].map(|token| [token; PAGE_TOKENS]).concat();
         let public = [pool.declare_public(&tokens[..40])];
         assert_eq!(pool.reserved(), 2);
@@ -525,9 +525,9 @@ mod tests {
     fn what_is_guaranteed_and_not_used_is_unmet() {
         let mut pool = PagePool::new(8);
         let (mine, yours) = (TenantId(0), TenantId(1));
-        let guaranteed = |guaranteed| Share {
+        let guaranteed = |guaranteed| PageQuota {
             guaranteed,
-            ..Share::default()
+            ..PageQuota::default()
         };
         pool.set_tenant(yours, guaranteed(3));
         let table = publish_path(&mut pool, yours, &[], &[0, 1]);

@@ -4,7 +4,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::holdings::Share;
+use super::holdings::PageQuota;
 use super::prefix::Owner;
 use super::reference::{Cause, Reference, State};
 use super::{Holder, PagePool};
@@ -156,7 +156,7 @@ impl<S: BuildHasher + Clone> World<S> {
             started: 0,
             rng,
         };
-        world.reference.shares = vec![Share::default(); world.tenants];
+        world.reference.shares = vec![PageQuota::default(); world.tenants];
         for tenant in 0..world.tenants {
             world.set_tenant(tenant);
         }
@@ -227,7 +227,7 @@ impl<S: BuildHasher + Clone> World<S> {
     }
 
     fn set_tenant(&mut self, tenant: usize) {
-        let share = Share {
+        let share = PageQuota {
             weight: 1 + self.rng.below(3) as u32,
             guaranteed: if self.rng.percent(40) {
                 self.rng.below(6) as u32

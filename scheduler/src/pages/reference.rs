@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::holdings::Share;
+use super::holdings::PageQuota;
 use super::prefix::Owner;
 use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
 
@@ -33,7 +33,7 @@ pub(crate) enum Cause {
 pub(crate) struct Reference {
     pub(crate) states: Vec<State>, // Indexed by page.
     pub(crate) pins: Vec<u32>,
-    pub(crate) shares: Vec<Share>,
+    pub(crate) shares: Vec<PageQuota>,
     pub(crate) declared: Vec<Vec<TokenId>>, // Whole pages.
     clock: u64,
 }
