@@ -198,12 +198,12 @@ impl Scheduler {
                 let most = pages_for(sequence.prompt_len + sequence.output_rules.max_new_tokens);
                 (most + usize::from(sequence.copy.is_some())) as u32
             });
-        let share = pages::PageQuota {
+        let quota = pages::PageQuota {
             weight: policy.weight,
             guaranteed: policy.guaranteed_pages,
             max: policy.max_pages.max(longest.max().unwrap_or(0)),
         };
-        self.pool.set_tenant(id, share);
+        self.pool.set_tenant(id, quota);
     }
 
     /// A tenant in numbers; zeros for one that was never set.

@@ -11,15 +11,15 @@ const NONE: u32 = u32::MAX;
 
 /// Which list of children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Under {
+pub(crate) enum ChildList {
     /// A tenant's first pages, or what it has under this public page.
     Top(TenantId, Option<Page>),
-    /// Under a page of the same tenant.
+    /// ChildList a page of the same tenant.
     Page(Page),
 }
 
-/// Lists through arrays, so that every change takes constant time.
-pub(crate) struct Children<S> {
+/// PageLists through arrays, so that every change takes constant time.
+pub(crate) struct ChildLists<S> {
     first: Vec<u32>, // Indexed by the parent.
     /// Has an entry for each list that is not empty. Probed and never iterated.
     tops: HashMap<(TenantId, Option<Page>), u32, S>,
@@ -27,9 +27,9 @@ pub(crate) struct Children<S> {
     previous: Vec<u32>, // Likewise.
 }
 
-impl<S: BuildHasher> Children<S> {
-    pub(crate) fn new(pages: usize, hasher: S) -> Children<S> {
-        Children {
+impl<S: BuildHasher> ChildLists<S> {
+    pub(crate) fn new(pages: usize, hasher: S) -> ChildLists<S> {
+        ChildLists {
             first: vec![NONE; pages],
             // A map that is never more than half full cleans up after removals in place, without allocating.
             tops: HashMap::with_capacity_and_hasher(2 * pages, hasher),
@@ -39,33 +39,33 @@ impl<S: BuildHasher> Children<S> {
     }
 
     /// The most recently used first.
-    pub(crate) fn iter(&self, under: Under) -> impl Iterator<Item = Page> + '_ {
+    pub(crate) fn iter(&self, under: ChildList) -> impl Iterator<Item = Page> + '_ {
         let child = |at: u32| (at != NONE).then(|| Page::new(at));
         std::iter::successors(child(self.first(under)), move |page| {
             child(self.next[page.index()])
         })
     }
 
-    fn first(&self, under: Under) -> u32 {
+    fn first(&self, under: ChildList) -> u32 {
         match under {
-            Under::Top(tenant, parent) => *self.tops.get(&(tenant, parent)).unwrap_or(&NONE),
-            Under::Page(parent) => self.first[parent.index()],
+            ChildList::Top(tenant, parent) => *self.tops.get(&(tenant, parent)).unwrap_or(&NONE),
+            ChildList::Page(parent) => self.first[parent.index()],
         }
     }
 
-    fn set_first(&mut self, under: Under, child: u32) {
+    fn set_first(&mut self, under: ChildList, child: u32) {
         match under {
-            Under::Page(parent) => self.first[parent.index()] = child,
-            Under::Top(tenant, parent) if child == NONE => {
+            ChildList::Page(parent) => self.first[parent.index()] = child,
+            ChildList::Top(tenant, parent) if child == NONE => {
                 self.tops.remove(&(tenant, parent));
             }
-            Under::Top(tenant, parent) => {
+            ChildList::Top(tenant, parent) => {
                 self.tops.insert((tenant, parent), child);
             }
         }
     }
 
-    pub(crate) fn push_first(&mut self, under: Under, page: Page) {
+    pub(crate) fn push_first(&mut self, under: ChildList, page: Page) {
         let second = self.first(under);
         self.next[page.index()] = second;
         self.previous[page.index()] = NONE;
@@ -76,7 +76,7 @@ impl<S: BuildHasher> Children<S> {
     }
 
     /// `page` must be on this list.
-    pub(crate) fn remove(&mut self, under: Under, page: Page) {
+    pub(crate) fn remove(&mut self, under: ChildList, page: Page) {
         let (previous, next) = (self.previous[page.index()], self.next[page.index()]);
         if next != NONE {
             self.previous[next as usize] = previous;
@@ -88,7 +88,7 @@ impl<S: BuildHasher> Children<S> {
     }
 
     /// `page` must be on this list.
-    pub(crate) fn move_first(&mut self, under: Under, page: Page) {
+    pub(crate) fn move_first(&mut self, under: ChildList, page: Page) {
         if self.previous[page.index()] != NONE {
             self.remove(under, page);
             self.push_first(under, page);
@@ -106,9 +106,9 @@ mod tests {
     fn the_most_recent_stands_first_and_tenants_stand_apart() {
         let (mine, yours) = (TenantId(0), TenantId(1));
         let public = Some(Page::new(0));
-        for under in [Under::Page(Page::new(0)), Under::Top(mine, public)] {
-            let mut children = Children::new(6, RandomState::new());
-            children.push_first(Under::Top(yours, public), Page::new(5));
+        for under in [ChildList::Page(Page::new(0)), ChildList::Top(mine, public)] {
+            let mut children = ChildLists::new(6, RandomState::new());
+            children.push_first(ChildList::Top(yours, public), Page::new(5));
             for page in 1..5 {
                 children.push_first(under, Page::new(page));
             }
@@ -121,7 +121,7 @@ mod tests {
                 children.remove(under, Page::new(page));
             }
             assert_eq!(children.iter(under).next(), None);
-            assert_eq!(children.iter(Under::Top(yours, public)).count(), 1);
+            assert_eq!(children.iter(ChildList::Top(yours, public)).count(), 1);
         }
     }
 }

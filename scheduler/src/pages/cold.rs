@@ -5,18 +5,18 @@
 use crate::{Page, TenantId};
 
 /// Pages that may be evicted, in both orders.
-pub(crate) struct Cold {
-    all: Lists,
-    own: Lists, // One list for each tenant.
+pub(crate) struct ColdPages {
+    all: PageLists,
+    own: PageLists, // One list for each tenant.
 }
 
-impl Cold {
-    pub(crate) fn new(pages: usize) -> Cold {
-        let mut all = Lists::new(pages);
+impl ColdPages {
+    pub(crate) fn new(pages: usize) -> ColdPages {
+        let mut all = PageLists::new(pages);
         all.add_list();
-        Cold {
+        ColdPages {
             all,
-            own: Lists::new(pages),
+            own: PageLists::new(pages),
         }
     }
 
@@ -62,8 +62,8 @@ impl Cold {
     }
 }
 
-/// Lists that share no page, through two arrays, so that every change takes constant time.
-struct Lists {
+/// PageLists that share no page, through two arrays, so that every change takes constant time.
+struct PageLists {
     /// Indexed by page, then by list: each list is a ring, closed by an entry of its own. Hotter than that entry is the
     /// list's coldest page, colder the hottest.
     hotter: Vec<u32>,
@@ -72,10 +72,10 @@ struct Lists {
     pages: usize,
 }
 
-impl Lists {
-    fn new(pages: usize) -> Lists {
+impl PageLists {
+    fn new(pages: usize) -> PageLists {
         let unlisted: Vec<u32> = (0..pages as u32).collect();
-        Lists {
+        PageLists {
             hotter: unlisted.clone(),
             colder: unlisted,
             lens: Vec::new(),
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn both_orders_are_the_order_of_pushes() {
         let (even, odd) = (TenantId(0), TenantId(1));
-        let mut cold = Cold::new(5);
+        let mut cold = ColdPages::new(5);
         cold.add_tenant();
         cold.add_tenant();
         for page in [2, 1, 0, 3, 4] {

@@ -7,14 +7,14 @@ use crate::Page;
 
 const NONE: u32 = u32::MAX;
 
-pub(super) struct Edges {
+pub(super) struct EdgeIndex {
     first: Vec<u32>, // Indexed by the low bits of the hash.
     next: Vec<u32>,  // Indexed by page.
 }
 
-impl Edges {
-    pub(super) fn new(pages: usize) -> Edges {
-        Edges {
+impl EdgeIndex {
+    pub(super) fn new(pages: usize) -> EdgeIndex {
+        EdgeIndex {
             first: vec![NONE; pages.next_power_of_two()],
             next: vec![NONE; pages],
         }

@@ -28,15 +28,15 @@ impl Default for PageQuota {
 }
 
 #[derive(Clone, Default)]
-struct Holding {
-    share: PageQuota,
+struct TenantHolding {
+    quota: PageQuota,
     held: u32,
 }
 
 /// Whom each page counts against. Free and public pages count against nobody.
 pub(crate) struct Holdings {
     payers: Vec<Option<TenantId>>, // Indexed by page.
-    tenants: Vec<Holding>,
+    tenants: Vec<TenantHolding>,
     guaranteed: Vec<TenantId>, // Those with a guarantee, in the order of their numbers.
     active_weight: u64,
 }
@@ -57,26 +57,26 @@ impl Holdings {
     }
 
     pub(crate) fn add_tenant(&mut self) {
-        self.tenants.push(Holding::default());
+        self.tenants.push(TenantHolding::default());
     }
 
-    pub(crate) fn set(&mut self, tenant: TenantId, share: PageQuota) {
-        assert!(share.weight > 0, "{tenant:?} weighs nothing");
+    pub(crate) fn set(&mut self, tenant: TenantId, quota: PageQuota) {
+        assert!(quota.weight > 0, "{tenant:?} weighs nothing");
         let holding = &mut self.tenants[tenant.index()];
         if holding.held > 0 {
-            self.active_weight -= u64::from(holding.share.weight);
-            self.active_weight += u64::from(share.weight);
+            self.active_weight -= u64::from(holding.quota.weight);
+            self.active_weight += u64::from(quota.weight);
         }
-        holding.share = share;
+        holding.quota = quota;
         self.guaranteed.retain(|&other| other != tenant);
-        if share.guaranteed > 0 {
+        if quota.guaranteed > 0 {
             let place = self.guaranteed.partition_point(|&other| other < tenant);
             self.guaranteed.insert(place, tenant);
         }
     }
 
-    pub(crate) fn share(&self, tenant: TenantId) -> PageQuota {
-        self.tenants[tenant.index()].share
+    pub(crate) fn quota(&self, tenant: TenantId) -> PageQuota {
+        self.tenants[tenant.index()].quota
     }
 
     pub(crate) fn held(&self, tenant: TenantId) -> u32 {
@@ -86,13 +86,13 @@ impl Holdings {
     /// The tenants with a guarantee, and how many pages it is.
     pub(crate) fn guarantees(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
         let guaranteed = self.guaranteed.iter();
-        guaranteed.map(|&tenant| (tenant, self.share(tenant).guaranteed))
+        guaranteed.map(|&tenant| (tenant, self.quota(tenant).guaranteed))
     }
 
     /// Whether a tenant holds more than its part, by weight among the tenants that hold any page.
     pub(crate) fn is_over_share(&self, tenant: TenantId) -> bool {
         let held = self.held(tenant);
-        let weight = u64::from(self.share(tenant).weight);
+        let weight = u64::from(self.quota(tenant).weight);
         held > SHARE_FLOOR
             && u64::from(held) > self.payers.len() as u64 * weight / self.active_weight
     }
@@ -108,13 +108,13 @@ impl Holdings {
             let holding = &mut self.tenants[tenant.index()];
             holding.held -= 1;
             if holding.held == 0 {
-                self.active_weight -= u64::from(holding.share.weight);
+                self.active_weight -= u64::from(holding.quota.weight);
             }
         }
         if let Some(tenant) = payer {
             let holding = &mut self.tenants[tenant.index()];
             if holding.held == 0 {
-                self.active_weight += u64::from(holding.share.weight);
+                self.active_weight += u64::from(holding.quota.weight);
             }
             holding.held += 1;
         }

@@ -20,7 +20,7 @@ mod tables;
 
 use std::hash::{BuildHasher, RandomState};
 
-use cold::Cold;
+use cold::ColdPages;
 use holdings::Holdings;
 pub(crate) use holdings::PageQuota;
 pub(crate) use prefix::Owner;
@@ -72,7 +72,7 @@ pub(crate) struct PagePool<S = RandomState> {
     pub(crate) holders: Vec<Holder>, // Indexed by page.
     pub(crate) pins: Vec<u32>,       // Likewise.
     pub(crate) free: Vec<Page>,
-    pub(crate) cold: Cold,
+    pub(crate) cold: ColdPages,
     pub(crate) tree: PrefixTree<S>,
     pub(crate) holdings: Holdings,
     evictions: u64,
@@ -92,7 +92,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             holders: vec![Holder::Free; count],
             pins: vec![0; count],
             free: (0..pages).rev().map(Page).collect(),
-            cold: Cold::new(count),
+            cold: ColdPages::new(count),
             tree: PrefixTree::new(count, hasher),
             holdings: Holdings::new(count),
             evictions: 0,
@@ -102,12 +102,12 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     }
 
     /// Sets what a tenant may have from now on. A cap below what it holds takes effect as it takes and gives back.
-    pub(crate) fn set_tenant(&mut self, tenant: TenantId, share: PageQuota) {
+    pub(crate) fn set_tenant(&mut self, tenant: TenantId, quota: PageQuota) {
         while self.holdings.tenants() <= tenant.index() {
             self.holdings.add_tenant();
             self.cold.add_tenant();
         }
-        self.holdings.set(tenant, share);
+        self.holdings.set(tenant, quota);
     }
 
     /// Declares a prefix whose whole pages, once published, stay for all tenants that may use it.
@@ -169,7 +169,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     /// Pages that a tenant may hold.
     pub(crate) fn cap(&self, tenant: TenantId) -> u32 {
-        self.holdings.share(tenant).max
+        self.holdings.quota(tenant).max
     }
 
     /// Pages that other tenants are guaranteed and do not use.

@@ -6,12 +6,12 @@
 
 use std::hash::BuildHasher;
 
-use super::children::{Children, Under};
-use super::edges::Edges;
+use super::children::{ChildList, ChildLists};
+use super::edges::EdgeIndex;
 use super::public::PublicPrefixes;
 use crate::{PAGE_TOKENS, Page, PublicPrefix, TenantId, TokenId};
 
-/// Children that are compared with the wanted tokens, of the tenant's own and of public ones each.
+/// ChildLists that are compared with the wanted tokens, of the tenant's own and of public ones each.
 const SCANNED: usize = 8;
 
 /// Who may find a cached page.
@@ -34,7 +34,7 @@ pub(crate) struct Edge {
 
 /// A cached page's place in the tree.
 #[derive(Clone, Copy)]
-struct Place {
+struct TreeNode {
     edge: Edge,
     len: usize, // Tokens that count; fewer than a page in a partial leaf.
 }
@@ -43,10 +43,10 @@ struct Place {
 pub(crate) struct PrefixTree<S> {
     /// All whole pages by the hash of their edge. Only probed: the hasher's random seed can decide nothing. A hit compares
     /// the whole edge.
-    below: Edges,
+    below: EdgeIndex,
     hasher: S,
-    above: Vec<Option<Place>>, // Indexed by page.
-    children: Children<S>,     // Public pages are not among them.
+    above: Vec<Option<TreeNode>>, // Indexed by page.
+    children: ChildLists<S>,      // Public pages are not among them.
     public: PublicPrefixes,
     len: usize,
 }
@@ -54,10 +54,10 @@ pub(crate) struct PrefixTree<S> {
 impl<S: BuildHasher + Clone> PrefixTree<S> {
     pub(crate) fn new(pages: usize, hasher: S) -> PrefixTree<S> {
         PrefixTree {
-            below: Edges::new(pages),
+            below: EdgeIndex::new(pages),
             hasher: hasher.clone(),
             above: vec![None; pages],
-            children: Children::new(pages, hasher),
+            children: ChildLists::new(pages, hasher),
             public: PublicPrefixes::new(pages),
             len: 0,
         }
@@ -181,10 +181,10 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         self.children.iter(self.under(tenant, parent))
     }
 
-    fn under(&self, tenant: TenantId, parent: Option<Page>) -> Under {
+    fn under(&self, tenant: TenantId, parent: Option<Page>) -> ChildList {
         match parent {
-            Some(page) if !self.is_public(page) => Under::Page(page),
-            top => Under::Top(tenant, top),
+            Some(page) if !self.is_public(page) => ChildList::Page(page),
+            top => ChildList::Top(tenant, top),
         }
     }
 
@@ -200,7 +200,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
             self.public.settle(page, edge.parent, &edge.tokens);
         }
         let len = PAGE_TOKENS;
-        self.place(page, Place { edge, len });
+        self.place(page, TreeNode { edge, len });
         None
     }
 
@@ -219,10 +219,10 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
             tokens: [0; PAGE_TOKENS],
         };
         edge.tokens[..len].copy_from_slice(tokens);
-        self.place(page, Place { edge, len });
+        self.place(page, TreeNode { edge, len });
     }
 
-    fn place(&mut self, page: Page, place: Place) {
+    fn place(&mut self, page: Page, place: TreeNode) {
         self.above[page.index()] = Some(place);
         if let Some(under) = self.listed_under(&place.edge) {
             self.children.push_first(under, page);
@@ -231,7 +231,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
     }
 
     /// The list of children in which a page of this edge stands.
-    fn listed_under(&self, edge: &Edge) -> Option<Under> {
+    fn listed_under(&self, edge: &Edge) -> Option<ChildList> {
         match edge.owner {
             Owner::Public => None,
             Owner::Tenant(tenant) => Some(self.under(tenant, edge.parent)),
@@ -248,9 +248,9 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
 
     /// Takes a leaf of a tenant out of the tree.
     pub(crate) fn remove(&mut self, page: Page) {
-        let child = self.children.iter(Under::Page(page)).next();
+        let child = self.children.iter(ChildList::Page(page)).next();
         assert_eq!(child, None, "{page:?} is not a leaf");
-        let Place { edge, len } = self.above[page.index()]
+        let TreeNode { edge, len } = self.above[page.index()]
             .take()
             .expect("a page in the tree has an edge");
         let under = self.listed_under(&edge);

@@ -5,7 +5,7 @@
 use crate::{PAGE_TOKENS, Page, PublicPrefix, TokenId};
 
 /// A page of some declared prefixes, computed or not.
-struct Declared {
+struct DeclaredPage {
     parent: Option<usize>, // Among the declared pages.
     depth: usize,          // Pages before it.
     tokens: [TokenId; PAGE_TOKENS],
@@ -13,7 +13,7 @@ struct Declared {
 
 /// All declared prefixes, and which of their pages stand where.
 pub(crate) struct PublicPrefixes {
-    declared: Vec<Declared>,
+    declared: Vec<DeclaredPage>,
     paths: Vec<Vec<usize>>, // Indexed by prefix: its declared pages, first to last.
     standing: Vec<Option<usize>>, // Indexed by page: which declared page it holds.
 }
@@ -36,7 +36,7 @@ impl PublicPrefixes {
             let known = self.position(parent, &tokens);
             path.push(known.unwrap_or(self.declared.len()));
             if known.is_none() {
-                self.declared.push(Declared {
+                self.declared.push(DeclaredPage {
                     parent,
                     depth,
                     tokens,
@@ -48,7 +48,7 @@ impl PublicPrefixes {
     }
 
     fn position(&self, parent: Option<usize>, tokens: &[TokenId; PAGE_TOKENS]) -> Option<usize> {
-        let is_it = |page: &Declared| page.parent == parent && page.tokens == *tokens;
+        let is_it = |page: &DeclaredPage| page.parent == parent && page.tokens == *tokens;
         self.declared.iter().position(is_it)
     }
 

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use super::holdings::PageQuota;
 use super::prefix::Owner;
-use super::reference::{Cause, Reference, State};
+use super::reference::{EvictionCause, PageState, ReferencePool};
 use super::{Holder, PagePool};
 use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
 
@@ -17,7 +17,7 @@ fn pages_do_what_the_reference_does() {
     let mut seen = Seen::default();
     let first = first_seed();
     for seed in first..first + 600 {
-        World::new(seed, RandomState::new()).run(&mut seen);
+        PoolWorld::new(seed, RandomState::new()).run(&mut seen);
     }
     seen.assert_enough();
 }
@@ -26,7 +26,7 @@ fn pages_do_what_the_reference_does() {
 fn equal_hashes_change_nothing() {
     let first = first_seed();
     for seed in first..first + 50 {
-        World::new(seed, AllEqual).run(&mut Seen::default());
+        PoolWorld::new(seed, AllEqual).run(&mut Seen::default());
     }
 }
 
@@ -119,7 +119,7 @@ impl Drop for Rng {
     }
 }
 
-struct Live {
+struct PoolSequence {
     id: SequenceId,
     tenant: TenantId,
     public: Vec<PublicPrefix>,
@@ -129,34 +129,34 @@ struct Live {
     source: Option<Page>, // Of a copy that is to be made.
 }
 
-impl Live {
+impl PoolSequence {
     fn parent(&self) -> Option<Page> {
         self.in_tree.checked_sub(1).map(|last| self.table[last])
     }
 }
 
-struct World<S> {
+struct PoolWorld<S> {
     rng: Rng,
     pool: PagePool<S>,
-    reference: Reference,
+    reference: ReferencePool,
     tenants: usize,
-    live: Vec<Live>,
+    live: Vec<PoolSequence>,
     started: u32,
 }
 
-impl<S: BuildHasher + Clone> World<S> {
-    fn new(seed: u64, hasher: S) -> World<S> {
+impl<S: BuildHasher + Clone> PoolWorld<S> {
+    fn new(seed: u64, hasher: S) -> PoolWorld<S> {
         let mut rng = Rng { seed, state: seed };
         let pages = 4 + rng.below(100);
-        let mut world = World {
+        let mut world = PoolWorld {
             pool: PagePool::with_hasher(pages as u32, hasher),
-            reference: Reference::new(pages),
+            reference: ReferencePool::new(pages),
             tenants: 1 + rng.below(4),
             live: Vec::new(),
             started: 0,
             rng,
         };
-        world.reference.shares = vec![PageQuota::default(); world.tenants];
+        world.reference.quotas = vec![PageQuota::default(); world.tenants];
         for tenant in 0..world.tenants {
             world.set_tenant(tenant);
         }
@@ -227,7 +227,7 @@ impl<S: BuildHasher + Clone> World<S> {
     }
 
     fn set_tenant(&mut self, tenant: usize) {
-        let share = PageQuota {
+        let quota = PageQuota {
             weight: 1 + self.rng.below(3) as u32,
             guaranteed: if self.rng.percent(40) {
                 self.rng.below(6) as u32
@@ -240,8 +240,8 @@ impl<S: BuildHasher + Clone> World<S> {
                 u32::MAX
             },
         };
-        self.pool.set_tenant(TenantId(tenant as u32), share);
-        self.reference.shares[tenant] = share;
+        self.pool.set_tenant(TenantId(tenant as u32), quota);
+        self.reference.quotas[tenant] = quota;
     }
 
     /// A new sequence takes what is cached of its prompt.
@@ -284,7 +284,7 @@ impl<S: BuildHasher + Clone> World<S> {
             seen.copied += 1;
         }
         self.started += 1;
-        self.live.push(Live {
+        self.live.push(PoolSequence {
             id: SequenceId::new(self.started, 0),
             tenant,
             public,
@@ -300,7 +300,7 @@ impl<S: BuildHasher + Clone> World<S> {
         self.reference.pin(page);
     }
 
-    fn any(&mut self, is_apt: impl Fn(&Live) -> bool) -> Option<usize> {
+    fn any(&mut self, is_apt: impl Fn(&PoolSequence) -> bool) -> Option<usize> {
         let apt: Vec<usize> = (0..self.live.len())
             .filter(|&at| is_apt(&self.live[at]))
             .collect();
@@ -309,7 +309,7 @@ impl<S: BuildHasher + Clone> World<S> {
 
     /// Takes a page for a sequence.
     fn grow(&mut self, seen: &mut Seen) {
-        let needs_pages = |live: &Live| live.table.len() * PAGE_TOKENS < live.tokens.len();
+        let needs_pages = |live: &PoolSequence| live.table.len() * PAGE_TOKENS < live.tokens.len();
         if let Some(at) = self.any(needs_pages) {
             self.take(at, seen);
         }
@@ -330,9 +330,9 @@ impl<S: BuildHasher + Clone> World<S> {
         for (page, cause) in victims {
             self.reference.evict(page);
             match cause {
-                Cause::AtCap => seen.at_cap += 1,
-                Cause::OverShare => seen.over_share += 1,
-                Cause::NothingFree => seen.nothing_free += 1,
+                EvictionCause::AtCap => seen.at_cap += 1,
+                EvictionCause::OverShare => seen.over_share += 1,
+                EvictionCause::NothingFree => seen.nothing_free += 1,
             }
         }
         self.reference.give(page, live.id, live.tenant);
@@ -353,7 +353,7 @@ impl<S: BuildHasher + Clone> World<S> {
 
     /// A sequence has computed its next whole page.
     fn publish(&mut self, seen: &mut Seen) {
-        let has_whole_page = |live: &Live| {
+        let has_whole_page = |live: &PoolSequence| {
             let whole = live.table.len().min(live.tokens.len() / PAGE_TOKENS);
             live.in_tree < whole
         };
@@ -483,9 +483,9 @@ impl<S: BuildHasher + Clone> World<S> {
 
     fn check_page(&self, page: Page) {
         let holder = match self.reference.states[page.index()] {
-            State::Free => Holder::Free,
-            State::Private(sequence, _) => Holder::Private(sequence),
-            State::Tree(_) => Holder::Tree,
+            PageState::Free => Holder::Free,
+            PageState::Private(sequence, _) => Holder::Private(sequence),
+            PageState::Tree(_) => Holder::Tree,
         };
         assert_eq!(self.pool.holders[page.index()], holder, "{page:?}");
         assert_eq!(self.pool.holdings.payer(page), self.reference.payer(page));

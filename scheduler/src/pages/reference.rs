@@ -7,14 +7,14 @@ use super::prefix::Owner;
 use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum PageState {
     Free,
     Private(SequenceId, TenantId),
-    Tree(Cached),
+    Tree(CachedPage),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cached {
+pub(crate) struct CachedPage {
     pub(crate) owner: Owner,
     pub(crate) parent: Option<Page>,
     pub(crate) tokens: Vec<TokenId>,
@@ -24,26 +24,26 @@ pub(crate) struct Cached {
 
 /// Why a page was evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum EvictionCause {
     AtCap,
     OverShare,
     NothingFree,
 }
 
-pub(crate) struct Reference {
-    pub(crate) states: Vec<State>, // Indexed by page.
+pub(crate) struct ReferencePool {
+    pub(crate) states: Vec<PageState>, // Indexed by page.
     pub(crate) pins: Vec<u32>,
-    pub(crate) shares: Vec<PageQuota>,
+    pub(crate) quotas: Vec<PageQuota>,
     pub(crate) declared: Vec<Vec<TokenId>>, // Whole pages.
     clock: u64,
 }
 
-impl Reference {
-    pub(crate) fn new(pages: usize) -> Reference {
-        Reference {
-            states: vec![State::Free; pages],
+impl ReferencePool {
+    pub(crate) fn new(pages: usize) -> ReferencePool {
+        ReferencePool {
+            states: vec![PageState::Free; pages],
             pins: vec![0; pages],
-            shares: Vec::new(),
+            quotas: Vec::new(),
             declared: Vec::new(),
             clock: 0,
         }
@@ -58,25 +58,25 @@ impl Reference {
         (0..self.states.len() as u32).map(Page::new)
     }
 
-    pub(crate) fn cached(&self, page: Page) -> Option<&Cached> {
+    pub(crate) fn cached(&self, page: Page) -> Option<&CachedPage> {
         match &self.states[page.index()] {
-            State::Tree(cached) => Some(cached),
+            PageState::Tree(cached) => Some(cached),
             _ => None,
         }
     }
 
-    fn cached_mut(&mut self, page: Page) -> &mut Cached {
+    fn cached_mut(&mut self, page: Page) -> &mut CachedPage {
         match &mut self.states[page.index()] {
-            State::Tree(cached) => cached,
+            PageState::Tree(cached) => cached,
             other => panic!("{page:?} is {other:?}"),
         }
     }
 
     pub(crate) fn payer(&self, page: Page) -> Option<TenantId> {
         match self.states[page.index()] {
-            State::Free => None,
-            State::Private(_, tenant) => Some(tenant),
-            State::Tree(Cached { owner, .. }) => match owner {
+            PageState::Free => None,
+            PageState::Private(_, tenant) => Some(tenant),
+            PageState::Tree(CachedPage { owner, .. }) => match owner {
                 Owner::Public => None,
                 Owner::Tenant(tenant) => Some(tenant),
             },
@@ -107,22 +107,22 @@ impl Reference {
     }
 
     pub(crate) fn unmet_guarantees(&self, except: TenantId) -> usize {
-        let tenants = (0..self.shares.len()).filter(|&tenant| tenant != except.index());
+        let tenants = (0..self.quotas.len()).filter(|&tenant| tenant != except.index());
         let unmet = |tenant: usize| {
             let in_use = self.in_use(TenantId(tenant as u32));
-            self.shares[tenant].guaranteed.saturating_sub(in_use) as usize
+            self.quotas[tenant].guaranteed.saturating_sub(in_use) as usize
         };
         tenants.map(unmet).sum()
     }
 
     fn is_over_share(&self, tenant: TenantId) -> bool {
         let mut active = 0;
-        for (index, share) in self.shares.iter().enumerate() {
+        for (index, quota) in self.quotas.iter().enumerate() {
             if self.held(TenantId(index as u32)) > 0 {
-                active += u64::from(share.weight);
+                active += u64::from(quota.weight);
             }
         }
-        let weight = u64::from(self.shares[tenant.index()].weight);
+        let weight = u64::from(self.quotas[tenant.index()].weight);
         let part = self.states.len() as u64 * weight / active.max(1);
         u64::from(self.held(tenant)) > part.max(4)
     }
@@ -234,9 +234,9 @@ impl Reference {
     }
 
     /// The pages to evict before the tenant is given one, and why; `None` when it can be given none.
-    pub(crate) fn victims(&self, tenant: TenantId) -> Option<Vec<(Page, Cause)>> {
-        let max = self.shares[tenant.index()].max;
-        let is_free = |state: &&State| **state == State::Free;
+    pub(crate) fn victims(&self, tenant: TenantId) -> Option<Vec<(Page, EvictionCause)>> {
+        let max = self.quotas[tenant.index()].max;
+        let is_free = |state: &&PageState| **state == PageState::Free;
         let free = self.states.iter().filter(is_free).count();
         let (all, own) = (self.cold(None), self.cold(Some(tenant)));
         if self.in_use(tenant) >= max || free + all.len() == 0 {
@@ -245,14 +245,16 @@ impl Reference {
         let excess = (self.held(tenant) + 1).saturating_sub(max) as usize;
         if excess > 0 {
             let coldest = own[..excess].iter();
-            return Some(coldest.map(|&page| (page, Cause::AtCap)).collect());
+            return Some(coldest.map(|&page| (page, EvictionCause::AtCap)).collect());
         }
         if free > 0 {
             return Some(Vec::new());
         }
         match own.first() {
-            Some(&page) if self.is_over_share(tenant) => Some(vec![(page, Cause::OverShare)]),
-            _ => Some(vec![(all[0], Cause::NothingFree)]),
+            Some(&page) if self.is_over_share(tenant) => {
+                Some(vec![(page, EvictionCause::OverShare)])
+            }
+            _ => Some(vec![(all[0], EvictionCause::NothingFree)]),
         }
     }
 
@@ -262,12 +264,12 @@ impl Reference {
             cached.is_some_and(|cached| cached.parent == Some(page))
         };
         assert_eq!(self.pages().find(is_parent), None, "{page:?} is no leaf");
-        self.states[page.index()] = State::Free;
+        self.states[page.index()] = PageState::Free;
     }
 
     pub(crate) fn give(&mut self, page: Page, sequence: SequenceId, tenant: TenantId) {
-        assert_eq!(self.states[page.index()], State::Free);
-        self.states[page.index()] = State::Private(sequence, tenant);
+        assert_eq!(self.states[page.index()], PageState::Free);
+        self.states[page.index()] = PageState::Private(sequence, tenant);
         self.pins[page.index()] = 1;
     }
 
@@ -281,9 +283,9 @@ impl Reference {
         self.pins[page.index()] -= 1;
         let now = self.tick();
         match &mut self.states[page.index()] {
-            State::Tree(cached) if self.pins[page.index()] == 0 => cached.cooled = now,
-            State::Tree(_) => {}
-            state => *state = State::Free,
+            PageState::Tree(cached) if self.pins[page.index()] == 0 => cached.cooled = now,
+            PageState::Tree(_) => {}
+            state => *state = PageState::Free,
         }
     }
 
@@ -296,7 +298,7 @@ impl Reference {
     ) {
         let used = self.tick();
         self.pins[page.index()] += u32::from(owner == Owner::Public);
-        self.states[page.index()] = State::Tree(Cached {
+        self.states[page.index()] = PageState::Tree(CachedPage {
             owner,
             parent,
             tokens: tokens.to_vec(),
