@@ -1,13 +1,14 @@
-//! The cached pages that nobody uses, from the least to the most recently used: those of all tenants, and of each.
+//! The unpinned cached pages in the order of their last use: a list of all pages, and one list per
+//! tenant.
 //!
-//! Invariant: a tenant's order is the order of all, less the pages of others.
+//! Invariant: a tenant's list is the list of all pages without the pages of other tenants.
 
 use crate::{Page, TenantId};
 
-/// Pages that may be evicted, in both orders.
+/// The pages that may be evicted.
 pub(crate) struct ColdPages {
     all: PageLists,
-    own: PageLists, // One list for each tenant.
+    by_tenant: PageLists, // One list for each tenant.
 }
 
 impl ColdPages {
@@ -16,12 +17,12 @@ impl ColdPages {
         all.add_list();
         ColdPages {
             all,
-            own: PageLists::new(pages),
+            by_tenant: PageLists::new(pages),
         }
     }
 
     pub(crate) fn add_tenant(&mut self) {
-        self.own.add_list();
+        self.by_tenant.add_list();
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -29,17 +30,17 @@ impl ColdPages {
     }
 
     pub(crate) fn len_of(&self, tenant: TenantId) -> usize {
-        self.own.lens[tenant.index()]
+        self.by_tenant.lens[tenant.index()]
     }
 
-    /// From the coldest to the hottest.
+    /// Returns all cold pages, from the coldest to the hottest.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Page> + Clone + '_ {
         self.all.iter(0)
     }
 
-    /// One tenant's, from the coldest to the hottest.
+    /// Returns a tenant's cold pages, from the coldest to the hottest.
     pub(crate) fn iter_of(&self, tenant: TenantId) -> impl Iterator<Item = Page> + Clone + '_ {
-        self.own.iter(tenant.index())
+        self.by_tenant.iter(tenant.index())
     }
 
     pub(crate) fn coldest(&self) -> Option<Page> {
@@ -52,21 +53,22 @@ impl ColdPages {
 
     pub(crate) fn push_hottest(&mut self, page: Page, tenant: TenantId) {
         self.all.push_hottest(0, page);
-        self.own.push_hottest(tenant.index(), page);
+        self.by_tenant.push_hottest(tenant.index(), page);
     }
 
-    /// `page` must be here, as this tenant's.
+    /// Removes `page`, which must be a cold page of this tenant.
     pub(crate) fn remove(&mut self, page: Page, tenant: TenantId) {
         self.all.remove(0, page);
-        self.own.remove(tenant.index(), page);
+        self.by_tenant.remove(tenant.index(), page);
     }
 }
 
-/// PageLists that share no page, through two arrays, so that every change takes constant time.
+/// Disjoint lists of pages in two arrays: every change takes constant time.
 struct PageLists {
-    /// Indexed by page, then by list: each list is a ring, closed by an entry of its own. Hotter than that entry is the
-    /// list's coldest page, colder the hottest.
+    /// The next hotter entry, indexed by page, then by list. Each list is a ring that its own entry
+    /// closes: the next hotter entry after it is the list's coldest page.
     hotter: Vec<u32>,
+    /// The next colder entry, indexed like `hotter`.
     colder: Vec<u32>,
     lens: Vec<usize>, // Indexed by list.
     pages: usize,
@@ -92,10 +94,10 @@ impl PageLists {
 
     fn iter(&self, list: usize) -> impl Iterator<Item = Page> + Clone + '_ {
         let end = self.pages + list;
-        let next = |at: usize| self.hotter[at] as usize;
-        std::iter::successors(Some(next(end)), move |&at| Some(next(at)))
-            .take_while(move |&at| at != end)
-            .map(|at| Page::new(at as u32))
+        let next = |entry: usize| self.hotter[entry] as usize;
+        std::iter::successors(Some(next(end)), move |&entry| Some(next(entry)))
+            .take_while(move |&entry| entry != end)
+            .map(|entry| Page::new(entry as u32))
     }
 
     fn push_hottest(&mut self, list: usize, page: Page) {
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_orders_are_the_order_of_pushes() {
+    fn both_lists_keep_the_order_of_pushes() {
         let (even, odd) = (TenantId(0), TenantId(1));
         let mut cold = ColdPages::new(5);
         cold.add_tenant();

@@ -1,12 +1,13 @@
-//! Which whole pages have which hash: lists through arrays, one for each of as many hashes as there are pages or more.
+//! An index of whole pages by the hash of their edge: linked lists in arrays, one list per bucket.
 //!
-//! The pages' edges are not here, so that a look-up reads little memory: whoever asks compares those of the pages it is
-//! given. Nothing here allocates after the start.
+//! The edges themselves are not here, so that a lookup reads little memory. The caller compares the
+//! edges of the pages that it gets. Nothing here allocates after the start.
 
 use crate::Page;
 
 const NONE: u32 = u32::MAX;
 
+/// Lists of pages, one per bucket of hashes.
 pub(super) struct EdgeIndex {
     first: Vec<u32>, // Indexed by the low bits of the hash.
     next: Vec<u32>,  // Indexed by page.
@@ -20,26 +21,26 @@ impl EdgeIndex {
         }
     }
 
-    fn place(&self, hash: u64) -> usize {
+    fn bucket(&self, hash: u64) -> usize {
         hash as usize & (self.first.len() - 1)
     }
 
-    /// Pages of this hash, and others that share its list.
+    /// Returns the pages in the bucket of this hash.
     pub(super) fn of(&self, hash: u64) -> impl Iterator<Item = Page> + '_ {
-        let page = |at: u32| (at != NONE).then(|| Page::new(at));
-        std::iter::successors(page(self.first[self.place(hash)]), move |before| {
+        let page = |index: u32| (index != NONE).then(|| Page::new(index));
+        std::iter::successors(page(self.first[self.bucket(hash)]), move |before| {
             page(self.next[before.index()])
         })
     }
 
-    /// `page` must be on no list.
+    /// Adds `page`, which must be in no list.
     pub(super) fn insert(&mut self, hash: u64, page: Page) {
-        let place = self.place(hash);
-        self.next[page.index()] = self.first[place];
-        self.first[place] = page.index() as u32;
+        let bucket = self.bucket(hash);
+        self.next[page.index()] = self.first[bucket];
+        self.first[bucket] = page.index() as u32;
     }
 
-    /// `page` must be on the list of this hash.
+    /// Removes `page`, which must be in the bucket of this hash.
     pub(super) fn remove(&mut self, hash: u64, page: Page) {
         let after = self.next[page.index()];
         let before = self
@@ -48,13 +49,13 @@ impl EdgeIndex {
         match before {
             Some(before) => self.next[before.index()] = after,
             None => {
-                let place = self.place(hash);
+                let bucket = self.bucket(hash);
                 assert_eq!(
-                    self.first[place],
+                    self.first[bucket],
                     page.index() as u32,
-                    "{page:?} is not here"
+                    "{page:?} is not in this bucket"
                 );
-                self.first[place] = after;
+                self.first[bucket] = after;
             }
         }
     }

@@ -1,19 +1,21 @@
-//! How many pages each tenant holds, and how many it should.
+//! The number of pages that each tenant holds, and its quota.
 //!
-//! Invariant: a tenant holds as many pages as name it as their payer.
-//! Invariant: the active weight is the sum of the weights of the tenants that hold a page.
+//! Invariant: a tenant's `held` is the number of pages that have it as their payer.
+//!
+//! Invariant: `active_weight` is the sum of the weights of the tenants that hold a page.
 
 use crate::{Page, TenantId};
 
-/// A tenant is never over its share with so few pages, however many tenants there are: a short prompt stays cached.
+/// A tenant with at most this many pages is never over its share. So a short prompt stays cached
+/// however many tenants there are.
 const SHARE_FLOOR: u32 = 4;
 
-/// What a tenant may have of all pages.
+/// The pages that a tenant may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageQuota {
     pub(crate) weight: u32,     // At least 1.
-    pub(crate) guaranteed: u32, // Pages that others cannot keep from it.
-    pub(crate) max: u32,        // Pages that it may hold, cached ones included.
+    pub(crate) guaranteed: u32, // Pages that admission keeps available to the tenant.
+    pub(crate) max: u32,        // Pages that the tenant may hold, including cached pages.
 }
 
 impl Default for PageQuota {
@@ -33,11 +35,11 @@ struct TenantHolding {
     held: u32,
 }
 
-/// Whom each page counts against. Free and public pages count against nobody.
+/// The payer of each page: the tenant against which it counts. Free and public pages have none.
 pub(crate) struct Holdings {
     payers: Vec<Option<TenantId>>, // Indexed by page.
     tenants: Vec<TenantHolding>,
-    guaranteed: Vec<TenantId>, // Those with a guarantee, in the order of their numbers.
+    guaranteed: Vec<TenantId>, // The tenants with a guarantee, in ascending order.
     active_weight: u64,
 }
 
@@ -51,7 +53,7 @@ impl Holdings {
         }
     }
 
-    /// Tenants that exist: all up to the largest that was ever set.
+    /// Returns the number of tenants.
     pub(crate) fn tenants(&self) -> usize {
         self.tenants.len()
     }
@@ -61,7 +63,7 @@ impl Holdings {
     }
 
     pub(crate) fn set(&mut self, tenant: TenantId, quota: PageQuota) {
-        assert!(quota.weight > 0, "{tenant:?} weighs nothing");
+        assert!(quota.weight > 0, "the weight of {tenant:?} is 0");
         let holding = &mut self.tenants[tenant.index()];
         if holding.held > 0 {
             self.active_weight -= u64::from(holding.quota.weight);
@@ -83,13 +85,14 @@ impl Holdings {
         self.tenants[tenant.index()].held
     }
 
-    /// The tenants with a guarantee, and how many pages it is.
+    /// Returns the tenants with a guarantee, and the number of their guaranteed pages.
     pub(crate) fn guarantees(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
         let guaranteed = self.guaranteed.iter();
         guaranteed.map(|&tenant| (tenant, self.quota(tenant).guaranteed))
     }
 
-    /// Whether a tenant holds more than its part, by weight among the tenants that hold any page.
+    /// Returns whether a tenant holds more than its share: all pages divided by weight among the
+    /// tenants that hold a page.
     pub(crate) fn is_over_share(&self, tenant: TenantId) -> bool {
         let held = self.held(tenant);
         let weight = u64::from(self.quota(tenant).weight);
@@ -101,7 +104,7 @@ impl Holdings {
         self.payers[page.index()]
     }
 
-    /// From now on `page` counts against `payer`.
+    /// Makes `payer` the payer of `page`.
     pub(crate) fn charge(&mut self, page: Page, payer: Option<TenantId>) {
         let before = std::mem::replace(&mut self.payers[page.index()], payer);
         if let Some(tenant) = before {
@@ -126,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_the_weight_among_those_that_hold_pages() {
+    fn a_share_is_the_weight_among_tenants_that_hold_pages() {
         let (light, heavy) = (TenantId(0), TenantId(1));
         let mut holdings = Holdings::new(40);
         holdings.add_tenant();
@@ -137,23 +140,32 @@ mod tests {
             }
         };
         charge(&mut holdings, 0..10, Some(light));
-        assert!(!holdings.is_over_share(light), "alone, all is its share");
+        assert!(
+            !holdings.is_over_share(light),
+            "the share of the only tenant is all pages"
+        );
         charge(&mut holdings, 39..40, Some(heavy));
         let weight = |weight| PageQuota {
             weight,
             ..PageQuota::default()
         };
         holdings.set(heavy, weight(3));
-        assert!(!holdings.is_over_share(light), "10 of 40 are a quarter");
+        assert!(
+            !holdings.is_over_share(light),
+            "10 of 40 pages are a quarter"
+        );
         charge(&mut holdings, 10..11, Some(light));
         assert!(holdings.is_over_share(light));
         holdings.set(heavy, weight(1000));
         charge(&mut holdings, 4..11, None);
-        assert!(!holdings.is_over_share(light), "the floor holds");
+        assert!(
+            !holdings.is_over_share(light),
+            "few pages are never over the share"
+        );
         charge(&mut holdings, 4..5, Some(light));
         assert!(holdings.is_over_share(light));
         charge(&mut holdings, 39..40, None);
-        assert!(!holdings.is_over_share(light), "alone again");
+        assert!(!holdings.is_over_share(light), "the only tenant again");
         assert_eq!((holdings.held(light), holdings.held(heavy)), (5, 0));
     }
 }

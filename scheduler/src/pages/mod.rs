@@ -1,64 +1,48 @@
-//! Who holds each page of KV memory.
+//! The pages of KV memory: which page is free, which belongs to a sequence, which is cached.
 //!
 //! Invariant: every page is free, private to one sequence, or in the prefix tree.
-//! Invariant: a page's pins are the page tables that contain it, the pending copies from it, and one more for good when it
-//! is public; only private pages are ever written.
-//! Invariant: the cold pages are exactly the unpinned tree pages, and a parent is pinned or hotter than its child. So the
-//! coldest page, of all or of one tenant, is always a leaf, and the number of cold pages is what eviction can yield.
+//!
+//! Invariant: a page's pin count is the number of page tables that contain it and pending copies
+//! that read it, plus one if the page is public. Only private pages are written.
+//!
+//! Invariant: the cold pages are exactly the unpinned tree pages, and a parent is pinned or hotter
+//! than its child. So the coldest page, of all tenants or of one, is always a leaf, and eviction
+//! can free as many pages as are cold.
 
 mod children;
 mod cold;
 mod edges;
 mod holdings;
+mod page;
 mod prefix;
 mod public;
-#[cfg(test)]
-mod random;
-#[cfg(test)]
-mod reference;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::hash::{BuildHasher, RandomState};
 
 use cold::ColdPages;
 use holdings::Holdings;
 pub(crate) use holdings::PageQuota;
+pub use page::{PAGE_TOKENS, Page};
 pub(crate) use prefix::Owner;
 use prefix::{Edge, PrefixTree};
 pub(crate) use tables::{PageTable, PageTables};
 
 use crate::{PublicPrefix, SequenceId, TenantId, TokenId};
 
-/// Tokens in a page. Larger ones would share less of a prefix and give little for it: with no page beside another of its sequence,
-/// attention takes 0.3 ms of a step of 38 longer at 4 streams, 1.6 of 227 at 32, and at 1 and 16 nothing that shows (2B shape, 256 keys each,
-/// two Zen 4 cores; the third decile of the steps of three runs each, in turn).
-pub const PAGE_TOKENS: usize = 16;
-
-/// One page of KV memory: an index into the caller's store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Page(u32);
-
-impl Page {
-    /// The page at `index`; for batches that are built by hand.
-    pub fn new(index: u32) -> Page {
-        Page(index)
-    }
-
-    /// Where the page is in the store.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Who may write a page, or read it.
+/// The holder of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
     Free,
+    /// The only sequence that reads and writes the page.
     Private(SequenceId),
+    /// The prefix tree: the page is cached, and sequences may read it.
     Tree,
 }
 
-/// How many pages there are of each kind, and how many were evicted so far.
+/// The number of pages of each kind, and the number of evictions so far.
 pub(crate) struct PageCounts {
     pub(crate) free: usize,
     pub(crate) private: usize,
@@ -67,10 +51,10 @@ pub(crate) struct PageCounts {
     pub(crate) evictions: u64,
 }
 
-/// All pages, and the tree over those that are cached.
+/// All pages, and the prefix tree over the cached pages.
 pub(crate) struct PagePool<S = RandomState> {
     pub(crate) holders: Vec<Holder>, // Indexed by page.
-    pub(crate) pins: Vec<u32>,       // Likewise.
+    pub(crate) pins: Vec<u32>,       // Indexed by page.
     pub(crate) free: Vec<Page>,
     pub(crate) cold: ColdPages,
     pub(crate) tree: PrefixTree<S>,
@@ -79,7 +63,7 @@ pub(crate) struct PagePool<S = RandomState> {
 }
 
 impl PagePool {
-    /// All pages free. Tenant 0 exists, with the default share.
+    /// Creates a pool of free pages. Tenant 0 exists, with the default quota.
     pub(crate) fn new(pages: u32) -> PagePool {
         PagePool::with_hasher(pages, RandomState::new())
     }
@@ -91,7 +75,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         let mut pool = PagePool {
             holders: vec![Holder::Free; count],
             pins: vec![0; count],
-            free: (0..pages).rev().map(Page).collect(),
+            free: (0..pages).rev().map(Page::new).collect(),
             cold: ColdPages::new(count),
             tree: PrefixTree::new(count, hasher),
             holdings: Holdings::new(count),
@@ -101,7 +85,8 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         pool
     }
 
-    /// Sets what a tenant may have from now on. A cap below what it holds takes effect as it takes and gives back.
+    /// Sets a tenant's quota. If the tenant holds more than the new cap, the pool evicts its pages
+    /// when it next takes one.
     pub(crate) fn set_tenant(&mut self, tenant: TenantId, quota: PageQuota) {
         while self.holdings.tenants() <= tenant.index() {
             self.holdings.add_tenant();
@@ -110,27 +95,27 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.holdings.set(tenant, quota);
     }
 
-    /// Declares a prefix whose whole pages, once published, stay for all tenants that may use it.
+    /// Declares a prefix. Its whole pages, once published, stay for all tenants that may use them.
     pub(crate) fn declare_public(&mut self, tokens: &[TokenId]) -> PublicPrefix {
         self.tree.declare(tokens)
     }
 
-    /// Pages of all declared prefixes, published or not.
+    /// Returns the number of pages of all declared prefixes, published or not.
     pub(crate) fn reserved(&self) -> u32 {
         self.tree.declared() as u32
     }
 
-    /// How many prefixes were declared.
+    /// Returns the number of declared prefixes.
     pub(crate) fn prefixes(&self) -> u32 {
         self.tree.prefixes()
     }
 
-    /// Tokens of which `tokens` begin like one of the prefixes named; whole pages.
+    /// Returns how many of `tokens` are the start of one of the `public` prefixes, in whole pages.
     pub(crate) fn public_tokens(&self, public: &[PublicPrefix], tokens: &[TokenId]) -> usize {
         self.tree.public_pages(public, tokens) * PAGE_TOKENS
     }
 
-    /// How many pages there are of each kind.
+    /// Returns the number of pages of each kind.
     pub(crate) fn counts(&self) -> PageCounts {
         let (free, tree) = (self.free.len(), self.tree.len());
         PageCounts {
@@ -142,37 +127,37 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         }
     }
 
-    /// Pages that count against a tenant: private ones, and cached ones whether anybody uses them or not.
+    /// Returns the number of pages that count against a tenant: its private and its cached pages.
     pub(crate) fn held(&self, tenant: TenantId) -> u32 {
         self.holdings.held(tenant)
     }
 
-    /// Those of them that sequences use.
+    /// Returns the number of a tenant's pages that are not cold.
     pub(crate) fn in_use(&self, tenant: TenantId) -> u32 {
         self.held(tenant) - self.cold.len_of(tenant) as u32
     }
 
-    /// Pages that are free or can be evicted.
+    /// Returns the number of pages that are free or can be evicted.
     pub(crate) fn available_to_all(&self) -> usize {
         self.free.len() + self.cold.len()
     }
 
-    /// Pages that [`PagePool::take`] can give a tenant, in a row.
+    /// Returns how many pages [`PagePool::take`] can give a tenant now.
     pub(crate) fn available(&self, tenant: TenantId) -> usize {
         self.available_to_all().min(self.room(tenant))
     }
 
-    /// Pages that a tenant may use more than it does, whether there are any or not.
+    /// Returns how many more pages a tenant may use under its cap, whether or not pages are free.
     pub(crate) fn room(&self, tenant: TenantId) -> usize {
         self.cap(tenant).saturating_sub(self.in_use(tenant)) as usize
     }
 
-    /// Pages that a tenant may hold.
+    /// Returns the number of pages that a tenant may hold.
     pub(crate) fn cap(&self, tenant: TenantId) -> u32 {
         self.holdings.quota(tenant).max
     }
 
-    /// Pages that other tenants are guaranteed and do not use.
+    /// Returns the number of guaranteed pages that the tenants other than `except` do not use.
     pub(crate) fn unmet_guarantees(&self, except: TenantId) -> usize {
         let others = self.holdings.guarantees();
         let others = others.filter(|&(tenant, _)| tenant != except);
@@ -180,8 +165,8 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         others.map(|guarantee| unmet(guarantee) as usize).sum()
     }
 
-    /// The cached pages that begin `tokens`, first to last: those of the public prefixes named, then the tenant's own.
-    /// Pins nothing.
+    /// Returns the cached pages of the longest prefix of `tokens`, first to last: pages of the
+    /// `public` prefixes, then the tenant's own. Pins nothing.
     pub(crate) fn find<'a>(
         &'a self,
         tenant: TenantId,
@@ -191,8 +176,9 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.tree.find(tenant, public, tokens)
     }
 
-    /// The cached page after `parent` that begins most like `tokens`, and how many tokens they have in common, at least
-    /// one: what to copy when no whole page is found. Pins nothing.
+    /// Returns the cached page after `parent` that shares the most first tokens with `tokens`, and
+    /// their number, which is at least 1. A sequence copies this page if no whole page is found.
+    /// Pins nothing.
     pub(crate) fn similar(
         &self,
         tenant: TenantId,
@@ -203,8 +189,8 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.tree.similar(tenant, public, parent, tokens)
     }
 
-    /// Where a page of these tokens belongs, after `parent`: among the public pages when it goes on with a prefix that is
-    /// named, else among the tenant's own.
+    /// Returns the edge of a page of these tokens after `parent`. The owner is the public if the
+    /// page continues one of the `public` prefixes; otherwise it is the tenant.
     pub(crate) fn edge(
         &self,
         tenant: TenantId,
@@ -215,7 +201,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.tree.edge_for(tenant, public, parent, tokens)
     }
 
-    /// Whether a single page table contains this page and nothing else uses it.
+    /// Returns whether exactly one page table or pending copy uses this page.
     pub(crate) fn is_exclusive(&self, page: Page) -> bool {
         self.pins[page.index()] == 1
     }
@@ -224,8 +210,9 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.pins[page.index()] > 0
     }
 
-    /// Gives a page to `sequence` alone, a cached one if none is free; `None` when every page is in use, or as many as
-    /// the tenant may hold. Evicts only to give.
+    /// Gives a page to `sequence`. Evicts a cached page if no page is free or the tenant is at its
+    /// cap. Returns `None`, and evicts nothing, if all pages are in use or the tenant uses as many
+    /// as its cap allows.
     pub(crate) fn take(&mut self, sequence: SequenceId, tenant: TenantId) -> Option<Page> {
         if self.available(tenant) == 0 {
             return None;
@@ -237,7 +224,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             self.evict(self.least_wanted(tenant));
         }
         let page = self.free.pop();
-        let page = page.expect("M7: what is evicted for a page is enough for it");
+        let page = page.expect("M7: an eviction freed a page");
         let holder = &mut self.holders[page.index()];
         assert_eq!(*holder, Holder::Free, "{page:?} was on the free list");
         *holder = Holder::Private(sequence);
@@ -246,7 +233,8 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         Some(page)
     }
 
-    /// What is evicted for a tenant: its own coldest page when it holds more than its share, else the coldest of all.
+    /// Returns the page to evict for a tenant: its own coldest page if it holds more than its
+    /// share, otherwise the coldest page of all.
     fn least_wanted(&self, tenant: TenantId) -> Option<Page> {
         let own = self.cold.coldest_of(tenant);
         let own = own.filter(|_| self.holdings.is_over_share(tenant));
@@ -254,18 +242,18 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     }
 
     fn evict(&mut self, page: Option<Page>) {
-        self.forget(page.expect("M7: a cold page was available"));
+        self.forget(page.expect("M7: a page can be evicted"));
         self.evictions += 1;
     }
 
-    /// Drops every cached page that nobody uses.
+    /// Drops every unpinned cached page.
     pub(crate) fn forget_unpinned(&mut self) {
         while let Some(page) = self.cold.coldest() {
             self.forget(page);
         }
     }
 
-    /// Drops a cold leaf from the tree.
+    /// Removes a cold leaf from the tree and frees its page.
     fn forget(&mut self, page: Page) {
         self.cold.remove(page, self.payer(page));
         self.tree.remove(page);
@@ -280,10 +268,10 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     fn payer(&self, page: Page) -> TenantId {
         let payer = self.holdings.payer(page);
-        payer.expect("only free and public pages count against nobody")
+        payer.expect("only free and public pages have no payer")
     }
 
-    /// One more page table contains this cached page, or one more copy is to be made from it. Its parent must be pinned.
+    /// Pins a cached page for a page table or a pending copy. Its parent must be pinned.
     pub(crate) fn pin(&mut self, page: Page) {
         assert_eq!(self.holders[page.index()], Holder::Tree, "{page:?}");
         self.assert_parent_is_pinned(page);
@@ -294,14 +282,14 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.tree.touch(page);
     }
 
-    /// A copy from this cached page is made, or given up. Its parent must be pinned still.
+    /// Removes the pin of a pending copy. The page's parent must still be pinned.
     pub(crate) fn unpin(&mut self, page: Page) {
         assert_eq!(self.holders[page.index()], Holder::Tree, "{page:?}");
         self.release(page);
     }
 
-    /// Puts a full, computed page of `sequence` into the tree. Returns the page that now stands in its place: when an
-    /// equal one is there already, that one, and the copy becomes free.
+    /// Puts a full, computed page of `sequence` into the tree. If an equal page is there already,
+    /// frees this page and pins the equal one. Returns the page that is in the tree.
     pub(crate) fn publish(&mut self, sequence: SequenceId, page: Page, edge: Edge) -> Page {
         assert_eq!(self.holders[page.index()], Holder::Private(sequence));
         if let Some(equal) = self.tree.insert(page, edge) {
@@ -321,9 +309,12 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         page
     }
 
-    /// Takes back the last page of a sequence that has ended, which holds these `tokens` after `parent`, fewer than a
-    /// page: others may copy them from now on. When the tenant has a page there that begins with them, that one is as
-    /// recently used as this one would be, and this one becomes free. `parent` must be pinned still.
+    /// Takes the last page of a sequence that ends. The page holds fewer than [`PAGE_TOKENS`]
+    /// `tokens` after `parent`, which must still be pinned.
+    ///
+    /// The page enters the tree as a partial leaf, so that other sequences can copy it. If a page
+    /// of the tenant there already begins with `tokens`, that page counts as just used instead, and
+    /// this page becomes free.
     pub(crate) fn offer_tail(
         &mut self,
         sequence: SequenceId,
@@ -334,7 +325,10 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     ) {
         assert_eq!(self.holders[page.index()], Holder::Private(sequence));
         assert_eq!(tenant, self.payer(page), "{page:?}");
-        assert!((1..PAGE_TOKENS).contains(&tokens.len()), "part of a page");
+        assert!(
+            (1..PAGE_TOKENS).contains(&tokens.len()),
+            "a tail is part of a page"
+        );
         if let Some(covering) = self.tree.covering(tenant, parent, tokens) {
             self.release(page);
             self.pin(covering);
@@ -346,21 +340,22 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         }
     }
 
-    /// Gives back a whole page table. The last page goes first, so that children end up colder than their parents.
+    /// Releases all pages of a page table. Releases the last page first, so that children are
+    /// colder than their parents.
     pub(crate) fn release_table(&mut self, pages: &[Page]) {
         for &page in pages.iter().rev() {
             self.release(page);
         }
     }
 
-    /// One page table, or one copy, fewer uses `page`.
+    /// Removes one pin from `page`, and frees the page or makes it cold if that was the last pin.
     fn release(&mut self, page: Page) {
         let pins = &mut self.pins[page.index()];
-        assert!(*pins > 0, "{page:?} is in no page table");
+        assert!(*pins > 0, "{page:?} is not pinned");
         *pins -= 1;
         let is_unused = *pins == 0;
         match self.holders[page.index()] {
-            Holder::Free => panic!("{page:?} was in use and free"),
+            Holder::Free => panic!("{page:?} is pinned and free"),
             Holder::Private(_) => self.set_free(page),
             Holder::Tree if is_unused => {
                 self.assert_parent_is_pinned(page);
@@ -370,172 +365,11 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         }
     }
 
-    /// Pages are pinned from the root down and released up to it: this is what keeps children colder than their parents.
+    /// Asserts that pages are pinned from the root down and released in reverse order. This keeps
+    /// children colder than their parents.
     fn assert_parent_is_pinned(&self, page: Page) {
         let parent = self.tree.edge(page).and_then(|edge| edge.parent);
         let is_pinned = parent.is_none_or(|parent| self.is_pinned(parent));
-        assert!(is_pinned, "the parent of {page:?} is in no page table");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sequence() -> SequenceId {
-        SequenceId::new(0, 0)
-    }
-
-    /// Takes and publishes a page for each token, each under the one before.
-    fn publish_path(
-        pool: &mut PagePool,
-        tenant: TenantId,
-        public: &[PublicPrefix],
-        path: &[TokenId],
-    ) -> Vec<Page> {
-        let mut table: Vec<Page> = Vec::new();
-        for &token in path {
-            let page = pool.take(sequence(), tenant).unwrap();
-            let parent = table.last().copied();
-            let edge = pool.edge(tenant, public, parent, [token; PAGE_TOKENS]);
-            table.push(pool.publish(sequence(), page, edge));
-        }
-        table
-    }
-
-    #[test]
-    fn a_released_path_is_evicted_from_its_end() {
-        let mut pool = PagePool::new(3);
-        let tenant = TenantId(0);
-        let table = publish_path(&mut pool, tenant, &[], &[0, 1, 2]);
-        assert_eq!(pool.take(sequence(), tenant), None, "all pages are in use");
-        pool.release_table(&table);
-        for &page in table.iter().rev() {
-            assert_eq!(pool.take(sequence(), tenant), Some(page));
-        }
-        assert_eq!(pool.evictions, 3);
-    }
-
-    #[test]
-    fn a_tenant_at_its_cap_recycles_its_own_pages() {
-        let mut pool = PagePool::new(8);
-        let (capped, other) = (TenantId(0), TenantId(1));
-        pool.set_tenant(other, PageQuota::default());
-        let max = |max| PageQuota {
-            max,
-            ..PageQuota::default()
-        };
-        pool.set_tenant(capped, max(2));
-        let table = publish_path(&mut pool, other, &[], &[7]);
-        pool.release_table(&table);
-        let table = publish_path(&mut pool, capped, &[], &[0, 1]);
-        assert_eq!(pool.take(sequence(), capped), None, "free pages or not");
-        pool.release_table(&table);
-        assert_eq!(pool.available(capped), 2);
-        assert_eq!(pool.take(sequence(), capped), Some(table[1]));
-        assert_eq!((pool.held(capped), pool.in_use(capped)), (2, 1));
-        pool.set_tenant(capped, max(1));
-        assert_eq!(pool.take(sequence(), capped), None);
-        assert_eq!(pool.held(capped), 2, "nothing is evicted in vain");
-        assert_eq!(pool.held(other), 1);
-    }
-
-    #[test]
-    fn a_tenant_over_its_share_evicts_its_own_pages() {
-        let mut pool = PagePool::new(12);
-        let (modest, thrasher) = (TenantId(0), TenantId(1));
-        pool.set_tenant(thrasher, PageQuota::default());
-        let kept = publish_path(&mut pool, modest, &[], &[0, 1, 2, 3]);
-        pool.release_table(&kept);
-        for token in 0..40 {
-            let table = publish_path(&mut pool, thrasher, &[], &[token]);
-            pool.release_table(&table);
-        }
-        let tokens = [0, 1, 2, 3].map(|token| [token; PAGE_TOKENS]).concat();
-        assert!(pool.find(modest, &[], &tokens).eq(kept.iter().copied()));
-        assert_eq!(pool.held(thrasher), 8);
-    }
-
-    #[test]
-    fn public_pages_are_shared_and_stay() {
-        let mut pool = PagePool::new(8);
-        let (first, second, stranger) = (TenantId(0), TenantId(1), TenantId(2));
-        pool.set_tenant(stranger, PageQuota::default());
-        let tokens = [0, 1, 2].map(|token| [token; PAGE_TOKENS]).concat();
-        let public = [pool.declare_public(&tokens[..40])];
-        assert_eq!(pool.reserved(), 2);
-        for tenant in [first, second] {
-            let table = publish_path(&mut pool, tenant, &public, &[0, 1, 2]);
-            assert_eq!((pool.held(tenant), pool.in_use(tenant)), (1, 1));
-            pool.release_table(&table);
-            assert_eq!(pool.find(tenant, &public, &tokens).count(), 3);
-            assert_eq!(pool.find(tenant, &[], &tokens).count(), 0);
-        }
-        let similar = pool.similar(stranger, &public, None, &[0, 0, 9]);
-        assert_eq!(similar.map(|(_, tokens)| tokens), Some(2));
-        assert_eq!(pool.similar(stranger, &[], None, &[0, 0, 9]), None);
-        pool.forget_unpinned();
-        assert_eq!(pool.tree.len(), 2);
-        assert_eq!(pool.find(stranger, &public, &tokens).count(), 2);
-    }
-
-    #[test]
-    fn a_tail_is_copied_from_until_a_longer_one_stands_there() {
-        let mut pool = PagePool::new(4);
-        let tenant = TenantId(0);
-        let mut offer = |tokens: &[TokenId]| {
-            let page = pool.take(sequence(), tenant).unwrap();
-            pool.offer_tail(sequence(), page, None, tenant, tokens);
-            pool.tree.len()
-        };
-        assert_eq!(offer(&[1, 2, 3]), 1);
-        assert_eq!(offer(&[1, 2]), 1, "covered");
-        assert_eq!(offer(&[1, 2, 3, 4]), 2);
-        let (page, shared) = pool.similar(tenant, &[], None, &[1, 2, 3, 5]).unwrap();
-        assert_eq!((pool.tree.tokens(page).len(), shared), (4, 3));
-        pool.pin(page);
-        pool.forget_unpinned();
-        assert!(pool.is_pinned(page));
-        pool.unpin(page);
-        pool.forget_unpinned();
-        assert_eq!((pool.free.len(), pool.held(tenant)), (4, 0));
-    }
-
-    #[test]
-    fn only_the_most_recently_used_children_are_compared() {
-        let mut pool = PagePool::new(9);
-        let tenant = TenantId(0);
-        let mut children = Vec::new();
-        for token in 0..9 {
-            let table = publish_path(&mut pool, tenant, &[], &[token]);
-            pool.release_table(&table);
-            children.extend(table);
-        }
-        assert_eq!(pool.similar(tenant, &[], None, &[0]), None, "the ninth");
-        let similar = pool.similar(tenant, &[], None, &[1]);
-        assert_eq!(similar, Some((children[1], 1)), "the eighth");
-        pool.pin(children[0]);
-        pool.unpin(children[0]);
-        let similar = pool.similar(tenant, &[], None, &[0]);
-        assert_eq!(similar, Some((children[0], 1)), "the first now");
-        assert_eq!(pool.similar(tenant, &[], None, &[1]), None);
-    }
-
-    #[test]
-    fn what_is_guaranteed_and_not_used_is_unmet() {
-        let mut pool = PagePool::new(8);
-        let (mine, yours) = (TenantId(0), TenantId(1));
-        let guaranteed = |guaranteed| PageQuota {
-            guaranteed,
-            ..PageQuota::default()
-        };
-        pool.set_tenant(yours, guaranteed(3));
-        let table = publish_path(&mut pool, yours, &[], &[0, 1]);
-        assert_eq!(pool.unmet_guarantees(mine), 1);
-        pool.release_table(&table);
-        assert_eq!(pool.unmet_guarantees(mine), 3, "cached is not in use");
-        assert_eq!(pool.unmet_guarantees(yours), 0);
-        pool.set_tenant(yours, guaranteed(0));
-        assert_eq!(pool.unmet_guarantees(mine), 0);
+        assert!(is_pinned, "the parent of {page:?} is not pinned");
     }
 }

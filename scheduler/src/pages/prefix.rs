@@ -1,8 +1,12 @@
-//! Which cached page holds which prefix: a radix tree whose stride is one page, so that a node *is* a page.
+//! The prefix tree: which cached page holds which prefix.
 //!
-//! Invariant: a prefix is found only where owner, parent page and all tokens of the page are equal.
-//! Invariant: a page's parent has the same owner, or is public. So tenants never come upon each other's pages, and meet
-//! only in what the operator has declared.
+//! It is a radix tree whose stride is one page, so a node is a page.
+//!
+//! Invariant: a lookup finds a page only if owner, parent page and all tokens of the page are
+//! equal.
+//!
+//! Invariant: a page's parent has the same owner or is public. So no tenant finds another tenant's
+//! pages; tenants share only the prefixes that the operator has declared.
 
 use std::hash::BuildHasher;
 
@@ -11,42 +15,45 @@ use super::edges::EdgeIndex;
 use super::public::PublicPrefixes;
 use crate::{PAGE_TOKENS, Page, PublicPrefix, TenantId, TokenId};
 
-/// ChildLists that are compared with the wanted tokens, of the tenant's own and of public ones each.
+/// The number of children that a search compares with the wanted tokens, of the tenant's own pages
+/// and of public pages each.
 const SCANNED: usize = 8;
 
-/// Who may find a cached page.
+/// The owner of a cached page: the tenants that may find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     /// All tenants that may use the declared prefix.
     Public,
+    /// One tenant.
     Tenant(TenantId),
 }
 
-/// What a cached page holds: these tokens, after what its parent holds.
+/// The identity of a cached page: its tokens, after those of its parent.
 ///
-/// Keys and values of a token depend on everything before it, so the parent is part of the identity.
+/// The keys and values of a token depend on all tokens before it, so the parent is part of the
+/// identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Edge {
     pub(crate) owner: Owner,
-    pub(crate) parent: Option<Page>, // `None` at the owner's root.
+    pub(crate) parent: Option<Page>, // `None` for the first page of a prompt.
     pub(crate) tokens: [TokenId; PAGE_TOKENS],
 }
 
-/// A cached page's place in the tree.
+/// A page in the tree.
 #[derive(Clone, Copy)]
 struct TreeNode {
     edge: Edge,
-    len: usize, // Tokens that count; fewer than a page in a partial leaf.
+    len: usize, // Valid tokens; fewer than a page in a partial leaf.
 }
 
-/// The edges between cached pages, from both ends.
+/// The edges of all cached pages, indexed by their hash, by page and by parent.
 pub(crate) struct PrefixTree<S> {
-    /// All whole pages by the hash of their edge. Only probed: the hasher's random seed can decide nothing. A hit compares
-    /// the whole edge.
-    below: EdgeIndex,
+    /// All whole pages by the hash of their edge. It is only probed, and a hit compares the whole
+    /// edge, so the hasher's random seed changes no result.
+    index: EdgeIndex,
     hasher: S,
-    above: Vec<Option<TreeNode>>, // Indexed by page.
-    children: ChildLists<S>,      // Public pages are not among them.
+    nodes: Vec<Option<TreeNode>>, // Indexed by page.
+    children: ChildLists<S>,      // Without public pages.
     public: PublicPrefixes,
     len: usize,
 }
@@ -54,9 +61,9 @@ pub(crate) struct PrefixTree<S> {
 impl<S: BuildHasher + Clone> PrefixTree<S> {
     pub(crate) fn new(pages: usize, hasher: S) -> PrefixTree<S> {
         PrefixTree {
-            below: EdgeIndex::new(pages),
+            index: EdgeIndex::new(pages),
             hasher: hasher.clone(),
-            above: vec![None; pages],
+            nodes: vec![None; pages],
             children: ChildLists::new(pages, hasher),
             public: PublicPrefixes::new(pages),
             len: 0,
@@ -67,7 +74,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         self.public.declare(tokens)
     }
 
-    /// Whole pages of all declared prefixes.
+    /// Returns the number of whole pages of all declared prefixes.
     pub(crate) fn declared(&self) -> usize {
         self.public.len()
     }
@@ -76,7 +83,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         self.public.prefixes()
     }
 
-    /// Pages of which `tokens` begin like one of the prefixes named.
+    /// Returns how many pages of `tokens` are the start of one of the `public` prefixes.
     pub(crate) fn public_pages(&self, public: &[PublicPrefix], tokens: &[TokenId]) -> usize {
         let shared = public
             .iter()
@@ -84,7 +91,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         shared.max().unwrap_or(0)
     }
 
-    /// Where a tenant that may use these public prefixes has a page of these tokens.
+    /// Returns the edge at which a tenant that may use these public prefixes has these tokens.
     pub(crate) fn edge_for(
         &self,
         tenant: TenantId,
@@ -105,7 +112,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         }
     }
 
-    /// The pages that hold the longest cached prefix of `tokens`, first to last. Changes nothing.
+    /// Returns the pages of the longest cached prefix of `tokens`, first to last. Changes nothing.
     pub(crate) fn find<'a>(
         &'a self,
         tenant: TenantId,
@@ -120,18 +127,18 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         })
     }
 
-    /// The whole page at this edge.
+    /// Returns the whole page at this edge.
     pub(crate) fn get(&self, edge: &Edge) -> Option<Page> {
         self.get_hashed(edge, self.hasher.hash_one(edge))
     }
 
     fn get_hashed(&self, edge: &Edge, hash: u64) -> Option<Page> {
-        let mut pages = self.below.of(hash);
+        let mut pages = self.index.of(hash);
         pages.find(|&page| self.edge(page) == Some(edge))
     }
 
-    /// The page after `parent` that begins most like `tokens`, and how many tokens they have in common; of equals, the
-    /// most recently used of the tenant's own.
+    /// Returns the page after `parent` that shares the most first tokens with `tokens`, and their
+    /// number. Among equals, the most recently used page of the tenant's own wins.
     pub(crate) fn similar(
         &self,
         tenant: TenantId,
@@ -157,7 +164,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         best
     }
 
-    /// The page among the tenant's own after `parent` that begins with all of `tokens`.
+    /// Returns the tenant's own page after `parent` that begins with all of `tokens`.
     pub(crate) fn covering(
         &self,
         tenant: TenantId,
@@ -172,39 +179,41 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         self.children(tenant, parent).take(SCANNED)
     }
 
-    /// A tenant's own pages after `parent`, partial leaves included, the most recently used first.
+    /// Returns a tenant's own pages after `parent`, including partial leaves, the most recently
+    /// used first.
     pub(crate) fn children(
         &self,
         tenant: TenantId,
         parent: Option<Page>,
     ) -> impl Iterator<Item = Page> + '_ {
-        self.children.iter(self.under(tenant, parent))
+        self.children.iter(self.children_of(tenant, parent))
     }
 
-    fn under(&self, tenant: TenantId, parent: Option<Page>) -> ChildList {
+    fn children_of(&self, tenant: TenantId, parent: Option<Page>) -> ChildList {
         match parent {
             Some(page) if !self.is_public(page) => ChildList::Page(page),
             top => ChildList::Top(tenant, top),
         }
     }
 
-    /// Puts a whole page into the tree, unless one is at this edge already: then returns that one.
+    /// Puts a whole page into the tree, unless a page is at this edge already. Returns that page.
     pub(crate) fn insert(&mut self, page: Page, edge: Edge) -> Option<Page> {
         let hash = self.hasher.hash_one(edge);
         let equal = self.get_hashed(&edge, hash);
         if equal.is_some() {
             return equal;
         }
-        self.below.insert(hash, page);
+        self.index.insert(hash, page);
         if edge.owner == Owner::Public {
-            self.public.settle(page, edge.parent, &edge.tokens);
+            self.public.record(page, edge.parent, &edge.tokens);
         }
         let len = PAGE_TOKENS;
-        self.place(page, TreeNode { edge, len });
+        self.add_node(page, TreeNode { edge, len });
         None
     }
 
-    /// Puts a page into the tree that holds fewer tokens than it could: a partial leaf, which only a scan finds.
+    /// Puts a page into the tree that holds fewer than [`PAGE_TOKENS`] tokens: a partial leaf,
+    /// which only [`PrefixTree::similar`] and [`PrefixTree::covering`] find.
     pub(crate) fn insert_partial(
         &mut self,
         page: Page,
@@ -219,59 +228,60 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
             tokens: [0; PAGE_TOKENS],
         };
         edge.tokens[..len].copy_from_slice(tokens);
-        self.place(page, TreeNode { edge, len });
+        self.add_node(page, TreeNode { edge, len });
     }
 
-    fn place(&mut self, page: Page, place: TreeNode) {
-        self.above[page.index()] = Some(place);
-        if let Some(under) = self.listed_under(&place.edge) {
-            self.children.push_first(under, page);
+    fn add_node(&mut self, page: Page, node: TreeNode) {
+        self.nodes[page.index()] = Some(node);
+        if let Some(list) = self.child_list(&node.edge) {
+            self.children.push_first(list, page);
         }
         self.len += 1;
     }
 
-    /// The list of children in which a page of this edge stands.
-    fn listed_under(&self, edge: &Edge) -> Option<ChildList> {
+    /// Returns the child list that contains a page of this edge.
+    fn child_list(&self, edge: &Edge) -> Option<ChildList> {
         match edge.owner {
             Owner::Public => None,
-            Owner::Tenant(tenant) => Some(self.under(tenant, edge.parent)),
+            Owner::Tenant(tenant) => Some(self.children_of(tenant, edge.parent)),
         }
     }
 
-    /// `page` is the most recently used of its parent's children from now on.
+    /// Makes `page` the most recently used of its parent's children.
     pub(crate) fn touch(&mut self, page: Page) {
         let edge = self.edge(page).expect("a page in the tree has an edge");
-        if let Some(under) = self.listed_under(edge) {
-            self.children.move_first(under, page);
+        if let Some(list) = self.child_list(edge) {
+            self.children.move_first(list, page);
         }
     }
 
-    /// Takes a leaf of a tenant out of the tree.
+    /// Removes a leaf that a tenant owns.
     pub(crate) fn remove(&mut self, page: Page) {
         let child = self.children.iter(ChildList::Page(page)).next();
         assert_eq!(child, None, "{page:?} is not a leaf");
-        let TreeNode { edge, len } = self.above[page.index()]
+        let TreeNode { edge, len } = self.nodes[page.index()]
             .take()
             .expect("a page in the tree has an edge");
-        let under = self.listed_under(&edge);
+        let list = self.child_list(&edge);
         self.children
-            .remove(under.expect("public pages stay"), page);
+            .remove(list.expect("a public page is never removed"), page);
         if len == PAGE_TOKENS {
-            self.below.remove(self.hasher.hash_one(edge), page);
+            self.index.remove(self.hasher.hash_one(edge), page);
         }
         self.len -= 1;
     }
 
-    /// The edge that leads to `page`, if it is in the tree. In a partial leaf, only [`PrefixTree::tokens`] of it count.
+    /// Returns the edge of `page` if it is in the tree. In a partial leaf, only the tokens that
+    /// [`PrefixTree::tokens`] returns are valid.
     pub(crate) fn edge(&self, page: Page) -> Option<&Edge> {
-        self.above[page.index()].as_ref().map(|place| &place.edge)
+        self.nodes[page.index()].as_ref().map(|node| &node.edge)
     }
 
-    /// The tokens that a page of the tree holds after its parent's: a whole page, or fewer in a partial leaf.
+    /// Returns the valid tokens of a page in the tree: a whole page, or fewer in a partial leaf.
     pub(crate) fn tokens(&self, page: Page) -> &[TokenId] {
-        let place = self.above[page.index()].as_ref();
-        let place = place.expect("a page in the tree has an edge");
-        &place.edge.tokens[..place.len]
+        let node = self.nodes[page.index()].as_ref();
+        let node = node.expect("a page in the tree has an edge");
+        &node.edge.tokens[..node.len]
     }
 
     pub(crate) fn is_public(&self, page: Page) -> bool {
@@ -279,13 +289,13 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
             .is_some_and(|edge| edge.owner == Owner::Public)
     }
 
-    /// Pages in the tree, partial leaves included.
+    /// Returns the number of pages in the tree, including partial leaves.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 }
 
-/// How many tokens two sequences have in common at the start.
+/// Returns the length of the common prefix of `a` and `b`.
 fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -1,21 +1,22 @@
-//! Prefixes that the operator has made public, page by page.
+//! The prefixes that the operator has declared public, page by page.
 //!
-//! Invariant: prefixes that begin with the same pages share them, so each page that is declared is declared once.
+//! Invariant: prefixes that begin with the same pages share those pages, so no page is declared
+//! twice.
 
 use crate::{PAGE_TOKENS, Page, PublicPrefix, TokenId};
 
-/// A page of some declared prefixes, computed or not.
+/// One page of one or more declared prefixes, computed or not.
 struct DeclaredPage {
-    parent: Option<usize>, // Among the declared pages.
-    depth: usize,          // Pages before it.
+    parent: Option<usize>, // An index into the declared pages.
+    depth: usize,          // The number of pages before this page.
     tokens: [TokenId; PAGE_TOKENS],
 }
 
-/// All declared prefixes, and which of their pages stand where.
+/// All declared prefixes, and the pages of KV memory that hold them.
 pub(crate) struct PublicPrefixes {
     declared: Vec<DeclaredPage>,
     paths: Vec<Vec<usize>>, // Indexed by prefix: its declared pages, first to last.
-    standing: Vec<Option<usize>>, // Indexed by page: which declared page it holds.
+    held: Vec<Option<usize>>, // Indexed by page: the declared page that it holds.
 }
 
 impl PublicPrefixes {
@@ -23,11 +24,11 @@ impl PublicPrefixes {
         PublicPrefixes {
             declared: Vec::new(),
             paths: Vec::new(),
-            standing: vec![None; pages],
+            held: vec![None; pages],
         }
     }
 
-    /// Keeps the whole pages of `tokens`.
+    /// Declares the whole pages of `tokens` as a prefix.
     pub(crate) fn declare(&mut self, tokens: &[TokenId]) -> PublicPrefix {
         let (whole_pages, _) = tokens.as_chunks::<PAGE_TOKENS>();
         let mut path: Vec<usize> = Vec::with_capacity(whole_pages.len());
@@ -48,21 +49,21 @@ impl PublicPrefixes {
     }
 
     fn position(&self, parent: Option<usize>, tokens: &[TokenId; PAGE_TOKENS]) -> Option<usize> {
-        let is_it = |page: &DeclaredPage| page.parent == parent && page.tokens == *tokens;
-        self.declared.iter().position(is_it)
+        let is_same = |page: &DeclaredPage| page.parent == parent && page.tokens == *tokens;
+        self.declared.iter().position(is_same)
     }
 
-    /// Pages of all prefixes.
+    /// Returns the number of pages of all prefixes.
     pub(crate) fn len(&self) -> usize {
         self.declared.len()
     }
 
-    /// How many were declared.
+    /// Returns the number of declared prefixes.
     pub(crate) fn prefixes(&self) -> u32 {
         self.paths.len() as u32
     }
 
-    /// Whole pages in which `tokens` begin like a prefix.
+    /// Returns how many whole pages `tokens` and a prefix have in common.
     pub(crate) fn shared_pages(&self, prefix: PublicPrefix, tokens: &[TokenId]) -> usize {
         let (pages, _) = tokens.as_chunks::<PAGE_TOKENS>();
         let path = &self.paths[prefix.0 as usize];
@@ -75,13 +76,14 @@ impl PublicPrefixes {
             .count()
     }
 
-    /// What these prefixes go on with after `parent`: nothing, when it is not a public page of theirs.
+    /// Returns the pages with which these prefixes continue after `parent`. A prefix that does not
+    /// contain `parent` has none.
     pub(crate) fn after<'a>(
         &'a self,
         public: &'a [PublicPrefix],
         parent: Option<Page>,
     ) -> impl Iterator<Item = &'a [TokenId; PAGE_TOKENS]> + 'a {
-        let above = parent.map(|page| self.standing[page.index()]);
+        let above = parent.map(|page| self.held[page.index()]);
         let depth = match above {
             None => Some(0),
             Some(above) => above.map(|page| self.declared[page].depth + 1),
@@ -93,20 +95,20 @@ impl PublicPrefixes {
         })
     }
 
-    /// `page` now holds the declared page with these tokens after `parent`, for good.
-    pub(crate) fn settle(
+    /// Records that `page` holds the declared page of these tokens after `parent`.
+    pub(crate) fn record(
         &mut self,
         page: Page,
         parent: Option<Page>,
         tokens: &[TokenId; PAGE_TOKENS],
     ) {
         let above = parent.map(|parent| {
-            let above = self.standing[parent.index()];
+            let above = self.held[parent.index()];
             above.expect("the parent of a public page is public")
         });
         let declared = self.position(above, tokens);
         assert!(declared.is_some(), "{page:?} was never declared");
-        self.standing[page.index()] = declared;
+        self.held[page.index()] = declared;
     }
 }
 
@@ -127,7 +129,7 @@ mod tests {
         assert_eq!(root, [page(1), page(1), page(5)]);
         let first = Some(Page::new(0));
         assert_eq!(public.after(&all, first).count(), 0, "not a public page");
-        public.settle(Page::new(0), None, &page(1));
+        public.record(Page::new(0), None, &page(1));
         let below: Vec<_> = public.after(&all, first).copied().collect();
         assert_eq!(below, [page(2), page(4)]);
         assert_eq!(public.after(&[elsewhere], first).count(), 0);

@@ -1,47 +1,57 @@
-//! The page tables of those who run, side by side, so that a step's batch holds them where they stand and copies none.
+//! The page tables of all running sequences in one array, so that a batch refers to them and copies
+//! none.
 //!
-//! Invariant: of each table only the first `len` places mean anything. Opening and closing allocate nothing.
+//! Invariant: only the first `len` entries of a table are valid.
+//!
+//! Invariant: opening and closing a table allocate nothing.
 
 use crate::Page;
 
-/// Where a sequence's pages stand, by position: first those in the tree, then its private ones.
+/// One sequence's page table: its pages in the order of positions, tree pages before private pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PageTable {
-    pub(crate) first: usize, // Its place among all pages of all tables.
+    pub(crate) first: usize, // The index of its first entry in the array of all tables.
     pub(crate) len: usize,
-    pub(crate) in_tree: usize,
+    pub(crate) in_tree: usize, // The number of its tree pages.
 }
 
-/// All page tables. Whoever runs has room for as many pages as the longest sequence takes.
+/// All page tables. Each has the capacity for the longest sequence.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageTables {
     pages: Vec<Page>,
-    room: usize,      // Of a table.
-    free: Vec<usize>, // Where a table may begin.
+    capacity: usize,  // Of one table, in pages.
+    free: Vec<usize>, // The first entries of the tables that are not open.
 }
 
 impl PageTables {
-    /// Room for `count` tables of `room` pages. Its memory is touched when so many are open.
+    /// Reserves `count` tables of `capacity` pages. The memory of a table is first touched when it
+    /// opens.
     ///
     /// # Panics
     /// If the pages of all tables cannot be numbered by 32 bits.
-    pub(crate) fn new(count: usize, room: usize) -> PageTables {
-        let all = count * room;
-        assert!(u32::try_from(all).is_ok(), "rows name their page tables");
+    pub(crate) fn new(count: usize, capacity: usize) -> PageTables {
+        let all = count * capacity;
+        assert!(
+            u32::try_from(all).is_ok(),
+            "a row stores the index of its page table in 32 bits"
+        );
         PageTables {
             pages: Vec::with_capacity(all),
-            room,
-            free: (0..count).rev().map(|table| table * room).collect(),
+            capacity,
+            free: (0..count).rev().map(|table| table * capacity).collect(),
         }
     }
 
-    /// An empty table.
+    /// Opens an empty table.
     ///
     /// # Panics
-    /// If all are open.
+    /// If all tables are open.
     pub(crate) fn open(&mut self) -> PageTable {
-        let first = self.free.pop().expect("as many as may run");
-        let end = self.pages.len().max(first + self.room);
+        let first = self
+            .free
+            .pop()
+            .expect("there are as many tables as sequences may run");
+        let end = self.pages.len().max(first + self.capacity);
         self.pages.resize(end, Page::new(0));
         PageTable {
             first,
@@ -53,13 +63,13 @@ impl PageTables {
         self.free.push(table.first);
     }
 
-    /// Where the tables begin that are not open.
+    /// Returns the first entries of the tables that are not open.
     pub(crate) fn free(&self) -> &[usize] {
         &self.free
     }
 
     pub(crate) fn push(&mut self, table: &mut PageTable, page: Page) {
-        assert!(table.len < self.room, "no sequence is longer");
+        assert!(table.len < self.capacity, "the page table is full");
         self.pages[table.first + table.len] = page;
         table.len += 1;
     }
@@ -72,19 +82,20 @@ impl PageTables {
         &mut self.pages[table.first..][..table.len]
     }
 
-    /// Some pages of a table, by their place among all.
+    /// Returns `len` entries from index `first` of the array of all tables.
     pub(crate) fn slice(&self, first: usize, len: usize) -> &[Page] {
         &self.pages[first..][..len]
     }
 
-    /// Adds a table that has these pages and no room for more; for batches that are built by hand. Returns where it begins.
+    /// Adds a table of exactly these pages for a batch that is built by hand. Returns the index of
+    /// its first entry.
     pub(crate) fn append(&mut self, pages: &[Page]) -> usize {
         let first = self.pages.len();
         self.pages.extend_from_slice(pages);
         first
     }
 
-    /// Forgets the tables that were appended.
+    /// Removes the tables that were appended.
     pub(crate) fn clear(&mut self) {
         self.pages.clear();
     }
@@ -95,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_stand_apart_and_their_room_is_used_again() {
+    fn tables_do_not_overlap_and_a_closed_table_is_reused() {
         let mut tables = PageTables::new(3, 2);
         let memory = tables.pages.as_ptr();
         let mut open = [(); 3].map(|()| tables.open());
@@ -109,6 +120,10 @@ mod tests {
         assert_eq!((fourth.first, tables.get(&fourth)), (second.first, &[][..]));
         assert_eq!(tables.get(&first), [0, 3].map(Page::new));
         assert_eq!(tables.get(&third), [2, 5].map(Page::new));
-        assert_eq!(tables.pages.as_ptr(), memory, "nothing is allocated");
+        assert_eq!(
+            tables.pages.as_ptr(),
+            memory,
+            "the array was not reallocated"
+        );
     }
 }

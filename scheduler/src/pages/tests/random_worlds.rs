@@ -1,53 +1,53 @@
-//! Random sequences of several tenants over the pages, beside a reference that does the same the slow way.
+//! Random sequences of several tenants use the page pool and a slow reference; both must agree.
 //!
-//! `STERNA_SEED` sets the first world's seed, each next world adding one. A world that fails prints its own.
+//! `STERNA_SEED` sets the seed of the first world; each next world adds one. A world that fails
+//! prints its seed.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::holdings::PageQuota;
-use super::prefix::Owner;
+use sterna_random::Random;
+
 use super::reference::{EvictionCause, PageState, ReferencePool};
-use super::{Holder, PagePool};
+use crate::pages::{Holder, Owner, PagePool, PageQuota};
 use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
 
 const TURNS: usize = 400;
 
 #[test]
-fn pages_do_what_the_reference_does() {
-    let mut seen = Seen::default();
+fn the_pool_agrees_with_the_reference() {
+    let mut coverage = PoolCoverage::default();
     let first = first_seed();
     for seed in first..first + 600 {
-        PoolWorld::new(seed, RandomState::new()).run(&mut seen);
+        PoolWorld::new(seed, RandomState::new()).run(&mut coverage);
     }
-    seen.assert_enough();
+    coverage.assert_enough();
 }
 
 #[test]
-fn equal_hashes_change_nothing() {
+fn hash_collisions_change_no_result() {
     let first = first_seed();
     for seed in first..first + 50 {
-        PoolWorld::new(seed, AllEqual).run(&mut Seen::default());
+        PoolWorld::new(seed, Colliding).run(&mut PoolCoverage::default());
     }
 }
 
 fn first_seed() -> u64 {
-    let number = |text: String| text.parse().unwrap();
-    std::env::var("STERNA_SEED").map_or(1, number)
+    sterna_random::seed_from_env().unwrap_or(1)
 }
 
-/// A hasher to which all keys are one.
+/// A hasher that gives all keys the same hash.
 #[derive(Clone)]
-struct AllEqual;
+struct Colliding;
 
-impl BuildHasher for AllEqual {
-    type Hasher = AllEqual;
+impl BuildHasher for Colliding {
+    type Hasher = Colliding;
 
-    fn build_hasher(&self) -> AllEqual {
-        AllEqual
+    fn build_hasher(&self) -> Colliding {
+        Colliding
     }
 }
 
-impl Hasher for AllEqual {
+impl Hasher for Colliding {
     fn write(&mut self, _: &[u8]) {}
 
     fn finish(&self) -> u64 {
@@ -55,9 +55,9 @@ impl Hasher for AllEqual {
     }
 }
 
-/// How often the difficult cases came up.
+/// The number of times that the worlds met each difficult case.
 #[derive(Debug, Default)]
-struct Seen {
+struct PoolCoverage {
     found: usize,
     copied: usize,
     at_cap: usize,
@@ -68,10 +68,10 @@ struct Seen {
     published_public: usize,
     tails_kept: usize,
     tails_covered: usize,
-    many_children: usize,
+    long_child_lists: usize,
 }
 
-impl Seen {
+impl PoolCoverage {
     fn assert_enough(&self) {
         let counts = [
             self.found,
@@ -84,41 +84,14 @@ impl Seen {
             self.published_public,
             self.tails_kept,
             self.tails_covered,
-            self.many_children,
+            self.long_child_lists,
         ];
         let rarest = counts.into_iter().min();
-        assert!(rarest > Some(300), "too little came up: {self:?}");
+        assert!(rarest > Some(300), "a case is too rare: {self:?}");
     }
 }
 
-/// SplitMix64; prints its seed when the test fails.
-struct Rng {
-    seed: u64,
-    state: u64,
-}
-
-impl Rng {
-    fn below(&mut self, bound: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.state;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % bound as u64) as usize
-    }
-
-    fn percent(&mut self, chance: usize) -> bool {
-        self.below(100) < chance
-    }
-}
-
-impl Drop for Rng {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("STERNA_SEED={}", self.seed);
-        }
-    }
-}
-
+/// A running sequence.
 struct PoolSequence {
     id: SequenceId,
     tenant: TenantId,
@@ -126,7 +99,7 @@ struct PoolSequence {
     tokens: Vec<TokenId>,
     table: Vec<Page>,
     in_tree: usize,
-    source: Option<Page>, // Of a copy that is to be made.
+    source: Option<Page>, // The page that a pending copy reads.
 }
 
 impl PoolSequence {
@@ -136,32 +109,42 @@ impl PoolSequence {
 }
 
 struct PoolWorld<S> {
-    rng: Rng,
+    seed: u64,
+    random: Random,
     pool: PagePool<S>,
     reference: ReferencePool,
     tenants: usize,
-    live: Vec<PoolSequence>,
+    running: Vec<PoolSequence>,
     started: u32,
+}
+
+impl<S> Drop for PoolWorld<S> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("STERNA_SEED={}", self.seed);
+        }
+    }
 }
 
 impl<S: BuildHasher + Clone> PoolWorld<S> {
     fn new(seed: u64, hasher: S) -> PoolWorld<S> {
-        let mut rng = Rng { seed, state: seed };
-        let pages = 4 + rng.below(100);
+        let mut random = Random::new(seed);
+        let pages = 4 + random.index(100);
         let mut world = PoolWorld {
             pool: PagePool::with_hasher(pages as u32, hasher),
             reference: ReferencePool::new(pages),
-            tenants: 1 + rng.below(4),
-            live: Vec::new(),
+            tenants: 1 + random.index(4),
+            running: Vec::new(),
             started: 0,
-            rng,
+            seed,
+            random,
         };
         world.reference.quotas = vec![PageQuota::default(); world.tenants];
         for tenant in 0..world.tenants {
             world.set_tenant(tenant);
         }
-        for _ in 0..world.rng.below(4) {
-            let len = world.rng.below(3 * PAGE_TOKENS);
+        for _ in 0..world.random.index(4) {
+            let len = world.random.index(3 * PAGE_TOKENS);
             let tokens = world.tokens(len);
             let prefix = world.pool.declare_public(&tokens);
             assert_eq!(prefix.0 as usize, world.reference.declared.len());
@@ -171,38 +154,38 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         world
     }
 
-    fn run(&mut self, seen: &mut Seen) {
+    fn run(&mut self, coverage: &mut PoolCoverage) {
         for _ in 0..TURNS {
-            match self.rng.below(100) {
-                0..24 => self.start(seen),
-                24..58 => self.grow(seen),
-                58..80 => self.publish(seen),
-                80..82 => self.copied(),
-                82..86 => self.release(),
-                86..97 => self.end(seen),
+            match self.random.index(100) {
+                0..24 => self.start(coverage),
+                24..58 => self.grow(coverage),
+                58..80 => self.publish(coverage),
+                80..82 => self.complete_copy(),
+                82..86 => self.preempt(),
+                86..97 => self.end(coverage),
                 97 => self.forget(),
-                98 => self.exhaust(seen),
+                98 => self.exhaust(coverage),
                 _ => {
-                    let tenant = self.rng.below(self.tenants);
+                    let tenant = self.random.index(self.tenants);
                     self.set_tenant(tenant);
                 }
             }
-            self.check(seen);
+            self.check(coverage);
         }
     }
 
-    /// Tokens of which whole pages are often equal, and others part of the way.
+    /// Returns tokens whose pages are often equal, or equal up to some position.
     fn tokens(&mut self, len: usize) -> Vec<TokenId> {
         let mut tokens = Vec::new();
         while tokens.len() < len {
-            let first = self.rng.below(2) as TokenId;
-            let is_mixed = self.rng.percent(40);
+            let first = self.random.index(2) as TokenId;
+            let is_mixed = self.random.percent(40);
             let turn = if is_mixed {
-                self.rng.below(PAGE_TOKENS)
+                self.random.index(PAGE_TOKENS)
             } else {
                 PAGE_TOKENS
             };
-            let then = self.rng.below(4) as TokenId;
+            let then = self.random.index(4) as TokenId;
             let token = |at: usize| if at < turn { first } else { then };
             tokens.extend((0..PAGE_TOKENS).map(token));
         }
@@ -211,16 +194,16 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
     }
 
     fn prompt(&mut self) -> Vec<TokenId> {
-        let most = if self.rng.percent(50) {
+        let limit = if self.random.percent(50) {
             5 * PAGE_TOKENS
         } else {
             PAGE_TOKENS + 4
         };
-        let len = 1 + self.rng.below(most);
+        let len = 1 + self.random.index(limit);
         let mut tokens = self.tokens(len);
-        if self.rng.percent(40) && !self.reference.declared.is_empty() {
-            let which = self.rng.below(self.reference.declared.len());
-            let declared = &self.reference.declared[which];
+        if self.random.percent(40) && !self.reference.declared.is_empty() {
+            let index = self.random.index(self.reference.declared.len());
+            let declared = &self.reference.declared[index];
             tokens.splice(0..0, declared.iter().copied());
         }
         tokens
@@ -228,14 +211,14 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
 
     fn set_tenant(&mut self, tenant: usize) {
         let quota = PageQuota {
-            weight: 1 + self.rng.below(3) as u32,
-            guaranteed: if self.rng.percent(40) {
-                self.rng.below(6) as u32
+            weight: 1 + self.random.index(3) as u32,
+            guaranteed: if self.random.percent(40) {
+                self.random.index(6) as u32
             } else {
                 0
             },
-            max: if self.rng.percent(40) {
-                1 + self.rng.below(16) as u32
+            max: if self.random.percent(40) {
+                1 + self.random.index(16) as u32
             } else {
                 u32::MAX
             },
@@ -244,23 +227,23 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         self.reference.quotas[tenant] = quota;
     }
 
-    /// A new sequence takes what is cached of its prompt.
-    fn start(&mut self, seen: &mut Seen) {
-        if self.live.len() >= 6 {
+    /// Starts a sequence with the cached pages of its prompt.
+    fn start(&mut self, coverage: &mut PoolCoverage) {
+        if self.running.len() >= 6 {
             return;
         }
         let tokens = self.prompt();
-        let tenant = TenantId(self.rng.below(self.tenants) as u32);
+        let tenant = TenantId(self.random.index(self.tenants) as u32);
         let mut public = Vec::new();
         for prefix in 0..self.reference.declared.len() {
-            if self.rng.percent(60) {
+            if self.random.percent(60) {
                 public.push(PublicPrefix(prefix as u32));
             }
         }
         let reusable = &tokens[..tokens.len() - 1];
         let found: Vec<Page> = self.pool.find(tenant, &public, reusable).collect();
         assert_eq!(found, self.reference.find(tenant, &public, reusable));
-        seen.found += found.len();
+        coverage.found += found.len();
         for &page in &found {
             self.pin(page);
         }
@@ -272,19 +255,19 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
             similar.map(|(_, tokens)| tokens),
             expected.map(|(_, tokens)| tokens)
         );
-        let is_tie = |page| self.pool.tree.is_public(page);
+        let is_public = |page| self.pool.tree.is_public(page);
         if let (Some((page, _)), Some((other, _))) = (similar, expected) {
-            assert!(page == other || is_tie(page) && is_tie(other));
+            assert!(page == other || is_public(page) && is_public(other));
         }
         let source = similar
             .map(|(page, _)| page)
-            .filter(|_| self.rng.percent(60));
+            .filter(|_| self.random.percent(60));
         if let Some(page) = source {
             self.pin(page);
-            seen.copied += 1;
+            coverage.copied += 1;
         }
         self.started += 1;
-        self.live.push(PoolSequence {
+        self.running.push(PoolSequence {
             id: SequenceId::new(self.started, 0),
             tenant,
             public,
@@ -300,29 +283,31 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         self.reference.pin(page);
     }
 
-    fn any(&mut self, is_apt: impl Fn(&PoolSequence) -> bool) -> Option<usize> {
-        let apt: Vec<usize> = (0..self.live.len())
-            .filter(|&at| is_apt(&self.live[at]))
+    /// Returns the index of a random running sequence that matches.
+    fn pick(&mut self, matches: impl Fn(&PoolSequence) -> bool) -> Option<usize> {
+        let matching: Vec<usize> = (0..self.running.len())
+            .filter(|&index| matches(&self.running[index]))
             .collect();
-        (!apt.is_empty()).then(|| apt[self.rng.below(apt.len())])
+        (!matching.is_empty()).then(|| matching[self.random.index(matching.len())])
     }
 
     /// Takes a page for a sequence.
-    fn grow(&mut self, seen: &mut Seen) {
-        let needs_pages = |live: &PoolSequence| live.table.len() * PAGE_TOKENS < live.tokens.len();
-        if let Some(at) = self.any(needs_pages) {
-            self.take(at, seen);
+    fn grow(&mut self, coverage: &mut PoolCoverage) {
+        let needs_pages =
+            |sequence: &PoolSequence| sequence.table.len() * PAGE_TOKENS < sequence.tokens.len();
+        if let Some(index) = self.pick(needs_pages) {
+            self.take(index, coverage);
         }
     }
 
-    fn take(&mut self, at: usize, seen: &mut Seen) -> Option<Page> {
-        let live = &mut self.live[at];
-        let victims = self.reference.victims(live.tenant);
+    fn take(&mut self, index: usize, coverage: &mut PoolCoverage) -> Option<Page> {
+        let sequence = &mut self.running[index];
+        let victims = self.reference.victims(sequence.tenant);
         let evictions = self.pool.evictions;
-        let page = self.pool.take(live.id, live.tenant);
+        let page = self.pool.take(sequence.id, sequence.tenant);
         assert_eq!(page.is_some(), victims.is_some());
         if page.is_none() {
-            seen.refused_with_pages_free += usize::from(!self.pool.free.is_empty());
+            coverage.refused_with_pages_free += usize::from(!self.pool.free.is_empty());
         }
         let page = page?;
         let victims = victims?;
@@ -330,125 +315,130 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         for (page, cause) in victims {
             self.reference.evict(page);
             match cause {
-                EvictionCause::AtCap => seen.at_cap += 1,
-                EvictionCause::OverShare => seen.over_share += 1,
-                EvictionCause::NothingFree => seen.nothing_free += 1,
+                EvictionCause::AtCap => coverage.at_cap += 1,
+                EvictionCause::OverShare => coverage.over_share += 1,
+                EvictionCause::NothingFree => coverage.nothing_free += 1,
             }
         }
-        self.reference.give(page, live.id, live.tenant);
-        live.table.push(page);
+        self.reference.give(page, sequence.id, sequence.tenant);
+        sequence.table.push(page);
         Some(page)
     }
 
-    /// A sequence takes pages for as long as there are any.
-    fn exhaust(&mut self, seen: &mut Seen) {
-        let Some(at) = self.any(|_| true) else {
+    /// Takes pages for a sequence until none is left, then stops it.
+    fn exhaust(&mut self, coverage: &mut PoolCoverage) {
+        let Some(index) = self.pick(|_| true) else {
             return;
         };
-        let available = self.pool.available(self.live[at].tenant);
-        let taken = std::iter::from_fn(|| self.take(at, seen)).count();
+        let available = self.pool.available(self.running[index].tenant);
+        let taken = std::iter::from_fn(|| self.take(index, coverage)).count();
         assert_eq!(taken, available);
-        self.stop(at);
+        self.stop(index);
     }
 
-    /// A sequence has computed its next whole page.
-    fn publish(&mut self, seen: &mut Seen) {
-        let has_whole_page = |live: &PoolSequence| {
-            let whole = live.table.len().min(live.tokens.len() / PAGE_TOKENS);
-            live.in_tree < whole
+    /// Publishes the next whole page of a sequence.
+    fn publish(&mut self, coverage: &mut PoolCoverage) {
+        let has_whole_page = |sequence: &PoolSequence| {
+            let whole = sequence
+                .table
+                .len()
+                .min(sequence.tokens.len() / PAGE_TOKENS);
+            sequence.in_tree < whole
         };
-        let Some(at) = self.any(has_whole_page) else {
+        let Some(index) = self.pick(has_whole_page) else {
             return;
         };
-        let live = &mut self.live[at];
-        let (own, parent) = (live.table[live.in_tree], live.parent());
-        let (pages, _) = live.tokens.as_chunks::<PAGE_TOKENS>();
-        let tokens = pages[live.in_tree];
-        let edge = self.pool.edge(live.tenant, &live.public, parent, tokens);
+        let sequence = &mut self.running[index];
+        let (own, parent) = (sequence.table[sequence.in_tree], sequence.parent());
+        let (pages, _) = sequence.tokens.as_chunks::<PAGE_TOKENS>();
+        let tokens = pages[sequence.in_tree];
+        let edge = self
+            .pool
+            .edge(sequence.tenant, &sequence.public, parent, tokens);
         let owner = self
             .reference
-            .owner(live.tenant, &live.public, parent, &tokens);
+            .owner(sequence.tenant, &sequence.public, parent, &tokens);
         assert_eq!(edge.owner, owner);
-        let page = self.pool.publish(live.id, own, edge);
+        let page = self.pool.publish(sequence.id, own, edge);
         if let Some(equal) = self.reference.get(owner, parent, &tokens) {
             assert_eq!(page, equal);
             self.reference.pin(equal);
             self.reference.release(own);
-            seen.redirects += 1;
+            coverage.redirects += 1;
         } else {
             assert_eq!(page, own);
             self.reference.insert(own, owner, parent, &tokens);
-            seen.published_public += usize::from(owner == Owner::Public);
+            coverage.published_public += usize::from(owner == Owner::Public);
         }
-        live.table[live.in_tree] = page;
-        live.in_tree += 1;
+        sequence.table[sequence.in_tree] = page;
+        sequence.in_tree += 1;
     }
 
-    /// The copy of a sequence is made.
-    fn copied(&mut self) {
-        if let Some(at) = self.any(|live| live.source.is_some()) {
-            self.unpin_source(at);
+    /// Completes the pending copy of a sequence.
+    fn complete_copy(&mut self) {
+        if let Some(index) = self.pick(|sequence| sequence.source.is_some()) {
+            self.unpin_source(index);
         }
     }
 
-    fn unpin_source(&mut self, at: usize) {
-        if let Some(page) = self.live[at].source.take() {
+    fn unpin_source(&mut self, index: usize) {
+        if let Some(page) = self.running[index].source.take() {
             self.pool.unpin(page);
             self.reference.release(page);
         }
     }
 
-    /// A sequence is preempted or cancelled.
-    fn release(&mut self) {
-        if let Some(at) = self.any(|_| true) {
-            self.stop(at);
+    /// Preempts or cancels a sequence.
+    fn preempt(&mut self) {
+        if let Some(index) = self.pick(|_| true) {
+            self.stop(index);
         }
     }
 
-    fn stop(&mut self, at: usize) {
-        self.unpin_source(at);
-        let live = self.live.remove(at);
-        self.pool.release_table(&live.table);
-        for &page in live.table.iter().rev() {
+    fn stop(&mut self, index: usize) {
+        self.unpin_source(index);
+        let sequence = self.running.remove(index);
+        self.pool.release_table(&sequence.table);
+        for &page in sequence.table.iter().rev() {
             self.reference.release(page);
         }
     }
 
-    /// A sequence ends with some tokens of its first private page computed.
-    fn end(&mut self, seen: &mut Seen) {
-        let Some(at) = self.any(|live| live.in_tree < live.table.len()) else {
+    /// Ends a sequence that has computed some tokens of its first private page.
+    fn end(&mut self, coverage: &mut PoolCoverage) {
+        let Some(index) = self.pick(|sequence| sequence.in_tree < sequence.table.len()) else {
             return;
         };
-        self.unpin_source(at);
-        let live = &mut self.live[at];
-        let known = live.tokens.get(live.in_tree * PAGE_TOKENS..);
+        self.unpin_source(index);
+        let sequence = &mut self.running[index];
+        let known = sequence.tokens.get(sequence.in_tree * PAGE_TOKENS..);
         let known = known.filter(|known| !known.is_empty());
         if let Some(known) = known {
-            let len = 1 + self.rng.below(known.len().min(PAGE_TOKENS - 1));
-            let (tail, parent) = (&known[..len], live.parent());
-            let page = live.table.remove(live.in_tree);
+            let len = 1 + self.random.index(known.len().min(PAGE_TOKENS - 1));
+            let (tail, parent) = (&known[..len], sequence.parent());
+            let page = sequence.table.remove(sequence.in_tree);
             self.pool
-                .offer_tail(live.id, page, parent, live.tenant, tail);
-            let children = self.reference.children(live.tenant, parent);
+                .offer_tail(sequence.id, page, parent, sequence.tenant, tail);
+            let children = self.reference.children(sequence.tenant, parent);
             let tokens = |page| &self.reference.cached(page).unwrap().tokens;
             let mut scanned = children.into_iter().take(8);
             if let Some(covering) = scanned.find(|&page| tokens(page).starts_with(tail)) {
                 self.reference.release(page);
                 self.reference.pin(covering);
                 self.reference.release(covering);
-                seen.tails_covered += 1;
+                coverage.tails_covered += 1;
             } else {
-                let owner = Owner::Tenant(live.tenant);
+                let owner = Owner::Tenant(sequence.tenant);
                 self.reference.insert(page, owner, parent, tail);
                 self.reference.release(page);
-                seen.tails_kept += 1;
+                coverage.tails_kept += 1;
             }
         }
-        self.stop(at);
+        self.stop(index);
     }
 
     fn forget(&mut self) {
-        if self.rng.percent(20) {
+        if self.random.percent(20) {
             self.pool.forget_unpinned();
             for page in self.reference.cold(None) {
                 self.reference.evict(page);
@@ -456,10 +446,10 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         }
     }
 
-    fn check(&mut self, seen: &mut Seen) {
+    fn check(&mut self, coverage: &mut PoolCoverage) {
         let mut pins = vec![0; self.reference.states.len()];
-        for live in &self.live {
-            for page in live.table.iter().chain(&live.source) {
+        for sequence in &self.running {
+            for page in sequence.table.iter().chain(&sequence.source) {
                 pins[page.index()] += 1;
             }
         }
@@ -477,7 +467,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         assert!(self.pool.cold.iter().eq(self.reference.cold(None)));
         assert_eq!(self.pool.cold.len(), self.reference.cold(None).len());
         for tenant in 0..self.tenants {
-            self.check_tenant(TenantId(tenant as u32), seen);
+            self.check_tenant(TenantId(tenant as u32), coverage);
         }
     }
 
@@ -501,7 +491,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         }
     }
 
-    fn check_tenant(&self, tenant: TenantId, seen: &mut Seen) {
+    fn check_tenant(&self, tenant: TenantId, coverage: &mut PoolCoverage) {
         let (pool, reference) = (&self.pool, &self.reference);
         assert_eq!(pool.held(tenant), reference.held(tenant));
         assert_eq!(pool.in_use(tenant), reference.in_use(tenant));
@@ -515,7 +505,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         let parents = reference.pages().filter(is_visible).map(Some);
         for parent in parents.chain([None]) {
             let children = reference.children(tenant, parent);
-            seen.many_children += usize::from(children.len() > 8);
+            coverage.long_child_lists += usize::from(children.len() > 8);
             assert!(pool.tree.children(tenant, parent).eq(children));
         }
     }

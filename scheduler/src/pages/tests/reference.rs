@@ -1,11 +1,11 @@
-//! What `PagePool` does, written so that it is plain to see: every question goes through all pages.
+//! A slow reference for `PagePool`: every query looks at all pages.
 
 use std::cmp::Reverse;
 
-use super::holdings::PageQuota;
-use super::prefix::Owner;
+use crate::pages::{Owner, PageQuota};
 use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
 
+/// The state of one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PageState {
     Free,
@@ -13,16 +13,17 @@ pub(crate) enum PageState {
     Tree(CachedPage),
 }
 
+/// A page in the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CachedPage {
     pub(crate) owner: Owner,
     pub(crate) parent: Option<Page>,
     pub(crate) tokens: Vec<TokenId>,
-    pub(crate) used: u64,   // When it came here or was pinned last.
-    pub(crate) cooled: u64, // When it was last released by its last user.
+    pub(crate) used: u64,   // When it entered the tree or was last pinned.
+    pub(crate) cooled: u64, // When its last pin was removed.
 }
 
-/// Why a page was evicted.
+/// The reason for an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EvictionCause {
     AtCap,
@@ -30,6 +31,7 @@ pub(crate) enum EvictionCause {
     NothingFree,
 }
 
+/// The reference pool.
 pub(crate) struct ReferencePool {
     pub(crate) states: Vec<PageState>, // Indexed by page.
     pub(crate) pins: Vec<u32>,
@@ -84,15 +86,15 @@ impl ReferencePool {
     }
 
     pub(crate) fn held(&self, tenant: TenantId) -> u32 {
-        let is_theirs = |&page: &Page| self.payer(page) == Some(tenant);
-        self.pages().filter(is_theirs).count() as u32
+        let is_own = |&page: &Page| self.payer(page) == Some(tenant);
+        self.pages().filter(is_own).count() as u32
     }
 
     pub(crate) fn in_use(&self, tenant: TenantId) -> u32 {
         self.held(tenant) - self.cold(Some(tenant)).len() as u32
     }
 
-    /// The unpinned cached pages of one tenant or of all, the coldest first.
+    /// Returns the unpinned cached pages of one tenant or of all, the coldest first.
     pub(crate) fn cold(&self, tenant: Option<TenantId>) -> Vec<Page> {
         let mut cold: Vec<(u64, Page)> = Vec::new();
         for page in self.pages().filter(|page| self.pins[page.index()] == 0) {
@@ -127,7 +129,7 @@ impl ReferencePool {
         u64::from(self.held(tenant)) > part.max(4)
     }
 
-    /// All tokens from the root to the end of a page, or none for the root; whether all of them are public.
+    /// Returns all tokens from the root to the end of a page, and whether all of them are public.
     fn path(&self, page: Option<Page>) -> (Vec<TokenId>, bool) {
         let Some(cached) = page.and_then(|page| self.cached(page)) else {
             return (Vec::new(), true);
@@ -189,7 +191,7 @@ impl ReferencePool {
         found
     }
 
-    /// A tenant's own pages after `parent`, the most recently used first.
+    /// Returns a tenant's own pages after `parent`, the most recently used first.
     pub(crate) fn children(&self, tenant: TenantId, parent: Option<Page>) -> Vec<Page> {
         let mut children: Vec<(Reverse<u64>, Page)> = Vec::new();
         for page in self.pages() {
@@ -210,14 +212,14 @@ impl ReferencePool {
         parent: Option<Page>,
         tokens: &[TokenId],
     ) -> Option<(Page, usize)> {
-        let mut seen = self.children(tenant, parent);
-        seen.truncate(8);
+        let mut compared = self.children(tenant, parent);
+        compared.truncate(8);
         for page in self.pages() {
             if let Some(cached) = self.cached(page)
                 && (cached.owner, cached.parent) == (Owner::Public, parent)
                 && self.owner(tenant, public, parent, &cached.tokens) == Owner::Public
             {
-                seen.push(page);
+                compared.push(page);
             }
         }
         let shared = |&page: &Page| {
@@ -228,12 +230,16 @@ impl ReferencePool {
                 .skip(self.path(parent).0.len());
             pairs.zip(tokens).take_while(|(a, b)| a == *b).count()
         };
-        let longest = seen.iter().map(shared).max()?;
-        let page = seen.iter().copied().find(|page| shared(page) == longest)?;
+        let longest = compared.iter().map(shared).max()?;
+        let page = compared
+            .iter()
+            .copied()
+            .find(|page| shared(page) == longest)?;
         (longest > 0).then_some((page, longest))
     }
 
-    /// The pages to evict before the tenant is given one, and why; `None` when it can be given none.
+    /// Returns the pages to evict before the tenant gets a page, and the reason for each, or `None`
+    /// if the tenant can get no page.
     pub(crate) fn victims(&self, tenant: TenantId) -> Option<Vec<(Page, EvictionCause)>> {
         let max = self.quotas[tenant.index()].max;
         let is_free = |state: &&PageState| **state == PageState::Free;
@@ -263,7 +269,7 @@ impl ReferencePool {
             let cached = self.cached(child);
             cached.is_some_and(|cached| cached.parent == Some(page))
         };
-        assert_eq!(self.pages().find(is_parent), None, "{page:?} is no leaf");
+        assert_eq!(self.pages().find(is_parent), None, "{page:?} is not a leaf");
         self.states[page.index()] = PageState::Free;
     }
 
