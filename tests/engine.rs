@@ -861,7 +861,8 @@ async fn a_drain_finishes_what_was_accepted_and_refuses_the_rest() {
         handle.submit(request(&[1], 1)).map(|_| ()),
         Err(Refusal::Draining)
     );
-    assert!(!handle.status().ready());
+    let status = handle.status();
+    assert!(status.healthy() && !status.ready(), "the drain ended well");
 }
 
 #[tokio::test]

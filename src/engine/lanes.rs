@@ -77,9 +77,13 @@ impl Lanes {
 }
 
 impl Drop for Lanes {
-    /// The engine thread ends, also by a panic: whoever still waits in the lane learns it now.
+    /// Runs when the engine thread ends, also by a panic. Drops the submissions left in the lane,
+    /// so that their streams end now.
     fn drop(&mut self) {
-        self.shared.alive.store(false, Ordering::SeqCst);
+        if std::thread::panicking() {
+            self.shared.died.store(true, Ordering::SeqCst);
+        }
+        self.shared.ended.store(true, Ordering::SeqCst);
         while self.take().is_some() {}
     }
 }

@@ -190,8 +190,9 @@ impl EngineHandle {
                 return Err(stream.turned_away(self.shared.gone()));
             }
         }
-        // A dying engine clears `alive` before it empties the lane: either it saw this submission, or this sees its death.
-        if !self.shared.alive.load(Ordering::SeqCst) {
+        // An engine thread that ends sets `ended` before it empties the lane. So either it saw this
+        // submission, or this check sees that it has ended.
+        if self.shared.ended.load(Ordering::SeqCst) {
             return Err(stream.turned_away(self.shared.gone()));
         }
         Ok(stream)

@@ -11,9 +11,9 @@ use super::{EngineConfig, Refusal};
 /// A reading of the engine's gauges. Never waits for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The engine thread lives.
+    /// The engine thread has not panicked. A thread that ended after a drain counts as alive.
     pub alive: bool,
-    /// A drain has begun (or ended): nothing new is accepted.
+    /// A drain has begun, and may have ended. The engine accepts no new request.
     pub draining: bool,
     /// Steps done since the start.
     pub steps: u64,
@@ -46,7 +46,10 @@ pub(super) struct Shared {
     stall_limit: Duration,
     pub(super) tickets: AtomicU64,
     pub(super) lane_quota: LaneQuota,
-    pub(super) alive: AtomicBool,
+    /// The engine thread ended by a panic.
+    pub(super) died: AtomicBool,
+    /// The engine thread has ended and takes nothing from the lanes any more.
+    pub(super) ended: AtomicBool,
     pub(super) draining: AtomicBool,
     steps: AtomicU64,
     running: AtomicU32,
@@ -68,7 +71,8 @@ impl Shared {
             stall_limit: config.stall_limit,
             tickets: AtomicU64::new(0),
             lane_quota: LaneQuota::new(config.submit_lane),
-            alive: AtomicBool::new(true),
+            died: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             steps: AtomicU64::new(0),
             running: AtomicU32::new(0),
@@ -90,7 +94,7 @@ impl Shared {
             since => self.micros(Instant::now()).saturating_sub(since),
         };
         Status {
-            alive: self.alive.load(Ordering::SeqCst),
+            alive: !self.died.load(Ordering::SeqCst),
             draining: self.draining.load(Ordering::SeqCst),
             steps: self.steps.load(Ordering::Relaxed),
             running: self.running.load(Ordering::Relaxed),
