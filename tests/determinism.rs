@@ -1,5 +1,8 @@
-//! Company never changes an answer: tokens and logprob bits of the demo model are equal alone, in any batch, chunked, from the prefix
-//! cache, after eviction and preemption, with and without drafts, and with any number of threads. Each test also asserts that its condition really occurred.
+//! An answer does not depend on the requests beside it. Tokens and logprob bits of the demo model
+//! are equal alone, in any batch, chunked, from the prefix cache, after eviction and preemption,
+//! with and without draft tokens, and with any number of threads.
+//!
+//! Each test also asserts that its condition occurred.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,28 +13,31 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::engine::{
-    CostModel, Engine, EngineConfig, EngineHandle, Event, Forward, GenerationRequest, Limits,
-    LogitRows, Policy, SamplingParams, TenantId,
+    CostModel, Engine, EngineConfig, EngineHandle, Event, EventStream, Forward, GenerationRequest,
+    Limits, LogitRows, Policy, SamplingParams, TenantId,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels};
+use sterna_random::Random;
 use sterna_scheduler::{Batch, PAGE_TOKENS};
 
-/// What the model was asked to run, so that a test can show that its condition occurred.
+/// Counts of what the model ran, so that a test can show that its condition occurred.
 #[derive(Default)]
 struct Seen {
-    most_rows: usize,
-    most_tokens: usize,
+    /// The largest number of rows in a step.
+    max_rows: usize,
     /// Chunks of more than one token that began after position 0.
     later_chunks: usize,
     /// Steps with both a decode and a chunk.
     mixed_steps: usize,
 }
 
+/// The demo model. While a test holds `gate`, no step ends.
 struct Recorded {
     model: Model,
     seen: Arc<Mutex<Seen>>,
+    gate: Arc<Mutex<()>>,
 }
 
 impl Forward for Recorded {
@@ -46,10 +52,10 @@ impl Forward for Recorded {
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
+        drop(self.gate.lock().unwrap());
         let mut seen = self.seen.lock().unwrap();
         let chunks = batch.rows().iter().filter(|row| row.len() > 1).count();
-        seen.most_rows = seen.most_rows.max(batch.rows().len());
-        seen.most_tokens = seen.most_tokens.max(batch.token_count());
+        seen.max_rows = seen.max_rows.max(batch.rows().len());
         seen.later_chunks += batch
             .rows()
             .iter()
@@ -61,14 +67,15 @@ impl Forward for Recorded {
     }
 }
 
-/// An engine over the demo model and what can be read off it.
+/// An engine over the demo model, its metrics and its counts.
 struct Server {
     handle: EngineHandle,
     metrics: Metrics,
     seen: Arc<Mutex<Seen>>,
+    gate: Arc<Mutex<()>>,
 }
 
-/// Roomy enough that nothing is chunked, evicted or preempted.
+/// Limits under which the engine chunks, evicts and preempts nothing.
 const ROOMY: Limits = Limits {
     pages: 2048,
     max_running: 64,
@@ -83,12 +90,12 @@ fn start(limits: Limits, threads: usize) -> Server {
     start_drafting(limits, threads, 0)
 }
 
-/// An engine that drafts up to `max_draft` tokens for a sequence.
+/// Starts an engine that proposes up to `max_draft` draft tokens for a sequence.
 fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
     let options = LoadOptions {
         max_step_tokens: limits.max_batch_tokens(),
         max_logits_rows: limits.max_logits(),
-        exact_head_bytes: 0, // The head of large models, which has one pass more to go wrong.
+        exact_head_bytes: 0, // The screened head of large models.
         ..LoadOptions::new(Kernels::new(Isa::best()).unwrap(), threads)
     };
     let model = Model::load(&sterna::demo::source(), options).unwrap();
@@ -99,6 +106,7 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
         page_tokens: PAGE_TOKENS as u32,
     });
     let seen = Arc::new(Mutex::new(Seen::default()));
+    let gate = Arc::default();
     let config = EngineConfig {
         limits,
         policy: Policy {
@@ -115,17 +123,25 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
     let recorded = Recorded {
         model,
         seen: Arc::clone(&seen),
+        gate: Arc::clone(&gate),
     };
     let (handle, _engine) = Engine::start(recorded, config, metrics.clone()).unwrap();
     Server {
         handle,
         metrics,
         seen,
+        gate,
     }
 }
 
 impl Server {
-    /// The current value of a counter without labels of its own.
+    /// Returns the stream of a request and the number of its new tokens.
+    fn submit(&self, request: GenerationRequest) -> (EventStream, u32) {
+        let new_tokens = request.max_new_tokens;
+        (self.handle.submit(request).unwrap(), new_tokens)
+    }
+
+    /// Returns the value of a counter that has no labels of its own.
     fn counter(&self, name: &str) -> u64 {
         let text = self.metrics.render();
         let line = text
@@ -138,13 +154,13 @@ impl Server {
     }
 }
 
-/// A token and the bits of its log-probability and of the three most likely ones.
+/// Each token with the bits of its log-probability and those of the three most likely tokens.
 type Answer = Vec<(u32, u32, Vec<(u32, u32)>)>;
 
 fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationRequest {
-    let mut state = seed;
+    let mut random = Random::new(seed);
     let prompt = (0..prompt_tokens)
-        .map(|_| (next(&mut state) % 2000) as u32)
+        .map(|_| random.below(2000) as u32)
         .collect();
     let greedy = seed.is_multiple_of(2);
     GenerationRequest {
@@ -169,18 +185,8 @@ fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationReques
     }
 }
 
-/// SplitMix64.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-async fn answer(handle: &EngineHandle, request: GenerationRequest) -> Answer {
-    let expected = request.max_new_tokens as usize;
-    let mut stream = handle.submit(request).unwrap();
+/// Reads a stream to its end, which comes after `new_tokens` tokens.
+async fn answer((mut stream, new_tokens): (EventStream, u32)) -> Answer {
     stream.accepted().await.unwrap();
     let mut answer = Vec::new();
     loop {
@@ -193,16 +199,17 @@ async fn answer(handle: &EngineHandle, request: GenerationRequest) -> Answer {
                     .collect();
                 answer.push((token.token, token.logprob.unwrap().to_bits(), top));
             }
-            Event::Finished { .. } => break,
-            Event::Accepted => {}
+            Event::Finished { .. } => {
+                assert_eq!(answer.len(), new_tokens as usize);
+                return answer;
+            }
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(answer.len(), expected);
-    answer
 }
 
-/// Requests of mixed lengths, half of them greedy. Long enough to cross pages and an attention span of 256 keys.
+/// Requests of mixed lengths, half of them greedy. Some cross pages and an attention span of 256
+/// keys.
 fn requests() -> Vec<GenerationRequest> {
     let lengths = [1, 5, 15, 16, 17, 31, 48, 100, 255, 256, 300, 520];
     lengths
@@ -212,7 +219,7 @@ fn requests() -> Vec<GenerationRequest> {
         .collect()
 }
 
-/// Requests whose answers outgrow their prompts, so that a full pool must take pages back from someone.
+/// Requests whose answers are longer than their prompts, so that a small page pool runs out.
 fn growing_requests() -> Vec<GenerationRequest> {
     (0..8)
         .map(|i| request(200 + i, 10 + 9 * i as usize, 100))
@@ -230,48 +237,47 @@ async fn alone(
     (answers, server)
 }
 
-/// One after the other, each with a cold cache.
+/// Answers the requests one after the other, each with a cold cache.
 async fn in_turn(requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answer> {
     let mut answers = Vec::new();
     for request in requests {
-        answers.push(answer(&server.handle, request).await);
+        answers.push(answer(server.submit(request)).await);
         server.handle.reset_prefix_cache();
     }
     answers
 }
 
+/// Answers all requests at once: each is submitted before the first step ends.
 #[tokio::main]
 async fn together(requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answer> {
-    let running: Vec<_> = requests
-        .into_iter()
-        .map(|request| {
-            let handle = server.handle.clone();
-            tokio::spawn(async move { answer(&handle, request).await })
-        })
-        .collect();
+    let streams: Vec<_> = {
+        let _gate = server.gate.lock().unwrap();
+        let submit = |request| server.submit(request);
+        requests.into_iter().map(submit).collect()
+    };
     let mut answers = Vec::new();
-    for one in running {
-        answers.push(one.await.unwrap());
+    for stream in streams {
+        answers.push(answer(stream).await);
     }
     answers
 }
 
 #[test]
-fn a_batch_of_mixed_lengths_answers_as_each_alone() {
+fn a_batch_of_mixed_lengths_answers_as_each_request_alone() {
     let (expected, _) = alone(requests(), ROOMY, 1);
     let server = start(ROOMY, 1);
     assert_eq!(together(requests(), &server), expected);
     let seen = server.seen.lock().unwrap();
     assert!(
-        seen.most_rows >= 6,
+        seen.max_rows >= 6,
         "only {} rows ran together",
-        seen.most_rows
+        seen.max_rows
     );
     assert!(seen.mixed_steps > 0, "no step mixed prefill and decode");
 }
 
 #[test]
-fn chunked_prefill_answers_as_whole_prefill() {
+fn chunked_prefill_gives_the_same_answers_as_whole_prefill() {
     let (expected, whole) = alone(requests(), ROOMY, 1);
     assert_eq!(whole.seen.lock().unwrap().later_chunks, 0);
     for prefill_chunk in [16, 48] {
@@ -293,7 +299,7 @@ fn chunked_prefill_answers_as_whole_prefill() {
 }
 
 #[test]
-fn a_cached_prefix_answers_as_a_cold_one() {
+fn a_cached_prefix_gives_the_same_answers_as_a_cold_cache() {
     let server = start(ROOMY, 1);
     let cold = together(requests(), &server);
     let hits = server.counter("vllm:prefix_cache_hits_total");
@@ -306,9 +312,9 @@ fn a_cached_prefix_answers_as_a_cold_one() {
 }
 
 #[test]
-fn preempted_and_evicted_sequences_answer_as_undisturbed_ones() {
+fn preemption_and_eviction_change_no_answer() {
     let (expected, _) = alone(growing_requests(), ROOMY, 1);
-    // One sequence comes to 11 pages at most; all together to about 70.
+    // One sequence needs at most 11 pages; all sequences together need about 70.
     let server = start(Limits { pages: 24, ..ROOMY }, 1);
     for _ in 0..3 {
         assert_eq!(together(growing_requests(), &server), expected);
@@ -337,8 +343,8 @@ fn any_number_of_threads_gives_the_same_answers() {
     }
 }
 
-/// Prompts that say the same twice and answers that go on like it: greedy, sampled at temperatures at which drafts sometimes hold, with
-/// penalties against what was said, and with ends in the midst of drafts.
+/// Requests whose prompts and answers repeat themselves, so that draft tokens are proposed. Some
+/// are greedy, some sampled, one has a repetition penalty, and some end amid draft tokens.
 fn repetitive_requests() -> Vec<GenerationRequest> {
     (0..10)
         .map(|i| {
@@ -369,7 +375,13 @@ fn answers_are_the_same_with_and_without_drafts() {
         );
         let drafted = server.counter("vllm:spec_decode_num_draft_tokens_total");
         let accepted = server.counter("vllm:spec_decode_num_accepted_tokens_total");
-        assert!(accepted > 50, "{what}: only {accepted} drafts held");
-        assert!(accepted < drafted, "{what}: none of {drafted} was refused");
+        assert!(
+            accepted > 50,
+            "{what}: only {accepted} drafts were accepted"
+        );
+        assert!(
+            accepted < drafted,
+            "{what}: none of {drafted} drafts was rejected"
+        );
     }
 }
