@@ -1,55 +1,55 @@
-//! Would the simulation notice? Each mutant is this crate with one mistake; the simulation must fail on it.
+//! Each mutant is this crate with one mistake, and the simulation must fail on it.
 //!
-//! The sources are copied, a text in them is replaced, and the copy's simulation is built and run by cargo. The crate
-//! itself contains nothing for this. A copy without a mistake must pass.
+//! The test copies the sources, replaces a text in the copy, and runs the copy's simulation with
+//! cargo. The crate itself contains nothing for this test. A copy without a mistake must pass.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Steps in which a mistake must show.
+/// The number of simulated steps in which each mistake must be found.
 const STEPS: &str = "10000";
 
-/// The tests in which one must show.
-const WORLDS: [&str; 3] = [
-    "nothing_ever_goes_wrong",
+/// The simulation's tests that must find the mistakes.
+const TESTS: [&str; 3] = [
+    "every_rule_holds_in_random_worlds",
     "busy_tenants_are_served_by_weight",
-    "nobody_is_passed_for_ever",
+    "newcomers_do_not_bypass_a_large_request_forever",
 ];
 
-/// Its name begins with that of the invariant it breaks, where that is one of a plan or of a tenant.
+/// A mistake. A name that begins with a rule such as `S1` must break that rule.
 struct Mutant {
     name: &'static str,
     file: &'static str,
-    right: &'static str,
-    wrong: &'static str,
+    original: &'static str,
+    mistake: &'static str,
 }
 
 const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "published-before-computed",
         file: "step/commit.rs",
-        right: "sequence.tokens[..sequence.computed].as_chunks",
-        wrong: "sequence.tokens[..sequence.tokens.len() - 1].as_chunks",
+        original: "sequence.tokens[..sequence.computed].as_chunks",
+        mistake: "sequence.tokens[..sequence.tokens.len() - 1].as_chunks",
     },
     Mutant {
-        name: "skipped-pin",
+        name: "prefix-not-pinned",
         file: "admission/admit.rs",
-        right: "            self.pool.pin(page);",
-        wrong: "",
+        original: "            self.pool.pin(page);",
+        mistake: "",
     },
     Mutant {
         name: "copy-not-pinned",
         file: "admission/admit.rs",
-        right: "            self.pool.pin(from);",
-        wrong: "",
+        original: "            self.pool.pin(from);",
+        mistake: "",
     },
     Mutant {
-        name: "parent-left-out-of-the-key",
+        name: "parent-ignored-in-the-key",
         file: "pages/prefix.rs",
-        right: "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        original: "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Edge {",
-        wrong: "impl PartialEq for Edge {
+        mistake: "impl PartialEq for Edge {
     fn eq(&self, other: &Edge) -> bool {
         (self.owner, self.tokens) == (other.owner, other.tokens)
     }
@@ -63,24 +63,24 @@ impl std::hash::Hash for Edge {
 pub(crate) struct Edge {",
     },
     Mutant {
-        name: "full-hit-not-capped",
+        name: "whole-prompt-from-the-cache",
         file: "sequence.rs",
-        right: "&self.tokens[..self.tokens.len() - 1]",
-        wrong: "&self.tokens",
+        original: "&self.tokens[..self.tokens.len() - 1]",
+        mistake: "&self.tokens",
     },
     Mutant {
         name: "owner-ignored",
         file: "pages/prefix.rs",
-        right: "            Owner::Tenant(tenant)
+        original: "            Owner::Tenant(tenant)
         };",
-        wrong: "            Owner::Tenant(TenantId(0 * tenant.0))
+        mistake: "            Owner::Tenant(TenantId(0 * tenant.0))
         };",
     },
     Mutant {
         name: "failed-row-published",
         file: "step/commit.rs",
-        right: "            sequence.draw(drafts, sampled); // What came before it has been seen.",
-        wrong: "            sequence.computed += row.len();
+        original: "            sequence.draw(drafts, sampled); // What came before it has been seen.",
+        mistake: "            sequence.computed += row.len();
             self.publish(slot);
             let drafts = &[];
             self.sequences[slot].draw(drafts, sampled);",
@@ -88,109 +88,109 @@ pub(crate) struct Edge {",
     Mutant {
         name: "rejected-draft-kept",
         file: "step/commit.rs",
-        right: "        sequence.computed += row.len() - drafts.len();",
-        wrong: "        sequence.computed += row.len();",
+        original: "        sequence.computed += row.len() - drafts.len();",
+        mistake: "        sequence.computed += row.len();",
     },
     Mutant {
         name: "copied-tokens-forgotten",
         file: "step/commit.rs",
-        right: "            sequence.computed += copy.tokens;",
-        wrong: "",
+        original: "            sequence.computed += copy.tokens;",
+        mistake: "",
     },
     Mutant {
         name: "parents-evicted-first",
         file: "pages/mod.rs",
-        right: "for &page in pages.iter().rev() {",
-        wrong: "for &page in pages.iter() {",
+        original: "for &page in pages.iter().rev() {",
+        mistake: "for &page in pages.iter() {",
     },
     Mutant {
         name: "charged-twice",
         file: "step/commit.rs",
-        right: "            charged += cost;",
-        wrong: "",
+        original: "            charged += cost;",
+        mistake: "",
     },
     Mutant {
         name: "S1-correction-forgotten-in-chunks",
         file: "step/prefills.rs",
-        right: "let budget = self.correction.unapply(self.budget);",
-        wrong: "let budget = self.budget;",
+        original: "let budget = self.correction.unapply(self.budget);",
+        mistake: "let budget = self.budget;",
     },
     Mutant {
         name: "S1-floor-for-every-prompt",
         file: "step/prefills.rs",
-        right: "self.chunk(rank.slot, !is_fed)",
-        wrong: "self.chunk(rank.slot, true)",
+        original: "self.chunk(rank.slot, !is_fed)",
+        mistake: "self.chunk(rank.slot, true)",
     },
     Mutant {
-        name: "S1-nothing-learnt",
+        name: "S1-correction-never-learned",
         file: "step/commit.rs",
-        right: ".observe(predicted, (now - self.planned_at) * 1000);",
-        wrong: ".observe(predicted, predicted);",
+        original: ".observe(predicted, (now - self.planned_at) * 1000);",
+        mistake: ".observe(predicted, predicted);",
     },
     Mutant {
-        name: "S2-rests-for-ever",
+        name: "S2-pause-without-end",
         file: "step/decodes.rs",
-        right: "            && sequence.rested < MOST_PAUSES
+        original: "            && sequence.rested < MOST_PAUSES
 ",
-        wrong: "",
+        mistake: "",
     },
     Mutant {
-        name: "S5-slack-of-virtual-time",
+        name: "S5-slack-not-divided-by-weight",
         file: "queue/mod.rs",
-        right: "tenant.planned_time() - least <= slack / u64::from(tenant.policy.weight)",
-        wrong: "tenant.planned_time() - least <= slack",
+        original: "tenant.planned_time() - least <= slack / u64::from(tenant.policy.weight)",
+        mistake: "tenant.planned_time() - least <= slack",
     },
     Mutant {
-        name: "S6-earlier-ones-preempted",
+        name: "S6-earlier-sequence-preempted",
         file: "step/preempt.rs",
-        right: "self.running[place + 1..]",
-        wrong: "self.running[..]",
+        original: "self.running[place + 1..]",
+        mistake: "self.running[..]",
     },
     Mutant {
-        name: "S6-the-same-one-again-and-again",
+        name: "S6-same-sequence-preempted-again",
         file: "step/preempt.rs",
-        right: "                sequence.preempted >= MOST_PREEMPTIONS,",
-        wrong: "                Reverse(sequence.preempted),",
+        original: "                sequence.preempted >= MOST_PREEMPTIONS,",
+        mistake: "                Reverse(sequence.preempted),",
     },
     Mutant {
         name: "S10-refusal-charged",
         file: "admission/submit.rs",
-        right: "        self.check_welcome(&request, expected, estimate)?;",
-        wrong: "        self.queue.tenants[tenant].charge_tokens(now, 1);
+        original: "        self.check_welcome(&request, expected, estimate)?;",
+        mistake: "        self.queue.tenants[tenant].charge_tokens(now, 1);
         self.check_welcome(&request, expected, estimate)?;",
     },
     Mutant {
-        name: "S11-nobody-remembered",
+        name: "S11-blocked-head-forgotten",
         file: "admission/admit.rs",
-        right: "self.kept_out[band as usize].get_or_insert(id);",
-        wrong: "let _ = id;",
+        original: "self.kept_out[band as usize].get_or_insert(id);",
+        mistake: "let _ = id;",
     },
     Mutant {
-        name: "S11-free-pages-taken-for-own-room",
+        name: "S11-free-pages-taken-for-quota",
         file: "admission/admit.rs",
-        right: "self.pool.room(tenant);
+        original: "self.pool.room(tenant);
             let fits",
-        wrong: "self.pool.available(tenant);
+        mistake: "self.pool.available(tenant);
             let fits",
     },
     Mutant {
         name: "S12-rates-ignored",
         file: "queue/tenants.rs",
-        right: "            Some(late) => Err(late),",
-        wrong: "            Some(_) => Ok(()),",
+        original: "            Some(late) => Err(late),",
+        mistake: "            Some(_) => Ok(()),",
     },
     Mutant {
         name: "S12-cap-ignored",
         file: "pages/mod.rs",
-        right: "        while self.held(tenant) >= self.cap(tenant) {",
-        wrong: "        while false {",
+        original: "        while self.held(tenant) >= self.cap(tenant) {",
+        mistake: "        while false {",
     },
     Mutant {
-        name: "M7-evicted-in-vain",
+        name: "M7-eviction-without-a-page",
         file: "pages/mod.rs",
-        right: "        if self.available(tenant) == 0 {
+        original: "        if self.available(tenant) == 0 {
             return None;",
-        wrong: "        if self.available(tenant) == 0 {
+        mistake: "        if self.available(tenant) == 0 {
             if let Some(page) = self.cold.coldest() {
                 self.evict(Some(page));
             }
@@ -199,33 +199,45 @@ pub(crate) struct Edge {",
     Mutant {
         name: "M9-pages-beyond-the-row",
         file: "step/plan.rs",
-        right: "(sequence.table.first, pages),",
-        wrong: "(sequence.table.first, sequence.table.len),",
+        original: "(sequence.table.first, pages),",
+        mistake: "(sequence.table.first, sequence.table.len),",
     },
 ];
 
 #[test]
 fn the_simulation_catches_every_mutant() {
     let control = simulate("none", |_, text| text);
-    assert!(control.status.success(), "no mistake: {}", text(&control));
+    assert!(
+        control.status.success(),
+        "the copy without a mistake fails: {}",
+        text(&control)
+    );
     for mutant in MUTANTS {
         let run = simulate(mutant.name, |file, text| mutant.apply(file, text));
-        assert!(!run.status.success(), "{} went unnoticed", mutant.name);
+        assert!(
+            !run.status.success(),
+            "the simulation does not find {}",
+            mutant.name
+        );
         let report = text(&run);
-        let in_a_world = report.contains("to see this world again");
-        assert!(in_a_world, "{} failed elsewhere: {report}", mutant.name);
-        let broken = mutant
+        let is_in_a_world = report.contains("to see this world again");
+        assert!(
+            is_in_a_world,
+            "{} fails outside a world: {report}",
+            mutant.name
+        );
+        let rule = mutant
             .name
             .split('-')
             .next()
-            .filter(|name| names_an_invariant(name));
-        let is_named = broken.is_none_or(|name| report.contains(&format!("{name}: ")));
-        assert!(is_named, "{} broke something else: {report}", mutant.name);
+            .filter(|name| names_a_rule(name));
+        let is_named = rule.is_none_or(|name| report.contains(&format!("{name}: ")));
+        assert!(is_named, "{} breaks another rule: {report}", mutant.name);
     }
 }
 
-/// Like S1.
-fn names_an_invariant(name: &str) -> bool {
+/// Returns whether the name is that of a rule, such as S1.
+fn names_a_rule(name: &str) -> bool {
     name.starts_with(|first: char| "MSD".contains(first)) && name[1..].parse::<u32>().is_ok()
 }
 
@@ -234,13 +246,17 @@ impl Mutant {
         if file != self.file {
             return text;
         }
-        let places = text.matches(self.right).count();
-        assert_eq!(places, 1, "{}: the text to replace", self.name);
-        text.replace(self.right, self.wrong)
+        let places = text.matches(self.original).count();
+        assert_eq!(
+            places, 1,
+            "{}: the text to replace must occur once",
+            self.name
+        );
+        text.replace(self.original, self.mistake)
     }
 }
 
-/// Copies the crate, with its sources changed by `edit(file name, text)`, and runs the copy's simulation.
+/// Copies the crate, changes each source to `edit(file name, text)`, and runs the copy's simulation.
 fn simulate(name: &str, edit: impl Fn(&str, String) -> String) -> Output {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mutants");
@@ -249,14 +265,16 @@ fn simulate(name: &str, edit: impl Fn(&str, String) -> String) -> Output {
         copy_folder(&here.join(folder), &copy.join(folder), "", &edit);
     }
     write(&copy.join("Cargo.lock"), &read(&here.join("../Cargo.lock")));
-    write(&copy.join("Cargo.toml"), MANIFEST);
+    let random = here.join("../tests/random");
+    let manifest = format!("{MANIFEST}sterna-random = {{ path = {random:?} }}\n");
+    write(&copy.join("Cargo.toml"), &manifest);
 
     Command::new(env!("CARGO"))
         .args(["test", "--offline", "--test", "simulation"])
         .arg("--target-dir")
         .arg(scratch.join("target"))
         .arg("--")
-        .args(WORLDS)
+        .args(TESTS)
         .current_dir(&copy)
         .env("STERNA_SIM_STEPS", STEPS)
         .env_remove("STERNA_SEED")
@@ -264,7 +282,8 @@ fn simulate(name: &str, edit: impl Fn(&str, String) -> String) -> Output {
         .expect("cargo runs")
 }
 
-/// The copy stands alone; its lock file gives it the same `slab`.
+/// The copy is a workspace of its own; the copied lock file gives it the same `slab`. The path of
+/// `sterna-random` follows.
 const MANIFEST: &str = r#"
 [package]
 name = "sterna-scheduler"
@@ -275,14 +294,15 @@ slab = "0.4"
 [profile.dev]
 debug = false
 [workspace]
+[dev-dependencies]
 "#;
 
-/// Copies a folder and those in it. `edit` is given each file's path in it.
+/// Copies a folder and its subfolders. `edit` gets the path of each file inside the folder.
 fn copy_folder(from: &Path, to: &Path, inside: &str, edit: &impl Fn(&str, String) -> String) {
     fs::create_dir_all(to).expect("the target directory can be written");
     let entries = fs::read_dir(from).expect("the crate has sources");
     for entry in entries {
-        let path = entry.expect("it can be listed").path();
+        let path = entry.expect("the folder can be read").path();
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.expect("source files have plain names");
         let inside = format!("{inside}{name}");

@@ -1,24 +1,24 @@
-//! Worlds in which memory is scarce and newcomers never end: does who asks for much of it wait for ever?
+//! Worlds in which memory is scarce and newcomers never end: a large request still gets its turn.
 
+use sterna_random::Random;
 use sterna_scheduler::{
     CostModel, Event, Limits, Micros, Plan, Policy, Request, Sampled, Scheduler, TenantId,
     TenantPolicy, TokenId,
 };
 
-use crate::model::Rng;
-
-/// As the scheduler's: times that others go past who was once the first of its band.
+/// A copy of the scheduler's constant: the number of times that others may bypass a request that
+/// was first in its band.
 const LONG_PATIENCE: u32 = 256;
 
 const NEWCOMERS: u32 = 600;
 
-/// A world of this kind.
+/// A scheduler with one large request and a new tenant every two steps.
 pub(crate) struct CrowdedWorld {
     seed: u64,
-    rng: Rng,
+    random: Random,
     pages: u32,
     scheduler: Scheduler,
-    said: TokenId, // So that no two texts are alike.
+    next_token: TokenId, // Every token is a new one.
     now: Micros,
 }
 
@@ -32,8 +32,8 @@ impl Drop for CrowdedWorld {
 
 impl CrowdedWorld {
     pub(crate) fn new(seed: u64) -> CrowdedWorld {
-        let mut rng = Rng(seed);
-        let pages = rng.between(16, 32) as u32;
+        let mut random = Random::new(seed);
+        let pages = random.between(16, 32) as u32;
         let limits = Limits {
             pages,
             max_running: 16,
@@ -50,69 +50,72 @@ impl CrowdedWorld {
         assert_eq!(scheduler.set_tenants(&all), Ok(()));
         CrowdedWorld {
             seed,
-            rng,
+            random,
             pages,
             scheduler,
-            said: 0,
+            next_token: 0,
             now: 0,
         }
     }
 
-    /// S11: a request that was once the first of its band and lacks memory is passed by `LONG_PATIENCE` others at most,
-    /// whoever they are. Its turn comes before the first hundred have gone by.
+    /// S11: A request that was first in its band and lacks memory is bypassed at most
+    /// `LONG_PATIENCE` times. It becomes first before a hundred newcomers have bypassed it.
     pub(crate) fn run(mut self) {
-        // Something to be ahead by, so that each newcomer comes before it.
+        // Tenant 0 gets service first, so that every newcomer comes before it.
         for _ in 0..20 {
-            self.ask(0, 16, 8);
+            self.submit(0, 16, 8);
             self.step();
         }
-        let most_tokens = 16 * u64::from(self.pages);
-        let large = self.rng.between(most_tokens * 3 / 4, most_tokens - 20);
-        self.ask(0, large, 4);
-        let mut passed = 0;
+        let all_tokens = 16 * u64::from(self.pages);
+        let large = self.random.between(all_tokens * 3 / 4, all_tokens - 20);
+        self.submit(0, large, 4);
+        let mut times_bypassed = 0;
         for newcomer in 1..=NEWCOMERS {
-            let (prompt, answer) = (self.rng.between(10, 40), self.rng.between(4, 12));
-            self.ask(newcomer, prompt, answer as u32);
+            let (prompt, output) = (self.random.between(10, 40), self.random.between(4, 12));
+            self.submit(newcomer, prompt, output as u32);
             for _ in 0..2 {
-                passed += self.step();
+                times_bypassed += self.step();
             }
             let own = self.scheduler.tenant(TenantId(0));
             if own.queued == 0 {
                 break;
             }
-            assert!(passed <= LONG_PATIENCE + 100, "S11: passed by {passed}");
+            assert!(
+                times_bypassed <= LONG_PATIENCE + 100,
+                "S11: the large request was bypassed {times_bypassed} times"
+            );
         }
         let own = self.scheduler.tenant(TenantId(0));
-        assert_eq!(own.queued, 0, "S11: it waits still");
+        assert_eq!(own.queued, 0, "S11: the large request is still waiting");
     }
 
-    fn ask(&mut self, tenant: u32, prompt: u64, answer: u32) {
-        let first = self.said;
-        self.said += prompt as TokenId;
+    fn submit(&mut self, tenant: u32, prompt_tokens: u64, output_tokens: u32) {
+        let first = self.next_token;
+        self.next_token += prompt_tokens as TokenId;
         let request = Request {
-            prompt: (first..self.said).collect(),
-            max_new_tokens: answer,
+            prompt: (first..self.next_token).collect(),
+            max_new_tokens: output_tokens,
             tenant: TenantId(tenant),
             ..Request::default()
         };
-        let welcome = self.scheduler.submit(self.now, request);
-        assert!(welcome.is_ok(), "{welcome:?}");
+        let answer = self.scheduler.submit(self.now, request);
+        assert!(answer.is_ok(), "{answer:?}");
     }
 
-    /// Returns how many were admitted.
+    /// Runs a step. Returns the number of admissions.
     fn step(&mut self) -> u32 {
         if let Plan::Step(step) = self.scheduler.plan(self.now) {
             self.now += step.predicted();
             let mut sampled = Vec::new();
             for row in step.batch().rows().iter().filter(|row| row.logits > 0) {
-                self.said += 1;
-                sampled.push(Sampled::Token(self.said));
+                self.next_token += 1;
+                sampled.push(Sampled::Token(self.next_token));
                 sampled.extend((1..row.logits).map(|_| Sampled::Void));
             }
             step.commit(self.now, &sampled);
         }
         self.scheduler.check();
-        let admitted = |event: &Event| matches!(event, Event::Admitted { .. });
-        self.scheduler.events().filter(admitted).count() as u32
+        let is_admission = |event: &Event| matches!(event, Event::Admitted { .. });
+        self.scheduler.events().filter(is_admission).count() as u32
     }
 }

@@ -1,7 +1,8 @@
-//! Every small world: up to three requests on up to six pages, with every single disturbance of every pair.
+//! Every small world: up to three requests on up to six pages, and every single disturbance of
+//! every pair of requests.
 //!
-//! What can go wrong with pages mostly goes wrong between two or three sequences. So instead of waiting for the seeds to
-//! find such a case, all of them are tried.
+//! Most mistakes with pages need only two or three sequences. So this test runs all such cases
+//! instead of waiting for a seed that finds one.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +11,14 @@ use sterna_scheduler::{
     Sampled, Scheduler, SequenceId, TokenId,
 };
 
-use crate::Counts;
-use crate::model::{Client, Model};
+use crate::coverage::Coverage;
+use crate::model::{Client, FakeModel};
 
-/// Tokens that the fake model may answer: few, so that drafts come true.
+/// The number of different tokens that the fake model answers. It is small, so that drafts are
+/// right.
 const ALPHABET: u64 = 2;
 
-/// What happens besides the requests themselves, in a turn.
+/// An event that disturbs a turn. The number is the index of a request.
 #[derive(Clone, Copy, Debug)]
 enum Disturbance {
     Cancel(usize),
@@ -24,24 +26,27 @@ enum Disturbance {
     Fail(usize),
 }
 
-/// The numbers in it are those of the turn in which it happens and of the request that it meets.
+/// One small world.
 #[derive(Debug)]
-struct Case<'a> {
+struct SmallWorld<'a> {
     pages: u32,
     policy: Policy,
-    gap: usize, // Turns between two requests.
+    gap: usize, // Turns between two submissions.
     requests: &'a [Request],
-    disturbed: Option<(usize, Disturbance)>,
+    disturbed: Option<(usize, Disturbance)>, // The turn, and the event.
 }
 
-/// Prompts around the borders of pages, that begin alike or not; answers within a page and beyond.
+/// Returns requests of these prompt lengths and output lengths, each with two different prompts.
 fn requests(lengths: &[usize], outputs: &[u32]) -> Vec<Request> {
     let mut all = Vec::new();
     for &length in lengths {
         for &max_new_tokens in outputs {
             for first in [0, 1] {
-                // Alike in the second page too, or other from the first token on.
-                let token = |at: usize| (if at < 1 { first } else { at % 2 }) as TokenId;
+                // The prompts differ only in the first token.
+                let token = |position: usize| match position {
+                    0 => first as TokenId,
+                    _ => (position % 2) as TokenId,
+                };
                 all.push(Request {
                     prompt: (0..length).map(token).collect(),
                     max_new_tokens,
@@ -54,7 +59,7 @@ fn requests(lengths: &[usize], outputs: &[u32]) -> Vec<Request> {
 }
 
 fn policies() -> [Policy; 2] {
-    let time = Budget::Time {
+    let budget = Budget::Time {
         inter_token_target: 3000,
         least: 500,
         most: 4000,
@@ -62,7 +67,7 @@ fn policies() -> [Policy; 2] {
     [
         Policy {
             order: Order::FairShare { slack: 1000 },
-            budget: time,
+            budget,
             growth: Growth::Least,
             max_draft: 4,
         },
@@ -76,23 +81,22 @@ fn policies() -> [Policy; 2] {
 }
 
 #[test]
-fn three_requests_on_up_to_six_pages() {
-    let choices = requests(&[1, 16, 17, 33], &[1, 18]);
+fn every_three_requests_on_up_to_six_pages_end_as_expected() {
+    let all = requests(&[1, 16, 17, 33], &[1, 18]);
     let mut cases = 0;
     for pages in 2..=6 {
         for policy in policies() {
-            for triple in 0..choices.len().pow(3) {
-                let pick =
-                    |place: u32| choices[triple / choices.len().pow(place) % choices.len()].clone();
+            for triple in 0..all.len().pow(3) {
+                let pick = |digit: u32| all[triple / all.len().pow(digit) % all.len()].clone();
                 let requests = [pick(0), pick(1), pick(2)];
-                let case = Case {
+                let world = SmallWorld {
                     pages,
                     policy: policy.clone(),
                     gap: triple % 3,
                     requests: &requests,
                     disturbed: None,
                 };
-                case.run();
+                world.run();
                 cases += 1;
             }
         }
@@ -101,32 +105,29 @@ fn three_requests_on_up_to_six_pages() {
 }
 
 #[test]
-fn two_requests_with_every_disturbance() {
-    let choices = requests(&[16, 17, 31], &[2, 18]);
+fn every_two_requests_survive_every_disturbance() {
+    let all = requests(&[16, 17, 31], &[2, 18]);
     for pages in [3, 4] {
         for policy in policies() {
-            for pair in 0..choices.len().pow(2) {
-                let requests = [
-                    choices[pair % choices.len()].clone(),
-                    choices[pair / choices.len()].clone(),
-                ];
-                let mut case = Case {
+            for pair in 0..all.len().pow(2) {
+                let requests = [all[pair % all.len()].clone(), all[pair / all.len()].clone()];
+                let mut world = SmallWorld {
                     pages,
                     policy: policy.clone(),
                     gap: pair % 4,
                     requests: &requests,
                     disturbed: None,
                 };
-                for turn in 0..case.run() {
-                    for what in [
+                for turn in 0..world.run() {
+                    for disturbance in [
                         Disturbance::Cancel(0),
                         Disturbance::Cancel(1),
                         Disturbance::Drop,
                         Disturbance::Fail(0),
                         Disturbance::Fail(1),
                     ] {
-                        case.disturbed = Some((turn, what));
-                        case.run();
+                        world.disturbed = Some((turn, disturbance));
+                        world.run();
                     }
                 }
             }
@@ -134,8 +135,8 @@ fn two_requests_with_every_disturbance() {
     }
 }
 
-impl Case<'_> {
-    /// Runs to the end, and returns in how many turns.
+impl SmallWorld<'_> {
+    /// Runs until all requests have ended. Returns the number of turns.
     fn run(&self) -> usize {
         let limits = Limits {
             pages: self.pages,
@@ -146,16 +147,16 @@ impl Case<'_> {
             prefill_chunk: 16,
             max_sequence_tokens: 100,
         };
-        let mut run = Run {
+        let mut run = SmallRun {
             scheduler: Scheduler::new(limits, self.policy.clone()),
-            model: Model {
+            model: FakeModel {
                 cells: vec![None; self.pages as usize * PAGE_TOKENS],
                 alphabet: ALPHABET,
             },
             clients: BTreeMap::new(),
             ids: Vec::new(),
         };
-        let most: usize = self
+        let tokens: usize = self
             .requests
             .iter()
             .map(|r| r.prompt.len() + r.max_new_tokens as usize)
@@ -167,13 +168,13 @@ impl Case<'_> {
             {
                 run.submit(request.clone());
             }
-            let disturbance = self.disturbed.filter(|(at, _)| *at == turn);
-            run.turn(disturbance.map(|(_, what)| what));
+            let disturbance = self.disturbed.filter(|(when, _)| *when == turn);
+            run.turn(disturbance.map(|(_, disturbance)| disturbance));
             turn += 1;
             if run.clients.is_empty() && run.ids.len() == self.requests.len() {
                 break;
             }
-            assert!(turn < 3 * most + 20, "{self:?} does not end");
+            assert!(turn < 3 * tokens + 20, "{self:?} does not end");
         }
         run.scheduler.reset_prefix_cache();
         assert_eq!(
@@ -185,14 +186,15 @@ impl Case<'_> {
     }
 }
 
-struct Run {
+/// The state of a small world while it runs.
+struct SmallRun {
     scheduler: Scheduler,
-    model: Model,
+    model: FakeModel,
     clients: BTreeMap<SequenceId, Client>,
-    ids: Vec<Option<SequenceId>>, // By request; those refused have none.
+    ids: Vec<Option<SequenceId>>, // By request; `None` for a refused request.
 }
 
-impl Run {
+impl SmallRun {
     fn submit(&mut self, request: Request) {
         let number = self.ids.len() as u64;
         let id = self.scheduler.submit(0, request.clone()).ok();
@@ -213,7 +215,7 @@ impl Run {
         self.scheduler.check();
         if let Plan::Step(step) = self.scheduler.plan(0) {
             let batch = step.batch().clone();
-            let mut unused = Counts::default();
+            let mut unused = Coverage::default();
             let next = self
                 .model
                 .forward(&batch, &self.clients, &mut unused, || false);
@@ -230,7 +232,10 @@ impl Run {
                 _ => {
                     let mut sampled: Vec<Sampled> = Vec::new();
                     for (row, tokens) in next {
-                        let client = self.clients.get_mut(&row.sequence).expect("it is alive");
+                        let client = self
+                            .clients
+                            .get_mut(&row.sequence)
+                            .expect("the request has not ended");
                         let known = row.len() - (row.logits as usize).saturating_sub(1);
                         let drafts = &batch.tokens(&row)[known..];
                         sampled.extend(client.receive(&tokens, drafts, None));
@@ -248,10 +253,12 @@ impl Run {
         }
     }
 
-    /// The request ends here, with what it has.
+    /// Expects the request to end now, with the output that it has.
     fn end(&mut self, id: SequenceId, reason: FinishReason) {
-        let client = self.clients.get_mut(&id).expect("it is alive");
-        client.reason = reason;
-        client.answer.truncate(client.output.len());
+        let client = self
+            .clients
+            .get_mut(&id)
+            .expect("the request has not ended");
+        client.end(reason);
     }
 }

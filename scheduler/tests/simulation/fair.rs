@@ -1,19 +1,18 @@
-//! Worlds in which every tenant always has something waiting: does each get what its weight says?
+//! Worlds in which every tenant always has requests waiting: each gets service by its weight.
 
+use sterna_random::Random;
 use sterna_scheduler::{
     Band, Budget, CostModel, Growth, Limits, Micros, Order, Plan, Policy, Request, Sampled,
     Scheduler, StepShape, TenantId, TenantPolicy, TokenId,
 };
 
-use crate::model::Rng;
 use crate::rules::PREFILL_FLOOR;
 
 const STEPS: u64 = 300;
 
-/// Tokens of an answer, and of a prompt, at most; sequences that run at the same time.
-const LONGEST_ANSWER: u64 = 12;
-const LONGEST_PROMPT: u64 = 80;
-const MOST_RUNNING: u32 = 4;
+const MAX_OUTPUT_TOKENS: u64 = 12;
+const MAX_PROMPT_TOKENS: u64 = 80;
+const MAX_RUNNING: u32 = 4;
 
 const COST: CostModel = CostModel {
     rows: CostModel::roofline(1_000_000, 100_000),
@@ -23,15 +22,15 @@ const COST: CostModel = CostModel {
     logit: 50_000,
 };
 
-/// A world of this kind.
+/// A scheduler with two to four busy tenants.
 pub(crate) struct FairWorld {
     seed: u64,
-    rng: Rng,
+    random: Random,
     slack: Micros,
     weights: Vec<u64>,
     scheduler: Scheduler,
-    shared: Vec<TokenId>, // Begins the first tenant's prompts.
-    asked: TokenId,
+    shared: Vec<TokenId>, // The start of the first tenant's prompts.
+    last_token: TokenId,  // Every other token is a new one.
     now: Micros,
 }
 
@@ -45,14 +44,14 @@ impl Drop for FairWorld {
 
 impl FairWorld {
     pub(crate) fn new(seed: u64) -> FairWorld {
-        let mut rng = Rng(seed);
-        let tenants = rng.between(2, 4);
-        let scale = *rng.pick(&[1, 1, 1000]);
-        let weights: Vec<u64> = (0..tenants).map(|_| scale * rng.between(1, 4)).collect();
-        let slack = *rng.pick(&[0, 1_000, 20_000]);
+        let mut random = Random::new(seed);
+        let tenants = random.between(2, 4);
+        let scale = random.pick(&[1, 1, 1000]);
+        let weights: Vec<u64> = (0..tenants).map(|_| scale * random.between(1, 4)).collect();
+        let slack = random.pick(&[0, 1_000, 20_000]);
         let limits = Limits {
             pages: 64,
-            max_running: MOST_RUNNING,
+            max_running: MAX_RUNNING,
             max_queued: 100,
             max_queued_time: Micros::MAX,
             step_tokens: 64,
@@ -84,80 +83,83 @@ impl FairWorld {
             weights,
             scheduler,
             shared: (0..48).collect(),
-            asked: 1000,
+            last_token: 1000,
             now: 0,
-            rng,
+            random,
         }
     }
 
     pub(crate) fn run(mut self) {
         for _ in 0..STEPS {
             for tenant in 0..self.weights.len() as u32 {
-                while self.scheduler.tenant(TenantId(tenant)).queued < MOST_RUNNING + 1 {
-                    self.ask(tenant);
+                while self.scheduler.tenant(TenantId(tenant)).queued < MAX_RUNNING + 1 {
+                    self.submit(tenant);
                 }
             }
             self.step();
             self.scheduler.check();
             self.scheduler.events().for_each(drop);
-            self.check_lag();
+            self.check_lead();
         }
     }
 
-    fn ask(&mut self, tenant: u32) {
+    fn submit(&mut self, tenant: u32) {
         let mut prompt = Vec::new();
         if tenant == 0 {
             prompt.extend_from_slice(&self.shared);
         }
-        let left = LONGEST_PROMPT - prompt.len() as u64;
-        for _ in 0..self.rng.between(1, left) {
-            self.asked += 1;
-            prompt.push(self.asked);
+        let left = MAX_PROMPT_TOKENS - prompt.len() as u64;
+        for _ in 0..self.random.between(1, left) {
+            self.last_token += 1;
+            prompt.push(self.last_token);
         }
         let request = Request {
             prompt,
-            max_new_tokens: self.rng.between(1, LONGEST_ANSWER) as u32,
+            max_new_tokens: self.random.between(1, MAX_OUTPUT_TOKENS) as u32,
             tenant: TenantId(tenant),
             ..Request::default()
         };
-        let welcome = self.scheduler.submit(self.now, request);
-        assert!(welcome.is_ok(), "{welcome:?}");
+        let answer = self.scheduler.submit(self.now, request);
+        assert!(answer.is_ok(), "{answer:?}");
     }
 
     fn step(&mut self) {
         let Plan::Step(step) = self.scheduler.plan(self.now) else {
-            panic!("S3: idle, and somebody waits");
+            panic!("S3: the plan is idle although requests are waiting");
         };
         self.now += COST.predict(step.shape()) / 1000;
         let mut sampled = Vec::new();
         for _ in 0..step.batch().logits_count() {
-            self.asked += 1;
-            sampled.push(Sampled::Token(self.asked));
+            self.last_token += 1;
+            sampled.push(Sampled::Token(self.last_token));
         }
         step.commit(self.now, &sampled);
     }
 
-    /// S5: of tenants of one band that always have something waiting, none is ahead of another by more than the slack and
-    /// what it may have running, each in machine time divided by the weight of the one that is ahead.
-    fn check_lag(&self) {
-        // A request by itself, its prompt in the smallest parts, at the highest factor that the correction learns here.
-        let longest = (LONGEST_PROMPT + LONGEST_ANSWER) as usize;
-        let part = COST.predict(StepShape::chunk(longest, PREFILL_FLOOR, 0));
-        let parts = LONGEST_PROMPT.div_ceil(PREFILL_FLOOR as u64);
-        let token = COST.predict(StepShape::decode(longest));
-        let request = (part * parts + token * LONGEST_ANSWER) * 104 / 100 / 1000;
-        let ahead = self.slack + request * u64::from(MOST_RUNNING);
+    /// S5: Between two tenants of one band that always have requests waiting, the lead in service
+    /// per weight is at most the slack and the cost of `MAX_RUNNING` requests, divided by the
+    /// weight of the leading tenant.
+    fn check_lead(&self) {
+        // The cost of a request that runs alone in the smallest chunks. The correction learns a
+        // factor of at most 1.04 here.
+        let longest = (MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) as usize;
+        let chunk = COST.predict(StepShape::chunk(longest, PREFILL_FLOOR, 0));
+        let chunks = MAX_PROMPT_TOKENS.div_ceil(PREFILL_FLOOR as u64);
+        let decode = COST.predict(StepShape::decode(longest));
+        let request = (chunk * chunks + decode * MAX_OUTPUT_TOKENS) * 104 / 100 / 1000;
+        let max_lead = self.slack + request * u64::from(MAX_RUNNING);
         let served: Vec<Micros> = (0..self.weights.len() as u32)
             .map(|tenant| self.scheduler.tenant(TenantId(tenant)).service)
             .collect();
         for (a, b) in pairs(self.weights.len()) {
-            // Served[a] / weight[a] <= served[b] / weight[b] + ahead / weight[a], without fractions.
+            // served[a] / weight[a] <= served[b] / weight[b] + max_lead / weight[a], without
+            // fractions.
             let due = u128::from(served[b] + 1) * u128::from(self.weights[a]);
-            let most = due + u128::from(ahead) * u128::from(self.weights[b]);
-            let has = u128::from(served[a]) * u128::from(self.weights[b]);
+            let limit = due + u128::from(max_lead) * u128::from(self.weights[b]);
+            let actual = u128::from(served[a]) * u128::from(self.weights[b]);
             assert!(
-                has <= most,
-                "S5: of weights {:?} tenant {a} is ahead of {b}: {served:?} µs",
+                actual <= limit,
+                "S5: tenant {a} leads tenant {b} too far: weights {:?}, service {served:?} µs",
                 self.weights
             );
         }

@@ -1,57 +1,26 @@
-//! The fake model, whose KV pages hold the tokens themselves, and the clients that know what they should be answered.
+//! The fake model, whose KV pages hold tokens, and the clients that know the answers they expect.
 
 use std::collections::BTreeMap;
 
+use sterna_random::mix;
 use sterna_scheduler::{
     Batch, FinishReason, Micros, PAGE_TOKENS, PageCopy, Request, Row, Sampled, SequenceId,
     TenantId, TokenId,
 };
 
-use crate::Counts;
+use crate::coverage::Coverage;
 
-/// SplitMix64.
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.below(high - low + 1)
-    }
-
-    pub(crate) fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len() as u64) as usize]
-    }
-}
-
-pub(crate) fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// What a real key and value depend on: the token and everything before it.
+/// Returns a hash of what a real key and value depend on: the token and everything before it.
 pub(crate) fn chain(before: u64, token: TokenId) -> u64 {
     mix(before.wrapping_mul(31).wrapping_add(u64::from(token) + 1))
 }
 
-/// The fake model's next token.
+/// Returns the fake model's next token.
 pub(crate) fn next_token(chain: u64, alphabet: u64) -> TokenId {
     (mix(chain) % alphabet) as TokenId
 }
 
-/// One token's place in the fake KV memory.
+/// The content of one position in the fake KV memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     pub(crate) tenant: TenantId,
@@ -60,55 +29,56 @@ pub(crate) struct Cell {
     pub(crate) chain: u64,
 }
 
-/// The fake model: its memory, and what it answers.
-pub(crate) struct Model {
+/// The fake model: its KV memory and the number of different tokens that it answers.
+pub(crate) struct FakeModel {
     pub(crate) cells: Vec<Option<Cell>>,
     pub(crate) alphabet: u64,
 }
 
-impl Model {
-    pub(crate) fn cell(&mut self, batch: &Batch, row: &Row, position: usize) -> &mut Option<Cell> {
+impl FakeModel {
+    fn cell(&mut self, batch: &Batch, row: &Row, position: usize) -> &mut Option<Cell> {
         let page = batch.pages(row)[position / PAGE_TOKENS];
         &mut self.cells[page.index() * PAGE_TOKENS + position % PAGE_TOKENS]
     }
 
-    /// Reads a row's history back, and returns the chain that it ends with. What another tenant has written may be read as
-    /// far as it is a public prefix.
-    pub(crate) fn read(&mut self, batch: &Batch, row: &Row, client: &Client) -> (u64, bool) {
+    /// Reads a row's history back. Returns its chain, and whether any of it is another tenant's.
+    ///
+    /// # Panics
+    /// If a cell holds something else, or another tenant wrote it and it is not public (M6).
+    fn read(&mut self, batch: &Batch, row: &Row, client: &Client) -> (u64, bool) {
         let mut before = 0;
         let mut is_shared = false;
         for position in 0..row.start as usize {
             let token = client.token(position);
             before = chain(before, token);
-            let found = self.cell(batch, row, position).expect("it was computed");
+            let found = self
+                .cell(batch, row, position)
+                .expect("M6: the position was computed");
             let expected = Cell {
                 tenant: found.tenant,
                 position,
                 token,
                 chain: before,
             };
-            assert_eq!(
-                found, expected,
-                "M6: {row:?} reads what was not computed for it"
-            );
+            assert_eq!(found, expected, "M6: {row:?} reads a wrong cell");
             if found.tenant != client.request.tenant {
                 let is_public = position < client.public_tokens();
-                assert!(is_public, "M6: {row:?} reads a stranger's page");
+                assert!(is_public, "M6: {row:?} reads another tenant's page");
                 is_shared = true;
             }
         }
         (before, is_shared)
     }
 
-    /// Computes a row after its history, and returns the tokens that follow those whose logits are wanted.
-    pub(crate) fn write(
+    /// Computes a row after its history. Returns the tokens that follow the positions with logits.
+    fn write(
         &mut self,
         batch: &Batch,
         row: &Row,
         client: &Client,
         mut before: u64,
     ) -> Vec<TokenId> {
-        let first_wanted = row.len() - row.logits as usize;
+        let first_with_logits = row.len() - row.logits as usize;
         let mut next = Vec::new();
         for (offset, &token) in batch.tokens(row).iter().enumerate() {
             before = chain(before, token);
@@ -119,15 +89,15 @@ impl Model {
                 token,
                 chain: before,
             });
-            if offset >= first_wanted {
+            if offset >= first_with_logits {
                 next.push(next_token(before, self.alphabet));
             }
         }
         next
     }
 
-    /// The row went wrong: what it has written is worth nothing.
-    pub(crate) fn spoil(&mut self, batch: &Batch, id: SequenceId) {
+    /// Erases what a failed row has written.
+    pub(crate) fn erase_row(&mut self, batch: &Batch, id: SequenceId) {
         let mut rows = batch.rows().iter();
         let row = rows.find(|row| row.sequence == id).expect("it has a row");
         for position in row.start as usize..row.end() {
@@ -135,7 +105,10 @@ impl Model {
         }
     }
 
-    /// Copies a page. What its row goes on from is the reader's own from now on, if it might read it.
+    /// Copies a page. The positions that the reader continues from become the reader's own.
+    ///
+    /// # Panics
+    /// If the reader may not read one of these positions (M6).
     fn copy(&mut self, batch: &Batch, copy: PageCopy, clients: &BTreeMap<SequenceId, Client>) {
         let from = copy.from.index() * PAGE_TOKENS;
         let to = copy.to.index() * PAGE_TOKENS;
@@ -145,24 +118,24 @@ impl Model {
         let row = row.expect("a copy is for a row");
         let client = &clients[&row.sequence];
         for cell in self.cells[to..][..row.start as usize % PAGE_TOKENS].iter_mut() {
-            let cell = cell.as_mut().expect("it was computed");
+            let cell = cell.as_mut().expect("the position was computed");
             let is_public = cell.position < client.public_tokens();
             assert!(
                 is_public || cell.tenant == client.request.tenant,
-                "M6: {copy:?} is a stranger's"
+                "M6: {copy:?} reads another tenant's page"
             );
             cell.tenant = client.request.tenant;
         }
     }
 
-    /// Copies pages and reads every row's history, then writes the rows that are not `skipped`. Returns what follows those
-    /// that want it.
+    /// Computes a step: copies pages, reads every row's history, then writes the rows for which
+    /// `is_skipped` returns `false`. Returns each written row with the tokens that follow it.
     pub(crate) fn forward(
         &mut self,
         batch: &Batch,
         clients: &BTreeMap<SequenceId, Client>,
-        seen: &mut Counts,
-        mut skipped: impl FnMut() -> bool,
+        coverage: &mut Coverage,
+        mut is_skipped: impl FnMut() -> bool,
     ) -> Vec<(Row, Vec<TokenId>)> {
         for copy in batch.copies() {
             self.copy(batch, *copy, clients);
@@ -170,13 +143,13 @@ impl Model {
         let rows = batch.rows().iter();
         let read = |row: &Row| {
             let (chain, is_shared) = self.read(batch, row, &clients[&row.sequence]);
-            seen.public_hits += u64::from(is_shared);
+            coverage.public_hits += u64::from(is_shared);
             chain
         };
         let chains: Vec<u64> = rows.clone().map(read).collect();
         let mut next = Vec::new();
         for (row, before) in rows.zip(chains) {
-            if !skipped() {
+            if !is_skipped() {
                 let tokens = self.write(batch, row, &clients[&row.sequence], before);
                 next.push((*row, tokens));
             }
@@ -185,28 +158,28 @@ impl Model {
     }
 }
 
-/// Somebody who waits for an answer.
+/// A request that has not ended, and what the world knows about it.
 pub(crate) struct Client {
     pub(crate) number: u64, // In the order of submission.
     pub(crate) request: Request,
     pub(crate) output: Vec<TokenId>,
-    pub(crate) answer: Vec<TokenId>, // What the same request gets alone.
-    pub(crate) reason: FinishReason, // How it should end, as far as is known now.
+    pub(crate) answer: Vec<TokenId>, // The output of the same request when it runs alone.
+    pub(crate) reason: FinishReason, // The expected reason, as far as it is known now.
     pub(crate) is_waiting: bool,
-    pub(crate) passed: u32, // Later requests of its tenant that were admitted before it.
-    pub(crate) may_be_passed: bool, // It may have waited for a prefix.
-    pub(crate) computed: Option<usize>, // Of its tokens, while it runs.
+    pub(crate) times_bypassed: u32, // By later requests of the same tenant.
+    pub(crate) may_await_prefix: bool, // Since it came, the scheduler has deferred a request.
+    pub(crate) computed: Option<usize>, // Tokens, while it runs and as far as it is known.
     pub(crate) was_admitted: bool,
     pub(crate) preempted: u32,
-    pub(crate) missed: u32, // Steps in a row in which it could have decoded.
-    pub(crate) last_token_at: Option<Micros>, // Or when it was admitted, if that is known.
+    pub(crate) paused_steps: u32, // In a row; it had its page in each of them.
+    pub(crate) last_token_at: Option<Micros>, // Or the time of the admission, if that is known.
     pub(crate) arrived: Micros,
-    pub(crate) public: Vec<Vec<TokenId>>, // The prefixes that its tenant might use when it came.
+    pub(crate) public: Vec<Vec<TokenId>>, // The prefixes that its tenant could use when it came.
 }
 
 impl Client {
+    /// Creates the client of a request, with the answer that the fake model gives.
     pub(crate) fn new(number: u64, request: Request, alphabet: u64) -> Client {
-        // The public part is set by the world, which knows the tenants.
         let mut before = request.prompt.iter().fold(0, |b, &token| chain(b, token));
         let mut answer = Vec::new();
         let reason = loop {
@@ -228,23 +201,24 @@ impl Client {
             answer,
             reason,
             is_waiting: true,
-            passed: 0,
-            may_be_passed: false,
+            times_bypassed: 0,
+            may_await_prefix: false,
             computed: None,
             was_admitted: false,
             preempted: 0,
-            missed: 0,
+            paused_steps: 0,
             last_token_at: None,
             arrived: 0,
             public: Vec::new(),
         }
     }
 
-    /// Whether the next step computes one token of it, if it runs.
-    pub(crate) fn decodes(&self) -> bool {
+    /// Returns whether the request is a running decode: all of its tokens except one are computed.
+    pub(crate) fn is_decode(&self) -> bool {
         self.computed == Some(self.known() - 1)
     }
 
+    /// Returns the number of known tokens: the prompt and the output so far.
     pub(crate) fn known(&self) -> usize {
         self.request.prompt.len() + self.output.len()
     }
@@ -257,7 +231,8 @@ impl Client {
         }
     }
 
-    /// Takes the tokens of a row as they leave the model, as long as the drafts come true.
+    /// Appends the tokens of a row while its drafts are right, and returns the row's samples.
+    /// Sample `fails_at` fails instead.
     pub(crate) fn receive(
         &mut self,
         tokens: &[TokenId],
@@ -265,23 +240,24 @@ impl Client {
         fails_at: Option<usize>,
     ) -> Vec<Sampled> {
         let mut sampled = vec![Sampled::Void; tokens.len()];
-        for (place, &token) in tokens.iter().enumerate() {
-            if fails_at == Some(place) {
+        for (index, &token) in tokens.iter().enumerate() {
+            if fails_at == Some(index) {
                 self.fail();
-                sampled[place] = Sampled::Failed;
+                sampled[index] = Sampled::Failed;
                 break;
             }
-            assert_eq!(token, self.answer[self.output.len()], "D2: as alone");
+            let expected = self.answer[self.output.len()];
+            assert_eq!(token, expected, "D2: the same token as alone");
             self.output.push(token);
-            sampled[place] = Sampled::Token(token);
-            if self.output.len() == self.answer.len() || drafts.get(place) != Some(&token) {
+            sampled[index] = Sampled::Token(token);
+            if self.output.len() == self.answer.len() || drafts.get(index) != Some(&token) {
                 break;
             }
         }
         sampled
     }
 
-    /// How far what it has is a public prefix.
+    /// Returns how many of the known tokens are the start of a public prefix.
     pub(crate) fn public_tokens(&self) -> usize {
         let common = |prefix: &Vec<TokenId>| {
             let known = (0..self.known()).map(|position| self.token(position));
@@ -294,17 +270,22 @@ impl Client {
         self.public.iter().map(common).max().unwrap_or(0)
     }
 
-    /// Whether it may have ended now for having taken too long.
+    /// Returns whether one of the request's deadlines has expired at `now`.
     pub(crate) fn is_late(&self, now: Micros) -> bool {
-        let passed = |limit: Option<Micros>| {
+        let has_expired = |limit: Option<Micros>| {
             limit.is_some_and(|limit| now >= self.arrived.saturating_add(limit))
         };
-        passed(self.request.ends_within)
-            || self.output.is_empty() && passed(self.request.first_token_within)
+        has_expired(self.request.ends_within)
+            || self.output.is_empty() && has_expired(self.request.first_token_within)
     }
 
     pub(crate) fn fail(&mut self) {
-        self.reason = FinishReason::Error;
+        self.end(FinishReason::Error);
+    }
+
+    /// From now on expects the request to end for `reason`, with the output that it has.
+    pub(crate) fn end(&mut self, reason: FinishReason) {
+        self.reason = reason;
         self.answer.truncate(self.output.len());
     }
 }

@@ -1,4 +1,4 @@
-//! What must hold of a batch, of who is in it, and of what each tenant has.
+//! The rules of a single step: its rows, its budget, and the decodes that are not in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,30 +9,35 @@ use sterna_scheduler::{
 
 use crate::model::Client;
 
-/// As the scheduler's.
+/// A copy of the scheduler's constant.
 pub(crate) const PREFILL_FLOOR: usize = 8;
 
-/// Tokens of a row that are guesses.
+/// Returns the number of draft tokens in a row.
 pub(crate) fn drafts_of(row: &Row) -> usize {
     (row.logits as usize).saturating_sub(1)
 }
 
-/// Who decodes now.
+/// Returns the running decodes.
 pub(crate) fn decodes(clients: &BTreeMap<SequenceId, Client>) -> Vec<SequenceId> {
-    let decoding = clients.iter().filter(|(_, client)| client.decodes());
-    decoding.map(|(&id, _)| id).collect()
+    let decodes = clients.iter().filter(|(_, client)| client.is_decode());
+    decodes.map(|(&id, _)| id).collect()
 }
 
-/// S2: whoever decoded before the plan is in its step, unless it was preempted, or it needs a page and nobody who comes
-/// after it can give one, or it rests. For a guest anybody rests for up to seven steps in a row; in the batch band one
-/// rests for up to three while there is no time.
+/// S2: Every sequence that decoded before the plan is in the step, with these exceptions:
+/// - It ended or was preempted.
+/// - It needs a new page for its next token.
+/// - It pauses. With fair-share order it pauses at most seven steps in a row. With another order it
+///   pauses at most three steps in a row under a time budget, and never under a token budget.
+///
+/// With `Budget::PrefillFirst` prompts go first, so the rule does not apply. Returns the longest
+/// pause of a decode, in steps.
 pub(crate) fn check_decodes(
     before: &[SequenceId],
     batch: &Batch,
     policy: &Policy,
     clients: &mut BTreeMap<SequenceId, Client>,
 ) -> u32 {
-    let most = match (policy.order, policy.budget) {
+    let limit = match (policy.order, policy.budget) {
         (_, Budget::PrefillFirst) => return 0,
         (Order::FairShare { .. }, _) => 7,
         (_, Budget::Time { .. }) => 3,
@@ -46,67 +51,118 @@ pub(crate) fn check_decodes(
         let is_planned = batch.rows().iter().any(|row| row.sequence == *id);
         match client.computed {
             Some(computed) if !is_planned => {
-                client.missed += u32::from(!computed.is_multiple_of(PAGE_TOKENS));
+                client.paused_steps += u32::from(!computed.is_multiple_of(PAGE_TOKENS));
             }
-            _ => client.missed = 0,
+            _ => client.paused_steps = 0,
         }
-        let missed = client.missed;
-        assert!(missed <= most, "S2: {id:?} was left out of {missed} steps");
-        longest = longest.max(missed);
+        let paused_steps = client.paused_steps;
+        assert!(
+            paused_steps <= limit,
+            "S2: {id:?} paused for {paused_steps} steps; the limit is {limit}"
+        );
+        longest = longest.max(paused_steps);
     }
     longest
 }
 
-/// A row holds the truth, then drafts, and wants logits from its last known token on.
+/// Asserts that a row holds the sequence's next known tokens and then its drafts, that it has
+/// logits from the last known token on, and M9.
 pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
-    let truth: Vec<TokenId> = (0..client.known()).map(|at| client.token(at)).collect();
-    assert_eq!(step.history(row.sequence), truth);
+    let known: Vec<TokenId> = (0..client.known())
+        .map(|position| client.token(position))
+        .collect();
+    assert_eq!(step.history(row.sequence), known);
     let prompt_len = client.request.prompt.len();
     assert_eq!(step.prompt_len(row.sequence), prompt_len);
     let tokens = step.batch().tokens(row);
-    let known = row.len() - drafts_of(row);
-    let end = row.start as usize + known;
-    assert_eq!(tokens[..known], truth[row.start as usize..end]);
-    assert_eq!(row.logits > 0, end == truth.len());
+    let len = row.len() - drafts_of(row);
     let start = row.start as usize;
+    let end = start + len;
+    assert_eq!(tokens[..len], known[start..end]);
+    assert_eq!(row.logits > 0, end == known.len());
     assert_eq!(
         client.computed.unwrap_or(start),
         start,
-        "{row:?} repeats or skips"
+        "{row:?} repeats or skips tokens"
     );
     let pages = step.batch().pages(row).len();
-    assert_eq!(pages, row.end().div_ceil(PAGE_TOKENS), "M9: of {row:?}");
+    assert_eq!(
+        pages,
+        row.end().div_ceil(PAGE_TOKENS),
+        "M9: the pages of {row:?} end with it"
+    );
     let left = client.request.max_new_tokens as usize - client.output.len();
-    assert!((row.logits as usize) <= left, "{row:?} drafts too much");
+    assert!(
+        (row.logits as usize) <= left,
+        "{row:?} drafts beyond max_new_tokens"
+    );
 }
 
-/// A batch keeps to its budget, and writes no page that another row can see.
+/// Asserts that a batch keeps its limits (S1, S12) and writes no page that another row reads (M3).
 pub(crate) fn check_batch(batch: &Batch, limits: &Limits, policy: &Policy) {
     let rows = batch.rows();
     assert!(
         !rows.is_empty() && rows.len() <= limits.max_running as usize,
-        "S12"
+        "S12: the batch has {} rows",
+        rows.len()
     );
+    check_token_counts(batch, limits, policy);
+    check_copies(batch);
+    for row in rows {
+        assert!(row.len() - drafts_of(row) <= limits.prefill_chunk as usize);
+        let written = &batch.pages(row)[row.start as usize / PAGE_TOKENS..];
+        assert!(
+            !batch
+                .copies()
+                .iter()
+                .any(|copy| written.contains(&copy.from)),
+            "M3: {row:?} writes a page that is copied"
+        );
+        for other in rows.iter().filter(|other| *other != row) {
+            assert_ne!(other.sequence, row.sequence, "a sequence has one row");
+            let shared = batch
+                .pages(other)
+                .iter()
+                .find(|page| written.contains(page));
+            assert_eq!(
+                shared, None,
+                "M3: {row:?} writes a page that {other:?} reads"
+            );
+        }
+    }
+}
+
+/// S1: The known tokens of a step are within `step_tokens` and the policy's token budget, or they
+/// are the decodes and at most `PREFILL_FLOOR` prompt tokens.
+fn check_token_counts(batch: &Batch, limits: &Limits, policy: &Policy) {
+    let rows = batch.rows();
     let drafted: usize = rows.iter().map(drafts_of).sum();
     let decodes = rows
         .iter()
         .filter(|row| row.len() - drafts_of(row) == 1)
         .count();
-    let tokens = match policy.budget {
+    let budget = match policy.budget {
         Budget::Tokens(tokens) => tokens.min(limits.step_tokens),
         Budget::Time { .. } | Budget::PrefillFirst => limits.step_tokens,
     };
-    let most = (tokens as usize).max(decodes + PREFILL_FLOOR);
+    let limit = (budget as usize).max(decodes + PREFILL_FLOOR);
     let known = batch.token_count() - drafted;
-    assert!(known <= most, "S1: {known} tokens, {most} at most");
+    assert!(
+        known <= limit,
+        "S1: the step has {known} known tokens; the limit is {limit}"
+    );
     assert!(
         batch.token_count() <= limits.max_batch_tokens(),
-        "S1: of tokens"
+        "S1: the step exceeds max_batch_tokens"
     );
     let longest = rows.iter().map(drafts_of).max().unwrap_or(0);
     assert!(drafted <= MAX_DRAFTED_TOKENS && longest <= policy.max_draft as usize);
-    let wanted: usize = rows.iter().map(|row| row.logits as usize).sum();
-    assert_eq!(batch.logits_count(), wanted);
+    let logits: usize = rows.iter().map(|row| row.logits as usize).sum();
+    assert_eq!(batch.logits_count(), logits);
+}
+
+/// Asserts that each copy goes to the first page that some row writes, and no two to the same page.
+fn check_copies(batch: &Batch) {
     let mut targets = BTreeSet::new();
     for copy in batch.copies() {
         assert!(
@@ -114,29 +170,14 @@ pub(crate) fn check_batch(batch: &Batch, limits: &Limits, policy: &Policy) {
             "M3: {copy:?} overwrites another copy"
         );
     }
-    for row in rows {
-        assert!(row.len() - drafts_of(row) <= limits.prefill_chunk as usize);
-        let written = &batch.pages(row)[row.start as usize / PAGE_TOKENS..];
-        let copies = batch.copies().iter();
-        assert!(
-            !copies.clone().any(|copy| written.contains(&copy.from)),
-            "{row:?}"
-        );
-        for other in rows.iter().filter(|other| *other != row) {
-            assert_ne!(other.sequence, row.sequence, "a sequence has one row");
-            let seen = batch
-                .pages(other)
-                .iter()
-                .find(|page| written.contains(page));
-            assert_eq!(seen, None, "M3: {row:?} writes what {other:?} sees");
-        }
-    }
-    let written = |copy: &PageCopy| {
-        let mut rows = rows.iter();
-        rows.any(|row| batch.pages(row).get(row.start as usize / PAGE_TOKENS) == Some(&copy.to))
+    let is_for_a_row = |copy: &PageCopy| {
+        batch
+            .rows()
+            .iter()
+            .any(|row| batch.pages(row).get(row.start as usize / PAGE_TOKENS) == Some(&copy.to))
     };
     assert!(
-        batch.copies().iter().all(written),
-        "a copy is for the first page of a row"
+        batch.copies().iter().all(is_for_a_row),
+        "a copy goes to the first page that a row writes"
     );
 }

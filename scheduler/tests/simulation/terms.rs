@@ -1,15 +1,15 @@
-//! What a world is like: its policy, its costs, and its tenants' terms.
+//! The random policy, cost model and tenants of a world.
 
+use sterna_random::Random;
 use sterna_scheduler::{
     Band, Budget, CostModel, Growth, Micros, Order, PAGE_TOKENS, Policy, PublicPrefix, Rate,
     TenantId, TenantPolicy,
 };
 
-use crate::model::Rng;
 use crate::world::World;
 
 impl World {
-    /// Gives every tenant terms, other ones than before.
+    /// Gives every tenant a new random policy.
     pub(crate) fn set_tenants(&mut self) {
         let reserved: usize = self
             .public
@@ -17,100 +17,103 @@ impl World {
             .map(|prefix| prefix.len() / PAGE_TOKENS)
             .sum();
         let pages = self.limits.pages - reserved as u32;
-        let all = self.public.len() as u32;
-        let rng = &mut self.rng;
-        let terms = (0..self.tenants).map(|_| {
-            let is_capped = rng.percent(30);
-            let max_pages = if is_capped {
-                rng.between(1, u64::from(pages)) as u32
-            } else {
-                u32::MAX
-            };
-            let rate = |rng: &mut Rng| {
-                rng.percent(15).then(|| Rate {
-                    per_minute: rng.between(60_000, 6_000_000) as u32,
-                    burst: rng.between(1, 100) as u32,
-                })
-            };
-            TenantPolicy {
-                band: *rng.pick(&[
-                    Band::Interactive,
-                    Band::Standard,
-                    Band::Standard,
-                    Band::Batch,
-                ]),
-                weight: rng.between(1, 4) as u32,
-                requests: rate(rng),
-                tokens: rate(rng),
-                max_running: *rng.pick(&[1, 2, u32::MAX, u32::MAX]),
-                max_queued: *rng.pick(&[1, 4, u32::MAX]),
-                max_queued_time: *rng.pick(&[20_000, Micros::MAX, Micros::MAX]),
-                guaranteed_pages: rng
-                    .below(u64::from(pages / 4).max(1))
-                    .min(u64::from(max_pages)) as u32,
-                max_pages,
-                public: (0..all)
-                    .filter(|_| rng.percent(70))
-                    .map(PublicPrefix)
-                    .collect(),
-            }
-        });
-        self.terms = terms.collect();
-        self.accounts.iter_mut().for_each(|account| {
+        let prefixes = self.public.len() as u32;
+        let random = &mut self.random;
+        self.terms = (0..self.tenants)
+            .map(|_| random_tenant(random, pages, prefixes))
+            .collect();
+        for account in &mut self.accounts {
             account.accepted = 0;
             account.since = self.now;
-        });
+        }
         let numbered: Vec<_> = (0..)
             .map(TenantId)
             .zip(self.terms.iter().cloned())
             .collect();
         self.scheduler
             .set_tenants(&numbered)
-            .expect("the terms are possible");
+            .expect("the policies are valid");
         self.scheduler.check();
     }
 }
 
-pub(crate) fn random_policy(rng: &mut Rng) -> Policy {
-    let time = |rng: &mut Rng| {
-        let least = rng.between(100, 1000);
+fn random_tenant(random: &mut Random, pages: u32, prefixes: u32) -> TenantPolicy {
+    let is_capped = random.percent(30);
+    let max_pages = if is_capped {
+        random.between(1, u64::from(pages)) as u32
+    } else {
+        u32::MAX
+    };
+    let rate = |random: &mut Random| {
+        random.percent(15).then(|| Rate {
+            per_minute: random.between(60_000, 6_000_000) as u32,
+            burst: random.between(1, 100) as u32,
+        })
+    };
+    TenantPolicy {
+        band: random.pick(&[
+            Band::Interactive,
+            Band::Standard,
+            Band::Standard,
+            Band::Batch,
+        ]),
+        weight: random.between(1, 4) as u32,
+        requests: rate(random),
+        tokens: rate(random),
+        max_running: random.pick(&[1, 2, u32::MAX, u32::MAX]),
+        max_queued: random.pick(&[1, 4, u32::MAX]),
+        max_queued_time: random.pick(&[20_000, Micros::MAX, Micros::MAX]),
+        guaranteed_pages: random
+            .below(u64::from(pages / 4).max(1))
+            .min(u64::from(max_pages)) as u32,
+        max_pages,
+        public: (0..prefixes)
+            .filter(|_| random.percent(70))
+            .map(PublicPrefix)
+            .collect(),
+    }
+}
+
+pub(crate) fn random_policy(random: &mut Random) -> Policy {
+    let time = |random: &mut Random| {
+        let least = random.between(100, 1000);
         Budget::Time {
-            inter_token_target: rng.between(1000, 20_000),
+            inter_token_target: random.between(1000, 20_000),
             least,
-            most: rng.between(least, 20_000),
+            most: random.between(least, 20_000),
         }
     };
     Policy {
-        order: match rng.below(6) {
+        order: match random.below(6) {
             0 => Order::FirstCome,
             1 => Order::LongestPrefix,
             2 => Order::FairShare { slack: 0 },
             _ => Order::FairShare {
-                slack: rng.between(1, 20_000),
+                slack: random.between(1, 20_000),
             },
         },
-        budget: match rng.below(6) {
-            0 => Budget::Tokens(rng.between(1, 96) as u32),
+        budget: match random.below(6) {
+            0 => Budget::Tokens(random.between(1, 96) as u32),
             1 => Budget::PrefillFirst,
-            _ => time(rng),
+            _ => time(random),
         },
-        growth: *rng.pick(&[
+        growth: random.pick(&[
             Growth::Least,
             Growth::Least,
             Growth::Least,
             Growth::Expected,
             Growth::Most,
         ]),
-        max_draft: *rng.pick(&[0, 2, 6]),
+        max_draft: random.pick(&[0, 2, 6]),
     }
 }
 
-pub(crate) fn random_cost(rng: &mut Rng) -> CostModel {
+pub(crate) fn random_cost(random: &mut Random) -> CostModel {
     CostModel {
-        rows: CostModel::roofline(rng.between(1, 4_000_000), rng.between(1_000, 400_000)),
-        kilo_decode_keys: rng.between(0, 400_000),
-        kilo_chunk_keys: rng.between(0, 400_000),
-        head: rng.between(0, 1_000_000),
-        logit: rng.between(0, 100_000),
+        rows: CostModel::roofline(random.between(1, 4_000_000), random.between(1_000, 400_000)),
+        kilo_decode_keys: random.between(0, 400_000),
+        kilo_chunk_keys: random.between(0, 400_000),
+        head: random.between(0, 1_000_000),
+        logit: random.between(0, 100_000),
     }
 }

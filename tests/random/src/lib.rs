@@ -67,6 +67,14 @@ impl Random {
         self.next_u64() % end
     }
 
+    /// Returns a number in `low..=high`.
+    ///
+    /// # Panics
+    /// If `low` is above `high`.
+    pub const fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
     /// Returns an index in `0..len`.
     ///
     /// # Panics

@@ -1,0 +1,98 @@
+//! Counts how often the random worlds met each difficult case.
+
+/// What all worlds of one run did.
+#[derive(Debug, Default)]
+pub(crate) struct Coverage {
+    pub(crate) submits: u64,
+    pub(crate) plans: u64,
+    pub(crate) steps: u64,
+    pub(crate) dropped_steps: u64,
+    pub(crate) failed_steps: u64,
+    pub(crate) failed_rows: u64,
+    pub(crate) cancels: u64,
+    pub(crate) cancels_while_waiting: u64,
+    pub(crate) refusals: u64,
+    pub(crate) resets: u64,
+    pub(crate) finished: u64,
+    pub(crate) chunks: u64,
+    pub(crate) prefix_hits: u64,
+    pub(crate) evictions: u64,
+    pub(crate) preemptions: u64,
+    pub(crate) redirects: u64,
+    pub(crate) deferrals: u64,
+    pub(crate) copies: u64,
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
+    pub(crate) public_hits: u64,
+    pub(crate) missed_deadlines: u64,
+    pub(crate) policy_changes: u64,
+    pub(crate) calibrations: u64,
+    pub(crate) corrected: u64, // Steps after which the learned factor is far from 1.
+    pub(crate) pauses: u64,    // Steps in which a decode paused.
+    pub(crate) longest_pause: u64, // In steps.
+    pub(crate) repeated_preemptions: u64, // Of a sequence that was preempted three times before.
+    pub(crate) rate_limited: u64,
+    pub(crate) tenant_queue_full: u64,
+    pub(crate) overloaded: u64,
+    pub(crate) deadline_refusals: u64,
+}
+
+impl Coverage {
+    /// Returns the number of calls that changed the scheduler. A full check follows each of them.
+    pub(crate) fn operations(&self) -> u64 {
+        let steps = self.plans + self.steps; // Each step is also committed, dropped or failed.
+        self.submits + self.cancels + steps + self.resets + self.policy_changes + self.calibrations
+    }
+
+    /// Asserts that the run met every difficult case: it proves nothing about a case it never met.
+    pub(crate) fn assert_enough(&self) {
+        let frequent = [
+            ("dropped steps", self.dropped_steps),
+            ("cancels", self.cancels),
+            ("chunks", self.chunks),
+            ("prefix hits", self.prefix_hits),
+            ("evictions", self.evictions),
+            ("preemptions", self.preemptions),
+            ("redirects to an equal page", self.redirects),
+            ("deferrals behind a prefill", self.deferrals),
+            ("copies of pages", self.copies),
+            ("accepted drafts", self.accepted),
+            ("rejected drafts", self.drafted - self.accepted),
+            ("steps with a large learned factor", self.corrected),
+            ("steps in which a decode paused", self.pauses),
+        ];
+        for (name, count) in frequent {
+            assert!(count >= self.steps / 300, "only {count} {name}");
+        }
+        let occasional = [
+            ("failed steps", self.failed_steps),
+            ("failed rows", self.failed_rows),
+            ("cancels while waiting", self.cancels_while_waiting),
+            ("refusals", self.refusals),
+            ("resets", self.resets),
+            ("reads of a public page of another tenant", self.public_hits),
+            ("requests that missed a deadline", self.missed_deadlines),
+            ("changes of the tenants' policies", self.policy_changes),
+            ("refusals for a rate", self.rate_limited),
+            ("refusals for a tenant's queue", self.tenant_queue_full),
+            ("refusals for the whole queue", self.overloaded),
+            ("refusals for a deadline", self.deadline_refusals),
+        ];
+        for (name, count) in occasional {
+            assert!(count >= self.steps / 1000, "only {count} {name}");
+        }
+        let rare = [
+            ("changes of the cost model", self.calibrations),
+            ("fourth preemptions", self.repeated_preemptions),
+        ];
+        for (name, count) in rare {
+            assert!(count >= self.steps / 10_000, "only {count} {name}");
+        }
+        let reached_limit = self.longest_pause == 7 || self.steps < 100_000;
+        assert!(
+            reached_limit,
+            "the longest pause was {} steps instead of 7",
+            self.longest_pause
+        );
+    }
+}
