@@ -63,6 +63,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ),
     ("arc_swap", &["src/api/"]),
     ("axum", &["src/api/", "tests/"]),
+    ("chrono", &["src/text/chat_template/"]),
     ("core_affinity", &["src/cores.rs"]),
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),

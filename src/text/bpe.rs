@@ -1,6 +1,7 @@
-//! The vocabulary and merges of a checkpoint: how a word becomes tokens.
+//! Reads the model of a `tokenizer.json`: the vocabulary, and the merges that turn words into
+//! tokens.
 //!
-//! Invariant: they are in memory once, however many tokenizers use them.
+//! Invariant: a model is in memory once, however many tokenizers use it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,17 +16,18 @@ use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::{Model, Result, Token};
 
-/// Words whose tokens the library remembers, most models on each thread. One can take eight kilobytes, and none is ever forgotten.
-const REMEMBERED: usize = 1000;
+/// The number of words whose tokens the library caches, for most models on each thread. An entry
+/// can take eight kilobytes, and the library never evicts one.
+const CACHED_WORDS: usize = 1000;
 
-/// The `model` of a `tokenizer.json`. A clone is the same one.
+/// The `model` of a `tokenizer.json`. A clone shares the memory of the original.
 #[derive(Clone, Debug)]
 pub(super) struct SharedModel(Arc<ModelWrapper>);
 
 impl SharedModel {
-    /// Whether both are the same model.
+    /// Returns whether both share one model.
     #[cfg(test)]
-    pub(super) fn are(&self, other: &SharedModel) -> bool {
+    pub(super) fn shares_memory_with(&self, other: &SharedModel) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
@@ -36,15 +38,16 @@ impl<'de> Deserialize<'de> for SharedModel {
     ) -> std::result::Result<SharedModel, D::Error> {
         let mut model = deserializer.deserialize_map(ModelVisitor)?;
         if let ModelWrapper::BPE(bpe) = &mut model {
-            // It is for training: with it, the same text has other tokens each time.
+            // Dropout is for training. It makes the tokens of a text random.
             bpe.dropout = None;
         }
-        model.resize_cache(REMEMBERED);
+        model.resize_cache(CACHED_WORDS);
         Ok(SharedModel(Arc::new(model)))
     }
 }
 
-/// Reads a model. The library's own way is by several copies of all of it, and the allocator keeps what they took.
+/// Reads a model without intermediate copies. The library's own deserializer makes several copies
+/// of the whole model, and the allocator keeps their memory.
 struct ModelVisitor;
 
 impl<'de> Visitor<'de> for ModelVisitor {
@@ -61,13 +64,13 @@ impl<'de> Visitor<'de> for ModelVisitor {
         let first: Option<(String, Value)> = map.next_entry()?;
         let rest = MapAccessDeserializer::new(map);
         match first {
-            Some((key, kind)) if key == "type" && kind == "BPE" => {
-                built(BpeFile::deserialize(rest)?).map_err(A::Error::custom)
-            }
+            Some((key, kind)) if key == "type" && kind == "BPE" => BpeFile::deserialize(rest)?
+                .build()
+                .map_err(A::Error::custom),
             first => {
                 let mut whole = serde_json::Map::deserialize(rest)?;
                 whole.extend(first);
-                // Older files leave the type out; of all models, this one alone has merges.
+                // Older files omit the type. Only BPE models have merges.
                 let is_bpe = match whole.get("type") {
                     Some(kind) => kind == "BPE",
                     None => whole.contains_key("merges"),
@@ -75,7 +78,7 @@ impl<'de> Visitor<'de> for ModelVisitor {
                 let whole = Value::Object(whole);
                 if is_bpe {
                     let bpe = BpeFile::deserialize(whole).map_err(A::Error::custom)?;
-                    built(bpe).map_err(A::Error::custom)
+                    bpe.build().map_err(A::Error::custom)
                 } else {
                     ModelWrapper::deserialize(whole).map_err(A::Error::custom)
                 }
@@ -84,11 +87,7 @@ impl<'de> Visitor<'de> for ModelVisitor {
     }
 }
 
-fn built(bpe: BpeFile) -> Result<ModelWrapper> {
-    bpe.build().map(ModelWrapper::BPE)
-}
-
-/// A model of the type `BPE`, as it stands in the file.
+/// A model of the type `BPE`, as the file has it.
 #[derive(Deserialize)]
 struct BpeFile {
     unk_token: Option<String>,
@@ -106,23 +105,24 @@ struct BpeFile {
 #[serde(untagged)]
 enum Merge {
     Pair(String, String),
-    /// With a space between them, as in older files.
+    /// Both tokens with a space between them, as in older files.
     Line(String),
 }
 
 impl BpeFile {
-    fn build(self) -> Result<BPE> {
+    fn build(self) -> Result<ModelWrapper> {
         let merges = self.merges.into_iter();
         let merges = merges.filter(|merge| !merge.is_comment()).map(Merge::pair);
         let merges = merges.collect::<Result<Vec<_>>>()?;
-        // The library cuts the prefix off and writes both into a room as wide as the longest token, whatever they are.
+        // The library removes the prefix and writes both tokens into a buffer as long as the
+        // longest token, without a check. It would panic.
         let prefix = self.continuing_subword_prefix.as_ref();
         let prefix = prefix.map_or(0, String::len);
         let longest = self.vocab.keys().map(String::len).max().unwrap_or(0);
         for (left, right) in &merges {
             let rest = right.get(prefix..);
             if rest.is_none_or(|rest| left.len() + rest.len() > longest) {
-                return Err(format!("no token is what {left:?} and {right:?} become").into());
+                return Err(format!("{left:?} and {right:?} do not merge into a token").into());
             }
         }
         let mut builder = BPE::builder().vocab_and_merges(self.vocab, merges);
@@ -135,7 +135,7 @@ impl BpeFile {
         bpe.fuse_unk = self.fuse_unk.unwrap_or(false);
         bpe.byte_fallback = self.byte_fallback.unwrap_or(false);
         bpe.ignore_merges = self.ignore_merges.unwrap_or(false);
-        Ok(bpe)
+        Ok(ModelWrapper::BPE(bpe))
     }
 }
 
@@ -149,7 +149,7 @@ impl Merge {
             Merge::Pair(left, right) => Ok((left, right)),
             Merge::Line(line) => match line.split_once(' ') {
                 Some((left, right)) if !right.contains(' ') => Ok((left.into(), right.into())),
-                _ => Err(format!("the merge {line:?} is not two tokens").into()),
+                _ => Err(format!("the merge {line:?} must be two tokens").into()),
             },
         }
     }
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the model whose text this is, and of one that says its type first.
+    /// Compares the model with the library's, once as the text is and once with its type first.
     fn check_as_the_library(json: &Value) {
         let mut texts = vec![json.to_string()];
         if json["type"] == "BPE" {
@@ -204,13 +204,13 @@ mod tests {
         }
         for text in texts {
             let library: ModelWrapper = serde_json::from_str(&text).unwrap();
-            let words: SharedModel = serde_json::from_str(&text).unwrap();
-            assert_eq!(*words.0, library, "{text}");
+            let model: SharedModel = serde_json::from_str(&text).unwrap();
+            assert_eq!(*model.0, library, "{text}");
         }
     }
 
     #[test]
-    fn a_model_is_what_the_library_makes_of_it() {
+    fn a_model_equals_the_librarys() {
         let vocab = json!({"a": 0, "b": 1, "##b": 2, "ab": 3, "<unk>": 4, "aba": 5});
         let pairs = json!([["a", "b"], ["ab", "a"]]);
         let lines = json!(["#version: 0.2", "a b", "ab a"]);
@@ -231,28 +231,30 @@ mod tests {
                 check_as_the_library(&model);
             }
         }
-        let prefixed = json!({"type": "BPE", "continuing_subword_prefix": "##", "vocab": vocab, "merges": [["a", "##b"]]});
-        check_as_the_library(&prefixed);
+        check_as_the_library(&json!({
+            "type": "BPE", "continuing_subword_prefix": "##",
+            "vocab": vocab, "merges": [["a", "##b"]],
+        }));
     }
 
     #[test]
-    fn a_model_may_say_its_type_last_or_not_at_all_and_be_no_bpe() {
+    fn the_type_can_be_last_or_missing_or_another_than_bpe() {
         check_as_the_library(&json!({"vocab": {"a": 0}, "merges": [], "type": "BPE"}));
         check_as_the_library(&json!({"vocab": {"a": 0, "aa": 1}, "merges": [["a", "a"]]}));
         check_as_the_library(&json!({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}));
-        check_as_the_library(
-            &json!({"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.5]], "byte_fallback": false}),
-        );
+        check_as_the_library(&json!({
+            "type": "Unigram", "unk_id": 0, "vocab": [["a", -1.5]], "byte_fallback": false,
+        }));
     }
 
     #[test]
-    fn nothing_is_left_to_chance() {
+    fn dropout_is_ignored() {
         for json in [
             r#"{"type":"BPE","dropout":0.5,"vocab":{"a":0,"aa":1},"merges":["a a"]}"#,
             r#"{"dropout":0.5,"vocab":{"a":0,"aa":1},"merges":["a a"]}"#,
         ] {
-            let words: SharedModel = serde_json::from_str(json).unwrap();
-            let ModelWrapper::BPE(bpe) = &*words.0 else {
+            let model: SharedModel = serde_json::from_str(json).unwrap();
+            let ModelWrapper::BPE(bpe) = &*model.0 else {
                 panic!("another model");
             };
             assert_eq!(bpe.dropout, None);
@@ -260,12 +262,14 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_into_no_token_is_an_error() {
-        // The library takes these down with the program.
+    fn a_merge_whose_result_is_no_token_is_an_error() {
+        // The library panics on these.
         for rest in [
             r####""vocab":{"a":0,"b":1},"merges":["a b"]"####,
-            r####""vocab":{"a":0,"##":1,"aa":2},"merges":["a a"],"continuing_subword_prefix":"##""####,
-            r####""vocab":{"a":0,"é":1,"aé":2},"merges":["a é"],"continuing_subword_prefix":"#""####,
+            r####""vocab":{"a":0,"##":1,"aa":2},"merges":["a a"],
+                "continuing_subword_prefix":"##""####,
+            r####""vocab":{"a":0,"é":1,"aé":2},"merges":["a é"],
+                "continuing_subword_prefix":"#""####,
         ] {
             for json in [
                 format!(r#"{{"type":"BPE",{rest}}}"#),
@@ -273,13 +277,16 @@ mod tests {
                 format!("{{{rest}}}"),
             ] {
                 let error = serde_json::from_str::<SharedModel>(&json).expect_err(&json);
-                assert!(error.to_string().contains("no token is what"), "{error}");
+                assert!(
+                    error.to_string().contains("do not merge into a token"),
+                    "{error}"
+                );
             }
         }
     }
 
     #[test]
-    fn a_wrong_model_is_an_error() {
+    fn a_malformed_model_is_an_error() {
         for merges in [
             json!(["a b"]),
             json!(["a"]),

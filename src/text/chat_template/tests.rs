@@ -1,15 +1,15 @@
-//! Tests of this module.
-
-use std::time::Duration;
+//! Tests of chat templates: the reference's tokens, user text, limits and errors.
 
 use serde_json::json;
 
 use super::*;
 use crate::text::TextFiles;
-use crate::text::tests::byte_level_json;
+use crate::text::test_tokenizer::byte_level_json;
 
-const LLAMA: &str = "{% for message in messages %}{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}\
-    {{ message['role'] | capitalize + ': ' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}\
+const LLAMA: &str = "{% for message in messages %}\
+    {% if loop.index0 == 0 %}{{ bos_token }}{% endif %}\
+    {{ message['role'] | capitalize + ': ' + message['content'] | trim + '<|eot_id|>' }}\
+    {% endfor %}\
     {% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}";
 
 fn load(template: &str) -> (Tokenizer, ChatTemplate) {
@@ -25,7 +25,7 @@ fn load(template: &str) -> (Tokenizer, ChatTemplate) {
     (tokenizer, template.unwrap())
 }
 
-fn said(contents: &[&str]) -> Vec<Message> {
+fn user_messages(contents: &[&str]) -> Vec<Message> {
     let message = |content: &&str| Message {
         role: "user".into(),
         content: (*content).into(),
@@ -44,7 +44,7 @@ fn specials(tokens: &[u32]) -> Vec<u32> {
 #[test]
 fn a_conversation_is_encoded_as_one_text() {
     let (tokenizer, template) = load(LLAMA);
-    let messages = said(&[" Grüße < | > "]);
+    let messages = user_messages(&[" Grüße < | > "]);
     let rendered = template.render(&messages).unwrap();
     assert_eq!(rendered, "<|bos|>User: Grüße < | ><|eot_id|>Assistant: ");
     let tokens = template.prompt(&tokenizer, &messages).unwrap();
@@ -53,9 +53,10 @@ fn a_conversation_is_encoded_as_one_text() {
 }
 
 #[test]
-fn what_a_user_wrote_never_becomes_special() {
+fn user_text_never_becomes_a_special_token() {
     let whole = LLAMA;
-    let joined = "{{ bos_token }}{% for message in messages %}{{ message.content | trim }}{% endfor %}<|eot_id|>";
+    let joined = "{{ bos_token }}\
+        {% for message in messages %}{{ message.content | trim }}{% endfor %}<|eot_id|>";
     let replacing = "{{ bos_token }}{{ messages[0].content | replace('-', '') }}<|eot_id|>";
     let splitting =
         "{{ bos_token }}{{ messages[0].content.split('</think>') | join('') }}<|eot_id|>";
@@ -73,7 +74,8 @@ fn what_a_user_wrote_never_becomes_special() {
     ];
     for (source, contents) in cases {
         let (tokenizer, template) = load(source);
-        let tokens = template.prompt(&tokenizer, &said(contents)).unwrap();
+        let messages = user_messages(contents);
+        let tokens = template.prompt(&tokenizer, &messages).unwrap();
         let expected = if source == whole && contents.len() == 2 {
             vec![256, 257, 257]
         } else {
@@ -84,9 +86,9 @@ fn what_a_user_wrote_never_becomes_special() {
 }
 
 #[test]
-fn the_disguise_keeps_the_text() {
+fn placeholders_do_not_change_the_text() {
     let (tokenizer, template) = load(LLAMA);
-    let messages = said(&["  a <|eot_id|> \u{100000}b "]);
+    let messages = user_messages(&["  a <|eot_id|> \u{100000}b "]);
     let tokens = template.prompt(&tokenizer, &messages).unwrap();
     assert_eq!(
         tokenizer.decode(&tokens, false),
@@ -96,43 +98,45 @@ fn the_disguise_keeps_the_text() {
 }
 
 #[test]
-fn a_template_that_looks_into_messages_still_sees_clean_ones() {
+fn a_template_that_reads_the_messages_sees_their_original_text() {
     let source = "{{ bos_token }}{{ messages[0].content.split('</think>')[-1] }}<|eot_id|>";
     let (tokenizer, template) = load(source);
-    let tokens = template
-        .prompt(&tokenizer, &said(&["mumble</think>Hello"]))
-        .unwrap();
+    let messages = user_messages(&["mumble</think>Hello"]);
+    let tokens = template.prompt(&tokenizer, &messages).unwrap();
     assert_eq!(tokenizer.decode(&tokens, false), "<|bos|>Hello<|eot_id|>");
 }
 
 #[test]
-fn templates_are_bounded_and_may_object() {
-    let refusing = load("{{ raise_exception('roles must alternate') }}").1;
+fn a_template_can_reject_messages_and_has_limits() {
+    let render = |source: &str| load(source).1.render(&user_messages(&["x"]));
     assert_eq!(
-        refusing.render(&said(&["x"])),
-        Err(TemplateError::Refused("roles must alternate".into()))
+        render("{{ raise_exception('roles must alternate') }}"),
+        Err(TemplateError::Rejected("roles must alternate".into()))
     );
-    let endless =
-        load("{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}").1;
-    assert!(matches!(
-        endless.render(&said(&["x"])),
-        Err(TemplateError::Failed(_))
-    ));
-    let doubling = "{% set ns = namespace(text='x' * 1000000) %}{% for a in range(40) %}{{ ns.text }}{% endfor %}";
-    assert!(matches!(
-        load(doubling).1.render(&said(&["x"])),
-        Err(TemplateError::Failed(_))
-    ));
+    let endless = "{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}";
+    assert!(matches!(render(endless), Err(TemplateError::Failed(_))));
+    let long = "{% set ns = namespace(text='x' * 1000000) %}\
+        {% for a in range(40) %}{{ ns.text }}{% endfor %}";
+    assert!(matches!(render(long), Err(TemplateError::Failed(_))));
 }
 
 #[test]
-fn the_file_counts_more_than_the_configuration_and_default_among_named_ones() {
+fn a_template_can_format_the_date() {
+    let (_, template) = load("{{ strftime_now('%Y %Q') }}");
+    let rendered = template.render(&user_messages(&["x"])).unwrap();
+    let (year, rest) = rendered.split_once(' ').unwrap();
+    assert!(year.parse::<u32>().unwrap() >= 2024, "{rendered}");
+    assert_eq!(rest, "%Q");
+}
+
+#[test]
+fn the_file_takes_precedence_and_then_the_template_named_default() {
     let config = json!({"chat_template": [
         {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]});
     let render = |config: &Value, file| {
         ChatTemplate::find(config, file)
             .unwrap()
-            .map(|template| template.render(&said(&["x"])).unwrap())
+            .map(|template| template.render(&user_messages(&["x"])).unwrap())
     };
     assert_eq!(render(&config, Some("file")).as_deref(), Some("file"));
     assert_eq!(render(&config, None).as_deref(), Some("default"));
@@ -149,18 +153,4 @@ fn the_file_counts_more_than_the_configuration_and_default_among_named_ones() {
             ..
         })
     ));
-}
-
-#[test]
-fn dates_are_those_of_the_calendar() {
-    let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-    assert_eq!(strftime("%d %b %Y", at(0)), "01 Jan 1970");
-    assert_eq!(
-        strftime("%Y-%m-%d %H:%M:%S %A", at(951_827_696)),
-        "2000-02-29 12:34:56 Tuesday"
-    );
-    assert_eq!(
-        strftime("%-d %B %y %% %q", at(1_709_164_800)),
-        "29 February 24 % %q"
-    );
 }

@@ -1,31 +1,37 @@
-//! A stream of tokens as a stream of text.
+//! Turns a stream of tokens into a stream of text.
 //!
-//! Invariants: the deltas, joined, are the text of all tokens decoded at once; no delta splits a character; no part of a stop
-//! string is ever released unless it was asked for. A token costs time for its own bytes, not for the text before it.
+//! Invariant: the deltas together are the text of all tokens decoded at once.
+//!
+//! Invariant: no delta splits a character.
+//!
+//! Invariant: no part of a stop string is released, unless `include_stop` is set.
+//!
+//! Invariant: the cost of a token depends on its own length, not on the length of the text so far.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::Tokenizer;
+use super::tokenizer::Tokenizer;
 
 /// How tokens become text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextOptions {
-    /// Strings that end the text; none of them empty.
+    /// The strings that end the text. None is empty.
     pub stop: Vec<String>,
-    /// The stop string that ended the text is part of it.
+    /// Whether the text includes the stop string that ends it.
     pub include_stop: bool,
-    /// Leave special tokens out instead of spelling them.
+    /// Whether special tokens are skipped instead of spelled out.
     pub skip_special_tokens: bool,
-    /// Stop strings count only in the text after this many tokens.
+    /// The number of tokens in which stop strings are not searched for.
     pub min_tokens: u32,
 }
 
-/// What one token, or the end, adds to the text.
+/// The text that one token, or the end of the tokens, adds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
-    /// Text that is now certain; often empty.
+    /// The text that is now final. It is often empty.
     pub text: String,
-    /// A stop string has ended the text: what follows is nobody's.
+    /// Whether a stop string has ended the text. Tokens after it add nothing.
     pub stopped: bool,
 }
 
@@ -34,41 +40,44 @@ pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     options: TextOptions,
     tokens: u32,
-    characters: Characters,
-    held: String, // Decoded but not released: it may be the beginning of a stop string.
+    decoder: Utf8Decoder,
+    held: String, // Decoded, but not released: it may be the beginning of a stop string.
     released_chars: usize,
 }
 
 impl Detokenizer {
-    /// At the beginning of an answer.
+    /// Starts an answer.
+    ///
+    /// # Panics
+    /// If a stop string is empty.
     pub fn new(tokenizer: Arc<Tokenizer>, options: TextOptions) -> Detokenizer {
         assert!(
             options.stop.iter().all(|stop| !stop.is_empty()),
-            "an empty stop string is everywhere"
+            "an empty stop string would match everywhere"
         );
         Detokenizer {
             tokenizer,
             options,
             tokens: 0,
-            characters: Characters::default(),
+            decoder: Utf8Decoder::default(),
             held: String::new(),
             released_chars: 0,
         }
     }
 
-    /// The next token.
+    /// Adds the next token.
     pub fn push(&mut self, token: u32) -> TextDelta {
         self.tokens += 1;
         if !(self.options.skip_special_tokens && self.tokenizer.is_special(token)) {
-            self.characters
+            self.decoder
                 .push(self.tokenizer.token_bytes(token), &mut self.held);
         }
         self.release()
     }
 
-    /// There are no more tokens: whatever was held back.
+    /// Ends the tokens and releases the text that was held.
     pub fn finish(&mut self) -> TextDelta {
-        self.characters.finish(&mut self.held);
+        self.decoder.finish(&mut self.held);
         let delta = self.release();
         if delta.stopped {
             return delta;
@@ -81,22 +90,23 @@ impl Detokenizer {
         }
     }
 
-    /// Characters of the text so far, those held back included: where the next token's text begins.
+    /// Returns the number of characters decoded so far, including those held. The text of the next
+    /// token begins there.
     pub fn decoded_chars(&self) -> usize {
         self.released_chars + self.held.chars().count()
     }
 
-    /// Characters that the deltas so far had.
+    /// Returns the number of characters in all deltas so far.
     pub fn released_chars(&self) -> usize {
         self.released_chars
     }
 
     fn release(&mut self) -> TextDelta {
         let active = self.tokens > self.options.min_tokens;
-        let stopped = active
+        let stop = active
             .then(|| first_stop(&self.held, &self.options.stop))
             .flatten();
-        let text = match &stopped {
+        let text = match &stop {
             Some(stop) => {
                 let end = if self.options.include_stop {
                     stop.end
@@ -108,7 +118,7 @@ impl Detokenizer {
             }
             None => {
                 let keep = if active {
-                    longest_beginning(&self.held, &self.options.stop)
+                    longest_stop_prefix(&self.held, &self.options.stop)
                 } else {
                     0
                 };
@@ -119,22 +129,23 @@ impl Detokenizer {
         self.released_chars += text.chars().count();
         TextDelta {
             text,
-            stopped: stopped.is_some(),
+            stopped: stop.is_some(),
         }
     }
 }
 
-/// The stop string that is complete first, reading from the left; of several the longest. So it does not depend on how the text
-/// was cut into tokens.
-fn first_stop(text: &str, stops: &[String]) -> Option<std::ops::Range<usize>> {
+/// Finds the stop string that ends first, and of several the longest. The choice does not depend on
+/// how the text is divided into tokens.
+fn first_stop(text: &str, stops: &[String]) -> Option<Range<usize>> {
     let found = stops
         .iter()
         .filter_map(|stop| text.find(stop).map(|start| start..start + stop.len()));
     found.min_by_key(|range| (range.end, range.start))
 }
 
-/// Bytes of the longest end of `text` that is a beginning, but not the whole, of a stop string.
-fn longest_beginning(text: &str, stops: &[String]) -> usize {
+/// Returns the length in bytes of the longest end of `text` that is a proper prefix of a stop
+/// string.
+fn longest_stop_prefix(text: &str, stops: &[String]) -> usize {
     let of_one = |stop: &String| {
         let longest = text.len().min(stop.len() - 1);
         (1..=longest)
@@ -145,13 +156,13 @@ fn longest_beginning(text: &str, stops: &[String]) -> usize {
     stops.iter().map(of_one).max().unwrap_or(0)
 }
 
-/// Joins bytes to characters exactly as `String::from_utf8_lossy` does with all of them at once.
+/// Decodes pieces of UTF-8 with the result that `String::from_utf8_lossy` has for the whole.
 #[derive(Default)]
-struct Characters {
-    incomplete: Vec<u8>, // The beginning of a character, 3 bytes at most between two calls.
+struct Utf8Decoder {
+    incomplete: Vec<u8>, // The beginning of a character: at most 3 bytes between two calls.
 }
 
-impl Characters {
+impl Utf8Decoder {
     fn push(&mut self, bytes: &[u8], text: &mut String) {
         self.incomplete.extend_from_slice(bytes);
         let mut rest = self.incomplete.as_slice();
@@ -163,7 +174,7 @@ impl Characters {
                 }
                 Err(error) => {
                     let (valid, after) = rest.split_at(error.valid_up_to());
-                    text.push_str(std::str::from_utf8(valid).expect("from_utf8 has just said so"));
+                    text.push_str(std::str::from_utf8(valid).expect("it was just found valid"));
                     let Some(invalid) = error.error_len() else {
                         break after;
                     };
@@ -172,8 +183,8 @@ impl Characters {
                 }
             }
         };
-        let decided = self.incomplete.len() - tail.len();
-        self.incomplete.drain(..decided);
+        let decoded = self.incomplete.len() - tail.len();
+        self.incomplete.drain(..decoded);
     }
 
     fn finish(&mut self, text: &mut String) {

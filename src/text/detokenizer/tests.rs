@@ -1,29 +1,14 @@
-//! Tests of this module.
+//! Tests of streamed text against the whole text, with random tokens and stop strings.
+
+use sterna_random::{Random, seed_from_env};
 
 use super::*;
 use crate::text::TextFiles;
-use crate::text::tests::byte_level_json;
-
-/// A linear congruential generator: small and good enough.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % limit
-    }
-
-    fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
-        items[self.below(items.len())]
-    }
-}
+use crate::text::test_tokenizer::byte_level_json;
 
 const EMOJI: &[u8] = "👩\u{200d}👧".as_bytes();
 
-/// Tokens of several characters, of parts of characters, and of bytes that are no character.
+/// The bytes of tokens: several characters, parts of characters, and invalid UTF-8.
 const PIECES: [&[u8]; 10] = [
     b"ab",
     b"ba",
@@ -67,7 +52,7 @@ fn stream(tokenizer: &Arc<Tokenizer>, tokens: &[u32], options: &TextOptions) -> 
         let delta = detokenizer.push(*token);
         text += &delta.text;
         assert_eq!(detokenizer.released_chars(), text.chars().count());
-        assert!(detokenizer.characters.incomplete.len() < 4);
+        assert!(detokenizer.decoder.incomplete.len() < 4);
         if delta.stopped {
             return text;
         }
@@ -75,8 +60,8 @@ fn stream(tokenizer: &Arc<Tokenizer>, tokens: &[u32], options: &TextOptions) -> 
     text + &detokenizer.finish().text
 }
 
-/// The same, with the whole text before one's eyes.
-fn at_once(text: &str, options: &TextOptions) -> String {
+/// Cuts the complete text at its first stop string, with a simple search.
+fn cut_at_stop(text: &str, options: &TextOptions) -> String {
     for end in text.char_indices().map(|(at, char)| at + char.len_utf8()) {
         let ending = options
             .stop
@@ -85,43 +70,40 @@ fn at_once(text: &str, options: &TextOptions) -> String {
             .map(String::len)
             .max();
         if let Some(length) = ending {
-            return text[..if options.include_stop {
+            let end = if options.include_stop {
                 end
             } else {
                 end - length
-            }]
-                .to_owned();
+            };
+            return text[..end].to_owned();
         }
     }
     text.to_owned()
 }
 
 #[test]
-fn streamed_text_is_the_text_at_once_cut_before_the_first_stop() {
-    let seed = std::env::var("STERNA_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or(1);
-    let mut random = Random(seed);
+fn streamed_text_equals_the_whole_text_up_to_the_first_stop_string() {
+    let seed = seed_from_env().unwrap_or(1);
+    let mut random = Random::new(seed);
     let tokenizer = tokenizer();
     let mut stopped = 0;
     for case in 0..100_000 {
         let mut token = || match random.below(8) {
-            0..4 => random.one_of(&BYTES),
+            0..4 => random.pick(&BYTES),
             4 => 256 + random.below(2) as u32,
-            _ => 258 + random.below(PIECES.len()) as u32,
+            _ => 258 + random.index(PIECES.len()) as u32,
         };
         let tokens: Vec<u32> = (0..case % 16).map(|_| token()).collect();
         let options = TextOptions {
             stop: (0..random.below(4))
-                .map(|_| random.one_of(&STOPS).to_owned())
+                .map(|_| random.pick(&STOPS).to_owned())
                 .collect(),
             include_stop: random.below(2) == 0,
             skip_special_tokens: random.below(2) == 0,
             min_tokens: 0,
         };
         let text = tokenizer.decode(&tokens, options.skip_special_tokens);
-        let expected = at_once(&text, &options);
+        let expected = cut_at_stop(&text, &options);
         let streamed = stream(&tokenizer, &tokens, &options);
         assert_eq!(
             streamed, expected,
@@ -129,11 +111,14 @@ fn streamed_text_is_the_text_at_once_cut_before_the_first_stop() {
         );
         stopped += usize::from(expected != text);
     }
-    assert!(stopped > 10_000, "only {stopped} texts met a stop string");
+    assert!(
+        stopped > 10_000,
+        "only {stopped} texts contain a stop string"
+    );
 }
 
 #[test]
-fn stops_do_not_count_in_the_first_tokens() {
+fn stop_strings_are_ignored_in_the_first_min_tokens() {
     let tokenizer = tokenizer();
     let options = |min_tokens| TextOptions {
         stop: vec!["ab".into()],
@@ -148,11 +133,11 @@ fn stops_do_not_count_in_the_first_tokens() {
 }
 
 #[test]
-fn only_what_may_begin_a_stop_string_is_held() {
+fn only_a_possible_beginning_of_a_stop_string_is_held() {
     let stops = ["</answer>".to_owned(), "<end>".to_owned()];
-    assert_eq!(longest_beginning("text </ans", &stops), 5);
-    assert_eq!(longest_beginning("text <", &stops), 1);
-    assert_eq!(longest_beginning("text <e", &stops), 2);
-    assert_eq!(longest_beginning("text <a", &stops), 0);
-    assert_eq!(longest_beginning("", &stops), 0);
+    assert_eq!(longest_stop_prefix("text </ans", &stops), 5);
+    assert_eq!(longest_stop_prefix("text <", &stops), 1);
+    assert_eq!(longest_stop_prefix("text <e", &stops), 2);
+    assert_eq!(longest_stop_prefix("text <a", &stops), 0);
+    assert_eq!(longest_stop_prefix("", &stops), 0);
 }

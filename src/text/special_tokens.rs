@@ -1,6 +1,7 @@
-//! Where special tokens stand in a text.
+//! Finds special tokens in a text.
 //!
-//! Invariant: what is found does not overlap, goes from left to right, and of several tokens at one place is the longest.
+//! Invariant: the tokens found are in the order of the text and do not overlap. Where several
+//! tokens begin at one place, the longest is found.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -8,22 +9,22 @@ use std::ops::Range;
 use aho_corasick::{AhoCorasick, MatchKind};
 
 /// The special tokens of a tokenizer.
-pub(super) struct Specials {
+pub(super) struct SpecialTokens {
     ids: Vec<u32>, // Indexed by the automaton's patterns.
     set: HashSet<u32>,
     automaton: AhoCorasick,
     alphabet: BTreeSet<char>,
 }
 
-/// A special token in a text.
+/// A special token at a place in a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct FoundToken {
     pub(super) token: u32,
     pub(super) bytes: Range<usize>,
 }
 
-impl Specials {
-    pub(super) fn new(tokens: Vec<(u32, String)>) -> Result<Specials, String> {
+impl SpecialTokens {
+    pub(super) fn new(tokens: Vec<(u32, String)>) -> Result<SpecialTokens, String> {
         let tokens: Vec<(u32, String)> = tokens
             .into_iter()
             .filter(|(_, text)| !text.is_empty())
@@ -32,7 +33,7 @@ impl Specials {
             .match_kind(MatchKind::LeftmostLongest)
             .build(tokens.iter().map(|(_, text)| text))
             .map_err(|error| error.to_string())?;
-        Ok(Specials {
+        Ok(SpecialTokens {
             ids: tokens.iter().map(|(id, _)| *id).collect(),
             set: tokens.iter().map(|(id, _)| *id).collect(),
             automaton,
@@ -44,26 +45,29 @@ impl Specials {
         })
     }
 
+    /// Returns whether `token` is special.
     pub(super) fn contains(&self, token: u32) -> bool {
         self.set.contains(&token)
     }
 
-    /// Every character of every special token, but for white space.
+    /// Returns every character that occurs in a special token, except white space.
     pub(super) fn alphabet(&self) -> &BTreeSet<char> {
         &self.alphabet
     }
 
-    pub(super) fn find(&self, text: &str) -> Vec<Found> {
+    /// Finds all special tokens in `text`.
+    pub(super) fn find(&self, text: &str) -> Vec<FoundToken> {
         self.automaton
             .find_iter(text)
-            .map(|found| Found {
+            .map(|found| FoundToken {
                 token: self.ids[found.pattern().as_usize()],
                 bytes: found.range(),
             })
             .collect()
     }
 
-    pub(super) fn stand_in(&self, text: &str) -> bool {
+    /// Returns whether `text` contains a special token.
+    pub(super) fn occur_in(&self, text: &str) -> bool {
         self.automaton.is_match(text)
     }
 }

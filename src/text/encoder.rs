@@ -1,0 +1,140 @@
+//! Reads the encoder that `tokenizer.json` and `tokenizer_config.json` describe together.
+//!
+//! Invariant: the ids of added tokens are those that `transformers` gives them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::Value;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    TokenizerImpl,
+};
+
+use super::bpe::SharedModel;
+use super::error::TextError;
+
+/// The pipeline of `tokenizer.json`. A clone shares the vocabulary and the merges.
+pub(super) type Encoder = TokenizerImpl<
+    SharedModel,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// Reads `tokenizer.json` and adds the tokens that only `tokenizer_config.json` has.
+pub(super) fn read(json: &[u8], config: &Value) -> Result<Encoder, TextError> {
+    let bad = |why: String| TextError::BadFile {
+        file: "tokenizer.json",
+        why,
+    };
+    let mut encoder = Encoder::from_bytes(json).map_err(|error| bad(error.to_string()))?;
+    // Padding and truncation are for training. In serving they would change prompts silently.
+    encoder
+        .with_padding(None)
+        .with_truncation(None)
+        .map_err(|error| bad(error.to_string()))?;
+    add_configured_tokens(&mut encoder, config).map_err(|why| TextError::BadFile {
+        file: "tokenizer_config.json",
+        why,
+    })?;
+    Ok(encoder)
+}
+
+/// Returns the special tokens with their ids, in the order of ids.
+pub(super) fn special_tokens(encoder: &Encoder) -> Vec<(u32, String)> {
+    let added = encoder.get_added_tokens_decoder();
+    let mut special: Vec<(u32, String)> = added
+        .into_iter()
+        .filter(|(_, token)| token.special)
+        .map(|(id, token)| (id, token.content))
+        .collect();
+    special.sort();
+    special
+}
+
+/// Returns the text of a token in a configuration: the value is a string or an object around one.
+pub(super) fn token_text(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// Adds the tokens that only `tokenizer_config.json` has. The order is that of `transformers`,
+/// because it determines the ids. An entry of `tokenizer.json` stays as it is, except that the
+/// configuration can make its token special.
+fn add_configured_tokens(encoder: &mut Encoder, config: &Value) -> Result<(), String> {
+    let listed = listed_tokens(config)?;
+    let mut known: HashMap<String, AddedToken> = encoder
+        .get_added_tokens_decoder()
+        .into_values()
+        .map(|token| (token.content.clone(), token))
+        .collect();
+    let mut tokens = Vec::new();
+    let in_order = listed.values().cloned().chain(named_tokens(config));
+    for token in in_order.filter(|token| !token.content.is_empty()) {
+        let token = match known.get(&token.content) {
+            Some(old) if old.special || !token.special => continue,
+            Some(old) => old.clone().special(true),
+            None => token,
+        };
+        known.insert(token.content.clone(), token.clone());
+        tokens.push(token);
+    }
+    if !tokens.is_empty() {
+        encoder
+            .add_tokens(tokens)
+            .map_err(|error| error.to_string())?;
+    }
+    for (id, AddedToken { content, .. }) in &listed {
+        match encoder.token_to_id(content) {
+            Some(found) if found != *id => {
+                return Err(format!(
+                    "added_tokens_decoder: {content:?} has the id {id} here, but {found} in \
+                     tokenizer.json"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads `added_tokens_decoder`, in the order of ids.
+fn listed_tokens(config: &Value) -> Result<BTreeMap<u32, AddedToken>, String> {
+    let listed = config["added_tokens_decoder"].as_object();
+    listed
+        .into_iter()
+        .flatten()
+        .map(|(id, token)| {
+            let wrong = || format!("added_tokens_decoder: the entry {id:?} is not a token");
+            let number = id.parse().map_err(|_| wrong())?;
+            let special = token["special"].as_bool().unwrap_or(false);
+            Ok((number, added_token(token, special).ok_or_else(wrong)?))
+        })
+        .collect()
+}
+
+/// Returns the tokens with a role, such as `bos_token`. All of them are special.
+fn named_tokens(config: &Value) -> impl Iterator<Item = AddedToken> {
+    const ROLES: [&str; 7] = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
+    let of_roles = ROLES.map(|role| &config[format!("{role}_token")]);
+    let more = ["extra_special_tokens", "additional_special_tokens"]
+        .into_iter()
+        .filter_map(|key| config[key].as_array())
+        .find(|tokens| !tokens.is_empty());
+    of_roles
+        .into_iter()
+        .chain(more.into_iter().flatten())
+        .filter_map(|token| added_token(token, true))
+}
+
+fn added_token(value: &Value, special: bool) -> Option<AddedToken> {
+    let is = |key: &str| value[key].as_bool();
+    let token = AddedToken::from(token_text(value)?, special)
+        .single_word(is("single_word").unwrap_or(false))
+        .lstrip(is("lstrip").unwrap_or(false))
+        .rstrip(is("rstrip").unwrap_or(false));
+    Some(match is("normalized") {
+        Some(normalized) => token.normalized(normalized),
+        None => token,
+    })
+}
