@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::engine::{
-    CostModel, Engine, EngineConfig, EngineHandle, Event, EventStream, Forward, GenerationRequest,
-    Limits, LogitRows, Policy, SamplingParams, TenantId,
+    CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest, Limits,
+    LogitRows, Policy, SamplingParams, StreamEvent, TenantId,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
@@ -191,7 +191,7 @@ async fn answer((mut stream, new_tokens): (EventStream, u32)) -> Answer {
     let mut answer = Vec::new();
     loop {
         match stream.recv().await.expect("a terminal event comes first") {
-            Event::Token(token) => {
+            StreamEvent::Token(token) => {
                 let top = token
                     .top
                     .iter()
@@ -199,7 +199,7 @@ async fn answer((mut stream, new_tokens): (EventStream, u32)) -> Answer {
                     .collect();
                 answer.push((token.token, token.logprob.unwrap().to_bits(), top));
             }
-            Event::Finished { .. } => {
+            StreamEvent::Finished { .. } => {
                 assert_eq!(answer.len(), new_tokens as usize);
                 return answer;
             }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::engine::{
-    CostModel, Engine, EngineConfig, EngineDied, EngineHandle, Event, EventStream, FinishReason,
-    Forward, GenerationRequest, Limits, LogitRows, Policy, Rates, Refusal, SamplingParams,
-    TenantId, TenantPolicy, TenantsRefused, TokenId, TokenOutput,
+    CostModel, Engine, EngineConfig, EngineDied, EngineHandle, EventStream, FinishReason, Forward,
+    GenerationRequest, Limits, LogitRows, Policy, Rates, Refusal, SamplingParams, StreamEvent,
+    SubmitError, TenantId, TenantPolicy, TenantsRefused, TokenId, TokenOutput,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::toy;
@@ -266,8 +266,8 @@ fn end(
     prompt_tokens: u32,
     cached_tokens: u32,
     completion_tokens: u32,
-) -> Event {
-    Event::Finished {
+) -> StreamEvent {
+    StreamEvent::Finished {
         reason,
         prompt_tokens,
         cached_tokens,
@@ -281,7 +281,7 @@ async fn guarded<T>(future: impl Future<Output = T>) -> T {
         .expect("nothing hangs")
 }
 
-async fn next(stream: &mut EventStream) -> Option<Event> {
+async fn next(stream: &mut EventStream) -> Option<StreamEvent> {
     guarded(stream.recv()).await
 }
 
@@ -289,7 +289,7 @@ async fn next(stream: &mut EventStream) -> Option<Event> {
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     tokens: Vec<TokenOutput>,
-    end: Option<Event>,
+    end: Option<StreamEvent>,
 }
 
 impl Answer {
@@ -299,10 +299,10 @@ impl Answer {
         while let Some(event) = next(&mut stream).await {
             assert_eq!(answer.end, None, "the terminal event is the last");
             match event {
-                Event::Accepted => {
+                StreamEvent::Accepted => {
                     assert!(!std::mem::replace(&mut accepted, true), "accepted once")
                 }
-                Event::Token(output) => {
+                StreamEvent::Token(output) => {
                     assert!(accepted, "accepted before the first token");
                     answer.tokens.push(output);
                 }
@@ -315,7 +315,7 @@ impl Answer {
 
     fn cached_tokens(&self) -> u32 {
         match self.end {
-            Some(Event::Finished { cached_tokens, .. }) => cached_tokens,
+            Some(StreamEvent::Finished { cached_tokens, .. }) => cached_tokens,
             _ => 0,
         }
     }
@@ -492,7 +492,10 @@ async fn finish_ends_with_what_was_received() {
     }
     guarded(stream.accepted()).await.unwrap();
     for _ in 0..2 {
-        assert!(matches!(next(&mut stream).await, Some(Event::Token(_))));
+        assert!(matches!(
+            next(&mut stream).await,
+            Some(StreamEvent::Token(_))
+        ));
     }
     stream.finish(FinishReason::Stop);
     steps.open();
@@ -516,7 +519,10 @@ async fn a_complete_answer_outlives_a_failure_that_comes_before_the_engine_hears
         steps.wait_inside();
         steps.pass_one();
         guarded(stream.accepted()).await.unwrap();
-        assert!(matches!(next(&mut stream).await, Some(Event::Token(_))));
+        assert!(matches!(
+            next(&mut stream).await,
+            Some(StreamEvent::Token(_))
+        ));
         steps.wait_inside();
         stream.finish(FinishReason::Stop);
         steps.open();
@@ -538,7 +544,10 @@ async fn an_early_end_still_tells_what_was_cached() {
     assert!(warm.cached_tokens() > 0);
     let mut stream = running.handle.submit(request(&prompt, 200)).unwrap();
     guarded(stream.accepted()).await.unwrap();
-    assert!(matches!(next(&mut stream).await, Some(Event::Token(_))));
+    assert!(matches!(
+        next(&mut stream).await,
+        Some(StreamEvent::Token(_))
+    ));
     stream.finish(FinishReason::Stop);
     assert_eq!(
         next(&mut stream).await,
@@ -561,13 +570,18 @@ async fn a_full_lane_refuses_at_once_and_a_full_queue_within_a_step() {
     let waiting = running.handle.submit(request(&[2], 1)).unwrap();
     let mut too_many = running.handle.submit(request(&[3], 1)).unwrap();
     match running.handle.submit(request(&[4], 1)).map(|_| ()) {
-        Err(Refusal::QueueFull { retry_after }) => assert!(retry_after >= Duration::from_secs(1)),
+        Err(SubmitError::Refused(Refusal::Overloaded { retry_after })) => {
+            assert!(retry_after >= 1_000_000);
+        }
         other => panic!("the lane is full, yet {other:?}"),
     }
     // Of the two in the lane, one may queue.
     steps.open();
     let refused = guarded(too_many.accepted());
-    assert!(matches!(refused.await, Err(Refusal::QueueFull { .. })));
+    assert!(matches!(
+        refused.await,
+        Err(SubmitError::Refused(Refusal::Overloaded { .. }))
+    ));
     assert_eq!(next(&mut too_many).await, None);
     assert_eq!(Answer::of(first).await.tokens.len(), 1);
     assert_eq!(Answer::of(waiting).await.tokens.len(), 1);
@@ -597,8 +611,8 @@ async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
     steps.wait_inside(); // The engine takes nothing now.
     streams.extend((0..16).map(|_| submit(1).unwrap()));
     match submit(1).map(|_| ()) {
-        Err(Refusal::TenantQueueFull { retry_after }) => {
-            assert!(retry_after >= Duration::from_secs(1));
+        Err(SubmitError::Refused(Refusal::TenantQueueFull { retry_after })) => {
+            assert!(retry_after >= 1_000_000);
         }
         other => panic!("its part of the lane is full, yet {other:?}"),
     }
@@ -606,7 +620,10 @@ async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
     streams.extend((0..47).map(|_| submit(0).unwrap()));
     for _ in 0..40 {
         let full = submit(2).map(|_| ());
-        assert!(matches!(full, Err(Refusal::QueueFull { .. })), "{full:?}");
+        assert!(
+            matches!(full, Err(SubmitError::Refused(Refusal::Overloaded { .. }))),
+            "{full:?}"
+        );
     }
     steps.open();
     for stream in streams {
@@ -624,20 +641,17 @@ async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
 async fn what_can_never_run_is_refused_with_its_reason() {
     let running = start();
     let refusal = |request| running.handle.submit(request).map(|_| ()).unwrap_err();
-    assert_eq!(refusal(request(&[], 1)), Refusal::EmptyPrompt);
+    assert_eq!(refusal(request(&[], 1)), Refusal::EmptyPrompt.into());
     assert_eq!(
         refusal(request(&[1, VOCABULARY as TokenId], 1)),
-        Refusal::UnknownToken(VOCABULARY as TokenId)
+        SubmitError::UnknownToken(VOCABULARY as TokenId)
     );
-    assert_eq!(
-        refusal(request(&[1], 0)),
-        Refusal::InvalidSampling("max_tokens")
-    );
+    assert_eq!(refusal(request(&[1], 0)), Refusal::NothingToGenerate.into());
     let stop = GenerationRequest {
         stop_tokens: vec![777],
         ..request(&[1], 1)
     };
-    assert_eq!(refusal(stop), Refusal::UnknownToken(777));
+    assert_eq!(refusal(stop), SubmitError::UnknownToken(777));
     let with = |change: fn(&mut SamplingParams)| {
         let mut request = request(&[1], 1);
         change(&mut request.sampling);
@@ -671,15 +685,15 @@ async fn what_can_never_run_is_refused_with_its_reason() {
         ),
         ("logprobs", with(|sampling| sampling.logprobs = Some(21))),
     ] {
-        assert_eq!(refusal(bad), Refusal::InvalidSampling(name));
+        assert_eq!(refusal(bad), SubmitError::InvalidSampling(name));
     }
     let mut stream = running.handle.submit(request(&[1; 250], 200)).unwrap();
     assert!(matches!(
         guarded(stream.accepted()).await,
-        Err(Refusal::TooLong {
+        Err(SubmitError::Refused(Refusal::TooLong {
             needed_tokens: 450..,
             ..
-        })
+        }))
     ));
     assert_eq!(next(&mut stream).await, None);
     running.assert_empty().await;
@@ -692,7 +706,10 @@ async fn a_panicking_step_fails_its_requests_and_serving_goes_on() {
     let running = start();
     for _ in 0..3 {
         let answer = Answer::of(running.handle.submit(request(&[PANICS, 1], 5)).unwrap()).await;
-        assert!(matches!(answer.end, Some(Event::Failed(_))), "{answer:?}");
+        assert!(
+            matches!(answer.end, Some(StreamEvent::Failed(_))),
+            "{answer:?}"
+        );
         assert_eq!(answer.tokens, []);
         running.assert_empty().await;
     }
@@ -714,7 +731,7 @@ async fn a_row_that_is_not_finite_fails_alone() {
     steps.open();
     let bad = Answer::of(bad).await;
     assert_eq!(bad.tokens.len(), 1);
-    assert!(matches!(bad.end, Some(Event::Failed(_))));
+    assert!(matches!(bad.end, Some(StreamEvent::Failed(_))));
     assert_eq!(Answer::of(good).await.tokens, expected.tokens);
     running.assert_empty().await;
 }
@@ -732,15 +749,15 @@ async fn a_dead_engine_answers_every_waiter_and_refuses_the_rest() {
     steps.open();
     assert!(matches!(
         Answer::of(fatal).await.end,
-        Some(Event::Failed(_))
+        Some(StreamEvent::Failed(_))
     ));
     assert_eq!(
         Answer::of(in_the_lane).await.end,
-        Some(Event::Refused(Refusal::Dead))
+        Some(StreamEvent::Refused(SubmitError::Dead))
     );
     assert_eq!(
         running.handle.submit(request(&[1], 5)).map(|_| ()),
-        Err(Refusal::Dead)
+        Err(SubmitError::Dead)
     );
     let status = running.handle.status();
     assert!(!status.healthy() && !status.ready());
@@ -839,15 +856,15 @@ async fn a_drain_finishes_what_was_accepted_and_refuses_the_rest() {
     assert!(running.handle.status().draining && !running.handle.status().ready());
     assert_eq!(
         running.handle.submit(request(&[1], 1)).map(|_| ()),
-        Err(Refusal::Draining)
+        Err(Refusal::Draining.into())
     );
     steps.open();
     for mut stream in accepted {
         let mut tokens = 0;
         loop {
             match next(&mut stream).await {
-                Some(Event::Token(_)) => tokens += 1,
-                Some(Event::Finished { reason, .. }) => {
+                Some(StreamEvent::Token(_)) => tokens += 1,
+                Some(StreamEvent::Finished { reason, .. }) => {
                     break assert_eq!(reason, FinishReason::Length);
                 }
                 other => panic!("{other:?}"),
@@ -859,7 +876,7 @@ async fn a_drain_finishes_what_was_accepted_and_refuses_the_rest() {
     assert_eq!(running.stop().await, Ok(()));
     assert_eq!(
         handle.submit(request(&[1], 1)).map(|_| ()),
-        Err(Refusal::Draining)
+        Err(Refusal::Draining.into())
     );
     let status = handle.status();
     assert!(status.healthy() && !status.ready(), "the drain ended well");
@@ -901,7 +918,7 @@ async fn a_drain_past_its_limit_ends_what_is_left() {
     let mut received = 0;
     let last = loop {
         match next(&mut stream).await {
-            Some(Event::Token(_)) => received += 1,
+            Some(StreamEvent::Token(_)) => received += 1,
             other => break other,
         }
     };

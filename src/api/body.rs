@@ -45,7 +45,7 @@ pub(super) async fn read<T: Send + 'static>(
     let share = app.inner.body_limits.quota(&tenant);
     let turned_away = |full: BodyLimitReached| {
         let number = tenant.number.0;
-        serving.metrics.turned_away(number, full.label());
+        serving.metrics.rejected(number, full.label());
         ApiError::from(full)
     };
     // What finds none is not read, else it would hold its connection all the same.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::engine::TenantId;
-use crate::metrics::TurnedAway;
+use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
 
 /// Bodies that are read, rendered and tokenised at the same time away from the async threads.
@@ -44,10 +44,10 @@ pub(super) enum BodyLimitReached {
 
 impl BodyLimitReached {
     /// The label under which it is counted.
-    pub(super) fn label(self) -> TurnedAway {
+    pub(super) fn label(self) -> RejectionReason {
         match self {
-            BodyLimitReached::Tenant => TurnedAway::TenantQueueFull,
-            BodyLimitReached::Server => TurnedAway::QueueFull,
+            BodyLimitReached::Tenant => RejectionReason::TenantQueueFull,
+            BodyLimitReached::Server => RejectionReason::QueueFull,
         }
     }
 }

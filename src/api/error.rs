@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::body_limits::BodyLimitReached;
-use crate::engine::{RateKind, Refusal};
+use crate::engine::{RateKind, Refusal, SubmitError};
 
 /// Characters of a client's own words that an error repeats.
 const MAX_QUOTED_CHARS: usize = 64;
@@ -344,34 +344,51 @@ impl ApiError {
     }
 }
 
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        match error {
+            SubmitError::Refused(refusal) => refusal.into(),
+            SubmitError::UnknownToken(token) => {
+                ApiError::invalid_value("prompt", format!("The model has no token {token}."))
+            }
+            SubmitError::InvalidSampling(name) => {
+                ApiError::invalid_value(name, format!("'{name}' is not a usable number."))
+            }
+            SubmitError::Dead => ApiError::internal("the engine is dead"),
+        }
+    }
+}
+
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
+        let after = Duration::from_micros;
         match refusal {
-            Refusal::QueueFull { retry_after } => ApiError::overloaded(retry_after),
-            Refusal::RateLimited { rate, retry_after } => ApiError::rate_limited(rate, retry_after),
-            Refusal::TenantQueueFull { retry_after } => ApiError::tenant_queue_full(retry_after),
-            Refusal::TooLate {
+            Refusal::Overloaded { retry_after } => ApiError::overloaded(after(retry_after)),
+            Refusal::RateLimited { rate, retry_after } => {
+                ApiError::rate_limited(rate, after(retry_after))
+            }
+            Refusal::TenantQueueFull { retry_after } => {
+                ApiError::tenant_queue_full(after(retry_after))
+            }
+            Refusal::Deadline {
                 retry_after: Some(retry_after),
-            } => ApiError::too_late(retry_after),
-            Refusal::TooLate { retry_after: None } => ApiError::never_in_time(),
+            } => ApiError::too_late(after(retry_after)),
+            Refusal::Deadline { retry_after: None } => ApiError::never_in_time(),
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,
             } => ApiError::context_length(
                 "max_tokens",
                 format!(
-                    "Prompt and output would take {needed_tokens} tokens; this server has memory for {limit_tokens}."
+                    "Prompt and output would take {needed_tokens} tokens; this server has memory \
+                     for {limit_tokens}."
                 ),
             ),
             Refusal::EmptyPrompt => ApiError::invalid_value("prompt", "The prompt has no tokens."),
-            Refusal::UnknownToken(token) => {
-                ApiError::invalid_value("prompt", format!("The model has no token {token}."))
-            }
-            Refusal::InvalidSampling(name) => {
-                ApiError::invalid_value(name, format!("'{name}' is not a usable number."))
+            Refusal::NothingToGenerate => {
+                ApiError::invalid_value("max_tokens", "'max_tokens' is not a usable number.")
             }
             Refusal::Draining => ApiError::draining(),
-            Refusal::Dead => ApiError::internal("the engine is dead"),
         }
     }
 }
@@ -424,11 +441,11 @@ mod tests {
 
     #[test]
     fn whoever_finds_a_queue_full_is_told_whose() {
-        let retry_after = Duration::from_secs(1);
+        let retry_after = 1_000_000;
         let told = |refusal| ApiError::from(refusal).body()["error"]["message"].to_string();
         let own = told(Refusal::TenantQueueFull { retry_after });
         assert!(own.contains("of your requests wait"), "{own}");
-        let all = told(Refusal::QueueFull { retry_after });
+        let all = told(Refusal::Overloaded { retry_after });
         assert!(
             all.contains("server is overloaded: too many requests wait"),
             "{all}"
@@ -437,7 +454,7 @@ mod tests {
 
     #[test]
     fn refusals_have_their_status_and_say_when_to_come_back() {
-        let retry_after = Duration::from_micros(1_500_200);
+        let retry_after = 1_500_200;
         let requests = RateKind::Requests;
         for (refusal, status, kind, code, told) in [
             (
@@ -458,15 +475,15 @@ mod tests {
                 Some(("2", "1501")),
             ),
             (
-                Refusal::QueueFull { retry_after },
+                Refusal::Overloaded { retry_after },
                 503,
                 OVERLOADED,
                 "engine_overloaded",
                 Some(("2", "1501")),
             ),
             (
-                Refusal::TooLate {
-                    retry_after: Some(Duration::ZERO),
+                Refusal::Deadline {
+                    retry_after: Some(0),
                 },
                 503,
                 OVERLOADED,
@@ -474,7 +491,7 @@ mod tests {
                 Some(("1", "0")),
             ),
             (
-                Refusal::TooLate { retry_after: None },
+                Refusal::Deadline { retry_after: None },
                 400,
                 INVALID,
                 "context_length_exceeded",
@@ -489,7 +506,7 @@ mod tests {
             ),
             (Refusal::EmptyPrompt, 400, INVALID, "invalid_value", None),
         ] {
-            let error = ApiError::from(refusal.clone());
+            let error = ApiError::from(refusal);
             assert_eq!(error.body()["error"]["type"], kind, "{refusal:?}");
             assert_eq!(error.body()["error"]["code"], code, "{refusal:?}");
             let answer = error.into_response();

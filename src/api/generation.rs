@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::params::Params;
 use super::{ModelCard, Serving};
 use crate::engine::{
-    Event, EventStream, FinishReason, GenerationRequest, SamplingParams, TokenId, TokenOutput,
+    EventStream, FinishReason, GenerationRequest, SamplingParams, StreamEvent, TokenId, TokenOutput,
 };
 use crate::text::{Detokenizer, TextOptions, Tokenizer};
 
@@ -218,8 +218,8 @@ impl ChoiceGeneration {
     /// When the engine refuses it.
     pub(super) async fn accepted(&mut self) -> Result<(), ApiError> {
         match self.event().await {
-            Some(Event::Accepted) => Ok(()),
-            Some(Event::Refused(refusal)) => Err(refusal.into()),
+            Some(StreamEvent::Accepted) => Ok(()),
+            Some(StreamEvent::Refused(refusal)) => Err(refusal.into()),
             other => Err(ApiError::internal(&format!(
                 "the engine began with {other:?}"
             ))),
@@ -236,13 +236,13 @@ impl ChoiceGeneration {
         }
         loop {
             match self.event().await {
-                Some(Event::Accepted) => {}
-                Some(Event::Token(output)) => {
+                Some(StreamEvent::Accepted) => {}
+                Some(StreamEvent::Token(output)) => {
                     if let Some(piece) = self.token(output) {
                         return Ok(ChoiceOutput::Piece(piece));
                     }
                 }
-                Some(Event::Finished {
+                Some(StreamEvent::Finished {
                     reason,
                     cached_tokens,
                     completion_tokens,
@@ -255,8 +255,8 @@ impl ChoiceGeneration {
                     };
                     return Ok(self.finished(ending));
                 }
-                Some(Event::Refused(refusal)) => return Err(refusal.into()),
-                Some(Event::Failed(why)) => return Err(ApiError::internal(&why)),
+                Some(StreamEvent::Refused(refusal)) => return Err(refusal.into()),
+                Some(StreamEvent::Failed(why)) => return Err(ApiError::internal(&why)),
                 None => {
                     return Err(ApiError::internal(
                         "the engine ended a stream without a word",
@@ -266,7 +266,7 @@ impl ChoiceGeneration {
         }
     }
 
-    async fn event(&mut self) -> Option<Event> {
+    async fn event(&mut self) -> Option<StreamEvent> {
         let event = self.events.recv().await;
         if let Some(rates) = self.events.rates() {
             self.caller.set_rates(rates);

@@ -13,13 +13,13 @@ use sterna_scheduler::{FinishReason, SequenceId, Snapshot, TenantId, TenantState
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::status::Shared;
-use super::{Event, Refusal, TokenOutput};
+use super::{StreamEvent, SubmitError, TokenOutput};
 use crate::metrics::{Ending, Metrics, Occupancy, TenantLoad, Timeline};
 
 pub(super) use crate::metrics::StepTimes;
 
-pub(super) type EventSender = UnboundedSender<Event>;
-pub(super) type EventReceiver = UnboundedReceiver<Event>;
+pub(super) type EventSender = UnboundedSender<StreamEvent>;
+pub(super) type EventReceiver = UnboundedReceiver<StreamEvent>;
 
 /// How often recorded samples are folded into histograms.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -52,7 +52,7 @@ pub(super) enum Notice {
     Refused {
         events: EventSender,
         tenant: TenantId,
-        refusal: Refusal,
+        error: SubmitError,
     },
     Admitted {
         id: SequenceId,
@@ -129,16 +129,16 @@ impl Egress {
                 events,
                 timeline,
             } => {
-                send(&events, Event::Accepted);
+                send(&events, StreamEvent::Accepted);
                 self.routes.insert(id, Route { events, timeline });
             }
             Notice::Refused {
                 events,
                 tenant,
-                refusal,
+                error,
             } => {
-                self.metrics.turned_away(tenant.0, refusal.label());
-                send(&events, Event::Refused(refusal));
+                self.metrics.rejected(tenant.0, error.label());
+                send(&events, StreamEvent::Refused(error));
             }
             Notice::Admitted { id } => {
                 let route = self
@@ -153,7 +153,7 @@ impl Egress {
                     .get_mut(&id)
                     .expect("runs after it was accepted");
                 self.metrics.token(&mut route.timeline, committed);
-                send(&route.events, Event::Token(output));
+                send(&route.events, StreamEvent::Token(output));
             }
             Notice::Finished {
                 id,
@@ -165,9 +165,9 @@ impl Egress {
                 let route = self.end(id, reason, cached_tokens, committed);
                 let last = match reason {
                     FinishReason::Error => {
-                        Event::Failed("the model could not compute the next token".into())
+                        StreamEvent::Failed("the model could not compute the next token".into())
                     }
-                    _ => Event::Finished {
+                    _ => StreamEvent::Finished {
                         reason,
                         prompt_tokens,
                         cached_tokens,
@@ -199,7 +199,7 @@ impl Egress {
     }
 }
 
-fn send(events: &EventSender, event: Event) {
+fn send(events: &EventSender, event: StreamEvent) {
     // A client that has left has sent its cancel; what still comes for it is nobody's.
     let _ = events.send(event);
 }

@@ -36,12 +36,14 @@ use status::Shared;
 pub use batch_sampler::{BatchSampler, Continued, Terms};
 pub use direct::{Direct, DirectStep};
 pub use forward::{CopyRow, Forward, LogitRows};
-pub use request::{Event, GenerationRequest, Refusal, SamplingParams, TenantsRefused, TokenOutput};
+pub use request::{
+    GenerationRequest, SamplingParams, StreamEvent, SubmitError, TenantsRefused, TokenOutput,
+};
 pub use sampler::Unsampleable;
 pub use status::Status;
 pub use sterna_scheduler::{
     Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,
-    Rates, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
+    Rates, Refusal, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
 };
 pub use stream::EventStream;
 
@@ -144,22 +146,23 @@ impl EngineHandle {
     /// Puts a request into the submit lane; never blocks.
     ///
     /// # Errors
-    /// A `Refusal` that is known without the scheduler. The others are the stream's first event; see `EventStream::accepted`.
-    pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, Refusal> {
+    /// Why the request is rejected, if the engine knows it without the scheduler. The stream's first
+    /// event tells the scheduler's refusal; see `EventStream::accepted`.
+    pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
         let tenant = request.tenant;
         self.try_submit(request)
-            .inspect_err(|refusal| self.metrics.turned_away(tenant.0, refusal.label()))
+            .inspect_err(|error| self.metrics.rejected(tenant.0, error.label()))
     }
 
-    fn try_submit(&self, request: GenerationRequest) -> Result<EventStream, Refusal> {
+    fn try_submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
         request.check(self.shared.vocabulary)?;
         if self.shared.draining.load(Ordering::SeqCst) {
-            return Err(Refusal::Draining);
+            return Err(Refusal::Draining.into());
         }
         let tenant = request.tenant;
         if !self.shared.lane_quota.enter(tenant) {
             let retry_after = self.shared.retry_after();
-            return Err(Refusal::TenantQueueFull { retry_after });
+            return Err(Refusal::TenantQueueFull { retry_after }.into());
         }
         let ticket = Ticket(self.shared.tickets.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = egress::event_lane();
@@ -183,17 +186,17 @@ impl EngineHandle {
             Err(TrySendError::Full(_)) => {
                 self.shared.lane_quota.leave(tenant);
                 let retry_after = self.shared.retry_after();
-                return Err(stream.turned_away(Refusal::QueueFull { retry_after }));
+                return Err(stream.rejected(Refusal::Overloaded { retry_after }.into()));
             }
             Err(TrySendError::Disconnected(_)) => {
                 self.shared.lane_quota.leave(tenant);
-                return Err(stream.turned_away(self.shared.gone()));
+                return Err(stream.rejected(self.shared.gone()));
             }
         }
         // An engine thread that ends sets `ended` before it empties the lane. So either it saw this
         // submission, or this check sees that it has ended.
         if self.shared.ended.load(Ordering::SeqCst) {
-            return Err(stream.turned_away(self.shared.gone()));
+            return Err(stream.rejected(self.shared.gone()));
         }
         Ok(stream)
     }

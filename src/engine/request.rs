@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{FinishReason, RateKind, TenantId, TenantsError, TokenId};
+use sterna_scheduler::{FinishReason, Refusal, TenantId, TenantsError, TokenId};
 
 use super::sampler::MOST_LOGPROBS;
-use crate::metrics::TurnedAway;
+use crate::metrics::RejectionReason;
 
 /// Beyond these a division or a product can push a model's logits out of the finite numbers, and so fail the request.
 const REPETITION_PENALTIES: std::ops::RangeInclusive<f32> = 0.01..=100.0;
@@ -79,15 +79,18 @@ pub struct GenerationRequest {
 
 impl GenerationRequest {
     /// Everything a step relies on: token ids within the vocabulary, numbers that are numbers.
-    pub(super) fn check(&self, vocabulary: usize) -> Result<(), Refusal> {
+    pub(super) fn check(&self, vocabulary: usize) -> Result<(), SubmitError> {
         let sampling = &self.sampling;
         let biased = sampling.logit_bias.iter().map(|(token, _)| token);
         let mut tokens = self.prompt.iter().chain(&self.stop_tokens).chain(biased);
         if let Some(token) = tokens.find(|token| **token as usize >= vocabulary) {
-            return Err(Refusal::UnknownToken(*token));
+            return Err(SubmitError::UnknownToken(*token));
         }
         if self.prompt.is_empty() {
-            return Err(Refusal::EmptyPrompt);
+            return Err(Refusal::EmptyPrompt.into());
+        }
+        if self.max_new_tokens == 0 {
+            return Err(Refusal::NothingToGenerate.into());
         }
         let not_negative = |number: f32| number.is_finite() && number >= 0.0;
         let bias_is_usable = |bias: f32| bias.is_finite() || bias == f32::NEG_INFINITY;
@@ -112,10 +115,9 @@ impl GenerationRequest {
                 "logprobs",
                 sampling.logprobs.is_none_or(|top| top <= MOST_LOGPROBS),
             ),
-            ("max_tokens", self.max_new_tokens > 0),
         ];
         match rules.iter().find(|(_, holds)| !holds) {
-            Some((name, _)) => Err(Refusal::InvalidSampling(name)),
+            Some((name, _)) => Err(SubmitError::InvalidSampling(name)),
             None => Ok(()),
         }
     }
@@ -135,7 +137,7 @@ pub struct TokenOutput {
 /// What happens to a request. The first event is `Accepted` or `Refused`; the last is
 /// `Refused`, `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum StreamEvent {
     /// The request is queued and will run. Comes at the end of the first step that begins after the submission.
     Accepted,
     /// The next token.
@@ -152,7 +154,7 @@ pub enum Event {
         completion_tokens: u32,
     },
     /// The engine will not run it.
-    Refused(Refusal),
+    Refused(SubmitError),
     /// It began, and the engine could not go on; the text names no internals.
     Failed(String),
 }
@@ -166,64 +168,43 @@ pub enum TenantsRefused {
     Gone,
 }
 
-/// Why a request was turned away before it began.
+/// Why a request was rejected before it began.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
-    /// Too much waits already; worth another try after `retry_after`.
-    QueueFull {
-        /// About how long the present queue takes.
-        retry_after: Duration,
-    },
-    /// The tenant has used up its rate.
-    RateLimited {
-        /// Which of its rates.
-        rate: RateKind,
-        /// When it has recovered.
-        retry_after: Duration,
-    },
-    /// Too much of the same tenant waits already.
-    TenantQueueFull {
-        /// About how long that takes.
-        retry_after: Duration,
-    },
-    /// Its first token would come later than the request allows.
-    TooLate {
-        /// When it could be in time; never, if its prompt alone takes longer.
-        retry_after: Option<Duration>,
-    },
-    /// Prompt and output together can never fit, not even alone.
-    TooLong {
-        /// Tokens that prompt and output would take.
-        needed_tokens: u32,
-        /// Tokens that one request may take.
-        limit_tokens: u32,
-    },
-    /// There is nothing to continue.
-    EmptyPrompt,
-    /// A token id that the model does not have, in the prompt, the stop tokens or the bias.
+pub enum SubmitError {
+    /// The scheduler refused it, or the engine did so for a reason that the scheduler knows too.
+    Refused(Refusal),
+    /// The prompt, the stop tokens or the bias contain this token id, which the model does not
+    /// have.
     UnknownToken(TokenId),
-    /// A sampling parameter that is not a usable number; its name.
+    /// The sampling parameter of this name has an invalid value.
     InvalidSampling(&'static str),
-    /// The server is shutting down.
-    Draining,
-    /// The engine has stopped after a bug; nothing will be served until a restart.
+    /// The engine has stopped after a bug. It serves nothing until a restart.
     Dead,
 }
 
-impl Refusal {
-    /// The label under which it is counted.
-    pub(super) fn label(&self) -> TurnedAway {
+impl From<Refusal> for SubmitError {
+    fn from(refusal: Refusal) -> SubmitError {
+        SubmitError::Refused(refusal)
+    }
+}
+
+impl SubmitError {
+    /// Returns the label under which the metrics count it.
+    pub(super) fn label(&self) -> RejectionReason {
         match self {
-            Refusal::QueueFull { .. } => TurnedAway::QueueFull,
-            Refusal::RateLimited { .. } => TurnedAway::RateLimited,
-            Refusal::TenantQueueFull { .. } => TurnedAway::TenantQueueFull,
-            Refusal::TooLate { .. } => TurnedAway::Deadline,
-            Refusal::TooLong { .. } => TurnedAway::TooLong,
-            Refusal::EmptyPrompt | Refusal::UnknownToken(_) | Refusal::InvalidSampling(_) => {
-                TurnedAway::Invalid
+            SubmitError::Refused(refusal) => match refusal {
+                Refusal::Overloaded { .. } => RejectionReason::QueueFull,
+                Refusal::RateLimited { .. } => RejectionReason::RateLimited,
+                Refusal::TenantQueueFull { .. } => RejectionReason::TenantQueueFull,
+                Refusal::Deadline { .. } => RejectionReason::Deadline,
+                Refusal::TooLong { .. } => RejectionReason::TooLong,
+                Refusal::EmptyPrompt | Refusal::NothingToGenerate => RejectionReason::Invalid,
+                Refusal::Draining => RejectionReason::Draining,
+            },
+            SubmitError::UnknownToken(_) | SubmitError::InvalidSampling(_) => {
+                RejectionReason::Invalid
             }
-            Refusal::Draining => TurnedAway::Draining,
-            Refusal::Dead => TurnedAway::Dead,
+            SubmitError::Dead => RejectionReason::Dead,
         }
     }
 }

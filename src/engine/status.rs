@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{Refusal as Denied, Snapshot};
+use sterna_scheduler::{Micros, Refusal, Snapshot};
 
 use super::lane_quota::LaneQuota;
-use super::{EngineConfig, Refusal};
+use super::{EngineConfig, SubmitError};
 
 /// A reading of the engine's gauges. Never waits for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +60,8 @@ pub(super) struct Shared {
 
 /// `Shared::progress` while there is nothing to do.
 const IDLE: u64 = u64::MAX;
-const SHORTEST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_secs(120);
+const MIN_RETRY: Micros = 1_000_000;
+const MAX_RETRY: Micros = 120_000_000;
 
 impl Shared {
     pub(super) fn new(config: &EngineConfig, vocabulary: usize) -> Shared {
@@ -119,42 +119,12 @@ impl Shared {
             .store(if idle { IDLE } else { self.micros(at) }, Ordering::Relaxed);
     }
 
-    /// The scheduler's refusal in the words of this door.
-    pub(super) fn explain(&self, denied: Denied) -> Refusal {
-        let tokens = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
-        match denied {
-            Denied::TooLong {
-                needed_tokens,
-                limit_tokens,
-            } => Refusal::TooLong {
-                needed_tokens: tokens(needed_tokens),
-                limit_tokens: tokens(limit_tokens),
-            },
-            Denied::EmptyPrompt => Refusal::EmptyPrompt,
-            Denied::NothingToGenerate => Refusal::InvalidSampling("max_tokens"),
-            Denied::Overloaded { retry_after } => Refusal::QueueFull {
-                retry_after: Duration::from_micros(retry_after),
-            },
-            Denied::RateLimited { rate, retry_after } => Refusal::RateLimited {
-                rate,
-                retry_after: Duration::from_micros(retry_after),
-            },
-            Denied::TenantQueueFull { retry_after } => Refusal::TenantQueueFull {
-                retry_after: Duration::from_micros(retry_after),
-            },
-            Denied::Deadline { retry_after } => Refusal::TooLate {
-                retry_after: retry_after.map(Duration::from_micros),
-            },
-            Denied::Draining => Refusal::Draining,
-        }
-    }
-
-    /// Why an engine that no longer answers does not.
-    pub(super) fn gone(&self) -> Refusal {
+    /// Returns why an engine thread that has ended rejects a request.
+    pub(super) fn gone(&self) -> SubmitError {
         if self.draining.load(Ordering::SeqCst) {
-            Refusal::Draining
+            Refusal::Draining.into()
         } else {
-            Refusal::Dead
+            SubmitError::Dead
         }
     }
 
@@ -170,12 +140,12 @@ impl Shared {
         self.service_micros.store(mean, Ordering::Relaxed);
     }
 
-    /// About how long the queue takes: those who wait, each for one of the running to end.
-    pub(super) fn retry_after(&self) -> Duration {
+    /// Returns about how long the queue takes: each waiting request takes the place of one that
+    /// ends.
+    pub(super) fn retry_after(&self) -> Micros {
         let running = u64::from(self.running.load(Ordering::Relaxed)).max(1);
         let queued = u64::from(self.queued.load(Ordering::Relaxed)) + 1;
         let service = self.service_micros.load(Ordering::Relaxed);
-        Duration::from_micros(service.saturating_mul(queued) / running)
-            .clamp(SHORTEST_RETRY, LONGEST_RETRY)
+        (service.saturating_mul(queued) / running).clamp(MIN_RETRY, MAX_RETRY)
     }
 }

@@ -259,12 +259,11 @@ impl<F: Forward> Serving<F> {
                 self.sequences.insert(id, asked);
                 self.end_if_asked(id); // Its `End` may have overtaken it on the control lane.
             }
-            Err(denied) => {
-                let refusal = self.lanes.shared.explain(denied);
+            Err(refusal) => {
                 self.notices.push(Notice::Refused {
                     events,
                     tenant,
-                    refusal,
+                    error: refusal.into(),
                 });
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sterna_scheduler::{FinishReason, Rates};
 
 use super::lanes::{Common, Control, Ticket};
-use super::{EngineHandle, Event, Refusal, egress};
+use super::{EngineHandle, StreamEvent, SubmitError, egress};
 
 /// The events of one request. Dropping it before the terminal event cancels the request.
 pub struct EventStream {
@@ -45,23 +45,23 @@ impl EventStream {
     /// Call it first to choose an HTTP status.
     ///
     /// # Errors
-    /// The scheduler's refusal, or `Refusal::Dead`.
-    pub async fn accepted(&mut self) -> Result<(), Refusal> {
+    /// Why the engine rejected the request.
+    pub async fn accepted(&mut self) -> Result<(), SubmitError> {
         assert!(!self.accepted, "accepted() comes before everything else");
         match self.recv().await {
-            Some(Event::Refused(refusal)) => Err(refusal),
-            Some(Event::Accepted) => Ok(()),
+            Some(StreamEvent::Refused(error)) => Err(error),
+            Some(StreamEvent::Accepted) => Ok(()),
             other => unreachable!("the first event is an answer to the submission, not {other:?}"),
         }
     }
 
     /// The next event; `None` after the terminal one.
-    pub async fn recv(&mut self) -> Option<Event> {
+    pub async fn recv(&mut self) -> Option<StreamEvent> {
         while !self.over {
             let event = match self.events.recv().await {
                 Some(event) => event,
-                None if self.accepted => Event::Failed("the engine stopped".into()),
-                None => Event::Refused(self.engine.shared.gone()),
+                None if self.accepted => StreamEvent::Failed("the engine stopped".into()),
+                None => StreamEvent::Refused(self.engine.shared.gone()),
             };
             if let Some(event) = self.as_seen_from_here(event) {
                 return Some(event);
@@ -85,16 +85,16 @@ impl EventStream {
         }
     }
 
-    fn as_seen_from_here(&mut self, mut event: Event) -> Option<Event> {
+    fn as_seen_from_here(&mut self, mut event: StreamEvent) -> Option<StreamEvent> {
         match &event {
-            Event::Accepted => self.accepted = true,
-            Event::Token(_) if self.common.ending.get().is_some() => return None,
-            Event::Token(_) => self.received_tokens += 1,
-            Event::Finished { .. } | Event::Failed(_) => {
+            StreamEvent::Accepted => self.accepted = true,
+            StreamEvent::Token(_) if self.common.ending.get().is_some() => return None,
+            StreamEvent::Token(_) => self.received_tokens += 1,
+            StreamEvent::Finished { .. } | StreamEvent::Failed(_) => {
                 self.over = true;
                 // The engine may have gone on, ended by itself, or failed, before it heard of `finish`: the answer was complete.
                 if let Some(ending) = self.common.ending.get() {
-                    event = Event::Finished {
+                    event = StreamEvent::Finished {
                         reason: *ending,
                         prompt_tokens: self.prompt_tokens,
                         cached_tokens: self.common.cached_tokens.get().copied().unwrap_or(0),
@@ -102,15 +102,15 @@ impl EventStream {
                     };
                 }
             }
-            Event::Refused(_) => self.over = true,
+            StreamEvent::Refused(_) => self.over = true,
         }
         Some(event)
     }
 
     /// Nothing was queued, so there is nothing to cancel.
-    pub(super) fn turned_away(mut self, refusal: Refusal) -> Refusal {
+    pub(super) fn rejected(mut self, error: SubmitError) -> SubmitError {
         self.over = true;
-        refusal
+        error
     }
 }
 

@@ -76,7 +76,7 @@ const ENDINGS: [&str; 4] = ["stop", "length", "abort", "error"];
 
 /// Why a request was turned away; the label `reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnedAway {
+pub enum RejectionReason {
     /// Too much waits.
     QueueFull,
     /// Its tenant has used up its rate.
@@ -95,7 +95,7 @@ pub enum TurnedAway {
     Dead,
 }
 
-const TURNED_AWAY: [&str; 8] = [
+const REJECTION_REASONS: [&str; 8] = [
     "queue_full",
     "rate_limited",
     "tenant_queue_full",
@@ -437,9 +437,9 @@ impl Metrics {
     }
 
     /// A tenant's request was turned away.
-    pub fn turned_away(&self, tenant: u32, why: TurnedAway) {
-        self.handles.turned_away[why as usize].increment(1);
-        self.tenants().of(tenant).turned_away[why as usize].increment(1);
+    pub fn rejected(&self, tenant: u32, why: RejectionReason) {
+        self.handles.rejected[why as usize].increment(1);
+        self.tenants().of(tenant).rejected[why as usize].increment(1);
     }
 
     /// A client left before its answer was complete.
@@ -493,7 +493,7 @@ struct Handles {
     prompt_tokens: Counter,
     generation_tokens: Counter,
     finished: [Counter; 4],
-    turned_away: [Counter; 8],
+    rejected: [Counter; 8],
     disconnects: Counter,
     steps: Counter,
     step_time: Histogram,
@@ -537,7 +537,7 @@ impl Handles {
             prompt_tokens: new_counter(all, "vllm:prompt_tokens_total", "Prompt tokens of requests that reached their first token."),
             generation_tokens: new_counter(all, "vllm:generation_tokens_total", "Generated tokens."),
             finished: new_counters(all, "vllm:request_success_total", "Requests that ended, by reason.", "finished_reason", ENDINGS),
-            turned_away: new_counters(all, "sterna_refusals_total", "Requests turned away, by reason.", "reason", TURNED_AWAY),
+            rejected: new_counters(all, "sterna_refusals_total", "Requests turned away, by reason.", "reason", REJECTION_REASONS),
             disconnects: new_counter(all, "sterna_client_disconnects_total", "Clients that left before their answer was complete."),
             steps: new_counter(all, "sterna_engine_steps_total", "Steps of the engine."),
             step_time: new_histogram(all, "sterna_step_seconds", "From the plan of a step to its commit.", STEP_BUCKETS),

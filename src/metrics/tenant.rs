@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
-use super::{Definition, ENDINGS, TURNED_AWAY, define};
+use super::{Definition, ENDINGS, REJECTION_REASONS, define};
 
 /// Tenants with series of their own, so that their number is bounded.
 const NAMED: usize = 128;
@@ -33,7 +33,7 @@ pub struct TenantLoad {
 pub(super) struct Series {
     pub(super) finished: [Counter; 4],
     pub(super) tokens: [Counter; 3],
-    pub(super) turned_away: [Counter; 8],
+    pub(super) rejected: [Counter; 8],
     pub(super) time_to_first_token: Histogram,
     pub(super) whole_time: Histogram,
     pub(super) queue_time: Histogram,
@@ -123,7 +123,7 @@ impl Series {
         Series {
             finished: counters(all, "sterna_tenant_requests_total", "A tenant's requests that ended, by reason.", tenant, "finished_reason", ENDINGS),
             tokens: counters(all, "sterna_tenant_tokens_total", "A tenant's tokens: of prompts, those of them found in the cache, and generated.", tenant, "kind", TOKEN_KINDS),
-            turned_away: counters(all, "sterna_tenant_refusals_total", "A tenant's requests turned away, by reason.", tenant, "reason", TURNED_AWAY),
+            rejected: counters(all, "sterna_tenant_refusals_total", "A tenant's requests turned away, by reason.", tenant, "reason", REJECTION_REASONS),
             time_to_first_token: latency(all, "sterna_tenant_time_to_first_token_seconds", "From arrival to the first token, by tenant.", tenant),
             whole_time: latency(all, "sterna_tenant_request_seconds", "From arrival to the end, by tenant.", tenant),
             queue_time: latency(all, "sterna_tenant_queue_seconds", "From arrival to the first admission, by tenant.", tenant),

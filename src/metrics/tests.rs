@@ -182,7 +182,7 @@ fn tenants_have_series_of_their_own_and_those_without_share_one() {
     for (id, running, seconds) in [(1, 2, 3), (150, 4, 1), (160, 5, 1), (150, 1, 2)] {
         metrics.tenant(id, load(running, seconds));
     }
-    metrics.turned_away(160, TurnedAway::QueueFull);
+    metrics.rejected(160, RejectionReason::QueueFull);
     let text = metrics.render();
     let read = |name: &str, labels: &[&str]| value(&text, &labelled(&text, name, labels));
     assert_eq!(read("sterna_tenant_requests_running", &["t1"]), 2.0);
