@@ -1,4 +1,4 @@
-//! What a step costs, as a file has it: `drive` writes it, `simulate` reads it.
+//! The JSON file with the coefficients of a cost model. `drive` writes it, `simulate` reads it.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Coefficients {
-    /// Of steps of 1, 2, 4, up to 128 tokens.
+    /// The matrix products of steps of 1, 2, 4, …, 128 tokens.
     pub(crate) rows: [u64; 8],
-    /// Of 1,024 keys that decodes look at.
+    /// Attention of decodes, per 1,024 keys.
     pub(crate) kilo_decode_keys: u64,
-    /// Of 1,024 keys that chunks of prompts look at.
+    /// Attention of prefill chunks, per 1,024 keys.
     pub(crate) kilo_chunk_keys: u64,
-    /// Of the output head, if any logits are wanted.
+    /// The lm_head, once per step that needs logits.
     pub(crate) head: u64,
-    /// Of a token's logits.
+    /// The logits of one token.
     pub(crate) logit: u64,
 }
 
@@ -25,7 +25,7 @@ impl Coefficients {
     pub(crate) fn read(path: &Path) -> Result<Coefficients, String> {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
         serde_json::from_str(&text)
-            .map_err(|error| format!("not the JSON of a cost model's coefficients: {error}"))
+            .map_err(|error| format!("not a JSON file of cost coefficients: {error}"))
     }
 
     /// Writes a JSON file.

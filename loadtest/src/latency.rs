@@ -1,40 +1,40 @@
-//! Percentiles of latencies, for both clocks.
+//! Percentiles of latencies, as both subcommands report them.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Latencies to the microsecond, with three significant digits.
+/// A histogram of latencies in microseconds, with three significant digits.
 pub(crate) struct Latencies(Histogram<u64>);
 
-/// Of a set of latencies, in seconds.
+/// Percentiles of a set of latencies, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Percentiles {
-    /// How many were measured.
+    /// The number of latencies.
     pub(crate) count: u64,
-    /// Median.
+    /// The median.
     pub(crate) p50: f64,
-    /// Nine of ten are at most this.
+    /// The 90th percentile.
     pub(crate) p90: f64,
-    /// Ninety-nine of a hundred are at most this.
+    /// The 99th percentile.
     pub(crate) p99: f64,
-    /// The longest.
+    /// The maximum.
     pub(crate) max: f64,
 }
 
 impl Latencies {
-    /// None yet.
+    /// Creates an empty histogram.
     pub(crate) fn new() -> Latencies {
-        Latencies(Histogram::new(3).expect("three digits are in the histogram's range"))
+        Latencies(Histogram::new(3).expect("the histogram supports three digits"))
     }
 
-    /// Adds one.
+    /// Adds one latency.
     pub(crate) fn record_micros(&mut self, micros: u64) {
         self.0
             .record(micros)
             .expect("the histogram grows with its values");
     }
 
-    /// Nothing if there are none.
+    /// Returns the percentiles, or `None` if the histogram is empty.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e6;
         (!self.0.is_empty()).then(|| Percentiles {

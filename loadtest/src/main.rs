@@ -1,10 +1,14 @@
-//! `sterna-loadtest`: one definition of what is asked, and two clocks: `simulate` runs it in virtual time over the scheduler
-//! and a model of the machine, `drive` sends it to a server.
+//! `sterna-loadtest`: measures an OpenAI-compatible server, or the scheduler in virtual time.
 //!
-//! Exit code 0 when every request was complete (or its client left on purpose), 1 when any failed, 2 for a wrong flag.
+//! Both subcommands run the same workloads. `drive` sends them to a server. `simulate` runs them
+//! against the scheduler, with a cost model in place of the machine.
+//!
+//! Exit code of `drive`: 0 if every request was complete or its client disconnected on purpose,
+//! 1 if a request failed or the server could not be reached. Exit code 2: a wrong flag.
 
 mod coefficients;
 mod drive;
+mod flags;
 mod latency;
 mod simulate;
 mod workload;
@@ -16,53 +20,38 @@ use clap::{Parser, Subcommand};
 use drive::{DriveArgs, drive};
 use simulate::{SimulateArgs, simulate};
 
-/// Measures a server, or the scheduler alone in virtual time.
+/// Measures an OpenAI-compatible server, or Sterna's scheduler in virtual time.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
-struct Cli {
-    /// What to do; `drive` when left out.
+struct LoadtestCli {
+    /// The subcommand. If omitted: `drive`.
     #[command(subcommand)]
-    command: Option<Command>,
-    /// The flags of `drive`, which may stand without its name.
+    command: Option<LoadtestCommand>,
+    /// The flags of `drive`, if the subcommand is omitted.
     #[command(flatten)]
     drive: DriveArgs,
 }
 
-/// The two clocks.
+/// The subcommands.
 #[derive(Subcommand)]
-enum Command {
-    /// Send seeded chat requests from parallel streaming clients; report latencies and throughput (the default).
+enum LoadtestCommand {
+    /// Send chat requests from parallel streaming clients to a server, and print latencies and
+    /// throughput. This is the default subcommand.
     Drive(DriveArgs),
-    /// Run a named workload in virtual time, under the product's policy or others.
+    /// Run a named workload in virtual time, under Sterna's scheduling policy or another one.
     Simulate(SimulateArgs),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match cli.command.unwrap_or(Command::Drive(cli.drive)) {
-        Command::Drive(args) => drive(&args),
-        Command::Simulate(args) => match simulate(&args) {
+    let cli = LoadtestCli::parse();
+    match cli.command.unwrap_or(LoadtestCommand::Drive(cli.drive)) {
+        LoadtestCommand::Drive(args) => drive(&args),
+        LoadtestCommand::Simulate(args) => match simulate(&args) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(what) => {
-                eprintln!("sterna-loadtest: {what}");
+            Err(error) => {
+                eprintln!("sterna-loadtest: {error}");
                 ExitCode::from(2)
             }
         },
-    }
-}
-
-/// A number from 0 to 1.
-fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
-        _ => Err("not a number from 0 to 1".into()),
-    }
-}
-
-/// A number above 0.
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(value) if value > 0.0 && value < 1e9 => Ok(value),
-        _ => Err("not a positive number".into()),
     }
 }

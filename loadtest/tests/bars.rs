@@ -1,5 +1,7 @@
-//! What the scheduler promises, on small simulations: each bar on a named workload with its seed and load, kept by the
-//! product's policy and missed by another engine's. `STERNA_BARS_TIMES=20` makes each run twenty times as long.
+//! Performance bars of the scheduler, checked in small simulations.
+//!
+//! A bar is a figure that the product's policy reaches on a named workload. Most tests also check
+//! that another policy misses the bar. `STERNA_BARS_TIMES=20` makes each run 20 times as long.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -7,13 +9,13 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// How much longer than usual the runs are.
+/// Returns the factor by which runs are longer than usual.
 fn times() -> u64 {
     let text = std::env::var("STERNA_BARS_TIMES");
     text.map_or(1, |text| text.parse().unwrap())
 }
 
-/// The flags, with as many times the requests and seconds.
+/// Returns the flags with `--requests` and `--seconds` multiplied by [`times`].
 fn longer(flags: &str) -> Vec<String> {
     let mut is_length = false;
     let flag = |flag: &str| {
@@ -24,7 +26,7 @@ fn longer(flags: &str) -> Vec<String> {
     flags.split_whitespace().map(flag).collect()
 }
 
-/// Runs `simulate` with these flags, as on a command line.
+/// Runs `simulate` with these flags. Returns its JSON report.
 fn simulate(flags: &str) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
         .args(["simulate", "--json"])
@@ -35,14 +37,15 @@ fn simulate(flags: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The figure at a JSON pointer.
+/// Returns the figure at a JSON pointer.
 fn figure(report: &Value, at: &str) -> f64 {
     let found = report.pointer(at).and_then(Value::as_f64);
     found.unwrap_or_else(|| panic!("{at} is not a number in {report:#}"))
 }
 
-/// The product's policy keeps the bar, the other does not: a bar that everybody keeps shows nothing.
-fn ours_alone(flags: &str, at: &str, other: &str, bar: impl Fn(f64) -> bool) {
+/// Checks that the product's policy reaches the bar and that the policy `other` misses it. A bar
+/// that every policy reaches would show nothing.
+fn only_ours_reaches(flags: &str, at: &str, other: &str, bar: impl Fn(f64) -> bool) {
     let ours = figure(&simulate(flags), at);
     assert!(bar(ours), "{flags}: {at} is {ours}");
     let theirs = figure(&simulate(&format!("{flags} --policy {other}")), at);
@@ -52,45 +55,46 @@ fn ours_alone(flags: &str, at: &str, other: &str, bar: impl Fn(f64) -> bool) {
 #[test]
 fn backlogged_tenants_get_equal_shares() {
     let flags = "--workload backlogged --seed 1 --load 4 --seconds 600 --requests 100000";
-    ours_alone(flags, "/fairness/jain", "fcfs", |jain| jain >= 0.98);
-    ours_alone(flags, "/fairness/jain", "token-budget", |jain| jain >= 0.98);
+    only_ours_reaches(flags, "/fairness/jain", "fcfs", |jain| jain >= 0.98);
+    only_ours_reaches(flags, "/fairness/jain", "token-budget", |jain| jain >= 0.98);
 }
 
 #[test]
-fn weights_are_shares() {
+fn shares_are_proportional_to_weights() {
     let flags = "--workload weighted --seed 1 --load 6 --seconds 600 --requests 100000";
     let at = "/fairness/long_run_share_error";
-    ours_alone(flags, at, "fcfs", |error| error <= 0.03);
-    ours_alone(flags, at, "slots", |error| error <= 0.03);
+    only_ours_reaches(flags, at, "fcfs", |error| error <= 0.03);
+    only_ours_reaches(flags, at, "slots", |error| error <= 0.03);
 }
 
 #[test]
-fn a_tenant_that_returns_gets_its_share_and_no_more() {
+fn a_returning_tenant_gets_its_share_and_no_more() {
     let flags = "--workload quiet-then-burst --seed 1 --load 3 --requests 3000";
-    // 55 % of two tenants' service is 10 % more than the mean.
+    // An error of 10 % means 55 % of the service for one of two tenants.
     let at = "/fairness/largest_share_error";
-    ours_alone(flags, at, "fcfs", |error| error <= 0.1);
+    only_ours_reaches(flags, at, "fcfs", |error| error <= 0.1);
 }
 
 #[test]
-fn a_thrasher_leaves_the_others_their_cached_prefixes() {
+fn a_thrasher_does_not_evict_the_prefixes_of_other_tenants() {
     let flags = "--workload thrasher --seed 1 --load 0.7 --requests 2000";
     let at = "/classes/chat/prefix/of_infinite_cache";
-    ours_alone(flags, at, "token-budget", |part| part >= 0.95);
+    only_ours_reaches(flags, at, "token-budget", |part| part >= 0.95);
 }
 
 #[test]
-fn conversations_find_their_past_in_the_cache() {
+fn later_turns_find_the_conversation_in_the_prefix_cache() {
     let flags = "--workload chat --seed 1 --load 0.9 --requests 3000";
     let at = "/prefix/of_infinite_cache";
-    ours_alone(flags, at, "slots", |part| part >= 0.95);
+    only_ours_reaches(flags, at, "slots", |part| part >= 0.95);
 }
 
-/// Output tokens over the time that the machine computed, at least 98 % of what is had by first come, first served.
+/// Checks that output tokens per busy second are at least 98 % of those of first come, first
+/// served.
 fn fairness_costs_nothing(flags: &str) {
     let at = "/output_tokens_per_busy_second";
     let first_come = figure(&simulate(&format!("{flags} --policy fcfs")), at);
-    ours_alone(flags, at, "slots", |speed| speed >= 0.98 * first_come);
+    only_ours_reaches(flags, at, "slots", |speed| speed >= 0.98 * first_come);
 }
 
 #[test]
@@ -104,15 +108,15 @@ fn fairness_among_conversations_costs_nothing() {
 }
 
 #[test]
-fn long_prompts_do_not_delay_the_tokens_of_answers() {
+fn long_prompts_do_not_delay_running_decodes() {
     let flags = "--workload long-prompts --seed 1 --load 0.9 --requests 1500";
     let at = "/classes/chat/inter_token_seconds/p99";
-    ours_alone(flags, at, "token-budget", |p99| p99 <= 0.25);
-    ours_alone(flags, at, "prefill-first", |p99| p99 <= 0.25);
+    only_ours_reaches(flags, at, "token-budget", |p99| p99 <= 0.25);
+    only_ours_reaches(flags, at, "prefill-first", |p99| p99 <= 0.25);
 }
 
 #[test]
-fn half_of_the_tokens_come_within_the_target_asked_for() {
+fn the_median_inter_token_latency_is_near_the_target() {
     for target in [200, 600] {
         let flags = format!("--workload backlogged --requests 500 --itl-target-ms {target}");
         let p50 = figure(&simulate(&flags), "/classes/short/inter_token_seconds/p50");
@@ -125,26 +129,26 @@ fn half_of_the_tokens_come_within_the_target_asked_for() {
 }
 
 #[test]
-fn a_question_behind_a_long_prompt_is_answered_within_three_steps() {
+fn a_short_prompt_behind_a_long_one_gets_its_first_token_within_three_steps() {
     let flags = "--workload one-long-prompt --seed 1 --load 0.15 --requests 1500";
     let at = "/classes/chat/steps_to_first_token/p99";
-    ours_alone(flags, at, "token-budget", |steps| steps <= 3.0);
+    only_ours_reaches(flags, at, "token-budget", |steps| steps <= 3.0);
 }
 
 #[test]
-fn a_flood_delays_its_victim_hardly() {
+fn a_flood_barely_delays_its_victim() {
     let flags = "--workload flooder --seed 1 --load 2 --requests 3000";
     let first = "/classes/victim/first_token_seconds/p99";
     let alone = simulate(&format!("{flags} --only victim"));
     let step = figure(&simulate(flags), "/classes/victim/inter_token_seconds/p99");
-    let most = 1.25 * figure(&alone, first) + step;
-    ours_alone(flags, first, "fcfs", |p99| p99 <= most);
+    let limit = 1.25 * figure(&alone, first) + step;
+    only_ours_reaches(flags, first, "fcfs", |p99| p99 <= limit);
 }
 
 #[test]
-fn full_memory_wastes_little_work() {
+fn full_memory_causes_little_recomputation() {
     let flags = "--workload memory-pressure --seed 1 --load 1.2 --requests 1000 --pages 512";
-    ours_alone(flags, "/recompute_tax", "token-budget", |tax| tax <= 0.05);
+    only_ours_reaches(flags, "/recompute_tax", "token-budget", |tax| tax <= 0.05);
 }
 
 #[test]
@@ -181,7 +185,7 @@ fn every_workload_ends_under_every_policy() {
 }
 
 #[test]
-fn a_seed_is_a_simulation() {
+fn equal_seeds_give_equal_simulations() {
     let run = |seed| {
         let mut report = simulate(&format!(
             "--workload cancel-storm --requests 300 --seed {seed}"
@@ -197,7 +201,7 @@ fn a_seed_is_a_simulation() {
 }
 
 #[test]
-fn a_class_is_the_same_alone_as_among_others() {
+fn a_class_has_the_same_requests_alone_and_among_other_classes() {
     let flags = "--workload flooder --seed 3 --requests 500";
     let among = simulate(flags);
     let alone = simulate(&format!("{flags} --only victim"));
@@ -207,12 +211,12 @@ fn a_class_is_the_same_alone_as_among_others() {
 }
 
 #[test]
-fn wrong_flags_are_named() {
+fn an_error_names_the_wrong_flag_and_the_valid_values() {
     for (flags, words) in [
-        (["--only", "nobody"], "chat has the classes chat"),
+        (["--only", "nobody"], "its classes are: chat"),
         (
             ["--cost", "/none"],
-            "presets are 2b-2core, 2b-2core-zen4, 2b-32core and demo",
+            "presets 2b-2core, 2b-2core-zen4, 2b-32core and demo",
         ),
         (["--policy", "best"], "possible values: sterna"),
     ] {
@@ -222,7 +226,7 @@ fn wrong_flags_are_named() {
             .output();
         let output = command.unwrap();
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(words), "{said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(words), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! The program itself against a tiny server that speaks canned SSE.
+//! Runs the program against a tiny server that sends canned SSE.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -10,15 +10,15 @@ use std::thread;
 
 use serde_json::Value;
 
-/// Runs the load tester with `flags` against a server that refuses requests whose `seed` is a multiple of
-/// `refuse_every` (0 for none).
-fn loadtest(flags: &[&str], refuse_every: u64) -> Output {
+/// Runs the load test with `flags` against a server that rejects requests whose `seed` is a
+/// multiple of `reject_every`. With 0, the server rejects none.
+fn loadtest(flags: &[&str], reject_every: u64) -> Output {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    // The threads end with the test's process.
+    // The server's threads end with the test process.
     thread::spawn(move || {
         for socket in listener.incoming() {
-            thread::spawn(move || serve(socket.unwrap(), refuse_every));
+            thread::spawn(move || serve(socket.unwrap(), reject_every));
         }
     });
     Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
@@ -28,8 +28,8 @@ fn loadtest(flags: &[&str], refuse_every: u64) -> Output {
         .unwrap()
 }
 
-/// Answers requests on one connection until the client closes it.
-fn serve(socket: TcpStream, refuse_every: u64) {
+/// Answers the requests of one connection until the client closes it.
+fn serve(socket: TcpStream, reject_every: u64) {
     let mut reader = BufReader::new(socket.try_clone().unwrap());
     let mut socket = socket;
     while let Some((path, body)) = request(&mut reader) {
@@ -40,7 +40,7 @@ fn serve(socket: TcpStream, refuse_every: u64) {
                 r#"{"data":[{"id":"canned"}]}"#.to_owned(),
             ),
             "/metrics" => (200, "text/plain", metrics()),
-            "/v1/chat/completions" => chat(&serde_json::from_slice(&body).unwrap(), refuse_every),
+            "/v1/chat/completions" => chat(&serde_json::from_slice(&body).unwrap(), reject_every),
             path => panic!("{path}"),
         };
         let length = answer.len();
@@ -51,7 +51,7 @@ fn serve(socket: TcpStream, refuse_every: u64) {
             .write_all(format!("{head}{answer}").as_bytes())
             .is_err()
         {
-            return; // This client left on purpose.
+            return; // The client has disconnected on purpose.
         }
     }
 }
@@ -76,28 +76,29 @@ fn request(reader: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
     Some((head[0].split(' ').nth(1)?.to_owned(), body))
 }
 
-/// A server whose steps take three times as long as at its start.
+/// Returns the metrics of a server whose steps take three times as long as at its start.
 fn metrics() -> String {
-    static ASKED: AtomicU32 = AtomicU32::new(0);
-    let asked = ASKED.fetch_add(1, Ordering::Relaxed);
+    static SCRAPES: AtomicU32 = AtomicU32::new(0);
+    let scrapes = SCRAPES.fetch_add(1, Ordering::Relaxed);
     let rows = (0..8).map(|knot| format!("rows_{}", 1 << knot));
     let others = ["kilo_decode_keys", "kilo_chunk_keys", "head", "logit"].map(str::to_owned);
     let mut text = String::new();
     for part in rows.chain(others) {
         text += &format!("sterna_step_cost_seconds{{part=\"{part}\"}} 0.001\n");
     }
-    text += &format!("sterna_step_calibrated_seconds_sum{{}} {}\n", asked * 10);
-    text + &format!("sterna_step_seconds_sum{{}} {}\n", asked * 30)
+    text += &format!("sterna_step_calibrated_seconds_sum{{}} {}\n", scrapes * 10);
+    text + &format!("sterna_step_seconds_sum{{}} {}\n", scrapes * 30)
 }
 
-/// What the server's chat template puts around a prompt.
+/// The tokens of the server's chat template.
 const TEMPLATE_TOKENS: usize = 5;
 
-/// One token a word, but for one; the answer has exactly `max_tokens`.
-fn chat(body: &Value, refuse_every: u64) -> (u16, &'static str, String) {
+/// Answers a chat request with exactly `max_tokens` tokens. Every prompt word is one token, except
+/// "Does", which is two.
+fn chat(body: &Value, reject_every: u64) -> (u16, &'static str, String) {
     assert_eq!(body["model"], "canned");
     let seed = body["seed"].as_u64().unwrap();
-    if refuse_every > 0 && seed > 0 && seed.is_multiple_of(refuse_every) {
+    if reject_every > 0 && seed > 0 && seed.is_multiple_of(reject_every) {
         return (
             503,
             "application/json",
@@ -117,9 +118,8 @@ fn chat(body: &Value, refuse_every: u64) -> (u16, &'static str, String) {
         answer += "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a \"}}]}\n\n";
     }
     answer += "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"length\"}]}\n\n";
-    answer += &format!(
-        "data: {{\"choices\":[],\"usage\":{{\"prompt_tokens\":{prompt},\"completion_tokens\":{tokens}}}}}\n\n"
-    );
+    let usage = format!("{{\"prompt_tokens\":{prompt},\"completion_tokens\":{tokens}}}");
+    answer += &format!("data: {{\"choices\":[],\"usage\":{usage}}}\n\n");
     (200, "text/event-stream", answer + "data: [DONE]\n\n")
 }
 
@@ -157,15 +157,15 @@ fn a_closed_loop_counts_every_request_and_token() {
     let report = json(&output);
     assert_eq!(report["complete"], 12);
     assert_eq!(report["output_tokens"], 12 * 7);
-    let asked = 12 * 50; // In whole words, of which one is two tokens.
+    let expected = 12 * 50; // Prompts have whole words, and one word is two tokens.
     let tokens = report["prompt_tokens"].as_u64().unwrap();
-    assert!(tokens.abs_diff(asked) < asked / 50, "{tokens}");
+    assert!(tokens.abs_diff(expected) < expected / 50, "{tokens}");
     assert_eq!(report["inter_token_seconds"]["count"], 12 * 6);
     assert_eq!(report["time_to_first_token_seconds"]["count"], 12);
 }
 
 #[test]
-fn an_open_loop_sends_all_and_prints_a_table() {
+fn an_open_loop_sends_every_request_and_prints_a_table() {
     let output = loadtest(
         &["--rate", "500", "--requests", "10", "--max-tokens", "3"],
         0,
@@ -180,7 +180,7 @@ fn an_open_loop_sends_all_and_prints_a_table() {
 }
 
 #[test]
-fn a_named_workload_holds_whole_sessions() {
+fn a_named_workload_runs_whole_sessions() {
     let flags = [
         "drive",
         "--workload",
@@ -196,10 +196,11 @@ fn a_named_workload_holds_whole_sessions() {
     assert_eq!(report["complete"], 40, "{report}");
     let latencies = &report["classes"]["chat"]["first_token_seconds"];
     assert_eq!(latencies["count"], 40, "{report}");
-    // The system prompt of 14 words, and 1 to 3 more tokens: the template's are as many, so the user has a word beside them.
-    let least = 40 * (14 + 1 + TEMPLATE_TOKENS as u64);
+    // The system prompt has 14 words. The turn's 1 to 3 tokens are fewer than the template's, so
+    // the user's message has one word.
+    let min = 40 * (14 + 1 + TEMPLATE_TOKENS as u64);
     let tokens = report["prompt_tokens"].as_u64().unwrap();
-    assert!((least..=least + 40).contains(&tokens), "{report}");
+    assert!((min..=min + 40).contains(&tokens), "{report}");
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn a_failed_request_fails_the_run() {
 }
 
 #[test]
-fn leaving_on_purpose_is_no_failure() {
+fn disconnecting_on_purpose_is_not_a_failure() {
     let output = loadtest(
         &["--requests", "16", "--disconnect-fraction", "1", "--json"],
         0,
@@ -235,12 +236,15 @@ fn every_tenant_needs_a_key() {
     let output = loadtest(&flags, 0);
     std::fs::remove_file(&path).unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("2 tenants, but 1 keys"), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.contains("2 tenants, but the file has 1 keys"),
+        "{message}"
+    );
 }
 
 #[test]
-fn no_server_is_an_error_that_names_the_address() {
+fn an_unreachable_server_is_an_error_that_names_its_address() {
     let address = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -250,15 +254,15 @@ fn no_server_is_an_error_that_names_the_address() {
         .output();
     let output = command.unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let words = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert!(
-        words.contains(&address.to_string()) && words.contains("connection"),
-        "{words}"
+        message.contains(&address.to_string()) && message.contains("connection"),
+        "{message}"
     );
 }
 
 #[test]
-fn what_steps_cost_the_server_is_what_the_simulation_reads() {
+fn the_simulation_reads_the_step_costs_that_the_load_test_wrote() {
     let path = std::env::temp_dir().join(format!("sterna-costs-{}.json", std::process::id()));
     let file = path.to_str().unwrap();
     let output = loadtest(&["--requests", "3", "--costs", file], 0);

@@ -1,110 +1,88 @@
-//! A session as HTTP requests: each turn sends the conversation so far, with the answers that truly came.
+//! Sends a session as HTTP requests. Each turn repeats the conversation with the real answers.
 
 use std::path::Path;
 use std::time::Duration;
 
-use super::client::{Client, End, Outcome};
-use super::text::Scale;
-use crate::workload::{Session, Turn, mix};
+use sterna_random::mix;
 
-/// One request, ready to be sent.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct PlannedRequest {
-    /// Roles and texts, the user's new message last.
-    pub(super) messages: Vec<(&'static str, String)>,
-    /// Output tokens at most.
-    pub(super) max_tokens: u32,
-    /// Seed of the server's sampler.
-    pub(super) sampling_seed: u64,
-    /// When its client walks away, if it does.
-    pub(super) disconnect: Option<Disconnect>,
-    /// The tenant's API key.
-    pub(super) key: Option<String>,
-}
-
-/// The client drops the connection at whichever comes first.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Disconnect {
-    /// This long after sending.
-    pub(super) after: Duration,
-    /// Having read this many pieces of text.
-    pub(super) pieces: u32,
-}
+use super::client::{ChatClient, ChatRequest, Disconnect};
+use super::outcome::ChatOutcome;
+use super::prompt_text::TextScale;
+use crate::workload::{ChatTurn, Session};
 
 /// What all conversations of a run have in common.
-pub(super) struct Speech {
-    /// How long texts are.
-    pub(super) scale: Scale,
-    /// Ask for as many tokens as the answer is to have, for servers that then go on to the last one.
-    pub(super) exact: bool,
-    /// By tenant; empty for a server without keys.
+pub(super) struct ConversationSettings {
+    /// How many words make a text of a given number of tokens.
+    pub(super) scale: TextScale,
+    /// Whether `max_tokens` is the answer's length in the workload. Used with `ignore_eos`.
+    pub(super) exact_length: bool,
+    /// API keys, indexed by tenant. Empty if the server has no tenants.
     pub(super) keys: Vec<String>,
 }
 
-/// Holds the whole session, turn after turn, as long as whole answers come. Each outcome goes to `ended`.
-pub(super) async fn converse(
-    client: &Client,
-    speech: &Speech,
+/// Runs a session turn by turn until an answer is incomplete. Passes each outcome to `ended`.
+pub(super) async fn run_session(
+    client: &ChatClient,
+    settings: &ConversationSettings,
     session: &Session,
-    mut ended: impl FnMut(Outcome),
+    mut ended: impl FnMut(ChatOutcome),
 ) {
     let mut messages = Vec::new();
     if session.shared.tokens > 0 {
-        messages.push(("system", speech.scale.text(session.shared)));
+        messages.push(("system", settings.scale.text(session.shared)));
     }
-    for (place, turn) in session.turns.iter().enumerate() {
-        if place > 0 {
+    for (index, turn) in session.turns.iter().enumerate() {
+        if index > 0 {
             tokio::time::sleep(Duration::from_secs_f64(turn.think)).await;
         }
-        messages.push(("user", speech.scale.message(turn.prompt)));
-        let request = speech.request(&messages, turn, session.tenant);
+        messages.push(("user", settings.scale.message(turn.prompt)));
+        let request = settings.request(&messages, turn, session.tenant);
         let outcome = client.chat(&request).await;
-        let is_complete = matches!(outcome.end, End::Complete(_));
-        messages.push(("assistant", outcome.answer.clone()));
+        let text = match &outcome {
+            ChatOutcome::Complete(answer) => Some(answer.text.clone()),
+            _ => None,
+        };
         ended(outcome);
-        if !is_complete {
-            return;
+        match text {
+            Some(text) => messages.push(("assistant", text)),
+            None => return,
         }
     }
 }
 
-impl Speech {
-    /// A tenant's key.
-    pub(super) fn key(&self, tenant: u32) -> Option<String> {
-        self.keys.get(tenant as usize).cloned()
-    }
-
+impl ConversationSettings {
     fn request(
         &self,
         messages: &[(&'static str, String)],
-        turn: &Turn,
+        turn: &ChatTurn,
         tenant: u32,
-    ) -> PlannedRequest {
+    ) -> ChatRequest {
         let pieces = mix(turn.answer.seed) % u64::from(turn.answer.tokens);
         let disconnect = |after| Disconnect {
             after: Duration::from_secs_f64(after),
             pieces: pieces as u32,
         };
-        PlannedRequest {
+        ChatRequest {
             messages: messages.to_vec(),
-            max_tokens: if self.exact {
+            max_tokens: if self.exact_length {
                 turn.answer.tokens
             } else {
                 turn.max_tokens
             },
-            sampling_seed: turn.answer.seed >> 12, // Exact also for servers that read numbers as doubles.
-            disconnect: turn.leaves.map(disconnect),
-            key: self.key(tenant),
+            // 52 bits stay exact on servers that parse numbers as doubles.
+            sampling_seed: turn.answer.seed >> 12,
+            disconnect: turn.disconnects_after.map(disconnect),
+            key: self.keys.get(tenant as usize).cloned(),
         }
     }
 }
 
-/// Reads `tenant=key` lines: the first line is for tenant 0 of the workload, the second for tenant 1, and so on.
+/// Reads a file of `tenant=key` lines: the first line is the key of tenant 0, and so on.
 pub(super) fn read_keys(path: &Path) -> Result<Vec<String>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let key = |(number, line): (usize, &str)| match line.split_once('=') {
         Some((_, key)) if !key.trim().is_empty() => Ok(key.trim().to_owned()),
-        _ => Err(format!("line {}: not tenant=key", number + 1)),
+        _ => Err(format!("line {} is not of the form tenant=key", number + 1)),
     };
     let lines = text.lines().enumerate();
     lines
@@ -119,23 +97,23 @@ mod tests {
     use crate::workload::{Trace, named};
 
     #[test]
-    fn answers_are_as_long_as_asked_and_tenants_have_their_keys() {
+    fn a_request_has_the_length_of_its_answer_and_the_key_of_its_tenant() {
         let workload = named("liars").unwrap();
-        let mut sessions = Trace::new(&workload, 1, 1.0, 100, f64::INFINITY);
+        let mut sessions = Trace::new(&workload, 1, 1.0).requests(100);
         let liar = sessions.find(|session| session.tenant == 0).unwrap();
-        let mut speech = Speech {
-            scale: Scale {
+        let mut settings = ConversationSettings {
+            scale: TextScale {
                 tokens_per_word: 1.0,
-                marks: 0,
+                template_tokens: 0,
             },
-            exact: true,
+            exact_length: true,
             keys: vec!["a".into(), "b".into()],
         };
-        let exact = speech.request(&[], &liar.turns[0], 1);
+        let exact = settings.request(&[], &liar.turns[0], 1);
         assert_eq!((exact.max_tokens, exact.key.as_deref()), (20, Some("b")));
-        speech.exact = false;
-        speech.keys.clear();
-        let open = speech.request(&[], &liar.turns[0], 1);
+        settings.exact_length = false;
+        settings.keys.clear();
+        let open = settings.request(&[], &liar.turns[0], 1);
         assert_eq!((open.max_tokens, open.key), (2048, None));
     }
 }

@@ -1,17 +1,19 @@
-//! What a step cost the server in a run, from its own metrics: the coefficients that it measured at its start, times how much
-//! longer its steps took during the run.
+//! Reads from the server's metrics what its steps cost during a run.
+//!
+//! The result is the cost model that the server calibrated at its start, scaled by how much longer
+//! its steps took during the run.
 
 use crate::coefficients::Coefficients;
 
-/// What a server says of its steps at one moment.
+/// The step costs that a server reports at one moment.
 pub(super) struct StepCosts {
     at_start: Coefficients,
-    seconds: f64,    // Of all steps so far.
-    calibrated: f64, // The same, had each taken what it would have at the start.
+    seconds: f64,    // The time of all steps so far.
+    calibrated: f64, // The time of the same steps at the speed of the server's start.
 }
 
 impl StepCosts {
-    /// Finds it in `metrics`, in Prometheus's text format.
+    /// Reads the costs from `metrics`, in Prometheus's text format.
     pub(super) fn read(metrics: &str) -> Result<StepCosts, String> {
         let part = |name: &str| {
             let label = format!("part=\"{name}\"");
@@ -35,14 +37,14 @@ impl StepCosts {
         })
     }
 
-    /// What a step cost between `before` and now.
+    /// Returns the cost of a step between `before` and now.
     pub(super) fn since(&self, before: &StepCosts) -> Result<Coefficients, String> {
         let calibrated = self.calibrated - before.calibrated;
         if calibrated <= 0.0 {
-            return Err("the server computed no step in this run".into());
+            return Err("the server computed no step during the run".into());
         }
-        let slower = (self.seconds - before.seconds) / calibrated;
-        let now = |nanoseconds: u64| (nanoseconds as f64 * slower).round() as u64;
+        let slowdown = (self.seconds - before.seconds) / calibrated;
+        let scaled = |nanoseconds: u64| (nanoseconds as f64 * slowdown).round() as u64;
         let Coefficients {
             rows,
             kilo_decode_keys,
@@ -51,18 +53,22 @@ impl StepCosts {
             logit,
         } = self.at_start;
         Ok(Coefficients {
-            rows: rows.map(now),
-            kilo_decode_keys: now(kilo_decode_keys),
-            kilo_chunk_keys: now(kilo_chunk_keys),
-            head: now(head),
-            logit: now(logit),
+            rows: rows.map(scaled),
+            kilo_decode_keys: scaled(kilo_decode_keys),
+            kilo_chunk_keys: scaled(kilo_chunk_keys),
+            head: scaled(head),
+            logit: scaled(logit),
         })
     }
 }
 
-/// The value of the series of this name that has this label.
+/// Returns the value of the series `name` that has `label`.
 fn value(metrics: &str, name: &str, label: &str) -> Result<f64, String> {
-    let missing = || format!("/metrics: no {name} {label}; only Sterna tells what a step costs");
+    let missing = || {
+        format!(
+            "the server's /metrics has no series {name} {label}; --costs works only with Sterna"
+        )
+    };
     let line = metrics.lines().find(|line| {
         let labels = line
             .strip_prefix(name)
@@ -99,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_are_those_at_start_times_how_much_longer_steps_took() {
+    fn costs_are_those_at_start_times_the_slowdown() {
         let before = StepCosts::read(&metrics(10.0, 9.0)).unwrap();
         let after = StepCosts::read(&metrics(40.0, 29.0)).unwrap();
         let costs = after.since(&before).unwrap();
@@ -114,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_tell_is_an_error() {
+    fn missing_metrics_are_an_error_that_names_them() {
         let error = |text: &str| StepCosts::read(text).err().unwrap();
         assert!(error("up 1\n").contains("rows_1"));
         let cut = metrics(1.0, 1.0).replace("part=\"head\"", "part=\"tail\"");

@@ -1,6 +1,8 @@
-//! What a run measured: counts, rates and percentiles, as a table for people and as JSON.
+//! The report of a run: counts, rates and percentiles, as a table and as JSON.
 //!
-//! Always true: latencies and tokens are those of complete requests; all others are only counted. JSON has seconds.
+//! Invariant: latencies and tokens are those of complete requests. Other requests are only counted.
+//!
+//! Invariant: JSON has seconds; the table has milliseconds.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,84 +10,83 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::client::{End, Outcome, Timing};
+use super::outcome::{ChatOutcome, Timing};
 use crate::latency::{Latencies, Percentiles};
 
-/// Gathers outcomes while a run goes on.
-pub(crate) struct Recorder {
-    all: Class,
-    classes: BTreeMap<&'static str, Class>,
+/// Collects outcomes during a run.
+pub(super) struct LiveRecorder {
+    all: ClassLatencies,
+    classes: BTreeMap<&'static str, ClassLatencies>,
     end_to_end: Latencies,
     complete: u64,
-    left: u64,
+    disconnected: u64,
     failures: BTreeMap<String, u64>,
     prompt_tokens: u64,
     cached_tokens: u64,
     output_tokens: u64,
 }
 
-/// Latencies of the sessions of one kind.
-struct Class {
+/// The latencies of one class of sessions.
+struct ClassLatencies {
     first_text: Latencies,
     inter_token: Latencies,
 }
 
 /// The figures of a whole run.
 #[derive(Serialize)]
-pub(crate) struct Report {
+pub(super) struct LiveReport {
     /// Requests whose whole answer arrived.
-    pub(crate) complete: u64,
-    /// Requests whose client left, as the workload asked.
-    pub(crate) left: u64,
-    /// All others.
-    pub(crate) failed: u64,
-    /// The others by reason.
-    pub(crate) failures: BTreeMap<String, u64>,
-    /// From the first request sent to the last one ended.
-    pub(crate) seconds: f64,
+    pub(super) complete: u64,
+    /// Requests whose client disconnected on purpose.
+    pub(super) left: u64,
+    /// Requests that failed.
+    pub(super) failed: u64,
+    /// Failed requests by reason.
+    pub(super) failures: BTreeMap<String, u64>,
+    /// The time from the first request sent to the last one ended.
+    pub(super) seconds: f64,
     /// Tokens of all prompts.
-    pub(crate) prompt_tokens: u64,
-    /// Those of them that came from the prefix cache.
-    pub(crate) cached_tokens: u64,
+    pub(super) prompt_tokens: u64,
+    /// Prompt tokens that came from the prefix cache.
+    pub(super) cached_tokens: u64,
     /// Tokens of all answers.
-    pub(crate) output_tokens: u64,
-    /// Answers' tokens over the whole run's time.
-    pub(crate) output_tokens_per_second: f64,
-    /// Complete requests over the whole run's time.
-    pub(crate) requests_per_second: f64,
-    /// From sending a request to its first piece of text.
-    pub(crate) time_to_first_token_seconds: Option<Percentiles>,
-    /// Between two pieces of text of one answer; its `max` is the longest gap anyone saw.
-    pub(crate) inter_token_seconds: Option<Percentiles>,
-    /// From sending a request to the end of its stream.
-    pub(crate) end_to_end_seconds: Option<Percentiles>,
-    /// By class of the workload.
-    pub(crate) classes: BTreeMap<&'static str, ClassReport>,
+    pub(super) output_tokens: u64,
+    /// Output tokens over the time of the run.
+    pub(super) output_tokens_per_second: f64,
+    /// Complete requests over the time of the run.
+    pub(super) requests_per_second: f64,
+    /// The time from sending a request to its first piece of text.
+    pub(super) time_to_first_token_seconds: Option<Percentiles>,
+    /// The time between two pieces of text of one answer.
+    pub(super) inter_token_seconds: Option<Percentiles>,
+    /// The time from sending a request to the end of its stream.
+    pub(super) end_to_end_seconds: Option<Percentiles>,
+    /// The latencies of each class of the workload.
+    pub(super) classes: BTreeMap<&'static str, ClassReport>,
 }
 
-/// Latencies of one class.
+/// The latencies of one class.
 #[derive(Serialize)]
-pub(crate) struct ClassReport {
-    /// From sending a request to its first piece of text.
-    pub(crate) first_token_seconds: Option<Percentiles>,
-    /// Between two pieces of text of one answer.
-    pub(crate) inter_token_seconds: Option<Percentiles>,
+pub(super) struct ClassReport {
+    /// The time from sending a request to its first piece of text.
+    pub(super) first_token_seconds: Option<Percentiles>,
+    /// The time between two pieces of text of one answer.
+    pub(super) inter_token_seconds: Option<Percentiles>,
 }
 
-impl Class {
-    fn new() -> Class {
-        Class {
+impl ClassLatencies {
+    fn new() -> ClassLatencies {
+        ClassLatencies {
             first_text: Latencies::new(),
             inter_token: Latencies::new(),
         }
     }
 
     fn record(&mut self, timing: &Timing) {
-        let micros = |latency: &Duration| latency.as_micros() as u64;
-        if let Some(latency) = &timing.first_text {
+        if let Some(latency) = timing.first_text {
             self.first_text.record_micros(micros(latency));
         }
-        for gap in &timing.gaps {
+        for &gap in &timing.gaps {
             self.inter_token.record_micros(micros(gap));
         }
     }
@@ -98,15 +99,19 @@ impl Class {
     }
 }
 
-impl Recorder {
-    /// Nothing recorded yet.
-    pub(crate) fn new() -> Recorder {
-        Recorder {
-            all: Class::new(),
+fn micros(time: Duration) -> u64 {
+    time.as_micros() as u64
+}
+
+impl LiveRecorder {
+    /// Creates an empty recorder.
+    pub(super) fn new() -> LiveRecorder {
+        LiveRecorder {
+            all: ClassLatencies::new(),
             classes: BTreeMap::new(),
             end_to_end: Latencies::new(),
             complete: 0,
-            left: 0,
+            disconnected: 0,
             failures: BTreeMap::new(),
             prompt_tokens: 0,
             cached_tokens: 0,
@@ -114,42 +119,42 @@ impl Recorder {
         }
     }
 
-    /// Adds the outcome of a request of this class.
-    pub(crate) fn record(&mut self, class: &'static str, outcome: &Outcome) {
-        let usage = match &outcome.end {
-            End::Complete(usage) => usage,
-            End::Left => {
-                self.left += 1;
+    /// Adds the outcome of a request of `class`.
+    pub(super) fn record(&mut self, class: &'static str, outcome: &ChatOutcome) {
+        let answer = match outcome {
+            ChatOutcome::Complete(answer) => answer,
+            ChatOutcome::Disconnected => {
+                self.disconnected += 1;
                 return;
             }
-            End::Failed(failure) => {
+            ChatOutcome::Failed(failure) => {
                 *self.failures.entry(failure.to_string()).or_default() += 1;
                 return;
             }
         };
         self.complete += 1;
-        self.prompt_tokens += usage.prompt_tokens;
-        self.cached_tokens += usage.cached_tokens();
-        self.output_tokens += usage.completion_tokens;
-        let timing = &outcome.timing;
-        self.all.record(timing);
-        let class = self.classes.entry(class).or_insert_with(Class::new);
-        class.record(timing);
-        self.end_to_end
-            .record_micros(timing.total.as_micros() as u64);
+        self.prompt_tokens += answer.usage.prompt_tokens;
+        self.cached_tokens += answer.usage.cached_tokens();
+        self.output_tokens += answer.usage.completion_tokens;
+        self.all.record(&answer.timing);
+        let class = self.classes.entry(class);
+        class
+            .or_insert_with(ClassLatencies::new)
+            .record(&answer.timing);
+        self.end_to_end.record_micros(micros(answer.timing.total));
     }
 
-    /// Requests that have failed so far.
-    pub(crate) fn failed(&self) -> u64 {
+    /// Returns the number of requests that have failed so far.
+    pub(super) fn failed(&self) -> u64 {
         self.failures.values().sum()
     }
 
-    /// The figures of a run that took `elapsed`.
-    pub(crate) fn report(self, elapsed: Duration) -> Report {
+    /// Returns the figures of a run that took `elapsed`.
+    pub(super) fn report(self, elapsed: Duration) -> LiveReport {
         let seconds = elapsed.as_secs_f64();
-        Report {
+        LiveReport {
             complete: self.complete,
-            left: self.left,
+            left: self.disconnected,
             failed: self.failed(),
             failures: self.failures,
             seconds,
@@ -170,9 +175,44 @@ impl Recorder {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for LiveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report {
+        self.fmt_outcomes(f)?;
+        writeln!(f)?;
+        let rates = [
+            ("output tokens/s", self.output_tokens_per_second, 1),
+            ("complete requests/s", self.requests_per_second, 2),
+        ];
+        for (name, rate, digits) in rates {
+            writeln!(f, "{name:<24}{rate:>10.digits$}")?;
+        }
+        writeln!(f, "{:<24}{:>10}", "output tokens", self.output_tokens)?;
+        writeln!(
+            f,
+            "{:<24}{:>10}  ({} from the prefix cache)",
+            "prompt tokens", self.prompt_tokens, self.cached_tokens
+        )?;
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<24}{:>10}{:>10}{:>10}{:>10}",
+            "latency, ms", "p50", "p90", "p99", "max"
+        )?;
+        row(f, "time to first token", self.time_to_first_token_seconds)?;
+        row(f, "inter-token latency", self.inter_token_seconds)?;
+        row(f, "end-to-end latency", self.end_to_end_seconds)?;
+        for (name, class) in self.classes.iter().filter(|_| self.classes.len() > 1) {
+            writeln!(f, "class {name}")?;
+            row(f, "  time to first token", class.first_token_seconds)?;
+            row(f, "  inter-token latency", class.inter_token_seconds)?;
+        }
+        Ok(())
+    }
+}
+
+impl LiveReport {
+    fn fmt_outcomes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LiveReport {
             complete,
             left,
             failed,
@@ -181,51 +221,18 @@ impl fmt::Display for Report {
         } = self;
         write!(f, "{complete} requests complete, {failed} failed")?;
         if *left > 0 {
-            write!(f, ", {left} left on purpose")?;
+            write!(f, ", {left} disconnected on purpose")?;
         }
         writeln!(f, ", in {seconds:.2} s")?;
         for (failure, count) in &self.failures {
             writeln!(f, "  {count} x {failure}")?;
-        }
-        writeln!(f)?;
-        writeln!(
-            f,
-            "{:<22}{:>10}",
-            "output tokens/s",
-            format!("{:.1}", self.output_tokens_per_second)
-        )?;
-        writeln!(
-            f,
-            "{:<22}{:>10}",
-            "requests/s",
-            format!("{:.2}", self.requests_per_second)
-        )?;
-        writeln!(f, "{:<22}{:>10}", "output tokens", self.output_tokens)?;
-        writeln!(
-            f,
-            "{:<22}{:>10}  ({} cached)",
-            "prompt tokens", self.prompt_tokens, self.cached_tokens
-        )?;
-        writeln!(f)?;
-        writeln!(
-            f,
-            "{:<22}{:>10}{:>10}{:>10}{:>10}",
-            "latency, ms", "p50", "p90", "p99", "max"
-        )?;
-        row(f, "time to first token", self.time_to_first_token_seconds)?;
-        row(f, "inter-token", self.inter_token_seconds)?;
-        row(f, "end to end", self.end_to_end_seconds)?;
-        for (name, class) in self.classes.iter().filter(|_| self.classes.len() > 1) {
-            writeln!(f, "{name}")?;
-            row(f, "  time to first token", class.first_token_seconds)?;
-            row(f, "  inter-token", class.inter_token_seconds)?;
         }
         Ok(())
     }
 }
 
 fn row(f: &mut fmt::Formatter<'_>, name: &str, percentiles: Option<Percentiles>) -> fmt::Result {
-    write!(f, "{name:<22}")?;
+    write!(f, "{name:<24}")?;
     match percentiles {
         Some(Percentiles {
             p50, p90, p99, max, ..
@@ -240,24 +247,27 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, percentiles: Option<Percentiles>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drive::client::{Failure, Usage};
+    use crate::drive::outcome::{CompleteAnswer, Failure, TokenUsage};
 
-    fn complete(first_ms: u64, gaps_ms: &[u64]) -> Outcome {
+    fn complete(first_ms: u64, gaps_ms: &[u64]) -> ChatOutcome {
         let millis = Duration::from_millis;
-        let usage = r#"{"prompt_tokens":10,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}"#;
-        Outcome {
+        let usage = concat!(
+            r#"{"prompt_tokens":10,"completion_tokens":3,"#,
+            r#""prompt_tokens_details":{"cached_tokens":4}}"#
+        );
+        ChatOutcome::Complete(CompleteAnswer {
+            text: String::new(),
             timing: Timing {
                 first_text: Some(millis(first_ms)),
                 gaps: gaps_ms.iter().map(|gap| millis(*gap)).collect(),
                 total: millis(first_ms + gaps_ms.iter().sum::<u64>()),
             },
-            end: End::Complete(serde_json::from_str::<Usage>(usage).unwrap()),
-            answer: String::new(),
-        }
+            usage: serde_json::from_str::<TokenUsage>(usage).unwrap(),
+        })
     }
 
-    fn report(outcomes: &[Outcome], seconds: u64) -> Report {
-        let mut recorder = Recorder::new();
+    fn report(outcomes: &[ChatOutcome], seconds: u64) -> LiveReport {
+        let mut recorder = LiveRecorder::new();
         outcomes
             .iter()
             .for_each(|outcome| recorder.record("chat", outcome));
@@ -270,7 +280,7 @@ mod tests {
 
     #[test]
     fn percentiles_of_a_hundred_latencies() {
-        let outcomes: Vec<Outcome> = (1..=100).rev().map(|ms| complete(ms, &[5])).collect();
+        let outcomes: Vec<ChatOutcome> = (1..=100).rev().map(|ms| complete(ms, &[5])).collect();
         let found = report(&outcomes, 10).time_to_first_token_seconds.unwrap();
         assert_eq!(found.count, 100);
         assert!(
@@ -297,21 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_counted_by_reason_and_measure_nothing() {
-        let failed = |failure| Outcome {
-            timing: Timing::default(),
-            end: End::Failed(failure),
-            answer: String::new(),
-        };
+    fn failures_are_counted_by_reason_and_have_no_latencies() {
         let outcomes = [
-            failed(Failure::CutOff),
-            failed(Failure::Status(503, "draining".into())),
-            failed(Failure::CutOff),
-            Outcome {
-                timing: Timing::default(),
-                end: End::Left,
-                answer: String::new(),
-            },
+            ChatOutcome::Failed(Failure::CutOff),
+            ChatOutcome::Failed(Failure::Status(503, "draining".into())),
+            ChatOutcome::Failed(Failure::CutOff),
+            ChatOutcome::Disconnected,
         ];
         let report = report(&outcomes, 1);
         assert_eq!((report.complete, report.left, report.failed), (0, 1, 3));
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!(report.end_to_end_seconds, None);
         let table = report.to_string();
         assert!(
-            table.contains("0 requests complete, 3 failed, 1 left on purpose"),
+            table.contains("0 requests complete, 3 failed, 1 disconnected on purpose"),
             "{table}"
         );
     }

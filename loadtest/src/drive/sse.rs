@@ -1,27 +1,28 @@
-//! Bytes of a `text/event-stream` body → the data of its events, as the WHATWG standard reads them.
+//! Parses a `text/event-stream` body into the data of its events, as the WHATWG standard defines.
 //!
-//! Always true: how the body was cut into reads does not matter. An event counts once its empty line has arrived; what
-//! follows the last empty line is not an event.
+//! Invariant: the events do not depend on how the body was cut into reads.
+//!
+//! Invariant: an event counts only once its empty line has arrived.
 
-/// Collects bytes until they form events.
+/// A parser that collects bytes until they form events.
 #[derive(Default)]
 pub(crate) struct SseParser {
     bytes: Vec<u8>,
-    consumed: usize, // Start of the first line not yet read, in `bytes`.
+    consumed: usize, // The start of the first unread line in `bytes`.
     data: Option<String>,
     after_carriage_return: bool,
 }
 
 impl SseParser {
-    /// Adds what one read returned.
+    /// Adds the bytes of one read.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The data of the next complete event, several `data` lines joined by line feeds. Comments, other fields and
-    /// events without data are passed over.
+    /// Returns the data of the next complete event. Several `data` lines are joined by line feeds.
+    /// Comments, other fields and events without data are skipped.
     pub(crate) fn next_event(&mut self) -> Option<String> {
         while let Some(line) = self.next_line() {
             if line.is_empty() {
@@ -45,8 +46,8 @@ impl SseParser {
         None
     }
 
-    /// The next line that has ended, by LF, CR or CR LF. A CR at the end of a read ends its line at once; the LF that
-    /// may come next belongs to it.
+    /// Returns the next complete line. It ends with LF, CR or CR LF. A CR at the end of a read ends
+    /// its line at once; a following LF belongs to the same line end.
     fn next_line(&mut self) -> Option<String> {
         if self.after_carriage_return && self.bytes.get(self.consumed) == Some(&b'\n') {
             self.consumed += 1;
@@ -56,7 +57,7 @@ impl SseParser {
             self.after_carriage_return = false;
         }
         let end = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r'))?;
-        // Whole lines only, so that a character split between two reads is complete here.
+        // Only whole lines are decoded, so a character split between two reads is complete here.
         let line = String::from_utf8_lossy(&rest[..end]).into_owned();
         self.after_carriage_return = rest[end] == b'\r';
         self.consumed += end + 1;
@@ -81,8 +82,11 @@ mod tests {
     }
 
     #[test]
-    fn any_cut_gives_the_same_events() {
-        let body = ": keep-alive\n\ndata: {\"a\":\"grüße 🐦\"}\r\n\r\nevent: x\rid: 7\rdata:one\rdata: two\r\r\ndata: [DONE]\n\n";
+    fn events_do_not_depend_on_how_the_body_is_cut() {
+        let body = concat!(
+            ": keep-alive\n\ndata: {\"a\":\"grüße 🐦\"}\r\n\r\n",
+            "event: x\rid: 7\rdata:one\rdata: two\r\r\ndata: [DONE]\n\n"
+        );
         let expected = vec![
             "{\"a\":\"grüße 🐦\"}".to_owned(),
             "one\ntwo".to_owned(),
@@ -108,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_other_fields_are_no_events() {
+    fn comments_and_other_fields_are_skipped() {
         assert!(events(&[b": keep-alive\n\nretry: 10\n\nevent: ping\n\ndatum: no\n\n"]).is_empty());
     }
 

@@ -1,7 +1,8 @@
-//! Who got how much of the machine while they had work waiting.
+//! Measures how evenly backlogged tenants were served.
 //!
-//! A tenant is *backlogged* in a window of a minute if some request of it waited all the time. Among those, service over
-//! weight should be equal: Jain's index says how nearly (1 is perfect; Jain, Chiu, Hawe 1984).
+//! A tenant is backlogged in a window of one minute if it had a queued request during the whole
+//! window. Among backlogged tenants, service divided by weight should be equal. Jain's index tells
+//! how equal it is; 1 is perfect (Jain, Chiu and Hawe, 1984).
 
 use serde::Serialize;
 use sterna_scheduler::Micros;
@@ -10,122 +11,124 @@ use crate::workload::Workload;
 
 const WINDOW: Micros = 60_000_000;
 
-const NOT_WAITING: Micros = Micros::MAX;
+const NOT_QUEUED: Micros = Micros::MAX;
 
-/// Service of all tenants; work that grows with their number is done once a window.
+/// The service of all tenants. Work that grows with their number is done once per window.
 pub(super) struct Fairness {
     weights: Vec<u32>,
-    waiting: Vec<u32>,
-    waits_since: Vec<Micros>,
-    service: Vec<u64>, // Nanoseconds, in this window.
-    ends: Micros,      // Of this window.
+    queued: Vec<u32>, // Queued requests, by tenant.
+    queued_since: Vec<Micros>,
+    service: Vec<u64>,  // Nanoseconds in this window, by tenant.
+    window_end: Micros, // The end of this window.
     now: Micros,
-    backlogged: Vec<usize>, // In the window before.
-    together: Vec<f64>, // What each of those got since they are backlogged together, over its weight.
-    sums: Sums,
+    backlogged: Vec<usize>, // The tenants that were backlogged in the previous window.
+    // The service over weight of each of these tenants, since the same tenants are backlogged.
+    together: Vec<f64>,
+    sums: WindowSums,
 }
 
+/// Sums and extremes over all measured windows.
 #[derive(Default)]
-struct Sums {
+struct WindowSums {
     windows: u64,
     jain: f64,
-    least_jain: f64,
+    min_jain: f64,
     error: f64,
-    largest_error: f64,
-    largest_lag: f64,
+    max_error: f64,
+    max_lag: f64,
     long_run_error: f64,
 }
 
-/// The figures. Absent ones had no window with two backlogged tenants.
+/// The figures over all windows with at least two backlogged tenants.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct FairnessReport {
-    /// Windows of a minute in which at least two tenants were backlogged.
+    /// The number of these windows.
     pub(super) windows: u64,
-    /// Jain's index, on average over the windows.
+    /// The mean of Jain's index.
     pub(super) jain: f64,
-    /// In the worst window.
+    /// Jain's index of the worst window.
     pub(super) least_jain: f64,
-    /// By how much of its due share the worst-served or best-served tenant was off, on average over the windows.
+    /// The mean of the largest deviation of a tenant from its due share, relative to that share.
     pub(super) share_error: f64,
-    /// In the worst window.
+    /// The same of the worst window.
     pub(super) largest_share_error: f64,
-    /// The same over the whole time that the last ones were backlogged together.
+    /// The same over the whole time in which the last backlogged tenants were backlogged together.
     pub(super) long_run_share_error: f64,
-    /// Seconds of machine time over weight by which one tenant was ever ahead of another.
+    /// The largest lead of one tenant over another, in machine seconds over weight.
     pub(super) largest_lag_seconds: f64,
 }
 
 impl Fairness {
-    /// Nobody waits.
+    /// Creates the record of a run in which no request is queued yet.
     pub(super) fn new(workload: &Workload) -> Fairness {
         let count = workload.tenants() as usize;
         Fairness {
             weights: (0..workload.tenants())
                 .map(|tenant| workload.weight(tenant))
                 .collect(),
-            waiting: vec![0; count],
-            waits_since: vec![NOT_WAITING; count],
+            queued: vec![0; count],
+            queued_since: vec![NOT_QUEUED; count],
             service: vec![0; count],
-            ends: WINDOW,
+            window_end: WINDOW,
             now: 0,
             backlogged: Vec::new(),
             together: Vec::new(),
-            sums: Sums {
-                least_jain: 1.0,
-                ..Sums::default()
+            sums: WindowSums {
+                min_jain: 1.0,
+                ..WindowSums::default()
             },
         }
     }
 
-    /// It is `now`.
-    pub(super) fn tell_time(&mut self, now: Micros) {
+    /// Sets the time of the following events.
+    pub(super) fn advance_to(&mut self, now: Micros) {
         self.now = now;
-        if now >= self.ends {
+        if now >= self.window_end {
             self.close_window();
-            self.ends = (now / WINDOW + 1) * WINDOW;
+            self.window_end = (now / WINDOW + 1) * WINDOW;
         }
     }
 
-    /// One more request of this tenant waits.
-    pub(super) fn waits(&mut self, tenant: u32) {
+    /// Records that one more request of the tenant is queued.
+    pub(super) fn queued(&mut self, tenant: u32) {
         let tenant = tenant as usize;
-        self.waiting[tenant] += 1;
-        self.waits_since[tenant] = self.waits_since[tenant].min(self.now);
+        self.queued[tenant] += 1;
+        self.queued_since[tenant] = self.queued_since[tenant].min(self.now);
     }
 
-    /// One less.
-    pub(super) fn waits_no_more(&mut self, tenant: u32) {
+    /// Records that one request of the tenant is no longer queued.
+    pub(super) fn dequeued(&mut self, tenant: u32) {
         let tenant = tenant as usize;
-        self.waiting[tenant] -= 1;
-        if self.waiting[tenant] == 0 {
-            self.waits_since[tenant] = NOT_WAITING;
+        self.queued[tenant] -= 1;
+        if self.queued[tenant] == 0 {
+            self.queued_since[tenant] = NOT_QUEUED;
         }
     }
 
-    /// The machine worked for this tenant.
+    /// Records machine time spent on the tenant.
     pub(super) fn serve(&mut self, tenant: u32, nanos: u64) {
         self.service[tenant as usize] += nanos;
     }
 
-    /// The figures, if tenants ever competed.
+    /// Returns the figures, or `None` if no window had two backlogged tenants.
     pub(super) fn report(&self) -> Option<FairnessReport> {
-        let Sums { windows, .. } = self.sums;
+        let WindowSums { windows, .. } = self.sums;
         (windows > 0).then(|| FairnessReport {
             windows,
             jain: self.sums.jain / windows as f64,
-            least_jain: self.sums.least_jain,
+            least_jain: self.sums.min_jain,
             share_error: self.sums.error / windows as f64,
-            largest_share_error: self.sums.largest_error,
+            largest_share_error: self.sums.max_error,
             long_run_share_error: self.sums.long_run_error,
-            largest_lag_seconds: self.sums.largest_lag,
+            largest_lag_seconds: self.sums.max_lag,
         })
     }
 
     fn close_window(&mut self) {
-        let starts = self.ends - WINDOW;
-        let since = self.waits_since.iter().enumerate();
-        let waited = since.filter(|(_, since)| **since <= starts);
-        let backlogged: Vec<usize> = waited.map(|(tenant, _)| tenant).collect();
+        let starts = self.window_end - WINDOW;
+        let since = self.queued_since.iter().enumerate();
+        let whole_window = since.filter(|(_, since)| **since <= starts);
+        let backlogged: Vec<usize> = whole_window.map(|(tenant, _)| tenant).collect();
         if backlogged.len() > 1 {
             self.measure(backlogged);
         }
@@ -144,20 +147,20 @@ impl Fairness {
         }
         let sums = &mut self.sums;
         let index = jain(&shares);
-        let error = largest_error(&shares);
+        let error = max_error(&shares);
         sums.windows += 1;
         sums.jain += index;
-        sums.least_jain = sums.least_jain.min(index);
+        sums.min_jain = sums.min_jain.min(index);
         sums.error += error;
-        sums.largest_error = sums.largest_error.max(error);
-        sums.long_run_error = largest_error(&self.together);
-        let most = self.together.iter().fold(0.0, |a: f64, b| a.max(*b));
-        let least = self.together.iter().fold(f64::INFINITY, |a, b| a.min(*b));
-        sums.largest_lag = sums.largest_lag.max((most - least) / 1e9);
+        sums.max_error = sums.max_error.max(error);
+        sums.long_run_error = max_error(&self.together);
+        let max = self.together.iter().fold(0.0, |a: f64, b| a.max(*b));
+        let min = self.together.iter().fold(f64::INFINITY, |a, b| a.min(*b));
+        sums.max_lag = sums.max_lag.max((max - min) / 1e9);
     }
 }
 
-/// (Σx)² / (n Σx²).
+/// Returns Jain's index, (Σx)² / (n Σx²).
 fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|share| share * share).sum();
@@ -167,8 +170,8 @@ fn jain(shares: &[f64]) -> f64 {
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// How far the furthest is from the mean, as part of the mean.
-fn largest_error(shares: &[f64]) -> f64 {
+/// Returns the largest deviation from the mean, relative to the mean.
+fn max_error(shares: &[f64]) -> f64 {
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
     let error = |share: &f64| (share - mean).abs() / mean.max(1.0);
     shares.iter().map(error).fold(0.0, f64::max)
@@ -180,26 +183,26 @@ mod tests {
     use crate::workload::named;
 
     #[test]
-    fn one_who_gets_everything_is_unfair() {
+    fn equal_shares_are_fair_and_one_tenant_with_all_service_is_not() {
         assert!((jain(&[5.0, 5.0, 5.0, 5.0]) - 1.0).abs() < 1e-12);
         assert!((jain(&[1.0, 0.0, 0.0, 0.0]) - 0.25).abs() < 1e-12);
-        assert!((largest_error(&[3.0, 1.0]) - 0.5).abs() < 1e-12);
+        assert!((max_error(&[3.0, 1.0]) - 0.5).abs() < 1e-12);
     }
 
     #[test]
-    fn weights_are_shares_and_only_the_backlogged_count() {
+    fn shares_are_weighted_and_only_backlogged_tenants_count() {
         let mut fairness = Fairness::new(&named("weighted").unwrap());
-        (0..3).for_each(|tenant| fairness.waits(tenant));
+        (0..3).for_each(|tenant| fairness.queued(tenant));
         fairness.serve(0, 1_000_000_000);
         fairness.serve(1, 2_000_000_000);
-        fairness.serve(3, 9_000_000_000); // Never waits.
-        fairness.waits_no_more(2); // Waits no more.
-        fairness.tell_time(WINDOW);
+        fairness.serve(3, 9_000_000_000); // Tenant 3 is never queued.
+        fairness.dequeued(2); // Tenant 2 is not queued for the whole window.
+        fairness.advance_to(WINDOW);
         let report = fairness.report().unwrap();
         assert_eq!((report.windows, report.jain), (1, 1.0));
         fairness.serve(0, 3_000_000_000);
         fairness.serve(1, 2_000_000_000);
-        fairness.tell_time(2 * WINDOW);
+        fairness.advance_to(2 * WINDOW);
         let report = fairness.report().unwrap();
         assert!((report.least_jain - 0.8).abs() < 1e-9, "{report:?}");
         assert!(

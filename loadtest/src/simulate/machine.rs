@@ -1,13 +1,14 @@
-//! The machine that is simulated: how long a step truly takes.
+//! The simulated machine: how long a step takes, and what share of it each row costs.
 
 use std::path::Path;
 
+use sterna_random::Random;
 use sterna_scheduler::{Batch, CostModel, Row, StepShape};
 
 use crate::coefficients::Coefficients;
-use crate::workload::{CONTEXT, Rng, Session};
+use crate::workload::{CONTEXT, ChatTurn, Session, stream};
 
-/// Between two tokens, in nanoseconds: no machine is asked to run more than this allows.
+/// The step time, in nanoseconds, that limits the concurrent answers of a load of 1.
 const TARGET: u64 = 200_000_000;
 
 /// The 2B-4T shape on two cores of a Xeon.
@@ -19,7 +20,7 @@ const TWO_CORES: CostModel = CostModel {
     logit: 1_000_000,
 };
 
-/// The same on two Zen 4 cores in a quiet hour, about as the server measures it.
+/// The 2B-4T shape on two Zen 4 cores, about as a server measured it on an otherwise idle host.
 const TWO_ZEN_4_CORES: CostModel = CostModel {
     rows: CostModel::roofline(13_200_000, 5_040_000),
     kilo_decode_keys: 3_950_000,
@@ -28,7 +29,8 @@ const TWO_ZEN_4_CORES: CostModel = CostModel {
     logit: 750_000,
 };
 
-/// The 2B-4T shape where sixteen times as many cores share the work, and the memory is eight times as fast.
+/// The 2B-4T shape on 32 cores: 16 times the compute and 8 times the memory bandwidth of
+/// [`TWO_CORES`].
 const THIRTY_TWO_CORES: CostModel = CostModel {
     rows: CostModel::roofline(5_000_000, 280_000),
     kilo_decode_keys: 60_000,
@@ -46,7 +48,7 @@ const DEMO: CostModel = CostModel {
     logit: 60_000,
 };
 
-/// The cost model of a preset (`2b-2core`, `2b-2core-zen4`, `2b-32core`, `demo`), or that of a JSON file.
+/// Returns the cost model of a preset, or that of a JSON file.
 pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
     match name {
         "2b-2core" => Ok(TWO_CORES),
@@ -58,9 +60,12 @@ pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
 }
 
 fn from_file(path: &Path) -> Result<CostModel, String> {
-    let place = path.display();
     let read = Coefficients::read(path).map_err(|error| {
-        format!("{place}: {error}; presets are 2b-2core, 2b-2core-zen4, 2b-32core and demo")
+        format!(
+            "--cost: {}: {error}; give the path of a JSON file, or one of the presets \
+             2b-2core, 2b-2core-zen4, 2b-32core and demo",
+            path.display()
+        )
     })?;
     Ok(CostModel {
         rows: read.rows,
@@ -71,32 +76,38 @@ fn from_file(path: &Path) -> Result<CostModel, String> {
     })
 }
 
-/// Takes the time that the model says, give or take.
-pub(super) struct Machine {
+/// A machine whose step times are those of a cost model, with noise.
+pub(super) struct SimulatedMachine {
     cost: CostModel,
     noise: f64,
-    rng: Rng,
+    random: Random,
 }
 
-impl Machine {
-    /// Step times vary evenly within the part `noise` of what `cost` says.
-    pub(super) fn new(cost: CostModel, noise: f64, seed: u64) -> Machine {
-        Machine {
+impl SimulatedMachine {
+    /// Creates a machine. A step's time deviates from its cost by at most the share `noise`, and
+    /// all deviations are equally likely.
+    pub(super) fn new(cost: CostModel, noise: f64, seed: u64) -> SimulatedMachine {
+        SimulatedMachine {
             cost,
             noise,
-            rng: Rng::new(seed, u64::MAX / 2),
+            random: stream(seed, u64::MAX / 2),
         }
     }
 
-    /// Nanoseconds that this step takes.
+    /// Returns the cost model without noise.
+    pub(super) fn cost(&self) -> CostModel {
+        self.cost
+    }
+
+    /// Runs a step. Returns its time in nanoseconds.
     pub(super) fn run(&mut self, shape: StepShape) -> u64 {
-        let factor = 1.0 + self.noise * (2.0 * self.rng.fraction() - 1.0);
+        let factor = 1.0 + self.noise * (2.0 * self.random.fraction() - 1.0);
         (self.cost.predict(shape) as f64 * factor) as u64
     }
 }
 
-/// What a row consists of; `prompt_len` is that of its sequence.
-pub(super) fn shape(row: &Row, prompt_len: usize) -> StepShape {
+/// Returns the shape of one row. `prompt_len` is the prompt length of its sequence.
+pub(super) fn row_shape(row: &Row, prompt_len: usize) -> StepShape {
     let start = row.start as usize;
     let logits = row.logits as usize;
     if start < prompt_len || logits < row.len() {
@@ -108,35 +119,35 @@ pub(super) fn shape(row: &Row, prompt_len: usize) -> StepShape {
         .fold(StepShape::default(), StepShape::plus)
 }
 
-/// All rows together; `prompt_len` tells a row's prompt.
+/// Returns the shape of a whole batch. `prompt_len` returns the prompt length of a row's sequence.
 pub(super) fn batch_shape(batch: &Batch, prompt_len: impl Fn(&Row) -> usize) -> StepShape {
     let rows = batch.rows().iter();
-    rows.map(|row| shape(row, prompt_len(row)))
+    rows.map(|row| row_shape(row, prompt_len(row)))
         .fold(StepShape::default(), StepShape::plus)
 }
 
-/// Each row's part of a step: what all need is split over the tokens, the head over the logits.
-pub(super) struct Bill {
+/// Divides the cost of a step among its rows: the weights by tokens, the lm_head by logits.
+pub(super) struct RowCosts {
     cost: CostModel,
     token: u64,
     logit: u64,
 }
 
-impl Bill {
-    /// Of a step of this shape.
-    pub(super) fn new(cost: CostModel, step: StepShape) -> Bill {
+impl RowCosts {
+    /// Prepares to divide the cost of a step of this shape.
+    pub(super) fn new(cost: CostModel, step: StepShape) -> RowCosts {
         let tokens = cost.predict(StepShape {
             rows: step.rows,
             ..StepShape::default()
         });
-        Bill {
+        RowCosts {
             token: tokens / step.rows.max(1),
             logit: cost.logit + cost.head / step.logits.max(1),
             cost,
         }
     }
 
-    /// Nanoseconds that a row of this shape is charged.
+    /// Returns the share of a row of this shape, in nanoseconds.
     pub(super) fn of(&self, row: StepShape) -> u64 {
         let keys = self.cost.kilo_decode_keys * row.decode_keys
             + self.cost.kilo_chunk_keys * row.chunk_keys;
@@ -144,22 +155,24 @@ impl Bill {
     }
 }
 
-/// Sessions a second that are `load` seconds of work: the whole conversation cached, and as many answers at a time as
-/// come within the target of each other.
-pub(super) fn rate(cost: &CostModel, sessions: &[Session], load: f64) -> f64 {
+/// Returns the sessions per second that keep the machine exactly busy.
+///
+/// Earlier turns are assumed to be in the prefix cache. As many answers are decoded at a time as
+/// the target inter-token latency allows.
+pub(super) fn session_rate(cost: &CostModel, sessions: &[Session]) -> f64 {
     let answers = decodes_within_target(cost);
     let [.., half, all] = cost.rows;
     let prompt_token = (all - half) as f64 / 64.0;
     let token = cost.predict(decodes(answers)) as f64 / answers as f64;
     let work = |session: &Session| -> f64 {
         let turns = session.turns.iter();
-        let new = |turn: &crate::workload::Turn| {
+        let new = |turn: &ChatTurn| {
             f64::from(turn.prompt.tokens) * prompt_token + f64::from(turn.answer.tokens) * token
         };
         turns.map(new).sum()
     };
     let total: f64 = sessions.iter().map(work).sum();
-    load * 1e9 * sessions.len() as f64 / total
+    1e9 * sessions.len() as f64 / total
 }
 
 fn decodes_within_target(cost: &CostModel) -> u64 {
@@ -181,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bills_come_to_what_the_step_cost() {
+    fn the_shares_of_the_rows_add_up_to_the_step() {
         let rows = [
             StepShape::decode(100),
             StepShape::decode(3000),
@@ -189,8 +202,8 @@ mod tests {
             StepShape::chunk(0, 17, 1),
         ];
         let step = rows.into_iter().fold(StepShape::default(), StepShape::plus);
-        let bill = Bill::new(TWO_CORES, step);
-        let sum: u64 = rows.into_iter().map(|row| bill.of(row)).sum();
+        let costs = RowCosts::new(TWO_CORES, step);
+        let sum: u64 = rows.into_iter().map(|row| costs.of(row)).sum();
         let whole = TWO_CORES.predict(step);
         assert!(whole - sum < 100, "{sum} of {whole}");
     }
@@ -199,7 +212,7 @@ mod tests {
     fn noise_is_bounded_and_a_function_of_its_seed() {
         let step = StepShape::decode(100);
         let times = |seed| {
-            let mut machine = Machine::new(TWO_CORES, 0.03, seed);
+            let mut machine = SimulatedMachine::new(TWO_CORES, 0.03, seed);
             (0..1000).map(|_| machine.run(step)).collect::<Vec<u64>>()
         };
         assert_eq!(times(1), times(1));

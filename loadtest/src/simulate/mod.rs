@@ -1,107 +1,46 @@
-//! `simulate`: a workload in virtual time, over the product's scheduler and a model of the machine.
+//! `simulate`: a workload in virtual time, with the product's scheduler and a cost model.
 
+mod args;
+mod event_loop;
 mod fairness;
 mod machine;
 mod policies;
+mod print;
 mod record;
 mod report;
-mod text;
-mod world;
 
 use std::time::Instant;
 
-use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use sterna_scheduler::{Budget, CostModel, INTER_TOKEN_TARGET, Limits};
+use sterna_scheduler::{Budget, CostModel, Limits};
 
 use crate::workload::{CONTEXT, NAMES, Trace, Workload, named};
-use machine::{Machine, cost_model, rate};
-use record::{Objective, Recorder};
-use report::{Heading, Report};
-use text::table;
-use world::World;
+pub(crate) use args::SimulateArgs;
+use event_loop::EventLoop;
+use machine::{SimulatedMachine, cost_model, session_rate};
+use print::comparison;
+use record::{Objective, SimulationRecorder};
+use report::{RunLabel, SimulationReport};
 
-/// Sessions whose work says what a load of 1 is.
+/// The sessions that are sampled to convert a load into a session rate.
 const SAMPLE: u64 = 4000;
 
-/// The knobs of `simulate`.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct SimulateArgs {
-    /// What is asked; `--list` says what each is.
-    #[arg(long, default_value = "chat", value_parser = NAMES)]
-    workload: String,
-    /// List the workloads and end.
-    #[arg(long)]
-    list: bool,
-    /// How the scheduler decides.
-    #[arg(long, default_value = policies::NAMES[0], value_parser = policies::NAMES)]
-    policy: String,
-    /// Milliseconds between two tokens of an answer that everybody should be within, as the server's flag of that name; for policies that
-    /// know such a thing.
-    #[arg(long, value_name = "MS", default_value_t = INTER_TOKEN_TARGET / 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    itl_target_ms: u64,
-    /// All policies, one after the other, on the same workload.
-    #[arg(long, conflicts_with = "policy")]
-    compare: bool,
-    /// Requests in all.
-    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
-    requests: u64,
-    /// No session begins after this many seconds.
-    #[arg(long, value_parser = crate::positive)]
-    seconds: Option<f64>,
-    /// Seed of the workload, and of the noise.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Work that arrives in a second, in seconds of the machine; by default the workload's own.
-    #[arg(long, value_parser = crate::positive)]
-    load: Option<f64>,
-    /// Instead of --load: sessions that begin in a second.
-    #[arg(long, value_parser = crate::positive, conflicts_with = "load")]
-    rate: Option<f64>,
-    /// Only the sessions of this class; they are the same, at the same times, as among the others.
-    #[arg(long, value_name = "CLASS")]
-    only: Option<String>,
-    /// The machine: 2b-2core, 2b-2core-zen4, 2b-32core, demo, or a JSON file with the coefficients of a cost model in nanoseconds.
-    #[arg(long, default_value = "2b-2core")]
-    cost: String,
-    /// Steps take up to this part more or less than predicted.
-    #[arg(long, default_value_t = 0.03, value_parser = crate::fraction)]
-    noise: f64,
-    /// Pages of KV memory, of 16 tokens each.
-    #[arg(long, default_value_t = 6990, value_parser = clap::value_parser!(u32).range(256..))]
-    pages: u32,
-    /// Sequences that run at the same time, if the policy asks for no less.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    max_running: u32,
-    /// Requests that may wait.
-    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1..))]
-    max_queued: u32,
-    /// A good answer's first token comes within this many milliseconds.
-    #[arg(long, default_value_t = 5000)]
-    slo_ttft_ms: u64,
-    /// A good answer's tokens come within this many milliseconds of each other, on average.
-    #[arg(long, default_value_t = 250)]
-    slo_itl_ms: u64,
-    /// Print JSON instead of text.
-    #[arg(long)]
-    json: bool,
-}
-
-/// Simulates as asked and prints what came of it.
+/// Runs the simulation and prints its report.
 pub(crate) fn simulate(args: &SimulateArgs) -> Result<(), String> {
     if args.list {
         for workload in NAMES.iter().filter_map(|name| named(name)) {
             println!(
                 "{:<18}load {:>4.1}: {}",
-                workload.name, workload.load, workload.about
+                workload.name, workload.load, workload.description
             );
         }
         return Ok(());
     }
     let simulation = Simulation::new(args)?;
     if args.compare {
-        let reports: Vec<Report> = policies::NAMES.map(|name| simulation.run(name)).into();
-        print(args, &reports, &table(&reports));
+        let reports: Vec<SimulationReport> =
+            policies::NAMES.map(|name| simulation.run(name)).into();
+        print(args, &reports, &comparison(&reports));
     } else {
         let report = simulation.run(&args.policy);
         print(args, &report, &report.to_string());
@@ -118,7 +57,7 @@ fn print(args: &SimulateArgs, report: &impl serde::Serialize, text: &str) {
     }
 }
 
-/// A workload and a machine, for any policy.
+/// A workload and a machine, to be run under any policy.
 struct Simulation<'a> {
     args: &'a SimulateArgs,
     workload: Workload,
@@ -130,17 +69,17 @@ struct Simulation<'a> {
 
 impl Simulation<'_> {
     fn new(args: &SimulateArgs) -> Result<Simulation<'_>, String> {
-        let workload = named(&args.workload).expect("the flag takes known names");
+        let workload = named(&args.workload).expect("clap accepts only known names");
         let only = match &args.only {
-            Some(name) => Some(workload.class_called(name)?),
+            Some(name) => Some(workload.class_index(name)?),
             None => None,
         };
         let cost = cost_model(&args.cost)?;
-        let sample = Trace::new(&workload, args.seed, 1.0, SAMPLE, f64::INFINITY);
+        let sample = Trace::new(&workload, args.seed, 1.0).requests(SAMPLE);
         let sample: Vec<_> = sample.collect();
-        let rate_at_full_load = rate(&cost, &sample, 1.0);
+        let full_rate = session_rate(&cost, &sample);
         let load = match args.rate {
-            Some(rate) => rate / rate_at_full_load,
+            Some(rate) => rate / full_rate,
             None => args.load.unwrap_or(workload.load),
         };
         Ok(Simulation {
@@ -148,12 +87,12 @@ impl Simulation<'_> {
             only,
             cost,
             load,
-            rate: args.rate.unwrap_or(load * rate_at_full_load),
+            rate: args.rate.unwrap_or(load * full_rate),
             workload,
         })
     }
 
-    fn run(&self, policy: &str) -> Report {
+    fn run(&self, policy: &str) -> SimulationReport {
         let args = self.args;
         let limits = Limits {
             pages: args.pages,
@@ -165,33 +104,24 @@ impl Simulation<'_> {
             max_sequence_tokens: CONTEXT,
         };
         let budget = Budget::within(args.itl_target_ms * 1000);
-        let choice = policies::named(policy, &limits, budget).expect("the flag takes known names");
-        let name = choice.name;
+        let preset = policies::named(policy, &limits, budget);
+        let preset = preset.expect("clap accepts only known names");
+        let name = preset.name;
         let objective = Objective {
             first_token: args.slo_ttft_ms * 1000,
             inter_token: args.slo_itl_ms * 1000,
         };
-        let trace = Trace::new(
-            &self.workload,
-            args.seed,
-            self.rate,
-            args.requests,
-            args.seconds.unwrap_or(f64::INFINITY),
-        );
-        let machine = Machine::new(self.cost, args.noise, args.seed);
-        let recorder = Recorder::new(&self.workload, objective);
-        let trace = (trace, self.only);
-        let world = World::new(
-            &self.workload,
-            trace,
-            choice,
-            (self.cost, machine),
-            recorder,
-        );
+        let trace = Trace::new(&self.workload, args.seed, self.rate)
+            .requests(args.requests)
+            .seconds(args.seconds.unwrap_or(f64::INFINITY))
+            .only(self.only);
+        let machine = SimulatedMachine::new(self.cost, args.noise, args.seed);
+        let recorder = SimulationRecorder::new(&self.workload, objective);
+        let events = EventLoop::new(&self.workload, trace, preset, machine, recorder);
         let bar = progress_bar(args.requests, name);
-        let began = Instant::now();
+        let start = Instant::now();
         let mut steps = 0u64;
-        let mut record = world.run(|now, ended| {
+        let record = events.run(|now, ended| {
             steps += 1;
             if steps.is_multiple_of(1024) {
                 bar.set_position(ended);
@@ -199,15 +129,15 @@ impl Simulation<'_> {
             }
         });
         bar.finish_and_clear();
-        let heading = Heading {
+        let label = RunLabel {
             workload: self.workload.name,
             policy: name,
             seed: args.seed,
             load: self.load,
             sessions_per_second: self.rate,
-            wall_seconds: began.elapsed().as_secs_f64(),
+            wall_seconds: start.elapsed().as_secs_f64(),
         };
-        Report::new(&heading, &mut record)
+        SimulationReport::new(&label, record)
     }
 }
 

@@ -1,8 +1,8 @@
-//! The product's policy, and what other engines do, over the same scheduler.
+//! The product's scheduling policy, and those of other engines, over the same scheduler.
 
 use sterna_scheduler::{Budget, Growth, Limits, Order, Policy};
 
-/// Names of all policies; the product's comes first.
+/// The names of all policies. The product's comes first.
 pub(super) const NAMES: [&str; 7] = [
     "sterna",
     "fcfs",
@@ -13,45 +13,45 @@ pub(super) const NAMES: [&str; 7] = [
     "slots",
 ];
 
-/// One way to decide.
-pub(super) struct Choice {
-    /// By which it is asked for.
+/// A policy and the limits that belong to it.
+pub(super) struct PolicyPreset {
+    /// The name on the command line.
     pub(super) name: &'static str,
-    /// Who is next, and how much a step may do.
+    /// The order of admission, and the budget of a step.
     pub(super) policy: Policy,
-    /// What bounds it.
+    /// The limits of the scheduler.
     pub(super) limits: Limits,
-    /// Whether the scheduler is told whose a request is. To engines that know no tenants, all are one.
+    /// Whether the scheduler sees the tenants. If not, all requests belong to one tenant.
     pub(super) knows_tenants: bool,
 }
 
-/// The policy of that name, and the limits that go with it. Those that know a budget of time have the given one.
-pub(super) fn named(name: &str, limits: &Limits, budget: Budget) -> Option<Choice> {
+/// Returns the preset `name`, based on `limits`. Policies with a time budget use `budget`.
+pub(super) fn named(name: &str, limits: &Limits, budget: Budget) -> Option<PolicyPreset> {
     let name = NAMES.into_iter().find(|known| *known == name)?;
     let longest = limits.max_sequence_tokens;
-    let ours = |order| Choice::ours(name, order, limits, budget);
+    let ours = |order| PolicyPreset::ours(name, order, limits, budget);
     Some(match name {
         "sterna" => ours(Policy::default().order),
         "vtc" => ours(Order::FairShare { slack: 0 }),
         "fcfs" => ours(Order::FirstCome),
         "lpm" => ours(Order::LongestPrefix),
-        "token-budget" => Choice::theirs(name, Budget::Tokens(512), limits, 512),
-        "prefill-first" => Choice::theirs(name, Budget::PrefillFirst, limits, longest),
+        "token-budget" => PolicyPreset::theirs(name, Budget::Tokens(512), limits, 512),
+        "prefill-first" => PolicyPreset::theirs(name, Budget::PrefillFirst, limits, longest),
         "slots" => {
             let limits = Limits {
                 max_running: 4,
                 ..limits.clone()
             };
-            Choice::theirs(name, Budget::Tokens(2048), &limits, 2048)
+            PolicyPreset::theirs(name, Budget::Tokens(2048), &limits, 2048)
         }
         _ => return None,
     })
 }
 
-impl Choice {
-    /// The product's but for the order and the budget.
-    fn ours(name: &'static str, order: Order, limits: &Limits, budget: Budget) -> Choice {
-        Choice {
+impl PolicyPreset {
+    /// Returns the product's policy with another order and budget.
+    fn ours(name: &'static str, order: Order, limits: &Limits, budget: Budget) -> PolicyPreset {
+        PolicyPreset {
             name,
             policy: Policy {
                 order,
@@ -63,9 +63,15 @@ impl Choice {
         }
     }
 
-    /// First come, first served; prompts are cut by the step alone.
-    fn theirs(name: &'static str, budget: Budget, limits: &Limits, step_tokens: u32) -> Choice {
-        Choice {
+    /// Returns another engine's policy: first come, first served, without a limit on prefill
+    /// chunks other than `step_tokens`.
+    fn theirs(
+        name: &'static str,
+        budget: Budget,
+        limits: &Limits,
+        step_tokens: u32,
+    ) -> PolicyPreset {
+        PolicyPreset {
             name,
             policy: Policy {
                 order: Order::FirstCome,

@@ -1,7 +1,8 @@
 //! What is measured while a simulation runs.
 //!
-//! Always true: nothing here grows with the number of steps, and a step's part of the work does not depend on how many
-//! tenants there are.
+//! Invariant: memory does not grow with the number of steps.
+//!
+//! Invariant: the work per step does not grow with the number of tenants.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -11,46 +12,58 @@ use sterna_scheduler::{FinishReason, Micros, Refusal, Row, Snapshot};
 
 use super::fairness::Fairness;
 use crate::latency::Latencies;
-use crate::workload::{Class, Session, Turn, Workload};
+use crate::workload::{ChatTurn, Session, SessionClass, Workload};
 
 const GROWS: &str = "the histogram grows with its values";
 
-/// What a client wants: an answer that is slower is no good.
+/// The latency objective. A complete answer that meets it is good.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Objective {
-    /// To the first token.
+    /// The limit of the time to first token.
     pub(super) first_token: Micros,
-    /// Between two tokens, on average over the answer.
+    /// The limit of the mean inter-token latency of an answer.
     pub(super) inter_token: Micros,
 }
 
-/// A request that has not ended.
-pub(super) struct Live {
-    /// The session's number.
+/// Identifies a turn of a running session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TurnKey {
+    /// The number of the session.
     pub(super) session: u64,
-    /// The turn's place in it.
-    pub(super) place: usize,
-    /// What was asked.
-    pub(super) turn: Turn,
-    /// Tokens of the prompt.
+    /// The index of the turn in the session.
+    pub(super) index: usize,
+}
+
+/// A request that has not ended.
+pub(super) struct SimulatedRequest {
+    /// The turn that the request belongs to.
+    pub(super) key: TurnKey,
+    /// The question and the answer.
+    pub(super) turn: ChatTurn,
+    /// The length of the prompt.
     pub(super) prompt_len: u32,
     tenant: u32,
     class: usize,
-    asked: Micros,
-    asked_before_step: u64,
-    admitted: bool,
-    cached: u32,
-    cacheable: u32, // By a cache that forgets nothing.
-    computed: u32,  // The furthest position ever computed.
-    first_token: Option<Micros>,
-    last_token: Micros,
-    tokens: u32,
-    service: u64,
+    submitted: Micros,
+    steps_before: u64,   // The steps of the run before the submission.
+    cacheable: u32,      // Prompt tokens that an infinite cache would have.
+    cached: Option<u32>, // Prompt tokens from the cache. `None`: not admitted yet.
+    computed: u32,       // The end of the positions that were ever computed.
+    answer: AnswerProgress,
+    service: u64, // Nanoseconds of machine time.
 }
 
-/// Latencies of one class.
+/// The tokens of an answer so far.
+#[derive(Default)]
+struct AnswerProgress {
+    time_to_first_token: Option<Micros>,
+    last_token: Micros,
+    tokens: u32,
+}
+
+/// The measurements of one class.
 pub(super) struct ClassRecord {
-    pub(super) class: Class,
+    pub(super) name: &'static str,
     pub(super) first_token: Latencies,
     pub(super) inter_token: Latencies,
     pub(super) steps_to_first_token: Histogram<u64>,
@@ -61,124 +74,127 @@ pub(super) struct ClassRecord {
 /// Prompt tokens of admitted requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PrefixTokens {
-    pub(super) asked: u64,
+    pub(super) prompt: u64,
     pub(super) cached: u64,
-    pub(super) cacheable: u64, // By a cache that forgets nothing.
+    /// What a cache would have that evicts nothing.
+    pub(super) cacheable: u64,
 }
 
-/// Everything measured so far. Times of the machine are in nanoseconds.
-pub(super) struct Recorder {
-    objective: Objective,
-    pub(super) classes: Vec<ClassRecord>,
-    pub(super) first_tokens: Vec<(u32, f32)>, // Tenant, seconds.
-    pub(super) fairness: Fairness,
-    pub(super) ends: BTreeMap<&'static str, u64>,
-    pub(super) refusals: BTreeMap<&'static str, u64>,
+/// Sums over the whole run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    /// Complete requests that met the objective.
     pub(super) good: u64,
     pub(super) output_tokens: u64,
     pub(super) prefill_tokens: u64,
+    /// Prefill tokens that were computed before and lost by a preemption.
     pub(super) recomputed_tokens: u64,
     pub(super) preemptions: u64,
     pub(super) evictions: u64,
     pub(super) steps: u64,
-    pub(super) busy: u64,
-    pub(super) wasted: u64,
-    pub(super) deciding: Histogram<u64>, // Nanoseconds of this process.
-    pub(super) prediction: Histogram<u64>, // Actual ÷ predicted, in thousandths.
-    pub(super) until: Micros,
-    seen: HashSet<(u32, u64)>, // Tenants and the shared texts that they have used.
+    /// Machine time of all steps.
+    pub(super) busy_nanos: u64,
+    /// Machine time of requests that did not complete.
+    pub(super) wasted_nanos: u64,
+    /// The end of the run.
+    pub(super) end: Micros,
 }
 
-impl Live {
-    /// Asked at `asked`, as the turn `place` of session number `session`.
-    pub(super) fn new(session: &Session, (number, place): (u64, usize), asked: Micros) -> Live {
-        Live {
-            session: number,
-            place,
-            turn: session.turns[place],
-            prompt_len: session.prompt_len(place),
+/// Histograms over all steps.
+pub(super) struct StepHistograms {
+    /// Real time of plan and commit in this process, in nanoseconds.
+    pub(super) scheduling: Histogram<u64>,
+    /// Actual time over predicted time, in thousandths.
+    pub(super) prediction: Histogram<u64>,
+}
+
+/// Everything measured so far.
+pub(super) struct SimulationRecorder {
+    objective: Objective,
+    pub(super) classes: Vec<ClassRecord>,
+    pub(super) first_tokens: Vec<(u32, f32)>, // Tenants and seconds.
+    pub(super) fairness: Fairness,
+    pub(super) ends: BTreeMap<&'static str, u64>,
+    pub(super) refusals: BTreeMap<&'static str, u64>,
+    pub(super) totals: Totals,
+    pub(super) steps: StepHistograms,
+    seen: HashSet<(u32, u64)>, // Tenants and the shared texts that they have sent.
+}
+
+impl SimulatedRequest {
+    /// Creates the request of the turn `key` of `session`, submitted at `submitted`.
+    pub(super) fn new(session: &Session, key: TurnKey, submitted: Micros) -> SimulatedRequest {
+        SimulatedRequest {
+            key,
+            turn: session.turns[key.index],
+            prompt_len: session.prompt_len(key.index),
             tenant: session.tenant,
             class: session.class,
-            asked,
-            asked_before_step: 0,
-            admitted: false,
-            cached: 0,
+            submitted,
+            steps_before: 0,
             cacheable: 0,
+            cached: None,
             computed: 0,
-            first_token: None,
-            last_token: 0,
-            tokens: 0,
+            answer: AnswerProgress::default(),
             service: 0,
         }
     }
 }
 
-impl Recorder {
-    /// Nothing measured yet.
-    pub(super) fn new(workload: &Workload, objective: Objective) -> Recorder {
-        let three_digits = || Histogram::new(3).expect("three digits are in the histogram's range");
-        let class = |class: &Class| ClassRecord {
-            class: class.clone(),
+impl SimulationRecorder {
+    /// Creates an empty record.
+    pub(super) fn new(workload: &Workload, objective: Objective) -> SimulationRecorder {
+        let three_digits = || Histogram::new(3).expect("the histogram supports three digits");
+        let class = |class: &SessionClass| ClassRecord {
+            name: class.name,
             first_token: Latencies::new(),
             inter_token: Latencies::new(),
             steps_to_first_token: three_digits(),
             complete: 0,
             prefix: PrefixTokens::default(),
         };
-        Recorder {
+        SimulationRecorder {
             objective,
             classes: workload.classes.iter().map(class).collect(),
             first_tokens: Vec::new(),
             fairness: Fairness::new(workload),
             ends: BTreeMap::new(),
             refusals: BTreeMap::new(),
-            good: 0,
-            output_tokens: 0,
-            prefill_tokens: 0,
-            recomputed_tokens: 0,
-            preemptions: 0,
-            evictions: 0,
-            steps: 0,
-            busy: 0,
-            wasted: 0,
-            deciding: three_digits(),
-            prediction: three_digits(),
-            until: 0,
+            totals: Totals::default(),
+            steps: StepHistograms {
+                scheduling: three_digits(),
+                prediction: three_digits(),
+            },
             seen: HashSet::new(),
         }
     }
 
-    /// A class of the workload.
-    pub(super) fn class(&self, place: usize) -> &Class {
-        &self.classes[place].class
-    }
-
-    /// Requests that came to an end of any kind.
+    /// Returns the number of requests that have ended or were rejected.
     pub(super) fn ended(&self) -> u64 {
         self.ends.values().chain(self.refusals.values()).sum()
     }
 
-    /// It is `now`; whatever is told next happens now.
-    pub(super) fn tell_time(&mut self, now: Micros) {
-        self.fairness.tell_time(now);
+    /// Sets the time of the following events.
+    pub(super) fn advance_to(&mut self, now: Micros) {
+        self.fairness.advance_to(now);
     }
 
-    /// A request was accepted.
-    pub(super) fn asked(&mut self, live: &mut Live, session: &Session) {
-        let is_known = !self.seen.insert((live.tenant, session.shared.seed));
-        let known = match live.place.checked_sub(1) {
-            // The stop token of the answer before is computed by nobody.
+    /// Records that the scheduler accepted a request.
+    pub(super) fn submitted(&mut self, request: &mut SimulatedRequest, session: &Session) {
+        let is_known = !self.seen.insert((request.tenant, session.shared.seed));
+        let known = match request.key.index.checked_sub(1) {
+            // The stop token of the previous answer is never computed, so it is not cached.
             Some(before) => session.prompt_len(before) + session.turns[before].answer.tokens - 1,
             None if is_known => session.shared.tokens,
             None => 0,
         };
-        live.asked_before_step = self.steps;
-        live.cacheable = known.min(live.prompt_len - 1);
-        self.fairness.waits(live.tenant);
+        request.steps_before = self.totals.steps;
+        request.cacheable = known.min(request.prompt_len - 1);
+        self.fairness.queued(request.tenant);
     }
 
-    /// A request was not accepted.
-    pub(super) fn refused(&mut self, refusal: &Refusal) {
+    /// Records that the scheduler rejected a request.
+    pub(super) fn rejected(&mut self, refusal: &Refusal) {
         let reason = match refusal {
             Refusal::EmptyPrompt | Refusal::NothingToGenerate => "empty",
             Refusal::TooLong { .. } => "too_long",
@@ -191,65 +207,65 @@ impl Recorder {
         *self.refusals.entry(reason).or_default() += 1;
     }
 
-    /// A request runs for the first time.
-    pub(super) fn admitted(&mut self, live: &mut Live, cached: u32) {
-        live.admitted = true;
-        live.cached = cached;
-        self.fairness.waits_no_more(live.tenant);
+    /// Records the first admission of a request.
+    pub(super) fn admitted(&mut self, request: &mut SimulatedRequest, cached: u32) {
+        request.cached = Some(cached);
+        self.fairness.dequeued(request.tenant);
     }
 
-    /// A request lost its pages.
+    /// Records a preemption.
     pub(super) fn preempted(&mut self) {
-        self.preemptions += 1;
+        self.totals.preemptions += 1;
     }
 
-    /// A row of a request was computed for so many nanoseconds.
-    pub(super) fn computed(&mut self, live: &mut Live, row: &Row, service: u64) {
-        live.service += service;
-        self.fairness.serve(live.tenant, service);
+    /// Records that a row of a request was computed, at a cost of `service` nanoseconds.
+    pub(super) fn computed(&mut self, request: &mut SimulatedRequest, row: &Row, service: u64) {
+        request.service += service;
+        self.fairness.serve(request.tenant, service);
         let (start, end) = (row.start, row.end() as u32);
-        let is_prompt = start < live.prompt_len;
-        let again = live.computed.min(end).saturating_sub(start);
+        let is_prompt = start < request.prompt_len;
+        let again = request.computed.min(end).saturating_sub(start);
         if is_prompt || again > 0 {
-            self.prefill_tokens += u64::from(end - start);
-            self.recomputed_tokens += u64::from(again);
+            self.totals.prefill_tokens += u64::from(end - start);
+            self.totals.recomputed_tokens += u64::from(again);
         }
-        live.computed = live.computed.max(end - (row.logits.max(1) - 1));
+        request.computed = request.computed.max(end - (row.logits.max(1) - 1));
     }
 
-    /// A request's answer has one more token, at the end of a step.
-    pub(super) fn token(&mut self, live: &mut Live, at: Micros) {
-        let class = &mut self.classes[live.class];
-        if live.first_token.is_none() {
-            let wait = at - live.asked;
-            live.first_token = Some(wait);
+    /// Records that an answer grew by one token, at the end of a step.
+    pub(super) fn token(&mut self, request: &mut SimulatedRequest, at: Micros) {
+        let class = &mut self.classes[request.class];
+        let answer = &mut request.answer;
+        if answer.time_to_first_token.is_none() {
+            let wait = at - request.submitted;
+            answer.time_to_first_token = Some(wait);
             class.first_token.record_micros(wait);
-            // The step that draws the token is not counted yet.
-            let steps = self.steps + 1 - live.asked_before_step;
+            // The current step is not counted in the totals yet.
+            let steps = self.totals.steps + 1 - request.steps_before;
             class.steps_to_first_token.record(steps).expect(GROWS);
-            self.first_tokens.push((live.tenant, wait as f32 / 1e6));
+            self.first_tokens.push((request.tenant, wait as f32 / 1e6));
         } else {
-            class.inter_token.record_micros(at - live.last_token);
+            class.inter_token.record_micros(at - answer.last_token);
         }
-        live.last_token = at;
-        live.tokens += 1;
-        self.output_tokens += 1;
+        answer.last_token = at;
+        answer.tokens += 1;
+        self.totals.output_tokens += 1;
     }
 
-    /// A step ended.
-    pub(super) fn step(&mut self, deciding: Duration, predicted: Micros, took: u64) {
-        self.steps += 1;
-        self.busy += took;
-        self.deciding
-            .record(deciding.as_nanos() as u64)
-            .expect(GROWS);
-        if let Some(ratio) = took.checked_div(predicted) {
-            self.prediction.record(ratio).expect(GROWS);
+    /// Records the end of a step: the real time of plan and commit, and the step's predicted and
+    /// actual time.
+    pub(super) fn step(&mut self, scheduling: Duration, predicted: Micros, nanos: u64) {
+        self.totals.steps += 1;
+        self.totals.busy_nanos += nanos;
+        let scheduling = scheduling.as_nanos() as u64;
+        self.steps.scheduling.record(scheduling).expect(GROWS);
+        if let Some(ratio) = nanos.checked_div(predicted) {
+            self.steps.prediction.record(ratio).expect(GROWS);
         }
     }
 
-    /// A request ended.
-    pub(super) fn finished(&mut self, live: &Live, reason: FinishReason) {
+    /// Records the end of a request.
+    pub(super) fn finished(&mut self, request: &SimulatedRequest, reason: FinishReason) {
         let end = match reason {
             FinishReason::Stop | FinishReason::Length => "complete",
             FinishReason::Cancelled => "cancelled",
@@ -258,35 +274,36 @@ impl Recorder {
             FinishReason::Shutdown => "shutdown",
         };
         *self.ends.entry(end).or_default() += 1;
-        if live.admitted {
-            let prefix = &mut self.classes[live.class].prefix;
-            prefix.asked += u64::from(live.prompt_len);
-            prefix.cached += u64::from(live.cached);
-            prefix.cacheable += u64::from(live.cacheable);
+        if let Some(cached) = request.cached {
+            let prefix = &mut self.classes[request.class].prefix;
+            prefix.prompt += u64::from(request.prompt_len);
+            prefix.cached += u64::from(cached);
+            prefix.cacheable += u64::from(request.cacheable);
         } else {
-            self.fairness.waits_no_more(live.tenant);
+            self.fairness.dequeued(request.tenant);
         }
         if end == "complete" {
-            self.classes[live.class].complete += 1;
-            self.good += u64::from(self.is_good(live));
+            self.classes[request.class].complete += 1;
+            self.totals.good += u64::from(self.is_good(request));
         } else {
-            self.wasted += live.service;
+            self.totals.wasted_nanos += request.service;
         }
     }
 
-    fn is_good(&self, live: &Live) -> bool {
-        let Some(first) = live.first_token else {
+    fn is_good(&self, request: &SimulatedRequest) -> bool {
+        let answer = &request.answer;
+        let Some(first) = answer.time_to_first_token else {
             return false;
         };
-        let gaps = u64::from(live.tokens - 1);
-        let between = live.last_token - live.asked - first;
+        let gaps = u64::from(answer.tokens - 1);
+        let between = answer.last_token - request.submitted - first;
         first <= self.objective.first_token && between <= gaps * self.objective.inter_token
     }
 
-    /// Everything has ended.
+    /// Records the end of the run.
     pub(super) fn end(&mut self, now: Micros, snapshot: &Snapshot) {
-        self.until = now;
-        self.evictions = snapshot.evictions;
+        self.totals.end = now;
+        self.totals.evictions = snapshot.evictions;
     }
 }
 
@@ -296,23 +313,24 @@ mod tests {
     use crate::workload::{Trace, named};
 
     #[test]
-    fn a_cache_that_forgets_nothing_knows_what_was_said() {
+    fn an_infinite_cache_has_the_conversation_so_far() {
         let workload = named("chat").unwrap();
         let objective = Objective {
             first_token: 1,
             inter_token: 1,
         };
-        let mut record = Recorder::new(&workload, objective);
-        let mut sessions = Trace::new(&workload, 1, 1.0, 1000, f64::INFINITY);
+        let mut record = SimulationRecorder::new(&workload, objective);
+        let mut sessions = Trace::new(&workload, 1, 1.0).requests(1000);
         let session = sessions.find(|session| session.turns.len() > 1).unwrap();
-        let mut cacheable = |place| {
-            let mut live = Live::new(&session, (0, place), 0);
-            record.asked(&mut live, &session);
-            live.cacheable
+        let mut cacheable = |index| {
+            let key = TurnKey { session: 0, index };
+            let mut request = SimulatedRequest::new(&session, key, 0);
+            record.submitted(&mut request, &session);
+            request.cacheable
         };
-        assert_eq!(cacheable(0), 0, "the first to ask");
-        let said = session.prompt_len(0) + session.turns[0].answer.tokens;
-        assert_eq!(cacheable(1), said - 1, "all but the stop token");
+        assert_eq!(cacheable(0), 0, "the first request of the tenant");
+        let conversation = session.prompt_len(0) + session.turns[0].answer.tokens;
+        assert_eq!(cacheable(1), conversation - 1, "all but the stop token");
         assert_eq!(cacheable(0), session.shared.tokens, "the system prompt");
     }
 }

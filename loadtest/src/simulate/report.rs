@@ -1,76 +1,77 @@
-//! What a simulation showed, in numbers.
+//! The figures of a simulation.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use super::fairness::FairnessReport;
-use super::record::{ClassRecord, PrefixTokens, Recorder};
+use super::record::{ClassRecord, PrefixTokens, SimulationRecorder};
 use crate::latency::Percentiles;
 
-/// The figures of one policy on one workload. Times are in seconds of the virtual clock, unless they say otherwise.
+/// The figures of one policy on one workload. Times are virtual seconds, except where noted.
 #[derive(Serialize)]
-pub(crate) struct Report {
+pub(crate) struct SimulationReport {
     pub(super) workload: &'static str,
     pub(super) policy: &'static str,
     pub(super) seed: u64,
+    /// Machine seconds of work that arrive per second.
     pub(super) load: f64,
     pub(super) sessions_per_second: f64,
-    /// How requests ended.
+    /// The number of requests by how they ended.
     pub(super) ends: BTreeMap<&'static str, u64>,
-    /// How they were refused.
+    /// The number of rejected requests by reason.
     pub(super) refusals: BTreeMap<&'static str, u64>,
-    /// Until the last one ended.
+    /// The time until the last request ended.
     pub(super) seconds: f64,
-    /// Of those, how many the machine computed.
+    /// The time in which the machine computed steps.
     pub(super) busy_seconds: f64,
     pub(super) steps: u64,
     pub(super) output_tokens: u64,
     pub(super) output_tokens_per_second: f64,
-    /// Output tokens over the time that the machine computed: what fairness costs shows here, whatever the load.
+    /// Output tokens over busy seconds. Shows the cost of a policy independent of the load.
     pub(super) output_tokens_per_busy_second: f64,
-    /// Complete requests a second whose latencies met the objective.
+    /// Complete requests per second that met the latency objective.
     pub(super) goodput: f64,
-    pub(super) classes: BTreeMap<&'static str, Class>,
-    /// Tenants by the number of their requests, the busiest tenth first.
+    pub(super) classes: BTreeMap<&'static str, ClassFigures>,
+    /// The tenants in tenths, those with the most requests first.
     pub(super) tenant_deciles: Vec<Decile>,
     pub(super) fairness: Option<FairnessReport>,
-    pub(super) prefix: Prefix,
-    /// Pages dropped from the cache.
+    pub(super) prefix: PrefixHits,
+    /// Pages evicted from the prefix cache.
     pub(super) evictions: u64,
-    /// Tokens computed again after a preemption ÷ all tokens of prefills.
+    /// Prefill tokens recomputed after a preemption over all prefill tokens.
     pub(super) recompute_tax: f64,
     pub(super) preemptions_per_request: f64,
-    /// Of the machine's time, the part that went into requests that did not complete.
+    /// The share of machine time spent on requests that did not complete.
     pub(super) wasted: f64,
-    /// Real time that plan and commit took in this process, in microseconds.
-    pub(super) plan_micros: Plan,
-    /// Actual ÷ predicted time of a step.
-    pub(super) prediction: Option<Ratio>,
+    /// Real time of plan and commit per step in this process, in microseconds.
+    pub(super) plan_micros: StepQuantiles,
+    /// Actual time of a step over its predicted time.
+    pub(super) prediction: Option<StepQuantiles>,
     /// Real seconds that this simulation took.
     pub(super) wall_seconds: f64,
 }
 
-/// Latencies of the requests of one class.
+/// The figures of one class.
 #[derive(Serialize)]
-pub(super) struct Class {
+pub(super) struct ClassFigures {
     pub(super) complete: u64,
     pub(super) first_token_seconds: Option<Percentiles>,
     pub(super) inter_token_seconds: Option<Percentiles>,
-    /// Steps that began since the request was asked, up to the one that drew its first token.
-    pub(super) steps_to_first_token: Steps,
-    pub(super) prefix: Prefix,
+    /// Steps from a request's submission up to the one that sampled its first token.
+    pub(super) steps_to_first_token: StepCounts,
+    pub(super) prefix: PrefixHits,
 }
 
-/// A number of steps.
+/// Percentiles of a number of steps.
 #[derive(Serialize)]
-pub(super) struct Steps {
+pub(super) struct StepCounts {
     pub(super) p50: u64,
     pub(super) p99: u64,
     pub(super) max: u64,
 }
 
-/// A tenth of the tenants.
+/// The figures of a tenth of the tenants.
 #[derive(Serialize)]
 pub(super) struct Decile {
     pub(super) tenants: usize,
@@ -79,33 +80,26 @@ pub(super) struct Decile {
     pub(super) first_token_p99: f64,
 }
 
-/// Prompt tokens that came from the cache.
+/// Prompt tokens that came from the prefix cache.
 #[derive(Serialize)]
-pub(super) struct Prefix {
-    /// Part of all prompt tokens of admitted requests.
+pub(super) struct PrefixHits {
+    /// The cached share of all prompt tokens of admitted requests.
     pub(super) hits: f64,
-    /// The same for a cache that forgets nothing and knows a prompt once it was asked.
+    /// The same share for a cache that evicts nothing and has a prompt once it was submitted.
     pub(super) infinite_cache_hits: f64,
-    /// The one over the other; 1 when there was nothing to find.
+    /// `hits` over `infinite_cache_hits`. 1 if an infinite cache would have had no hits.
     pub(super) of_infinite_cache: f64,
 }
 
-/// Of a step.
+/// Percentiles of a figure over all steps.
 #[derive(Serialize)]
-pub(super) struct Plan {
+pub(super) struct StepQuantiles {
     pub(super) p50: f64,
     pub(super) p99: f64,
 }
 
-/// Of a step.
-#[derive(Serialize)]
-pub(super) struct Ratio {
-    pub(super) p50: f64,
-    pub(super) p99: f64,
-}
-
-/// Which run it was.
-pub(super) struct Heading {
+/// Identifies a run in its report.
+pub(super) struct RunLabel {
     pub(super) workload: &'static str,
     pub(super) policy: &'static str,
     pub(super) seed: u64,
@@ -114,48 +108,48 @@ pub(super) struct Heading {
     pub(super) wall_seconds: f64,
 }
 
-impl Report {
-    /// Sums up.
-    pub(super) fn new(heading: &Heading, record: &mut Recorder) -> Report {
-        let seconds = record.until as f64 / 1e6;
-        let busy_seconds = record.busy as f64 / 1e9;
+impl SimulationReport {
+    /// Computes the figures of a finished run.
+    pub(super) fn new(label: &RunLabel, mut record: SimulationRecorder) -> SimulationReport {
+        let totals = record.totals;
+        let seconds = totals.end as f64 / 1e6;
+        let busy_seconds = totals.busy_nanos as f64 / 1e9;
         let requests: u64 = record.ends.values().sum();
-        Report {
-            workload: heading.workload,
-            policy: heading.policy,
-            seed: heading.seed,
-            load: heading.load,
-            sessions_per_second: heading.sessions_per_second,
-            wall_seconds: heading.wall_seconds,
-            ends: record.ends.clone(),
-            refusals: record.refusals.clone(),
+        let quantiles = |histogram: &hdrhistogram::Histogram<u64>| StepQuantiles {
+            p50: histogram.value_at_quantile(0.5) as f64 / 1e3,
+            p99: histogram.value_at_quantile(0.99) as f64 / 1e3,
+        };
+        let has_predictions = !record.steps.prediction.is_empty();
+        SimulationReport {
+            workload: label.workload,
+            policy: label.policy,
+            seed: label.seed,
+            load: label.load,
+            sessions_per_second: label.sessions_per_second,
+            wall_seconds: label.wall_seconds,
             seconds,
             busy_seconds,
-            steps: record.steps,
-            output_tokens: record.output_tokens,
-            output_tokens_per_second: part(record.output_tokens as f64, seconds),
-            output_tokens_per_busy_second: part(record.output_tokens as f64, busy_seconds),
-            goodput: part(record.good as f64, seconds),
+            steps: totals.steps,
+            output_tokens: totals.output_tokens,
+            output_tokens_per_second: part(totals.output_tokens as f64, seconds),
+            output_tokens_per_busy_second: part(totals.output_tokens as f64, busy_seconds),
+            goodput: part(totals.good as f64, seconds),
             classes: record.classes.iter().map(class).collect(),
             tenant_deciles: deciles(&mut record.first_tokens),
             fairness: record.fairness.report(),
             prefix: prefix(record.classes.iter().map(|class| class.prefix)),
-            evictions: record.evictions,
-            recompute_tax: ratio(record.recomputed_tokens, record.prefill_tokens),
-            preemptions_per_request: ratio(record.preemptions, requests),
-            wasted: ratio(record.wasted, record.busy),
-            plan_micros: Plan {
-                p50: record.deciding.value_at_quantile(0.5) as f64 / 1e3,
-                p99: record.deciding.value_at_quantile(0.99) as f64 / 1e3,
-            },
-            prediction: (!record.prediction.is_empty()).then(|| Ratio {
-                p50: record.prediction.value_at_quantile(0.5) as f64 / 1e3,
-                p99: record.prediction.value_at_quantile(0.99) as f64 / 1e3,
-            }),
+            evictions: totals.evictions,
+            recompute_tax: ratio(totals.recomputed_tokens, totals.prefill_tokens),
+            preemptions_per_request: ratio(totals.preemptions, requests),
+            wasted: ratio(totals.wasted_nanos, totals.busy_nanos),
+            plan_micros: quantiles(&record.steps.scheduling),
+            prediction: has_predictions.then(|| quantiles(&record.steps.prediction)),
+            ends: record.ends,
+            refusals: record.refusals,
         }
     }
 
-    /// Requests that completed.
+    /// Returns the number of complete requests.
     pub(super) fn complete(&self) -> u64 {
         self.ends.get("complete").copied().unwrap_or(0)
     }
@@ -169,29 +163,29 @@ fn ratio(of: u64, all: u64) -> f64 {
     part(of as f64, all as f64)
 }
 
-fn class(record: &ClassRecord) -> (&'static str, Class) {
+fn class(record: &ClassRecord) -> (&'static str, ClassFigures) {
     let steps = &record.steps_to_first_token;
-    let class = Class {
+    let class = ClassFigures {
         complete: record.complete,
         first_token_seconds: record.first_token.percentiles(),
         inter_token_seconds: record.inter_token.percentiles(),
-        steps_to_first_token: Steps {
+        steps_to_first_token: StepCounts {
             p50: steps.value_at_quantile(0.5),
             p99: steps.value_at_quantile(0.99),
             max: steps.max(),
         },
         prefix: prefix([record.prefix].into_iter()),
     };
-    (record.class.name, class)
+    (record.name, class)
 }
 
-fn prefix(classes: impl Iterator<Item = PrefixTokens> + Clone) -> Prefix {
+fn prefix(classes: impl Iterator<Item = PrefixTokens> + Clone) -> PrefixHits {
     let sum = |part: fn(&PrefixTokens) -> u64| classes.clone().map(|class| part(&class)).sum();
-    let (asked, cached) = (sum(|prefix| prefix.asked), sum(|prefix| prefix.cached));
+    let (prompt, cached) = (sum(|prefix| prefix.prompt), sum(|prefix| prefix.cached));
     let cacheable: u64 = sum(|prefix| prefix.cacheable);
-    Prefix {
-        hits: ratio(cached, asked),
-        infinite_cache_hits: ratio(cacheable, asked),
+    PrefixHits {
+        hits: ratio(cached, prompt),
+        infinite_cache_hits: ratio(cacheable, prompt),
         of_infinite_cache: if cacheable == 0 {
             1.0
         } else {
@@ -200,7 +194,8 @@ fn prefix(classes: impl Iterator<Item = PrefixTokens> + Clone) -> Prefix {
     }
 }
 
-/// `first_tokens` are (tenant, seconds); they are sorted here.
+/// Returns the figures of each tenth of the tenants. Sorts `first_tokens`, pairs of tenant and
+/// seconds, by tenant.
 fn deciles(first_tokens: &mut [(u32, f32)]) -> Vec<Decile> {
     first_tokens.sort_unstable_by_key(|(tenant, _)| *tenant);
     let mut tenants: Vec<&[(u32, f32)]> = first_tokens.chunk_by(|a, b| a.0 == b.0).collect();

@@ -1,171 +1,207 @@
-//! The workloads that have a name. A name, a seed and a load say everything about a run.
+//! The named workloads. A name, a seed and a load define a run completely.
 
-use super::{Arrivals, Class, Count, Shared, Tenants, Workload};
+use super::definition::{Arrivals, Disconnects, SessionClass, SharedPrefix, TenantRange, Workload};
+use super::distributions::Count;
 
-/// A workload's name, what it shows, its load, and its classes.
-type Entry = (&'static str, &'static str, f64, fn() -> Vec<Class>);
+/// A row of the table of named workloads. The fields are those of [`Workload`].
+struct NamedWorkload {
+    name: &'static str,
+    description: &'static str,
+    load: f64,
+    classes: fn() -> Vec<SessionClass>,
+    weights: &'static [u32],
+}
 
-const ALL: [Entry; 16] = [
-    (
+const ALL: [NamedWorkload; 16] = [
+    workload(
         "chat",
-        "conversations of 50 tenants behind one system prompt",
+        "50 tenants hold conversations that share one system prompt",
         0.7,
         || vec![chat(tenants(0, 50, 1.0))],
     ),
-    (
+    workload(
         "flooder",
-        "tenant 0 makes nine of ten arrivals",
+        "tenant 0 sends nine of ten requests",
         2.0,
         flooder,
     ),
-    (
+    workload(
         "long-prompts",
-        "a constant stream of 4 k prompts against chats of 50 tokens",
+        "a steady stream of 4,000-token prompts beside chats with 50-token prompts",
         0.9,
         long_prompts,
     ),
-    (
+    workload(
         "one-long-prompt",
-        "now and then a 4 k prompt, and questions of 50 tokens behind it",
+        "occasional 4,000-token prompts, with 50-token prompts queued behind them",
         0.5,
         one_long_prompt,
     ),
-    (
+    workload(
         "thrasher",
-        "one tenant cycles through prefixes that nobody asks for again soon",
+        "one tenant cycles through 400 prefixes and so fills the prefix cache",
         0.7,
         thrasher,
     ),
-    (
+    workload(
         "quiet-then-burst",
-        "one tenant is quiet for ten minutes, then asks for more than its share",
+        "one tenant is idle for ten minutes, then sends more than its share",
         1.5,
         quiet_then_burst,
     ),
-    (
+    workload(
         "cancel-storm",
-        "half of all clients leave",
+        "half of all clients disconnect early",
         1.0,
         cancel_storm,
     ),
-    (
+    workload(
         "deadlines",
-        "bursts of answers that are of use for five seconds",
+        "bursts of requests whose first token must come within five seconds",
         0.9,
         deadlines,
     ),
-    (
+    workload(
         "liars",
-        "one tenant asks for 2,048 tokens and stops after 20",
+        "one tenant sets max_tokens to 2,048 but its answers have 20 tokens",
         0.9,
         liars,
     ),
-    ("identical", "one prompt, again and again", 2.0, identical),
-    ("edges", "prompts of 15, 16 and 17 tokens", 0.7, edges),
-    (
+    workload(
+        "identical",
+        "all requests have the same prompt",
+        2.0,
+        identical,
+    ),
+    workload(
+        "edges",
+        "prompts of 15, 16 and 17 tokens, around the page size of 16",
+        0.7,
+        edges,
+    ),
+    workload(
         "idle-tenants",
-        "10,000 tenants, of whom four have work",
+        "10,000 tenants, of which four send most requests",
         0.9,
         idle_tenants,
     ),
-    (
+    workload(
         "backlogged",
-        "four tenants, all with more than their share, of unlike requests",
+        "four tenants with different requests, each sending more than its share",
         4.0,
         backlogged,
     ),
-    (
-        "weighted",
-        "the same four with weights 1, 2, 3 and 4",
-        6.0,
-        backlogged,
-    ),
-    (
+    NamedWorkload {
+        weights: &[1, 2, 3, 4],
+        ..workload(
+            "weighted",
+            "the tenants of 'backlogged' with weights 1, 2, 3 and 4",
+            6.0,
+            backlogged,
+        )
+    },
+    workload(
         "memory-pressure",
-        "long answers, more than memory holds",
+        "long answers that need more KV pages than there are",
         1.2,
         memory_pressure,
     ),
-    ("scale", "10,000 tenants, mostly answers", 0.8, scale),
+    workload(
+        "scale",
+        "10,000 tenants whose requests are mostly decode",
+        0.8,
+        scale,
+    ),
 ];
 
-/// All names, in the order in which they are listed.
+/// The names of all workloads, in the order of `simulate --list`.
 pub(crate) const NAMES: [&str; ALL.len()] = {
     let mut names = [""; ALL.len()];
-    let mut place = 0;
-    while place < ALL.len() {
-        names[place] = ALL[place].0;
-        place += 1;
+    let mut index = 0;
+    while index < ALL.len() {
+        names[index] = ALL[index].name;
+        index += 1;
     }
     names
 };
 
-/// The workload of that name.
-pub(crate) fn named(wanted: &str) -> Option<Workload> {
-    let &(name, about, load, classes) = ALL.iter().find(|(name, ..)| *name == wanted)?;
+/// Returns the workload `name`, or `None` if there is no such workload.
+pub(crate) fn named(name: &str) -> Option<Workload> {
+    let found = ALL.iter().find(|workload| workload.name == name)?;
     Some(Workload {
-        name,
-        about,
-        load,
-        classes: classes(),
-        weights: if name == "weighted" {
-            &[1, 2, 3, 4]
-        } else {
-            &[]
-        },
+        name: found.name,
+        description: found.description,
+        load: found.load,
+        classes: (found.classes)(),
+        weights: found.weights,
     })
 }
 
-const fn tenants(first: u32, count: u32, zipf: f64) -> Tenants {
-    Tenants { first, count, zipf }
+const fn workload(
+    name: &'static str,
+    description: &'static str,
+    load: f64,
+    classes: fn() -> Vec<SessionClass>,
+) -> NamedWorkload {
+    NamedWorkload {
+        name,
+        description,
+        load,
+        classes,
+        weights: &[],
+    }
 }
 
-const fn about(median: f64, sigma: f64, least: u32, most: u32) -> Count {
+const fn tenants(first: u32, count: u32, zipf: f64) -> TenantRange {
+    TenantRange { first, count, zipf }
+}
+
+const fn log_normal(median: f64, sigma: f64, min: u32, max: u32) -> Count {
     Count::LogNormal {
         median,
         sigma,
-        least,
-        most,
+        min,
+        max,
     }
 }
 
-/// Prompts and answers as people have them, with pauses to read and think.
-fn chat(tenants: Tenants) -> Class {
-    Class {
+/// Returns conversations with natural lengths, and with pauses to read and think.
+fn chat(tenants: TenantRange) -> SessionClass {
+    SessionClass {
         name: "chat",
         tenants,
-        shared: Shared {
+        shared: SharedPrefix {
             count: 1,
             tokens: 128,
         },
-        prompt: about(40.0, 0.8, 4, 600),
-        output: about(80.0, 0.6, 4, 600),
+        prompt: log_normal(40.0, 0.8, 4, 600),
+        output: log_normal(80.0, 0.6, 4, 600),
         turns: Count::Between(1, 6),
         think: 20.0,
-        ..Class::default()
+        ..SessionClass::default()
     }
 }
 
-fn question(name: &'static str, share: f64, tenants: Tenants) -> Class {
-    Class {
+fn question(name: &'static str, share: f64, tenants: TenantRange) -> SessionClass {
+    SessionClass {
         name,
         share,
         tenants,
-        ..Class::default()
+        ..SessionClass::default()
     }
 }
 
-fn flooder() -> Vec<Class> {
-    let flood = Class {
-        prompt: about(60.0, 0.5, 8, 400),
-        output: about(60.0, 0.5, 8, 400),
+fn flooder() -> Vec<SessionClass> {
+    let flood = SessionClass {
+        prompt: log_normal(60.0, 0.5, 8, 400),
+        output: log_normal(60.0, 0.5, 8, 400),
         ..question("flood", 9.0, tenants(0, 1, 0.0))
     };
     vec![flood, question("victim", 1.0, tenants(1, 1, 0.0))]
 }
 
-fn long_prompts() -> Vec<Class> {
-    let long = Class {
+fn long_prompts() -> Vec<SessionClass> {
+    let long = SessionClass {
         arrivals: Arrivals::Steady,
         prompt: Count::Exactly(4000),
         output: Count::Exactly(32),
@@ -174,23 +210,23 @@ fn long_prompts() -> Vec<Class> {
     vec![long, question("chat", 20.0, tenants(1, 4, 0.0))]
 }
 
-/// Answers of one token, so that a question meets nothing but the prompt.
-fn one_long_prompt() -> Vec<Class> {
-    let long = Class {
+/// Returns requests with one output token, so that no decode of theirs delays a question.
+fn one_long_prompt() -> Vec<SessionClass> {
+    let long = SessionClass {
         prompt: Count::Exactly(4000),
         output: Count::Exactly(1),
         ..question("long", 1.0, tenants(0, 1, 0.0))
     };
-    let chat = Class {
+    let chat = SessionClass {
         output: Count::Exactly(1),
         ..question("chat", 5.0, tenants(0, 1, 0.0))
     };
     vec![long, chat]
 }
 
-fn thrasher() -> Vec<Class> {
-    let thrasher = Class {
-        shared: Shared {
+fn thrasher() -> Vec<SessionClass> {
+    let thrasher = SessionClass {
+        shared: SharedPrefix {
             count: 400,
             tokens: 512,
         },
@@ -200,48 +236,50 @@ fn thrasher() -> Vec<Class> {
     };
     vec![
         thrasher,
-        Class {
+        SessionClass {
             share: 1.0,
             ..chat(tenants(1, 4, 0.0))
         },
     ]
 }
 
-fn quiet_then_burst() -> Vec<Class> {
-    let returning = Class {
-        from: 600.0,
+fn quiet_then_burst() -> Vec<SessionClass> {
+    let returning = SessionClass {
+        starts_at: 600.0,
         ..question("returning", 1.0, tenants(1, 1, 0.0))
     };
     vec![question("steady", 1.0, tenants(0, 1, 0.0)), returning]
 }
 
-fn cancel_storm() -> Vec<Class> {
-    vec![Class {
-        prompt: about(200.0, 1.0, 16, 2000),
-        output: about(100.0, 0.6, 8, 400),
-        leaving: 0.5,
-        leave_within: 20.0,
+fn cancel_storm() -> Vec<SessionClass> {
+    vec![SessionClass {
+        prompt: log_normal(200.0, 1.0, 16, 2000),
+        output: log_normal(100.0, 0.6, 8, 400),
+        disconnects: Disconnects {
+            fraction: 0.5,
+            within: 20.0,
+        },
         tenants: tenants(0, 8, 0.5),
-        ..Class::default()
+        ..SessionClass::default()
     }]
 }
 
-fn deadlines() -> Vec<Class> {
-    vec![Class {
+fn deadlines() -> Vec<SessionClass> {
+    vec![SessionClass {
         arrivals: Arrivals::Bursts {
             calm: 60.0,
             burst: 10.0,
             factor: 10.0,
         },
-        prompt: about(100.0, 0.8, 8, 1000),
+        prompt: log_normal(100.0, 0.8, 8, 1000),
         first_token_within: Some(5.0),
         tenants: tenants(0, 8, 0.5),
-        ..Class::default()
+        ..SessionClass::default()
     }]
 }
 
-fn liars() -> Vec<Class> {
-    let liar = Class {
+fn liars() -> Vec<SessionClass> {
+    let liar = SessionClass {
         output: Count::Exactly(20),
         declared: Some(2048),
         ..question("liar", 1.0, tenants(0, 1, 0.0))
@@ -249,75 +287,75 @@ fn liars() -> Vec<Class> {
     vec![liar, question("honest", 1.0, tenants(1, 1, 0.0))]
 }
 
-fn identical() -> Vec<Class> {
-    vec![Class {
-        shared: Shared {
+fn identical() -> Vec<SessionClass> {
+    vec![SessionClass {
+        shared: SharedPrefix {
             count: 1,
             tokens: 512,
         },
         prompt: Count::Exactly(0),
         output: Count::Exactly(16),
-        ..Class::default()
+        ..SessionClass::default()
     }]
 }
 
-fn edges() -> Vec<Class> {
-    vec![Class {
-        shared: Shared {
+fn edges() -> Vec<SessionClass> {
+    vec![SessionClass {
+        shared: SharedPrefix {
             count: 3,
             tokens: 14,
         },
         prompt: Count::Between(1, 3),
         output: Count::Between(1, 33),
-        ..Class::default()
+        ..SessionClass::default()
     }]
 }
 
-fn idle_tenants() -> Vec<Class> {
-    let idle = Class {
+fn idle_tenants() -> Vec<SessionClass> {
+    let idle = SessionClass {
         name: "idle",
         share: 0.01,
         tenants: tenants(0, 10_000, 0.0),
-        ..Class::default()
+        ..SessionClass::default()
     };
     vec![question("active", 1.0, tenants(0, 4, 0.0)), idle]
 }
 
-fn backlogged() -> Vec<Class> {
-    let long_prompts = Class {
-        prompt: about(600.0, 0.5, 100, 2000),
+fn backlogged() -> Vec<SessionClass> {
+    let long_prompts = SessionClass {
+        prompt: log_normal(600.0, 0.5, 100, 2000),
         output: Count::Exactly(8),
         ..question("long prompts", 1.0, tenants(0, 1, 0.0))
     };
-    let long_answers = Class {
+    let long_answers = SessionClass {
         prompt: Count::Exactly(20),
-        output: about(200.0, 0.5, 50, 800),
+        output: log_normal(200.0, 0.5, 50, 800),
         ..question("long answers", 2.0, tenants(1, 1, 0.0))
     };
     let short = question("short", 10.0, tenants(2, 1, 0.0));
-    let mixed = Class {
-        prompt: about(100.0, 1.0, 8, 2000),
-        output: about(100.0, 1.0, 8, 1000),
+    let mixed = SessionClass {
+        prompt: log_normal(100.0, 1.0, 8, 2000),
+        output: log_normal(100.0, 1.0, 8, 1000),
         ..question("mixed", 3.0, tenants(3, 1, 0.0))
     };
     vec![long_prompts, long_answers, short, mixed]
 }
 
-fn memory_pressure() -> Vec<Class> {
-    vec![Class {
-        prompt: about(200.0, 0.5, 16, 1000),
-        output: about(600.0, 0.5, 100, 2000),
+fn memory_pressure() -> Vec<SessionClass> {
+    vec![SessionClass {
+        prompt: log_normal(200.0, 0.5, 16, 1000),
+        output: log_normal(600.0, 0.5, 100, 2000),
         declared: Some(2000),
         tenants: tenants(0, 4, 0.0),
-        ..Class::default()
+        ..SessionClass::default()
     }]
 }
 
-fn scale() -> Vec<Class> {
-    vec![Class {
-        prompt: about(80.0, 0.7, 4, 1000),
-        output: about(170.0, 0.6, 8, 1000),
+fn scale() -> Vec<SessionClass> {
+    vec![SessionClass {
+        prompt: log_normal(80.0, 0.7, 4, 1000),
+        output: log_normal(170.0, 0.6, 8, 1000),
         tenants: tenants(0, 10_000, 1.0),
-        ..Class::default()
+        ..SessionClass::default()
     }]
 }

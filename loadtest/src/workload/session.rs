@@ -1,83 +1,93 @@
-//! One session: a conversation whose every turn repeats what was said before.
+//! One session: a conversation in which every turn repeats the whole conversation so far.
 //!
-//! Always true: a token is a function of its text's seed and its place in the text, so that equal prefixes are equal, and
-//! others differ at once.
+//! Invariant: a token is a function of its text's seed and of its index in the text. So equal
+//! prefixes are equal, and different texts differ from the first token.
 
-use super::{CONTEXT, Class, Rng, mix};
+use sterna_random::{GOLDEN, Random, mix};
 
-/// Ends every answer and occurs nowhere else.
+use super::definition::{CONTEXT, SessionClass};
+use super::distributions::{Zipf, exponential, stream};
+
+/// The stop token. It ends every answer and occurs nowhere else.
 pub(crate) const STOP: u32 = 0;
 
-/// Tokens are below this.
+/// The vocabulary size.
 const VOCABULARY: u64 = 32_000;
 
-/// How far apart the streams of randomness of two classes are.
+/// The distance between the random streams of two classes.
 const CLASS_STREAMS: u64 = 1 << 40;
 
-/// A text, not spelled out.
+/// A text, given by its seed and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Says which text.
+    /// Identifies the text.
     pub(crate) seed: u64,
-    /// Its length.
+    /// The length of the text.
     pub(crate) tokens: u32,
 }
 
 /// A conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Session {
-    /// Seconds at which the first turn comes.
+    /// The time of the first turn, in seconds.
     pub(crate) at: f64,
-    /// Its place among the workload's classes.
+    /// The index of the session's class in the workload.
     pub(crate) class: usize,
-    /// Whose it is.
+    /// The tenant that sends the session.
     pub(crate) tenant: u32,
-    /// Stands before the first turn.
+    /// The text before the first turn.
     pub(crate) shared: Segment,
-    /// At least one.
-    pub(crate) turns: Vec<Turn>,
+    /// At least one turn.
+    pub(crate) turns: Vec<ChatTurn>,
 }
 
-/// A question and the length of its answer.
+/// A question and its answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Turn {
-    /// Seconds after the end of the turn before.
+pub(crate) struct ChatTurn {
+    /// Seconds between the end of the previous answer and this question.
     pub(crate) think: f64,
-    /// What the user adds.
+    /// What the turn adds to the prompt.
     pub(crate) prompt: Segment,
-    /// What the model says; its last token is [`STOP`].
+    /// The answer. Its last token is [`STOP`].
     pub(crate) answer: Segment,
-    /// Asked as `max_tokens`.
+    /// The request's `max_tokens`.
     pub(crate) max_tokens: u32,
-    /// Seconds after asking at which the client leaves, if it does.
-    pub(crate) leaves: Option<f64>,
+    /// Seconds from the request until its client disconnects. `None`: the client stays.
+    pub(crate) disconnects_after: Option<f64>,
 }
 
-/// The token at `place` of the text `seed`.
-pub(crate) fn token(seed: u64, place: u32) -> u32 {
-    let hash = mix(seed.wrapping_add(u64::from(place).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+/// Identifies a session within a workload.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SessionKey {
+    /// The seed of the workload.
+    pub(super) seed: u64,
+    /// The index of the session's class in the workload.
+    pub(super) class: usize,
+    /// The number of the session within its class.
+    pub(super) index: u64,
+}
+
+/// Returns the token at `index` of the text `seed`.
+pub(crate) fn token(seed: u64, index: u32) -> u32 {
+    let hash = mix(seed.wrapping_add(u64::from(index).wrapping_mul(GOLDEN)));
     1 + (hash % (VOCABULARY - 1)) as u32
 }
 
 impl Session {
-    /// Session number `index` of a class; `tenant` is drawn by the caller, who has the law.
-    pub(crate) fn draw(
-        class: &Class,
-        (seed, place): (u64, usize),
-        index: u64,
-        tenant: impl FnOnce(&mut Rng) -> u32,
-    ) -> Session {
-        let streams = CLASS_STREAMS * (place as u64 + 1);
-        let mut rng = Rng::new(seed, streams + index);
+    /// Draws the session `key` of `class`, which starts at `at` seconds. `tenants` is the law of
+    /// the class's tenants.
+    pub(super) fn draw(class: &SessionClass, tenants: &Zipf, key: SessionKey, at: f64) -> Session {
+        let streams = CLASS_STREAMS * (key.class as u64 + 1);
+        let mut random = stream(key.seed, streams + key.index);
         let shared = Segment {
-            seed: mix(seed ^ (streams + index % u64::from(class.shared.count))),
+            seed: mix(key.seed ^ (streams + key.index % u64::from(class.shared.count))),
             tokens: class.shared.tokens,
         };
-        let tenant = tenant(&mut rng);
-        let mut turns: Vec<Turn> = Vec::new();
+        let tenant = class.tenants.first + tenants.draw(&mut random);
+        let mut turns: Vec<ChatTurn> = Vec::new();
         let mut length = shared.tokens;
-        for _ in 0..class.turns.draw(&mut rng).max(1) {
-            let turn = Turn::draw(class, &mut rng);
+        for _ in 0..class.turns.draw(&mut random).max(1) {
+            let turn = ChatTurn::draw(class, &mut random);
             let end = length + turn.prompt.tokens + turn.max_tokens;
             if end > CONTEXT && !turns.is_empty() {
                 break;
@@ -86,51 +96,51 @@ impl Session {
             turns.push(turn);
         }
         Session {
-            at: 0.0,
-            class: place,
+            at,
+            class: key.class,
             tenant,
             shared,
             turns,
         }
     }
 
-    /// Tokens of the prompt of turn `turn`.
+    /// Returns the length of the prompt of turn `turn`.
     pub(crate) fn prompt_len(&self, turn: usize) -> u32 {
-        let said = self.turns[..turn].iter();
-        let said: u32 = said
+        let earlier = self.turns[..turn].iter();
+        let earlier: u32 = earlier
             .map(|turn| turn.prompt.tokens + turn.answer.tokens)
             .sum();
-        self.shared.tokens + said + self.turns[turn].prompt.tokens
+        self.shared.tokens + earlier + self.turns[turn].prompt.tokens
     }
 
-    /// The prompt of turn `turn`: the whole conversation so far, and what is new.
+    /// Returns the prompt of turn `turn`: the conversation so far and the new question.
     pub(crate) fn prompt(&self, turn: usize) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(self.prompt_len(turn) as usize);
         let text = |segment: Segment| (0..segment.tokens).map(move |at| token(segment.seed, at));
         tokens.extend(text(self.shared));
-        for said in &self.turns[..turn] {
-            tokens.extend(text(said.prompt));
-            tokens.extend((0..said.answer.tokens).map(|place| said.answer_token(place)));
+        for earlier in &self.turns[..turn] {
+            tokens.extend(text(earlier.prompt));
+            tokens.extend((0..earlier.answer.tokens).map(|index| earlier.answer_token(index)));
         }
         tokens.extend(text(self.turns[turn].prompt));
         tokens
     }
 }
 
-impl Turn {
-    fn draw(class: &Class, rng: &mut Rng) -> Turn {
-        let think = rng.pause(class.think);
-        let most = CONTEXT - class.shared.tokens;
-        let prompt = class.prompt.draw(rng).min(most - 1);
-        let answer = class.output.draw(rng).clamp(1, most - prompt);
+impl ChatTurn {
+    fn draw(class: &SessionClass, random: &mut Random) -> ChatTurn {
+        let think = exponential(random, class.think);
+        let limit = CONTEXT - class.shared.tokens;
+        let prompt = class.prompt.draw(random).min(limit - 1);
+        let answer = class.output.draw(random).clamp(1, limit - prompt);
         let max_tokens = class
             .declared
             .unwrap_or(answer)
-            .clamp(answer, most - prompt);
-        let (prompt_seed, answer_seed) = (rng.next(), rng.next());
-        let leaves = rng.fraction() < class.leaving;
-        let leave_after = rng.fraction() * class.leave_within;
-        Turn {
+            .clamp(answer, limit - prompt);
+        let (prompt_seed, answer_seed) = (random.next_u64(), random.next_u64());
+        let disconnects = random.fraction() < class.disconnects.fraction;
+        let disconnects_after = random.fraction() * class.disconnects.within;
+        ChatTurn {
             think,
             prompt: Segment {
                 seed: prompt_seed,
@@ -141,16 +151,16 @@ impl Turn {
                 tokens: answer,
             },
             max_tokens,
-            leaves: leaves.then_some(leave_after),
+            disconnects_after: disconnects.then_some(disconnects_after),
         }
     }
 
-    /// The token at `place` of the answer.
-    pub(crate) fn answer_token(&self, place: u32) -> u32 {
-        if place + 1 >= self.answer.tokens {
+    /// Returns the token at `index` of the answer.
+    pub(crate) fn answer_token(&self, index: u32) -> u32 {
+        if index + 1 >= self.answer.tokens {
             STOP
         } else {
-            token(self.answer.seed, place)
+            token(self.answer.seed, index)
         }
     }
 }

@@ -1,63 +1,74 @@
-//! The sessions of a workload in the order in which they begin.
+//! The sessions of a workload in the order of their start.
 
-use super::random::Zipf;
-use super::{Arrivals, Class, Rng, Session, Workload};
+use sterna_random::Random;
 
-/// Sessions in the order of their begin, without end unless the requests are counted.
+use super::definition::{Arrivals, SessionClass, Workload};
+use super::distributions::{Zipf, exponential, stream};
+use super::session::{Session, SessionKey};
+
+/// Iterates over the sessions of a workload in the order of their start.
 #[derive(Debug)]
 pub(crate) struct Trace {
-    sources: Vec<Source>,
+    classes: Vec<ClassSessions>,
     requests_left: u64,
     seconds: f64,
+    only: Option<usize>,
 }
 
 /// The sessions of one class.
 #[derive(Debug)]
-struct Source {
-    class: Class,
-    place: usize,
-    seed: u64,
-    rate: f64, // Sessions a second, on average.
-    rng: Rng,
-    zipf: Zipf,
-    index: u64,
+struct ClassSessions {
+    class: SessionClass,
+    next: SessionKey,
+    rate: f64, // Sessions per second, on average.
+    random: Random,
+    tenants: Zipf,
     at: f64,
     is_burst: bool,
     phase_ends: f64,
 }
 
 impl Trace {
-    /// The sessions of `seed` that begin at `rate` a second over all classes: as many as make `requests` turns, and
-    /// none after `seconds`.
-    pub(crate) fn new(
-        workload: &Workload,
-        seed: u64,
-        rate: f64,
-        requests: u64,
-        seconds: f64,
-    ) -> Trace {
+    /// Draws sessions with `seed`. They start at `rate` per second over all classes.
+    pub(crate) fn new(workload: &Workload, seed: u64, rate: f64) -> Trace {
         let shares: f64 = workload.classes.iter().map(|class| class.share).sum();
-        let source = |(place, class): (usize, &Class)| {
-            Source::new(class, (seed, place), rate * class.share / shares)
+        let sessions = |(index, class): (usize, &SessionClass)| {
+            ClassSessions::new(class, (seed, index), rate * class.share / shares)
         };
         Trace {
-            sources: workload.classes.iter().enumerate().map(source).collect(),
-            requests_left: requests,
-            seconds,
+            classes: workload.classes.iter().enumerate().map(sessions).collect(),
+            requests_left: u64::MAX,
+            seconds: f64::INFINITY,
+            only: None,
         }
     }
-}
 
-impl Iterator for Trace {
-    type Item = Session;
+    /// Ends the trace after `requests` turns of all classes.
+    pub(crate) fn requests(mut self, requests: u64) -> Trace {
+        self.requests_left = requests;
+        self
+    }
 
-    fn next(&mut self) -> Option<Session> {
-        let earlier = |a: &&mut Source, b: &&mut Source| a.at.total_cmp(&b.at);
-        let source = self.sources.iter_mut().min_by(earlier)?;
-        if self.requests_left == 0 || source.at > self.seconds {
+    /// Ends the trace before the first session that starts after `seconds`.
+    pub(crate) fn seconds(mut self, seconds: f64) -> Trace {
+        self.seconds = seconds;
+        self
+    }
+
+    /// Leaves out the sessions of all other classes. The limits still count their turns, so the
+    /// sessions of `class` are the same as without this filter.
+    pub(crate) fn only(mut self, class: Option<usize>) -> Trace {
+        self.only = class;
+        self
+    }
+
+    fn next_of_any_class(&mut self) -> Option<Session> {
+        let start_order = |a: &&mut ClassSessions, b: &&mut ClassSessions| a.at.total_cmp(&b.at);
+        let class = self.classes.iter_mut().min_by(start_order)?;
+        if self.requests_left == 0 || class.at > self.seconds {
             return None;
         }
-        let mut session = source.next();
+        let mut session = class.next_session();
         let turns = self.requests_left.min(session.turns.len() as u64);
         session.turns.truncate(turns as usize);
         self.requests_left -= turns;
@@ -65,30 +76,42 @@ impl Iterator for Trace {
     }
 }
 
-impl Source {
-    fn new(class: &Class, (seed, place): (u64, usize), rate: f64) -> Source {
-        let mut source = Source {
-            zipf: Zipf::new(class.tenants.count, class.tenants.zipf),
+impl Iterator for Trace {
+    type Item = Session;
+
+    fn next(&mut self) -> Option<Session> {
+        loop {
+            let session = self.next_of_any_class()?;
+            if self.only.is_none_or(|class| session.class == class) {
+                return Some(session);
+            }
+        }
+    }
+}
+
+impl ClassSessions {
+    fn new(class: &SessionClass, (seed, index): (u64, usize), rate: f64) -> ClassSessions {
+        let mut sessions = ClassSessions {
+            tenants: Zipf::new(class.tenants.count, class.tenants.zipf),
             class: class.clone(),
-            place,
-            seed,
+            next: SessionKey {
+                seed,
+                class: index,
+                index: 0,
+            },
             rate,
-            rng: Rng::new(seed, u64::MAX - place as u64),
-            index: 0,
-            at: class.from,
-            is_burst: true, // The first phase to begin is a calm.
-            phase_ends: class.from,
+            random: stream(seed, u64::MAX - index as u64),
+            at: class.starts_at,
+            is_burst: true, // The first phase has length 0, so the class starts with a calm phase.
+            phase_ends: class.starts_at,
         };
-        source.advance();
-        source
+        sessions.advance();
+        sessions
     }
 
-    fn next(&mut self) -> Session {
-        let (first, zipf) = (self.class.tenants.first, &self.zipf);
-        let tenant = |rng: &mut Rng| first + zipf.draw(rng);
-        let mut session = Session::draw(&self.class, (self.seed, self.place), self.index, tenant);
-        session.at = self.at;
-        self.index += 1;
+    fn next_session(&mut self) -> Session {
+        let session = Session::draw(&self.class, &self.tenants, self.next, self.at);
+        self.next.index += 1;
         self.advance();
         session
     }
@@ -97,7 +120,7 @@ impl Source {
     fn advance(&mut self) {
         match self.class.arrivals {
             Arrivals::Steady => self.at += 1.0 / self.rate,
-            Arrivals::Poisson => self.at += self.rng.pause(1.0 / self.rate),
+            Arrivals::Poisson => self.at += exponential(&mut self.random, 1.0 / self.rate),
             Arrivals::Bursts {
                 calm,
                 burst,
@@ -106,7 +129,8 @@ impl Source {
         }
     }
 
-    /// An arrival that would fall into the next phase is drawn anew there: a Poisson process has no memory.
+    /// Moves on to the next arrival of a process with bursts. A Poisson process has no memory, so
+    /// an arrival that would fall into the next phase is drawn again in that phase.
     fn advance_in_bursts(&mut self, calm: f64, burst: f64, factor: f64) {
         let calm_rate = self.rate * (calm + burst) / (calm + burst * factor);
         loop {
@@ -115,7 +139,7 @@ impl Source {
             } else {
                 calm_rate
             };
-            let at = self.at + self.rng.pause(1.0 / rate);
+            let at = self.at + exponential(&mut self.random, 1.0 / rate);
             if at <= self.phase_ends {
                 self.at = at;
                 return;
@@ -123,7 +147,7 @@ impl Source {
             self.at = self.phase_ends;
             self.is_burst = !self.is_burst;
             let mean = if self.is_burst { burst } else { calm };
-            self.phase_ends += self.rng.pause(mean);
+            self.phase_ends += exponential(&mut self.random, mean);
         }
     }
 }
@@ -131,15 +155,15 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{NAMES, named};
+    use crate::workload::{NAMES, STOP, named};
 
     fn sessions(name: &str, seed: u64) -> Vec<Session> {
         let workload = named(name).unwrap();
-        Trace::new(&workload, seed, 5.0, 2000, f64::INFINITY).collect()
+        Trace::new(&workload, seed, 5.0).requests(2000).collect()
     }
 
     #[test]
-    fn a_seed_is_a_trace() {
+    fn equal_seeds_give_equal_traces() {
         for name in NAMES {
             assert_eq!(sessions(name, 7), sessions(name, 7), "{name}");
             assert_ne!(sessions(name, 7), sessions(name, 8), "{name}");
@@ -147,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_come_in_order_and_at_the_asked_rate() {
+    fn sessions_start_in_order_and_at_the_requested_rate() {
         for arrivals in [
             Arrivals::Poisson,
             Arrivals::Steady,
@@ -157,15 +181,15 @@ mod tests {
                 factor: 10.0,
             },
         ] {
-            let class = Class {
+            let class = SessionClass {
                 arrivals,
-                ..Class::default()
+                ..SessionClass::default()
             };
             let workload = Workload {
                 classes: vec![class],
                 ..named("chat").unwrap()
             };
-            let trace = Trace::new(&workload, 3, 10.0, 20_000, f64::INFINITY);
+            let trace = Trace::new(&workload, 3, 10.0).requests(20_000);
             let at: Vec<f64> = trace.map(|session| session.at).collect();
             assert!(at.is_sorted());
             let seconds = at.last().unwrap();
@@ -177,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_repeats_what_was_said() {
+    fn a_turn_repeats_the_conversation_so_far() {
         let sessions = sessions("chat", 1);
         let session = sessions.iter().find(|session| session.turns.len() > 1);
         let session = session.unwrap();
@@ -186,7 +210,7 @@ mod tests {
         assert_eq!(second.len() as u32, session.prompt_len(1));
         assert!(second.starts_with(&first));
         let answer = &second[first.len()..][..session.turns[0].answer.tokens as usize];
-        assert_eq!(answer.last(), Some(&crate::workload::STOP));
+        assert_eq!(answer.last(), Some(&STOP));
         assert_eq!(answer[0], session.turns[0].answer_token(0));
     }
 

@@ -1,24 +1,33 @@
 //! Tests of the chat client against a server that sends canned bytes.
 
 use super::*;
-use crate::drive::conversation::Disconnect;
+use crate::drive::outcome::CompleteAnswer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-const TEXT: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"tern\"},\"finish_reason\":null}]}\n\n";
-const FINISH: &str =
-    "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
-const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"total_tokens\":11,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n";
+const TEXT: &str = concat!(
+    r#"data: {"choices":[{"index":0,"delta":{"content":"tern"},"finish_reason":null}]}"#,
+    "\n\n"
+);
+const FINISH: &str = concat!(
+    r#"data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#,
+    "\n\n"
+);
+const USAGE: &str = concat!(
+    r#"data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"#,
+    r#""total_tokens":11,"prompt_tokens_details":{"cached_tokens":4}}}"#,
+    "\n\n"
+);
 const DONE: &str = "data: [DONE]\n\n";
 
-/// Answers one connection with `body`, a byte at a time, then closes it, or keeps it open until the client leaves.
-/// Returns what one chat against it became.
+/// Answers one connection with `body`, one byte at a time. Then closes the connection, or keeps it
+/// open until the client closes it. Returns the outcome of one chat request.
 async fn chat(
     status: &str,
     body: &str,
     keep_open: bool,
     disconnect: Option<Disconnect>,
-) -> Outcome {
+) -> ChatOutcome {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1/", listener.local_addr().unwrap());
     let answer = format!(
@@ -29,26 +38,26 @@ async fn chat(
         read_request(&mut socket).await;
         for byte in answer.into_bytes() {
             if socket.write_all(&[byte]).await.is_err() {
-                return; // A client in a hurry left already.
+                return; // The client has disconnected already.
             }
         }
         if keep_open {
-            let left = socket.read(&mut [0; 16]).await;
+            let closed = socket.read(&mut [0; 16]).await;
             assert!(
-                matches!(left, Ok(0) | Err(_)),
-                "the client should close, not send more"
+                matches!(closed, Ok(0) | Err(_)),
+                "the client should close the connection, not send more"
             );
         }
     });
-    let options = Options {
+    let options = ChatOptions {
         temperature: 0.0,
         ignore_eos: true,
         timeout: Duration::from_secs(30),
     };
-    let client = Client::connect(&url, Some("m".into()), None, options)
+    let client = ChatClient::connect(&url, Some("m".into()), None, options)
         .await
         .unwrap();
-    let request = PlannedRequest {
+    let request = ChatRequest {
         messages: vec![("system", "s".into()), ("user", "u".into())],
         max_tokens: 8,
         sampling_seed: 1,
@@ -85,9 +94,9 @@ async fn read_request(socket: &mut tokio::net::TcpStream) {
 }
 
 async fn failure(status: &str, body: &str) -> Failure {
-    match chat(status, body, false, None).await.end {
-        End::Failed(failure) => failure,
-        end => panic!("{end:?}"),
+    match chat(status, body, false, None).await {
+        ChatOutcome::Failed(failure) => failure,
+        outcome => panic!("{outcome:?}"),
     }
 }
 
@@ -95,8 +104,13 @@ async fn failure(status: &str, body: &str) -> Failure {
 async fn a_whole_stream_is_complete() {
     let body = [": keep-alive\n\n", TEXT, TEXT, FINISH, USAGE, DONE].concat();
     let outcome = chat("200 OK", &body, false, None).await;
-    let End::Complete(usage) = outcome.end else {
-        panic!("{:?}", outcome.end)
+    let ChatOutcome::Complete(CompleteAnswer {
+        text,
+        timing,
+        usage,
+    }) = outcome
+    else {
+        panic!("{outcome:?}")
     };
     assert_eq!(
         (
@@ -106,9 +120,9 @@ async fn a_whole_stream_is_complete() {
         ),
         (9, 2, 4)
     );
-    assert_eq!(outcome.timing.gaps.len(), 1);
-    assert_eq!(outcome.answer, "terntern");
-    assert!(outcome.timing.first_text.unwrap() <= outcome.timing.total);
+    assert_eq!(timing.gaps.len(), 1);
+    assert_eq!(text, "terntern");
+    assert!(timing.first_text.unwrap() <= timing.total);
 }
 
 #[tokio::test]
@@ -142,9 +156,12 @@ async fn a_broken_stream_is_never_complete() {
 
 #[tokio::test]
 async fn errors_are_counted_by_their_code() {
-    let error = r#"{"error":{"message":"full","type":"overloaded_error","param":null,"code":"engine_overloaded"}}"#;
-    let refused = failure("503 Service Unavailable", error).await;
-    assert_eq!(refused, Failure::Status(503, "engine_overloaded".into()));
+    let error = concat!(
+        r#"{"error":{"message":"full","type":"overloaded_error","#,
+        r#""param":null,"code":"engine_overloaded"}}"#
+    );
+    let rejected = failure("503 Service Unavailable", error).await;
+    assert_eq!(rejected, Failure::Status(503, "engine_overloaded".into()));
     let in_stream = failure("200 OK", &format!("{TEXT}data: {error}\n\n{DONE}")).await;
     assert_eq!(in_stream, Failure::InStream("engine_overloaded".into()));
     assert_eq!(
@@ -154,20 +171,21 @@ async fn errors_are_counted_by_their_code() {
 }
 
 #[tokio::test]
-async fn a_leaving_client_closes_its_connection() {
+async fn a_client_that_disconnects_closes_its_connection() {
     let soon = Disconnect {
         after: Duration::from_millis(20),
         pieces: 8,
     };
-    assert_eq!(chat("200 OK", TEXT, true, Some(soon)).await.end, End::Left);
+    assert_eq!(
+        chat("200 OK", TEXT, true, Some(soon)).await,
+        ChatOutcome::Disconnected
+    );
     let after_two = Disconnect {
         after: Duration::from_secs(20),
         pieces: 2,
     };
     assert_eq!(
-        chat("200 OK", &[TEXT, TEXT].concat(), true, Some(after_two))
-            .await
-            .end,
-        End::Left
+        chat("200 OK", &[TEXT, TEXT].concat(), true, Some(after_two)).await,
+        ChatOutcome::Disconnected
     );
 }

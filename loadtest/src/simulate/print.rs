@@ -1,85 +1,77 @@
-//! A report as people read it: alone, or as a line of a table of policies.
+//! Prints the report of one policy, or a comparison of several.
 
 use std::fmt;
 
-use super::report::{Report, Steps};
+use super::report::{SimulationReport, StepCounts};
 use crate::latency::Percentiles;
 
-impl fmt::Display for Report {
+impl fmt::Display for SimulationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} under {}, seed {}, load {:.2} ({:.3} sessions/s): {:.0} s of virtual time, {:.1} s of real time",
-            self.workload,
-            self.policy,
-            self.seed,
-            self.load,
-            self.sessions_per_second,
-            self.seconds,
-            self.wall_seconds
+            "workload {}, policy {}, seed {}, load {:.2} ({:.3} sessions/s)",
+            self.workload, self.policy, self.seed, self.load, self.sessions_per_second,
         )?;
-        for (how, count) in self.ends.iter() {
-            writeln!(f, "  {count} {}", how.replace('_', " "))?;
+        writeln!(
+            f,
+            "{:.0} s of virtual time, simulated in {:.1} s",
+            self.seconds, self.wall_seconds
+        )?;
+        for (end, count) in &self.ends {
+            writeln!(f, "  {count} {}", end.replace('_', " "))?;
         }
-        for (how, count) in self.refusals.iter() {
-            writeln!(f, "  {count} refused: {}", how.replace('_', " "))?;
+        for (reason, count) in &self.refusals {
+            writeln!(f, "  {count} rejected: {}", reason.replace('_', " "))?;
         }
         writeln!(f)?;
         self.work(f)?;
         self.latencies(f)?;
+        self.prefix_hits(f)?;
         self.tenants(f)?;
         self.shares(f)
     }
 }
 
-impl Report {
+impl SimulationReport {
     fn work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let busy = self.output_tokens_per_busy_second;
         line(f, "output tokens/s", self.output_tokens_per_second, 1)?;
+        line(f, "  per busy second", busy, 1)?;
+        line(f, "requests/s within objective", self.goodput, 3)?;
+        line(f, "prefill recomputed, %", 100.0 * self.recompute_tax, 2)?;
         line(
             f,
-            "  while computing",
-            self.output_tokens_per_busy_second,
-            1,
+            "preemptions per request",
+            self.preemptions_per_request,
+            3,
         )?;
-        line(f, "good requests/s", self.goodput, 3)?;
-        line(f, "recompute tax, %", 100.0 * self.recompute_tax, 2)?;
-        line(f, "preemptions/request", self.preemptions_per_request, 3)?;
-        line(f, "wasted time, %", 100.0 * self.wasted, 2)?;
-        line(f, "plan + commit, µs p50", self.plan_micros.p50, 1)?;
+        line(f, "machine time wasted, %", 100.0 * self.wasted, 2)?;
+        line(f, "plan and commit p50, µs", self.plan_micros.p50, 1)?;
         line(f, "  p99", self.plan_micros.p99, 1)?;
         if let Some(ratio) = &self.prediction {
-            line(f, "actual/predicted p50", ratio.p50, 3)?;
+            line(f, "step time/prediction p50", ratio.p50, 3)?;
             line(f, "  p99", ratio.p99, 3)?;
         }
         Ok(())
     }
 
     fn latencies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let heads = ["p50", "p99", "max"]
-            .map(|head| format!("{head:>11}"))
-            .concat();
-        writeln!(f, "\n{:<34}{heads}", "latency, ms")?;
+        heads(f, "latency, ms", &["p50", "p99", "max"])?;
         for (name, class) in &self.classes {
-            row(
-                f,
-                &format!("{name}: time to first token"),
-                class.first_token_seconds,
-            )?;
-            row(
-                f,
-                &format!("{name}: inter-token"),
-                class.inter_token_seconds,
-            )?;
+            let (first, inter) = (class.first_token_seconds, class.inter_token_seconds);
+            row(f, &format!("{name}: time to first token"), first)?;
+            row(f, &format!("{name}: inter-token latency"), inter)?;
         }
-        writeln!(f, "\n{:<34}{heads}", "steps to first token")?;
+        heads(f, "steps to first token", &["p50", "p99", "max"])?;
         for (name, class) in &self.classes {
-            let Steps { p50, p99, max } = class.steps_to_first_token;
+            let StepCounts { p50, p99, max } = class.steps_to_first_token;
             writeln!(f, "{name:<34}{p50:>11}{p99:>11}{max:>11}")?;
         }
-        let heads = ["hits", "infinite"]
-            .map(|head| format!("{head:>11}"))
-            .concat();
-        writeln!(f, "\n{:<34}{heads}", "prompt tokens cached, %")?;
+        Ok(())
+    }
+
+    fn prefix_hits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        heads(f, "prompt tokens from cache, %", &["actual", "infinite"])?;
         for (name, class) in &self.classes {
             let hits = 100.0 * class.prefix.hits;
             let infinite = 100.0 * class.prefix.infinite_cache_hits;
@@ -92,11 +84,12 @@ impl Report {
         if self.tenant_deciles.len() < 2 {
             return Ok(());
         }
-        writeln!(f, "\ntenants, busiest first; time to first token, ms")?;
+        heads(f, "time to first token, ms", &["p50", "p99"])?;
+        writeln!(f, "(tenants in at most ten groups, busiest first)")?;
         for decile in &self.tenant_deciles {
             writeln!(
                 f,
-                "{:>6} tenants, {:>8} requests {:>13.1}{:>11.1}",
+                "{:>6} tenants, {:>8} requests {:>12.1}{:>11.1}",
                 decile.tenants,
                 decile.requests,
                 decile.first_token_p50 * 1e3,
@@ -110,26 +103,27 @@ impl Report {
         let Some(fairness) = &self.fairness else {
             return Ok(());
         };
+        let long_run = 100.0 * fairness.long_run_share_error;
         writeln!(
             f,
-            "\nbacklogged tenants, {} windows of 60 s",
+            "\nfairness among backlogged tenants, {} windows of 60 s",
             fairness.windows
         )?;
-        line(f, "Jain's index", fairness.jain, 4)?;
+        line(f, "Jain's index, mean", fairness.jain, 4)?;
         line(f, "  worst window", fairness.least_jain, 4)?;
-        line(f, "share error, %", 100.0 * fairness.share_error, 2)?;
-        line(
-            f,
-            "  in the long run, %",
-            100.0 * fairness.long_run_share_error,
-            2,
-        )?;
+        line(f, "share error, mean, %", 100.0 * fairness.share_error, 2)?;
+        line(f, "  over the long run, %", long_run, 2)?;
         line(f, "largest lag, s", fairness.largest_lag_seconds, 2)
     }
 }
 
 fn line(f: &mut fmt::Formatter<'_>, name: &str, value: f64, digits: usize) -> fmt::Result {
-    writeln!(f, "{name:<24}{value:>10.digits$}")
+    writeln!(f, "{name:<34}{value:>11.digits$}")
+}
+
+fn heads(f: &mut fmt::Formatter<'_>, title: &str, columns: &[&str]) -> fmt::Result {
+    let columns: String = columns.iter().map(|name| format!("{name:>11}")).collect();
+    writeln!(f, "\n{title:<34}{columns}")
 }
 
 fn row(f: &mut fmt::Formatter<'_>, name: &str, found: Option<Percentiles>) -> fmt::Result {
@@ -140,18 +134,18 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, found: Option<Percentiles>) -> fm
     writeln!(f, "{name:<34}{}", cells.concat())
 }
 
-/// One line for each policy, and two for the latencies of each class.
-pub(super) fn table(reports: &[Report]) -> String {
+/// Returns a table of policies, followed by a table of latencies for each class.
+pub(super) fn comparison(reports: &[SimulationReport]) -> String {
     let mut text = format!(
-        "{:<24}{:>9}{:>9}{:>9}{:>7}{:>7}{:>8}{:>8}{:>7}{:>9}\n",
+        "{:<16}{:>9}{:>10}{:>9}{:>10}{:>14}{:>11}{:>10}{:>7}{:>9}\n",
         "policy",
         "complete",
-        "tok/s",
+        "output/s",
         "good/s",
-        "hit %",
-        "tax %",
-        "preempt",
-        "waste %",
+        "cached %",
+        "recomputed %",
+        "preempted",
+        "wasted %",
         "Jain",
         "plan µs"
     );
@@ -159,7 +153,7 @@ pub(super) fn table(reports: &[Report]) -> String {
         let jain = report.fairness.as_ref();
         let jain = jain.map_or("-".to_owned(), |fairness| format!("{:.3}", fairness.jain));
         text += &format!(
-            "{:<24}{:>9}{:>9.1}{:>9.3}{:>7.1}{:>7.2}{:>8.3}{:>8.2}{jain:>7}{:>9.1}\n",
+            "{:<16}{:>9}{:>10.1}{:>9.3}{:>10.1}{:>14.2}{:>11.3}{:>10.2}{jain:>7}{:>9.1}\n",
             report.policy,
             report.complete(),
             report.output_tokens_per_second,
@@ -178,11 +172,15 @@ pub(super) fn table(reports: &[Report]) -> String {
     text
 }
 
-fn class_table(name: &str, reports: &[Report]) -> String {
-    let head = format!("\n{name}, ms");
+fn class_table(name: &str, reports: &[SimulationReport]) -> String {
     let mut text = format!(
-        "{head:<25}{:>22}{:>11}{:>20}{:>11}{:>11}\n",
-        "first token p50", "p99", "inter-token p50", "p99", "max"
+        "\n{:<24}{:>22}{:>11}{:>20}{:>11}{:>11}\n",
+        format!("{name}, ms"),
+        "first token p50",
+        "p99",
+        "inter-token p50",
+        "p99",
+        "max"
     );
     for report in reports {
         let class = &report.classes[name];

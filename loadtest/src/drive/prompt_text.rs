@@ -1,54 +1,56 @@
-//! Texts of about so many tokens: simple questions, a function of their seed.
+//! Makes prompt texts of about a given number of tokens.
+//!
+//! Invariant: a text is a function of its seed and length.
 
-use crate::workload::{Rng, Segment};
+use sterna_random::Random;
 
-/// How tokens become words, as the server counts them.
+use crate::workload::{Segment, stream};
+
+/// How the server turns words into tokens.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scale {
-    /// Tokens of one word.
+pub(super) struct TextScale {
+    /// The mean tokens of a word.
     pub(super) tokens_per_word: f64,
-    /// What the chat template puts around a user's message.
-    pub(super) marks: u32,
+    /// The tokens of the chat template around a user's message.
+    pub(super) template_tokens: u32,
 }
 
-impl Scale {
-    /// A user's message, which is that segment of a prompt together with the template's marks: at least one word.
+impl TextScale {
+    /// Returns a user's message of at least one word. With the chat template, it has about the
+    /// tokens of `segment`.
     pub(super) fn message(self, segment: Segment) -> String {
-        let tokens = segment.tokens.saturating_sub(self.marks);
+        let tokens = segment.tokens.saturating_sub(self.template_tokens);
         self.text(Segment { tokens, ..segment })
     }
 
-    /// The text of a segment: at least one word.
+    /// Returns a text of at least one word with about the tokens of `segment`.
     pub(super) fn text(self, segment: Segment) -> String {
         let words = (f64::from(segment.tokens) / self.tokens_per_word).round() as usize;
-        // No tokens are no text of their own: they are the same word everywhere.
+        // An empty segment adds nothing to the prompt, so it is the same word in every session.
         let seed = if segment.tokens == 0 { 0 } else { segment.seed };
-        text(&mut Rng::new(seed, 0), words.max(1))
+        text(&mut stream(seed, 0), words.max(1))
     }
 }
 
-/// Every word of the prompts, each list's as often as another's: so many tokens are so many words on average.
+/// Returns a text in which all words of a list are equally frequent. Its length tells the mean
+/// tokens of a word.
 pub(super) fn all_words() -> Vec<&'static str> {
-    const ROUNDS: usize = 24; // A multiple of each list's length.
+    const ROUNDS: usize = 24; // A multiple of the length of every list.
     let sentence = |round: usize| SENTENCE.map(|choices| choices[round % choices.len()]);
     (0..ROUNDS).flat_map(sentence).collect()
 }
 
-/// Exactly `words` words of simple questions.
-fn text(rng: &mut Rng, words: usize) -> String {
+/// Returns exactly `words` words of simple questions.
+fn text(random: &mut Random, words: usize) -> String {
     let mut all: Vec<&str> = Vec::with_capacity(words + SENTENCE.len());
     while all.len() < words {
-        all.extend(
-            SENTENCE
-                .iter()
-                .map(|choices| choices[rng.below(choices.len() as u64) as usize]),
-        );
+        all.extend(SENTENCE.iter().map(|choices| random.pick(choices)));
     }
     all.truncate(words);
     all.join(" ")
 }
 
-/// One word of each list in turn makes a sentence.
+/// A sentence has one word of each list.
 const SENTENCE: [&[&str]; 8] = [
     &[
         "Does", "Can", "Will", "Did", "Could", "Should", "Would", "Must",
@@ -88,24 +90,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_words_are_there_as_often_as_others_of_their_list() {
+    fn all_words_of_a_list_are_equally_frequent() {
         let words = all_words();
         for choices in SENTENCE {
-            let often = |choice| words.iter().filter(|&&word| word == choice).count();
-            let places = SENTENCE
+            let count = |choice| words.iter().filter(|&&word| word == choice).count();
+            let lists = SENTENCE
                 .iter()
                 .filter(|list| list.contains(&choices[0]))
                 .count();
-            let expected = places * words.len() / SENTENCE.len() / choices.len();
-            assert!(choices.iter().all(|&choice| often(choice) == expected));
+            let expected = lists * words.len() / SENTENCE.len() / choices.len();
+            assert!(choices.iter().all(|&choice| count(choice) == expected));
         }
     }
 
     #[test]
-    fn a_segment_has_the_words_that_make_its_tokens() {
-        let scale = Scale {
+    fn a_segment_has_as_many_words_as_its_tokens_need() {
+        let scale = TextScale {
             tokens_per_word: 2.0,
-            marks: 6,
+            template_tokens: 6,
         };
         let text = |seed, tokens| scale.text(Segment { seed, tokens });
         for tokens in 2..200 {
@@ -118,6 +120,6 @@ mod tests {
         assert_eq!(text(1, 0), text(2, 0));
         let message = |seed, tokens| scale.message(Segment { seed, tokens });
         assert_eq!(message(9, 56), text(9, 50));
-        assert_eq!(message(9, 3), text(9, 0), "never without a word");
+        assert_eq!(message(9, 3), text(9, 0), "a message has at least one word");
     }
 }

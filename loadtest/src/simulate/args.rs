@@ -1,0 +1,83 @@
+//! The flags of `simulate`.
+
+use clap::Args;
+use sterna_scheduler::INTER_TOKEN_TARGET;
+
+use super::policies;
+use crate::flags::{fraction, positive};
+use crate::workload::NAMES;
+
+/// The flags of `simulate`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SimulateArgs {
+    /// Workload to run. --list describes each.
+    #[arg(long, default_value = "chat", value_parser = NAMES)]
+    pub(super) workload: String,
+    /// List the workloads and exit.
+    #[arg(long)]
+    pub(super) list: bool,
+    /// Scheduling policy: Sterna's, Sterna's with another order (fcfs, vtc, lpm), or the policy of
+    /// another engine (token-budget, prefill-first, slots).
+    #[arg(long, default_value = policies::NAMES[0], value_parser = policies::NAMES)]
+    pub(super) policy: String,
+    /// Target inter-token latency in milliseconds, as the server's flag of that name. Only
+    /// policies with a time budget use it.
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = INTER_TOKEN_TARGET / 1000,
+        value_parser = clap::value_parser!(u64).range(1..=60_000),
+    )]
+    pub(super) itl_target_ms: u64,
+    /// Run all policies on the same workload and compare them.
+    #[arg(long, conflicts_with = "policy")]
+    pub(super) compare: bool,
+    /// Total number of requests.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) requests: u64,
+    /// Start no session after this many seconds of virtual time.
+    #[arg(long, value_parser = positive)]
+    pub(super) seconds: Option<f64>,
+    /// Seed of the workload and of the noise.
+    #[arg(long, default_value_t = 1)]
+    pub(super) seed: u64,
+    /// Machine seconds of work that arrive per second. If omitted: the workload's own load.
+    #[arg(long, value_parser = positive)]
+    pub(super) load: Option<f64>,
+    /// Sessions that start per second, instead of --load.
+    #[arg(long, value_parser = positive, conflicts_with = "load")]
+    pub(super) rate: Option<f64>,
+    /// Run only the sessions of this class. They are the same sessions, at the same times, as in
+    /// the whole workload.
+    #[arg(long, value_name = "CLASS")]
+    pub(super) only: Option<String>,
+    /// Cost model of the machine: 2b-2core, 2b-2core-zen4, 2b-32core, demo, or a JSON file of
+    /// coefficients in nanoseconds, as `drive --costs` writes it.
+    #[arg(long, default_value = "2b-2core")]
+    pub(super) cost: String,
+    /// Largest deviation of a step's time from its prediction, as a share of the prediction.
+    #[arg(long, default_value_t = 0.03, value_parser = fraction)]
+    pub(super) noise: f64,
+    /// Number of KV pages. A page holds 16 tokens.
+    #[arg(long, default_value_t = 6990, value_parser = clap::value_parser!(u32).range(256..))]
+    pub(super) pages: u32,
+    /// Maximum number of running sequences. The policy may set a lower one.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(super) max_running: u32,
+    /// Maximum number of queued requests.
+    #[arg(
+        long,
+        default_value_t = 10_000_000,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
+    pub(super) max_queued: u32,
+    /// Latency objective: time to first token, in milliseconds.
+    #[arg(long, default_value_t = 5000)]
+    pub(super) slo_ttft_ms: u64,
+    /// Latency objective: mean inter-token latency of an answer, in milliseconds.
+    #[arg(long, default_value_t = 250)]
+    pub(super) slo_itl_ms: u64,
+    /// Print JSON instead of text.
+    #[arg(long)]
+    pub(super) json: bool,
+}
