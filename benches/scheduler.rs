@@ -1,7 +1,8 @@
-//! What the scheduler itself takes: planning and committing a step, admitting, cancelling, and how often it allocates.
+//! Times and allocations of the scheduler itself: deciding and committing a step, admitting, and
+//! cancelling.
 //!
-//! `cargo bench --bench scheduler` prints a table. Without `--bench` (so in `cargo test --benches`), or with `--test`, everything runs
-//! once and small, and prints no figures, since they would mean nothing.
+//! `cargo bench --bench scheduler` prints a table. Without `--bench` (as in `cargo test --benches`)
+//! or with `--test`, every case runs once with a small size and prints no figures.
 
 use std::alloc::System;
 use std::time::{Duration, Instant};
@@ -16,15 +17,15 @@ use sterna_scheduler::{
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const PROMPT_TOKENS: usize = 100;
-const MOST_NEW_TOKENS: u32 = 4_000;
+const MAX_NEW_TOKENS: u32 = 4_000;
 
-/// A step as the clock tells it: never moving backwards, and a plausible length each.
+/// The duration of a step on the scheduler's clock.
 const STEP_MICROS: u64 = 20_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let given = |name: &str| arguments.iter().any(|argument| argument == name);
-    let smoke = given("--test") || !given("--bench");
+    let has_flag = |name: &str| arguments.iter().any(|argument| argument == name);
+    let smoke = has_flag("--test") || !has_flag("--bench");
     let steps = if smoke { 4 } else { 1_500 };
     if !smoke {
         println!(
@@ -43,7 +44,7 @@ fn main() {
         }
     }
     let rounds = if smoke { 4 } else { 1_000 };
-    let (submits, admissions, cancels) = come_and_go(rounds);
+    let (submits, admissions, cancels) = admit_and_cancel(rounds);
     report(smoke, "submit", submits, None);
     report(smoke, "plan and commit, one admitted", admissions, None);
     report(smoke, "cancel", cancels, None);
@@ -59,17 +60,17 @@ fn report(smoke: bool, name: &str, mut times: Vec<Duration>, allocations: Option
     }
 }
 
-/// A scheduler, its clock, and the memory for a step's results.
-struct World {
+/// A scheduler, its clock, and the memory for a step's samples.
+struct SchedulerBench {
     scheduler: Scheduler,
     now: u64,
     prompts: u32,
     sampled: Vec<Sampled>,
 }
 
-impl World {
-    fn new(running: u32) -> World {
-        let longest = PROMPT_TOKENS as u32 + MOST_NEW_TOKENS;
+impl SchedulerBench {
+    fn new(running: u32) -> SchedulerBench {
+        let longest = PROMPT_TOKENS as u32 + MAX_NEW_TOKENS;
         let limits = Limits {
             pages: (running + 8) * longest.div_ceil(PAGE_TOKENS as u32),
             max_running: running + 8,
@@ -80,7 +81,7 @@ impl World {
             max_sequence_tokens: longest,
         };
         let mut scheduler = Scheduler::new(limits, Policy::default());
-        // A machine so fast that its time never keeps anybody out.
+        // Steps cost almost nothing, so that time never limits admission.
         scheduler.calibrate(CostModel {
             rows: CostModel::roofline(1_000_000, 1_000),
             kilo_decode_keys: 0,
@@ -88,7 +89,7 @@ impl World {
             head: 0,
             logit: 0,
         });
-        World {
+        SchedulerBench {
             scheduler,
             now: 0,
             prompts: 0,
@@ -96,7 +97,7 @@ impl World {
         }
     }
 
-    /// With a prompt that nobody had before.
+    /// Submits a request with a new prompt. Returns the duration of the call.
     fn submit(&mut self) -> (SequenceId, Duration) {
         self.prompts += 1;
         let prompt = (0..PROMPT_TOKENS as u32)
@@ -104,90 +105,93 @@ impl World {
             .collect();
         let request = Request {
             prompt,
-            max_new_tokens: MOST_NEW_TOKENS,
+            max_new_tokens: MAX_NEW_TOKENS,
             ..Request::default()
         };
         let began = Instant::now();
         let id = self
             .scheduler
             .submit(self.now, request)
-            .expect("there is room");
+            .expect("the queue has a free place");
         (id, began.elapsed())
     }
 
-    /// One step, in which every sequence that wants a token gets a new one; what its plan and commit took, and how many tokens it had.
+    /// Runs a step in which every sequence gets a new token. Returns the duration of plan and
+    /// commit, and the number of tokens in the step.
     fn step(&mut self) -> (Duration, usize) {
         self.now += STEP_MICROS;
         let began = Instant::now();
         let Plan::Step(step) = self.scheduler.plan(self.now) else {
-            panic!("there is work");
+            panic!("the plan is idle");
         };
         let planned = began.elapsed();
         let tokens = step.batch().token_count();
         self.sampled.clear();
-        // No two sequences say the same, nor one the same twice, so that nothing can be drafted.
-        let said = (0..step.batch().logits_count())
+        // All sampled tokens differ, so that no token is drafted.
+        let tokens_drawn = (0..step.batch().logits_count())
             .map(|row| Sampled::Token(0x8000_0000 | (self.now as u32).wrapping_add(row as u32)));
-        self.sampled.extend(said);
+        self.sampled.extend(tokens_drawn);
         self.now += 1;
         let computed = Instant::now();
         step.commit(self.now, &self.sampled);
         (planned + computed.elapsed(), tokens)
     }
 
-    fn forget_events(&mut self) {
+    fn drop_events(&mut self) {
         self.scheduler.events().for_each(drop);
     }
 }
 
-/// Times of steps in which `running` sequences decode and nothing else happens, and how often they allocated.
+/// Returns the durations of steps in which `running` sequences decode and nothing else happens, and
+/// the number of allocations in all of them.
 fn decode(running: u32, idle_tenants: u32, steps: usize) -> (Vec<Duration>, usize) {
-    let mut world = World::new(running);
+    let mut bench = SchedulerBench::new(running);
     let tenants: Vec<(TenantId, TenantPolicy)> = (1..=idle_tenants)
         .map(|id| (TenantId(id), TenantPolicy::default()))
         .collect();
-    world
+    bench
         .scheduler
         .set_tenants(&tenants)
-        .expect("they are possible");
+        .expect("the policies are valid");
     for _ in 0..running {
-        world.submit();
+        bench.submit();
     }
-    // Steady once every sequence decodes, and a few pages later.
-    let mut quiet = 0;
-    while quiet < 2 * PAGE_TOKENS {
-        let (_, tokens) = world.step();
-        quiet = if tokens == running as usize {
-            quiet + 1
+    // The steady state: every sequence decodes, and has filled a few pages.
+    let mut steady = 0;
+    while steady < 2 * PAGE_TOKENS {
+        let (_, tokens) = bench.step();
+        steady = if tokens == running as usize {
+            steady + 1
         } else {
             0
         };
     }
-    world.forget_events();
+    bench.drop_events();
     let mut times = Vec::with_capacity(steps);
     let region = Region::new(ALLOCATOR);
     for _ in 0..steps {
-        times.push(world.step().0);
+        times.push(bench.step().0);
     }
     (times, region.change().allocations)
 }
 
-/// Beside 64 that decode, one request at a time comes, is admitted, and is cancelled: the times of each.
-fn come_and_go(rounds: usize) -> (Vec<Duration>, Vec<Duration>, Vec<Duration>) {
-    let mut world = World::new(64);
+/// Submits, admits and cancels one request at a time beside 64 decodes. Returns the durations of
+/// each.
+fn admit_and_cancel(rounds: usize) -> (Vec<Duration>, Vec<Duration>, Vec<Duration>) {
+    let mut bench = SchedulerBench::new(64);
     for _ in 0..64 {
-        world.submit();
+        bench.submit();
     }
-    while world.step().1 != 64 {}
+    while bench.step().1 != 64 {}
     let (mut submits, mut admissions, mut cancels) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let (id, submitting) = world.submit();
-        submits.push(submitting);
-        admissions.push(world.step().0);
+        let (id, duration) = bench.submit();
+        submits.push(duration);
+        admissions.push(bench.step().0);
         let began = Instant::now();
-        assert!(world.scheduler.cancel(id, FinishReason::Cancelled));
+        assert!(bench.scheduler.cancel(id, FinishReason::Cancelled));
         cancels.push(began.elapsed());
-        world.forget_events();
+        bench.drop_events();
     }
     (submits, admissions, cancels)
 }

@@ -256,7 +256,7 @@ impl Mutant {
     }
 }
 
-/// Copies the crate, changes each source to `edit(file name, text)`, and runs the copy's simulation.
+/// Copies the crate with each source changed to `edit(file name, text)`, and runs its simulation.
 fn simulate(name: &str, edit: impl Fn(&str, String) -> String) -> Output {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mutants");

@@ -1,7 +1,7 @@
-//! Named situations as small tables: what is asked, which rows the next step has, what comes of it.
+//! Named situations as small tables: the actions, the rows of the next step, and the events.
 //!
-//! A row is written `name start..end`, with `*` when it wants logits; rows and events stand in their order. The fake model
-//! answers every row with the token [`ANSWER`].
+//! A row is written `name start..end`, with `*` if it has logits. Rows and events are in order. The
+//! fake model answers every row with the token [`ANSWER`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use sterna_scheduler::{
 
 const ANSWER: TokenId = 7;
 
-/// Roomy: nothing is scarce unless a scenario makes it so.
+/// Limits under which nothing is scarce.
 const LIMITS: Limits = Limits {
     pages: 100,
     max_running: 8,
@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
     max_sequence_tokens: 1000,
 };
 
-/// The simplest policy, so that what is decided by others does not blur the picture.
+/// Returns the simplest policy: first come, first served, with a token budget.
 fn first_come(limits: &Limits) -> Policy {
     Policy {
         order: Order::FirstCome,
@@ -34,29 +34,30 @@ fn first_come(limits: &Limits) -> Policy {
     }
 }
 
-/// What happens before a step is planned.
-enum Do {
-    /// A request with this name, prompt and `max_new_tokens`.
-    Ask(&'static str, Vec<TokenId>, u32),
-    /// The same of another tenant.
-    AskElsewhere(&'static str, Vec<TokenId>, u32),
+/// An action before a step is planned.
+enum Action {
+    /// Submits a request with this name, prompt and `max_new_tokens`.
+    Submit(&'static str, Vec<TokenId>, u32),
+    /// Submits a request of another tenant.
+    SubmitOther(&'static str, Vec<TokenId>, u32),
     Cancel(&'static str),
     Reset,
-    /// Answers so short that for those to come hardly any memory is kept free.
-    LearnShortAnswers,
-    /// So many steps, at whose rows nobody looks.
+    /// Runs requests with short outputs, so that the scheduler reserves little memory for outputs.
+    LearnShortOutputs,
+    /// Runs a number of steps without checking them.
     Run(u32),
-    /// The step planned next is thrown away.
+    /// Drops the next step.
     DropNext,
-    /// The step planned next fails, and takes these with it.
+    /// Fails the next step and ends these requests.
     FailNext(&'static [&'static str]),
-    /// In the step planned next, the row of this request fails.
+    /// Fails the row of this request in the next step.
     FailRow(&'static str),
 }
-use Do::*;
+use Action::*;
 
-/// What is done, the rows of the step that follows (empty: idle), and the events up to its end.
-type Turn = (Vec<Do>, &'static str, &'static str);
+/// The actions, the rows of the next step (empty if the plan is idle), and the events up to its
+/// end.
+type Turn = (Vec<Action>, &'static str, &'static str);
 
 #[derive(Default)]
 struct Names {
@@ -68,7 +69,7 @@ impl Names {
         let mut names = self.ids.iter();
         names
             .find(|(_, named)| **named == id)
-            .expect("it is known")
+            .expect("the sequence has a name")
             .0
     }
 
@@ -88,32 +89,32 @@ impl Names {
 
 fn check(limits: Limits, turns: &[Turn]) -> Scheduler {
     let mut scheduler = Scheduler::new(limits.clone(), first_come(&limits));
-    let elsewhere = (TenantId(1), TenantPolicy::default());
-    assert_eq!(scheduler.set_tenants(&[elsewhere]), Ok(()));
+    let other = (TenantId(1), TenantPolicy::default());
+    assert_eq!(scheduler.set_tenants(&[other]), Ok(()));
     let mut names = Names::default();
-    for (number, (what, rows, events)) in turns.iter().enumerate() {
+    for (number, (actions, rows, events)) in turns.iter().enumerate() {
         let mut next = None;
-        for what in what {
-            match what {
-                Ask(name, prompt, most) => {
-                    let id = scheduler.submit(0, request(prompt, *most, 0));
-                    names.ids.insert(name, id.expect("it is accepted"));
+        for action in actions {
+            match action {
+                Submit(name, prompt, max_new_tokens) => {
+                    let id = scheduler.submit(0, request(prompt, *max_new_tokens, 0));
+                    names.ids.insert(name, id.expect("the request is accepted"));
                 }
-                AskElsewhere(name, prompt, most) => {
-                    let id = scheduler.submit(0, request(prompt, *most, 1));
-                    names.ids.insert(name, id.expect("it is accepted"));
+                SubmitOther(name, prompt, max_new_tokens) => {
+                    let id = scheduler.submit(0, request(prompt, *max_new_tokens, 1));
+                    names.ids.insert(name, id.expect("the request is accepted"));
                 }
                 Cancel(name) => {
                     assert!(scheduler.cancel(names.ids[name], FinishReason::Cancelled));
                 }
                 Reset => scheduler.reset_prefix_cache(),
-                LearnShortAnswers => learn_short_answers(&mut scheduler),
+                LearnShortOutputs => learn_short_outputs(&mut scheduler),
                 Run(steps) => {
                     for _ in 0..*steps {
                         step(&mut scheduler, &names, None);
                     }
                 }
-                DropNext | FailNext(_) | FailRow(_) => next = Some(what),
+                DropNext | FailNext(_) | FailRow(_) => next = Some(action),
             }
         }
         assert_eq!(step(&mut scheduler, &names, next), *rows, "turn {number}");
@@ -124,12 +125,12 @@ fn check(limits: Limits, turns: &[Turn]) -> Scheduler {
     scheduler
 }
 
-fn learn_short_answers(scheduler: &mut Scheduler) {
+fn learn_short_outputs(scheduler: &mut Scheduler) {
     for _ in 0..60 {
         let id = scheduler.submit(0, request(&[1], 1, 0));
         assert!(id.is_ok() && scheduler.events().count() == 0);
         let Plan::Step(step) = scheduler.plan(0) else {
-            panic!("somebody waits");
+            panic!("the plan is idle although a request is waiting");
         };
         step.commit(0, &[Sampled::Token(ANSWER)]);
         assert_eq!(scheduler.events().count(), 2, "admitted and finished");
@@ -137,8 +138,8 @@ fn learn_short_answers(scheduler: &mut Scheduler) {
     scheduler.reset_prefix_cache();
 }
 
-/// Plans a step and ends it. Returns its rows.
-fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Do>) -> String {
+/// Plans a step, and commits, drops or fails it. Returns its rows.
+fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Action>) -> String {
     let Plan::Step(step) = scheduler.plan(0) else {
         return String::new();
     };
@@ -153,8 +154,8 @@ fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Do>) -> String {
         )
     });
     let rows: Vec<_> = rows.collect();
-    let answered = batch.rows().iter().filter(|row| row.logits > 0);
-    let sampled: Vec<_> = answered
+    let with_logits = batch.rows().iter().filter(|row| row.logits > 0);
+    let sampled: Vec<_> = with_logits
         .map(|row| match next {
             Some(FailRow(name)) if names.ids[name] == row.sequence => Sampled::Failed,
             _ => Sampled::Token(ANSWER),
@@ -171,18 +172,18 @@ fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Do>) -> String {
     rows.join(", ")
 }
 
-fn request(prompt: &[TokenId], max_new_tokens: u32, namespace: u32) -> Request {
+fn request(prompt: &[TokenId], max_new_tokens: u32, tenant: u32) -> Request {
     Request {
         prompt: prompt.to_vec(),
         max_new_tokens,
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
-        tenant: TenantId(namespace),
+        tenant: TenantId(tenant),
         ..Request::default()
     }
 }
 
-/// A prompt of these tokens; other ranges are other texts.
+/// Returns a prompt of these tokens.
 fn text(tokens: Range<TokenId>) -> Vec<TokenId> {
     tokens.collect()
 }
@@ -192,7 +193,7 @@ fn a_prompt_is_computed_in_whole_pages_until_its_end() {
     check(
         LIMITS,
         &[
-            (vec![Ask("a", text(100..170), 2)], "a 0..32", "+a 0"),
+            (vec![Submit("a", text(100..170), 2)], "a 0..32", "+a 0"),
             (vec![], "a 32..64", ""),
             (vec![], "a 64..70*", ""),
             (vec![], "a 70..71*", "-a Length 2"),
@@ -202,11 +203,11 @@ fn a_prompt_is_computed_in_whole_pages_until_its_end() {
 }
 
 #[test]
-fn prompts_about_a_page_long_need_no_special_care() {
+fn prompts_around_a_page_long_are_computed_in_one_step() {
     for (len, row) in [(15, "a 0..15*"), (16, "a 0..16*"), (17, "a 0..17*")] {
         check(
             LIMITS,
-            &[(vec![Ask("a", text(0..len), 1)], row, "+a 0, -a Length 1")],
+            &[(vec![Submit("a", text(0..len), 1)], row, "+a 0, -a Length 1")],
         );
     }
 }
@@ -216,14 +217,14 @@ fn decodes_come_first_then_prefills_then_admissions() {
     check(
         LIMITS,
         &[
-            (vec![Ask("a", text(100..110), 9)], "a 0..10*", "+a 0"),
+            (vec![Submit("a", text(100..110), 9)], "a 0..10*", "+a 0"),
             (
-                vec![Ask("b", text(200..260), 9)],
+                vec![Submit("b", text(200..260), 9)],
                 "a 10..11*, b 0..32",
                 "+b 0",
             ),
             (
-                vec![Ask("c", text(300..310), 9)],
+                vec![Submit("c", text(300..310), 9)],
                 "a 11..12*, b 32..60*, c 0..10*",
                 "+c 0",
             ),
@@ -234,15 +235,15 @@ fn decodes_come_first_then_prefills_then_admissions() {
 
 #[test]
 fn several_prompts_advance_in_one_step() {
-    let asked = vec![
-        Ask("a", text(100..180), 1),
-        Ask("b", text(200..250), 1),
-        Ask("c", text(300..310), 1),
+    let submitted = vec![
+        Submit("a", text(100..180), 1),
+        Submit("b", text(200..250), 1),
+        Submit("c", text(300..310), 1),
     ];
     check(
         LIMITS,
         &[
-            (asked, "a 0..32, b 0..32", "+a 0, +b 0, +c 0"),
+            (submitted, "a 0..32, b 0..32", "+a 0, +b 0, +c 0"),
             (
                 vec![],
                 "a 32..64, b 32..50*, c 0..10*",
@@ -254,7 +255,7 @@ fn several_prompts_advance_in_one_step() {
 }
 
 #[test]
-fn prefills_get_a_few_tokens_however_many_decodes_there_are() {
+fn a_prefill_gets_eight_tokens_even_if_decodes_use_the_whole_budget() {
     let limits = Limits {
         step_tokens: 1,
         ..LIMITS
@@ -262,14 +263,14 @@ fn prefills_get_a_few_tokens_however_many_decodes_there_are() {
     check(
         limits,
         &[
-            (vec![Ask("a", text(100..101), 9)], "a 0..1*", "+a 0"),
+            (vec![Submit("a", text(100..101), 9)], "a 0..1*", "+a 0"),
             (
-                vec![Ask("b", text(200..201), 9)],
+                vec![Submit("b", text(200..201), 9)],
                 "a 1..2*, b 0..1*",
                 "+b 0",
             ),
             (
-                vec![Ask("c", text(300..340), 9)],
+                vec![Submit("c", text(300..340), 9)],
                 "a 2..3*, b 1..2*, c 0..8",
                 "+c 0",
             ),
@@ -279,7 +280,7 @@ fn prefills_get_a_few_tokens_however_many_decodes_there_are() {
 }
 
 #[test]
-fn places_in_the_batch_are_given_in_the_order_of_arrival() {
+fn requests_are_admitted_in_the_order_of_arrival() {
     let limits = Limits {
         max_running: 1,
         ..LIMITS
@@ -288,12 +289,15 @@ fn places_in_the_batch_are_given_in_the_order_of_arrival() {
         limits,
         &[
             (
-                vec![Ask("a", text(100..110), 1), Ask("b", text(200..202), 1)],
+                vec![
+                    Submit("a", text(100..110), 1),
+                    Submit("b", text(200..202), 1),
+                ],
                 "a 0..10*",
                 "+a 0, -a Length 1",
             ),
             (
-                vec![Ask("c", text(300..301), 1)],
+                vec![Submit("c", text(300..301), 1)],
                 "b 0..2*",
                 "+b 0, -b Length 1",
             ),
@@ -308,24 +312,25 @@ fn a_cached_prefix_is_not_computed_again() {
         LIMITS,
         &[
             (
-                vec![Ask("a", text(100..132), 1)],
+                vec![Submit("a", text(100..132), 1)],
                 "a 0..32*",
                 "+a 0, -a Length 1",
             ),
-            // Of a prompt that is cached whole, the last page is copied but for one token, which is computed for the logits.
+            // The whole prompt is cached. The last page is copied except its last token, which is
+            // computed for its logits.
             (
-                vec![Ask("b", text(100..132), 1)],
+                vec![Submit("b", text(100..132), 1)],
                 "b 31..32*",
                 "+b 31, -b Length 1",
             ),
             (
-                vec![Ask("c", text(100..133), 1)],
+                vec![Submit("c", text(100..133), 1)],
                 "c 32..33*",
                 "+c 32, -c Length 1",
             ),
             (vec![Reset], "", ""),
             (
-                vec![Ask("d", text(100..132), 1)],
+                vec![Submit("d", text(100..132), 1)],
                 "d 0..32*",
                 "+d 0, -d Length 1",
             ),
@@ -334,17 +339,17 @@ fn a_cached_prefix_is_not_computed_again() {
 }
 
 #[test]
-fn a_page_that_was_computed_twice_is_kept_once() {
+fn a_page_computed_twice_is_kept_once() {
     let scheduler = check(
         LIMITS,
         &[
             (
-                vec![Ask("a", text(100..132), 1)],
+                vec![Submit("a", text(100..132), 1)],
                 "a 0..32*",
                 "+a 0, -a Length 1",
             ),
             (
-                vec![Ask("b", text(100..132), 1)],
+                vec![Submit("b", text(100..132), 1)],
                 "b 31..32*",
                 "+b 31, -b Length 1",
             ),
@@ -361,12 +366,12 @@ fn another_tenant_shares_nothing() {
         LIMITS,
         &[
             (
-                vec![Ask("a", text(100..120), 1)],
+                vec![Submit("a", text(100..120), 1)],
                 "a 0..20*",
                 "+a 0, -a Length 1",
             ),
             (
-                vec![AskElsewhere("b", text(100..120), 1)],
+                vec![SubmitOther("b", text(100..120), 1)],
                 "b 0..20*",
                 "+b 0, -b Length 1",
             ),
@@ -375,15 +380,15 @@ fn another_tenant_shares_nothing() {
 }
 
 #[test]
-fn answers_are_cached_for_the_next_turn_of_a_conversation() {
+fn outputs_are_cached_for_the_next_turn_of_a_conversation() {
     let conversation = [text(100..115), vec![ANSWER; 18], text(200..204)].concat();
     check(
         LIMITS,
         &[
-            (vec![Ask("a", text(100..115), 18)], "a 0..15*", "+a 0"),
+            (vec![Submit("a", text(100..115), 18)], "a 0..15*", "+a 0"),
             (vec![Run(16)], "a 31..32*", "-a Length 18"),
             (
-                vec![Ask("b", conversation, 1)],
+                vec![Submit("b", conversation, 1)],
                 "b 32..37*",
                 "+b 32, -b Length 1",
             ),
@@ -392,21 +397,21 @@ fn answers_are_cached_for_the_next_turn_of_a_conversation() {
 }
 
 #[test]
-fn a_prefix_being_computed_is_waited_for() {
+fn a_request_waits_for_a_prefix_that_is_being_computed() {
     let system = text(100..148);
     let chat = |own| [system.clone(), text(own)].concat();
-    let asked = vec![
-        Ask("a", chat(200..203), 1),
-        Ask("b", chat(300..303), 1),
-        Ask("other", text(500..510), 1),
-        Ask("c", chat(400..403), 1),
+    let submitted = vec![
+        Submit("a", chat(200..203), 1),
+        Submit("b", chat(300..303), 1),
+        Submit("other", text(500..510), 1),
+        Submit("c", chat(400..403), 1),
     ];
     check(
         LIMITS,
         &[
-            // `other` goes past `b`, which has nothing to do yet.
+            // `other` bypasses `b`, which waits for the prefix that `a` computes.
             (
-                asked,
+                submitted,
                 "a 0..32, other 0..10*",
                 "+a 0, +other 0, -other Length 1",
             ),
@@ -421,12 +426,15 @@ fn a_prefix_being_computed_is_waited_for() {
 }
 
 #[test]
-fn whoever_waits_for_a_prefix_goes_on_when_its_leader_is_gone() {
+fn a_request_that_waits_for_a_prefix_runs_when_the_prefill_is_cancelled() {
     check(
         LIMITS,
         &[
             (
-                vec![Ask("a", text(100..150), 1), Ask("b", text(100..151), 1)],
+                vec![
+                    Submit("a", text(100..150), 1),
+                    Submit("b", text(100..151), 1),
+                ],
                 "a 0..32",
                 "+a 0",
             ),
@@ -440,22 +448,23 @@ fn whoever_waits_for_a_prefix_goes_on_when_its_leader_is_gone() {
 }
 
 #[test]
-fn the_later_arrival_gives_its_pages_and_finds_them_again() {
+fn the_later_arrival_is_preempted_and_finds_its_pages_in_the_cache() {
     let limits = Limits { pages: 4, ..LIMITS };
     let scheduler = check(
         limits,
         &[
             (
-                vec![LearnShortAnswers, Ask("a", text(100..115), 40)],
+                vec![LearnShortOutputs, Submit("a", text(100..115), 40)],
                 "a 0..15*",
                 "+a 0",
             ),
             (
-                vec![Ask("b", text(200..216), 40)],
+                vec![Submit("b", text(200..216), 40)],
                 "a 15..16*, b 0..16*",
                 "+b 0",
             ),
-            // Each has taken its second page when `a` needs a third: `b` loses both, of which the later one is evicted.
+            // Each has two pages, and `a` needs a third. `b` loses both of its pages; the later one
+            // is evicted.
             (vec![Run(15)], "a 31..32*, b 31..32*", ""),
             (vec![], "a 32..33*", "<b"),
             (vec![Cancel("a")], "b 16..33*", "-a Cancelled 19"),
@@ -465,14 +474,14 @@ fn the_later_arrival_gives_its_pages_and_finds_them_again() {
 }
 
 #[test]
-fn a_request_is_admitted_when_all_of_its_prompt_finds_room() {
+fn a_request_is_admitted_only_if_its_whole_prompt_fits() {
     let limits = Limits { pages: 6, ..LIMITS };
     check(
         limits,
         &[
-            (vec![Ask("a", text(100..131), 3)], "a 0..31*", "+a 0"),
-            // Four pages are free, and the last of the tokens that `a` may have needs one.
-            (vec![Ask("b", text(200..249), 1)], "a 31..32*", ""),
+            (vec![Submit("a", text(100..131), 3)], "a 0..31*", "+a 0"),
+            // Four pages are free, and the last token of `a` will need one of them.
+            (vec![Submit("b", text(200..249), 1)], "a 31..32*", ""),
             (vec![], "a 32..33*", "-a Length 3"),
             (vec![], "b 0..32", "+b 0"),
         ],
@@ -480,16 +489,16 @@ fn a_request_is_admitted_when_all_of_its_prompt_finds_room() {
 }
 
 #[test]
-fn first_come_is_first_over_all_tenants() {
+fn first_come_holds_across_tenants() {
     let limits = Limits { pages: 6, ..LIMITS };
     check(
         limits,
         &[
-            (vec![Ask("a", text(0..40), 2)], "a 0..32", "+a 0"),
+            (vec![Submit("a", text(0..40), 2)], "a 0..32", "+a 0"),
             (
                 vec![
-                    Ask("b", text(100..164), 2), // More than what is free.
-                    AskElsewhere("c", text(200..210), 2),
+                    Submit("b", text(100..164), 2), // More pages than are free.
+                    SubmitOther("c", text(200..210), 2),
                 ],
                 "a 32..40*",
                 "",
@@ -501,25 +510,26 @@ fn first_come_is_first_over_all_tenants() {
 }
 
 #[test]
-fn what_a_request_finds_in_the_cache_is_not_evicted_for_it() {
+fn the_cached_prefix_of_a_request_is_not_evicted_for_it() {
     let limits = Limits { pages: 4, ..LIMITS };
     check(
         limits,
         &[
-            (vec![Ask("a", text(100..133), 1)], "a 0..32", "+a 0"),
+            (vec![Submit("a", text(100..133), 1)], "a 0..32", "+a 0"),
             (vec![], "a 32..33*", "-a Length 1"),
-            (vec![Ask("r", text(1..2), 3)], "r 0..1*", "+r 0"),
-            // Three cached pages could be evicted, and two are missing: but two of the three are those that `b` goes on from.
-            (vec![Ask("b", text(100..153), 1)], "r 1..2*", ""),
+            (vec![Submit("r", text(1..2), 3)], "r 0..1*", "+r 0"),
+            // `b` needs two more pages. Three cached pages can be evicted, but two of them are the
+            // prefix of `b`.
+            (vec![Submit("b", text(100..153), 1)], "r 1..2*", ""),
             (vec![], "r 2..3*", "-r Length 3"),
-            // It would go on from the third too, by a copy; but then it would not fit.
+            // `b` could copy from the third page, but then it would not fit.
             (vec![], "b 32..53*", "+b 32, -b Length 1"),
         ],
     );
 }
 
 #[test]
-fn a_lowered_cap_lets_what_was_accepted_end() {
+fn requests_accepted_before_the_cap_was_lowered_end() {
     let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
     let cap = |max_pages| {
         let terms = TenantPolicy {
@@ -547,7 +557,10 @@ fn a_lowered_cap_lets_what_was_accepted_end() {
         finished += scheduler.events().filter(ended).count();
     }
     assert_eq!(finished, 2);
-    assert!(scheduler.tenant(TenantId(0)).pages > 2, "cached meanwhile");
+    assert!(
+        scheduler.tenant(TenantId(0)).pages > 2,
+        "its cached pages are above the new cap"
+    );
     let small = request(&text(300..320), 1, 0);
     assert!(scheduler.submit(0, small).is_ok());
     assert!(matches!(scheduler.plan(0), Plan::Step(_)));
@@ -564,7 +577,7 @@ fn a_dropped_step_is_planned_again() {
         LIMITS,
         &[
             (
-                vec![Ask("a", text(100..140), 2), DropNext],
+                vec![Submit("a", text(100..140), 2), DropNext],
                 "a 0..32",
                 "+a 0",
             ),
@@ -576,16 +589,16 @@ fn a_dropped_step_is_planned_again() {
 }
 
 #[test]
-fn a_failed_step_ends_whom_it_is_told_to() {
-    let asked = vec![
-        Ask("a", text(100..110), 1),
-        Ask("b", text(200..210), 1),
+fn a_failed_step_ends_only_the_given_requests() {
+    let submitted = vec![
+        Submit("a", text(100..110), 1),
+        Submit("b", text(200..210), 1),
         FailNext(&["a"]),
     ];
     check(
         LIMITS,
         &[
-            (asked, "a 0..10*, b 0..10*", "+a 0, +b 0, -a Error 0"),
+            (submitted, "a 0..10*, b 0..10*", "+a 0, +b 0, -a Error 0"),
             (vec![], "b 0..10*", "-b Length 1"),
         ],
     );
@@ -593,21 +606,24 @@ fn a_failed_step_ends_whom_it_is_told_to() {
 
 #[test]
 fn a_failed_row_ends_its_request_and_caches_nothing() {
-    let asked = vec![
-        Ask("a", text(100..120), 1),
-        Ask("b", text(200..220), 1),
+    let submitted = vec![
+        Submit("a", text(100..120), 1),
+        Submit("b", text(200..220), 1),
         FailRow("a"),
     ];
     check(
         LIMITS,
         &[
             (
-                asked,
+                submitted,
                 "a 0..20*, b 0..20*",
                 "+a 0, +b 0, -a Error 0, -b Length 1",
             ),
             (
-                vec![Ask("c", text(100..120), 1), Ask("d", text(200..220), 1)],
+                vec![
+                    Submit("c", text(100..120), 1),
+                    Submit("d", text(200..220), 1),
+                ],
                 "d 19..20*, c 0..20*",
                 "+c 0, +d 19, -d Length 1, -c Length 1",
             ),
@@ -616,7 +632,7 @@ fn a_failed_row_ends_its_request_and_caches_nothing() {
 }
 
 #[test]
-fn a_cancelled_request_frees_its_pages_wherever_it_is() {
+fn a_cancelled_request_frees_its_pages_in_every_state() {
     let limits = Limits {
         max_running: 1,
         ..LIMITS
@@ -625,7 +641,10 @@ fn a_cancelled_request_frees_its_pages_wherever_it_is() {
         limits,
         &[
             (
-                vec![Ask("a", text(100..140), 9), Ask("b", text(200..240), 9)],
+                vec![
+                    Submit("a", text(100..140), 9),
+                    Submit("b", text(200..240), 9),
+                ],
                 "a 0..32",
                 "+a 0",
             ),
@@ -639,38 +658,38 @@ fn a_cancelled_request_frees_its_pages_wherever_it_is() {
 }
 
 #[test]
-fn the_page_used_least_recently_is_evicted_first() {
+fn the_least_recently_used_page_is_evicted_first() {
     let limits = Limits { pages: 3, ..LIMITS };
     check(
         limits,
         &[
             (
-                vec![Ask("a", text(100..117), 1)],
+                vec![Submit("a", text(100..117), 1)],
                 "a 0..17*",
                 "+a 0, -a Length 1",
             ),
             (
-                vec![Ask("b", text(200..217), 1)],
+                vec![Submit("b", text(200..217), 1)],
                 "b 0..17*",
                 "+b 0, -b Length 1",
             ),
             (
-                vec![Ask("a2", text(100..117), 1)],
+                vec![Submit("a2", text(100..117), 1)],
                 "a2 16..17*",
                 "+a2 16, -a2 Length 1",
             ),
             (
-                vec![Ask("c", text(300..317), 1)],
+                vec![Submit("c", text(300..317), 1)],
                 "c 0..17*",
                 "+c 0, -c Length 1",
             ),
             (
-                vec![Ask("a3", text(100..117), 1)],
+                vec![Submit("a3", text(100..117), 1)],
                 "a3 16..17*",
                 "+a3 16, -a3 Length 1",
             ),
             (
-                vec![Ask("b2", text(200..217), 1)],
+                vec![Submit("b2", text(200..217), 1)],
                 "b2 0..17*",
                 "+b2 0, -b2 Length 1",
             ),
@@ -679,7 +698,7 @@ fn the_page_used_least_recently_is_evicted_first() {
 }
 
 #[test]
-fn a_refusal_says_why() {
+fn a_refusal_gives_its_reason() {
     let limits = Limits {
         pages: 4,
         max_queued: 1,
@@ -696,26 +715,26 @@ fn a_refusal_says_why() {
         (63, 1, None),
     ];
     let mut scheduler = Scheduler::new(limits.clone(), first_come(&limits));
-    for (prompt, most, refusal) in cases {
-        let answer = scheduler.submit(0, request(&text(0..prompt), most, 0));
-        assert_eq!(answer.err(), refusal, "{prompt} + {most}");
+    for (prompt, max_new_tokens, refusal) in cases {
+        let result = scheduler.submit(0, request(&text(0..prompt), max_new_tokens, 0));
+        assert_eq!(result.err(), refusal, "{prompt} + {max_new_tokens}");
         scheduler.check();
     }
     let waiting = scheduler.snapshot().queued_time;
-    let answer = scheduler.submit(0, request(&[1], 1, 0));
+    let result = scheduler.submit(0, request(&[1], 1, 0));
     let retry_after = waiting;
-    assert_eq!(answer, Err(Refusal::Overloaded { retry_after }));
-    assert!(waiting > 0, "what waits takes time");
+    assert_eq!(result, Err(Refusal::Overloaded { retry_after }));
+    assert!(waiting > 0, "the queued time is above 0");
     scheduler.drain();
-    let answer = scheduler.submit(0, request(&[1], 1, 0));
-    assert_eq!(answer, Err(Refusal::Draining));
+    let result = scheduler.submit(0, request(&[1], 1, 0));
+    assert_eq!(result, Err(Refusal::Draining));
 }
 
 #[test]
-fn a_tenant_whose_every_request_would_be_refused_is_itself_refused() {
+fn a_tenant_without_a_place_in_the_queue_is_refused() {
     let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
     let tenant = TenantId(1);
-    let queueing = |max_queued| {
+    let with_queue = |max_queued| {
         let policy = TenantPolicy {
             max_queued,
             ..TenantPolicy::default()
@@ -723,13 +742,13 @@ fn a_tenant_whose_every_request_would_be_refused_is_itself_refused() {
         [(tenant, policy)]
     };
     let invalid = Err(TenantsError::Invalid(tenant));
-    assert_eq!(scheduler.set_tenants(&queueing(0)), invalid);
-    assert_eq!(scheduler.set_tenants(&queueing(1)), Ok(()));
+    assert_eq!(scheduler.set_tenants(&with_queue(0)), invalid);
+    assert_eq!(scheduler.set_tenants(&with_queue(1)), Ok(()));
     assert!(scheduler.submit(0, request(&[1], 1, 1)).is_ok());
 }
 
 #[test]
-fn stop_tokens_end_an_answer_once_it_is_long_enough() {
+fn a_stop_token_ends_the_output_once_it_is_long_enough() {
     for (min_new_tokens, reason, output) in [
         (0, FinishReason::Stop, 1),
         (1, FinishReason::Stop, 1),
@@ -738,12 +757,14 @@ fn stop_tokens_end_an_answer_once_it_is_long_enough() {
         (5, FinishReason::Length, 4),
     ] {
         let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
-        let asked = Request {
+        let request = Request {
             min_new_tokens,
             stop_tokens: vec![1, ANSWER],
             ..request(&[1, 2, 3], 4, 0)
         };
-        let id = scheduler.submit(0, asked).expect("it is accepted");
+        let id = scheduler
+            .submit(0, request)
+            .expect("the request is accepted");
         while let Plan::Step(step) = scheduler.plan(0) {
             step.commit(0, &[Sampled::Token(ANSWER)]);
         }
@@ -764,39 +785,45 @@ fn stop_tokens_end_an_answer_once_it_is_long_enough() {
 }
 
 #[test]
-fn a_handle_that_is_kept_too_long_names_nobody() {
+fn the_handle_of_an_ended_request_is_dead() {
     let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
     let first = scheduler.submit(0, request(&[1], 1, 0));
-    let first = first.expect("it is accepted");
+    let first = first.expect("the request is accepted");
     assert!(scheduler.cancel(first, FinishReason::Cancelled));
     let second = scheduler.submit(0, request(&[1], 1, 0));
-    let second = second.expect("it is accepted");
+    let second = second.expect("the request is accepted");
     assert!(!scheduler.cancel(first, FinishReason::Cancelled));
     assert!(scheduler.cancel(second, FinishReason::Shutdown));
 }
 
 #[test]
-fn deadlines_of_those_who_have_ended_are_forgotten() {
+fn deadlines_of_ended_requests_are_dropped() {
     let mut scheduler = Scheduler::new(LIMITS, first_come(&LIMITS));
-    let asked = Request {
+    let request = Request {
         first_token_within: Some(1_000_000),
         ends_within: Some(2_000_000),
         ..request(&[1], 1, 0)
     };
-    let kept = scheduler.submit(0, asked.clone());
-    let kept = kept.expect("it is accepted");
+    let kept = scheduler.submit(0, request.clone());
+    let kept = kept.expect("the request is accepted");
     for _ in 0..1000 {
-        let id = scheduler.submit(0, asked.clone());
-        scheduler.cancel(id.expect("it is accepted"), FinishReason::Cancelled);
+        let id = scheduler.submit(0, request.clone());
+        scheduler.cancel(
+            id.expect("the request is accepted"),
+            FinishReason::Cancelled,
+        );
         scheduler.check();
     }
     scheduler.events().for_each(drop);
     assert!(matches!(scheduler.plan(999_999), Plan::Step(_)));
     assert!(matches!(scheduler.plan(1_000_000), Plan::Idle));
     let ended = scheduler.events().last();
-    let is_late = |event| matches!(event, Event::Finished { id, reason: FinishReason::Deadline, .. } if id == kept);
+    let is_late = |event| match event {
+        Event::Finished { id, reason, .. } => id == kept && reason == FinishReason::Deadline,
+        _ => false,
+    };
     assert!(
         ended.is_some_and(is_late),
-        "the deadlines of those who are alive hold"
+        "the deadline of the waiting request holds"
     );
 }

@@ -1,4 +1,5 @@
-//! The scheduler: steady decoding, a request that comes and goes, a prompt that is found in the prefix tree.
+//! The scheduler's cases: steady decoding, one request admitted and cancelled, and one prompt found
+//! in the prefix tree.
 
 use std::hint::black_box;
 
@@ -11,10 +12,10 @@ use crate::{Case, Round};
 
 const PROMPT_TOKENS: usize = 100;
 const PREFIX_TOKENS: usize = 1024;
-const MOST_NEW_TOKENS: u32 = 1_000;
+const MAX_NEW_TOKENS: u32 = 1_000;
 const STEP_MICROS: u64 = 20_000;
 
-/// Every sequence fills some pages in these, as in any other rounds.
+/// Every sequence fills some pages in these rounds.
 const DECODE_ROUNDS: u32 = 4 * PAGE_TOKENS as u32;
 
 pub(crate) fn cases() -> impl Iterator<Item = Case> {
@@ -38,54 +39,61 @@ pub(crate) fn cases() -> impl Iterator<Item = Case> {
 
 /// Plans and commits a step in which `running` sequences decode and nothing else happens.
 fn decode(running: u32) -> Round {
-    let mut world = World::decoding(running);
-    Box::new(move || assert_eq!(world.step(), running as usize, "nothing else happens"))
-}
-
-/// Beside 64 that decode, a request comes, is admitted, and is cancelled.
-fn come_and_go() -> Round {
-    let mut world = World::decoding(64);
+    let mut case = SchedulerCase::decoding(running);
     Box::new(move || {
-        let prompt = world.new_prompt(PROMPT_TOKENS);
-        let id = world.submit(prompt);
         assert_eq!(
-            world.step(),
-            64 + PROMPT_TOKENS,
-            "it is admitted, and whole"
-        );
-        world.cancel(id);
+            case.step(),
+            running as usize,
+            "every sequence decodes, and nothing else happens"
+        )
     })
 }
 
-/// A request comes whose prompt was computed before, but for the last token.
-fn prefix_match() -> Round {
-    let mut world = World::decoding(1);
-    let prompt = world.new_prompt(PREFIX_TOKENS + 1);
-    let first = world.submit(prompt.clone());
-    while world.step() != 2 {}
-    world.cancel(first);
+/// Submits, admits and cancels one request beside 64 decodes.
+fn come_and_go() -> Round {
+    let mut case = SchedulerCase::decoding(64);
     Box::new(move || {
-        let id = world.submit(prompt.clone());
-        assert_eq!(world.step(), 2, "one token is new, and another decodes");
-        let found = world.scheduler.events().any(|event| {
-            matches!(event, Event::Admitted { cached_tokens, .. } if cached_tokens as usize == PREFIX_TOKENS)
+        let prompt = case.new_prompt(PROMPT_TOKENS);
+        let id = case.submit(prompt);
+        assert_eq!(
+            case.step(),
+            64 + PROMPT_TOKENS,
+            "the whole prompt is in the step"
+        );
+        case.cancel(id);
+    })
+}
+
+/// Submits and admits a request whose prompt is cached except the last token.
+fn prefix_match() -> Round {
+    let mut case = SchedulerCase::decoding(1);
+    let prompt = case.new_prompt(PREFIX_TOKENS + 1);
+    let first = case.submit(prompt.clone());
+    while case.step() != 2 {}
+    case.cancel(first);
+    Box::new(move || {
+        let id = case.submit(prompt.clone());
+        assert_eq!(case.step(), 2, "one prompt token and one decode");
+        let found = case.scheduler.events().any(|event| match event {
+            Event::Admitted { cached_tokens, .. } => cached_tokens as usize == PREFIX_TOKENS,
+            _ => false,
         });
         assert!(found, "the prefix is in the tree");
-        world.cancel(id);
+        case.cancel(id);
     })
 }
 
-/// A scheduler, its clock, and the memory for a step's results.
-struct World {
+/// A scheduler, its clock, and the memory for a step's samples.
+struct SchedulerCase {
     scheduler: Scheduler,
     now: u64,
     prompts: u32,
     sampled: Vec<Sampled>,
 }
 
-impl World {
-    /// With so many sequences, all of which decode.
-    fn decoding(running: u32) -> World {
+impl SchedulerCase {
+    /// Creates a scheduler in which `running` sequences decode.
+    fn decoding(running: u32) -> SchedulerCase {
         let longest = 2 * PREFIX_TOKENS as u32;
         let limits = Limits {
             pages: (running + 8) * longest.div_ceil(PAGE_TOKENS as u32),
@@ -97,7 +105,7 @@ impl World {
             max_sequence_tokens: longest,
         };
         let mut scheduler = Scheduler::new(limits, Policy::default());
-        // A machine so fast that its time never keeps anybody out.
+        // Steps cost almost nothing, so that time never limits admission.
         scheduler.calibrate(CostModel {
             rows: CostModel::roofline(1_000_000, 1_000),
             kilo_decode_keys: 0,
@@ -105,22 +113,22 @@ impl World {
             head: 0,
             logit: 0,
         });
-        let mut world = World {
+        let mut case = SchedulerCase {
             scheduler,
             now: 0,
             prompts: 0,
             sampled: Vec::new(),
         };
         for _ in 0..running {
-            let prompt = world.new_prompt(PROMPT_TOKENS);
-            world.submit(prompt);
+            let prompt = case.new_prompt(PROMPT_TOKENS);
+            case.submit(prompt);
         }
-        while world.step() != running as usize {}
-        world.scheduler.events().for_each(drop);
-        world
+        while case.step() != running as usize {}
+        case.scheduler.events().for_each(drop);
+        case
     }
 
-    /// A prompt that nobody had before.
+    /// Returns a prompt that no request had before.
     fn new_prompt(&mut self, tokens: usize) -> Vec<TokenId> {
         self.prompts += 1;
         let first = self.prompts.wrapping_mul(7919);
@@ -132,26 +140,27 @@ impl World {
     fn submit(&mut self, prompt: Vec<TokenId>) -> SequenceId {
         let request = Request {
             prompt,
-            max_new_tokens: MOST_NEW_TOKENS,
+            max_new_tokens: MAX_NEW_TOKENS,
             ..Request::default()
         };
         self.scheduler
             .submit(self.now, request)
-            .expect("there is room")
+            .expect("the queue has a free place")
     }
 
-    /// One step, in which every sequence that wants a token gets a new one; how many tokens it had.
+    /// Runs a step in which every sequence gets a new token. Returns the number of tokens in the
+    /// step.
     fn step(&mut self) -> usize {
         self.now += STEP_MICROS;
         let Plan::Step(step) = self.scheduler.plan(self.now) else {
-            panic!("there is work");
+            panic!("the plan is idle");
         };
         let tokens = step.batch().token_count();
         self.sampled.clear();
-        // No two sequences say the same, nor one the same twice, so that nothing can be drafted.
-        let said = (0..step.batch().logits_count())
+        // All sampled tokens differ, so that no token is drafted.
+        let tokens_drawn = (0..step.batch().logits_count())
             .map(|row| Sampled::Token(0x8000_0000 | (self.now as u32).wrapping_add(row as u32)));
-        self.sampled.extend(said);
+        self.sampled.extend(tokens_drawn);
         step.commit(self.now, black_box(&self.sampled));
         tokens
     }
