@@ -1,6 +1,6 @@
 //! The server. A request travels `api → text → engine → scheduler → model → kernels`; its tokens come back as events.
 //!
-//! ARCHITECTURE.md has the picture of the arrows; `tests/tidy.rs` holds the modules to them.
+//! ARCHITECTURE.md has the picture of the arrows; `tests/tidy/` holds the modules to them.
 
 pub mod api; // HTTP: parse, call, shape the answer.
 pub mod bench; // How fast a model runs, beside what the machine allows.
