@@ -1,6 +1,7 @@
-//! Do the dashboards ask only for what the server exports, and does every metric have a panel?
+//! Checks that dashboards query only exported metrics, and that every metric has a panel.
 //!
-//! The metrics are read from a fresh registry's own text, so their kinds and labels are those that Prometheus scrapes.
+//! The test reads the metrics from the text of a new registry. So their kinds and labels are those
+//! that Prometheus scrapes.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -16,16 +17,16 @@ use sterna::metrics::{Identity, Metrics, names};
 /// Labels that Prometheus adds to every series it scrapes.
 const SCRAPE_LABELS: [&str; 2] = ["instance", "job"];
 
-/// Functions that make sense of series that only grow.
-const OVER_COUNTERS: [&str; 3] = ["rate", "increase", "irate"];
+/// The functions that apply only to counters.
+const COUNTER_FUNCTIONS: [&str; 3] = ["rate", "increase", "irate"];
 
-/// One panel's query or one variable's source, with where it stands.
+/// The query of a panel or of a variable, and its place in the dashboard.
 struct Query {
     place: String,
     promql: String,
 }
 
-/// What Prometheus would see of one exported metric.
+/// The kind and the labels of one exported metric.
 #[derive(Default)]
 struct Exported {
     kind: String,
@@ -35,7 +36,7 @@ struct Exported {
 type Catalogue = BTreeMap<String, Exported>;
 
 #[test]
-fn every_query_parses_and_names_only_what_is_exported() {
+fn every_query_parses_and_names_only_exported_metrics() {
     let catalogue = catalogue();
     for query in queries() {
         check(&query, &catalogue)
@@ -58,7 +59,7 @@ fn every_metric_has_a_panel() {
 }
 
 #[test]
-fn a_wrong_query_is_found() {
+fn wrong_queries_are_found() {
     let catalogue = catalogue();
     let problem = |promql: &str| {
         check(
@@ -73,8 +74,8 @@ fn a_wrong_query_is_found() {
     assert!(problem("sum(rate(vllm:nothing_total[1m]))").contains("not exported"));
     assert!(problem("vllm:time_to_first_token_seconds").contains("histogram"));
     assert!(problem("rate(vllm:num_requests_running_bucket[1m])").contains("not exported"));
-    assert!(problem("sum(vllm:generation_tokens_total)").contains("only grows"));
-    assert!(problem("rate(vllm:num_requests_running[1m])").contains("does not only grow"));
+    assert!(problem("sum(vllm:generation_tokens_total)").contains("is a counter"));
+    assert!(problem("rate(vllm:num_requests_running[1m])").contains("is not a counter"));
     assert!(
         problem("sum by (reason) (rate(vllm:request_success_total[1m]))")
             .contains("a label reason")
@@ -84,7 +85,7 @@ fn a_wrong_query_is_found() {
 }
 
 #[test]
-fn panels_are_laid_out_without_overlap_and_ask_the_chosen_source() {
+fn panels_have_descriptions_and_data_sources_and_do_not_overlap() {
     for (name, dashboard) in dashboards() {
         let mut ids = BTreeSet::new();
         let mut cells = BTreeSet::new();
@@ -108,12 +109,36 @@ fn panels_are_laid_out_without_overlap_and_ask_the_chosen_source() {
                     panel["datasource"]["uid"], "${DS_PROMETHEUS}",
                     "{name}: {title}"
                 );
+                let description = panel["description"].as_str().unwrap_or_default();
+                assert!(
+                    description.ends_with('.'),
+                    "{name}: {title}: needs a description in sentences"
+                );
             }
         }
     }
 }
 
-/// The metrics that `query` shows, or what is wrong with it.
+#[test]
+fn the_readme_lists_every_panel() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards/README.md");
+    let readme = fs::read_to_string(path).unwrap();
+    for (name, dashboard) in dashboards() {
+        for panel in dashboard["panels"].as_array().unwrap() {
+            let title = panel["title"].as_str().unwrap();
+            let entry = match panel["type"].as_str() {
+                Some("row") => format!("\n## {title}\n"),
+                _ => format!("\n| {title} | "),
+            };
+            assert!(
+                readme.contains(&entry),
+                "{name}: dashboards/README.md does not list {title}"
+            );
+        }
+    }
+}
+
+/// Returns the metrics that `query` names, or the problem with it.
 fn check(query: &Query, catalogue: &Catalogue) -> Result<BTreeSet<String>, String> {
     let expression =
         parser::parse(&query.promql).map_err(|error| format!("does not parse: {error}"))?;
@@ -138,7 +163,7 @@ fn check(query: &Query, catalogue: &Catalogue) -> Result<BTreeSet<String>, Strin
     Ok(shown)
 }
 
-/// Walks one expression, checks each selector, and collects what it names.
+/// Walks one expression, checks each selector, and collects the metrics.
 struct Checker<'a> {
     catalogue: &'a Catalogue,
     series: Vec<String>,
@@ -150,13 +175,13 @@ impl ExprVisitor for Checker<'_> {
 
     fn pre_visit(&mut self, expression: &Expr) -> Result<bool, String> {
         match expression {
-            Expr::VectorSelector(selector) if self.selector(selector)?.only_grows() => {
-                return Err(format!("{selector} only grows: show its rate"));
+            Expr::VectorSelector(selector) if self.selector(selector)?.is_counter() => {
+                return Err(format!("{selector} is a counter: query its rate"));
             }
             Expr::MatrixSelector(matrix) => {
                 self.selector(&matrix.vs)?;
             }
-            Expr::Call(call) if OVER_COUNTERS.contains(&call.func.name) => {
+            Expr::Call(call) if COUNTER_FUNCTIONS.contains(&call.func.name) => {
                 let selectors =
                     call.args
                         .args
@@ -166,9 +191,9 @@ impl ExprVisitor for Checker<'_> {
                             _ => None,
                         });
                 for selector in selectors {
-                    if !self.selector(selector)?.only_grows() {
+                    if !self.selector(selector)?.is_counter() {
                         return Err(format!(
-                            "{selector} does not only grow: it has no {}",
+                            "{selector} is not a counter: {} does not apply",
                             call.func.name
                         ));
                     }
@@ -188,7 +213,7 @@ impl ExprVisitor for Checker<'_> {
 }
 
 impl<'a> Checker<'a> {
-    /// Checks the name and the labels of one selector; gives the metric that it selects.
+    /// Checks the name and the labels of one selector. Returns the metric that it selects.
     fn selector(&mut self, selector: &VectorSelector) -> Result<&'a Exported, String> {
         let name = selector
             .name
@@ -204,12 +229,12 @@ impl<'a> Checker<'a> {
         Ok(exported)
     }
 
-    /// The metric that a series belongs to: itself, or the histogram that it is a part of.
+    /// Returns the metric that a series belongs to. The series of a histogram belong to it.
     fn resolve(&self, name: &str) -> Result<(String, &'a Exported), String> {
         if let Some(exported) = self.catalogue.get(name) {
             if exported.kind == "histogram" {
                 return Err(format!(
-                    "{name} is a histogram: ask for its _bucket, _sum or _count"
+                    "{name} is a histogram: query its _bucket, _sum or _count"
                 ));
             }
             return Ok((name.to_owned(), exported));
@@ -227,8 +252,8 @@ impl<'a> Checker<'a> {
 }
 
 impl Exported {
-    /// Counters, and all that a histogram consists of.
-    fn only_grows(&self) -> bool {
+    /// Returns whether the metric's series are counters. Those of a histogram are.
+    fn is_counter(&self) -> bool {
         self.kind != "gauge"
     }
 
@@ -237,7 +262,7 @@ impl Exported {
     }
 }
 
-/// All metrics of a fresh registry, with their kinds and labels.
+/// Returns all metrics of a new registry, with their kinds and labels.
 fn catalogue() -> Catalogue {
     let identity = Identity {
         model_name: "toy".into(),
@@ -265,7 +290,7 @@ fn catalogue() -> Catalogue {
         let Some((series, labels)) = line.split_once('{') else {
             continue;
         };
-        // A part of a histogram belongs to the longest exported name that it begins with.
+        // A series of a histogram belongs to the longest exported name that it starts with.
         let metric = catalogue
             .keys()
             .filter(|name| series.starts_with(name.as_str()))
@@ -283,7 +308,7 @@ fn catalogue() -> Catalogue {
     catalogue
 }
 
-/// Every query of every dashboard, with Grafana's variables replaced by values.
+/// Returns every query of every dashboard, with Grafana's variables replaced by values.
 fn queries() -> Vec<Query> {
     let mut queries = Vec::new();
     for (name, dashboard) in dashboards() {
@@ -292,13 +317,13 @@ fn queries() -> Vec<Query> {
                 let place = format!("{name}: {} {}", panel["title"], target["refId"]);
                 queries.push(Query {
                     place,
-                    promql: filled_in(target["expr"].as_str().unwrap()),
+                    promql: fill_in(target["expr"].as_str().unwrap()),
                 });
             }
         }
         for variable in dashboard["templating"]["list"].as_array().unwrap() {
             let place = format!("{name}: variable {}", variable["name"]);
-            // `label_values(selector, label)` is Grafana's, the selector is PromQL.
+            // `label_values(selector, label)` is a Grafana function; its selector is PromQL.
             if let Some(call) = variable["query"]["query"].as_str() {
                 let arguments = call
                     .strip_prefix("label_values(")
@@ -306,7 +331,7 @@ fn queries() -> Vec<Query> {
                 let (selector, label) = arguments
                     .and_then(|arguments| arguments.rsplit_once(", "))
                     .unwrap();
-                let promql = format!("sum by ({label}) ({})", filled_in(selector));
+                let promql = format!("sum by ({label}) ({})", fill_in(selector));
                 queries.push(Query { place, promql });
             }
         }
@@ -319,7 +344,7 @@ fn queries() -> Vec<Query> {
     queries
 }
 
-fn filled_in(promql: &str) -> String {
+fn fill_in(promql: &str) -> String {
     let filled = promql
         .replace("$__rate_interval", "1m")
         .replace("$model_name", ".*")
