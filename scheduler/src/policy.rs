@@ -1,33 +1,24 @@
-//! How the scheduler decides, as values: what the product uses, and what others do, for comparison.
+//! The decisions of the scheduler as values: the product's policy, and others for comparison.
 
 use crate::Micros;
 
-/// Between two tokens of a sequence, unless another is asked for. From here a longer target gives few tokens more, a shorter one costs more of them, and both keep chat beside long prompts waiting. Simulated
-/// (`cargo simulate --cost 2b-2core-zen4 --requests 3000 --workload .. --itl-target-ms ..`):
-///
-/// ```text
-/// target, ms                                               75   100   150   200   300   400   800
-/// flooder: output tok/s                                    68    78    82    84    85    86    87
-///   the victim's first token, p99 s                       1.3   1.0   0.8   0.8   0.9   1.1   1.6
-/// long-prompts: chat's first token, p99 s                  33    21   9.0   8.1    12    21   116
-/// chat: first token, p99 s                                 62    21   8.3   5.4   3.4   3.3   2.7
-/// ```
+/// The default target for the time between two tokens of a sequence. Measured: see
+/// `benches/record/scheduler.md`.
 pub const INTER_TOKEN_TARGET: Micros = 200_000;
 
-/// One stream of the 2B shape on two Zen 4 cores, 0 / 2 / 4 / 6 / 8 / 12 / 16 drafted at most: 40 / 86 / 110 / 130 / 118 / 128 / 144 tok/s where
-/// one word comes again and again, 39 / 42 / 42 / 42 / 41 / 39 / 38 in a text of its own.
+/// The default of [`Policy::max_draft`]. Measured: see `benches/record/scheduler.md`.
 const MAX_DRAFT: u32 = 6;
 
-/// Who is next, and how much a step may do.
+/// The order of admission, and the bounds of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Who is admitted next.
+    /// The order in which waiting requests are admitted.
     pub order: Order,
-    /// What bounds a step.
+    /// The bound of a step.
     pub budget: Budget,
-    /// How much memory is kept for the answers of those that run.
+    /// The memory that admission reserves for the output of running sequences.
     pub growth: Growth,
-    /// Tokens drafted for a sequence at most; 0 for no speculation.
+    /// The largest number of draft tokens of a sequence in a step; 0 turns speculation off.
     pub max_draft: u32,
 }
 
@@ -42,61 +33,61 @@ impl Default for Policy {
     }
 }
 
-/// Who is admitted next.
+/// The order in which waiting requests are admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The tenant served least so far (VTC, Sheng et al., arXiv:2401.00588); among those within `slack` of it, the
-    /// request that the cache spares most (DLPM, Cao et al., arXiv:2501.14312).
+    /// The tenant with the least service is next (VTC, Sheng et al., arXiv:2401.00588). Among the
+    /// tenants within `slack` of it, the request with the longest cached prefix is next (DLPM, Cao
+    /// et al., arXiv:2501.14312).
     FairShare {
-        /// Of machine time, whatever the tenant's weight.
+        /// Machine time, independent of the tenant's weight.
         slack: Micros,
     },
     /// First come, first served, over all tenants.
     FirstCome,
-    /// The request with the longest cached prefix (SGLang).
+    /// The request with the longest cached prefix is next (SGLang).
     LongestPrefix,
 }
 
-/// What bounds a step.
+/// The bound of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// Predicted time, such that no decode waits much longer than `inter_token_target` for its next token.
+    /// Predicted time: no decode waits much longer than `inter_token_target` for its next token.
     Time {
-        /// Between two tokens of a sequence.
+        /// The target for the time between two tokens of a sequence.
         inter_token_target: Micros,
-        /// A step is never made shorter than this.
-        least: Micros,
-        /// Nor longer than this.
-        most: Micros,
+        /// The time budget of a step is at least this.
+        min_step: Micros,
+        /// The time budget of a step is at most this.
+        max_step: Micros,
     },
-    /// So many tokens, decodes included (vLLM).
+    /// A number of tokens, decodes included (vLLM).
     Tokens(u32),
     /// Whole prompts before any decode (TGI).
     PrefillFirst,
 }
 
 impl Budget {
-    /// The time within which everybody's next token should come, and what that leaves for prompts. Of steps of the 2B shape on two Zen 4
-    /// cores, simulated as above, a `most` of five targets instead of 5/4 changes tokens a second by less than 1 % and median times to a first
-    /// token by less than 5 %, but the victim of `flooder` waits 1.2 instead of 0.8 s at p99. A `least` of none to half a target changes as
-    /// little. A `most` of 5/8 of a target costs up to 3 % of the tokens a second.
+    /// Returns the time budget for a target between two tokens. Measured: see
+    /// `benches/record/scheduler.md`.
     #[must_use]
     pub const fn within(inter_token_target: Micros) -> Budget {
         Budget::Time {
             inter_token_target,
-            least: inter_token_target / 10,
-            most: inter_token_target * 5 / 4,
+            min_step: inter_token_target / 10,
+            max_step: inter_token_target * 5 / 4,
         }
     }
 }
 
-/// How much memory is kept for the answers of those that run, when another is admitted.
+/// The memory that admission reserves for the output of running sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Growth {
-    /// A page each (vLLM): many run, and some lose their pages again.
-    Least,
-    /// As much as the tenant's answers usually come to.
+    /// The next token of each sequence (vLLM): many sequences run, and some are preempted.
+    Minimal,
+    /// The usual output length of the tenant.
     Expected,
-    /// As much as they may come to (TGI, llama.cpp): nobody loses its pages, and much memory stays unused.
-    Most,
+    /// The largest possible output (TGI, llama.cpp): no sequence is preempted, and much memory stays
+    /// unused.
+    Maximal,
 }

@@ -61,8 +61,8 @@ impl VirtualServer {
         let policy = Policy {
             budget: Budget::Time {
                 inter_token_target: TARGET,
-                least: 10_000,
-                most: 250_000,
+                min_step: 10_000,
+                max_step: 250_000,
             },
             max_draft: 0,
             ..Policy::default()

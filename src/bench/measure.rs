@@ -130,8 +130,8 @@ pub(super) fn unhurried() -> Policy {
     Policy {
         budget: Budget::Time {
             inter_token_target: HOUR,
-            least: HOUR,
-            most: HOUR,
+            min_step: HOUR,
+            max_step: HOUR,
         },
         max_draft: 0,
         ..Policy::default()

@@ -77,8 +77,8 @@ impl PolicyPreset {
                 order: Order::FirstCome,
                 budget,
                 growth: match budget {
-                    Budget::Tokens(512) => Growth::Least,
-                    _ => Growth::Most,
+                    Budget::Tokens(512) => Growth::Minimal,
+                    _ => Growth::Maximal,
                 },
                 max_draft: 0,
             },

@@ -74,8 +74,8 @@ impl Scheduler {
         let tenant = &self.queue.tenants[sequence.tenant];
         let (had, left) = (sequence.output_len(), sequence.output_left());
         let more = match self.policy.growth {
-            Growth::Least => 1,
-            Growth::Most => left,
+            Growth::Minimal => 1,
+            Growth::Maximal => left,
             Growth::Expected => {
                 let usual = tenant.expected_output(sequence.output_rules.max_new_tokens);
                 usual.saturating_sub(had).max(had / 2).clamp(1, left)

@@ -102,8 +102,8 @@ impl Scheduler {
     fn budget_until(&self, due: Micros) -> Nanos {
         let Budget::Time {
             inter_token_target,
-            least,
-            most,
+            min_step,
+            max_step,
         } = self.policy.budget
         else {
             return Nanos::MAX;
@@ -111,6 +111,6 @@ impl Scheduler {
         // A machine too slow for the target has one that it can keep.
         let slower = self.inter_token_target(inter_token_target) - inter_token_target;
         let left = due.saturating_add(slower).saturating_sub(self.now);
-        left.clamp(least, most.max(least + slower)) * 1000
+        left.clamp(min_step, max_step.max(min_step + slower)) * 1000
     }
 }

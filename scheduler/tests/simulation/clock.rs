@@ -149,8 +149,8 @@ impl Clock {
     fn budget(&self, policy: &Policy, last_token_at: Option<Micros>) -> Option<Nanos> {
         let Budget::Time {
             inter_token_target,
-            least,
-            most,
+            min_step,
+            max_step,
         } = policy.budget
         else {
             return None;
@@ -159,6 +159,6 @@ impl Clock {
         let excess = two_steps.saturating_sub(inter_token_target);
         let due = last_token_at.map_or(Micros::MAX, |at| at + inter_token_target + excess);
         let left = due.saturating_sub(self.planned_at);
-        Some(left.clamp(least, most.max(least + excess)) * 1000)
+        Some(left.clamp(min_step, max_step.max(min_step + excess)) * 1000)
     }
 }

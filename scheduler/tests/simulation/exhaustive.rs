@@ -61,14 +61,14 @@ fn requests(lengths: &[usize], outputs: &[u32]) -> Vec<Request> {
 fn policies() -> [Policy; 2] {
     let budget = Budget::Time {
         inter_token_target: 3000,
-        least: 500,
-        most: 4000,
+        min_step: 500,
+        max_step: 4000,
     };
     [
         Policy {
             order: Order::FairShare { slack: 1000 },
             budget,
-            growth: Growth::Least,
+            growth: Growth::Minimal,
             max_draft: 4,
         },
         Policy {

@@ -62,8 +62,8 @@ impl FairWorld {
             order: Order::FairShare { slack },
             budget: Budget::Time {
                 inter_token_target: 8_000,
-                least: 1_000,
-                most: 10_000,
+                min_step: 1_000,
+                max_step: 10_000,
             },
             growth: Growth::Expected,
             max_draft: 0,

@@ -76,11 +76,11 @@ fn random_tenant(random: &mut Random, pages: u32, prefixes: u32) -> TenantPolicy
 
 pub(crate) fn random_policy(random: &mut Random) -> Policy {
     let time = |random: &mut Random| {
-        let least = random.between(100, 1000);
+        let min_step = random.between(100, 1000);
         Budget::Time {
             inter_token_target: random.between(1000, 20_000),
-            least,
-            most: random.between(least, 20_000),
+            min_step,
+            max_step: random.between(min_step, 20_000),
         }
     };
     Policy {
@@ -98,11 +98,11 @@ pub(crate) fn random_policy(random: &mut Random) -> Policy {
             _ => time(random),
         },
         growth: random.pick(&[
-            Growth::Least,
-            Growth::Least,
-            Growth::Least,
+            Growth::Minimal,
+            Growth::Minimal,
+            Growth::Minimal,
             Growth::Expected,
-            Growth::Most,
+            Growth::Maximal,
         ]),
         max_draft: random.pick(&[0, 2, 6]),
     }
