@@ -1,7 +1,11 @@
-//! Who is asking: the key of a request, before anything else of it is looked at.
+//! Authentication: finds the tenant of each request by its API key.
 //!
-//! Invariants: with keys, every path needs one but those that are listed here, whether it exists or not; the body of a request without
-//! a good key is never read; no key is logged or sent back.
+//! Invariant: if the server has API keys, every path needs one, even a path that does not exist.
+//! The only exceptions are `OPEN_PATHS` and, if the operator opens it, `METRICS_PATH`.
+//!
+//! Invariant: the server never reads the body of a request without a valid key.
+//!
+//! Invariant: the server never logs a key and never sends one back.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -12,19 +16,20 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Span;
 
+use super::app::App;
 use super::error::ApiError;
-use super::{App, rate_headers};
+use super::rate_headers;
 use crate::engine::Rates;
 use crate::tenants::Tenant;
 
 const SCHEME: &str = "bearer";
 const API_KEY: &str = "x-api-key";
-/// The page asks for a key itself; probes have none.
+/// Paths that need no key. The chat page asks the user for a key; probes have no key.
 const OPEN_PATHS: [&str; 3] = ["/", "/health", "/ready"];
-/// Open only if the operator says so: they tell of all tenants.
+/// Needs a key unless the operator opens it, because the metrics name all tenants.
 const METRICS_PATH: &str = "/metrics";
 
-/// Whose request it is, and what is to be told about their rates.
+/// The tenant of a request, and where the request records the tenant's rate limits.
 #[derive(Clone)]
 pub(super) struct Caller {
     pub(super) tenant: Arc<Tenant>,
@@ -33,28 +38,30 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Where the tenant's rates stand, for the headers of this answer and of later ones. Of several requests to the engine the first
-    /// counts.
+    /// Records the tenant's rate limits for the headers of this response and of later responses.
+    ///
+    /// A request with several choices submits several engine requests; the first one's rates count.
     pub(super) fn set_rates(&self, rates: Rates) {
         if self.rates.set(rates).is_ok() {
-            let book = &self.app.inner.rates;
-            book.note(&self.tenant, rates, Instant::now());
+            let last_rates = self.app.last_rates();
+            last_rates.record(&self.tenant, rates, Instant::now());
         }
     }
 }
 
-/// Lets those in who may come in, as `Caller`s, and puts their rates into the answer.
+/// Rejects a request without a valid key. Otherwise adds the `Caller` to the request and the
+/// tenant's rate limits to the response.
 pub(super) async fn authenticate(
     State(app): State<App>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let path = request.uri().path();
-    if OPEN_PATHS.contains(&path) || path == METRICS_PATH && app.inner.metrics_open {
+    if OPEN_PATHS.contains(&path) || path == METRICS_PATH && app.metrics_open() {
         return next.run(request).await;
     }
     let key = presented_key(request.headers());
-    let Some(tenant) = app.inner.tenants.load().find(key) else {
+    let Some(tenant) = app.tenant(key) else {
         return ApiError::invalid_key(key.is_some()).into_response();
     };
     Span::current().record("tenant", &tenant.id);
@@ -65,13 +72,13 @@ pub(super) async fn authenticate(
     };
     request.extensions_mut().insert(caller.clone());
     let mut response = next.run(request).await;
-    let told = caller.rates.get().copied();
-    let rates = told.unwrap_or_else(|| app.inner.rates.now(&caller.tenant, Instant::now()));
+    let recorded = caller.rates.get().copied();
+    let rates = recorded.unwrap_or_else(|| app.last_rates().now(&caller.tenant, Instant::now()));
     rate_headers::write(&rates, response.headers_mut());
     response
 }
 
-/// The bearer's token, or else `x-api-key`; nothing if that is empty.
+/// Returns the bearer token or, without one, the `x-api-key`. An empty key counts as no key.
 fn presented_key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(bearer_token);
     let key = bearer.or_else(|| headers.get(API_KEY).map(HeaderValue::as_bytes));
@@ -88,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_comes_in_one_of_two_headers() {
+    fn the_key_is_read_from_authorization_or_x_api_key() {
         for (fields, expected) in [
             (vec![], None),
             (vec![("authorization", "Bearer k")], Some("k")),

@@ -1,7 +1,10 @@
-//! A request's body: its declared kind, its size, its deadline, and where the work of reading it is done.
+//! Reads a request's body: checks its content type, size and deadline, and parses it.
 //!
-//! Invariants: a body that is not small is parsed, rendered and tokenised on a blocking thread, in its turn; every body has its room
-//! (`room.rs`) while it arrives, and every byte from when it comes until it has been read.
+//! Invariant: a body larger than `SMALL_BYTES` is parsed, rendered and tokenized on a blocking
+//! thread, after it has waited for a parser.
+//!
+//! Invariant: a body holds a permit of `body_limits.rs` for its connection while it arrives, and
+//! permits for its bytes until it has been parsed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,23 +17,29 @@ use serde_json::Value;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use super::app::{App, Serving};
 use super::authentication::Caller;
 use super::body_limits::{BodyLimitReached, BodyPermit, BodyQuota};
 use super::error::ApiError;
-use super::{App, Serving};
 use crate::tenants::Tenant;
 
 const MAX_BODY_BYTES: usize = 2 << 20;
-/// A client that sends too much still gets its answer if it is done by then; many read only after they have written.
+/// The server reads and discards a body that is too large up to this size. Many clients read their
+/// response only after they have sent the whole request.
 const MAX_DISCARDED_BYTES: usize = 8 << 20;
 const DEADLINE: Duration = Duration::from_secs(30);
-/// So little that it is read at once, where it is.
+/// The server parses bodies up to this size at once, on the async thread.
 const SMALL_BYTES: usize = 1 << 10;
 
-/// Reads the body of `request` with `read`.
+/// Receives the body of `request`, parses it as JSON and passes it to `read`.
 ///
 /// # Errors
-/// Those of `read`; the wrong kind of content, too much of it, too slowly; JSON that is none; too many bodies at once.
+/// The errors of `read`, and errors for a body that:
+/// - has another content type,
+/// - is too large,
+/// - arrives incompletely or too slowly,
+/// - is not valid JSON,
+/// - exceeds the limits for bodies in flight.
 pub(super) async fn read<T: Send + 'static>(
     app: &App,
     caller: &Caller,
@@ -42,36 +51,34 @@ pub(super) async fn read<T: Send + 'static>(
         return Err(ApiError::content_type());
     }
     let tenant = Arc::clone(&caller.tenant);
-    let share = app.inner.body_limits.quota(&tenant);
-    let turned_away = |full: BodyLimitReached| {
+    let quota = app.body_limits().quota(&tenant);
+    let rejected = |limit: BodyLimitReached| {
         let number = tenant.number.0;
-        serving.metrics.rejected(number, full.label());
-        ApiError::from(full)
+        serving.metrics.rejected(number, limit.reason());
+        ApiError::from(limit)
     };
-    // What finds none is not read, else it would hold its connection all the same.
-    let arriving = share.arriving().map_err(turned_away)?;
-    let collecting = collect(request.into_body(), &share, turned_away);
-    let received = match timeout(DEADLINE, collecting).await {
+    // The server does not read a body beyond the limit: that would occupy a connection after all.
+    let receiving = quota.receiving().map_err(rejected)?;
+    let receive = receive(request.into_body(), &quota, rejected);
+    let received = match timeout(DEADLINE, receive).await {
         Ok(received) => received?,
-        Err(_) => {
-            return Err(ApiError::body_incomplete(
-                "The body did not arrive in time.",
-            ));
-        }
+        Err(_) => return Err(ApiError::body_too_slow(DEADLINE)),
     };
-    drop(arriving);
+    drop(receiving);
     if received.bytes.len() <= SMALL_BYTES {
         return read(&serving, &tenant, &parse(&received.bytes)?);
     }
-    let place = share.place().map_err(turned_away)?;
-    let turn = share.turn().await;
-    let done = spawn_blocking(move || {
-        let _kept = (turn, place); // To the end of the work, as `received` is, also when the client leaves meanwhile.
+    let queue_place = quota.queue_place().map_err(rejected)?;
+    let parser = quota.parser().await;
+    let parsed = spawn_blocking(move || {
+        // The closure holds all permits until the body is parsed, even if the client leaves.
+        let _permits = (parser, queue_place);
         let received = received;
         read(&serving, &tenant, &parse(&received.bytes)?)
     });
-    done.await
-        .unwrap_or_else(|_| Err(ApiError::internal("reading a body panicked")))
+    parsed
+        .await
+        .unwrap_or_else(|_| Err(ApiError::internal("parsing a request body panicked")))
 }
 
 fn declares_json(headers: &HeaderMap) -> bool {
@@ -88,59 +95,60 @@ fn declares_json(headers: &HeaderMap) -> bool {
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
-/// A body, and its room.
+/// A body, and the permit for its bytes.
 #[derive(Default)]
-struct Received {
+struct ReceivedBody {
     bytes: Vec<u8>,
-    room: Option<BodyPermit>,
+    permit: Option<BodyPermit>,
 }
 
-impl Received {
-    /// Adds `frame` if there is room for it.
-    fn add(&mut self, frame: &[u8], share: &BodyQuota) -> Result<(), BodyLimitReached> {
-        let more = share.bytes(frame.len())?;
-        match &mut self.room {
-            Some(room) => room.merge(more),
-            room => *room = Some(more),
+impl ReceivedBody {
+    /// Adds `frame` if the quota allows it.
+    fn add(&mut self, frame: &[u8], quota: &BodyQuota) -> Result<(), BodyLimitReached> {
+        let more = quota.bytes(frame.len())?;
+        match &mut self.permit {
+            Some(permit) => permit.merge(more),
+            permit => *permit = Some(more),
         }
         self.bytes.extend_from_slice(frame);
         Ok(())
     }
 }
 
-async fn collect(
+async fn receive(
     body: Body,
-    share: &BodyQuota,
-    turned_away: impl Fn(BodyLimitReached) -> ApiError,
-) -> Result<Received, ApiError> {
-    let mut kept = Ok(Received::default());
+    quota: &BodyQuota,
+    rejected: impl Fn(BodyLimitReached) -> ApiError,
+) -> Result<ReceivedBody, ApiError> {
+    let mut result = Ok(ReceivedBody::default());
     let mut received = 0;
     let mut frames = body.into_data_stream();
     while let Some(frame) = frames.next().await {
-        let frame = frame.map_err(|_| ApiError::body_incomplete("The body ended early."))?;
+        let frame = frame.map_err(|_| ApiError::body_incomplete())?;
         received += frame.len();
         if received > MAX_DISCARDED_BYTES {
             break;
         }
-        // What was kept is given up as soon as it is known to be refused.
+        // Setting an error frees the bytes received so far; the rest of the body is discarded.
         if received > MAX_BODY_BYTES {
-            kept = Err(ApiError::too_large(MAX_BODY_BYTES));
-        } else if let Ok(so_far) = &mut kept
-            && let Err(full) = so_far.add(&frame, share)
+            result = Err(ApiError::too_large(MAX_BODY_BYTES));
+        } else if let Ok(body) = &mut result
+            && let Err(limit) = body.add(&frame, quota)
         {
-            kept = Err(turned_away(full));
+            result = Err(rejected(limit));
         }
     }
-    kept
+    result
 }
 
-/// The nesting is bounded by the parser, at 128.
+/// Parses a body as JSON. The parser limits the nesting to 128 levels.
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     if bytes.is_empty() {
         return Err(ApiError::invalid_json(
-            "The body is empty; it must be a JSON object.",
+            "The request body is empty. Send a JSON object.",
         ));
     }
-    serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::invalid_json(format!("The body is not valid JSON: {error}.")))
+    serde_json::from_slice(bytes).map_err(|error| {
+        ApiError::invalid_json(format!("The request body is not valid JSON: {error}."))
+    })
 }

@@ -1,10 +1,19 @@
-//! BodyLimits for the bodies of requests: connections on which one arrives, the bytes of those that have come and are not read yet, places
-//! for those that wait to be read, and turns to be read.
+//! Limits for request bodies.
 //!
-//! Invariants: all bodies together have a limit of each. A tenant of the file may fill a part of the connections, the bytes and the
-//! places, however slowly its bodies come, and what is beyond is refused at once, as its own; so there is room for the others. Turns
-//! are not refused but taken in order, and as a tenant stands in that line with no more bodies than can be read at once, another's
-//! waits for few.
+//! Four resources are limited, for the server and for each tenant of the tenants file:
+//!
+//! - connections that are receiving a body,
+//! - bytes of bodies that have arrived and are not parsed yet (the body buffer),
+//! - bodies that are being parsed or wait for a parser (the parse queue),
+//! - parsers, which read, render and tokenize bodies off the async threads.
+//!
+//! Invariant: a tenant of the file may use at most a quarter of the first three. The server rejects
+//! the tenant's further bodies at once with 429, so a tenant's slow or many bodies leave capacity
+//! for other tenants.
+//!
+//! Invariant: the server rejects no body for lack of a parser. Bodies take parsers in the order of
+//! their arrival, and at most as many bodies of one tenant as there are parsers wait in the
+//! server's queue. So a tenant's body waits for few bodies of another tenant.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,36 +24,33 @@ use crate::engine::TenantId;
 use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
 
-/// Bodies that are read, rendered and tokenised at the same time away from the async threads.
-const MAX_READERS: usize = 2;
-/// Bodies that are read or wait for it.
-const MAX_PARSE_QUEUE: usize = MAX_READERS + 256;
-/// Bytes of all bodies that have come and are not read yet.
+const MAX_PARSERS: usize = 2;
+const MAX_PARSE_QUEUE: usize = MAX_PARSERS + 256;
 const MAX_BUFFERED_BYTES: usize = 64 << 20;
-/// A tenant of the file may fill one such part of the connections, the bytes and the places.
+/// A tenant of the file may use the server's limit divided by this.
 const TENANT_DIVISOR: usize = 4;
-/// So many of a tenant's bodies may always arrive, where there are few connections.
-const MIN_ARRIVING: usize = 8;
+/// A tenant may always receive this many bodies at the same time, even if connections are few.
+const MIN_RECEIVING: usize = 8;
 
-/// The room of a server.
+/// The limits of a server, and what of them is in use.
 pub(super) struct BodyLimits {
     connections: usize,
-    all: Arc<BodyPermits>,
-    parts: Mutex<HashMap<TenantId, Arc<BodyPermits>>>, // Of the tenants that have asked for something.
+    server: Arc<BodySemaphores>,
+    tenants: Mutex<HashMap<TenantId, Arc<BodySemaphores>>>, // Only tenants that have sent a body.
 }
 
-/// Whose room was full.
+/// The limit that a body exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyLimitReached {
-    /// The tenant's own part.
+    /// The tenant's own limit.
     Tenant,
-    /// Everybody's.
+    /// The limit of the server.
     Server,
 }
 
 impl BodyLimitReached {
-    /// The label under which it is counted.
-    pub(super) fn label(self) -> RejectionReason {
+    /// Returns the reason under which the metrics count the rejection.
+    pub(super) fn reason(self) -> RejectionReason {
         match self {
             BodyLimitReached::Tenant => RejectionReason::TenantQueueFull,
             BodyLimitReached::Server => RejectionReason::QueueFull,
@@ -52,128 +58,129 @@ impl BodyLimitReached {
     }
 }
 
-struct BodyPermits {
-    arriving: Arc<Semaphore>,
+struct BodySemaphores {
+    receiving: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    places: Arc<Semaphore>,
-    readers: Arc<Semaphore>,
+    parse_queue: Arc<Semaphore>,
+    parsers: Arc<Semaphore>,
 }
 
-impl BodyPermits {
-    fn new(arriving: usize, bytes: usize, places: usize) -> BodyPermits {
+impl BodySemaphores {
+    fn new(receiving: usize, bytes: usize, parse_queue: usize) -> BodySemaphores {
         let semaphore = |permits| Arc::new(Semaphore::new(permits));
-        BodyPermits {
-            arriving: semaphore(arriving),
+        BodySemaphores {
+            receiving: semaphore(receiving),
             bytes: semaphore(bytes),
-            places: semaphore(places),
-            readers: semaphore(MAX_READERS),
+            parse_queue: semaphore(parse_queue),
+            parsers: semaphore(MAX_PARSERS),
         }
     }
 }
 
 impl BodyLimits {
-    /// For a server with so many connections.
+    /// Returns the limits of a server that accepts at most `connections` connections.
     pub(super) fn new(connections: usize) -> BodyLimits {
+        let server = BodySemaphores::new(connections, MAX_BUFFERED_BYTES, MAX_PARSE_QUEUE);
         BodyLimits {
             connections,
-            all: Arc::new(BodyPermits::new(
-                connections,
-                MAX_BUFFERED_BYTES,
-                MAX_PARSE_QUEUE,
-            )),
-            parts: Mutex::default(),
+            server: Arc::new(server),
+            tenants: Mutex::default(),
         }
     }
 
-    /// What `tenant` may have of it: all, if everybody is one tenant.
+    /// Returns the quota of `tenant`. On a server without API keys it is the whole server.
     pub(super) fn quota(&self, tenant: &Tenant) -> BodyQuota {
-        let arriving = (self.connections / TENANT_DIVISOR).max(MIN_ARRIVING);
-        let part = || {
-            Arc::new(BodyPermits::new(
-                arriving,
+        let receiving = (self.connections / TENANT_DIVISOR).max(MIN_RECEIVING);
+        let new_tenant = || {
+            Arc::new(BodySemaphores::new(
+                receiving,
                 MAX_BUFFERED_BYTES / TENANT_DIVISOR,
                 MAX_PARSE_QUEUE / TENANT_DIVISOR,
             ))
         };
         let own = (!tenant.is_anyone()).then(|| {
-            // Nothing panics halfway through a change of the map.
-            let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(parts.entry(tenant.number).or_insert_with(part))
+            // The lock's poison is harmless: no change of the map can panic halfway.
+            let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+            let own = tenants.entry(tenant.number).or_insert_with(new_tenant);
+            Arc::clone(own)
         });
         BodyQuota {
-            own,
-            all: Arc::clone(&self.all),
+            tenant: own,
+            server: Arc::clone(&self.server),
         }
     }
 }
 
-/// What one tenant may have.
+/// What one tenant may use.
 pub(super) struct BodyQuota {
-    own: Option<Arc<BodyPermits>>,
-    all: Arc<BodyPermits>,
+    tenant: Option<Arc<BodySemaphores>>,
+    server: Arc<BodySemaphores>,
 }
 
-/// Something of the room; dropping it gives it back.
+/// A part of a limited resource. Dropping the permit returns it.
 pub(super) struct BodyPermit {
-    own: Option<OwnedSemaphorePermit>,
-    all: OwnedSemaphorePermit,
+    tenant: Option<OwnedSemaphorePermit>,
+    server: OwnedSemaphorePermit,
 }
 
 impl BodyPermit {
-    /// Adds `more` of the same.
+    /// Adds `more` of the same resource.
     pub(super) fn merge(&mut self, more: BodyPermit) {
-        if let (Some(own), Some(more)) = (&mut self.own, more.own) {
-            own.merge(more);
+        if let (Some(tenant), Some(more)) = (&mut self.tenant, more.tenant) {
+            tenant.merge(more);
         }
-        self.all.merge(more.all);
+        self.server.merge(more.server);
     }
 }
 
 impl BodyQuota {
-    /// A connection on which a body may arrive.
-    pub(super) fn arriving(&self) -> Result<BodyPermit, BodyLimitReached> {
-        self.take(|portion| &portion.arriving, 1)
+    /// Takes a connection that is receiving a body.
+    pub(super) fn receiving(&self) -> Result<BodyPermit, BodyLimitReached> {
+        self.take(|semaphores| &semaphores.receiving, 1)
     }
 
-    /// BodyLimits for `count` bytes.
+    /// Takes `count` bytes of the body buffer.
     pub(super) fn bytes(&self, count: usize) -> Result<BodyPermit, BodyLimitReached> {
-        self.take(|portion| &portion.bytes, count)
+        self.take(|semaphores| &semaphores.bytes, count)
     }
 
-    /// A place among those that are read or wait for it.
-    pub(super) fn place(&self) -> Result<BodyPermit, BodyLimitReached> {
-        self.take(|portion| &portion.places, 1)
+    /// Takes a place in the parse queue.
+    pub(super) fn queue_place(&self) -> Result<BodyPermit, BodyLimitReached> {
+        self.take(|semaphores| &semaphores.parse_queue, 1)
     }
 
-    /// Waits for a turn to be read.
-    pub(super) async fn turn(&self) -> BodyPermit {
-        let turn = async |portion: &BodyPermits| {
-            let readers = Arc::clone(&portion.readers);
-            let turn = readers.acquire_owned().await;
-            turn.expect("the semaphore is never closed")
+    /// Waits for a parser and takes it.
+    pub(super) async fn parser(&self) -> BodyPermit {
+        let acquire = async |semaphores: &BodySemaphores| {
+            let parsers = Arc::clone(&semaphores.parsers);
+            let permit = parsers.acquire_owned().await;
+            permit.expect("the semaphore is never closed")
         };
-        // Its own first: whoever waits for that is not in everybody's line yet.
-        let own = match &self.own {
-            Some(own) => Some(turn(own).await),
+        // The tenant's permit first: while a body waits for it, the body is not in the server's
+        // queue, where other tenants would wait behind it.
+        let tenant = match &self.tenant {
+            Some(tenant) => Some(acquire(tenant).await),
             None => None,
         };
-        let all = turn(&self.all).await;
-        BodyPermit { own, all }
+        let server = acquire(&self.server).await;
+        BodyPermit { tenant, server }
     }
 
     fn take(
         &self,
-        what: fn(&BodyPermits) -> &Arc<Semaphore>,
+        resource: fn(&BodySemaphores) -> &Arc<Semaphore>,
         count: usize,
     ) -> Result<BodyPermit, BodyLimitReached> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let of = |portion: &BodyPermits| Arc::clone(what(portion)).try_acquire_many_owned(count);
-        let own = match &self.own {
-            Some(own) => Some(of(own).map_err(|_| BodyLimitReached::Tenant)?),
+        let acquire = |semaphores: &BodySemaphores| {
+            Arc::clone(resource(semaphores)).try_acquire_many_owned(count)
+        };
+        let tenant = match &self.tenant {
+            Some(tenant) => Some(acquire(tenant).map_err(|_| BodyLimitReached::Tenant)?),
             None => None,
         };
-        let all = of(&self.all).map_err(|_| BodyLimitReached::Server)?;
-        Ok(BodyPermit { own, all })
+        let server = acquire(&self.server).map_err(|_| BodyLimitReached::Server)?;
+        Ok(BodyPermit { tenant, server })
     }
 }
 
@@ -195,9 +202,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_fills_its_part_and_leaves_the_rest() {
-        let room = BodyLimits::new(CONNECTIONS);
-        let [one, other] = [1, 2].map(|number| room.quota(&tenant(number)));
+    fn a_tenant_that_uses_its_quota_leaves_the_rest_to_others() {
+        let limits = BodyLimits::new(CONNECTIONS);
+        let [one, other] = [1, 2].map(|number| limits.quota(&tenant(number)));
         let mut held = one
             .bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR - 1)
             .ok()
@@ -205,63 +212,64 @@ mod tests {
         held.merge(one.bytes(1).ok().unwrap());
         assert_eq!(one.bytes(1).err(), Some(BodyLimitReached::Tenant));
         assert_eq!(
-            room.quota(&tenant(1)).bytes(1).err(),
+            limits.quota(&tenant(1)).bytes(1).err(),
             Some(BodyLimitReached::Tenant),
-            "it has one part, however often it asks"
+            "a tenant has one quota, however often it is looked up"
         );
         assert!(other.bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR).is_ok());
-        let places: Vec<BodyPermit> = std::iter::from_fn(|| one.place().ok()).collect();
-        assert_eq!(places.len(), MAX_PARSE_QUEUE / TENANT_DIVISOR);
-        assert!(other.place().is_ok());
-        let arriving: Vec<BodyPermit> = std::iter::from_fn(|| one.arriving().ok()).collect();
-        assert_eq!(arriving.len(), CONNECTIONS / TENANT_DIVISOR);
-        assert!(other.arriving().is_ok());
-        drop((held, places, arriving));
-        assert!(one.bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR).is_ok() && one.place().is_ok());
-        assert!(one.arriving().is_ok());
+        let queued: Vec<BodyPermit> = std::iter::from_fn(|| one.queue_place().ok()).collect();
+        assert_eq!(queued.len(), MAX_PARSE_QUEUE / TENANT_DIVISOR);
+        assert!(other.queue_place().is_ok());
+        let receiving: Vec<BodyPermit> = std::iter::from_fn(|| one.receiving().ok()).collect();
+        assert_eq!(receiving.len(), CONNECTIONS / TENANT_DIVISOR);
+        assert!(other.receiving().is_ok());
+        drop((held, queued, receiving));
+        assert!(one.bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR).is_ok());
+        assert!(one.queue_place().is_ok());
+        assert!(one.receiving().is_ok());
     }
 
     #[test]
-    fn all_tenants_together_fill_everybodys() {
-        let room = BodyLimits::new(CONNECTIONS);
-        let shares = (1..=4).map(|number| room.quota(&tenant(number)));
-        let held: Vec<BodyPermit> = shares
-            .map(|share| {
-                share
+    fn all_tenants_together_reach_the_servers_limit() {
+        let limits = BodyLimits::new(CONNECTIONS);
+        let quotas = (1..=4).map(|number| limits.quota(&tenant(number)));
+        let held: Vec<BodyPermit> = quotas
+            .map(|quota| {
+                quota
                     .bytes(MAX_BUFFERED_BYTES / TENANT_DIVISOR)
                     .ok()
                     .unwrap()
             })
             .collect();
-        let last = room.quota(&tenant(5));
+        let last = limits.quota(&tenant(5));
         assert_eq!(last.bytes(1).err(), Some(BodyLimitReached::Server));
         drop(held);
         assert!(last.bytes(1).is_ok());
     }
 
     #[test]
-    fn without_keys_everybody_shares_all() {
-        let share = BodyLimits::new(CONNECTIONS).quota(&tenant(0));
-        let all = share.bytes(MAX_BUFFERED_BYTES).ok().unwrap();
-        assert_eq!(share.bytes(1).err(), Some(BodyLimitReached::Server));
+    fn without_api_keys_all_clients_share_the_servers_limit() {
+        let quota = BodyLimits::new(CONNECTIONS).quota(&tenant(0));
+        let all = quota.bytes(MAX_BUFFERED_BYTES).ok().unwrap();
+        assert_eq!(quota.bytes(1).err(), Some(BodyLimitReached::Server));
         drop(all);
-        assert!(share.bytes(MAX_BUFFERED_BYTES).is_ok());
+        assert!(quota.bytes(MAX_BUFFERED_BYTES).is_ok());
     }
 
     #[test]
-    fn a_tenants_many_bodies_take_turns_with_anothers() {
-        let room = BodyLimits::new(CONNECTIONS);
-        let [many, one] = [1, 2].map(|number| room.quota(&tenant(number)));
-        let mut flood: Vec<_> = (0..20).map(|_| Box::pin(many.turn())).collect();
-        let mut turns: Vec<BodyPermit> = Vec::new();
-        turns.extend(flood.iter_mut().filter_map(FutureExt::now_or_never));
-        assert_eq!(turns.len(), MAX_READERS, "alone it has all turns");
-        let mut waiting = Box::pin(one.turn());
+    fn a_tenants_many_bodies_share_the_parsers_with_another_tenant() {
+        let limits = BodyLimits::new(CONNECTIONS);
+        let [many, one] = [1, 2].map(|number| limits.quota(&tenant(number)));
+        let mut flood: Vec<_> = (0..20).map(|_| Box::pin(many.parser())).collect();
+        let mut held: Vec<BodyPermit> = Vec::new();
+        held.extend(flood.iter_mut().filter_map(FutureExt::now_or_never));
+        assert_eq!(held.len(), MAX_PARSERS, "alone, a tenant uses all parsers");
+        let mut waiting = Box::pin(one.parser());
         assert!((&mut waiting).now_or_never().is_none());
-        turns.pop();
+        held.pop();
         assert!(
             (&mut waiting).now_or_never().is_some(),
-            "it waits for one body and not for the flood"
+            "the other tenant waits for one body, not for the flood"
         );
     }
 }

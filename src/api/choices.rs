@@ -1,7 +1,12 @@
-//! The answers to one request: `n` independent generations of one prompt, each piece with the index of its choice.
+//! The choices of one request: `n` independent generations of one prompt.
 //!
-//! Invariants: they stand or fall together, so when one is refused or fails the others are cancelled; choice `i` draws with the
-//! request's seed plus `i`, wrapping, so choice 0 is the answer of `n` = 1 and each can be had alone; the prompt counts once.
+//! Invariant: all choices succeed or fail together. If the engine rejects or fails one choice, the
+//! server cancels the others.
+//!
+//! Invariant: choice `i` draws with the request's seed plus `i`, wrapping. So choice 0 is the
+//! answer of a request with `n` = 1, and a client can repeat each choice alone.
+//!
+//! Invariant: the usage counts the prompt once.
 
 use std::iter::repeat_n;
 use std::sync::Arc;
@@ -10,14 +15,15 @@ use std::time::Instant;
 use futures_util::future::select_all;
 use serde::Serialize;
 
-use super::Serving;
+use super::app::Serving;
 use super::authentication::Caller;
 use super::error::ApiError;
-use super::generation::{ChoiceGeneration, ChoiceOutput, ParsedRequest, Piece};
+use super::generation::{ChoiceGeneration, ChoiceOutput, Piece};
+use super::parsed_request::ParsedRequest;
 use crate::engine::TokenId;
 use crate::text::Tokenizer;
 
-/// What all choices took, so far or altogether.
+/// The token counts of all choices together.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Usage {
     prompt_tokens: u32,
@@ -32,49 +38,54 @@ struct PromptDetails {
     cached_tokens: u32,
 }
 
-/// All of one choice.
+/// The complete output of one choice.
 #[derive(Default)]
 pub(super) struct FinishedChoice {
-    pub(super) answer: Piece,
-    /// None until it has ended.
+    pub(super) output: Piece,
+    /// `None` until the choice has ended.
     pub(super) finish_reason: Option<&'static str>,
 }
 
 /// The running choices of a request. Dropping them cancels them.
 pub(super) struct Choices {
-    running: Vec<(u32, ChoiceGeneration)>, // Whoever spoke last stands last.
+    running: Vec<(u32, ChoiceGeneration)>, // Ordered by their last output, the oldest first.
     tokenizer: Arc<Tokenizer>,
-    prompt: Option<Vec<TokenId>>, // Kept only for those who want it back.
+    prompt: Option<Vec<TokenId>>, // Kept only if the client wants token ids.
+    wants_logprobs: bool,
     prompt_tokens: u32,
-    cached_tokens: Option<u32>, // Of choice 0, once it has ended: what the others found may be its own work.
-    completion_tokens: Vec<u32>, // Of each choice, so far.
+    /// The cached tokens of choice 0, known when it has ended. What the other choices found in the
+    /// cache may be the work of choice 0.
+    cached_tokens: Option<u32>,
+    completion_tokens: Vec<u32>, // By choice.
 }
 
 impl Choices {
-    /// Submits `call` once for each choice.
+    /// Submits `request` once for each choice.
     ///
     /// # Errors
-    /// When the engine refuses one of them at once.
+    /// If the engine rejects one of the choices at once.
     pub(super) fn start(
         serving: &Serving,
-        call: ParsedRequest,
+        request: ParsedRequest,
         caller: Caller,
         arrived: Instant,
     ) -> Result<Choices, ApiError> {
-        let count = call.params.n;
+        let params = &request.params;
+        let count = params.n;
         let mut choices = Choices {
             running: Vec::with_capacity(count as usize),
             tokenizer: Arc::clone(&serving.tokenizer),
-            prompt: call.params.return_token_ids.then(|| call.prompt.clone()),
-            prompt_tokens: call.prompt.len() as u32,
+            prompt: params.return_token_ids.then(|| request.prompt.clone()),
+            wants_logprobs: params.sampling.logprobs.is_some(),
+            prompt_tokens: request.prompt.len() as u32,
             cached_tokens: None,
             completion_tokens: vec![0; count as usize],
         };
-        for (index, mut call) in (0..count).zip(repeat_n(call, count as usize)) {
-            call.is_another_choice = index > 0;
-            let sampling = &mut call.params.sampling;
+        for (index, mut request) in (0..count).zip(repeat_n(request, count as usize)) {
+            request.is_another_choice = index > 0;
+            let sampling = &mut request.params.sampling;
             sampling.seed = sampling.seed.wrapping_add(u64::from(index));
-            match ChoiceGeneration::start(serving, call, caller.clone(), arrived) {
+            match ChoiceGeneration::start(serving, request, caller.clone(), arrived) {
                 Ok(generation) => choices.running.push((index, generation)),
                 Err(error) => return Err(choices.fail(error)),
             }
@@ -82,27 +93,37 @@ impl Choices {
         Ok(choices)
     }
 
-    /// How many there are, ended ones included.
+    /// Returns the number of choices, running and ended.
     pub(super) fn count(&self) -> u32 {
         self.completion_tokens.len() as u32
     }
 
-    /// All of them have ended.
-    pub(super) fn over(&self) -> bool {
+    /// Returns whether all choices have ended.
+    pub(super) fn all_ended(&self) -> bool {
         self.running.is_empty()
     }
 
-    /// The tokenizer that spells their tokens.
+    /// Returns the tokenizer of the choices' tokens.
     pub(super) fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// The prompt's tokens, if token ids were asked for.
+    /// Returns the tokens of the prompt if the client wants token ids.
     pub(super) fn prompt(&self) -> Option<&[TokenId]> {
         self.prompt.as_deref()
     }
 
-    /// What they have taken, up to the last thing that `next` told.
+    /// Returns whether the client wants token ids.
+    pub(super) fn wants_token_ids(&self) -> bool {
+        self.prompt.is_some()
+    }
+
+    /// Returns whether the client wants log-probabilities.
+    pub(super) fn wants_logprobs(&self) -> bool {
+        self.wants_logprobs
+    }
+
+    /// Returns the token counts up to the last output that `next` returned.
     pub(super) fn usage(&self) -> Usage {
         let completion_tokens = self.completion_tokens.iter().sum();
         Usage {
@@ -115,10 +136,12 @@ impl Choices {
         }
     }
 
-    /// Waits until the engine has taken every choice. Comes before `next`, and may be given up and left to it.
+    /// Waits until the engine has accepted every choice. Called before `next`.
+    ///
+    /// The caller may drop the future early; `next` then waits instead.
     ///
     /// # Errors
-    /// When the engine refuses one.
+    /// If the engine rejects one of the choices.
     pub(super) async fn accepted(&mut self) -> Result<(), ApiError> {
         for (_, generation) in &mut self.running {
             if let Err(error) = generation.accepted().await {
@@ -128,29 +151,31 @@ impl Choices {
         Ok(())
     }
 
-    /// Every choice at its index, once all have ended.
+    /// Waits until all choices have ended and returns them, ordered by index.
     ///
     /// # Errors
     /// As `next`.
-    pub(super) async fn whole(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
-        let mut wholes = Vec::new();
-        wholes.resize_with(self.completion_tokens.len(), FinishedChoice::default);
-        while !self.over() {
+    pub(super) async fn finished(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
+        let mut finished = Vec::new();
+        finished.resize_with(self.completion_tokens.len(), FinishedChoice::default);
+        while !self.all_ended() {
             let (index, output) = self.next().await?;
-            let whole = &mut wholes[index as usize];
+            let choice = &mut finished[index as usize];
             match output {
-                ChoiceOutput::Piece(piece) => whole.answer.extend(piece),
-                ChoiceOutput::End(ending) => whole.finish_reason = Some(ending.finish_reason),
+                ChoiceOutput::Piece(piece) => choice.output.extend(piece),
+                ChoiceOutput::End(end) => choice.finish_reason = Some(end.finish_reason),
             }
         }
-        Ok(wholes)
+        Ok(finished)
     }
 
-    /// The next piece or end of any choice, with its index; in turn, when several have one. Not called once all are over. May be
-    /// given up and called again.
+    /// Waits for the next output of any choice and returns it with the choice's index.
+    ///
+    /// If several choices have output, they take turns. The caller may drop the future early and
+    /// call again, but must not call after all choices have ended.
     ///
     /// # Errors
-    /// As `ChoiceGeneration::next`. All are over then.
+    /// As `ChoiceGeneration::next`. All choices have then ended.
     pub(super) async fn next(&mut self) -> Result<(u32, ChoiceOutput), ApiError> {
         let running = self.running.iter_mut();
         let nexts = running.map(|(_, generation)| Box::pin(generation.next()));
@@ -162,17 +187,17 @@ impl Choices {
                 self.completion_tokens[index as usize] = piece.completion_tokens;
                 self.running.push((index, generation));
             }
-            ChoiceOutput::End(ending) => {
-                self.completion_tokens[index as usize] = ending.completion_tokens;
+            ChoiceOutput::End(end) => {
+                self.completion_tokens[index as usize] = end.completion_tokens;
                 if index == 0 {
-                    self.cached_tokens = Some(ending.cached_tokens);
+                    self.cached_tokens = Some(end.cached_tokens);
                 }
             }
         }
         Ok((index, output))
     }
 
-    /// Cancels what still runs, because of `error`.
+    /// Cancels all running choices and returns `error`.
     fn fail(&mut self, error: ApiError) -> ApiError {
         for (_, generation) in self.running.drain(..) {
             generation.cancel();

@@ -1,102 +1,85 @@
-//! `POST /v1/completions`: a prompt of text or tokens, continued.
+//! `POST /v1/completions`: continues a prompt of text or tokens.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use axum::extract::{Extension, Request, State};
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
-use serde::{Serialize, Serializer};
+use axum::response::Response;
+use serde::Serialize;
 use serde_json::Value;
 
+use super::app::{App, Serving};
 use super::authentication::Caller;
+use super::body;
 use super::choices::{Choices, FinishedChoice};
 use super::error::ApiError;
-use super::fields::{Fields, wrong_kind};
-use super::generation::{
-    ParsedRequest, Piece, TokenLogprob, check_length, finite, spelled, with_logprobs,
-};
+use super::fields::{Fields, wrong_type};
+use super::format::ChoiceFormat;
+use super::generation::Piece;
+use super::logprobs::{CompletionLogprobs, TokenLogprob};
 use super::params::{Params, token_id};
-use super::sse::{self, ChunkFormat, ResponseIdentity};
-use super::{App, Serving, body};
+use super::parsed_request::{ParsedRequest, check_length};
+use super::respond::respond;
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
-use crate::text::Tokenizer;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
-const MAX_LOGPROBS: i64 = 5;
-const BYTES: &str = "bytes:";
+const MAX_LOGPROBS: u32 = 5;
 
-/// Continues a prompt, at once or as a stream.
+/// Continues a prompt.
 pub(super) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let call = body::read(&app, &caller, request, read).await?;
-    let serving = app.serving()?;
-    let header = ResponseIdentity::new("cmpl-", "text_completion", &serving.model);
-    let wants_logprobs = call.params.sampling.logprobs.is_some();
-    let streaming = call.params.stream;
-    let choices = Choices::start(serving, call, caller, arrived)?;
-    match streaming {
-        Some(streaming) => {
-            sse::respond(
-                choices,
-                header,
-                CompletionChunkFormat {
-                    wants_logprobs,
-                    begun: BTreeSet::new(),
-                },
-                streaming,
-            )
-            .await
-        }
-        None => whole(choices, &header, wants_logprobs).await,
-    }
+    let request = body::read(&app, &caller, request, read).await?;
+    let format = CompletionFormat::default();
+    respond(app.serving()?, request, caller, arrived, format).await
 }
 
 fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
     let fields = Fields::of_body(json)?;
-    serving.model.check(fields.string("model")?, tenant)?;
-    let mut params = Params::read(&fields, &serving.model)?;
-    params.sampling = with_logprobs(
-        params.sampling,
-        fields.integer("logprobs", 0..=MAX_LOGPROBS)?,
-    );
+    let model = &serving.model;
+    model.check(fields.string("model")?, tenant)?;
+    let mut params = Params::read(&fields, model)?;
+    params.sampling.logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
     let prompt = prompt(&fields, serving)?;
-    ParsedRequest::new(
-        prompt,
-        params,
-        &serving.model,
-        Some(DEFAULT_MAX_TOKENS),
-        "prompt",
-    )
+    ParsedRequest::new(prompt, params, model, Some(DEFAULT_MAX_TOKENS), "prompt")
 }
 
-/// A string, tokens, or an array of one of those.
+/// Reads the prompt: a string, an array of token ids, or an array that holds one of those.
 fn prompt(fields: &Fields<'_>, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
-    let Some(value) = fields.get("prompt") else {
-        return Err(ApiError::invalid_value("prompt", "'prompt' is missing."));
-    };
-    let items = match value {
-        Value::String(text) => return encode(text, serving),
-        Value::Array(items) => items,
-        other => return Err(wrong_kind("prompt", "a string or an array", other)),
-    };
-    match items.as_slice() {
-        [] => Err(ApiError::invalid_value("prompt", "'prompt' is empty.")),
-        [Value::String(text)] => encode(text, serving),
-        [Value::Array(tokens)] if !tokens.is_empty() => token_ids(tokens, serving),
-        [Value::Array(_)] => Err(ApiError::invalid_value("prompt", "'prompt' is empty.")),
-        [Value::String(_) | Value::Array(_), ..] => {
-            let message = "'prompt' holds several prompts; this server takes one a request.";
-            Err(ApiError::unsupported("prompt", message))
+    let invalid = |message| Err(ApiError::invalid_value("prompt", message));
+    let items = match fields.get("prompt") {
+        None => return invalid("'prompt' is missing."),
+        Some(Value::String(text)) => return encode(text, serving),
+        Some(Value::Array(items)) => items.as_slice(),
+        Some(other) => {
+            let expected = "a string or an array of token ids";
+            return Err(wrong_type("prompt", expected, other));
         }
-        tokens => token_ids(tokens, serving),
+    };
+    let tokens = match items {
+        [Value::String(text)] => return encode(text, serving),
+        [Value::Array(tokens)] => tokens.as_slice(),
+        [Value::String(_) | Value::Array(_), ..] => {
+            let message = format!(
+                "'prompt' contains {} prompts; this server accepts one prompt per request.",
+                items.len()
+            );
+            return Err(ApiError::unsupported("prompt", message));
+        }
+        tokens => tokens,
+    };
+    if tokens.is_empty() {
+        return invalid("'prompt' must not be an empty array.");
     }
+    tokens
+        .iter()
+        .map(|token| token_id(token, "prompt", &serving.model))
+        .collect()
 }
 
 fn encode(text: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
@@ -107,60 +90,35 @@ fn encode(text: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
         .map_err(|error| ApiError::internal(&error.to_string()))
 }
 
-fn token_ids(items: &[Value], serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
-    items
-        .iter()
-        .map(|item| token_id(item, "prompt", &serving.model))
-        .collect()
+#[derive(Default)]
+struct CompletionFormat {
+    has_prompt: BTreeSet<u32>, // The choices whose chunks have shown the prompt's tokens.
 }
 
-async fn whole(
-    mut choices: Choices,
-    header: &ResponseIdentity,
-    wants_logprobs: bool,
-) -> Result<Response, ApiError> {
-    let wholes = choices.whole().await?;
-    let choice = |(index, whole): (u32, FinishedChoice)| CompletionChoice {
-        index,
-        text: whole.answer.text,
-        logprobs: wants_logprobs
-            .then(|| CompletionLogprobs::new(&whole.answer.logprobs, choices.tokenizer())),
-        finish_reason: whole.finish_reason,
-        token_ids: choices.prompt().map(|_| whole.answer.tokens),
-        prompt_token_ids: choices.prompt(),
-    };
-    let written: Vec<CompletionChoice<'_>> = (0..).zip(wholes).map(choice).collect();
-    let json = header.around(written, Some(Some(choices.usage())), None);
-    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
-}
-
-struct CompletionChunkFormat {
-    wants_logprobs: bool,
-    begun: BTreeSet<u32>, // Choices that have been told the prompt.
-}
-
-impl ChunkFormat for CompletionChunkFormat {
+impl ChoiceFormat for CompletionFormat {
+    const ID_PREFIX: &'static str = "cmpl-";
+    const OBJECT: &'static str = "text_completion";
+    const CHUNK_OBJECT: &'static str = "text_completion";
     const PROMPT_BESIDE_CHOICES: bool = false;
+
+    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize {
+        CompletionChoice {
+            finish_reason: choice.finish_reason,
+            ..CompletionChoice::of_piece(index, choice.output, choices, choices.prompt())
+        }
+    }
 
     fn opening(&self, _: u32) -> Option<impl Serialize> {
         None::<()>
     }
 
     fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
-        let first = self.begun.insert(index);
-        CompletionChoice {
-            index,
-            text: piece.text,
-            logprobs: self
-                .wants_logprobs
-                .then(|| CompletionLogprobs::new(&piece.logprobs, choices.tokenizer())),
-            finish_reason: None,
-            token_ids: choices.prompt().map(|_| piece.tokens),
-            prompt_token_ids: choices.prompt().filter(|_| first),
-        }
+        let is_first = self.has_prompt.insert(index);
+        let prompt = choices.prompt().filter(|_| is_first);
+        CompletionChoice::of_piece(index, piece, choices, prompt)
     }
 
-    fn ending(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
+    fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
         CompletionChoice {
             index,
             text: String::new(),
@@ -184,53 +142,25 @@ struct CompletionChoice<'a> {
     prompt_token_ids: Option<&'a [TokenId]>,
 }
 
-/// OpenAI's older shape: four arrays of one length.
-#[derive(Serialize)]
-struct CompletionLogprobs {
-    tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Vec<TopLogprobs>,
-    text_offset: Vec<usize>,
-}
-
-impl CompletionLogprobs {
-    fn new(entries: &[TokenLogprob], tokenizer: &Tokenizer) -> CompletionLogprobs {
-        let token = |token: TokenId| spelled(tokenizer, token, BYTES);
-        CompletionLogprobs {
-            tokens: entries.iter().map(|entry| token(entry.token)).collect(),
-            token_logprobs: entries.iter().map(|entry| finite(entry.logprob)).collect(),
-            top_logprobs: entries
-                .iter()
-                .map(|entry| TopLogprobs::new(entry, tokenizer))
-                .collect(),
-            text_offset: entries.iter().map(|entry| entry.start).collect(),
+impl<'a> CompletionChoice<'a> {
+    fn of_piece(
+        index: u32,
+        piece: Piece,
+        choices: &Choices,
+        prompt: Option<&'a [TokenId]>,
+    ) -> CompletionChoice<'a> {
+        CompletionChoice {
+            index,
+            text: piece.text,
+            logprobs: logprobs(&piece.logprobs, choices),
+            finish_reason: None,
+            token_ids: choices.wants_token_ids().then_some(piece.tokens),
+            prompt_token_ids: prompt,
         }
     }
 }
 
-/// The most likely tokens and the chosen one, most likely first, as an object. Of two that are spelled alike the likelier one stays.
-struct TopLogprobs(Vec<(String, f32)>);
-
-impl TopLogprobs {
-    fn new(entry: &TokenLogprob, tokenizer: &Tokenizer) -> TopLogprobs {
-        let mut likely: Vec<(String, f32)> = Vec::new();
-        for (token, logprob) in entry
-            .top
-            .iter()
-            .copied()
-            .chain([(entry.token, entry.logprob)])
-        {
-            let token = spelled(tokenizer, token, BYTES);
-            if likely.iter().all(|(other, _)| *other != token) {
-                likely.push((token, finite(logprob)));
-            }
-        }
-        TopLogprobs(likely)
-    }
-}
-
-impl Serialize for TopLogprobs {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
-    }
+fn logprobs(logprobs: &[TokenLogprob], choices: &Choices) -> Option<CompletionLogprobs> {
+    let new = || CompletionLogprobs::new(logprobs, choices.tokenizer());
+    choices.wants_logprobs().then(new)
 }

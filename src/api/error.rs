@@ -1,6 +1,10 @@
-//! What can go wrong with a request, as a status code and OpenAI's error body.
+//! The errors of the API: status code, OpenAI's error body and headers.
 //!
-//! Invariants: no other file chooses a status code for a failure; what a client sent is quoted only in part; no internals are told.
+//! Invariant: no other file chooses the status code of an error.
+//!
+//! Invariant: a message quotes at most `MAX_QUOTED_CHARS` characters of a client's text.
+//!
+//! Invariant: a message reveals no internals of the server.
 
 use std::time::Duration;
 
@@ -11,11 +15,10 @@ use serde_json::{Value, json};
 use super::body_limits::BodyLimitReached;
 use crate::engine::{RateKind, Refusal, SubmitError};
 
-/// Characters of a client's own words that an error repeats.
 const MAX_QUOTED_CHARS: usize = 64;
-/// When there may be room for a body again.
+/// The retry delay for a full body buffer, which empties quickly.
 const RETRY_SOON: Duration = Duration::from_secs(1);
-/// When a server that drains or loads may be worth another try.
+/// The retry delay for a server that is loading or shutting down.
 const RETRY_LATER: Duration = Duration::from_secs(5);
 
 /// A failed request.
@@ -50,6 +53,18 @@ impl ApiError {
         }
     }
 
+    fn bad_request(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, INVALID, code, message)
+    }
+
+    fn too_many_requests(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, RATE_LIMIT, code, message)
+    }
+
+    fn unavailable(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED, code, message)
+    }
+
     fn about(mut self, param: impl Into<String>) -> ApiError {
         self.param = Some(param.into());
         self
@@ -60,70 +75,65 @@ impl ApiError {
         self
     }
 
-    /// `param` is not what it must be; `message` says what that is.
+    /// The field `param` has an invalid value. `message` says which values are valid.
     pub(super) fn invalid_value(param: impl Into<String>, message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::BAD_REQUEST, INVALID, "invalid_value", message).about(param)
+        ApiError::bad_request("invalid_value", message).about(param)
     }
 
-    /// The server knows `param`, but can't do what it asks.
+    /// The server knows the field `param` but does not support its value.
     pub(super) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> ApiError {
-        ApiError::new(
-            StatusCode::BAD_REQUEST,
-            INVALID,
-            "unsupported_parameter",
-            message,
-        )
-        .about(param)
+        ApiError::bad_request("unsupported_parameter", message).about(param)
     }
 
-    /// The body is no JSON object.
+    /// The body is not a JSON object.
     pub(super) fn invalid_json(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::BAD_REQUEST, INVALID, "invalid_json", message)
+        ApiError::bad_request("invalid_json", message)
     }
 
-    /// `param` is longer than the model can take.
-    pub(super) fn context_length(param: &str, message: impl Into<String>) -> ApiError {
-        ApiError::new(
-            StatusCode::BAD_REQUEST,
-            INVALID,
-            "context_length_exceeded",
-            message,
-        )
-        .about(param)
+    /// The prompt in the field `param` contains no tokens.
+    pub(super) fn empty_prompt(param: &str) -> ApiError {
+        ApiError::invalid_value(param, "The prompt contains no tokens.")
     }
 
-    /// The checkpoint brought no chat template.
+    /// The field `param` does not fit the model's context of `limit` tokens.
+    ///
+    /// `found` says what the request needs and how to shorten it.
+    pub(super) fn context_length(param: &str, limit: u32, found: &str) -> ApiError {
+        let message = format!("This model's maximum context length is {limit} tokens. {found}");
+        ApiError::bad_request("context_length_exceeded", message).about(param)
+    }
+
+    /// The model has no chat template.
     pub(super) fn no_chat_template(model: &str) -> ApiError {
         let message = format!(
-            "The model '{model}' has no chat template (neither `chat_template` in its tokenizer_config.json nor a \
-             chat_template.jinja), so it can't chat. Its completions work: POST /v1/completions."
+            "The model '{model}' cannot chat because it has no chat template: neither \
+             `chat_template` in its tokenizer_config.json nor a chat_template.jinja. \
+             Use POST /v1/completions instead."
         );
-        ApiError::new(
-            StatusCode::BAD_REQUEST,
-            INVALID,
-            "chat_template_missing",
-            message,
-        )
-        .about("messages")
+        ApiError::bad_request("chat_template_missing", message).about("messages")
     }
 
-    /// Another model than the one that is served, which is named to those who may use it.
-    pub(super) fn model_not_found(asked: &str, served: Option<&str>) -> ApiError {
-        let asked = quoted(asked);
+    /// The server does not serve the model `requested`.
+    ///
+    /// The message names the `served` model, which is `None` if the tenant may not use it.
+    pub(super) fn model_not_found(requested: &str, served: Option<&str>) -> ApiError {
+        let requested = quoted(requested);
         let message = match served {
             Some(served) => {
-                format!("The model {asked} does not exist; this server has '{served}'.")
+                format!("The model {requested} does not exist. This server serves '{served}'.")
             }
-            None => format!("The model {asked} does not exist."),
+            None => format!("The model {requested} does not exist."),
         };
         ApiError::new(StatusCode::NOT_FOUND, INVALID, "model_not_found", message).about("model")
     }
 
-    /// The model that is served, which the tenant may not use.
-    pub(super) fn model_not_allowed(asked: Option<&str>) -> ApiError {
-        let message = match asked {
-            Some(asked) => format!("Your key may not use the model {}.", quoted(asked)),
-            None => "Your key may not use the model of this server.".to_owned(),
+    /// The tenant may not use the served model.
+    pub(super) fn model_not_allowed(requested: Option<&str>) -> ApiError {
+        let message = match requested {
+            Some(requested) => {
+                format!("Your API key may not use the model {}.", quoted(requested))
+            }
+            None => "Your API key may not use the model of this server.".to_owned(),
         };
         ApiError::new(
             StatusCode::FORBIDDEN,
@@ -134,15 +144,20 @@ impl ApiError {
         .about("model")
     }
 
-    /// No such route.
+    /// The path does not exist.
     pub(super) fn not_found(method: &str, path: &str) -> ApiError {
-        let message = format!("There is no {} {}.", quoted(method), quoted(path));
+        let endpoint = quoted(&format!("{method} {path}"));
+        let message = format!("There is no endpoint {endpoint}.");
         ApiError::new(StatusCode::NOT_FOUND, INVALID, "not_found", message)
     }
 
-    /// The route exists for other methods.
+    /// The path exists for other methods only.
     pub(super) fn method_not_allowed(method: &str, path: &str) -> ApiError {
-        let message = format!("{} is not allowed on {}.", quoted(method), quoted(path));
+        let message = format!(
+            "{} does not support the method {}. The 'allow' header lists the supported methods.",
+            quoted(path),
+            quoted(method)
+        );
         ApiError::new(
             StatusCode::METHOD_NOT_ALLOWED,
             INVALID,
@@ -153,7 +168,7 @@ impl ApiError {
 
     /// The body has more than `limit` bytes.
     pub(super) fn too_large(limit: usize) -> ApiError {
-        let message = format!("The body is larger than {limit} bytes.");
+        let message = format!("The request body may have at most {limit} bytes. Shorten it.");
         ApiError::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             INVALID,
@@ -162,9 +177,10 @@ impl ApiError {
         )
     }
 
-    /// The body is not declared to be JSON.
+    /// The request does not declare its body as JSON.
     pub(super) fn content_type() -> ApiError {
-        let message = "The body must be JSON, with the header content-type: application/json.";
+        let message =
+            "The request body must be JSON. Set the header 'content-type: application/json'.";
         ApiError::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             INVALID,
@@ -173,8 +189,20 @@ impl ApiError {
         )
     }
 
-    /// The body ended early, or came too slowly.
-    pub(super) fn body_incomplete(message: impl Into<String>) -> ApiError {
+    /// The connection ended before the body did.
+    pub(super) fn body_incomplete() -> ApiError {
+        ApiError::request_timeout("The request body ended early. Send the request again.".into())
+    }
+
+    /// The body did not arrive within `deadline`.
+    pub(super) fn body_too_slow(deadline: Duration) -> ApiError {
+        ApiError::request_timeout(format!(
+            "The request body did not arrive within {} seconds. Send the request again.",
+            deadline.as_secs()
+        ))
+    }
+
+    fn request_timeout(message: String) -> ApiError {
         ApiError::new(
             StatusCode::REQUEST_TIMEOUT,
             INVALID,
@@ -183,50 +211,31 @@ impl ApiError {
         )
     }
 
-    /// The model is not there yet.
+    /// The server is still loading its model.
     pub(super) fn loading() -> ApiError {
-        let message = "The server is still loading its model.";
-        ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            OVERLOADED,
-            "loading",
-            message,
-        )
-        .retry_after(RETRY_LATER)
+        let message = "The server is still loading its model. Retry later.";
+        ApiError::unavailable("loading", message).retry_after(RETRY_LATER)
     }
 
     /// The server is shutting down.
     pub(super) fn draining() -> ApiError {
-        let message = "The server is shutting down and takes no new requests.";
-        ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            OVERLOADED,
-            "draining",
-            message,
-        )
-        .retry_after(RETRY_LATER)
+        let message = "The server is shutting down and accepts no new requests. Retry later.";
+        ApiError::unavailable("draining", message).retry_after(RETRY_LATER)
     }
 
-    /// Too much is under way already.
-    pub(super) fn overloaded(retry_after: Duration) -> ApiError {
-        let message =
-            "The server is overloaded: too many requests wait already. Please try again later.";
-        ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            OVERLOADED,
-            "engine_overloaded",
-            message,
-        )
-        .retry_after(retry_after)
+    /// The server's queue is full.
+    fn overloaded(retry_after: Duration) -> ApiError {
+        let message = "The server is overloaded: too many requests are waiting. Retry later.";
+        ApiError::unavailable("engine_overloaded", message).retry_after(retry_after)
     }
 
-    /// No key, or none that is known.
+    /// The request has no API key, or one that the server does not know.
     pub(super) fn invalid_key(given: bool) -> ApiError {
-        let message = match given {
-            true => "This API key is not valid.",
-            false => {
-                "An API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
-            }
+        let message = if given {
+            "The API key is not valid. Check it and retry."
+        } else {
+            "This server requires an API key. \
+             Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
         };
         ApiError::new(
             StatusCode::UNAUTHORIZED,
@@ -236,72 +245,50 @@ impl ApiError {
         )
     }
 
-    /// The tenant has used up a rate of its own.
+    /// The tenant has used up one of its rates.
     fn rate_limited(rate: RateKind, retry_after: Duration) -> ApiError {
         let rate = match rate {
             RateKind::Requests => "requests",
             RateKind::Tokens => "tokens",
         };
         let message = format!(
-            "Your {rate} per minute are used up. Please try again in {:.3} seconds.",
+            "You have used up your {rate} per minute. Retry in {:.3} seconds.",
             retry_after.as_secs_f64()
         );
-        ApiError::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            RATE_LIMIT,
-            "rate_limit_exceeded",
-            message,
-        )
-        .retry_after(retry_after)
+        ApiError::too_many_requests("rate_limit_exceeded", message).retry_after(retry_after)
     }
 
-    /// Too much of the tenant's own waits.
+    /// The tenant's queue is full.
     fn tenant_queue_full(retry_after: Duration) -> ApiError {
-        let message =
-            "Too many of your requests wait already. Please wait for some of them to end.";
-        ApiError::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            RATE_LIMIT,
-            "concurrency_limit",
-            message,
-        )
-        .retry_after(retry_after)
+        let message = "You have too many requests waiting. Wait for some to finish and retry.";
+        ApiError::too_many_requests("concurrency_limit", message).retry_after(retry_after)
     }
 
-    /// Too many bytes of the tenant's own, or too many of its bodies, have come and are not read yet.
+    /// The tenant's bodies exceed its quota.
     fn tenant_bodies_full() -> ApiError {
-        let message = "Too much that you have sent is not read yet. Please let some of your requests arrive before you send more.";
-        ApiError::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            RATE_LIMIT,
-            "concurrency_limit",
-            message,
-        )
-        .retry_after(RETRY_SOON)
+        let message =
+            "You have too many request bodies in flight. Wait for some to finish and retry.";
+        ApiError::too_many_requests("concurrency_limit", message).retry_after(RETRY_SOON)
     }
 
-    /// It would begin too late to be of use.
+    /// The first token would miss its deadline, because the server has other work.
     fn too_late(retry_after: Duration) -> ApiError {
-        let message = "The server is overloaded: your first token would come later than your requests allow. Please try again later.";
-        ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            OVERLOADED,
-            "engine_overloaded",
-            message,
-        )
-        .retry_after(retry_after)
+        let message = "The server is overloaded: your first token would miss its deadline. \
+                       Retry later.";
+        ApiError::unavailable("engine_overloaded", message).retry_after(retry_after)
     }
 
-    /// It could never begin in time, however little else there is to do.
+    /// The first token would miss its deadline even on an idle server.
     fn never_in_time() -> ApiError {
-        let message = "Computing this prompt alone takes longer than your requests may wait for their first token. Please reduce its \
-                       length.";
-        ApiError::context_length("messages", message)
+        let message = "Your prompt is too long: even on an idle server its first token would miss \
+                       its deadline. Shorten the prompt.";
+        ApiError::bad_request("context_length_exceeded", message).about("messages")
     }
 
-    /// It took longer than its tenant, or the server, lets a request take.
+    /// The request exceeded a deadline of its tenant or of the server.
     pub(super) fn too_slow() -> ApiError {
-        let message = "The request took longer than it may, and was ended.";
+        let message = "The request exceeded its deadline, and the server ended it. \
+                       Retry later or request fewer tokens.";
         ApiError::new(
             StatusCode::GATEWAY_TIMEOUT,
             "timeout_error",
@@ -310,9 +297,11 @@ impl ApiError {
         )
     }
 
-    /// The engine's thread is gone, and only a restart brings it back. Asked for again and again, so it is not logged here.
+    /// The engine's thread has ended, and only a restart brings it back.
+    ///
+    /// Probes repeat this error, so it is not logged here.
     pub(super) fn dead() -> ApiError {
-        let message = "The server's engine has died; the server must be restarted.";
+        let message = "The server's engine has failed. Restart the server.";
         ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "server_error",
@@ -321,10 +310,11 @@ impl ApiError {
         )
     }
 
-    /// A bug or a broken machine; the reason belongs into the log, not to the client.
+    /// A bug, or a broken machine. Logs `why`, which the client must not see.
     pub(super) fn internal(why: &str) -> ApiError {
         tracing::error!(why, "a request failed");
-        let message = "The server failed on this request. The response's x-request-id names it in the server's log.";
+        let message = "The server failed to process this request. \
+                       Its log has the details under this response's x-request-id.";
         ApiError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "server_error",
@@ -333,7 +323,7 @@ impl ApiError {
         )
     }
 
-    /// The error, as in a body or in a stream.
+    /// Returns the JSON of the error, for a response's body or a stream.
     pub(super) fn body(&self) -> Value {
         json!({"error": {
             "message": self.message,
@@ -348,11 +338,12 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> ApiError {
         match error {
             SubmitError::Refused(refusal) => refusal.into(),
-            SubmitError::UnknownToken(token) => {
-                ApiError::invalid_value("prompt", format!("The model has no token {token}."))
-            }
+            SubmitError::UnknownToken(token) => ApiError::invalid_value(
+                "prompt",
+                format!("The model has no token with the id {token}."),
+            ),
             SubmitError::InvalidSampling(name) => {
-                ApiError::invalid_value(name, format!("'{name}' is not a usable number."))
+                ApiError::invalid_value(name, format!("'{name}' is outside its limits."))
             }
             SubmitError::Dead => ApiError::internal("the engine is dead"),
         }
@@ -377,16 +368,17 @@ impl From<Refusal> for ApiError {
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,
-            } => ApiError::context_length(
-                "max_tokens",
+            } => ApiError::bad_request(
+                "context_length_exceeded",
                 format!(
-                    "Prompt and output would take {needed_tokens} tokens; this server has memory \
-                     for {limit_tokens}."
+                    "Prompt and output need {needed_tokens} tokens; this server has memory for \
+                     {limit_tokens}. Shorten the prompt or reduce 'max_tokens'."
                 ),
-            ),
-            Refusal::EmptyPrompt => ApiError::invalid_value("prompt", "The prompt has no tokens."),
+            )
+            .about("max_tokens"),
+            Refusal::EmptyPrompt => ApiError::empty_prompt("prompt"),
             Refusal::NothingToGenerate => {
-                ApiError::invalid_value("max_tokens", "'max_tokens' is not a usable number.")
+                ApiError::invalid_value("max_tokens", "'max_tokens' must be at least 1; got 0.")
             }
             Refusal::Draining => ApiError::draining(),
         }
@@ -394,8 +386,8 @@ impl From<Refusal> for ApiError {
 }
 
 impl From<BodyLimitReached> for ApiError {
-    fn from(full: BodyLimitReached) -> ApiError {
-        match full {
+    fn from(limit: BodyLimitReached) -> ApiError {
+        match limit {
             BodyLimitReached::Tenant => ApiError::tenant_bodies_full(),
             BodyLimitReached::Server => ApiError::overloaded(RETRY_SOON),
         }
@@ -427,7 +419,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A client's own words, in quotes and cut short.
+/// Returns a client's text in quotes, cut to `MAX_QUOTED_CHARS` characters.
 pub(super) fn quoted(text: &str) -> String {
     let mut chars = text.chars();
     let short: String = chars.by_ref().take(MAX_QUOTED_CHARS).collect();
@@ -440,23 +432,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_finds_a_queue_full_is_told_whose() {
+    fn the_message_says_whether_the_tenants_or_the_servers_queue_is_full() {
         let retry_after = 1_000_000;
-        let told = |refusal| ApiError::from(refusal).body()["error"]["message"].to_string();
-        let own = told(Refusal::TenantQueueFull { retry_after });
-        assert!(own.contains("of your requests wait"), "{own}");
-        let all = told(Refusal::Overloaded { retry_after });
+        let message = |refusal| ApiError::from(refusal).body()["error"]["message"].to_string();
+        let tenant = message(Refusal::TenantQueueFull { retry_after });
         assert!(
-            all.contains("server is overloaded: too many requests wait"),
-            "{all}"
+            tenant.contains("You have too many requests waiting"),
+            "{tenant}"
+        );
+        let server = message(Refusal::Overloaded { retry_after });
+        assert!(
+            server.contains("server is overloaded: too many requests are waiting"),
+            "{server}"
         );
     }
 
     #[test]
-    fn refusals_have_their_status_and_say_when_to_come_back() {
+    fn each_refusal_has_its_status_type_code_and_retry_delay() {
         let retry_after = 1_500_200;
         let requests = RateKind::Requests;
-        for (refusal, status, kind, code, told) in [
+        for (refusal, status, kind, code, retry_headers) in [
             (
                 Refusal::RateLimited {
                     rate: requests,
@@ -509,16 +504,16 @@ mod tests {
             let error = ApiError::from(refusal);
             assert_eq!(error.body()["error"]["type"], kind, "{refusal:?}");
             assert_eq!(error.body()["error"]["code"], code, "{refusal:?}");
-            let answer = error.into_response();
-            assert_eq!(answer.status(), status, "{refusal:?}");
+            let response = error.into_response();
+            assert_eq!(response.status(), status, "{refusal:?}");
             let header = |name| {
-                answer
+                response
                     .headers()
                     .get(name)
                     .and_then(|value| value.to_str().ok())
             };
             let found = header("retry-after").zip(header("retry-after-ms"));
-            assert_eq!(found, told, "{refusal:?}");
+            assert_eq!(found, retry_headers, "{refusal:?}");
         }
         let late = ApiError::too_slow();
         assert_eq!(late.body()["error"]["type"], "timeout_error");

@@ -1,28 +1,31 @@
-//! The fields of a request's body, read one by one.
+//! Reads the fields of a request's body one by one.
 //!
-//! Invariants: null is the same as absent; a value of the wrong kind is an error that names its field; a number that leaves here
-//! lies within the limits that were asked for.
+//! Invariant: `null` means the same as an absent field.
+//!
+//! Invariant: a value of the wrong type is an error that names its field.
+//!
+//! Invariant: every number that is returned lies within the limits that the caller gave.
 
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
 
-/// A JSON object whose fields are asked for by name.
+/// The fields of a JSON object.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a> {
     object: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a whole body.
+    /// Returns the fields of a whole body.
     pub(super) fn of_body(body: &'a Value) -> Result<Fields<'a>, ApiError> {
         match body {
             Value::Object(object) => Ok(Fields { object }),
             other => Err(ApiError::invalid_json(format!(
-                "The body must be a JSON object, not {}.",
-                kind_of(other)
+                "The request body must be a JSON object; got {}.",
+                described(other)
             ))),
         }
     }
@@ -59,7 +62,7 @@ impl<'a> Fields<'a> {
         self.object.len()
     }
 
-    /// A whole number, also one written like `2.0`.
+    /// Returns an integer. A number such as `2.0` is an integer too.
     pub(super) fn integer(
         &self,
         name: &str,
@@ -75,9 +78,20 @@ impl<'a> Fields<'a> {
             Some(number) => Ok(Some(number)),
             None => Err(ApiError::invalid_value(
                 name,
-                format!("'{name}' must be {}.", span(&limits)),
+                format!("'{name}' must be {}; got {number}.", range(&limits)),
             )),
         }
+    }
+
+    /// Returns an integer that is not negative.
+    pub(super) fn count(
+        &self,
+        name: &str,
+        limits: RangeInclusive<u32>,
+    ) -> Result<Option<u32>, ApiError> {
+        let (min, max) = limits.into_inner();
+        let number = self.integer(name, i64::from(min)..=i64::from(max))?;
+        Ok(number.map(|number| number as u32))
     }
 
     pub(super) fn number(
@@ -85,14 +99,15 @@ impl<'a> Fields<'a> {
         name: &str,
         limits: RangeInclusive<f64>,
     ) -> Result<Option<f32>, ApiError> {
-        let Some(number) = self.read(name, "a number", Value::as_f64)? else {
+        let as_number = |value: &'a Value| Some((value.as_f64()?, value));
+        let Some((number, value)) = self.read(name, "a number", as_number)? else {
             return Ok(None);
         };
         if !limits.contains(&number) {
-            let (least, most) = limits.into_inner();
+            let (min, max) = limits.into_inner();
             return Err(ApiError::invalid_value(
                 name,
-                format!("'{name}' must be from {least} to {most}."),
+                format!("'{name}' must be from {min} to {max}; got {value}."),
             ));
         }
         Ok(Some(number as f32))
@@ -108,21 +123,21 @@ impl<'a> Fields<'a> {
             None => Ok(None),
             Some(value) => match read(value) {
                 Some(read) => Ok(Some(read)),
-                None => Err(wrong_kind(name, expected, value)),
+                None => Err(wrong_type(name, expected, value)),
             },
         }
     }
 }
 
-/// `param` holds something else than `expected`.
-pub(super) fn wrong_kind(param: &str, expected: &str, value: &Value) -> ApiError {
+/// Returns the error for a `param` whose `value` is not what is `expected`.
+pub(super) fn wrong_type(param: &str, expected: &str, value: &Value) -> ApiError {
     ApiError::invalid_value(
         param,
-        format!("'{param}' must be {expected}, not {}.", kind_of(value)),
+        format!("'{param}' must be {expected}; got {}.", described(value)),
     )
 }
 
-/// A whole number of any size that JSON has here.
+/// Returns the integer of a JSON number, which may be larger than 64 bits can hold.
 pub(super) fn integer(value: &Value) -> Option<i128> {
     let whole =
         |number: f64| (number.fract() == 0.0 && number.abs() < 1e15).then_some(number as i128);
@@ -136,20 +151,21 @@ pub(super) fn integer(value: &Value) -> Option<i128> {
     }
 }
 
-fn span(limits: &RangeInclusive<i64>) -> String {
+fn range(limits: &RangeInclusive<i64>) -> String {
     match (*limits.start(), *limits.end()) {
-        (least, i64::MAX) => format!("at least {least}"),
-        (least, most) => format!("from {least} to {most}"),
+        (min, i64::MAX) => format!("at least {min}"),
+        (min, max) => format!("from {min} to {max}"),
     }
 }
 
-fn kind_of(value: &Value) -> &'static str {
+/// Returns a short description of `value` for an error message.
+pub(super) fn described(value: &Value) -> String {
     match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
+        Value::Null => "null or no value".to_owned(),
+        Value::Bool(value) => format!("the boolean {value}"),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) => format!("the string {}", quoted(text)),
+        Value::Array(_) => "an array".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
     }
 }

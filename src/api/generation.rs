@@ -1,113 +1,41 @@
-//! One choice on its way through the engine: tokens in, pieces of text out, and one end.
+//! One choice: receives its tokens from the engine and turns them into pieces of text and one end.
 //!
-//! Invariants: streamed or not, the text is made here, token by token, so both are the same; the stop token and the stop string are
-//! no text unless asked for; a log-probability comes with the piece that holds the beginning of its token's text.
+//! Invariant: streamed and whole responses get the same text, because both are made here, token by
+//! token.
+//!
+//! Invariant: the text contains neither the stop token nor the stop string, unless the client asks
+//! for them.
+//!
+//! Invariant: a token's log-probability comes with the piece that holds the start of its text.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::app::Serving;
 use super::authentication::Caller;
 use super::error::ApiError;
-use super::params::Params;
-use super::{ModelCard, Serving};
+use super::logprobs::TokenLogprob;
+use super::parsed_request::ParsedRequest;
 use crate::engine::{
-    EventStream, FinishReason, GenerationRequest, SamplingParams, StreamEvent, TokenId, TokenOutput,
+    EventStream, FinishReason, GenerationRequest, StreamEvent, TokenId, TokenOutput,
 };
-use crate::text::{Detokenizer, TextOptions, Tokenizer};
+use crate::text::{Detokenizer, TextOptions};
 
-/// A request that has been understood.
-#[derive(Clone)]
-pub(super) struct ParsedRequest {
-    pub(super) prompt: Vec<TokenId>,
-    pub(super) max_new_tokens: u32,
-    pub(super) params: Params,
-    /// It shares its request with a choice that was submitted before.
-    pub(super) is_another_choice: bool,
-}
-
-impl ParsedRequest {
-    /// Settles how long the answer may be. `default` is the endpoint's own limit, if it has one; `param` holds the prompt.
-    ///
-    /// # Errors
-    /// When the model's context is too short for what was asked.
-    pub(super) fn new(
-        prompt: Vec<TokenId>,
-        params: Params,
-        model: &ModelCard,
-        default: Option<u32>,
-        param: &str,
-    ) -> Result<ParsedRequest, ApiError> {
-        if prompt.is_empty() {
-            return Err(ApiError::invalid_value(param, "The prompt has no tokens."));
-        }
-        let limit = model.max_model_len;
-        let left = limit.saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
-        let too_long = |asked: String| {
-            let message = format!(
-                "This model's maximum context length is {limit} tokens. However, you requested {asked}. Please reduce the \
-                 length of the prompt or of the answer."
-            );
-            Err(ApiError::context_length(param, message))
-        };
-        match params.max_tokens {
-            _ if left == 0 => too_long(format!("{} tokens in the prompt", prompt.len())),
-            Some(most) if most > left => too_long(format!(
-                "{} tokens ({} in the prompt, {most} in the answer)",
-                prompt.len() + most as usize,
-                prompt.len()
-            )),
-            asked => {
-                let max_new_tokens =
-                    asked.unwrap_or_else(|| default.map_or(left, |default| left.min(default)));
-                if params.min_tokens > max_new_tokens {
-                    let message = format!(
-                        "'min_tokens' is more than the {max_new_tokens} tokens the answer may have."
-                    );
-                    return Err(ApiError::invalid_value("min_tokens", message));
-                }
-                Ok(ParsedRequest {
-                    prompt,
-                    max_new_tokens,
-                    params,
-                    is_another_choice: false,
-                })
-            }
-        }
-    }
-}
-
-/// A text that can't fit, however it is cut into tokens, is not worth tokenising.
-///
-/// # Errors
-/// When `bytes` bytes of text are too many.
-pub(super) fn check_length(bytes: usize, serving: &Serving, param: &str) -> Result<(), ApiError> {
-    let limit = serving.model.max_model_len;
-    let least_tokens = bytes / serving.tokenizer.longest_token();
-    if least_tokens <= limit as usize {
-        return Ok(());
-    }
-    let message = format!(
-        "This model's maximum context length is {limit} tokens. However, the prompt has {bytes} bytes, which are more than \
-         {least_tokens} tokens. Please reduce the length of the prompt."
-    );
-    Err(ApiError::context_length(param, message))
-}
-
-/// Part of an answer.
+/// A part of a choice's output.
 #[derive(Debug, Default)]
 pub(super) struct Piece {
     pub(super) text: String,
-    /// Empty unless asked for.
+    /// Empty unless the client wants log-probabilities.
     pub(super) logprobs: Vec<TokenLogprob>,
-    /// The tokens drawn since the last piece, a stop token included.
+    /// The tokens since the previous piece, including a stop token.
     pub(super) tokens: Vec<TokenId>,
-    /// Tokens drawn so far.
+    /// The number of tokens so far.
     pub(super) completion_tokens: u32,
 }
 
 impl Piece {
-    /// Adds the piece that comes next.
+    /// Appends the piece that follows this one.
     pub(super) fn extend(&mut self, next: Piece) {
         self.text += &next.text;
         self.logprobs.extend(next.logprobs);
@@ -116,32 +44,22 @@ impl Piece {
     }
 }
 
-/// A token of the answer with its log-probability.
-#[derive(Debug)]
-pub(super) struct TokenLogprob {
-    /// Where its text begins, in characters of the answer.
-    pub(super) start: usize,
-    pub(super) token: TokenId,
-    pub(super) logprob: f32,
-    pub(super) top: Vec<(TokenId, f32)>,
-}
-
-/// How an answer ended, and what it took.
+/// How a choice ended, and its token counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChoiceEnd {
     pub(super) finish_reason: &'static str,
-    /// Tokens of the prompt that came from the prefix cache.
+    /// The prompt tokens that came from the prefix cache.
     pub(super) cached_tokens: u32,
     pub(super) completion_tokens: u32,
 }
 
-/// The next thing of an answer.
+/// The next output of a choice.
 pub(super) enum ChoiceOutput {
     Piece(Piece),
     End(ChoiceEnd),
 }
 
-/// A choice that is being made. Dropping it cancels it, as a client does that leaves.
+/// A choice that the engine is generating. Dropping it cancels it, as a client that leaves does.
 pub(super) struct ChoiceGeneration {
     events: EventStream,
     caller: Caller,
@@ -150,20 +68,20 @@ pub(super) struct ChoiceGeneration {
     include_stop: bool,
     wants_tokens: bool,
     completion_tokens: u32,
-    waiting: VecDeque<TokenLogprob>, // Their text has not been released yet.
-    tokens: Vec<TokenId>,            // Drawn since the last piece.
-    stopped: bool,                   // A stop string has ended the text.
-    ending: Option<ChoiceEnd>,       // Known, and told after the last piece.
+    pending_logprobs: VecDeque<TokenLogprob>, // The detokenizer still holds their text back.
+    pending_tokens: Vec<TokenId>,             // The tokens since the last piece.
+    stopped: bool,                            // A stop string has ended the text.
+    end: Option<ChoiceEnd>,                   // `next` returns it after the last piece.
 }
 
 impl ChoiceGeneration {
-    /// Submits `call`.
+    /// Submits `request` to the engine.
     ///
     /// # Errors
-    /// When the engine refuses it at once.
+    /// If the engine rejects the request at once.
     pub(super) fn start(
         serving: &Serving,
-        call: ParsedRequest,
+        request: ParsedRequest,
         caller: Caller,
         arrived: Instant,
     ) -> Result<ChoiceGeneration, ApiError> {
@@ -172,7 +90,7 @@ impl ChoiceGeneration {
             max_new_tokens,
             params,
             is_another_choice,
-        } = call;
+        } = request;
         let options = TextOptions {
             stop: params.stop,
             include_stop: params.include_stop,
@@ -200,45 +118,49 @@ impl ChoiceGeneration {
             include_stop: params.include_stop,
             wants_tokens,
             completion_tokens: 0,
-            waiting: VecDeque::new(),
-            tokens: Vec::new(),
+            pending_logprobs: VecDeque::new(),
+            pending_tokens: Vec::new(),
             stopped: false,
-            ending: None,
+            end: None,
         })
     }
 
-    /// Ends it early although its client is still there.
+    /// Ends the generation early while the client is still connected.
     pub(super) fn cancel(mut self) {
         self.events.finish(FinishReason::Cancelled);
     }
 
-    /// Waits until the engine has taken the request. May be given up and left to `next`.
+    /// Waits until the engine has accepted the request.
+    ///
+    /// The caller may drop the future early; `next` then waits instead.
     ///
     /// # Errors
-    /// When the engine refuses it.
+    /// If the engine rejects the request.
     pub(super) async fn accepted(&mut self) -> Result<(), ApiError> {
         match self.event().await {
             Some(StreamEvent::Accepted) => Ok(()),
             Some(StreamEvent::Refused(refusal)) => Err(refusal.into()),
             other => Err(ApiError::internal(&format!(
-                "the engine began with {other:?}"
+                "the engine's first event was {other:?}"
             ))),
         }
     }
 
-    /// The next piece, or the end, after which it is not called again. May be given up and called again.
+    /// Waits for the next piece or the end. Must not be called after the end.
+    ///
+    /// The caller may drop the future early and call again.
     ///
     /// # Errors
-    /// When the engine refuses the request, can't go on, or shuts down. It is over then.
+    /// If the engine rejects or fails the request, or shuts down. The generation has then ended.
     pub(super) async fn next(&mut self) -> Result<ChoiceOutput, ApiError> {
-        if let Some(ending) = self.ending.take() {
-            return Ok(ChoiceOutput::End(ending));
+        if let Some(end) = self.end.take() {
+            return Ok(ChoiceOutput::End(end));
         }
         loop {
             match self.event().await {
                 Some(StreamEvent::Accepted) => {}
                 Some(StreamEvent::Token(output)) => {
-                    if let Some(piece) = self.token(output) {
+                    if let Some(piece) = self.push(output) {
                         return Ok(ChoiceOutput::Piece(piece));
                     }
                 }
@@ -248,19 +170,18 @@ impl ChoiceGeneration {
                     completion_tokens,
                     ..
                 }) => {
-                    let ending = ChoiceEnd {
+                    let end = ChoiceEnd {
                         finish_reason: finish_reason(reason)?,
                         cached_tokens,
                         completion_tokens,
                     };
-                    return Ok(self.finished(ending));
+                    return Ok(self.finish(end));
                 }
                 Some(StreamEvent::Refused(refusal)) => return Err(refusal.into()),
                 Some(StreamEvent::Failed(why)) => return Err(ApiError::internal(&why)),
                 None => {
-                    return Err(ApiError::internal(
-                        "the engine ended a stream without a word",
-                    ));
+                    let why = "the engine closed a stream without a final event";
+                    return Err(ApiError::internal(why));
                 }
             }
         }
@@ -274,20 +195,21 @@ impl ChoiceGeneration {
         event
     }
 
-    fn token(&mut self, output: TokenOutput) -> Option<Piece> {
+    /// Adds a token. Returns a piece if the token releases text or log-probabilities.
+    fn push(&mut self, output: TokenOutput) -> Option<Piece> {
         let TokenOutput {
             token,
             logprob,
             top,
         } = output;
         self.completion_tokens += 1;
-        self.tokens.push(token);
+        self.pending_tokens.push(token);
         if self.stop_tokens.contains(&token) && !self.include_stop {
             return None;
         }
         let start = self.detokenizer.decoded_chars();
         if let Some(logprob) = logprob {
-            self.waiting.push_back(TokenLogprob {
+            self.pending_logprobs.push_back(TokenLogprob {
                 start,
                 token,
                 logprob,
@@ -299,90 +221,61 @@ impl ChoiceGeneration {
             self.stopped = true;
             self.events.finish(FinishReason::Stop);
         }
-        let piece = self.piece(delta.text);
-        let worth = !piece.text.is_empty() || !piece.logprobs.is_empty();
-        if !worth {
-            self.tokens = piece.tokens;
-            return None;
-        }
-        Some(piece)
-    }
-
-    /// A piece with `text` and what belongs to it.
-    fn piece(&mut self, text: String) -> Piece {
         let released = self.detokenizer.released_chars();
         let ready = self
-            .waiting
+            .pending_logprobs
             .iter()
             .take_while(|entry| entry.start < released)
             .count();
-        Piece {
-            text,
-            logprobs: self.waiting.drain(..ready).collect(),
-            tokens: std::mem::take(&mut self.tokens),
-            completion_tokens: self.completion_tokens,
+        if delta.text.is_empty() && ready == 0 {
+            return None;
         }
+        Some(Piece {
+            text: delta.text,
+            logprobs: self.pending_logprobs.drain(..ready).collect(),
+            tokens: std::mem::take(&mut self.pending_tokens),
+            completion_tokens: self.completion_tokens,
+        })
     }
 
-    fn finished(&mut self, mut ending: ChoiceEnd) -> ChoiceOutput {
+    /// Ends the generation. Returns the last piece if something is left for it, otherwise the end.
+    fn finish(&mut self, mut end: ChoiceEnd) -> ChoiceOutput {
         let mut piece = Piece {
             completion_tokens: self.completion_tokens,
+            tokens: std::mem::take(&mut self.pending_tokens),
             ..Piece::default()
         };
-        piece.tokens = std::mem::take(&mut self.tokens);
         if !self.stopped {
             let delta = self.detokenizer.finish();
             piece.text = delta.text;
             if delta.stopped {
-                ending.finish_reason = "stop";
+                end.finish_reason = "stop";
             }
-            // With nothing left to come, tokens without text of their own count as released.
-            piece.logprobs = self.waiting.drain(..).collect();
+            // No text follows, so the log-probabilities of tokens without text are due now.
+            piece.logprobs = self.pending_logprobs.drain(..).collect();
         }
-        let tokens_matter = self.wants_tokens && !piece.tokens.is_empty();
-        if piece.text.is_empty() && piece.logprobs.is_empty() && !tokens_matter {
-            return ChoiceOutput::End(ending);
+        let has_tokens = self.wants_tokens && !piece.tokens.is_empty();
+        if piece.text.is_empty() && piece.logprobs.is_empty() && !has_tokens {
+            return ChoiceOutput::End(end);
         }
-        self.ending = Some(ending);
+        self.end = Some(end);
         ChoiceOutput::Piece(piece)
     }
 }
 
-/// Asks for log-probabilities, with so many alternatives.
-pub(super) fn with_logprobs(sampling: SamplingParams, top: Option<i64>) -> SamplingParams {
-    SamplingParams {
-        logprobs: top.and_then(|top| u32::try_from(top).ok()),
-        ..sampling
-    }
-}
-
-/// A token as a string: its text, or `prefix` and its bytes in hexadecimal when they are no whole characters.
-pub(super) fn spelled(tokenizer: &Tokenizer, token: TokenId, prefix: &str) -> String {
-    let bytes = tokenizer.token_bytes(token);
-    match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => bytes.iter().fold(prefix.to_owned(), |text, byte| {
-            text + &format!("\\x{byte:02x}")
-        }),
-    }
-}
-
-/// JSON has no infinity.
-pub(super) fn finite(logprob: f32) -> f32 {
-    logprob.max(-9999.0)
-}
-
+/// Returns the `finish_reason` for the client.
+///
 /// # Errors
-/// Endings that are no answer.
+/// If the generation ended without an answer.
 fn finish_reason(reason: FinishReason) -> Result<&'static str, ApiError> {
     match reason {
         FinishReason::Stop => Ok("stop"),
         FinishReason::Length => Ok("length"),
         FinishReason::Shutdown => Err(ApiError::draining()),
         FinishReason::Cancelled => Err(ApiError::internal(
-            "a request was cancelled while its client waited",
+            "the engine cancelled a request whose client was still connected",
         )),
         FinishReason::Deadline => Err(ApiError::too_slow()),
-        FinishReason::Error => Err(ApiError::internal("the engine gave up on a request")),
+        FinishReason::Error => Err(ApiError::internal("the engine failed a request")),
     }
 }

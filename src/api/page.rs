@@ -1,22 +1,25 @@
-//! `GET /`: a chat page, one embedded file.
+//! `GET /`: the chat page, one embedded HTML file.
 //!
-//! Invariant: the page runs no script and loads nothing but its own; what a model says is shown as text.
+//! Invariant: the page runs only its own script and loads nothing from other hosts.
+//!
+//! Invariant: the page shows the model's output as text, never as HTML.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use super::random_id;
+use super::request_id::random_id;
 
 const PAGE: &str = include_str!("page.html");
-/// Stands in the page wherever this response's nonce belongs.
+/// Marks the places in the page where a response inserts its nonce.
 const NONCE: &str = "{{nonce}}";
 
-/// The page, with a fresh nonce for its own script and style.
+/// Returns the page, with a new nonce for its script and its style.
 pub(super) async fn show() -> Response {
     let nonce = random_id("");
     let policy = format!(
-        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; \
+         connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'"
     );
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),

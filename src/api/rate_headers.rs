@@ -1,8 +1,9 @@
-//! Where a tenant's rates stand, as the headers of its answers write.
+//! The `x-ratelimit-*` headers: where a tenant's rate limits stand.
 //!
-//! The scheduler alone knows, and says so when it takes or refuses a request. Any other answer (an error before that, a list of models)
-//! tells what the scheduler said last and what has been earned since. So between two requests no answer shows what the first one's
-//! output costs; the second one's does.
+//! Only the scheduler knows a tenant's rate limits, and it reports them when it accepts or rejects
+//! a request. Every other response (an error before that, a list of models) computes its headers
+//! from the last report and the time since. So no response between two requests shows what the
+//! first request's output cost; the second request's response does.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,20 +16,20 @@ use crate::tenants::Tenant;
 
 const MINUTE: Duration = Duration::from_mins(1);
 
-/// What the scheduler said last of each tenant that has a rate.
+/// The scheduler's last report for each tenant that has a rate limit.
 #[derive(Default)]
 pub(super) struct LastRates {
-    told: Mutex<HashMap<TenantId, RecordedRates>>,
+    reports: Mutex<HashMap<TenantId, RateReport>>,
 }
 
 #[derive(Clone, Copy)]
-struct RecordedRates {
+struct RateReport {
     at: Instant,
     requests: Option<RateDebt>,
     tokens: Option<RateDebt>,
 }
 
-/// So long a rate takes to earn what was charged.
+/// What a tenant has used of a rate, as the time until the rate has fully recovered.
 #[derive(Clone, Copy)]
 struct RateDebt {
     per_minute: u32,
@@ -36,57 +37,61 @@ struct RateDebt {
 }
 
 impl LastRates {
-    /// The scheduler has said at the moment `at` where the rates of `tenant` stand.
-    pub(super) fn note(&self, tenant: &Tenant, rates: Rates, at: Instant) {
-        let owed = |rate: Option<Rate>, state: Option<RateState>| {
+    /// Records the scheduler's report for `tenant`, made at `at`.
+    pub(super) fn record(&self, tenant: &Tenant, rates: Rates, at: Instant) {
+        let debt = |rate: Option<Rate>, state: Option<RateState>| {
             let (rate, state) = rate.zip(state)?;
             Some(RateDebt {
                 per_minute: rate.per_minute,
                 time: Duration::from_micros(state.reset),
             })
         };
-        let told = RecordedRates {
+        let report = RateReport {
             at,
-            requests: owed(tenant.requests, rates.requests),
-            tokens: owed(tenant.tokens, rates.tokens),
+            requests: debt(tenant.requests, rates.requests),
+            tokens: debt(tenant.tokens, rates.tokens),
         };
-        if told.requests.is_some() || told.tokens.is_some() {
-            let mut book = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            book.insert(tenant.number, told);
+        if report.requests.is_some() || report.tokens.is_some() {
+            let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+            reports.insert(tenant.number, report);
         }
     }
 
-    /// Where the rates of `tenant` stand at the moment `at`, as far as it was told. Nothing has been used of what was never told of.
+    /// Returns the rate limits of `tenant` at `at`. Without a report, the tenant has used nothing.
     pub(super) fn now(&self, tenant: &Tenant, at: Instant) -> Rates {
         if tenant.requests.is_none() && tenant.tokens.is_none() {
             return Rates::default();
         }
-        let book = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = book.get(&tenant.number);
-        let earned = told.map_or(Duration::ZERO, |told| at.saturating_duration_since(told.at));
-        let state = |rate: Option<Rate>, owed: Option<RateDebt>| Some(state(rate?, owed, earned));
+        let reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = reports.get(&tenant.number);
+        let elapsed = report.map_or(Duration::ZERO, |report| {
+            at.saturating_duration_since(report.at)
+        });
+        let state = |rate: Option<Rate>, debt: Option<RateDebt>| Some(state(rate?, debt, elapsed));
         Rates {
-            requests: state(tenant.requests, told.and_then(|told| told.requests)),
-            tokens: state(tenant.tokens, told.and_then(|told| told.tokens)),
+            requests: state(tenant.requests, report.and_then(|report| report.requests)),
+            tokens: state(tenant.tokens, report.and_then(|report| report.tokens)),
         }
     }
 }
 
-/// What was `owed` costs the more time the lower the rate is by now; of that, so much has been `earned`.
-fn state(rate: Rate, owed: Option<RateDebt>, earned: Duration) -> RateState {
-    let owed = owed.map_or(0, |owed| {
-        owed.time.as_nanos() * u128::from(owed.per_minute) / u128::from(rate.per_minute)
+/// Returns the state of `rate`, `elapsed` after the report of `debt`.
+///
+/// `rate` may have changed since the report. A lower rate takes longer to recover the same debt.
+fn state(rate: Rate, debt: Option<RateDebt>, elapsed: Duration) -> RateState {
+    let debt = debt.map_or(0, |debt| {
+        debt.time.as_nanos() * u128::from(debt.per_minute) / u128::from(rate.per_minute)
     });
-    let owed = owed.saturating_sub(earned.as_nanos());
-    let used = (owed * u128::from(rate.per_minute)).div_ceil(MINUTE.as_nanos());
+    let debt = debt.saturating_sub(elapsed.as_nanos());
+    let used = (debt * u128::from(rate.per_minute)).div_ceil(MINUTE.as_nanos());
     RateState {
         limit: rate.burst,
         remaining: rate.burst - u32::try_from(used).map_or(rate.burst, |used| used.min(rate.burst)),
-        reset: u64::try_from(owed.div_ceil(1000)).unwrap_or(u64::MAX),
+        reset: u64::try_from(debt.div_ceil(1000)).unwrap_or(u64::MAX),
     }
 }
 
-/// Writes `rates` into an answer's headers.
+/// Writes `rates` into the headers of a response.
 pub(super) fn write(rates: &Rates, headers: &mut HeaderMap) {
     let names = [
         [
@@ -107,7 +112,7 @@ pub(super) fn write(rates: &Rates, headers: &mut HeaderMap) {
             remaining,
             reset,
         } = state;
-        let reset = HeaderValue::try_from(spelled(Duration::from_micros(reset)))
+        let reset = HeaderValue::try_from(format_duration(Duration::from_micros(reset)))
             .expect("digits and letters are printable");
         for (name, value) in names
             .into_iter()
@@ -118,8 +123,9 @@ pub(super) fn write(rates: &Rates, headers: &mut HeaderMap) {
     }
 }
 
-/// A duration as OpenAI's headers spell it, rounded up to milliseconds: `120ms`, `1.5s`, `6m0s`, `1h0m2s`.
-fn spelled(duration: Duration) -> String {
+/// Formats a duration as OpenAI's headers do, rounded up to milliseconds: `120ms`, `1.5s`, `6m0s`,
+/// `1h0m2s`.
+fn format_duration(duration: Duration) -> String {
     let millis = duration.as_micros().div_ceil(1000);
     if (1..1000).contains(&millis) {
         return format!("{millis}ms");
@@ -154,19 +160,19 @@ mod tests {
         }
     }
 
-    fn requests_left(book: &LastRates, tenant: &Tenant, at: Instant) -> (u32, Duration) {
-        let state = book.now(tenant, at).requests.unwrap();
+    fn requests_left(rates: &LastRates, tenant: &Tenant, at: Instant) -> (u32, Duration) {
+        let state = rates.now(tenant, at).requests.unwrap();
         assert_eq!(state.limit, tenant.requests.unwrap().burst);
         (state.remaining, Duration::from_micros(state.reset))
     }
 
     #[test]
-    fn what_was_told_is_earned_back_as_time_passes() {
+    fn a_reported_rate_recovers_as_time_passes() {
         let (per_minute, burst) = (60, 3);
         let tenant = limited(Rate { per_minute, burst }, None);
-        let (book, began) = (LastRates::default(), Instant::now());
-        assert_eq!(requests_left(&book, &tenant, began), (3, Duration::ZERO));
-        let told = Rates {
+        let (rates, start) = (LastRates::default(), Instant::now());
+        assert_eq!(requests_left(&rates, &tenant, start), (3, Duration::ZERO));
+        let report = Rates {
             requests: Some(RateState {
                 limit: burst,
                 remaining: 0,
@@ -174,7 +180,7 @@ mod tests {
             }),
             tokens: None,
         };
-        book.note(&tenant, told, began);
+        rates.record(&tenant, report, start);
         for (millis, remaining) in [
             (0, 0),
             (1500, 0),
@@ -183,29 +189,33 @@ mod tests {
             (4499, 2),
             (4500, 3),
         ] {
-            let passed = Duration::from_millis(millis);
-            let left = Duration::from_millis(4500) - passed;
+            let elapsed = Duration::from_millis(millis);
+            let left = Duration::from_millis(4500) - elapsed;
             assert_eq!(
-                requests_left(&book, &tenant, began + passed),
+                requests_left(&rates, &tenant, start + elapsed),
                 (remaining, left),
                 "{millis}"
             );
         }
         assert_eq!(
-            requests_left(&book, &tenant, began + 99 * SECOND),
+            requests_left(&rates, &tenant, start + 99 * SECOND),
             (3, Duration::ZERO)
         );
-        assert_eq!(book.now(&tenant, began).tokens, None, "it has no such rate");
+        assert_eq!(
+            rates.now(&tenant, start).tokens,
+            None,
+            "the tenant has no token rate"
+        );
 
-        let per_minute = 120; // What is owed costs half the time then.
+        let per_minute = 120; // Twice the rate recovers the same debt in half the time.
         let faster = limited(Rate { per_minute, burst }, Some(Rate { per_minute, burst }));
         let half = Duration::from_millis(2250);
-        assert_eq!(requests_left(&book, &faster, began), (0, half));
-        assert_eq!(book.now(&faster, began).tokens.unwrap().remaining, 3);
+        assert_eq!(requests_left(&rates, &faster, start), (0, half));
+        assert_eq!(rates.now(&faster, start).tokens.unwrap().remaining, 3);
     }
 
     #[test]
-    fn durations_are_spelled_as_openai_does() {
+    fn durations_are_formatted_as_openai_does() {
         for (micros, expected) in [
             (0, "0s"),
             (1, "1ms"),
@@ -218,7 +228,8 @@ mod tests {
             (63_250_000, "1m3.25s"),
             (3_600_000_000, "1h0m0s"),
         ] {
-            assert_eq!(spelled(Duration::from_micros(micros)), expected, "{micros}");
+            let formatted = format_duration(Duration::from_micros(micros));
+            assert_eq!(formatted, expected, "{micros}");
         }
     }
 }

@@ -1,7 +1,11 @@
-//! An answer as server-sent events.
+//! A response as server-sent events.
 //!
-//! Invariants: every stream ends with `data: [DONE]`, also after an error; an error that is known before anything was sent is a plain
-//! HTTP status instead. Nothing is produced ahead of the reader: a frame is made when the connection asks for it.
+//! Invariant: every stream ends with `data: [DONE]`, even after an error.
+//!
+//! Invariant: an error that the server knows before it has sent anything is a plain HTTP error.
+//!
+//! Invariant: the server produces a frame only when the connection asks for one, so no frames pile
+//! up for a slow client.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -11,112 +15,47 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use serde::Serialize;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
-use super::choices::{Choices, Usage};
+use super::choices::Choices;
 use super::error::ApiError;
-use super::generation::{ChoiceOutput, Piece};
-use super::params::Streaming;
-use super::{ModelCard, random_id, unix_seconds};
+use super::format::{ChoiceFormat, Envelope, UsageField};
+use super::generation::ChoiceOutput;
+use super::params::StreamUsage;
 
-/// How long a stream may be silent.
+/// After this time without a frame, the server sends a comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(12);
-/// How long the status line waits for the first token, which may be an error instead.
+/// The status line waits this long for the first output, which may be an error instead.
 const FIRST_OUTPUT: Duration = Duration::from_millis(250);
 
-/// What all chunks of an answer, and the answer that is not streamed, have in common.
-#[derive(Clone)]
-pub(super) struct ResponseIdentity {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: String,
-}
-
-impl ResponseIdentity {
-    pub(super) fn new(prefix: &str, object: &'static str, model: &ModelCard) -> ResponseIdentity {
-        ResponseIdentity {
-            id: random_id(prefix),
-            object,
-            created: unix_seconds(),
-            model: model.name.clone(),
-        }
-    }
-
-    /// A JSON object of `choices` and `usage`, as OpenAI frames them.
-    pub(super) fn around<C: Serialize>(
-        &self,
-        choices: C,
-        usage: Option<Option<Usage>>,
-        prompt: Option<&[u32]>,
-    ) -> String {
-        let envelope = Envelope {
-            id: &self.id,
-            object: self.object,
-            created: self.created,
-            model: &self.model,
-            choices,
-            usage,
-            prompt_token_ids: prompt,
-        };
-        serde_json::to_string(&envelope).expect("it has string keys and finite numbers only")
-    }
-}
-
-#[derive(Serialize)]
-struct Envelope<'a, C> {
-    id: &'a str,
-    object: &'a str,
-    created: u64,
-    model: &'a str,
-    choices: C,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<&'a [u32]>,
-}
-
-/// How an endpoint writes the choices of its chunks.
-pub(super) trait ChunkFormat: Send + 'static {
-    /// What comes before all text of choice `index`, if anything does.
-    fn opening(&self, index: u32) -> Option<impl Serialize>;
-    /// A piece of the text of choice `index`.
-    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize;
-    /// The end of choice `index`.
-    fn ending(&self, index: u32, finish_reason: &'static str) -> impl Serialize;
-    /// The prompt's tokens belong to the first chunk of all rather than to the first of each choice.
-    const PROMPT_BESIDE_CHOICES: bool;
-}
-
-/// The response to a request whose answer is streamed.
+/// Responds with the stream of all choices.
 ///
 /// # Errors
-/// What goes wrong before the first token.
+/// If the engine rejects or fails the request before the response has begun.
 pub(super) async fn respond(
     mut choices: Choices,
-    header: ResponseIdentity,
-    chunks: impl ChunkFormat,
-    streaming: Streaming,
+    envelope: Envelope,
+    format: impl ChoiceFormat,
+    usage: StreamUsage,
 ) -> Result<Response, ApiError> {
     let accepted = timeout(KEEP_ALIVE, choices.accepted()).await;
     let in_time = accepted.is_ok();
     accepted.unwrap_or(Ok(()))?;
     let mut frames = SseFrames {
         choices,
-        header,
-        chunks,
-        streaming,
+        envelope,
+        format,
+        usage,
         ready: VecDeque::new(),
-        over: false,
+        ended: false,
     };
-    frames.open();
+    frames.push_openings();
     if in_time && let Ok(first) = timeout(FIRST_OUTPUT, frames.choices.next()).await {
         let (index, output) = first?;
-        frames.put(index, output);
+        frames.push_output(index, output);
     }
-    let span = Span::current(); // What goes wrong later belongs to the same request.
+    let span = Span::current(); // Later log lines belong to the same request.
     let body = stream::unfold(frames, move |mut frames| {
         let next = async move {
             let frame = frames.next().await?;
@@ -136,90 +75,90 @@ pub(super) async fn respond(
         .into_response())
 }
 
-/// The frames of one stream, made as they are asked for.
-struct SseFrames<C> {
+/// The frames of one stream.
+struct SseFrames<F> {
     choices: Choices,
-    header: ResponseIdentity,
-    chunks: C,
-    streaming: Streaming,
-    ready: VecDeque<Bytes>, // A few at most: the openings, and those of one output.
-    over: bool,
+    envelope: Envelope,
+    format: F,
+    usage: StreamUsage,
+    ready: VecDeque<Bytes>, // At most the opening frames and those of one output.
+    ended: bool,
 }
 
-impl<C: ChunkFormat> SseFrames<C> {
+impl<F: ChoiceFormat> SseFrames<F> {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
                 return Some(frame);
             }
-            if self.over {
+            if self.ended {
                 return None;
             }
             match timeout(KEEP_ALIVE, self.choices.next()).await {
-                Ok(Ok((index, output))) => self.put(index, output),
+                Ok(Ok((index, output))) => self.push_output(index, output),
                 Ok(Err(error)) => {
-                    self.data(&error.body().to_string());
-                    self.done();
+                    self.push_data(&error.body().to_string());
+                    self.push_done();
                 }
                 Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
             }
         }
     }
 
-    fn open(&mut self) {
+    fn push_openings(&mut self) {
         for index in 0..self.choices.count() {
-            let Some(choice) = self.chunks.opening(index) else {
+            let Some(choice) = self.format.opening(index) else {
                 return;
             };
-            let tells_prompt = C::PROMPT_BESIDE_CHOICES && index == 0;
-            let prompt = self.choices.prompt().filter(|_| tells_prompt);
-            let chunk = self.header.around([choice], self.usage(), prompt);
-            self.data(&chunk);
+            let has_prompt = F::PROMPT_BESIDE_CHOICES && index == 0;
+            let prompt = self.choices.prompt().filter(|_| has_prompt);
+            let chunk = self.envelope.json([choice], self.chunk_usage(), prompt);
+            self.push_data(&chunk);
         }
     }
 
-    fn put(&mut self, index: u32, output: ChoiceOutput) {
-        let usage = self.usage();
+    fn push_output(&mut self, index: u32, output: ChoiceOutput) {
+        let usage = self.chunk_usage();
         let chunk = match output {
             ChoiceOutput::Piece(piece) => {
-                let choice = self.chunks.piece(index, piece, &self.choices);
-                self.header.around([choice], usage, None)
+                let choice = self.format.piece(index, piece, &self.choices);
+                self.envelope.json([choice], usage, None)
             }
-            ChoiceOutput::End(ending) => {
-                let choice = self.chunks.ending(index, ending.finish_reason);
-                self.header.around([choice], usage, None)
+            ChoiceOutput::End(end) => {
+                let choice = self.format.end(index, end.finish_reason);
+                self.envelope.json([choice], usage, None)
             }
         };
-        self.data(&chunk);
-        if self.choices.over() {
-            self.end();
+        self.push_data(&chunk);
+        if self.choices.all_ended() {
+            self.push_end();
         }
     }
 
-    fn end(&mut self) {
-        if self.streaming.include_usage {
-            let usage = Some(Some(self.choices.usage()));
-            let chunk = self.header.around([(); 0], usage, None);
-            self.data(&chunk);
+    fn push_end(&mut self) {
+        if self.usage != StreamUsage::Omitted {
+            let usage = UsageField::Counts(self.choices.usage());
+            let chunk = self.envelope.json([(); 0], usage, None);
+            self.push_data(&chunk);
         }
-        self.done();
+        self.push_done();
     }
 
-    /// The `usage` of a chunk with a choice: absent, null, or what it took so far.
-    fn usage(&self) -> Option<Option<Usage>> {
-        let Streaming {
-            include_usage,
-            continuous_usage,
-        } = self.streaming;
-        include_usage.then(|| continuous_usage.then(|| self.choices.usage()))
+    /// Returns the `usage` of a chunk that has a choice.
+    fn chunk_usage(&self) -> UsageField {
+        match self.usage {
+            StreamUsage::Omitted => UsageField::Omitted,
+            StreamUsage::AtEnd => UsageField::Null,
+            StreamUsage::InEveryChunk => UsageField::Counts(self.choices.usage()),
+        }
     }
 
-    fn done(&mut self) {
-        self.data("[DONE]");
-        self.over = true;
+    fn push_done(&mut self) {
+        self.push_data("[DONE]");
+        self.ended = true;
     }
 
-    fn data(&mut self, json: &str) {
+    fn push_data(&mut self, json: &str) {
         self.ready
             .push_back(Bytes::from(format!("data: {json}\n\n")));
     }

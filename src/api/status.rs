@@ -1,4 +1,4 @@
-//! How the server is and what it serves. Nothing here waits for a step.
+//! The endpoints for probes, metrics and the list of models. None of them waits for the engine.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -7,12 +7,12 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::app::{App, ModelCard};
 use super::authentication::Caller;
 use super::error::ApiError;
-use super::{App, ModelCard};
 use crate::engine::Status;
 
-/// `GET /health`: the server lives; while it has work, it makes progress.
+/// `GET /health`: 200 while the server is alive and, if it has work, makes progress.
 pub(super) async fn health(State(app): State<App>) -> Response {
     match app.serving().map(|serving| serving.engine.status()) {
         Ok(status) if !status.healthy() => {
@@ -27,7 +27,7 @@ pub(super) async fn health(State(app): State<App>) -> Response {
     }
 }
 
-/// `GET /ready`: requests are welcome.
+/// `GET /ready`: 200 while the server accepts new requests.
 pub(super) async fn ready(State(app): State<App>) -> Result<Response, ApiError> {
     readiness(&app.serving()?.engine.status())?;
     Ok(Json(json!({"status": "ready"})).into_response())
@@ -41,7 +41,7 @@ fn readiness(engine: &Status) -> Result<(), ApiError> {
     }
 }
 
-/// `GET /metrics`: Prometheus's text format.
+/// `GET /metrics`: the metrics in Prometheus's text format.
 pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     let text = app.serving()?.metrics.render();
     Ok((
@@ -54,21 +54,21 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError
         .into_response())
 }
 
-/// `GET /v1/models`: the one that is served, if the tenant may use it.
+/// `GET /v1/models`: the served model, or an empty list if the tenant may not use it.
 pub(super) async fn models(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Value>, ApiError> {
     let model = &app.serving()?.model;
-    let open = model.is_open_to(&caller.tenant);
-    let data: Vec<Value> = open
-        .then(|| described(model, app.inner.started))
+    let allowed = model.is_allowed_for(&caller.tenant);
+    let data: Vec<Value> = allowed
+        .then(|| model_object(model, app.started()))
         .into_iter()
         .collect();
     Ok(Json(json!({"object": "list", "data": data})))
 }
 
-/// `GET /v1/models/{id}`: that one, under any of its names.
+/// `GET /v1/models/{id}`: the served model, by any of its names.
 pub(super) async fn model(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -76,14 +76,14 @@ pub(super) async fn model(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let model = &app.serving()?.model;
-    // No text is no model's name, and told as it was sent.
-    let sent = uri.path().trim_start_matches("/v1/models/");
-    let asked = id.as_ref().map_or(sent, |Path(id)| id);
-    model.check(Some(asked), &caller.tenant)?;
-    Ok(Json(described(model, app.inner.started)))
+    // An id that is not valid UTF-8 names no model. The error then shows the undecoded path.
+    let undecoded = uri.path().trim_start_matches("/v1/models/");
+    let requested = id.as_ref().map_or(undecoded, |Path(id)| id);
+    model.check(Some(requested), &caller.tenant)?;
+    Ok(Json(model_object(model, app.started())))
 }
 
-fn described(model: &ModelCard, created: u64) -> Value {
+fn model_object(model: &ModelCard, created: u64) -> Value {
     json!({
         "id": model.name,
         "object": "model",
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dead_engine_is_not_ready_and_no_failure_of_the_question() {
+    fn a_dead_engine_is_not_ready() {
         let engine = Status {
             alive: false,
             draining: false,
@@ -114,8 +114,8 @@ mod tests {
         };
         let dead = readiness(&engine).unwrap_err();
         assert_eq!(dead.body()["error"]["code"], "engine_dead");
-        let answer = dead.into_response();
-        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let response = dead.into_response();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(
             readiness(&Status {
                 alive: true,

@@ -20,7 +20,7 @@ async fn the_page_runs_only_its_own_script() {
     assert!(!page.body.contains("{{nonce}}"));
     assert!(
         !server.get("/").await.body.contains(&nonce),
-        "a nonce is used once"
+        "each response has its own nonce"
     );
     assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"));
     for outside in ["http://", "https://", "src=", "innerHTML", "onclick"] {
@@ -37,13 +37,13 @@ async fn the_page_says_when_a_chat_is_full() {
 }
 
 #[tokio::test]
-async fn the_page_says_what_is_missing_at_the_door() {
+async fn the_page_says_what_is_wrong_with_the_users_key() {
     let page = Server::new().get("/").await.body;
-    for words in [
-        "needs an API key: please enter yours",
+    for text in [
+        "requires an API key. Enter yours",
         "API key is not valid",
         "may not use the model",
     ] {
-        assert!(page.contains(words), "{words}");
+        assert!(page.contains(text), "{text}");
     }
 }

@@ -1,0 +1,156 @@
+//! The state that all handlers share: the served model, the tenants and their limits.
+
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+
+use super::body_limits::BodyLimits;
+use super::connection::ConnectionLimits;
+use super::error::ApiError;
+use super::rate_headers::LastRates;
+use super::request_id::unix_seconds;
+use crate::engine::{EngineHandle, TokenId};
+use crate::metrics::Metrics;
+use crate::tenants::{Deadlines, Tenant, Tenants};
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// The names and limits of the served model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelCard {
+    /// The model's name in the API.
+    pub name: String,
+    /// Further names of the model; it always answers to `default` too.
+    pub aliases: Vec<String>,
+    /// The context length: the maximum number of prompt and output tokens together.
+    pub max_model_len: u32,
+    /// The number of tokens in the vocabulary.
+    pub vocabulary: u32,
+    /// Tokens that end an answer.
+    pub stop_tokens: Vec<TokenId>,
+}
+
+impl ModelCard {
+    /// Returns whether `name` is one of the model's names.
+    pub fn answers_to(&self, name: &str) -> bool {
+        name == self.name || name == "default" || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// Returns whether `tenant` may use the model.
+    pub(super) fn is_allowed_for(&self, tenant: &Tenant) -> bool {
+        tenant.may_use(|name| self.answers_to(name))
+    }
+
+    /// Checks the model name of a request. A request without a model name means this model.
+    ///
+    /// # Errors
+    /// If `requested` is not a name of this model, or `tenant` may not use this model.
+    pub(super) fn check(&self, requested: Option<&str>, tenant: &Tenant) -> Result<(), ApiError> {
+        let allowed = self.is_allowed_for(tenant);
+        match requested {
+            Some(requested) if !self.answers_to(requested) => {
+                let served = allowed.then_some(self.name.as_str());
+                Err(ApiError::model_not_found(requested, served))
+            }
+            requested if !allowed => Err(ApiError::model_not_allowed(requested)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The model, its engine and everything else that answers requests.
+pub struct Serving {
+    /// The model.
+    pub model: ModelCard,
+    /// The model's tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The model's chat template. A model without a template serves completions only.
+    pub chat_template: Option<ChatTemplate>,
+    /// The engine that runs the model.
+    pub engine: EngineHandle,
+    /// The metrics that the engine records.
+    pub metrics: Metrics,
+}
+
+/// The state that all handlers share.
+#[derive(Clone)]
+pub struct App {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    started: u64,
+    tenants: ArcSwap<Tenants>,
+    metrics_open: bool,
+    serving: OnceLock<Arc<Serving>>,
+    body_limits: BodyLimits,
+    last_rates: LastRates,
+}
+
+impl App {
+    /// Returns the state of a server that is still loading its model and needs no API keys.
+    pub fn loading() -> App {
+        let connections = ConnectionLimits::default().connections;
+        App::for_tenants(Tenants::anyone(Deadlines::default()), false, connections)
+    }
+
+    /// Returns the state of a server that is still loading its model and serves `tenants`.
+    ///
+    /// `connections` is the maximum number of open connections. With `metrics_open`, `/metrics`
+    /// needs no API key.
+    pub fn for_tenants(tenants: Tenants, metrics_open: bool, connections: usize) -> App {
+        App {
+            inner: Arc::new(Inner {
+                started: unix_seconds(),
+                tenants: ArcSwap::from_pointee(tenants),
+                metrics_open,
+                serving: OnceLock::new(),
+                body_limits: BodyLimits::new(connections),
+                last_rates: LastRates::default(),
+            }),
+        }
+    }
+
+    /// Starts answering requests with `serving`. May be called once.
+    pub fn serve(&self, serving: Serving) {
+        let first = self.inner.serving.set(Arc::new(serving)).is_ok();
+        assert!(first, "a server serves one model");
+    }
+
+    /// Replaces the tenants. Requests that the server has already accepted continue.
+    pub fn set_tenants(&self, tenants: Tenants) {
+        self.inner.tenants.store(Arc::new(tenants));
+    }
+
+    /// Returns the tenant whose API key is `key`.
+    pub(super) fn tenant(&self, key: Option<&[u8]>) -> Option<Arc<Tenant>> {
+        self.inner.tenants.load().find(key)
+    }
+
+    /// Returns whether `/metrics` needs no API key.
+    pub(super) fn metrics_open(&self) -> bool {
+        self.inner.metrics_open
+    }
+
+    /// Returns when the server started, in Unix seconds.
+    pub(super) fn started(&self) -> u64 {
+        self.inner.started
+    }
+
+    /// Returns the server's limits for request bodies.
+    pub(super) fn body_limits(&self) -> &BodyLimits {
+        &self.inner.body_limits
+    }
+
+    /// Returns the last known rate limits of all tenants.
+    pub(super) fn last_rates(&self) -> &LastRates {
+        &self.inner.last_rates
+    }
+
+    /// Returns the model and its engine.
+    ///
+    /// # Errors
+    /// If the server is still loading its model.
+    pub(super) fn serving(&self) -> Result<&Arc<Serving>, ApiError> {
+        self.inner.serving.get().ok_or_else(ApiError::loading)
+    }
+}

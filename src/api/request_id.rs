@@ -1,0 +1,66 @@
+//! Ids of requests and responses, and the middleware that gives each response its `x-request-id`.
+
+use std::hash::{BuildHasher, RandomState};
+use std::panic::AssertUnwindSafe;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use tracing::Instrument;
+
+use super::error::ApiError;
+
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// Gives each response its `x-request-id`, and turns a handler's panic into an error response.
+pub(super) async fn identify_and_catch_panics(request: Request, next: Next) -> Response {
+    let id = request_id(&request);
+    let tenant = tracing::field::Empty; // The authentication fills it in.
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), tenant);
+    let result = AssertUnwindSafe(next.run(request))
+        .catch_unwind()
+        .instrument(span)
+        .await;
+    let mut response =
+        result.unwrap_or_else(|_| ApiError::internal("a handler panicked").into_response());
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// Returns the client's own id if it is short and printable, otherwise a new id.
+///
+/// The server echoes and logs the id, and never uses it as a key.
+fn request_id(request: &Request) -> HeaderValue {
+    let printable = |id: &&HeaderValue| {
+        let bytes = id.as_bytes();
+        (1..=MAX_REQUEST_ID_BYTES).contains(&bytes.len())
+            && bytes.iter().all(|byte| (b' '..=b'~').contains(byte))
+    };
+    match request.headers().get(REQUEST_ID).filter(printable) {
+        Some(id) => id.clone(),
+        None => HeaderValue::try_from(random_id("req-")).expect("hexadecimal digits are printable"),
+    }
+}
+
+/// Returns a unique id that starts with `prefix`.
+pub(super) fn random_id(prefix: &str) -> String {
+    format!("{prefix}{:016x}{:016x}", random_u64(), random_u64())
+}
+
+/// Returns a random number. Not for secrets.
+///
+/// The standard library's hash keys are random for each thread and differ from call to call.
+pub(super) fn random_u64() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// Returns the current time in Unix seconds.
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
