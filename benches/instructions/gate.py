@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Counts the instructions of small cases under valgrind, and compares them with those on record.
+"""Counts the instructions of small cases under valgrind and compares them with the record.
 
-    benches/instructions/gate.py            fails where a case takes over 3 % more instructions than recorded
-    benches/instructions/gate.py --record   writes what is counted now to benches/record/instructions.txt
+    benches/instructions/gate.py            fails if a case takes over 3 % more instructions
+    benches/instructions/gate.py --record   writes the counts to benches/record/instructions.txt
 
-A count is that of one round: (a run of 2n rounds - a run of n rounds) / n. Unlike a time it is the same on a busy machine and on a quiet
-one; unlike a test it sees a kernel that is right and slow. It says nothing of memory, nor of AVX-512, which valgrind does not know.
+The count of a case is that of one round: (run of 2n rounds - run of n rounds) / n. Unlike a time,
+it does not depend on the load of the machine. Unlike a test, it shows that a correct kernel has
+become slow. It does not show memory effects. It does not cover AVX-512, which valgrind does not
+support.
 """
 
 import os
@@ -27,9 +29,9 @@ def main():
     if sys.argv[1:] not in ([], ["--record"]):
         sys.exit(__doc__)
     if platform.machine() != "x86_64":
-        sys.exit(f"instructions: the counts are of x86_64, this is {platform.machine()}")
+        sys.exit(f"instructions: the record is for x86_64; this is {platform.machine()}")
     if shutil.which("valgrind") is None:
-        sys.exit("instructions: valgrind is missing; install the package `valgrind`")
+        sys.exit("instructions: valgrind is missing; install the package 'valgrind'")
     binary = build()
     compiler = output(["rustc", "--version"]).strip()
     counts = count_all(binary)
@@ -41,10 +43,11 @@ def main():
 
 
 def build():
-    """The program with the cases, compiled as the server is."""
-    command = ["cargo", "build", "--release", "--locked", "--quiet", "--package", "sterna-instructions"]
+    """Compiles the program with the cases, with the server's profile. Returns its path."""
+    command = ["cargo", "build", "--release", "--locked", "--quiet"]
+    command += ["--package", "sterna-instructions"]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
-        sys.exit("instructions: the cases do not compile")
+        sys.exit("instructions: the package sterna-instructions does not compile; see above")
     target = os.environ.get("CARGO_TARGET_DIR", "target")
     return ROOT / target / "release" / "sterna-instructions"
 
@@ -54,9 +57,9 @@ def output(command):
 
 
 def count_all(binary):
-    """Instructions of a round of every case, in the program's order."""
+    """Returns the instructions of one round of every case, in the program's order."""
     cases = [line.split() for line in output([binary]).splitlines()]
-    # Runs wait for nothing, and their counts do not depend on what runs beside them.
+    # The runs are independent, and their counts do not depend on other processes.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         once = [pool.submit(count, binary, name, 1) for name, _ in cases]
         twice = [pool.submit(count, binary, name, 2) for name, _ in cases]
@@ -67,13 +70,15 @@ def count_all(binary):
 
 
 def count(binary, name, times):
-    """All instructions of one run."""
-    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", binary, name, str(times)]
-    # Without variables: the start of a process reads them.
-    run = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    """Returns the instructions of one run."""
+    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+    command += [binary, name, str(times)]
+    # Environment variables would change the count, because the start of a process reads them.
+    env = {"PATH": os.environ["PATH"]}
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
     collected = re.search(r"Collected : (\d+)", run.stderr)
     if run.returncode != 0 or collected is None:
-        sys.exit(f"instructions: {name} could not be counted:\n{run.stderr}")
+        sys.exit(f"instructions: valgrind could not count {name}:\n{run.stderr}")
     return int(collected[1])
 
 
@@ -88,9 +93,10 @@ def write(compiler, counts):
 
 
 def read():
-    """The compiler and the counts on record."""
+    """Returns the compiler and the counts of the record."""
     if not RECORD.exists():
-        sys.exit(f"instructions: there is no {RECORD.relative_to(ROOT)}; write it: {RECORD_COMMAND}")
+        path = RECORD.relative_to(ROOT)
+        sys.exit(f"instructions: {path} is missing; write it with {RECORD_COMMAND}")
     lines = [line for line in RECORD.read_text().splitlines() if line and not line.startswith("#")]
     pairs = dict(line.split(" ", 1) for line in lines)
     compiler = pairs.pop("compiler")
@@ -98,35 +104,45 @@ def read():
 
 
 def compare(compiler, counts):
-    """Prints every case beside its record; 1 if one is worse or the cases are not those on record."""
+    """Prints every case beside its record.
+
+    Returns 1 if a case is slower than its record or if the cases differ from the record, else 0.
+    """
     recorded_by, recorded = read()
-    slower, fewer, unrecorded = [], [], []
+    slower, faster, unrecorded = [], [], []
     for name, now in counts.items():
         before = recorded.get(name)
         if before is None:
             unrecorded.append(name)
-            print(f"  {name:<40} {'':>12} {now:>12}  not on record")
+            print(f"  {name:<40} {'':>12} {now:>12}  not in the record")
             continue
         change = now / before - 1
         if change > TOLERANCE:
             slower.append(name)
         elif change < -TOLERANCE:
-            fewer.append(name)
+            faster.append(name)
         mark = "  <-- too many" if change > TOLERANCE else ""
         print(f"  {name:<40} {before:>12} {now:>12} {100 * change:>+8.2f} %{mark}")
-    vanished = [name for name in recorded if name not in counts]
+    missing = [name for name in recorded if name not in counts]
     if compiler != recorded_by:
-        print(f"instructions: recorded with {recorded_by}, counted with {compiler}.")
-    if fewer:
-        print(f"instructions: fewer than recorded, so record them: {RECORD_COMMAND}: {', '.join(fewer)}")
+        print(f"instructions: the record is of {recorded_by}; these counts are of {compiler}.")
+    if faster:
+        print(
+            f"instructions: these cases take fewer instructions than the record: "
+            f"{', '.join(faster)}.\nUpdate the record: {RECORD_COMMAND}"
+        )
     if slower:
         print(
-            f"instructions: FAILED, over {TOLERANCE:.0%} more than recorded: {', '.join(slower)}.\n"
-            f"If the change is worth it (or the compiler alone differs), record it and say why in the commit: {RECORD_COMMAND}"
+            f"instructions: FAILED. These cases take over {TOLERANCE:.0%} more instructions than "
+            f"the record: {', '.join(slower)}.\nIf the change is worth it, or if only the compiler "
+            f"has changed, update the record and give the reason in the commit: {RECORD_COMMAND}"
         )
-    if unrecorded or vanished:
-        print(f"instructions: FAILED, cases and record differ: {', '.join(unrecorded + vanished)}. Record them: {RECORD_COMMAND}")
-    return 1 if slower or unrecorded or vanished else 0
+    if unrecorded or missing:
+        print(
+            f"instructions: FAILED. These cases are only in the program or only in the record: "
+            f"{', '.join(unrecorded + missing)}.\nUpdate the record: {RECORD_COMMAND}"
+        )
+    return 1 if slower or unrecorded or missing else 0
 
 
 if __name__ == "__main__":

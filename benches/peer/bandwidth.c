@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_THREADS = 256, PASSES = 8 };
+enum { MAX_THREADS = 256, PASSES = 8 };
 static const size_t BYTES = (size_t)1 << 30;
 
 struct part {
@@ -16,7 +16,7 @@ struct part {
     uint64_t sum;
 };
 
-/* Four sums, so that additions do not wait for each other; the compiler makes vectors of them. */
+/* Keeps four sums, so that no addition waits for another one. The compiler vectorizes them. */
 static void *read_part(void *argument) {
     struct part *part = argument;
     uint64_t sums[4] = {0};
@@ -36,15 +36,15 @@ static double now(void) {
 
 int main(int count, char **arguments) {
     int threads = count == 2 ? atoi(arguments[1]) : 0;
-    if (threads < 1 || threads > MOST_THREADS) {
+    if (threads < 1 || threads > MAX_THREADS) {
         fprintf(stderr, "usage: bandwidth THREADS\n");
         return 2;
     }
     uint64_t *words = aligned_alloc(4096, BYTES);
     if (words == NULL) return 1;
     memset(words, 1, BYTES);
-    struct part parts[MOST_THREADS];
-    pthread_t running[MOST_THREADS];
+    struct part parts[MAX_THREADS];
+    pthread_t running[MAX_THREADS];
     double best = 0;
     uint64_t sum = 0;
     for (int pass = 0; pass < PASSES; pass++) {
@@ -62,5 +62,5 @@ int main(int count, char **arguments) {
         best = rate > best ? rate : best;
     }
     printf("%.1f\n", best);
-    return sum == 0; /* Used, so that the reads stay. */
+    return sum == 0; /* Uses the sum, so that the compiler keeps the reads. */
 }

@@ -1,18 +1,22 @@
-"""Measures Sterna and llama.cpp's llama-server side by side: one client, one machine, one run.
+"""Measures Sterna and llama.cpp's llama-server side by side, with one client on one machine.
 
-Each repetition starts each server in turn (alone, in an order that rotates), drives it with `sterna-loadtest` and ends it. What
-is measured, greedy, with the same texts and answers of fixed length:
+Each repetition starts each server alone, drives it with `sterna-loadtest` and ends it. The order
+of the servers rotates. Sampling is greedy. All servers get the same texts, and answers have a
+fixed length. The figures are:
 
-- prefill: one request of 512 tokens that asks for one token; prompt tokens over the time of the whole request;
+- prefill: one request of 512 tokens with one output token; prompt tokens over the request's time;
 - one stream: 128 tokens in, 64 out; the 63 tokens after the first over their time;
-- 16 clients at once, 128 in, 64 out each: output tokens a second over the whole time, time to first token, and the longest time
-  that any of them waited between two pieces of text;
-- memory: the process's VmHWM at the end, mapped weights included; start: from exec to ready.
+- 16 clients at once, each 128 tokens in, 64 out: output tokens per second over the whole time,
+  time to first token, and the longest time between two pieces of text of one answer;
+- memory: the process's VmHWM at the end, which includes mapped weights;
+- start: the time from exec to ready.
 
-Prompts are whole words, so they have a few tokens more or less; the rates are of those there were, and the table says how many.
+Prompts are whole words, so they have a few tokens more or less. Rates use the actual numbers of
+tokens, which the output lists.
 
-A run in which a request failed, an answer had another length, or the engines counted prompts differently, is no result: it ends
-with what was wrong and exit code 1. Needs nothing beyond Python's standard library.
+The program ends with an error message and exit code 1 if a request failed, if an answer has another
+length, or if the engines count the tokens of a prompt differently. It needs only Python's standard
+library.
 """
 
 import argparse
@@ -31,11 +35,11 @@ from pathlib import Path
 
 PREFILL_TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS, STREAMS = 512, 128, 64, 16
 QUICK_PREFILL_TOKENS, QUICK_PROMPT_TOKENS, QUICK_OUTPUT_TOKENS, QUICK_STREAMS = 64, 48, 8, 4
-# Room for each sequence: the longest prompt, its answer, and what the chat template and uneven words add.
+# KV tokens of each sequence: the longest prompt, its answer, the chat template, and a margin.
 SEQUENCE_TOKENS = 640
 READY_SECONDS, END_SECONDS = 180, 40
 
-FIGURES = [  # name, words and unit, digits, is more better
+FIGURES = [  # name, label and unit, digits, whether more is better
     ("prefill", "prefill of about {prefill} tokens, tok/s", 0, True),
     ("one_stream", "one stream, tok/s", 1, True),
     ("streams", "{streams} clients, output tok/s", 1, True),
@@ -46,14 +50,15 @@ FIGURES = [  # name, words and unit, digits, is more better
 ]
 
 NOTE = (
-    "Each server alone, in turn; the same client on the same cores; random weights; greedy; memory includes mapped weights. "
-    "llama.cpp's graph of this architecture has SiLU where the model squares a ReLU; its head is Q6_K. "
-    "Each answer has its full length, and Sterna does not guess ahead (--speculate 0)."
+    "Each server ran alone, with the same client on the same cores, random weights and greedy "
+    "sampling. Memory includes mapped weights. llama.cpp's graph of this architecture has SiLU "
+    "where the model squares a ReLU, and its lm_head is Q6_K. Each answer has its full length. "
+    "Sterna drafts no tokens (--speculate 0)."
 )
 
 
-class Wrong(Exception):
-    """Why there is no result."""
+class NoResult(Exception):
+    """The reason why there is no result."""
 
 
 def main():
@@ -64,21 +69,24 @@ def main():
     try:
         for repetition in range(args.repetitions):
             bandwidths += sample_bandwidth(args)
-            turn = repetition % len(engines)
-            for engine in engines[turn:] + engines[:turn]:
+            first = repetition % len(engines)
+            for engine in engines[first:] + engines[:first]:
                 figures = measure(engine, args, seed=repetition + 1)
                 results[engine["name"]].append(figures)
-                note(f"{repetition + 1}/{args.repetitions} {engine['name']}: {brief(figures)}")
+                progress = f"{repetition + 1}/{args.repetitions}"
+                log(f"{progress} {engine['name']}: {summary(figures)}")
             check_prompts(results)
         bandwidths += sample_bandwidth(args)
-    except Wrong as wrong:
-        print(f"compare: {wrong}", file=sys.stderr)
+    except NoResult as reason:
+        print(f"compare: {reason}", file=sys.stderr)
         sys.exit(1)
     report = {
         "machine": machine(args),
         "bandwidth_gb_per_s": bandwidths,
         "versions": {engine["name"]: engine["version"] for engine in engines},
-        "commands": {engine["name"]: " ".join(map(shown, engine["command"](0))) for engine in engines},
+        "commands": {
+            engine["name"]: " ".join(map(shortened, engine["command"](0))) for engine in engines
+        },
         "repetitions": results,
         "medians": {name: medians(figures) for name, figures in results.items()},
     }
@@ -88,37 +96,44 @@ def main():
 
 
 def parse():
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--sterna", required=True, help="the server's binary")
-    flags.add_argument("--loadtest", required=True, help="the load tester's binary")
-    flags.add_argument("--model", required=True, help="Sterna's checkpoint")
-    flags.add_argument("--llama-server", required=True)
-    flags.add_argument("--llama-version", default="", help="which package it is from")
-    flags.add_argument("--gguf", nargs="+", required=True, help="files for llama-server, TYPE.gguf")
-    flags.add_argument("--bandwidth", help="program that prints the machine's read bandwidth in GB/s")
-    flags.add_argument("--threads", type=int, default=2)
-    flags.add_argument("--repetitions", type=int, default=3)
-    flags.add_argument("--quick", action="store_true", help="few clients and tokens, once: does every part work?")
-    flags.add_argument("--logs", type=Path, required=True, help="folder for what the servers print")
-    flags.add_argument("--json", help="file for every figure")
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("--sterna", required=True, help="Sterna's server binary")
+    flags.add_argument("--loadtest", required=True, help="the binary of sterna-loadtest")
+    flags.add_argument("--model", required=True, help="Sterna's checkpoint directory")
+    flags.add_argument("--llama-server", required=True, help="llama.cpp's server binary")
+    flags.add_argument("--llama-version", default="", help="version of llama-server, for the table")
+    flags.add_argument(
+        "--gguf", nargs="+", required=True, help="GGUF files for llama-server, named TYPE.gguf"
+    )
+    flags.add_argument("--bandwidth", help="program that prints the read bandwidth in GB/s")
+    flags.add_argument("--threads", type=int, default=2, help="compute threads of each server")
+    flags.add_argument("--repetitions", type=int, default=3, help="runs of each server")
+    flags.add_argument(
+        "--quick", action="store_true", help="one run with few clients and tokens, as a check"
+    )
+    flags.add_argument("--logs", type=Path, required=True, help="folder for the servers' logs")
+    flags.add_argument("--json", help="file for all figures, as JSON")
     args = flags.parse_args()
-    args.prefill, args.prompt, args.output, args.streams = PREFILL_TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS, STREAMS
+    args.prefill, args.prompt = PREFILL_TOKENS, PROMPT_TOKENS
+    args.output, args.streams = OUTPUT_TOKENS, STREAMS
     if args.quick:
         args.prefill, args.prompt = QUICK_PREFILL_TOKENS, QUICK_PROMPT_TOKENS
         args.output, args.streams, args.repetitions = QUICK_OUTPUT_TOKENS, QUICK_STREAMS, 1
     return args
 
 
-def note(text):
+def log(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def shown(part):
-    """A part of a command line without the folder of this run."""
-    return Path(part).name if os.path.isabs(str(part)) else str(part)
+def shortened(argument):
+    """Returns a command line argument without the folder of this run."""
+    return Path(argument).name if os.path.isabs(str(argument)) else str(argument)
 
 
-# ---------------------------------------------------------------- the engines
+# ---------------------------------------------------------------- engines
 
 
 def sterna(args):
@@ -127,10 +142,12 @@ def sterna(args):
     token_bytes = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * 2
     mebibytes = -(-STREAMS * SEQUENCE_TOKENS * token_bytes // 2**20)
     flags = ["--threads", str(args.threads), "--kv-memory", f"{mebibytes}MiB"]
-    # No guesses from the text's own past: random weights may repeat themselves, and llama-server does not guess. And nobody is
-    # refused because the wait would be long, on however slow a machine: llama-server takes all.
+    # No draft tokens: random weights may repeat themselves, and llama-server does not draft.
+    # A long queue limit: on a slow machine Sterna would reject requests that llama-server accepts.
     flags += ["--speculate", "0", "--max-queued-seconds", "3600"]
-    version = subprocess.run([args.sterna, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    version = subprocess.run(
+        [args.sterna, "--version"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     return {
         "name": "Sterna",
         "version": version,
@@ -141,19 +158,22 @@ def sterna(args):
 
 def llama(args, path):
     flags = ["--threads", str(args.threads), "--threads-batch", str(args.threads)]
-    # As many slots as clients, each with a cache of its own; no copies of old prompts on the side, no web page.
-    flags += ["--parallel", str(STREAMS), "--ctx-size", str(STREAMS * SEQUENCE_TOKENS), "--no-kv-unified"]
-    flags += ["--cache-ram", "0", "--no-cache-prompt", "--no-ui", "--jinja", "--reasoning-format", "none"]
+    # One slot per client, each with its own cache; no saved prompts and no web page.
+    flags += ["--parallel", str(STREAMS), "--ctx-size", str(STREAMS * SEQUENCE_TOKENS)]
+    flags += ["--no-kv-unified", "--cache-ram", "0", "--no-cache-prompt", "--no-ui"]
+    flags += ["--jinja", "--reasoning-format", "none"]
     return {
         "name": f"llama.cpp {path.stem.upper()}",
         "version": args.llama_version,
-        "command": lambda port: [args.llama_server, "--model", str(path), "--port", str(port), *flags],
+        "command": lambda port: [
+            args.llama_server, "--model", str(path), "--port", str(port), *flags
+        ],
         "ready": "/health",
     }
 
 
 class Server:
-    """A running server; whatever happens in the `with` block, it is ended."""
+    """A running server. The end of the `with` block always ends it."""
 
     def __init__(self, engine, args):
         self.engine = engine
@@ -162,20 +182,23 @@ class Server:
     def __enter__(self):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        begun = time.monotonic()
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(self.engine["command"](port), stdout=log, stderr=log)
+        started = time.monotonic()
+        with open(self.log, "ab") as log_file:
+            command = self.engine["command"](port)
+            self.process = subprocess.Popen(command, stdout=log_file, stderr=log_file)
         try:
             while not self.is_ready():
+                name = self.engine["name"]
                 if self.process.poll() is not None:
-                    raise Wrong(f"{self.engine['name']} ended while starting:\n{self.last_words()}")
-                if time.monotonic() - begun > READY_SECONDS:
-                    raise Wrong(f"{self.engine['name']} was not ready after {READY_SECONDS} s:\n{self.last_words()}")
+                    raise NoResult(f"{name} exited during its start:\n{self.log_end()}")
+                if time.monotonic() - started > READY_SECONDS:
+                    message = f"{name} was not ready after {READY_SECONDS} s"
+                    raise NoResult(f"{message}:\n{self.log_end()}")
                 time.sleep(0.05)
         except BaseException:
             self.end()
             raise
-        self.start_seconds = time.monotonic() - begun
+        self.start_seconds = time.monotonic() - started
         return self
 
     def __exit__(self, *_):
@@ -183,7 +206,7 @@ class Server:
 
     def is_ready(self):
         try:
-            with ask(self.url + self.engine["ready"]) as response:
+            with get(self.url + self.engine["ready"]) as response:
                 return response.status == 200
         except (urllib.error.URLError, OSError):
             return False
@@ -197,13 +220,15 @@ class Server:
             self.process.wait()
 
     def peak_bytes(self):
-        for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines():
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        for line in status.splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-        raise Wrong(f"{self.engine['name']}: no VmHWM in its status")
+        raise NoResult(f"{self.engine['name']}: its process status has no VmHWM")
 
-    def last_words(self):
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:])
+    def log_end(self):
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-20:])
 
 
 def free_port():
@@ -212,18 +237,16 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def ask(url, body=None):
+def get(url):
     """Opens `url` without a proxy."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120)
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=120)
 
 
-# ---------------------------------------------------------------- measuring
+# ---------------------------------------------------------------- measurements
 
 
 def measure(engine, args, seed):
-    """All figures of one life of one server."""
+    """Starts one server, measures all figures and ends it."""
     with Server(engine, args) as server:
         prefill = drive(args, server, seed, 1, args.prefill, 1)
         alone = drive(args, server, seed + 100, 1, args.prompt, args.output)
@@ -238,45 +261,50 @@ def measure(engine, args, seed):
         "longest_gap": crowd["inter_token_seconds"]["max"],
         "peak_memory": peak / 1e9,
         "start": server.start_seconds,
-        "prompt_tokens": [prefill["prompt_tokens"], alone["prompt_tokens"], crowd["prompt_tokens"]],
+        "prompt_tokens": [run["prompt_tokens"] for run in (prefill, alone, crowd)],
     }
 
 
 def drive(args, server, seed, clients, prompt_tokens, output_tokens):
-    """One run of the load tester: as many requests as clients, all at once."""
-    command = [args.loadtest, "drive", "--json", "--url", server.url, "--ignore-eos", "--prompt-spread", "0"]
-    command += ["--clients", str(clients), "--requests", str(clients), "--seed", str(seed)]
+    """Runs the load test once: each client sends one request, all at the same time."""
+    name = server.engine["name"]
+    command = [args.loadtest, "drive", "--json", "--url", server.url, "--ignore-eos"]
+    command += ["--prompt-spread", "0", "--seed", str(seed)]
+    command += ["--clients", str(clients), "--requests", str(clients)]
     command += ["--prompt-tokens", str(prompt_tokens), "--max-tokens", str(output_tokens)]
     for attempt in range(5):
         done = subprocess.run(command, capture_output=True, text=True)
-        # llama-server's HTTP library now and then closes a connection unanswered. Such a run is made again; nothing of it is cached.
-        if done.returncode == 0 or "closed before message completed" not in done.stdout + done.stderr:
+        # llama-server's HTTP library sometimes closes a connection without an answer. Such a run
+        # is repeated. The server caches nothing of it.
+        output = done.stdout + done.stderr
+        if done.returncode == 0 or "closed before message completed" not in output:
             break
-        print(f"{server.engine['name']} closed a connection unanswered ({attempt + 1}); again", file=sys.stderr)
+        log(f"{name} closed a connection without an answer ({attempt + 1}); repeating the run")
         time.sleep(1)
     if done.returncode != 0:
-        words = (done.stdout + done.stderr)[-2000:]
-        raise Wrong(f"{server.engine['name']}, {clients} clients:\n{words}\n{server.last_words()}")
+        raise NoResult(f"{name}, {clients} clients:\n{output[-2000:]}\n{server.log_end()}")
     report = json.loads(done.stdout)
     if report["output_tokens"] != clients * output_tokens:
         found = report["output_tokens"] / clients
-        raise Wrong(f"{server.engine['name']} gave {found:.1f} tokens an answer instead of {output_tokens}")
-    if report["cached_tokens"] > report["prompt_tokens"] / 10:
-        raise Wrong(f"{server.engine['name']} had {report['cached_tokens']} tokens of {report['prompt_tokens']} cached")
+        raise NoResult(f"{name} returned {found:.1f} tokens per answer instead of {output_tokens}")
+    cached, prompt = report["cached_tokens"], report["prompt_tokens"]
+    if cached > prompt / 10:
+        raise NoResult(f"{name} had {cached} of {prompt} prompt tokens in its cache")
     return report
 
 
 def check_prompts(results):
-    """The same texts must be as many tokens to all."""
+    """Checks that all engines count the same number of tokens in the same texts."""
     counts = {name: figures[-1]["prompt_tokens"] for name, figures in results.items()}
     if len({tuple(count) for count in counts.values()}) > 1:
-        raise Wrong(f"the engines count the same prompts differently: {counts}")
+        raise NoResult(f"the engines count the tokens of the same prompts differently: {counts}")
 
 
 def sample_bandwidth(args):
     if not args.bandwidth:
         return []
-    done = subprocess.run([args.bandwidth, str(args.threads)], check=True, capture_output=True, text=True)
+    command = [args.bandwidth, str(args.threads)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [float(done.stdout)]
 
 
@@ -286,13 +314,18 @@ def medians(repetitions):
 
 def machine(args):
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    field = lambda name: next((line.split(":", 1)[1].strip() for line in info if line.startswith(name)), "unknown")
-    known = ["avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512vbmi", "avx512_bf16", "avx_vnni", "amx_int8"]
-    have = set(field("flags").split())
+
+    def field(name):
+        values = (line.split(":", 1)[1].strip() for line in info if line.startswith(name))
+        return next(values, "unknown")
+
+    known = ["avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512vbmi", "avx512_bf16"]
+    known += ["avx_vnni", "amx_int8"]
+    flags = set(field("flags").split())
     return {
         "cpu": f"{field('model name')} (family {field('cpu family')}, model {field('model')})",
         "cores": len(os.sched_getaffinity(0)),
-        "isa": [flag for flag in known if flag in have],
+        "isa": [flag for flag in known if flag in flags],
         "kernel": platform.release(),
         "threads": args.threads,
         "prefill": args.prefill,
@@ -301,40 +334,44 @@ def machine(args):
     }
 
 
-# ---------------------------------------------------------------- saying it
+# ---------------------------------------------------------------- output
 
 
-def brief(figures):
+def summary(figures):
     return ", ".join(f"{name} {figures[name]:.{digits}f}" for name, _, digits, _ in FIGURES)
 
 
 def table(report):
-    machine, names = report["machine"], list(report["medians"])
-    lines = [f"{machine['cpu']}, {machine['cores']} cores, {' '.join(machine['isa'])}, {machine['date']}"]
-    if report["bandwidth_gb_per_s"]:
-        low, high = min(report["bandwidth_gb_per_s"]), max(report["bandwidth_gb_per_s"])
-        lines.append(f"read bandwidth beside it: {low:.0f} to {high:.0f} GB/s")
+    info, names = report["machine"], list(report["medians"])
+    isa = " ".join(info["isa"])
+    lines = [f"{info['cpu']}, {info['cores']} cores, {isa}, {info['date']}"]
+    bandwidths = report["bandwidth_gb_per_s"]
+    if bandwidths:
+        low, high = min(bandwidths), max(bandwidths)
+        lines.append(f"read bandwidth during the run: {low:.0f} to {high:.0f} GB/s")
     for name in names:
         lines.append(f"{name}: {report['versions'][name]}; {report['commands'][name]}")
     count = len(next(iter(report["repetitions"].values())))
     prompts = [figures["prompt_tokens"] for figures in report["repetitions"][names[0]]]
-    lines.append(f"median of {count} (lowest and highest); tokens of the prompts (prefill, one stream, all clients): {prompts}")
-    lines += ["", f"| {machine['threads']} threads | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for name, words, digits, more in FIGURES:
-        best = (max if more else min)(report["medians"][one][name] for one in names)
+    lines.append(f"median of {count} runs (lowest and highest)")
+    lines.append(f"prompt tokens of each run (prefill, one stream, all clients): {prompts}")
+    lines += ["", f"| {info['threads']} threads | {' | '.join(names)} |"]
+    lines.append("|---" * (len(names) + 1) + "|")
+    for name, label, digits, more_is_better in FIGURES:
+        middles = [report["medians"][engine][name] for engine in names]
+        best = (max if more_is_better else min)(middles)
         cells = []
-        for one in names:
-            values = [figures[name] for figures in report["repetitions"][one]]
-            middle = report["medians"][one][name]
+        for engine, middle in zip(names, middles):
+            values = [figures[name] for figures in report["repetitions"][engine]]
             text = f"{middle:.{digits}f}"
             text = f"**{text}**" if middle == best else text
             cells.append(f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f})")
-        lines.append(f"| {words.format(**machine)} | {' | '.join(cells)} |")
+        lines.append(f"| {label.format(**info)} | {' | '.join(cells)} |")
     lines += ["", NOTE]
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    # SIGTERM must unwind the `with` that ends the server.
+    # SIGTERM must unwind the `with` block that ends the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

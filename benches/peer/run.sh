@@ -1,22 +1,37 @@
 #!/usr/bin/env bash
-# Sterna beside llama.cpp, the peer that anyone can install: same machine, same shape, same client, one run.
+# Measures Sterna beside llama.cpp: same machine, same model shape, same client, one run.
 #
 #   benches/peer/run.sh [--env DIR] [--json FILE] [--repetitions N] [--threads N] [--quick] [--keep]
 #
-# What it does: installs llama-cpp-python into a throw-away virtual environment, compiled for this CPU, and llama-server, which is
-# in its source package, from the same build (the package's own Python server takes one request at a time; llama-server has
-# slots); writes the shape of BitNet b1.58 2B-4T with random ternary weights as Sterna's checkpoint and as TQ2_0 and Q4_0 GGUF
-# (write_gguf.py); measures prefill, one stream and 16 streams through each server in turn (compare.py); prints a Markdown table.
+# The script does the following:
 #
-# --env DIR keeps the environment, the build and the GGUF files in DIR for the next run (4 GB); --keep keeps the working folder
-# with the servers' logs; --quick runs every part once, with few clients and tokens, to see that it works. Otherwise nothing is
-# left: no process, no file. Needs `cargo build --release --workspace`, gcc and g++, Python 3.9 or later, 8 GB of memory and 8 GB
-# of disk. The first run compiles for 10 minutes and more; a run takes about as long again.
+# 1. It installs llama-cpp-python into a temporary virtual environment, compiled for this CPU.
+# 2. It builds llama-server from the same source package. The package's own Python server is not
+#    used, because it handles one request at a time.
+# 3. It writes the shape of BitNet b1.58 2B-4T with random ternary weights: as Sterna's checkpoint,
+#    and as TQ2_0 and Q4_0 GGUF files (write_gguf.py).
+# 4. It measures prefill, one stream and 16 streams through each server (compare.py).
+# 5. It prints a Markdown table.
+#
+# Flags:
+#
+#   --env DIR        keep environment, build and GGUF files in DIR for the next run (4 GB)
+#   --json FILE      write all figures to FILE
+#   --repetitions N  runs of each server; 3 if omitted
+#   --threads N      compute threads of each server; 2 if omitted
+#   --quick          run every part once with few clients and tokens, to check that it works
+#   --keep           keep the working folder, which has the servers' logs
+#
+# Without --env and --keep the script leaves no file and no process behind.
+#
+# Requirements: `cargo build --release --workspace`, gcc and g++, Python 3.9 or later, 8 GB of
+# memory and 8 GB of disk. The first run compiles for at least 10 minutes. A run takes about as long
+# again.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 bin="${CARGO_TARGET_DIR:-$here/../../target}/release"
 
-peer=0.3.36 # of llama-cpp-python
+peer=0.3.36 # The version of llama-cpp-python.
 tools=(cmake==4.4.4 ninja==1.13.2 scikit-build-core==1.1.2 gguf==0.19.0)
 types=(tq2_0 q4_0)
 
@@ -43,21 +58,21 @@ while [ $# -gt 0 ]; do
         declare "${1#--}=yes"
         shift
         ;;
-    *) fail "unknown flag $1; the flags are at the top of this script" ;;
+    *) fail "unknown flag $1; --help lists the flags" ;;
     esac
 done
 
 for binary in sterna sterna-loadtest; do
-    [ -x "$bin/$binary" ] || fail "build first: cargo build --release --workspace"
+    [ -x "$bin/$binary" ] || fail "$bin/$binary is missing; run: cargo build --release --workspace"
 done
 for tool in python3 gcc g++; do
-    command -v "$tool" >/dev/null || fail "needs $tool"
+    command -v "$tool" >/dev/null || fail "$tool is missing; install it"
 done
 
 work="$(mktemp -d)"
 child=""
 
-# Whatever happened: what was started is ended, and what was written is removed.
+# On every exit: ends the child process and removes the working folder.
 finish() {
     local status=$?
     trap - EXIT
@@ -65,7 +80,7 @@ finish() {
         kill -TERM -- "-$child" 2>/dev/null && wait "$child" || true
     fi
     if [ -n "$keep" ]; then
-        step "kept: $work"
+        step "kept the working folder: $work"
     else
         rm -rf "$work"
     fi
@@ -75,7 +90,8 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# run COMMAND...: in the background with a process group of its own, so that a signal to this script ends all of it at once.
+# run COMMAND...: runs the command in the background in its own process group, so that a signal to
+# this script ends all of its processes.
 run() {
     set -m
     "$@" &
@@ -91,7 +107,7 @@ env="${env:-$work/env}"
 mkdir -p "$env"
 env="$(cd "$env" && pwd)"
 
-# The stages of the environment. One that was interrupted goes on from what the compiler has done already.
+# The stages of the environment. An interrupted build continues with the files that are compiled.
 source="$env/llama_cpp_python-$peer"
 build="$env/build"
 
@@ -104,15 +120,17 @@ make_venv() {
 fetch_source() {
     rm -rf "$source" "$build"
     mkdir "$work/download"
-    pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary llama-cpp-python \
-        --dest "$work/download" "llama-cpp-python==$peer"
+    pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        --no-binary llama-cpp-python --dest "$work/download" "llama-cpp-python==$peer"
     tar -xzf "$work/download/llama_cpp_python-$peer.tar.gz" -C "$env"
 }
 
-# The folder of the package's build stays, so that llama-server needs only what the package does not have.
+# The package's build folder stays, so that llama-server compiles only what the package lacks.
 build_peer() {
-    CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF" \
-        pip install --quiet --disable-pip-version-check --no-build-isolation --config-settings=build-dir="$build" "$source"
+    local flags="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF"
+    CMAKE_ARGS="$flags -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF" \
+        pip install --quiet --disable-pip-version-check --no-build-isolation \
+        --config-settings=build-dir="$build" "$source"
     cmake -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON "$build" >"$work/build.log"
     cmake --build "$build" --target llama-server >>"$work/build.log" || {
         tail -n 40 "$work/build.log" >&2
@@ -120,7 +138,8 @@ build_peer() {
     }
 }
 
-# remember NAME KEY COMMAND...: runs the command unless it has been run in this environment with this key.
+# remember NAME KEY COMMAND...: runs the command, unless it has run in this environment with this
+# key.
 remember() {
     local mark="$env/$1.done" key="$2"
     shift 2
@@ -135,30 +154,35 @@ remember() {
 write_files() {
     local type
     for type in "${types[@]}"; do
-        "$env/venv/bin/python" "$here/write_gguf.py" --model "$work/2b-4t" --type "$type" "$env/$type.gguf"
+        "$env/venv/bin/python" "$here/write_gguf.py" --model "$work/2b-4t" --type "$type" \
+            "$env/$type.gguf"
     done
 }
 
 step "llama-cpp-python $peer"
 compiler="$(gcc -dumpfullversion)"
-export PATH="$env/venv/bin:$PATH" CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
+export PATH="$env/venv/bin:$PATH"
+export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 run remember venv "${tools[*]}" make_venv
 run remember source "$peer" fetch_source
-run remember target "gcc $compiler, $(grep -m1 '^flags' /proc/cpuinfo | sha256sum)" rm -rf "$build" "$env/build.done"
+cpu="$(grep -m1 '^flags' /proc/cpuinfo | sha256sum)"
+run remember target "gcc $compiler, $cpu" rm -rf "$build" "$env/build.done"
 run remember build "$peer" build_peer
 
-step "the 2B-4T shape, for both"
+step "checkpoint and GGUF files of the 2B-4T shape"
 run "$bin/sterna" synthesize --shape 2b-4t "$work/2b-4t"
-files_key="$(cat "$work"/2b-4t/{config,tokenizer,tokenizer_config}.json "$here/write_gguf.py" | sha256sum)"
+files_key="$(cat "$work"/2b-4t/{config,tokenizer,tokenizer_config}.json "$here/write_gguf.py" |
+    sha256sum)"
 run remember files "$files_key" write_files
 gcc -O3 -march=native -pthread -o "$work/bandwidth" "$here/bandwidth.c"
 
 files=("${types[@]/%/.gguf}")
 files=("${files[@]/#/$env/}")
 step "measuring"
-run python3 "$here/compare.py" --sterna "$bin/sterna" --loadtest "$bin/sterna-loadtest" --model "$work/2b-4t" \
-    --llama-server "$build/bin/llama-server" \
+run python3 "$here/compare.py" --sterna "$bin/sterna" --loadtest "$bin/sterna-loadtest" \
+    --model "$work/2b-4t" --llama-server "$build/bin/llama-server" \
     --llama-version "llama.cpp of llama-cpp-python $peer, gcc $compiler, GGML_NATIVE" \
     --gguf "${files[@]}" \
-    --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" --logs "$work" \
+    --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" \
+    --logs "$work" \
     ${json:+--json "$json"} ${quick:+--quick}

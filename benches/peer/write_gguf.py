@@ -1,8 +1,10 @@
-"""Writes a GGUF file of a checkpoint's shape with random ternary weights, for llama.cpp to be measured with.
+"""Writes a GGUF file with random ternary weights in the shape of a checkpoint, for llama.cpp.
 
-The shape, the tokenizer and the chat template are those of the checkpoint in --model (as `sterna synthesize` writes it), so that
-both engines count the same tokens. The architecture is llama.cpp's `bitnet`: the same matrices and sub-norms, but SiLU where
-BitNet b1.58 2B-4T squares a ReLU. The embedding, which is the head too, is Q6_K, as llama-quantize makes it for both types.
+The shape, the tokenizer and the chat template are those of the checkpoint in --model, which
+`sterna synthesize` writes. So both engines count the same tokens. The architecture is llama.cpp's
+`bitnet`. It has the same matrices and sub-norms as BitNet b1.58 2B-4T, except that it uses SiLU
+where the model squares a ReLU. The embedding is also the lm_head. It is Q6_K, as llama-quantize
+stores it for both types.
 """
 
 import argparse
@@ -15,16 +17,16 @@ from gguf import GGMLQuantizationType as Type
 
 TYPES = {"tq2_0": Type.TQ2_0, "q4_0": Type.Q4_0}
 
-# The demo's pre-tokenizer, under the name that llama.cpp knows the same expression by.
+# llama.cpp's name for the demo's pre-tokenizer expression.
 PRE_TOKENIZER = "qwen2"
 
 
 def main():
     flags = argparse.ArgumentParser(description=__doc__)
-    flags.add_argument("--model", type=Path, required=True, help="checkpoint directory: shape and tokenizer")
+    flags.add_argument("--model", type=Path, required=True, help="checkpoint directory")
     flags.add_argument("--type", choices=TYPES, required=True, help="type of the ternary matrices")
-    flags.add_argument("--seed", type=int, default=1)
-    flags.add_argument("out", type=Path)
+    flags.add_argument("--seed", type=int, default=1, help="seed of the weights")
+    flags.add_argument("out", type=Path, help="GGUF file to write")
     args = flags.parse_args()
 
     config = read(args.model / "config.json")
@@ -42,7 +44,7 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-# ---------------------------------------------------------------- what it is
+# ---------------------------------------------------------------- metadata
 
 
 def write_shape(writer, config):
@@ -61,16 +63,20 @@ def write_shape(writer, config):
 
 
 def write_tokenizer(writer, model, config):
-    tokenizer, settings = read(model / "tokenizer.json"), read(model / "tokenizer_config.json")
+    tokenizer = read(model / "tokenizer.json")
+    settings = read(model / "tokenizer_config.json")
     tokens = [None] * config["vocab_size"]
     types = [gguf.TokenType.NORMAL] * config["vocab_size"]
     for text, token in tokenizer["model"]["vocab"].items():
         tokens[token] = text
     for added in tokenizer["added_tokens"]:
         tokens[added["id"]] = added["content"]
-        types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+        is_special = added["special"]
+        kind = gguf.TokenType.CONTROL if is_special else gguf.TokenType.USER_DEFINED
+        types[added["id"]] = kind
     assert None not in tokens, "the checkpoint's tokenizer has a token for each id"
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    merges = tokenizer["model"]["merges"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(PRE_TOKENIZER)
     writer.add_token_list(tokens)
@@ -78,7 +84,7 @@ def write_tokenizer(writer, model, config):
     writer.add_token_merges(merges)
     writer.add_bos_token_id(tokens.index(settings["bos_token"]))
     writer.add_eos_token_id(tokens.index(settings["eos_token"]))
-    writer.add_add_bos_token(False)  # The template says it.
+    writer.add_add_bos_token(False)  # The chat template contains it.
     writer.add_chat_template(settings["chat_template"])
 
 
@@ -97,7 +103,12 @@ def write_tensors(writer, config, ternary, rng):
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    norms = {"attn_norm": hidden, "attn_sub_norm": hidden, "ffn_norm": hidden, "ffn_sub_norm": inner}
+    norms = {
+        "attn_norm": hidden,
+        "attn_sub_norm": hidden,
+        "ffn_norm": hidden,
+        "ffn_sub_norm": inner,
+    }
     blocks = {Type.TQ2_0: tq2_0, Type.Q4_0: q4_0}[ternary]
     embedding = matrix(q6_k, 256, (config["vocab_size"], hidden), rng)
     writer.add_tensor("token_embd.weight", embedding, raw_dtype=Type.Q6_K)
@@ -111,9 +122,9 @@ def write_tensors(writer, config, ternary, rng):
 
 
 def matrix(blocks, block, shape, rng):
-    """Rows of random blocks, as bytes."""
+    """Returns the rows of a matrix of random blocks, as bytes."""
     rows, columns = shape
-    assert columns % block == 0, f"{columns} columns are whole blocks of {block}"
+    assert columns % block == 0, f"{columns} columns are not a multiple of the block size {block}"
     return blocks(rows * columns // block, rng).reshape(rows, -1)
 
 
@@ -122,7 +133,7 @@ def scales(count, value):
 
 
 def tq2_0(count, rng):
-    """256 weights: 64 bytes of four 2-bit codes (weight + 1), then the f16 scale."""
+    """Returns blocks of 256 weights: 64 bytes of four 2-bit codes (weight + 1), an f16 scale."""
     digits = np.indices((3, 3, 3, 3)).reshape(4, -1)
     bytes_of_four = (digits * [[1], [4], [16], [64]]).sum(axis=0).astype(np.uint8)
     codes = bytes_of_four[rng.integers(0, 81, (count, 64), np.uint8)]
@@ -130,7 +141,7 @@ def tq2_0(count, rng):
 
 
 def q4_0(count, rng):
-    """32 weights: the f16 scale, then 16 bytes of two 4-bit codes (weight + 8)."""
+    """Returns blocks of 32 weights: an f16 scale, 16 bytes of two 4-bit codes (weight + 8)."""
     digits = np.indices((3, 3)).reshape(2, -1) + 7
     bytes_of_two = (digits * [[1], [16]]).sum(axis=0).astype(np.uint8)
     codes = bytes_of_two[rng.integers(0, 9, (count, 16), np.uint8)]
@@ -138,7 +149,8 @@ def q4_0(count, rng):
 
 
 def q6_k(count, rng):
-    """256 values: 128 bytes of low and 64 of high bits, 16 i8 scales, the f16 scale of these."""
+    """Returns blocks of 256 values: 128 bytes of low bits and 64 bytes of high bits, 16 i8 scales,
+    and an f16 scale of these scales."""
     bits = rng.integers(0, 256, (count, 192), np.uint8)
     return np.hstack([bits, np.ones((count, 16), np.uint8), scales(count, 1 / 1024)])
 

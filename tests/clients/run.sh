@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Checks a release server with clients that other people wrote: the OpenAI SDK in a throw-away environment, then the load tester.
-# Needs `cargo build --release --workspace` and Python 3.10 or later. Leaves nothing behind: no process, no file, no package.
+# Checks a release server with real clients: the OpenAI SDK in a temporary environment, then the
+# load test.
+#
+# Requirements: `cargo build --release --workspace` and Python 3.10 or later. The script leaves no
+# process, file or package behind.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here/../.."
@@ -10,7 +13,7 @@ bin="${CARGO_TARGET_DIR:-target}/release"
 work="$(mktemp -d)"
 servers=()
 
-# Whatever happened: no server outlives this script, and a failed run shows what the servers said.
+# On every exit: ends all servers. After a failure, also prints the ends of their logs.
 finish() {
     local status=$?
     trap - EXIT
@@ -33,7 +36,8 @@ fail() {
     exit 1
 }
 
-# start NAME FLAGS...: starts a server on a free port and waits until it is ready; sets `url` and `pid`.
+# start NAME FLAGS...: starts a server on a free port and waits until it is ready. Sets `url` and
+# `pid`.
 start() {
     local log="$work/$1.log"
     shift
@@ -46,7 +50,7 @@ start() {
         if [ -n "$url" ] && ready "$url"; then
             return
         fi
-        kill -0 "$pid" 2>/dev/null || fail "the server ended while starting"
+        kill -0 "$pid" 2>/dev/null || fail "the server exited during its start"
         sleep 0.1
     done
     fail "the server was not ready after ${attempt}00 ms"
@@ -59,38 +63,43 @@ urllib.request.urlopen(sys.argv[1] + "/ready", timeout=2)
 PYTHON
 }
 
-# gone PID: waits until the process has drained, and expects exit code 0.
-gone() {
+# await_exit PID: waits until the server has drained, and checks that its exit code is 0.
+await_exit() {
     local attempt
     for attempt in $(seq 200); do
         if ! kill -0 "$1" 2>/dev/null; then
             local status=0
             wait "$1" || status=$?
-            [ "$status" -eq 0 ] || fail "after SIGTERM the server exited with $status"
+            [ "$status" -eq 0 ] || fail "the server exited with $status after SIGTERM"
             return
         fi
         sleep 0.1
     done
-    fail "the server was still there ${attempt}00 ms after SIGTERM"
+    fail "the server was still running ${attempt}00 ms after SIGTERM"
 }
 
-[ -x "$bin/sterna" ] && [ -x "$bin/sterna-loadtest" ] || fail "build first: cargo build --release --workspace"
+for binary in sterna sterna-loadtest; do
+    [ -x "$bin/$binary" ] ||
+        fail "$bin/$binary is missing; run: cargo build --release --workspace"
+done
 
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check 'openai==2.*'
 
-start roomy
-roomy_url="$url" roomy_pid="$pid"
-# One request runs and one waits: the next is one too many.
+start large
+large_url="$url" large_pid="$pid"
+# This server runs one request and queues one. It rejects the next one.
 start tiny --max-running 1 --max-queued 1
 tiny_url="$url" tiny_pid="$pid"
 
-"$work/venv/bin/python" "$here/openai_sdk.py" --url "$roomy_url" --tiny-url "$tiny_url" --tiny-pid "$tiny_pid"
-gone "$tiny_pid" # The last check of openai_sdk.py sends it SIGTERM.
+"$work/venv/bin/python" "$here/openai_sdk.py" \
+    --url "$large_url" --tiny-url "$tiny_url" --tiny-pid "$tiny_pid"
+await_exit "$tiny_pid" # The last check of openai_sdk.py sends SIGTERM to this server.
 
 printf '\nsterna-loadtest, 16 clients\n'
-"$bin/sterna-loadtest" --url "$roomy_url" --clients 16 --requests 64 --max-tokens 32 --ignore-eos --shared-prefix-tokens 32
+"$bin/sterna-loadtest" --url "$large_url" --clients 16 --requests 64 --max-tokens 32 \
+    --ignore-eos --shared-prefix-tokens 32
 
-kill -TERM "$roomy_pid"
-gone "$roomy_pid"
+kill -TERM "$large_pid"
+await_exit "$large_pid"
 printf '\nboth servers drained and exited with 0\n'
