@@ -1,6 +1,6 @@
-//! The words that the outside uses: what may be asked, what is refused, and how a request ends.
+//! The values at the scheduler's interface: requests, limits, refusals, events and the snapshot.
 //!
-//! Plain values: nothing in this file decides anything.
+//! Invariant: nothing in this file decides anything.
 
 use crate::step::PREFILL_FLOOR;
 use crate::{PAGE_TOKENS, RateKind};
@@ -13,7 +13,8 @@ pub type TokenId = u32;
 
 /// A request's handle from `submit` to its `Finished` event.
 ///
-/// Slots are reused, generations are not: a handle kept for too long names nobody, never a stranger.
+/// Slots are reused and generations are not, so the handle of an ended request is never the handle
+/// of another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId {
     slot: u32,
@@ -21,7 +22,7 @@ pub struct SequenceId {
 }
 
 impl SequenceId {
-    /// Names the sequence of `generation` in `slot`; for batches that are built by hand.
+    /// Creates the handle of `generation` in `slot`. Callers that build a batch by hand use it.
     pub fn new(slot: u32, generation: u32) -> SequenceId {
         SequenceId { slot, generation }
     }
@@ -31,8 +32,11 @@ impl SequenceId {
     }
 }
 
-/// Who pays for a request, and whose cached prefixes it may see: no page is ever shared between tenants, but for public
-/// prefixes. Small numbers, for they index tables; tenant 0 exists from the start, with [the default policy](crate::TenantPolicy::default).
+/// The tenant that a request is charged to, and whose cached prefixes it may use. Tenants share no
+/// pages except those of public prefixes.
+///
+/// The number is an index into tables, so it should be small. Tenant 0 exists from the start, with
+/// [the default policy](crate::TenantPolicy::default).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u32);
 
@@ -42,184 +46,194 @@ impl TenantId {
     }
 }
 
-/// What is asked of the scheduler.
+/// A request to generate tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// The prompt; at least one token.
+    /// The prompt, of at least one token.
     pub prompt: Vec<TokenId>,
-    /// Generation ends with [`FinishReason::Length`] at this many tokens; at least one.
+    /// The largest number of output tokens, at least 1. The request ends with
+    /// [`FinishReason::Length`] when it has this many.
     pub max_new_tokens: u32,
-    /// Stop tokens do not end the request before this many tokens.
+    /// A stop token ends the request only if the output then has at least this many tokens.
     pub min_new_tokens: u32,
-    /// Any of these ends the request with [`FinishReason::Stop`]; empty when nothing should.
+    /// The tokens that end the request with [`FinishReason::Stop`].
     pub stop_tokens: Vec<TokenId>,
-    /// Who pays.
+    /// The tenant that is charged.
     pub tenant: TenantId,
-    /// It is another answer to a request that was accepted just now, whose prompt it shares: the tenant's rates were met
-    /// there, and neither a request nor the prompt is counted again.
+    /// Whether this is a further choice of a request that was accepted just before, with the same
+    /// prompt. The tenant's rates then count neither the request nor its prompt again.
     pub is_another_choice: bool,
-    /// Ends with [`FinishReason::Deadline`] if no token has come this long after `submit`.
+    /// The request ends with [`FinishReason::Deadline`] if it has no output token this long after
+    /// `submit`.
     pub first_token_within: Option<Micros>,
-    /// Ends with [`FinishReason::Deadline`] if it has not ended this long after `submit`.
+    /// The request ends with [`FinishReason::Deadline`] if it has not ended this long after
+    /// `submit`.
     pub ends_within: Option<Micros>,
 }
 
-/// Bounds that the scheduler never exceeds.
+/// The bounds that the scheduler never exceeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Pages of KV memory, each of [`PAGE_TOKENS`] tokens.
+    /// The number of pages of KV memory, each of [`PAGE_TOKENS`] tokens.
     pub pages: u32,
-    /// Sequences that hold pages at the same time.
+    /// The largest number of sequences that run at the same time.
     pub max_running: u32,
-    /// Requests that may wait, at least 1; one more is refused. Preempted sequences wait too, but are never refused.
+    /// The largest number of waiting requests, at least 1. The scheduler refuses a further request.
+    /// Preempted sequences wait too, but are never refused.
     pub max_queued: u32,
-    /// Predicted machine time of all that waits, beyond which a request is refused.
+    /// The largest predicted machine time of all waiting requests. Beyond it the scheduler refuses
+    /// a further request, unless no other request is waiting.
     pub max_queued_time: Micros,
-    /// Tokens in a step. Decodes always run, and prefills always get a few, so a step may exceed this: see
-    /// [`Limits::max_batch_tokens`].
+    /// The number of tokens that a step should have at most. Decodes always run, and prefills
+    /// always get a few tokens, so a step may have more: see [`Limits::max_batch_tokens`].
     pub step_tokens: u32,
-    /// Tokens of one sequence's prompt in a step; at least a page. Smaller than `step_tokens`, it lets several prompts
-    /// advance together.
+    /// The largest number of prompt tokens of one sequence in a step, at least a page. If it is
+    /// smaller than `step_tokens`, several prompts advance in one step.
     pub prefill_chunk: u32,
-    /// Prompt and output of one sequence together: the model's context.
+    /// The largest number of tokens in prompt and output of one sequence: the model's context.
     pub max_sequence_tokens: u32,
 }
 
 impl Limits {
-    /// The largest number of tokens that a batch can hold.
+    /// Returns the largest number of tokens in a batch.
     pub fn max_batch_tokens(&self) -> usize {
         (self.step_tokens as usize).max(self.max_running as usize + PREFILL_FLOOR)
     }
 
-    /// Tokens that one sequence may come to: as many as the model's context and all pages hold.
+    /// Returns the largest number of tokens of one sequence: as many as the context and all pages
+    /// hold.
     pub fn longest_sequence(&self) -> u64 {
         let memory = u64::from(self.pages) * PAGE_TOKENS as u64;
         memory.min(u64::from(self.max_sequence_tokens))
     }
 }
 
-/// Why a request was not taken. The scheduler is then as if it had never been asked.
+/// The reason why the scheduler refuses a request. A refusal leaves the scheduler as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The prompt has no token.
     EmptyPrompt,
     /// `max_new_tokens` is 0.
     NothingToGenerate,
-    /// Prompt and output could be longer than one sequence may be, even alone.
+    /// Prompt and output do not fit, even if the request runs alone.
     TooLong {
-        /// Prompt tokens plus `max_new_tokens`.
+        /// The prompt tokens plus `max_new_tokens`.
         needed_tokens: u64,
-        /// [`Limits::longest_sequence`], less what public prefixes take and the tenant may not hold.
+        /// [`Limits::longest_sequence`], reduced by the pages of public prefixes and by the
+        /// tenant's cap.
         limit_tokens: u64,
     },
     /// The tenant has used up its rate.
     RateLimited {
-        /// Which of its rates.
+        /// The rate that is used up.
         rate: RateKind,
-        /// When it has recovered.
+        /// The time until the rate allows a request again.
         retry_after: Micros,
     },
-    /// Too much of the same tenant waits already.
+    /// The tenant has too many waiting requests, or too much predicted time in its queue.
     TenantQueueFull {
-        /// When what waits now will have been served, at the tenant's present share of the machine.
+        /// The time until the tenant's queue is served at its present share of the machine.
         retry_after: Micros,
     },
-    /// Too much waits already, over all tenants.
+    /// All tenants together have too many waiting requests, or too much predicted time in the
+    /// queue.
     Overloaded {
-        /// When what waits now will have been served.
+        /// The time until the queue is served.
         retry_after: Micros,
     },
-    /// Its first token would come too late.
+    /// The first token would miss the request's deadline.
     Deadline {
-        /// When it could be in time; never, if its prompt alone takes longer.
+        /// The time until the deadline can be met, or `None` if the prompt alone takes longer.
         retry_after: Option<Micros>,
     },
-    /// The scheduler takes no new requests.
+    /// The scheduler is draining and accepts no requests.
     Draining,
 }
 
-/// How a request ended.
+/// The reason why a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// A stop token was produced, or the caller found a stop string.
+    /// The model drew a stop token, or the caller found a stop string.
     Stop,
-    /// `max_new_tokens` were produced.
+    /// The output has `max_new_tokens` tokens.
     Length,
-    /// Nobody wants the answer any more.
+    /// The client cancelled the request.
     Cancelled,
-    /// The step that computed it failed.
+    /// A step failed, or the request's row in it.
     Error,
-    /// It took longer than its request allowed.
+    /// The request missed one of its deadlines.
     Deadline,
-    /// The server is going down.
+    /// The server shuts down.
     Shutdown,
 }
 
-/// What happened to a request, in the order in which it happened.
+/// A change in the life of a request. Events come in the order in which they happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It runs for the first time.
+    /// The request runs for the first time.
     Admitted {
-        /// Which request.
+        /// The request.
         id: SequenceId,
-        /// Prompt tokens that were found in the prefix tree.
+        /// The number of prompt tokens found in the prefix tree.
         cached_tokens: u32,
     },
-    /// It lost its pages and waits again, in its old place.
+    /// The request lost its pages and waits again, at its old place in the queue.
     Preempted {
-        /// Which request.
+        /// The request.
         id: SequenceId,
     },
-    /// It ended; the handle is dead. Each submitted request has exactly one such event.
+    /// The request ended, and its handle is dead. Each accepted request has exactly one such event.
     Finished {
-        /// Which request.
+        /// The request.
         id: SequenceId,
-        /// How it ended.
+        /// The reason.
         reason: FinishReason,
-        /// Who pays.
+        /// The tenant that is charged.
         tenant: TenantId,
-        /// Tokens in the prompt.
+        /// The number of tokens in the prompt.
         prompt_tokens: u32,
-        /// Prompt tokens found in the prefix tree when it was first admitted.
+        /// The number of prompt tokens found in the prefix tree at the first admission.
         cached_tokens: u32,
-        /// Tokens produced, a stop token included.
+        /// The number of output tokens, including a stop token.
         output_tokens: u32,
     },
 }
 
-/// The scheduler's state in numbers; `free + private + tree` are all pages.
+/// The scheduler's state in numbers. `free + private + tree` is the number of all pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Sequences that have a place in the batch.
+    /// Running sequences.
     pub running: usize,
-    /// Requests that wait, preempted ones included.
+    /// Waiting requests, including preempted ones.
     pub queued: usize,
-    /// Pages that hold nothing.
+    /// Free pages.
     pub free: usize,
-    /// Pages that one sequence is writing.
+    /// Pages that belong to one sequence.
     pub private: usize,
     /// Cached pages.
     pub tree: usize,
-    /// Those of the cached pages that running sequences use. The others can be evicted.
+    /// Cached pages that cannot be evicted, because a running sequence uses them or they are
+    /// public.
     pub pinned: usize,
     /// Prompt tokens looked up in the prefix tree so far, at first admissions.
     pub prefix_queries: u64,
-    /// Those of them that were found.
+    /// Prompt tokens found in the prefix tree so far.
     pub prefix_hits: u64,
-    /// Times that a sequence lost its pages to an earlier one.
+    /// Preemptions so far.
     pub preemptions: u64,
-    /// Cached pages dropped to make room.
+    /// Evictions so far.
     pub evictions: u64,
-    /// Pages computed twice, whose copy was dropped for the equal one in the tree.
+    /// Computed pages so far that were replaced by an equal page of the tree.
     pub redirects: u64,
-    /// Admissions put off, each once a plan, until a running prefill has computed the prefix that both share.
+    /// Admissions so far that were deferred until a running prefill has computed a shared prefix. A
+    /// request counts once in each plan.
     pub deferrals: u64,
-    /// Pages copied because a cached page began with the tokens that were wanted, and then went on otherwise.
+    /// Cached pages copied so far because only their first tokens were the wanted ones.
     pub copies: u64,
-    /// Tokens guessed from a sequence's own past.
+    /// Draft tokens so far.
     pub drafted: u64,
-    /// Those of them that were what the model then drew.
+    /// Accepted draft tokens so far.
     pub accepted: u64,
-    /// Machine time of all that waits, predicted.
+    /// The predicted machine time of all waiting requests.
     pub queued_time: Micros,
 }

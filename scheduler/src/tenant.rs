@@ -1,30 +1,30 @@
-//! A tenant's share of the machine, its rates and its limits.
+//! A tenant's policy: its share of the machine, its rates and its limits.
 
 use crate::{Micros, TenantId};
 
-/// How soon a tenant's requests are wanted. Each band has a part of the machine for certain when all are busy; what one
-/// leaves, the next may use.
+/// The priority of a tenant's requests. Each band has a guaranteed part of the machine when all
+/// bands are busy. Other bands use what a band leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Band {
-    /// Somebody is waiting.
+    /// For requests whose user is waiting.
     Interactive,
-    /// The usual.
+    /// The default.
     #[default]
     Standard,
-    /// Whenever there is time: its decodes may pause.
+    /// For requests without hurry: their decodes may pause.
     Batch,
 }
 
-/// So much a minute, and so much at once (the generic cell rate algorithm, ITU-T I.371).
+/// A rate limit (the generic cell rate algorithm, ITU-T I.371).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// What a minute brings; at least 1.
+    /// The number of units earned per minute, at least 1.
     pub per_minute: u32,
-    /// What may be used at once after a pause; at least 1.
+    /// The number of units that may be used at once after a pause, at least 1.
     pub burst: u32,
 }
 
-/// Which rate.
+/// The unit of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateKind {
     /// Accepted requests.
@@ -33,57 +33,59 @@ pub enum RateKind {
     Tokens,
 }
 
-/// Where a rate stands.
+/// The state of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateState {
-    /// What may be used at once.
+    /// The number of units that may be used at once after a pause.
     pub limit: u32,
-    /// What may be used now.
+    /// The number of units that may be used now.
     pub remaining: u32,
-    /// Until all may be used again.
+    /// The time until all `limit` units may be used again.
     pub reset: Micros,
 }
 
-/// Where a tenant's rates stand; those it has none of are absent.
+/// The states of a tenant's rates; `None` for a rate that the tenant does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Requests.
+    /// The rate of requests.
     pub requests: Option<RateState>,
-    /// Tokens.
+    /// The rate of tokens.
     pub tokens: Option<RateState>,
 }
 
-/// A prefix that the operator has made public: its place in the order of declaration.
+/// A prefix that the operator has declared public: its number in the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicPrefix(pub u32);
 
-/// What a tenant may have.
+/// A tenant's share, rates and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantPolicy {
-    /// How soon.
+    /// The priority of its requests.
     pub band: Band,
-    /// Its share of the machine and of the cache, relative to the other tenants'; at least 1.
+    /// Its share of the machine and of the cache, relative to other tenants, at least 1.
     pub weight: u32,
-    /// Requests a minute.
+    /// The rate of its requests.
     pub requests: Option<Rate>,
-    /// Tokens a minute.
+    /// The rate of its tokens.
     pub tokens: Option<Rate>,
-    /// Sequences that run at the same time; at least 1.
+    /// The largest number of its running sequences, at least 1.
     pub max_running: u32,
-    /// Requests that wait; at least 1, for each waits until the next plan, however idle the machine is.
+    /// The largest number of its waiting requests, at least 1. Every request waits until the next
+    /// plan, even if the machine is idle.
     pub max_queued: u32,
-    /// Predicted machine time of the requests that wait.
+    /// The largest predicted machine time of its waiting requests. A single request may always
+    /// wait.
     pub max_queued_time: Micros,
-    /// Pages that others cannot keep from it.
+    /// The number of pages that admission keeps available to it.
     pub guaranteed_pages: u32,
-    /// Pages that it may hold, cached ones included; at least 1.
+    /// The largest number of pages that it may hold, including cached pages, at least 1.
     pub max_pages: u32,
     /// The public prefixes that it may use.
     pub public: Vec<PublicPrefix>,
 }
 
 impl Default for TenantPolicy {
-    /// Weight 1 and no limits of its own.
+    /// Returns a policy of weight 1 without limits of its own.
     fn default() -> TenantPolicy {
         TenantPolicy {
             band: Band::Standard,
@@ -101,16 +103,16 @@ impl Default for TenantPolicy {
 }
 
 impl TenantPolicy {
-    /// Whether it makes sense by itself, among so many public prefixes.
+    /// Checks the policy by itself. `prefixes` public prefixes are declared.
     pub(crate) fn check(&self, id: TenantId, prefixes: u32) -> Result<(), TenantsError> {
-        let positive = |rate: &Rate| rate.per_minute > 0 && rate.burst > 0;
+        let is_positive = |rate: &Rate| rate.per_minute > 0 && rate.burst > 0;
         let rates = [&self.requests, &self.tokens];
         let is_valid = self.weight > 0
             && self.max_running > 0
             && self.max_queued > 0
             && self.max_pages > 0
             && self.guaranteed_pages <= self.max_pages
-            && rates.into_iter().flatten().all(positive);
+            && rates.into_iter().flatten().all(is_positive);
         if !is_valid {
             return Err(TenantsError::Invalid(id));
         }
@@ -121,31 +123,31 @@ impl TenantPolicy {
     }
 }
 
-/// Why a set of tenants cannot be had.
+/// The reason why a set of tenants is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TenantsError {
-    /// A weight, a cap or a part of a rate is 0, or a guarantee larger than the cap.
+    /// A weight, a limit or a part of a rate is 0, or the guarantee is larger than the cap.
     Invalid(TenantId),
-    /// It may use a public prefix that nobody has declared.
+    /// The policy names a public prefix that is not declared.
     UnknownPrefix(TenantId, PublicPrefix),
-    /// More pages are guaranteed than there are beside the public prefixes.
+    /// More pages are guaranteed than there are without the public prefixes.
     TooManyGuaranteed {
-        /// Over all tenants.
+        /// The guaranteed pages of all tenants.
         guaranteed: u64,
-        /// All pages but those of the public prefixes.
+        /// All pages except those of the public prefixes.
         limit: u64,
     },
 }
 
-/// A tenant in numbers.
+/// A tenant's state in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantState {
-    /// Its sequences that run.
+    /// Its running sequences.
     pub running: u32,
-    /// Its requests that wait.
+    /// Its waiting requests.
     pub queued: u32,
-    /// Pages it holds, cached ones included.
+    /// The pages that it holds, including cached pages.
     pub pages: u32,
-    /// Machine time that it was charged so far.
+    /// The machine time that it was charged so far.
     pub service: Micros,
 }

@@ -1,22 +1,24 @@
-//! What a step truly takes, as learnt from those before it: one factor for the whole cost model.
+//! The correction of the cost model at run time: one factor, learned from the steps so far.
 
 use crate::Nanos;
 
-/// What steps take in truth, relative to the prediction: about the 90th percentile, so that a budget is rarely exceeded.
+/// The ratio of actual to predicted time: about its 90th percentile, so that steps rarely exceed
+/// their budget.
 ///
-/// Each observation above the estimate raises it by nine parts in 256, each below lowers it by one: it rests where one in
-/// ten is above. How far above does not matter, so a single very long step moves it no more than any other.
+/// An observation above the estimate raises it by 9/256, and one below lowers it by 1/256. So it
+/// settles where one observation in ten is above. The distance does not matter, so one very long
+/// step moves it no more than any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Correction {
-    scale: u64, // Actual ÷ predicted, of UNIT.
+    scale: u64, // The ratio, in units of 1/UNIT.
 }
 
 impl Correction {
     const UNIT: u64 = 1 << 16;
-    const LEAST: u64 = Self::UNIT / 4;
-    const MOST: u64 = Self::UNIT * 4;
+    const MIN: u64 = Self::UNIT / 4;
+    const MAX: u64 = Self::UNIT * 4;
 
-    /// A step that was predicted without correction took `actual`.
+    /// Learns from a step that took `actual`. `predicted` is the prediction without correction.
     pub(crate) fn observe(&mut self, predicted: Nanos, actual: Nanos) {
         let estimate = u128::from(predicted) * u128::from(self.scale);
         let step = self.scale / 256;
@@ -25,15 +27,15 @@ impl Correction {
         } else {
             self.scale - step
         };
-        self.scale = moved.clamp(Self::LEAST, Self::MOST);
+        self.scale = moved.clamp(Self::MIN, Self::MAX);
     }
 
-    /// A prediction, corrected.
+    /// Returns the corrected prediction.
     pub(crate) fn apply(self, predicted: Nanos) -> Nanos {
         predicted.saturating_mul(self.scale) / Self::UNIT
     }
 
-    /// The prediction that is corrected to this.
+    /// Returns the prediction whose correction is `corrected`.
     pub(crate) fn unapply(self, corrected: Nanos) -> Nanos {
         let predicted = u128::from(corrected) * u128::from(Self::UNIT) / u128::from(self.scale);
         Nanos::try_from(predicted).unwrap_or(Nanos::MAX)
@@ -41,7 +43,7 @@ impl Correction {
 }
 
 impl Default for Correction {
-    /// The prediction as it is.
+    /// Returns the ratio 1.
     fn default() -> Correction {
         Correction { scale: Self::UNIT }
     }
@@ -49,15 +51,16 @@ impl Default for Correction {
 
 #[cfg(test)]
 mod tests {
+    use sterna_random::Random;
+
     use super::*;
-    use crate::cost::model::tests::Random;
 
     #[test]
-    fn the_correction_finds_the_ninetieth_percentile() {
-        let mut random = Random(3);
+    fn the_correction_approaches_the_ninetieth_percentile() {
+        let mut random = Random::new(3);
         let mut correction = Correction::default();
         for _ in 0..20_000 {
-            // Evenly from 1 to 2 times the prediction: nine in ten are below 1.9 times.
+            // Uniform from 1 to 2 times the prediction: nine in ten are below 1.9 times.
             correction.observe(1_000_000, 1_000_000 + random.below(1_000_001));
         }
         let found = correction.apply(1_000);
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn one_very_long_step_moves_the_correction_no_more_than_another() {
+    fn a_very_long_step_moves_the_correction_no_more_than_any_other() {
         let after = |actual| {
             let mut correction = Correction::default();
             correction.observe(1_000, actual);

@@ -1,15 +1,19 @@
-//! The cost model that comes nearest to what was measured.
+//! The fit of a cost model to measured steps.
 //!
-//! Runs once, before the first request: the only place in this crate that calculates with fractions.
+//! It runs once, before the first request. It is the only place in this crate that uses
+//! floating-point numbers.
 
 use super::model::ROW_KNOTS;
 use crate::{CostModel, Nanos, PAGE_TOKENS, StepShape};
 
 impl CostModel {
-    /// The model nearest to steps that were measured, by least squares of the relative errors under the constraint that
-    /// no coefficient is negative and `rows` never falls (Lawson and Hanson, *Solving Least Squares Problems*, ch. 23).
-    /// Samples far off count less, in a few rounds of reweighting. What no sample shows costs nothing, but that `rows`
-    /// rises beyond the samples without a history as it did before.
+    /// Returns the model that is nearest to the measured steps: the least squares of the relative
+    /// errors (Lawson and Hanson, *Solving Least Squares Problems*, ch. 23).
+    ///
+    /// - No coefficient is negative, and `rows` never falls.
+    /// - A few rounds of reweighting reduce the weight of samples that are far off.
+    /// - A quantity that occurs in no sample costs nothing. But `rows` rises beyond the samples
+    ///   without a history as it does before.
     pub fn fit(samples: &[(StepShape, Nanos)]) -> CostModel {
         let reached = last_knot(samples);
         let equations: Vec<[f64; TERMS]> = samples
@@ -35,7 +39,7 @@ impl CostModel {
             time += rise;
             time.round() as Nanos
         });
-        // Twice the tokens never take more than two steps: a sample that says so was disturbed.
+        // Twice the tokens never take more than two steps. A sample that shows more was disturbed.
         for knot in 1..ROW_KNOTS {
             rows[knot] = rows[knot].min(2 * rows[knot - 1]);
         }
@@ -50,17 +54,17 @@ impl CostModel {
     }
 }
 
-/// Unknowns of a fit: how much `rows` rises to each of its knots, and the other coefficients.
+/// The number of unknowns: the rise of `rows` to each of its knots, and the other coefficients.
 const TERMS: usize = ROW_KNOTS + 4;
 
-/// How often a fit weighs its samples again.
+/// The number of rounds of reweighting.
 const REWEIGHTINGS: usize = 6;
 
-/// A relative error that says nothing about a sample.
+/// The relative error below which all samples have the same weight.
 const ORDINARY_ERROR: f64 = 0.02;
 
-/// The last knot that samples show, at least the second: beyond it `rows` goes on as up to it. A step with a history does not count,
-/// for its time may as well be that of its keys.
+/// Returns the last knot that samples determine, at least the second. Beyond it `rows` continues as
+/// before it. A step with a history does not count, because its time may come from its keys.
 fn last_knot(samples: &[(StepShape, Nanos)]) -> usize {
     let shapes = samples.iter().map(|(shape, _)| shape);
     let without_history = shapes.filter(|shape| {
@@ -72,16 +76,16 @@ fn last_knot(samples: &[(StepShape, Nanos)]) -> usize {
     knot.min(ROW_KNOTS - 1)
 }
 
-/// What each unknown adds to the prediction of a sample, as a part of what was measured. What rows rise by beyond the knot `reached` is
-/// no unknown but a multiple of what they rise by up to it.
+/// Returns the factor of each unknown in the prediction of a sample, divided by the measured time.
+/// The rises beyond the knot `reached` are not unknowns but multiples of the rise up to it.
 fn relative_terms(&(shape, measured): &(StepShape, Nanos), reached: usize) -> [f64; TERMS] {
     let mut terms = [0.0; TERMS];
     terms[0] = 1.0;
     for (knot, term) in terms.iter_mut().enumerate().take(ROW_KNOTS).skip(1) {
         let below = (1_u64 << (knot - 1)) as f64;
         let part = (shape.rows as f64 - below) / below;
-        let most = if knot == ROW_KNOTS - 1 { f64::MAX } else { 1.0 };
-        *term = part.clamp(0.0, most);
+        let limit = if knot == ROW_KNOTS - 1 { f64::MAX } else { 1.0 };
+        *term = part.clamp(0.0, limit);
     }
     for knot in reached + 1..ROW_KNOTS {
         let beyond = std::mem::take(&mut terms[knot]);
@@ -101,8 +105,8 @@ fn dot(a: &[f64; TERMS], b: &[f64; TERMS]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The `x`, nowhere negative, for which the weighted squares of `equation · x - 1` are least. Unknowns that occur in no
-/// equation are 0.
+/// Returns the non-negative `x` that minimizes the weighted squares of `equation · x - 1`. Unknowns
+/// that occur in no equation are 0.
 fn least_squares(equations: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
     let mut normal = [[0.0; TERMS]; TERMS];
     let mut right = [0.0; TERMS];
@@ -114,7 +118,7 @@ fn least_squares(equations: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
             }
         }
     }
-    // In units in which each unknown's own square is 1.
+    // Scale the unknowns so that the diagonal is 1.
     let scale: [f64; TERMS] = std::array::from_fn(|i| match normal[i][i] {
         0.0 => 0.0,
         square => 1.0 / square.sqrt(),
@@ -129,8 +133,8 @@ fn least_squares(equations: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
     std::array::from_fn(|i| solution[i] * scale[i])
 }
 
-/// Lawson and Hanson's active set: unknowns enter one by one, as long as that brings a gain, and leave when they would
-/// become negative.
+/// Solves with the active set method of Lawson and Hanson: unknowns enter one by one while that
+/// brings a gain, and leave when they would become negative.
 fn non_negative(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> [f64; TERMS] {
     let mut found = [0.0; TERMS];
     let mut is_free = [false; TERMS];
@@ -169,7 +173,8 @@ fn non_negative(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> [f64; T
     found
 }
 
-/// Solves for the free unknowns alone (Gauss); the others, and those that depend on others, are 0.
+/// Solves for the free unknowns with Gaussian elimination. The other unknowns, and free unknowns
+/// that depend on others, are 0.
 fn solve(
     normal: &[[f64; TERMS]; TERMS],
     right: &[f64; TERMS],
@@ -202,10 +207,12 @@ fn solve(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::cost::model::tests::Random;
+    use sterna_random::Random;
 
-    /// The steps that a calibration measures.
+    use super::*;
+    use crate::cost::model::tests::random_model;
+
+    /// Returns the steps that a calibration measures.
     fn shapes() -> Vec<StepShape> {
         let mut shapes = Vec::new();
         for knot in 0..ROW_KNOTS {
@@ -230,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_finds_the_model_of_exact_samples() {
-        let mut random = Random(5);
+    fn a_fit_reproduces_exact_samples() {
+        let mut random = Random::new(5);
         for _ in 0..200 {
-            let model = random.model();
+            let model = random_model(&mut random);
             let samples: Vec<_> = shapes().iter().map(|&s| (s, model.predict(s))).collect();
             let found = CostModel::fit(&samples);
             for (shape, expected) in samples {
@@ -247,11 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_sample_of_many_tokens_is_not_believed() {
+    fn a_disturbed_sample_hardly_changes_the_fit() {
         let model = CostModel::UNMEASURED;
         let mut samples: Vec<_> = shapes().iter().map(|&s| (s, model.predict(s))).collect();
-        let most = samples.iter_mut().find(|(shape, _)| shape.rows == 64);
-        most.expect("it is measured").1 *= 3;
+        let disturbed = samples.iter_mut().find(|(shape, _)| shape.rows == 64);
+        disturbed.expect("64 tokens are measured").1 *= 3;
         let found = CostModel::fit(&samples);
         let longest = StepShape::chunk(0, 128, 0);
         let (found, expected) = (found.predict(longest), model.predict(longest));
@@ -259,10 +266,10 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_bears_noise() {
-        let mut random = Random(6);
+    fn a_fit_tolerates_noise() {
+        let mut random = Random::new(6);
         for _ in 0..200 {
-            let model = random.model();
+            let model = random_model(&mut random);
             let mut samples = Vec::new();
             for _ in 0..4 {
                 samples.extend(shapes().iter().map(|&shape| {
@@ -284,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_goes_on_beyond_the_samples_as_before() {
+    fn a_fit_continues_beyond_the_samples() {
         let samples = [1, 2, 4, 8, 16].map(|rows| {
             let shape = StepShape {
                 rows,
@@ -300,9 +307,10 @@ mod tests {
         assert!(far.abs_diff(21_000_000) < 210_000, "{found:?}");
     }
 
-    /// A machine that has no time for steps of many tokens: the one of 16 has a long history, which must not take all the blame.
+    /// The samples have no step of many tokens except one of 16 tokens with a long history. The fit
+    /// must not attribute all of its time to the history.
     #[test]
-    fn a_fit_without_long_steps_knows_that_they_take_longer() {
+    fn a_fit_without_long_steps_predicts_that_they_take_longer() {
         let model = CostModel {
             rows: CostModel::roofline(12_000_000, 5_500_000),
             kilo_decode_keys: 2_200_000,
@@ -342,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_to_nothing_is_nothing() {
+    fn a_fit_to_no_samples_is_zero() {
         assert_eq!(CostModel::fit(&[]).rows, [0; ROW_KNOTS]);
     }
 }

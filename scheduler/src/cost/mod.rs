@@ -1,4 +1,5 @@
-//! How long a step takes: the cost model, its fit to measured steps, and its correction at run time.
+//! How long a step takes: the cost model, its fit to measured steps, and its correction at run
+//! time.
 
 mod correction;
 mod fit;

@@ -1,18 +1,17 @@
-//! So much a minute, so much at once: the generic cell rate algorithm (ITU-T I.371), which needs one number for its state.
+//! A rate limit: the generic cell rate algorithm (ITU-T I.371), whose state is one number.
 
 use crate::{Micros, Rate, RateState};
 
 const MINUTE: u64 = 60_000_000_000;
 
-/// A rate and how far it is used up.
+/// A rate and its state: the time at which all charges so far are earned.
 ///
-/// The state is the moment at which all that was charged will have been earned. Debt is allowed: what is charged may
-/// exceed what is left, and then nothing conforms until it has been earned.
+/// A charge may exceed what is left. Then nothing conforms until the debt is earned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meter {
     rate: Rate,
-    unit: u64,   // Nanoseconds that earn one.
-    earned: u64, // When all charges will have been earned, in nanoseconds.
+    unit: u64,   // The nanoseconds that earn one unit.
+    earned: u64, // The time at which all charges are earned, in nanoseconds.
 }
 
 impl Meter {
@@ -24,7 +23,7 @@ impl Meter {
         }
     }
 
-    /// The same charges at another rate.
+    /// Returns a meter of another rate with the same debt.
     pub(crate) fn at_rate(self, now: Micros, rate: Rate) -> Meter {
         let owed = self.earned.saturating_sub(nanos(now)).div_ceil(self.unit);
         let mut meter = Meter::new(rate);
@@ -32,7 +31,7 @@ impl Meter {
         meter
     }
 
-    /// Whether anything may be used now; if not, when.
+    /// Returns `Ok` if a unit may be used now, otherwise the time until then.
     pub(crate) fn conforms(&self, now: Micros) -> Result<(), Micros> {
         let at_once = self.unit.saturating_mul(u64::from(self.rate.burst - 1));
         let latest = nanos(now).saturating_add(at_once);
@@ -73,7 +72,7 @@ mod tests {
     const SECOND: Micros = 1_000_000;
 
     #[test]
-    fn a_burst_then_the_rate() {
+    fn a_burst_is_followed_by_the_rate() {
         let mut meter = Meter::new(Rate {
             per_minute: 60,
             burst: 3,

@@ -1,6 +1,6 @@
-//! What one step computes: plain data, which the model reads.
+//! The batch that one step computes: plain data, which the model reads.
 //!
-//! Invariant: a row's page table covers positions `0..row.end()`, no more.
+//! Invariant: a row's page table covers exactly the positions `0..row.end()`.
 
 use crate::pages::PageTables;
 use crate::{PAGE_TOKENS, Page, SequenceId, TokenId};
@@ -8,12 +8,12 @@ use crate::{PAGE_TOKENS, Page, SequenceId, TokenId};
 /// Consecutive tokens of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Whose tokens.
+    /// The sequence of the tokens.
     pub sequence: SequenceId,
-    /// Position of the first token; everything before it is in the pages already.
+    /// The position of the first token. The pages already hold everything before it.
     pub start: u32,
-    /// After how many of the row's last tokens the logits are needed: none in the midst of a prompt, one at its end and
-    /// in a decode, and one more for each drafted token.
+    /// The number of last tokens of the row whose logits are needed: 0 inside a prompt, 1 at its
+    /// end and in a decode, and 1 more for each draft token.
     pub logits: u32,
     first_token: u32,
     token_count: u32,
@@ -22,44 +22,45 @@ pub struct Row {
 }
 
 impl Row {
-    /// Tokens in the row; at least one.
+    /// Returns the number of tokens in the row, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a row is never empty")]
     pub fn len(&self) -> usize {
         self.token_count as usize
     }
 
-    /// The position after the last token.
+    /// Returns the position after the last token.
     pub fn end(&self) -> usize {
         self.start as usize + self.len()
     }
 }
 
-/// The keys and values of a whole page, to be copied before any row is computed. The rows then overwrite what differs.
+/// A copy of the keys and values of a whole page. The copies come before any row, and the rows then
+/// overwrite the positions that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageCopy {
-    /// Written by nobody in this step.
+    /// The source, which no row of this step writes.
     pub from: Page,
-    /// A page of one row of this step.
+    /// The target, which is a page of one row of this step.
     pub to: Page,
 }
 
-/// The rows of one step, each sequence at most once. Its buffers are reused from step to step.
+/// The rows of one step; each sequence has at most one. The buffers are reused from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     copies: Vec<PageCopy>,
     rows: Vec<Row>,
-    tokens: Vec<TokenId>,          // All rows' tokens, in the order of the rows.
-    pub(crate) tables: PageTables, // A scheduler keeps those of all that run here, from step to step.
+    tokens: Vec<TokenId>,          // The tokens of all rows, in order.
+    pub(crate) tables: PageTables, // In a scheduler: of all running sequences.
     logits: usize,
 }
 
 impl Batch {
-    /// A batch with no rows.
+    /// Creates a batch without rows.
     pub fn new() -> Batch {
         Batch::default()
     }
 
-    /// A scheduler's: so many rows, tokens, and pages of a sequence at most.
+    /// Creates a batch for at most `rows` rows, `tokens` tokens, and `pages` pages per sequence.
     pub(crate) fn with_capacity(rows: usize, tokens: usize, pages: usize) -> Batch {
         Batch {
             rows: Vec::with_capacity(rows),
@@ -69,16 +70,17 @@ impl Batch {
         }
     }
 
-    /// Adds a copy to be made before the rows are computed.
+    /// Adds a copy.
     pub fn push_copy(&mut self, copy: PageCopy) {
         self.copies.push(copy);
     }
 
-    /// Adds a row: `tokens` stand at positions `start..` of `sequence`, whose page table up to there is `pages`. The last
-    /// `logits` of them want logits.
+    /// Adds a row: `tokens` at the positions from `start` of `sequence`. `pages` is the page table
+    /// up to the end of the row. The last `logits` tokens need logits.
     ///
     /// # Panics
-    /// If `tokens` is empty or fewer than `logits`, or `pages` do not cover exactly positions `0..start + tokens.len()`.
+    /// If `tokens` is empty or shorter than `logits`, or `pages` does not cover exactly the
+    /// positions `0..start + tokens.len()`.
     pub fn push_row(
         &mut self,
         sequence: SequenceId,
@@ -92,8 +94,8 @@ impl Batch {
         self.push_row_of(sequence, start, (tokens, &[]), table, logits);
     }
 
-    /// As [`Batch::push_row`], with drafted tokens after the known ones, and a page table that is here: where it begins, and
-    /// how many pages of it are the row's.
+    /// Adds a row of known and draft tokens whose page table is already here. The table begins at
+    /// index `first_page`, and its first `page_count` pages are the row's.
     pub(crate) fn push_row_of(
         &mut self,
         sequence: SequenceId,
@@ -103,10 +105,13 @@ impl Batch {
         logits: usize,
     ) {
         let count = known.len() + drafts.len();
-        assert!(count > 0, "a row computes something");
-        assert!(logits <= count, "logits follow tokens of the row");
+        assert!(count > 0, "a row has at least one token");
+        assert!(
+            logits <= count,
+            "a row has at most as many logits as tokens"
+        );
         let covered = (start + count).div_ceil(PAGE_TOKENS);
-        assert_eq!(page_count, covered, "M9: the pages cover the row exactly");
+        assert_eq!(page_count, covered, "M9: the pages end with the row");
         self.rows.push(Row {
             sequence,
             start: start as u32,
@@ -121,13 +126,13 @@ impl Batch {
         self.logits += logits;
     }
 
-    /// Removes all rows and keeps the buffers.
+    /// Removes all rows, copies and page tables, and keeps the buffers.
     pub fn clear(&mut self) {
         self.clear_rows();
         self.tables.clear();
     }
 
-    /// Removes all rows, but not the page tables that are kept here.
+    /// Removes all rows and copies, and keeps the page tables.
     pub(crate) fn clear_rows(&mut self) {
         self.copies.clear();
         self.rows.clear();
@@ -135,47 +140,50 @@ impl Batch {
         self.logits = 0;
     }
 
-    /// What is copied before the rows are computed; no page is the target of two copies.
+    /// Returns the copies. No page is the target of two copies.
     pub fn copies(&self) -> &[PageCopy] {
         &self.copies
     }
 
-    /// The rows: decodes first, then prefill chunks.
+    /// Returns the rows: decodes first, then prefill chunks.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// The tokens of one of this batch's rows.
+    /// Returns the tokens of one of this batch's rows.
     pub fn tokens(&self, row: &Row) -> &[TokenId] {
         &self.tokens[row.first_token as usize..][..row.len()]
     }
 
-    /// The page table of one of this batch's rows: position `p` is in page `p / PAGE_TOKENS`, slot `p % PAGE_TOKENS`.
+    /// Returns the page table of one of this batch's rows. Position `p` is in page
+    /// `p / PAGE_TOKENS` at offset `p % PAGE_TOKENS`.
     pub fn pages(&self, row: &Row) -> &[Page] {
         self.tables
             .slice(row.first_page as usize, row.page_count as usize)
     }
 
-    /// Tokens in all rows together.
+    /// Returns the number of tokens in all rows.
     pub fn token_count(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Tokens whose logits are wanted, over all rows.
+    /// Returns the number of tokens in all rows that need logits.
     pub fn logits_count(&self) -> usize {
         self.logits
     }
 }
 
-/// What came of the logits after one token. A row's entries stand in the order of its tokens.
+/// The result of sampling from the logits of one token. A row's results are in the order of its
+/// tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
-    /// The sequence goes on with this token. When it is what the row drafted in this place, the row's next entry counts
+    /// The token that was drawn. If the row drafted this token here, the row's next result is valid
     /// too.
     Token(TokenId),
-    /// Nothing was drawn: an earlier entry of the row was not as drafted, or ended the sequence.
+    /// No token was drawn, because an earlier result of the row differs from its draft or ends the
+    /// sequence.
     Void,
-    /// The row cannot be used: its sequence ends with [`FinishReason::Error`](crate::FinishReason::Error), and nothing
-    /// that this step computed for it is kept.
+    /// The row failed: its sequence ends with [`FinishReason::Error`](crate::FinishReason::Error),
+    /// and the scheduler keeps nothing that this step computed for it.
     Failed,
 }

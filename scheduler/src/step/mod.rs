@@ -1,5 +1,6 @@
 //! One step: its plan, the batch that the model computes, and what its commit changes.
 
+mod acceptance;
 mod batch;
 mod commit;
 mod decodes;
@@ -9,8 +10,8 @@ mod preempt;
 mod prefills;
 mod speculate;
 
+pub(crate) use acceptance::Acceptance;
 pub use batch::{Batch, PageCopy, Row, Sampled};
-pub(crate) use draft::Acceptance;
 pub use draft::MAX_DRAFTED_TOKENS;
 pub(crate) use plan::Share;
 pub use plan::{Plan, Step};

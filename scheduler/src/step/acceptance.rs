@@ -1,0 +1,150 @@
+//! How likely the draft tokens of a sequence are to be right.
+//!
+//! Invariant: everything here is a function of its arguments, in integers.
+
+/// The probability that a draft token is right if all drafts before it are right.
+///
+/// It is a moving average over the sequence's tested drafts, in units of 1/65,536. A draft behind
+/// the first wrong one was not tested and does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Acceptance {
+    probability: u32,
+}
+
+/// The probability 1.
+const ONE: u32 = 1 << 16;
+
+/// The initial probability. It is high, because the first drafts cost little and tell much.
+const INITIAL: u32 = ONE / 4 * 3;
+
+/// A tested draft moves the probability towards its result by one part of this many.
+const MEMORY: u32 = 8;
+
+/// A step without a draft moves a low probability towards `INITIAL` by one part of this many. So a
+/// sequence with wrong drafts drafts again after tens of tokens, not after a few.
+const RECOVERY: u32 = 64;
+
+impl Acceptance {
+    /// Creates the estimate of a new sequence.
+    pub(crate) fn new() -> Acceptance {
+        Acceptance {
+            probability: INITIAL,
+        }
+    }
+
+    /// Learns from a decode with `drafted` draft tokens, of which the first `accepted` were right.
+    ///
+    /// # Panics
+    /// If more were accepted than drafted.
+    pub(crate) fn record(&mut self, drafted: u32, accepted: u32) {
+        assert!(accepted <= drafted, "only draft tokens are accepted");
+        if drafted == 0 {
+            self.probability += INITIAL.saturating_sub(self.probability) / RECOVERY;
+            return;
+        }
+        for _ in 0..accepted {
+            self.probability += (ONE - self.probability) / MEMORY;
+        }
+        if accepted < drafted {
+            self.probability -= self.probability / MEMORY;
+        }
+    }
+
+    /// Returns the expected number of accepted tokens of `drafts` draft tokens, in units of
+    /// 1/65,536. A draft counts only if all drafts before it are right, so each further draft adds
+    /// less.
+    pub(crate) fn expected(self, drafts: u32) -> u32 {
+        let (mut all_right, mut sum) = (ONE, 0);
+        for _ in 0..drafts {
+            all_right =
+                (u64::from(all_right) * u64::from(self.probability) / u64::from(ONE)) as u32;
+            sum += all_right;
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probability_starts_high_falls_with_wrong_drafts_and_recovers_slowly() {
+        let mut acceptance = Acceptance::new();
+        assert!(acceptance.expected(1) > ONE / 2);
+        for _ in 0..20 {
+            acceptance.record(6, 0);
+        }
+        assert!(acceptance.expected(6) < ONE / 10);
+        for _ in 0..10 {
+            acceptance.record(0, 0);
+        }
+        assert!(acceptance.expected(1) < ONE / 4, "not at once");
+        for _ in 0..100 {
+            acceptance.record(0, 0);
+        }
+        assert!(acceptance.expected(1) > ONE / 2, "but after many steps");
+    }
+
+    #[test]
+    fn steps_without_drafts_do_not_lower_a_high_probability() {
+        let mut acceptance = Acceptance::new();
+        for _ in 0..20 {
+            acceptance.record(6, 6);
+        }
+        let good = acceptance;
+        assert!(good.expected(6) > 5 * ONE);
+        acceptance.record(0, 0);
+        assert_eq!(acceptance, good);
+    }
+
+    #[test]
+    fn the_probability_approaches_the_share_of_right_drafts() {
+        // Five drafts are right, then one is wrong: five of six tested drafts are right.
+        let mut acceptance = Acceptance::new();
+        let mut sum = 0;
+        for round in 0..1000 {
+            acceptance.record(5, 5);
+            acceptance.record(1, 0);
+            sum += u64::from(if round < 500 {
+                0
+            } else {
+                acceptance.probability
+            });
+        }
+        let mean = sum as f64 / 500.0 / f64::from(ONE);
+        assert!((0.6..0.9).contains(&mean), "{mean}");
+        // Drafts behind the first wrong one do not count.
+        let (mut one, mut many) = (Acceptance::new(), Acceptance::new());
+        one.record(3, 2);
+        many.record(30, 2);
+        assert_eq!(one, many);
+    }
+
+    #[test]
+    fn each_further_draft_adds_less_to_the_expectation() {
+        let mut acceptance = Acceptance::new();
+        for accepted in [0, 6, 6, 6, 1, 0, 0, 0, 0] {
+            acceptance.record(6, accepted);
+            let of = |drafts| acceptance.expected(drafts);
+            assert_eq!((of(0), of(1)), (0, acceptance.probability));
+            for drafts in 1..32 {
+                let gain = of(drafts + 1) - of(drafts);
+                assert!(gain <= of(drafts) - of(drafts - 1) && gain <= ONE);
+            }
+        }
+    }
+
+    #[test]
+    fn the_probability_stays_between_zero_and_one() {
+        let mut acceptance = Acceptance::new();
+        for _ in 0..1000 {
+            acceptance.record(32, 32);
+        }
+        assert!(acceptance.probability <= ONE && acceptance.expected(32) <= 32 * ONE);
+        for _ in 0..1000 {
+            acceptance.record(32, 0);
+        }
+        assert!(acceptance.probability < ONE / 100);
+    }
+}
