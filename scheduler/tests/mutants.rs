@@ -28,20 +28,20 @@ struct Mutant {
 const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "published-before-computed",
-        file: "step/commit.rs",
-        original: "sequence.tokens[..sequence.computed].as_chunks",
-        mistake: "sequence.tokens[..sequence.tokens.len() - 1].as_chunks",
+        file: "sequence/kv.rs",
+        original: "self.tokens[..self.kv.computed].as_chunks",
+        mistake: "self.tokens[..self.tokens.len() - 1].as_chunks",
     },
     Mutant {
         name: "prefix-not-pinned",
-        file: "admission/admit.rs",
-        original: "            self.pool.pin(page);",
+        file: "sequence/kv.rs",
+        original: "            pool.pin(page);",
         mistake: "",
     },
     Mutant {
         name: "copy-not-pinned",
-        file: "admission/admit.rs",
-        original: "            self.pool.pin(from);",
+        file: "sequence/kv.rs",
+        original: "            pool.pin(from);",
         mistake: "",
     },
     Mutant {
@@ -64,7 +64,7 @@ pub(crate) struct Edge {",
     },
     Mutant {
         name: "whole-prompt-from-the-cache",
-        file: "sequence.rs",
+        file: "sequence/mod.rs",
         original: "&self.tokens[..self.tokens.len() - 1]",
         mistake: "&self.tokens",
     },
@@ -79,22 +79,21 @@ pub(crate) struct Edge {",
     Mutant {
         name: "failed-row-published",
         file: "step/commit.rs",
-        original: "            sequence.draw(drafts, sampled); // What came before it has been seen.",
-        mistake: "            sequence.computed += row.len();
-            self.publish(slot);
-            let drafts = &[];
-            self.sequences[slot].draw(drafts, sampled);",
+        original: "        sequence.draw(drafts, sampled); // The caller has seen the tokens before the failure.",
+        mistake: "        sequence.commit_row(now, row.len(), &[], &[]);
+        sequence.publish(&mut state.pool, &mut state.batch.tables);
+        sequence.draw(&[], sampled);",
     },
     Mutant {
         name: "rejected-draft-kept",
-        file: "step/commit.rs",
-        original: "        sequence.computed += row.len() - drafts.len();",
-        mistake: "        sequence.computed += row.len();",
+        file: "sequence/mod.rs",
+        original: "        self.kv.computed += row_tokens - drafts.len();",
+        mistake: "        self.kv.computed += row_tokens;",
     },
     Mutant {
         name: "copied-tokens-forgotten",
-        file: "step/commit.rs",
-        original: "            sequence.computed += copy.tokens;",
+        file: "sequence/kv.rs",
+        original: "        self.kv.computed += copy.tokens;",
         mistake: "",
     },
     Mutant {
@@ -106,77 +105,75 @@ pub(crate) struct Edge {",
     Mutant {
         name: "charged-twice",
         file: "step/commit.rs",
-        original: "            charged += cost;",
+        original: "        charged += cost;",
         mistake: "",
     },
     Mutant {
         name: "S1-correction-forgotten-in-chunks",
-        file: "step/prefills.rs",
-        original: "let budget = self.correction.unapply(self.budget);",
-        mistake: "let budget = self.budget;",
+        file: "cost/predictor.rs",
+        original: "let budget = self.correction.unapply(budget);",
+        mistake: "",
     },
     Mutant {
         name: "S1-floor-for-every-prompt",
         file: "step/prefills.rs",
-        original: "self.chunk(rank.slot, !is_fed)",
-        mistake: "self.chunk(rank.slot, true)",
+        original: "chunk(sequence, plan, conditions, is_first);",
+        mistake: "chunk(sequence, plan, conditions, true);",
     },
     Mutant {
         name: "S1-correction-never-learned",
-        file: "step/commit.rs",
-        original: ".observe(predicted, (now - self.planned_at) * 1000);",
-        mistake: ".observe(predicted, predicted);",
+        file: "cost/predictor.rs",
+        original: "self.correction.observe(predicted, actual);",
+        mistake: "self.correction.observe(predicted, predicted);",
     },
     Mutant {
         name: "S2-pause-without-end",
         file: "step/decodes.rs",
-        original: "            && sequence.rested < MOST_PAUSES
+        original: "        && sequence.paused_steps() < MAX_PAUSES
 ",
         mistake: "",
     },
     Mutant {
         name: "S5-slack-not-divided-by-weight",
         file: "queue/mod.rs",
-        original: "tenant.planned_time() - least <= slack / u64::from(tenant.policy.weight)",
+        original: "tenant.planned_time() - least <= slack / tenant.weight()",
         mistake: "tenant.planned_time() - least <= slack",
     },
     Mutant {
         name: "S6-earlier-sequence-preempted",
         file: "step/preempt.rs",
-        original: "self.running[place + 1..]",
-        mistake: "self.running[..]",
+        original: "running[place + 1..]",
+        mistake: "running[..]",
     },
     Mutant {
         name: "S6-same-sequence-preempted-again",
         file: "step/preempt.rs",
-        original: "                sequence.preempted >= MOST_PREEMPTIONS,",
-        mistake: "                Reverse(sequence.preempted),",
+        original: "            sequence.times_preempted() >= MAX_PREEMPTIONS,",
+        mistake: "            Reverse(sequence.times_preempted()),",
     },
     Mutant {
         name: "S10-refusal-charged",
         file: "admission/submit.rs",
-        original: "        self.check_welcome(&request, expected, estimate)?;",
-        mistake: "        self.queue.tenants[tenant].charge_tokens(now, 1);
-        self.check_welcome(&request, expected, estimate)?;",
+        original: "    check_capacity(state, conditions, &request, expected_uncached, estimate)?;",
+        mistake: "    state.queue.rates_mut(tenant).charge_tokens(conditions.now, 1);
+    check_capacity(state, conditions, &request, expected_uncached, estimate)?;",
     },
     Mutant {
         name: "S11-blocked-head-forgotten",
         file: "admission/admit.rs",
-        original: "self.kept_out[band as usize].get_or_insert(id);",
+        original: "self.blocked_heads[band as usize].get_or_insert(id);",
         mistake: "let _ = id;",
     },
     Mutant {
         name: "S11-free-pages-taken-for-quota",
         file: "admission/admit.rs",
-        original: "self.pool.room(tenant);
-            let fits",
-        mistake: "self.pool.available(tenant);
-            let fits",
+        original: "if needed > state.pool.room(",
+        mistake: "if needed > state.pool.available(",
     },
     Mutant {
         name: "S12-rates-ignored",
-        file: "queue/tenants.rs",
-        original: "            Some(late) => Err(late),",
+        file: "queue/rate_meters.rs",
+        original: "            Some(exhausted) => Err(exhausted),",
         mistake: "            Some(_) => Ok(()),",
     },
     Mutant {
@@ -199,8 +196,8 @@ pub(crate) struct Edge {",
     Mutant {
         name: "M9-pages-beyond-the-row",
         file: "step/plan.rs",
-        original: "(sequence.table.first, pages),",
-        mistake: "(sequence.table.first, sequence.table.len),",
+        original: "(table.first(), pages),",
+        mistake: "(table.first(), table.len()),",
     },
 ];
 

@@ -4,6 +4,7 @@
 mod correction;
 mod fit;
 mod model;
+mod predictor;
 
-pub(crate) use correction::Correction;
 pub use model::{CostModel, Nanos, StepShape};
+pub(crate) use predictor::Predictor;

@@ -13,6 +13,7 @@ mod children;
 mod cold;
 mod edges;
 mod holdings;
+mod invariants;
 mod page;
 mod prefix;
 mod public;
@@ -25,16 +26,17 @@ use std::hash::{BuildHasher, RandomState};
 use cold::ColdPages;
 use holdings::Holdings;
 pub(crate) use holdings::PageQuota;
+pub(crate) use invariants::PageUse;
 pub use page::{PAGE_TOKENS, Page};
-pub(crate) use prefix::Owner;
-use prefix::{Edge, PrefixTree};
+pub(crate) use prefix::common_prefix;
+use prefix::{Edge, Owner, PrefixTree};
 pub(crate) use tables::{PageTable, PageTables};
 
 use crate::{PublicPrefix, SequenceId, TenantId, TokenId};
 
 /// The holder of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holder {
+enum Holder {
     Free,
     /// The only sequence that reads and writes the page.
     Private(SequenceId),
@@ -53,12 +55,12 @@ pub(crate) struct PageCounts {
 
 /// All pages, and the prefix tree over the cached pages.
 pub(crate) struct PagePool<S = RandomState> {
-    pub(crate) holders: Vec<Holder>, // Indexed by page.
-    pub(crate) pins: Vec<u32>,       // Indexed by page.
-    pub(crate) free: Vec<Page>,
-    pub(crate) cold: ColdPages,
-    pub(crate) tree: PrefixTree<S>,
-    pub(crate) holdings: Holdings,
+    holders: Vec<Holder>, // Indexed by page.
+    pins: Vec<u32>,       // Indexed by page.
+    free: Vec<Page>,
+    cold: ColdPages,
+    tree: PrefixTree<S>,
+    holdings: Holdings,
     evictions: u64,
 }
 

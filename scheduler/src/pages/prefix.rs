@@ -296,6 +296,6 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
 }
 
 /// Returns the length of the common prefix of `a` and `b`.
-fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
+pub(crate) fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -1,82 +1,51 @@
-//! Who is next: bands by their share of the machine, in them tenants by virtual time, in them requests by arrival.
+//! Which request is next: bands by their share of the machine, in a band tenants by virtual time, of
+//! a tenant requests by arrival.
 //!
-//! A tenant's virtual time is the machine time it was charged, divided by its weight (VTC, Sheng et al.,
-//! arXiv:2401.00588, in predicted machine time instead of tokens). The tenant with the least is next. Pages and budgets
-//! are decided elsewhere.
+//! A tenant's virtual time is the machine time that it was charged, divided by its weight. The
+//! tenant with the least virtual time is next. This is VTC (Sheng et al., arXiv:2401.00588) in
+//! predicted machine time instead of tokens. The queue knows nothing of pages and budgets.
 //!
-//! Invariant: a band's `active` are its tenants that run or wait, by virtual time; its `eligible` those that wait and may
-//! run one more, by what the policy orders by. Invariant: a tenant that comes back after a pause is lifted to the least
-//! virtual time of the active, so that it has not saved up the time it was away.
+//! Invariant: a tenant that becomes active after a pause is lifted to the least virtual time of the
+//! active tenants, less a small credit. It does not save up the time it was idle.
 
+mod bands;
 mod ranking;
 mod rate;
-mod tenants;
+mod rate_meters;
+mod tenant_queue;
 
-use std::collections::VecDeque;
-
-use ranking::Ranking;
-use tenants::Tenants;
+use bands::Bands;
+pub(crate) use rate_meters::RateMeters;
+pub(crate) use tenant_queue::{TenantQueue, TenantQueues, Waiting};
 
 use crate::{Band, Micros, Nanos, Order, TenantId, TenantPolicy};
 
-/// Waiting requests that one admission chooses among.
-pub(crate) const LOOK_AHEAD: usize = 16;
+/// The number of waiting requests that one admission considers.
+const LOOK_AHEAD: usize = 16;
 
-/// Machine time by which a tenant that comes back may be ahead of its turn: about a prompt. With none, a light tenant would
-/// share the machine with a flood of another's just while it waits for its first token.
+/// Machine time by which a tenant that becomes active may be ahead of its turn: about one prompt.
+/// Without it, a light tenant would wait behind another tenant's flood for each first token.
 const CREDIT: Nanos = 2_000_000_000;
 
-/// The bands' parts of the machine when all are busy, in percent.
-const BAND_PERCENT: [u64; 3] = [60, 30, 10];
-
-/// All tenants, and the requests that wait.
+/// All tenants and their waiting requests.
 pub(crate) struct Queue {
     order: Order,
-    pub(crate) tenants: Tenants,
-    bands: [BandQueue; 3],
-    band_clock: u64, // The highest that the least virtual time of the busy bands has been.
+    tenants: TenantQueues,
+    bands: Bands,
     waiting: usize,
     queued_time: Nanos,
     active_weight: u64,
-    charged: Vec<u32>, // Tenants whose charges of this step are not in their virtual time yet.
-    planned: Vec<u32>, // Tenants whose virtual time is moved ahead for this plan.
-    chosen: Vec<u32>,  // For `candidates`.
-}
-
-#[derive(Default)]
-struct BandQueue {
-    active: Ranking,
-    eligible: Ranking,
-    virtual_time: u64,
-    planned: u64,
-    left_at: u64, // The virtual time of the tenant that left last.
-    clock: u64,   // The highest that the least virtual time of the active has been.
-}
-
-impl BandQueue {
-    /// The highest that the least virtual time of its active tenants has been.
-    fn now(&self) -> u64 {
-        let least = self.active.least_key().unwrap_or(self.left_at);
-        self.clock.max(least)
-    }
-}
-
-/// One request that waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
-    pub(crate) arrival: u64,
-    pub(crate) slot: usize,
-    /// Machine time that it will take, as far as one can tell.
-    pub(crate) estimate: Nanos,
+    charged: Vec<u32>, // Tenants with unsettled charges.
+    planned: Vec<u32>, // Tenants with planned charges.
+    chosen: Vec<u32>,  // Scratch memory of `candidates`.
 }
 
 impl Queue {
     pub(crate) fn new(order: Order) -> Queue {
         Queue {
             order,
-            tenants: Tenants::new(),
-            bands: Default::default(),
-            band_clock: 0,
+            tenants: TenantQueues::new(),
+            bands: Bands::default(),
             waiting: 0,
             queued_time: 0,
             active_weight: 0,
@@ -86,53 +55,73 @@ impl Queue {
         }
     }
 
-    /// Requests that wait.
+    /// Returns the number of waiting requests.
     pub(crate) fn len(&self) -> usize {
         self.waiting
     }
 
-    /// Machine time of all that waits.
+    /// Returns the predicted machine time of all waiting requests.
     pub(crate) fn queued_time(&self) -> Nanos {
         self.queued_time
     }
 
-    /// How long the machine takes for `work` of a tenant, when it also serves everybody who is active now.
+    /// Returns a tenant.
+    ///
+    /// # Panics
+    /// If the caller never set it.
+    pub(crate) fn tenant(&self, id: TenantId) -> &TenantQueue {
+        self.tenants.get(id)
+    }
+
+    /// Returns all tenants.
+    pub(crate) fn tenants(&self) -> &TenantQueues {
+        &self.tenants
+    }
+
+    /// Returns a tenant's rates. They do not affect its place in the queue.
+    pub(crate) fn rates_mut(&mut self, id: TenantId) -> &mut RateMeters {
+        self.tenants.get_mut(id).rates_mut()
+    }
+
+    /// Learns from the length of a tenant's complete answer.
+    pub(crate) fn learn_output(&mut self, id: TenantId, tokens: usize) {
+        self.tenants.get_mut(id).learn_output(tokens);
+    }
+
+    /// Returns how long the machine takes for `work` of a tenant while it also serves all tenants
+    /// that are active now.
     pub(crate) fn time_at_share(&self, tenant: TenantId, work: Nanos) -> Micros {
-        let tenant = &self.tenants[tenant];
-        let weight = u64::from(tenant.policy.weight);
+        let tenant = self.tenant(tenant);
+        let weight = tenant.weight();
         let all = self.active_weight + if tenant.is_active() { 0 } else { weight };
         (u128::from(work) * u128::from(all) / u128::from(weight) / 1000) as Micros
     }
 
-    /// Whether a tenant has less of what runs than its weight among those who are active; `running` counts all.
+    /// Returns whether a tenant has less of the `running` sequences than its weight among the
+    /// active tenants.
     pub(crate) fn runs_less_than_its_share(&self, id: TenantId, running: usize) -> bool {
-        let tenant = &self.tenants[id];
-        let own = u64::from(tenant.running) * self.active_weight;
-        own < u64::from(tenant.policy.weight) * running as u64
+        let tenant = self.tenant(id);
+        let own = u64::from(tenant.running()) * self.active_weight;
+        own < tenant.weight() * running as u64
     }
 
     pub(crate) fn set_tenant(&mut self, now: Micros, id: TenantId, policy: TenantPolicy) {
-        if let Some(tenant) = self.tenants.get(id) {
+        if let Some(tenant) = self.tenants.find(id) {
             let was_active = tenant.is_active();
-            let band = &mut self.bands[tenant.policy.band as usize];
+            let band = self.bands.get_mut(tenant.band());
             band.active.remove(id.0);
             band.eligible.remove(id.0);
-            self.active_weight -= if was_active {
-                u64::from(tenant.policy.weight)
-            } else {
-                0
-            };
-            self.active_weight += if was_active {
-                u64::from(policy.weight)
-            } else {
-                0
-            };
-            if tenant.policy.band != policy.band {
-                // Each band has a time of its own.
-                let time = self.bands[policy.band as usize].now();
-                self.tenants[id].virtual_time = time;
+            if was_active {
+                self.active_weight -= tenant.weight();
+                self.active_weight += u64::from(policy.weight);
+            }
+            let new_band = policy.band as usize;
+            if tenant.band() != new_band {
+                // Each band has a virtual time of its own.
+                let time = self.bands.get(new_band).now();
+                self.tenants.get_mut(id).set_virtual_time(time);
                 if was_active {
-                    self.lift_band(policy.band as usize);
+                    self.bands.lift(new_band);
                 }
             }
         }
@@ -140,92 +129,76 @@ impl Queue {
         self.refresh(id);
     }
 
-    /// A request waits: a new one, or one that lost its pages, which goes to where its arrival puts it.
+    /// Adds a request. A preempted one returns to the place of its arrival.
     pub(crate) fn insert(&mut self, id: TenantId, waiting: Waiting) {
         self.activate(id);
         self.waiting += 1;
         self.queued_time += waiting.estimate;
-        let tenant = &mut self.tenants[id];
-        tenant.queued_time += waiting.estimate;
-        insert_by_arrival(&mut tenant.waiting, waiting);
+        self.tenants.get_mut(id).insert(waiting);
         self.refresh(id);
     }
 
-    /// A request waits no more.
+    /// Removes a waiting request.
     pub(crate) fn remove(&mut self, id: TenantId, arrival: u64) {
-        let tenant = &mut self.tenants[id];
-        let place = tenant.waiting.binary_search_by_key(&arrival, |w| w.arrival);
-        let place = place.expect("a queued sequence is in the queue");
-        let removed = tenant.waiting.remove(place).expect("it was found there");
-        tenant.queued_time -= removed.estimate;
+        let removed = self.tenants.get_mut(id).remove(arrival);
         self.queued_time -= removed.estimate;
         self.waiting -= 1;
         self.deactivate(id);
     }
 
-    /// A waiting request runs. To be called before it is removed from those that wait, so that its tenant stays active.
-    pub(crate) fn begin_running(&mut self, id: TenantId) {
-        self.tenants[id].running += 1;
+    /// Turns a waiting request into a running one.
+    pub(crate) fn begin_running(&mut self, id: TenantId, arrival: u64) {
+        self.tenants.get_mut(id).begin_running(); // First, so that the tenant stays active.
+        self.remove(id, arrival);
     }
 
-    /// A sequence runs no more.
+    /// Notes that a running sequence has ended.
     pub(crate) fn end_running(&mut self, id: TenantId) {
-        self.tenants[id].running -= 1;
+        self.tenants.get_mut(id).end_running();
         self.deactivate(id);
     }
 
-    /// Whoever was idle until now gets no credit for it.
-    fn activate(&mut self, id: TenantId) {
-        if self.tenants[id].is_active() {
-            return;
-        }
-        let band = self.tenants[id].policy.band as usize;
-        self.lift_band(band);
-        let clock = self.bands[band].now();
-        self.bands[band].clock = clock;
-        let tenant = &mut self.tenants[id];
-        let credit = CREDIT / u64::from(tenant.policy.weight);
-        tenant.virtual_time = tenant.virtual_time.max(clock.saturating_sub(credit));
-        self.active_weight += u64::from(tenant.policy.weight);
+    /// Turns a running sequence into a waiting one.
+    pub(crate) fn preempt(&mut self, id: TenantId, waiting: Waiting) {
+        self.insert(id, waiting); // First, so that the tenant stays active.
+        self.end_running(id);
     }
 
-    /// A band that was idle until now gets no credit for it either.
-    fn lift_band(&mut self, band: usize) {
-        if self.bands[band].active.len() > 0 {
+    /// Lifts a tenant that becomes active.
+    fn activate(&mut self, id: TenantId) {
+        let tenant = self.tenants.get_mut(id);
+        if tenant.is_active() {
             return;
         }
-        let busy = self.bands.iter().filter(|band| band.active.len() > 0);
-        let least = busy.map(|band| band.virtual_time).min();
-        self.band_clock = self.band_clock.max(least.unwrap_or(0));
-        let band = &mut self.bands[band];
-        band.virtual_time = band.virtual_time.max(self.band_clock);
+        self.bands.lift(tenant.band());
+        let clock = self.bands.get_mut(tenant.band()).advance();
+        let credited = clock.saturating_sub(CREDIT / tenant.weight());
+        tenant.set_virtual_time(tenant.virtual_time().max(credited));
+        self.active_weight += tenant.weight();
     }
 
     fn deactivate(&mut self, id: TenantId) {
-        let tenant = &self.tenants[id];
+        let tenant = self.tenants.get(id);
         if !tenant.is_active() {
-            self.active_weight -= u64::from(tenant.policy.weight);
-            self.bands[tenant.policy.band as usize].left_at = tenant.virtual_time;
+            self.active_weight -= tenant.weight();
+            let band = self.bands.get_mut(tenant.band());
+            band.leave_at(tenant.virtual_time());
         }
         self.refresh(id);
-        if self.bands.iter().all(|band| band.active.len() == 0) {
-            // Whoever comes first after a pause must not find a band behind.
-            let latest = self.bands.iter().map(|band| band.virtual_time).max();
-            self.band_clock = self.band_clock.max(latest.unwrap_or(0));
-        }
+        self.bands.level_if_idle();
     }
 
-    /// Puts a tenant where it belongs after a change.
+    /// Moves a tenant to its place after a change.
     fn refresh(&mut self, id: TenantId) {
-        let tenant = &self.tenants[id];
-        let band = &mut self.bands[tenant.policy.band as usize];
+        let tenant = self.tenants.get(id);
+        let band = self.bands.get_mut(tenant.band());
         if tenant.is_active() {
-            band.active.set(id.0, tenant.virtual_time);
+            band.active.set(id.0, tenant.virtual_time());
         } else {
             band.active.remove(id.0);
         }
-        match tenant.waiting.front() {
-            Some(first) if tenant.running < tenant.policy.max_running => {
+        match tenant.waiting().front() {
+            Some(first) if tenant.may_run_more() => {
                 let key = match self.order {
                     Order::FairShare { .. } => tenant.planned_time(),
                     Order::FirstCome | Order::LongestPrefix => first.arrival,
@@ -236,72 +209,56 @@ impl Queue {
         }
     }
 
-    /// A committed step took `cost` of machine time for this tenant.
+    /// Charges a tenant for its part of a committed step.
     pub(crate) fn charge(&mut self, id: TenantId, cost: Nanos) {
-        let tenant = &mut self.tenants[id];
-        if tenant.charged == 0 && cost > 0 {
+        if self.tenants.get_mut(id).charge(cost) {
             self.charged.push(id.0);
         }
-        tenant.charged += cost;
     }
 
-    /// Moves the virtual times by what was charged since the last call.
+    /// Adds the charges since the last call to the virtual times.
     pub(crate) fn settle_charges(&mut self) {
-        while let Some(id) = self.charged.pop() {
-            let tenant = &mut self.tenants[TenantId(id)];
-            let cost = std::mem::take(&mut tenant.charged);
-            tenant.service += cost;
-            let weight = u64::from(tenant.policy.weight);
-            let due = tenant.remainder + cost;
-            tenant.virtual_time += due / weight;
-            tenant.remainder = due % weight;
-            let band = tenant.policy.band as usize;
-            self.bands[band].virtual_time += cost * 100 / BAND_PERCENT[band];
-            self.refresh(TenantId(id));
+        while let Some(id) = self.charged.pop().map(TenantId) {
+            let tenant = self.tenants.get_mut(id);
+            let cost = tenant.settle_charges();
+            self.bands.charge(tenant.band(), cost);
+            self.refresh(id);
         }
     }
 
-    /// For the rest of this plan, counts `cost` as if the tenant had been charged it: else one tenant would fill the plan.
+    /// Counts `cost` as charged for the rest of this plan. Otherwise one tenant would fill it.
     pub(crate) fn plan_charge(&mut self, id: TenantId, cost: Nanos) {
-        let tenant = &mut self.tenants[id];
-        if tenant.planned == 0 && cost > 0 {
+        let tenant = self.tenants.get_mut(id);
+        if tenant.plan_charge(cost) {
             self.planned.push(id.0);
         }
-        tenant.planned += cost;
-        let band = tenant.policy.band as usize;
-        self.bands[band].planned += cost * 100 / BAND_PERCENT[band];
+        self.bands.plan_charge(tenant.band(), cost);
         self.refresh(id);
     }
 
-    /// Ends a plan: what was only planned is forgotten.
+    /// Forgets the planned charges, when a plan ends.
     pub(crate) fn forget_planned(&mut self) {
-        for band in &mut self.bands {
-            band.planned = 0;
-        }
-        while let Some(id) = self.planned.pop() {
-            self.tenants[TenantId(id)].planned = 0;
-            self.refresh(TenantId(id));
+        self.bands.forget_planned();
+        while let Some(id) = self.planned.pop().map(TenantId) {
+            self.tenants.get_mut(id).forget_planned();
+            self.refresh(id);
         }
     }
 
-    /// The bands, the one that is behind its share first.
+    /// Returns the bands, the one furthest behind its share first.
     pub(crate) fn bands(&self) -> [Band; 3] {
-        let mut bands = [Band::Interactive, Band::Standard, Band::Batch];
-        bands.sort_by_key(|&band| {
-            let queue = &self.bands[band as usize];
-            queue.virtual_time + queue.planned
-        });
-        bands
+        self.bands.in_order()
     }
 
-    /// The least virtual time of a band's active tenants.
+    /// Returns the least virtual time of a band's active tenants.
     pub(crate) fn least_virtual_time(&self, band: Band) -> u64 {
-        self.bands[band as usize].active.least_key().unwrap_or(0)
+        let active = &self.bands.get(band as usize).active;
+        active.least_key().unwrap_or(0)
     }
 
-    /// Appends up to [`LOOK_AHEAD`] requests of a band that may be admitted, in the policy's order.
+    /// Appends up to [`LOOK_AHEAD`] requests of a band that may run, in the policy's order.
     pub(crate) fn candidates(&mut self, band: Band, out: &mut Vec<Waiting>) {
-        let eligible = &mut self.bands[band as usize].eligible;
+        let eligible = &mut self.bands.get_mut(band as usize).eligible;
         let Some(least) = eligible.least_key() else {
             return;
         };
@@ -313,18 +270,18 @@ impl Queue {
         self.chosen.clear();
         eligible.first(LOOK_AHEAD, limit, &mut self.chosen);
         if let Some(slack) = slack {
-            // The slack is machine time, and a tenant's virtual time is that divided by its weight.
+            // The slack is machine time; a tenant's virtual time is machine time by its weight.
             let tenants = &self.tenants;
             self.chosen.retain(|&id| {
-                let tenant = &tenants[TenantId(id)];
-                tenant.planned_time() - least <= slack / u64::from(tenant.policy.weight)
+                let tenant = tenants.get(TenantId(id));
+                tenant.planned_time() - least <= slack / tenant.weight()
             });
         }
         let by_share = slack.is_some();
         let each = LOOK_AHEAD / if by_share { self.chosen.len() } else { 1 };
         let begin = out.len();
         for &id in &self.chosen {
-            out.extend(self.tenants[TenantId(id)].waiting.iter().take(each));
+            out.extend(self.tenants.get(TenantId(id)).waiting().iter().take(each));
         }
         if !by_share {
             out[begin..].sort_unstable_by_key(|waiting| waiting.arrival);
@@ -332,34 +289,30 @@ impl Queue {
         out.truncate(begin + LOOK_AHEAD);
     }
 
-    /// Everything that waits, tenant by tenant.
+    /// Returns all waiting requests, tenant by tenant.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Waiting> {
-        self.tenants.iter().flat_map(|(_, tenant)| &tenant.waiting)
+        self.tenants.iter().flat_map(|(_, tenant)| tenant.waiting())
     }
 
-    /// Asserts what this file promises.
+    /// Asserts that the sums and the bands agree with the tenants.
     pub(crate) fn check(&self) {
-        let waiting = self.tenants.iter().map(|(_, tenant)| tenant.waiting.len());
-        assert_eq!(waiting.sum::<usize>(), self.waiting);
+        assert_eq!(self.iter().count(), self.waiting);
         let time = self.iter().map(|waiting| waiting.estimate);
         assert_eq!(time.sum::<Nanos>(), self.queued_time);
-        let active = self.tenants.iter().filter(|(_, tenant)| tenant.is_active());
-        let weight = active
-            .clone()
-            .map(|(_, tenant)| u64::from(tenant.policy.weight));
+        for (_, tenant) in self.tenants.iter() {
+            let time = tenant.waiting().iter().map(|waiting| waiting.estimate);
+            assert_eq!(time.sum::<Nanos>(), tenant.queued_time());
+        }
+        let active = self.tenants.iter().map(|(_, tenant)| tenant);
+        let active = active.filter(|tenant| tenant.is_active());
+        let weight = active.clone().map(TenantQueue::weight);
         assert_eq!(weight.sum::<u64>(), self.active_weight);
-        for (index, band) in self.bands.iter().enumerate() {
-            let own = active
-                .clone()
-                .filter(|(_, t)| t.policy.band as usize == index);
-            assert_eq!(own.clone().count(), band.active.len());
-            let least = own.map(|(_, tenant)| tenant.virtual_time).min();
-            assert_eq!(band.active.least_key(), least);
+        for band in [Band::Interactive, Band::Standard, Band::Batch] {
+            let own = active.clone().filter(|t| t.policy().band == band);
+            let queue = self.bands.get(band as usize);
+            assert_eq!(own.clone().count(), queue.active.len());
+            let least = own.map(TenantQueue::virtual_time).min();
+            assert_eq!(queue.active.least_key(), least);
         }
     }
-}
-
-fn insert_by_arrival(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
-    let place = queue.partition_point(|other| other.arrival < waiting.arrival);
-    queue.insert(place, waiting);
 }

@@ -6,6 +6,7 @@ mod commit;
 mod decodes;
 mod draft;
 mod plan;
+mod planner;
 mod preempt;
 mod prefills;
 mod speculate;
@@ -13,8 +14,5 @@ mod speculate;
 pub(crate) use acceptance::Acceptance;
 pub use batch::{Batch, PageCopy, Row, Sampled};
 pub use draft::MAX_DRAFTED_TOKENS;
-pub(crate) use plan::Share;
-pub use plan::{Plan, Step};
-#[cfg(debug_assertions)]
-pub(crate) use preempt::MOST_PREEMPTIONS;
-pub(crate) use prefills::{PREFILL_FLOOR, PrefillRank};
+pub(crate) use planner::Planner;
+pub(crate) use prefills::PREFILL_FLOOR;

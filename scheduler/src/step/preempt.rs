@@ -1,94 +1,117 @@
-//! Memory for those that run: a page for whoever is earlier, from whoever is later.
+//! Memory for the running sequences: an earlier one gets pages that later ones lose.
 //!
-//! Invariant: the leader, which is the earliest arrival in the highest band that runs, gets every page it asks for; so it
-//! ends, and so in turn does everybody. The order among those that run is fixed when they are admitted.
+//! Invariant: the leader, which is the earliest arrival in the highest band that runs, gets every
+//! page that it needs. So it ends, and in turn every sequence ends. The running order is fixed when
+//! a sequence is admitted.
 
 use std::cmp::Reverse;
 
-use crate::sequence::pages_for;
-use crate::{Event, PAGE_TOKENS, Scheduler};
+use super::plan::StepPlan;
+use crate::sequence::Sequence;
+use crate::state::SchedulerState;
 
 /// Times that a sequence may lose its pages while others could give theirs.
-pub(crate) const MOST_PREEMPTIONS: u32 = 3;
+const MAX_PREEMPTIONS: u32 = 3;
 
-impl Scheduler {
-    /// Takes the pages for the next `tokens` tokens of a running sequence, and returns for how many there are pages now.
-    /// While there are none at all, later sequences lose theirs; whoever comes last waits.
-    pub(crate) fn secure_pages(&mut self, slot: usize, tokens: usize) -> usize {
-        let sequence = &self.sequences[slot];
-        let (start, tenant) = (sequence.start(), sequence.tenant);
-        let needed = pages_for(start + tokens);
-        if sequence.table.len < needed && self.pool.available(tenant) == 0 {
-            self.preempt_for(slot);
-        }
-        let sequence = &mut self.sequences[slot];
-        while sequence.table.len < needed {
-            let Some(page) = self.pool.take(sequence.id, tenant) else {
-                break;
-            };
-            self.batch.tables.push(&mut sequence.table, page);
-        }
-        tokens.min((sequence.table.len * PAGE_TOKENS).saturating_sub(start))
+/// Adds up to `tokens` tokens of a running sequence to the plan, as many as it gets pages for.
+/// Returns how many.
+pub(super) fn plan_row(
+    plan: &mut StepPlan,
+    state: &mut SchedulerState,
+    slot: usize,
+    tokens: usize,
+) -> usize {
+    let tokens = secure_pages(plan, state, slot, tokens);
+    if tokens > 0 {
+        plan.add(&state.sequences[slot], tokens);
     }
+    tokens
+}
 
-    /// Preempts sequences that come after the one in `slot` until a page is available to it, or nobody can give one.
-    fn preempt_for(&mut self, slot: usize) {
-        while self.pool.available(self.sequences[slot].tenant) == 0 {
-            let Some(victim) = self.victim_of(slot) else {
-                return;
-            };
+/// Takes the pages for the next `tokens` tokens of a running sequence. Returns for how many tokens
+/// there are pages now. If none is available, later sequences lose theirs.
+fn secure_pages(
+    plan: &mut StepPlan,
+    state: &mut SchedulerState,
+    slot: usize,
+    tokens: usize,
+) -> usize {
+    let sequence = &state.sequences[slot];
+    let tenant = sequence.tenant;
+    if sequence.lacks_pages_for(tokens) {
+        while state.pool.available(tenant) == 0
+            && let Some(victim) = victim_of(slot, state)
+        {
             #[cfg(debug_assertions)]
-            self.check_victim(slot, victim);
-            self.preempt(victim);
+            check_victim(slot, victim, state);
+            plan.remove(&state.sequences[victim]);
+            state.preempt(victim);
         }
     }
+    state.sequences[slot].take_pages(tokens, &mut state.pool, &mut state.batch.tables)
+}
 
-    /// Who loses its pages: somebody whose end frees one, in the lowest band, of the tenant served most, with the least to
-    /// compute again; nobody more than three times while there are others. A tenant at its own cap takes from itself.
-    ///
-    /// To the first of all, or of a tenant at its cap, the last: pages that several share come free with the last of them.
-    fn victim_of(&self, slot: usize) -> Option<usize> {
-        let tenant = self.sequences[slot].tenant;
-        let at_cap = self.pool.in_use(tenant) >= self.pool.cap(tenant);
-        let is_mine = |other: &usize| !at_cap || self.sequences[*other].tenant == tenant;
-        let place = self.place(slot);
-        let mut later = self.running[place + 1..].iter().copied().filter(is_mine);
-        let giving = later
-            .clone()
-            .filter(|&other| self.exclusive_pages(other) > 0);
-        let best = giving.min_by_key(|&other| {
-            let sequence = &self.sequences[other];
-            let served = self.queue.tenants[sequence.tenant].virtual_time;
-            (
-                sequence.preempted >= MOST_PREEMPTIONS,
-                Reverse(sequence.band),
-                Reverse(served),
-                self.exclusive_pages(other),
-                Reverse(sequence.arrival),
-            )
-        });
-        let is_first = !self.running[..place].iter().any(is_mine);
-        best.or_else(|| later.next_back().filter(|_| is_first))
-    }
+/// Returns the sequence that loses its pages to the one in `slot`, which comes before it. Only a
+/// sequence whose end frees a page is worth preempting. Of these it is, in this order of importance:
+/// - one that has lost its pages less than `MAX_PREEMPTIONS` times;
+/// - one in the lowest band;
+/// - one of the tenant that was served most;
+/// - the one with the fewest pages to compute again;
+/// - the latest.
+///
+/// A tenant at its page cap takes pages only from itself. If no single end frees a page, because
+/// several sequences share them, the first sequence of all, or of a tenant at its cap, takes from
+/// the last one.
+fn victim_of(slot: usize, state: &SchedulerState) -> Option<usize> {
+    let tenant = state.sequences[slot].tenant;
+    let at_cap = state.pool.in_use(tenant) >= state.pool.cap(tenant);
+    let is_eligible = |other: &usize| !at_cap || state.sequences[*other].tenant == tenant;
+    let place = state.sequences.place(slot);
+    let running = state.sequences.running();
+    let mut later = running[place + 1..].iter().copied().filter(is_eligible);
+    let giving = later
+        .clone()
+        .filter(|&other| exclusive_pages(&state.sequences[other], state) > 0);
+    let best = giving.min_by_key(|&other| {
+        let sequence = &state.sequences[other];
+        let served = state.queue.tenant(sequence.tenant).virtual_time();
+        (
+            sequence.times_preempted() >= MAX_PREEMPTIONS,
+            Reverse(sequence.band()),
+            Reverse(served),
+            exclusive_pages(sequence, state),
+            Reverse(sequence.arrival),
+        )
+    });
+    let is_first = !running[..place].iter().any(is_eligible);
+    best.or_else(|| later.next_back().filter(|_| is_first))
+}
 
-    /// Pages of a sequence that no other page table contains: what its end would free, and what it would compute again.
-    pub(crate) fn exclusive_pages(&self, slot: usize) -> usize {
-        let pages = self.batch.tables.get(&self.sequences[slot].table);
-        pages
-            .iter()
-            .filter(|&&page| self.pool.is_exclusive(page))
-            .count()
-    }
+fn exclusive_pages(sequence: &Sequence, state: &SchedulerState) -> usize {
+    sequence.exclusive_pages(&state.pool, &state.batch.tables)
+}
 
-    fn preempt(&mut self, slot: usize) {
-        self.drop_share(slot);
-        let sequence = &mut self.sequences[slot];
-        sequence.preempted += 1;
-        let (id, tenant) = (sequence.id, sequence.tenant);
-        let waiting = sequence.as_waiting();
-        self.queue.insert(tenant, waiting); // First, so that its tenant stays active.
-        self.stop_running(slot);
-        self.preemptions += 1;
-        self.events.push(Event::Preempted { id });
+/// S6: a sequence gives its pages only to an earlier one, so the leader never gives any. A sequence
+/// that has lost its pages three times loses them again only if no other could give a page that has
+/// lost them less often.
+#[cfg(debug_assertions)]
+fn check_victim(slot: usize, victim: usize, state: &SchedulerState) {
+    let taker = &state.sequences[slot];
+    let victim = &state.sequences[victim];
+    let id = victim.id;
+    assert!(victim.rank() > taker.rank(), "S6: {id:?} is earlier");
+    let leader = state.sequences.running()[0];
+    assert_ne!(leader, id.slot(), "S6: {id:?} leads");
+    if victim.times_preempted() < MAX_PREEMPTIONS {
+        return;
     }
+    let takes_from_all = state.pool.room(taker.tenant) > 0;
+    let spared = state.sequences.iter_running().find(|other| {
+        other.rank() > taker.rank()
+            && (takes_from_all || other.tenant == taker.tenant)
+            && other.times_preempted() < MAX_PREEMPTIONS
+            && exclusive_pages(other, state) > 0
+    });
+    let spared = spared.map(|other| other.id);
+    assert_eq!(spared, None, "S6: {id:?} again, and not this one");
 }

@@ -1,104 +1,140 @@
-//! The prompts of a step: in which order, and how much of each.
+//! The prompts of a step: their order, and how much of each the step computes.
 //!
-//! Invariant: prompts take what the decodes leave of the budget; in any case the first gets [`PREFILL_FLOOR`] tokens.
+//! Invariant: prompts take the time that the decodes leave of the budget. The first prompt gets at
+//! least [`PREFILL_FLOOR`] tokens.
 
-use crate::{Budget, Order, Scheduler};
+use super::plan::StepPlan;
+use super::preempt::plan_row;
+use crate::conditions::Conditions;
+use crate::sequence::Sequence;
+use crate::state::SchedulerState;
+use crate::{Band, Budget, Micros, Order};
 
-/// Prompt tokens that a step computes even when its decodes leave no time, so that prefills never starve.
+/// Prompt tokens that a step computes even if its decodes leave no time, so that prefills never
+/// starve.
 pub(crate) const PREFILL_FLOOR: usize = 8;
 
-/// A running prefill's place in the order; the least is first.
+/// The running prefills, and the order in which the step serves them.
+pub(super) struct Prefills {
+    slots: Vec<usize>,
+    ranks: Vec<PrefillRank>,
+}
+
+/// A prefill's rank; the least is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PrefillRank {
-    band: usize,    // By how far the band is behind its share.
-    ahead: u64,     // Of the tenant served least, in units of the slack.
-    remaining: i64, // Microseconds to compute, less those that it has waited since its last part.
+struct PrefillRank {
+    band: usize,    // The band's place in the order of `Queue::bands`.
+    ahead: u64, // How far its tenant is ahead of the tenant served least, in units of the slack.
+    remaining: i64, // Microseconds to compute, less the time waited since its last part.
     arrival: u64,
     slot: usize,
 }
 
-impl Scheduler {
-    /// Shares the rest of the budget among the prompts.
-    pub(crate) fn plan_prefills(&mut self) {
-        let mut ranks = std::mem::take(&mut self.prefill_ranks);
-        self.rank_prefills(&mut ranks);
-        let mut is_fed = false;
-        for rank in &ranks {
-            // Whoever is earlier may have taken its pages.
-            if self.sequences[rank.slot].state != crate::sequence::State::Running {
+impl Prefills {
+    pub(super) fn with_capacity(max_running: usize) -> Prefills {
+        Prefills {
+            slots: Vec::with_capacity(max_running),
+            ranks: Vec::with_capacity(max_running),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.slots.clear();
+    }
+
+    pub(super) fn add(&mut self, slot: usize) {
+        self.slots.push(slot);
+    }
+
+    /// Shares the rest of the budget among the prompts. `planned_at` is the time of the last plan.
+    pub(super) fn plan(
+        &mut self,
+        plan: &mut StepPlan,
+        state: &mut SchedulerState,
+        conditions: &Conditions,
+        planned_at: Micros,
+    ) {
+        self.rank(state, conditions);
+        let mut is_first = true;
+        for rank in &self.ranks {
+            let sequence = &state.sequences[rank.slot];
+            // An earlier sequence may have taken its pages.
+            if !sequence.is_running() {
                 continue;
             }
-            let tokens = self.chunk(rank.slot, !is_fed);
+            let since = conditions.now - planned_at.max(sequence.last_token_at());
+            let tokens = chunk(sequence, plan, conditions, is_first);
             let planned = if tokens > 0 {
-                self.plan_share(rank.slot, tokens)
+                plan_row(plan, state, rank.slot, tokens)
             } else {
                 0
             };
-            is_fed |= planned > 0;
-            let sequence = &mut self.sequences[rank.slot];
-            let since = self.now - self.planned_at.max(sequence.last_token_at);
-            let waited = &mut sequence.waited;
-            *waited = match planned {
-                0 => *waited + since,
-                _ => 0,
-            };
+            is_first &= planned == 0;
+            state.sequences[rank.slot].note_prefill(planned > 0, since);
         }
-        self.prefill_ranks = ranks;
     }
 
-    /// The prefills that run. Shortest first among equals, less the time that they have waited, so that nobody rests for ever.
-    fn rank_prefills(&self, ranks: &mut Vec<PrefillRank>) {
-        ranks.clear();
-        let bands = self.queue.bands();
-        for &slot in &self.prefills {
-            let sequence = &self.sequences[slot];
-            let mut rank = PrefillRank {
-                band: 0,
-                ahead: 0,
-                remaining: 0,
-                arrival: sequence.arrival,
-                slot,
-            };
-            if let Order::FairShare { slack } = self.policy.order {
-                let tenant = &self.queue.tenants[sequence.tenant];
-                let least = self.queue.least_virtual_time(tenant.policy.band);
-                let time = self.prefill_time(sequence.tokens.len(), sequence.remaining()) / 1000;
-                rank.band = bands
-                    .iter()
-                    .position(|&band| band == tenant.policy.band)
-                    .unwrap_or(0);
-                rank.ahead = tenant.machine_time_since(least) / slack.saturating_mul(1000).max(1);
-                rank.remaining = time as i64 - sequence.waited as i64;
-            }
-            ranks.push(rank);
-        }
-        ranks.sort_unstable();
+    /// Orders the prefills. Among equals the shortest is first, less the time that it has waited,
+    /// so that no prompt waits for ever.
+    fn rank(&mut self, state: &SchedulerState, conditions: &Conditions) {
+        self.ranks.clear();
+        let bands = state.queue.bands();
+        let sequences = self.slots.iter().map(|&slot| &state.sequences[slot]);
+        let ranks = sequences.map(|sequence| rank_of(sequence, &bands, state, conditions));
+        self.ranks.extend(ranks);
+        self.ranks.sort_unstable();
     }
+}
 
-    /// Tokens of the next chunk of a sequence: as many as the budget allows, and a few in any case for the first prompt of a
-    /// step.
-    fn chunk(&self, slot: usize, is_first: bool) -> usize {
-        let sequence = &self.sequences[slot];
-        let (start, left) = (sequence.start(), sequence.remaining());
-        let most = left
-            .min(self.limits.prefill_chunk as usize)
-            .min((self.limits.step_tokens as usize).saturating_sub(self.shape.rows as usize));
-        let allowed = match self.policy.budget {
-            Budget::Time { .. } => {
-                let budget = self.correction.unapply(self.budget);
-                let part = self.cost.largest_chunk(budget, self.shape, start, most, 0);
-                if part < left {
-                    part
-                } else {
-                    self.cost.largest_chunk(budget, self.shape, start, most, 1)
-                }
-            }
-            Budget::Tokens(tokens) => {
-                most.min((tokens as usize).saturating_sub(self.shape.rows as usize))
-            }
-            Budget::PrefillFirst => most,
-        };
-        let floor = if is_first { PREFILL_FLOOR.min(left) } else { 0 };
-        allowed.max(floor)
+fn rank_of(
+    sequence: &Sequence,
+    bands: &[Band; 3],
+    state: &SchedulerState,
+    conditions: &Conditions,
+) -> PrefillRank {
+    let mut rank = PrefillRank {
+        band: 0,
+        ahead: 0,
+        remaining: 0,
+        arrival: sequence.arrival,
+        slot: sequence.id.slot(),
+    };
+    if let Order::FairShare { slack } = conditions.policy.order {
+        let tenant = state.queue.tenant(sequence.tenant);
+        let band = tenant.policy().band;
+        let least = state.queue.least_virtual_time(band);
+        let predictor = &conditions.predictor;
+        let time = predictor.prefill_time(sequence.len(), sequence.remaining()) / 1000;
+        let place = bands.iter().position(|&other| other == band);
+        rank.band = place.unwrap_or(0);
+        rank.ahead = tenant.machine_time_since(least) / slack.saturating_mul(1000).max(1);
+        rank.remaining = time as i64 - sequence.prefill_waited() as i64;
     }
+    rank
+}
+
+/// Returns the length of a prompt's next chunk: as many tokens as the budget allows. The first chunk
+/// of a step has a minimum.
+fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first: bool) -> usize {
+    let limits = &conditions.limits;
+    let (start, left) = (sequence.start(), sequence.remaining());
+    let planned = plan.shape().rows as usize;
+    let limit = left
+        .min(limits.prefill_chunk as usize)
+        .min((limits.step_tokens as usize).saturating_sub(planned));
+    let allowed = match conditions.policy.budget {
+        Budget::Time { .. } => {
+            let largest = |logits| {
+                let predictor = &conditions.predictor;
+                predictor.largest_chunk(plan.budget(), plan.shape(), start, limit, logits)
+            };
+            let chunk = largest(0);
+            // The end of the prompt needs logits.
+            if chunk < left { chunk } else { largest(1) }
+        }
+        Budget::Tokens(tokens) => limit.min((tokens as usize).saturating_sub(planned)),
+        Budget::PrefillFirst => limit,
+    };
+    let floor = if is_first { PREFILL_FLOOR.min(left) } else { 0 };
+    allowed.max(floor)
 }

@@ -1,78 +1,77 @@
-//! Drafts of a step: computed along with the decodes, where that costs less than it should gain.
+//! The drafts of a step: tokens computed along with the decodes where that should save time.
 
-use super::draft::{self, MAX_DRAFTED_TOKENS};
-use super::plan::Share;
-use crate::{Nanos, PAGE_TOKENS, Scheduler, StepShape};
+use super::draft::MAX_DRAFTED_TOKENS;
+use super::plan::StepPlan;
+use crate::conditions::Conditions;
+use crate::sequence::{Sequence, Sequences};
+use crate::{Nanos, PAGE_TOKENS, StepShape};
 
-/// Decodes in a step, beyond which none drafts: rows are hardly free then, and looking for drafts takes its time too.
-const MOST_DRAFTING: usize = 16;
+/// The greatest number of decodes in a step with drafts. With more of them additional rows are
+/// hardly free, and the search for drafts takes time too.
+const MAX_DRAFTING: usize = 16;
 
-impl Scheduler {
-    /// Guesses tokens for decodes where computing them along costs less than they should gain: a guess that is right saves
-    /// a part of a later step. Past the knee of the cost nothing is gained.
-    pub(crate) fn plan_drafts(&mut self) {
-        let decodes = self.shares.iter().filter(|share| share.tokens == 1);
-        let decodes = decodes.take(MOST_DRAFTING + 1).count();
-        if self.policy.max_draft == 0 || !(1..=MOST_DRAFTING).contains(&decodes) {
-            return;
+/// Adds drafts to decodes where a draft costs less than it should gain. An accepted draft saves a
+/// part of a later step.
+pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions: &Conditions) {
+    let max_draft = conditions.policy.max_draft as usize;
+    let decodes = plan.rows().iter().filter(|row| row.tokens == 1);
+    let decodes = decodes.take(MAX_DRAFTING + 1).count();
+    if max_draft == 0 || !(1..=MAX_DRAFTING).contains(&decodes) {
+        return;
+    }
+    let shape = plan.shape();
+    let decodes_only = StepShape {
+        rows: decodes as u64,
+        decode_keys: shape.decode_keys,
+        chunk_keys: 0,
+        logits: decodes as u64,
+    };
+    let predict = |shape| conditions.predictor.predict_uncorrected(shape);
+    let token_time = predict(decodes_only) / decodes as u64;
+    if predict(shape.plus(StepShape::decode(1))) - predict(shape) >= token_time {
+        return; // Even a draft that is certain to be accepted would not pay.
+    }
+    for index in 0..plan.rows().len() {
+        let row = plan.rows()[index];
+        let sequence = &sequences[row.slot];
+        if row.tokens != 1 || sequence.is_prefill() {
+            continue;
         }
-        let decodes_only = StepShape {
-            rows: decodes as u64,
-            decode_keys: self.shape.decode_keys,
-            chunk_keys: 0,
-            logits: decodes as u64,
-        };
-        let a_token = self.cost.predict(decodes_only) / decodes as u64;
-        let one_more = self.shape.plus(StepShape::decode(1));
-        if self.cost.predict(one_more) - self.cost.predict(self.shape) >= a_token {
-            return; // Not even a guess that is sure to be right would be worth it.
-        }
-        for index in 0..self.shares.len() {
-            let share = self.shares[index];
-            let sequence = &self.sequences[share.slot];
-            if share.tokens != 1 || sequence.is_prefill() {
-                continue;
-            }
-            let room = sequence.table.len * PAGE_TOKENS - sequence.tokens.len();
-            let rows = self.limits.max_batch_tokens() - self.shape.rows as usize;
-            let most = (self.policy.max_draft as usize)
-                .min(sequence.output_left() - 1)
-                .min(room)
-                .min(rows)
-                .min(MAX_DRAFTED_TOKENS - self.drafts.len());
-            let worthwhile = self.worthwhile_drafts(share.slot, most, a_token);
-            if worthwhile == 0 {
-                continue;
-            }
-            let first_draft = self.drafts.len();
-            draft::propose(&sequence.tokens, worthwhile, &mut self.drafts);
-            let drafts = self.drafts.len() - first_draft;
-            self.shares[index] = Share {
-                first_draft,
-                drafts,
-                ..share
-            };
-            for _ in 0..drafts {
-                let one = StepShape::decode(self.sequences[share.slot].tokens.len());
-                self.shape = self.shape.plus(one);
-            }
+        let free_places = sequence.table().len() * PAGE_TOKENS - sequence.len();
+        let free_rows = conditions.limits.max_batch_tokens() - plan.shape().rows as usize;
+        let limit = max_draft
+            .min(sequence.output_left() - 1)
+            .min(free_places)
+            .min(free_rows)
+            .min(MAX_DRAFTED_TOKENS - plan.drafted());
+        let count = worthwhile_drafts(plan, sequence, conditions, limit, token_time);
+        if count > 0 {
+            plan.add_drafts(index, sequence, count);
         }
     }
+}
 
-    /// How many drafts of a sequence are each worth their cost, if a decoded token costs `a_token`.
-    fn worthwhile_drafts(&self, slot: usize, most: usize, a_token: Nanos) -> usize {
-        let sequence = &self.sequences[slot];
-        let one = StepShape::decode(sequence.tokens.len());
-        let gain = |drafts: usize| u64::from(sequence.acceptance.expected(drafts as u32)) * a_token;
-        let mut shape = self.shape;
-        for count in 0..most {
-            let next = shape.plus(one);
-            let cost = self.cost.predict(next) - self.cost.predict(shape);
-            if self.predict(next) > self.budget || gain(count + 1) - gain(count) <= cost << 16 {
-                return count;
-            }
-            shape = next;
+/// Returns how many drafts of a sequence are each worth their cost, up to `limit`. `token_time` is
+/// what an accepted draft saves.
+fn worthwhile_drafts(
+    plan: &StepPlan,
+    sequence: &Sequence,
+    conditions: &Conditions,
+    limit: usize,
+    token_time: Nanos,
+) -> usize {
+    let predictor = &conditions.predictor;
+    let one = StepShape::decode(sequence.len());
+    let gain = |drafts: usize| sequence.expected_acceptance(drafts) * token_time;
+    let mut shape = plan.shape();
+    for count in 0..limit {
+        let next = shape.plus(one);
+        let cost = predictor.predict_uncorrected(next) - predictor.predict_uncorrected(shape);
+        let gained = gain(count + 1) - gain(count);
+        if predictor.predict(next) > plan.budget() || gained <= cost << 16 {
+            return count;
         }
-        most
+        shape = next;
     }
+    limit
 }

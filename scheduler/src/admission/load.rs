@@ -1,0 +1,129 @@
+//! What the running sequences take of each step's time and of the memory.
+
+use crate::conditions::Conditions;
+use crate::sequence::{Sequence, pages_for};
+use crate::state::SchedulerState;
+use crate::step::PREFILL_FLOOR;
+use crate::{Band, Budget, Growth, StepShape};
+
+/// Prompts that are computed at the same time. A tenant that runs less than its share may have up
+/// to twice as many running.
+const PREFILL_PLACES: usize = 8;
+
+/// The load of the running sequences.
+pub(super) struct RunningLoad {
+    decodes: StepShape, // Of all sequences once they decode, except those of the batch band.
+    batch_decodes: StepShape, // The same of the batch band.
+    promised_pages: usize, // Pages that the sequences will probably still take.
+    prefills: usize,
+}
+
+impl RunningLoad {
+    pub(super) fn of(state: &SchedulerState, conditions: &Conditions) -> RunningLoad {
+        let mut load = RunningLoad {
+            decodes: StepShape::default(),
+            batch_decodes: StepShape::default(),
+            promised_pages: 0,
+            prefills: 0,
+        };
+        for sequence in state.sequences.iter_running() {
+            load.add(sequence, state, conditions);
+        }
+        load
+    }
+
+    /// Adds a running sequence.
+    pub(super) fn add(
+        &mut self,
+        sequence: &Sequence,
+        state: &SchedulerState,
+        conditions: &Conditions,
+    ) {
+        let decodes = match sequence.band() {
+            Band::Batch => &mut self.batch_decodes,
+            Band::Interactive | Band::Standard => &mut self.decodes,
+        };
+        *decodes = decodes.plus(StepShape::decode(sequence.len()));
+        self.promised_pages += promised_pages(sequence, state, conditions);
+        self.prefills += usize::from(sequence.is_prefill());
+    }
+
+    /// Returns whether every decode still meets its inter-token target, and every prefill gets its
+    /// turn, with the sequence in `slot`.
+    ///
+    /// For a tenant that runs less than its share the target is a quarter wider. It need not wait
+    /// until sequences of other tenants end.
+    pub(super) fn has_time_for(
+        &self,
+        slot: usize,
+        state: &SchedulerState,
+        conditions: &Conditions,
+    ) -> bool {
+        let running = state.sequences.running().len();
+        if running == 0 {
+            return true;
+        }
+        let sequence = &state.sequences[slot];
+        let is_light = state
+            .queue
+            .runs_less_than_its_share(sequence.tenant, running);
+        let places = PREFILL_PLACES * if is_light { 2 } else { 1 };
+        if self.prefills >= places {
+            return false;
+        }
+        let Budget::Time {
+            inter_token_target, ..
+        } = conditions.policy.budget
+        else {
+            return true;
+        };
+        let target = conditions.predictor.achievable_target(inter_token_target);
+        let extra = if is_light { target / 4 } else { 0 };
+        // Decodes of the batch band pause for others, so they take no time from them.
+        let is_batch = state.queue.tenant(sequence.tenant).policy().band == Band::Batch;
+        let before = if is_batch {
+            self.decodes.plus(self.batch_decodes)
+        } else {
+            self.decodes
+        };
+        let step = before
+            .plus(StepShape::decode(sequence.len()))
+            .plus(StepShape::chunk(0, PREFILL_FLOOR, 0));
+        conditions.predictor.predict(step) <= (target + extra) * 1000
+    }
+
+    /// Returns whether `needed` pages are available beside the promised pages and those that other
+    /// tenants are guaranteed. A sequence that runs alone may use all pages.
+    pub(super) fn has_memory_for(
+        &self,
+        slot: usize,
+        needed: usize,
+        state: &SchedulerState,
+    ) -> bool {
+        if state.sequences.running().is_empty() {
+            return needed <= state.pool.available_to_all();
+        }
+        let tenant = state.sequences[slot].tenant;
+        let guaranteed = state.pool.unmet_guarantees(tenant);
+        needed + self.promised_pages + guaranteed <= state.pool.available_to_all()
+    }
+}
+
+/// Returns how many pages a running sequence will probably still take: for its known tokens and for
+/// the rest of its answer.
+///
+/// An answer that is longer than usual is expected to grow by half of its length. This is about
+/// right for lengths that vary widely.
+fn promised_pages(sequence: &Sequence, state: &SchedulerState, conditions: &Conditions) -> usize {
+    let (output, left) = (sequence.output_len(), sequence.output_left());
+    let more = match conditions.policy.growth {
+        Growth::Minimal => 1,
+        Growth::Maximal => left,
+        Growth::Expected => {
+            let tenant = state.queue.tenant(sequence.tenant);
+            let usual = tenant.expected_output(sequence.output_rules.max_new_tokens);
+            usual.saturating_sub(output).max(output / 2).clamp(1, left)
+        }
+    };
+    pages_for(sequence.len() + more).saturating_sub(sequence.table().len())
+}

@@ -1,0 +1,50 @@
+//! What every decision depends on besides the requests themselves.
+
+use crate::cost::Predictor;
+use crate::{CostModel, Limits, Micros, Nanos, Policy, StepShape};
+
+/// The limits, the policy, the predicted speed of the machine, and the time.
+///
+/// Decisions read these values through `&Conditions`. Only `Scheduler` changes them.
+#[derive(Debug)]
+pub(crate) struct Conditions {
+    pub(crate) limits: Limits,
+    pub(crate) policy: Policy,
+    pub(crate) predictor: Predictor,
+    pub(crate) now: Micros, // The latest time that the caller has reported.
+    pub(crate) is_draining: bool,
+}
+
+impl Conditions {
+    pub(crate) fn new(limits: Limits, policy: Policy) -> Conditions {
+        Conditions {
+            limits,
+            policy,
+            predictor: Predictor::new(CostModel::UNMEASURED),
+            now: 0,
+            is_draining: false,
+        }
+    }
+
+    /// Advances the clock.
+    ///
+    /// # Panics
+    /// If time runs backwards.
+    pub(crate) fn advance(&mut self, now: Micros) {
+        assert!(now >= self.now, "time runs backwards");
+        self.now = now;
+    }
+
+    pub(crate) fn calibrate(&mut self, model: CostModel) {
+        self.predictor = Predictor::new(model);
+    }
+
+    /// Learns from how long a step took.
+    pub(crate) fn observe(&mut self, step: StepShape, actual: Nanos) {
+        self.predictor.observe(step, actual);
+    }
+
+    pub(crate) fn drain(&mut self) {
+        self.is_draining = true;
+    }
+}

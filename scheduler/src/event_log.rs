@@ -1,0 +1,71 @@
+//! What has happened: events for the caller to collect, and counts since the start.
+
+use crate::{Event, SequenceId};
+
+/// Events that the caller has not collected yet, and counts.
+#[derive(Default)]
+pub(crate) struct EventLog {
+    events: Vec<Event>,
+    counts: EventCounts,
+}
+
+/// Counts since the start. `Snapshot` explains each of them.
+#[derive(Clone, Default)]
+pub(crate) struct EventCounts {
+    pub(crate) prefix_queries: u64,
+    pub(crate) prefix_hits: u64,
+    pub(crate) preemptions: u64,
+    pub(crate) redirects: u64,
+    pub(crate) deferrals: u64,
+    pub(crate) copies: u64,
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
+}
+
+impl EventLog {
+    pub(crate) fn counts(&self) -> &EventCounts {
+        &self.counts
+    }
+
+    /// Removes and returns all events, oldest first.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Event> + '_ {
+        self.events.drain(..)
+    }
+
+    /// Records the first admission of a request.
+    pub(crate) fn admitted(&mut self, id: SequenceId, prompt_tokens: usize, cached_tokens: usize) {
+        self.counts.prefix_queries += prompt_tokens as u64;
+        self.counts.prefix_hits += cached_tokens as u64;
+        self.events.push(Event::Admitted {
+            id,
+            cached_tokens: cached_tokens as u32,
+        });
+    }
+
+    pub(crate) fn preempted(&mut self, id: SequenceId) {
+        self.counts.preemptions += 1;
+        self.events.push(Event::Preempted { id });
+    }
+
+    pub(crate) fn finished(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Records that a request waits for a running prefill to compute its prefix.
+    pub(crate) fn deferred(&mut self) {
+        self.counts.deferrals += 1;
+    }
+
+    pub(crate) fn copied_page(&mut self) {
+        self.counts.copies += 1;
+    }
+
+    pub(crate) fn redirected_pages(&mut self, pages: u64) {
+        self.counts.redirects += pages;
+    }
+
+    pub(crate) fn drafted(&mut self, drafted: usize, accepted: usize) {
+        self.counts.drafted += drafted as u64;
+        self.counts.accepted += accepted as u64;
+    }
+}

@@ -1,0 +1,236 @@
+//! Each tenant's waiting requests, what it was charged, and its rates.
+
+use std::collections::VecDeque;
+
+use super::rate_meters::RateMeters;
+use crate::{Micros, Nanos, TenantId, TenantPolicy};
+
+/// The assumed length of an answer, in tokens, before a tenant's first answer has ended.
+const FIRST_GUESS: u64 = 128;
+
+/// One waiting request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) arrival: u64,
+    pub(crate) slot: usize,
+    pub(crate) estimate: Nanos, // Predicted machine time of the whole request.
+}
+
+/// The requests of one tenant, as the queue sees them.
+#[derive(Debug)]
+pub(crate) struct TenantQueue {
+    policy: TenantPolicy,
+    rates: RateMeters,
+    waiting: VecDeque<Waiting>, // By arrival.
+    running: u32,
+    queued_time: Nanos,
+    service: Nanos, // All charges so far.
+    virtual_time: u64,
+    remainder: u64, // Of the charges, below the weight, so that division loses nothing.
+    charged: Nanos, // Not yet in `service` and `virtual_time`.
+    planned: Nanos, // Counts as charged until the plan ends.
+    mean_output: u64, // Tokens of an answer, a moving average, times 16.
+}
+
+impl TenantQueue {
+    fn new(policy: TenantPolicy) -> TenantQueue {
+        TenantQueue {
+            rates: RateMeters::new(&policy),
+            policy,
+            waiting: VecDeque::new(),
+            running: 0,
+            queued_time: 0,
+            service: 0,
+            virtual_time: 0,
+            remainder: 0,
+            charged: 0,
+            planned: 0,
+            mean_output: FIRST_GUESS * 16,
+        }
+    }
+
+    /// Changes the policy. Used rates stay used.
+    fn set_policy(&mut self, now: Micros, policy: TenantPolicy) {
+        self.rates.set(now, &policy);
+        self.remainder = 0;
+        self.policy = policy;
+    }
+
+    pub(crate) fn policy(&self) -> &TenantPolicy {
+        &self.policy
+    }
+
+    pub(crate) fn rates(&self) -> &RateMeters {
+        &self.rates
+    }
+
+    pub(super) fn rates_mut(&mut self) -> &mut RateMeters {
+        &mut self.rates
+    }
+
+    /// Returns the waiting requests, by arrival.
+    pub(crate) fn waiting(&self) -> &VecDeque<Waiting> {
+        &self.waiting
+    }
+
+    pub(crate) fn running(&self) -> u32 {
+        self.running
+    }
+
+    /// Returns the predicted machine time of the waiting requests.
+    pub(crate) fn queued_time(&self) -> Nanos {
+        self.queued_time
+    }
+
+    /// Returns the machine time that the tenant was charged so far.
+    pub(crate) fn service(&self) -> Nanos {
+        self.service
+    }
+
+    pub(crate) fn virtual_time(&self) -> u64 {
+        self.virtual_time
+    }
+
+    /// Returns the virtual time plus what the current plan will add to it.
+    pub(super) fn planned_time(&self) -> u64 {
+        self.virtual_time + self.planned / self.weight()
+    }
+
+    /// Returns the machine time that took the tenant from an earlier virtual time to its own.
+    pub(crate) fn machine_time_since(&self, earlier: u64) -> Nanos {
+        let ahead = self.virtual_time.saturating_sub(earlier);
+        ahead.saturating_mul(self.weight())
+    }
+
+    pub(super) fn weight(&self) -> u64 {
+        u64::from(self.policy.weight)
+    }
+
+    pub(super) fn band(&self) -> usize {
+        self.policy.band as usize
+    }
+
+    /// Returns whether any request of the tenant runs or waits.
+    pub(super) fn is_active(&self) -> bool {
+        self.running > 0 || !self.waiting.is_empty()
+    }
+
+    /// Returns whether the tenant may run one more sequence.
+    pub(crate) fn may_run_more(&self) -> bool {
+        self.running < self.policy.max_running
+    }
+
+    /// Adds a waiting request in the order of arrival.
+    pub(super) fn insert(&mut self, waiting: Waiting) {
+        self.queued_time += waiting.estimate;
+        let place = self
+            .waiting
+            .partition_point(|other| other.arrival < waiting.arrival);
+        self.waiting.insert(place, waiting);
+    }
+
+    pub(super) fn remove(&mut self, arrival: u64) -> Waiting {
+        let place = self.waiting.binary_search_by_key(&arrival, |w| w.arrival);
+        let place = place.expect("a queued sequence is in the queue");
+        let removed = self.waiting.remove(place).expect("it was found there");
+        self.queued_time -= removed.estimate;
+        removed
+    }
+
+    pub(super) fn begin_running(&mut self) {
+        self.running += 1;
+    }
+
+    pub(super) fn end_running(&mut self) {
+        self.running -= 1;
+    }
+
+    pub(super) fn set_virtual_time(&mut self, time: u64) {
+        self.virtual_time = time;
+    }
+
+    /// Charges machine time. Returns whether this is the first charge since the last settlement.
+    pub(super) fn charge(&mut self, cost: Nanos) -> bool {
+        let is_first = self.charged == 0 && cost > 0;
+        self.charged += cost;
+        is_first
+    }
+
+    /// Adds the charges to the virtual time and returns them.
+    pub(super) fn settle_charges(&mut self) -> Nanos {
+        let cost = std::mem::take(&mut self.charged);
+        self.service += cost;
+        let due = self.remainder + cost;
+        self.virtual_time += due / self.weight();
+        self.remainder = due % self.weight();
+        cost
+    }
+
+    /// Counts machine time as charged until the plan ends. Returns whether this is the first.
+    pub(super) fn plan_charge(&mut self, cost: Nanos) -> bool {
+        let is_first = self.planned == 0 && cost > 0;
+        self.planned += cost;
+        is_first
+    }
+
+    pub(super) fn forget_planned(&mut self) {
+        self.planned = 0;
+    }
+
+    /// Returns the expected length of an answer of at most `limit` tokens.
+    pub(crate) fn expected_output(&self, limit: usize) -> usize {
+        (self.mean_output as usize / 16).clamp(1, limit)
+    }
+
+    /// Learns from the length of a complete answer.
+    pub(super) fn learn_output(&mut self, tokens: usize) {
+        self.mean_output = (self.mean_output * 7 + tokens as u64 * 16) / 8;
+    }
+}
+
+/// All tenants by number.
+pub(crate) struct TenantQueues {
+    all: Vec<Option<TenantQueue>>,
+}
+
+impl TenantQueues {
+    /// Creates tenant 0, with the default policy.
+    pub(super) fn new() -> TenantQueues {
+        TenantQueues {
+            all: vec![Some(TenantQueue::new(TenantPolicy::default()))],
+        }
+    }
+
+    pub(super) fn set(&mut self, now: Micros, id: TenantId, policy: TenantPolicy) {
+        if self.all.len() <= id.index() {
+            self.all.resize_with(id.index() + 1, || None);
+        }
+        match &mut self.all[id.index()] {
+            Some(tenant) => tenant.set_policy(now, policy),
+            absent => *absent = Some(TenantQueue::new(policy)),
+        }
+    }
+
+    pub(crate) fn find(&self, id: TenantId) -> Option<&TenantQueue> {
+        self.all.get(id.index())?.as_ref()
+    }
+
+    /// Returns a tenant.
+    ///
+    /// # Panics
+    /// If the caller never set it.
+    pub(super) fn get(&self, id: TenantId) -> &TenantQueue {
+        self.find(id)
+            .unwrap_or_else(|| panic!("{id:?} was never set"))
+    }
+
+    pub(super) fn get_mut(&mut self, id: TenantId) -> &mut TenantQueue {
+        let tenant = self.all.get_mut(id.index()).and_then(Option::as_mut);
+        tenant.unwrap_or_else(|| panic!("{id:?} was never set"))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantId, &TenantQueue)> + Clone {
+        let numbered = self.all.iter().enumerate();
+        numbered.filter_map(|(index, tenant)| Some((TenantId(index as u32), tenant.as_ref()?)))
+    }
+}

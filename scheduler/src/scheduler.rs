@@ -1,0 +1,256 @@
+//! The scheduler as its caller sees it: requests in, steps and events out.
+
+use crate::admission::{Admission, submit};
+use crate::conditions::Conditions;
+use crate::sequence::{OutputRules, Sequence};
+use crate::state::SchedulerState;
+use crate::step::Planner;
+use crate::{
+    Batch, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Policy, PublicPrefix,
+    Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StepShape, TenantId, TenantPolicy,
+    TenantState, TenantsError, TokenId,
+};
+
+/// Decides the steps of a continuous batch.
+///
+/// It owns all requests between `submit` and their end, all tenants, and all KV pages.
+pub struct Scheduler {
+    conditions: Conditions,
+    state: SchedulerState,
+    admission: Admission,
+    planner: Planner,
+}
+
+/// What to do next.
+pub enum Plan<'a> {
+    /// No request runs or waits.
+    Idle,
+    /// Compute this step.
+    Step(Step<'a>),
+}
+
+/// A planned step. Only committing it makes it count; dropping it leaves every sequence where it
+/// was.
+#[must_use = "a step that is not committed has no effect"]
+pub struct Step<'a> {
+    scheduler: &'a mut Scheduler,
+}
+
+impl Scheduler {
+    /// Creates a scheduler with no requests and free memory.
+    ///
+    /// # Panics
+    /// If a limit is 0, if `prefill_chunk` is less than a page, or if `max_running` sequences of the
+    /// greatest length have more pages than 32 bits can number.
+    pub fn new(limits: Limits, policy: Policy) -> Scheduler {
+        assert!(limits.longest_sequence() > 0, "a token fits in memory");
+        assert!(limits.max_running > 0, "a sequence may run");
+        assert!(limits.max_queued > 0, "requests pass through the queue");
+        assert!(
+            limits.prefill_chunk as usize >= PAGE_TOKENS,
+            "prefill advances by pages"
+        );
+        Scheduler {
+            state: SchedulerState::new(&limits, &policy),
+            admission: Admission::default(),
+            planner: Planner::new(limits.max_running as usize),
+            conditions: Conditions::new(limits, policy),
+        }
+    }
+
+    /// Declares a prefix that all tenants whose policy names it share. Its whole pages stay cached
+    /// once they are computed. Prefixes are declared before the first request.
+    ///
+    /// # Panics
+    /// If a request was submitted before, or the prefixes leave no page for anything else.
+    pub fn declare_public(&mut self, prefix: &[TokenId]) -> PublicPrefix {
+        let arrivals = self.state.sequences.arrivals();
+        assert_eq!(arrivals, 0, "public prefixes come first");
+        let public = self.state.pool.declare_public(prefix);
+        let pages = self.conditions.limits.pages;
+        assert!(self.state.pool.reserved() < pages, "no page is left");
+        public
+    }
+
+    /// Changes the policies of these tenants. Other tenants keep theirs, and all requests go on.
+    ///
+    /// # Errors
+    /// If one policy is impossible, or all together are. Then nothing changes.
+    pub fn set_tenants(
+        &mut self,
+        tenants: &[(TenantId, TenantPolicy)],
+    ) -> Result<(), TenantsError> {
+        let pages = self.conditions.limits.pages;
+        self.state.set_tenants(self.conditions.now, pages, tenants)
+    }
+
+    /// Returns a tenant's state in numbers; zeros if it was never set.
+    pub fn tenant(&self, id: TenantId) -> TenantState {
+        let Some(tenant) = self.state.queue.tenants().find(id) else {
+            return TenantState::default();
+        };
+        TenantState {
+            running: tenant.running(),
+            queued: tenant.waiting().len() as u32,
+            pages: self.state.pool.held(id),
+            service: tenant.service() / 1000,
+        }
+    }
+
+    /// Returns the state of a tenant's rates; none if it was never set.
+    pub fn rates(&self, now: Micros, id: TenantId) -> Rates {
+        let tenant = self.state.queue.tenants().find(id);
+        tenant.map_or(Rates::default(), |tenant| tenant.rates().state(now))
+    }
+
+    /// Predicts steps with these coefficients from now on.
+    pub fn calibrate(&mut self, cost: CostModel) {
+        self.conditions.calibrate(cost);
+    }
+
+    /// Accepts a request. It waits until a plan admits it.
+    ///
+    /// # Errors
+    /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
+    ///
+    /// # Panics
+    /// If its tenant was never set, or time runs backwards.
+    pub fn submit(&mut self, now: Micros, request: Request) -> Result<SequenceId, Refusal> {
+        self.conditions.advance(now);
+        submit(&mut self.state, &self.conditions, request)
+    }
+
+    /// Ends a request with this reason, whether it waits or runs. Returns `false` if it has ended
+    /// already.
+    pub fn cancel(&mut self, id: SequenceId, reason: FinishReason) -> bool {
+        let is_alive = self.state.sequences.get(id).is_some();
+        if is_alive {
+            self.state.finish(id, reason);
+        }
+        is_alive
+    }
+
+    /// Refuses every request from now on. Running and waiting requests go on.
+    pub fn drain(&mut self) {
+        self.conditions.drain();
+    }
+
+    /// Removes and returns what happened since the last call, oldest first.
+    pub fn events(&mut self) -> impl Iterator<Item = Event> + '_ {
+        self.state.log.drain()
+    }
+
+    /// Forgets every cached page that no running sequence uses.
+    pub fn reset_prefix_cache(&mut self) {
+        self.state.pool.forget_unpinned();
+    }
+
+    /// Returns the state in numbers.
+    pub fn snapshot(&self) -> Snapshot {
+        self.state.snapshot()
+    }
+
+    /// Decides the next step. This may admit and preempt requests and evict cached pages.
+    ///
+    /// # Panics
+    /// If time runs backwards.
+    pub fn plan(&mut self, now: Micros) -> Plan<'_> {
+        self.conditions.advance(now);
+        self.state.expire(now);
+        self.state.queue.forget_planned();
+        // After a plan that was short of pages, a new request would take them from running ones.
+        if !self.planner.is_short_of_pages() || self.state.sequences.running().is_empty() {
+            self.admission.admit(&mut self.state, &self.conditions);
+        }
+        if self.planner.plan(&mut self.state, &self.conditions) {
+            Plan::Step(Step { scheduler: self })
+        } else {
+            let queued = self.state.queue.len();
+            assert_eq!(queued, 0, "an accepted request can run alone");
+            Plan::Idle
+        }
+    }
+
+    /// Asserts every invariant. This takes time in proportion to all pages and all tokens; it is for
+    /// tests.
+    ///
+    /// # Panics
+    /// If an invariant does not hold. That is a bug in this crate.
+    pub fn check(&self) {
+        self.state.check(&self.conditions.limits);
+    }
+}
+
+impl Step<'_> {
+    /// Returns what to compute.
+    pub fn batch(&self) -> &Batch {
+        &self.scheduler.state.batch
+    }
+
+    /// Returns all known tokens of a sequence of this step: its prompt, then its output.
+    ///
+    /// # Panics
+    /// If the sequence is not alive.
+    pub fn history(&self, id: SequenceId) -> &[TokenId] {
+        self.sequence(id).tokens()
+    }
+
+    /// Returns how many tokens of the history are the prompt.
+    ///
+    /// # Panics
+    /// If the sequence is not alive.
+    pub fn prompt_len(&self, id: SequenceId) -> usize {
+        self.sequence(id).prompt_len
+    }
+
+    /// Returns the rules that decide which token ends a sequence.
+    ///
+    /// # Panics
+    /// If the sequence is not alive.
+    pub fn output_rules(&self, id: SequenceId) -> &OutputRules {
+        &self.sequence(id).output_rules
+    }
+
+    fn sequence(&self, id: SequenceId) -> &Sequence {
+        let sequence = self.scheduler.state.sequences.get(id);
+        sequence.expect("the sequence is alive")
+    }
+
+    /// Returns the step's size, as the cost model sees it.
+    pub fn shape(&self) -> StepShape {
+        self.scheduler.planner.shape()
+    }
+
+    /// Returns how long the step should take.
+    pub fn predicted(&self) -> Micros {
+        let predictor = &self.scheduler.conditions.predictor;
+        predictor.predict(self.shape()).div_ceil(1000)
+    }
+
+    /// Returns how long the step would take if the machine were as fast as at its calibration.
+    pub fn calibrated(&self) -> Micros {
+        let predictor = &self.scheduler.conditions.predictor;
+        predictor.predict_uncorrected(self.shape()).div_ceil(1000)
+    }
+
+    /// Makes the step's result count. `sampled` has one entry for each row of logits, in the order
+    /// of the batch's rows and their tokens.
+    ///
+    /// # Panics
+    /// If `sampled` has another length or void entries in the wrong places, or time runs backwards.
+    pub fn commit(self, now: Micros, sampled: &[Sampled]) {
+        let scheduler = self.scheduler;
+        scheduler.conditions.advance(now);
+        scheduler
+            .planner
+            .commit(&mut scheduler.state, &mut scheduler.conditions, sampled);
+    }
+
+    /// Discards the step's result and ends these sequences with [`FinishReason::Error`]. The other
+    /// sequences stay as they were.
+    pub fn fail(self, ids: &[SequenceId]) {
+        for &id in ids {
+            self.scheduler.cancel(id, FinishReason::Error);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The pages of a sequence: which ones it finds in the cache, takes, publishes and gives back.
+
+use super::{PendingCopy, Sequence, pages_for};
+use crate::pages::{PagePool, PageTables};
+use crate::{Band, Micros, PAGE_TOKENS, PageCopy};
+
+impl Sequence {
+    /// Begins to run with the pages that the cache holds for its tokens.
+    pub(crate) fn begin_running(
+        &mut self,
+        now: Micros,
+        band: Band,
+        pool: &mut PagePool,
+        tables: &mut PageTables,
+    ) {
+        self.is_running = true;
+        self.band = band;
+        self.record.times_bypassed = 0;
+        self.pacing.last_token_at = now;
+        self.pacing.paused_steps = 0;
+        // Room for all tokens that can ever come, so that decoding never allocates.
+        self.tokens
+            .reserve_exact(self.max_len() - self.tokens.len());
+        let mut table = tables.open();
+        for page in pool.find(self.tenant, &self.kv.public, self.reusable_tokens()) {
+            tables.push(&mut table, page);
+        }
+        for &page in tables.get(&table) {
+            pool.pin(page);
+        }
+        table.mark_published(table.len());
+        self.kv.computed = table.len() * PAGE_TOKENS;
+        self.kv.table = table;
+        self.begin_copy(pool, tables);
+    }
+
+    /// Finds a cached page that begins with the next tokens, if its copy still fits in memory.
+    fn begin_copy(&mut self, pool: &mut PagePool, tables: &PageTables) {
+        let wanted = &self.reusable_tokens()[self.kv.computed..];
+        // The tree has no whole page of these tokens that this sequence may share. If a page of
+        // another owner holds all of them, the sequence copies all except the last.
+        let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
+        let parent = tables.get(&self.kv.table).last().copied();
+        let similar = pool.similar(self.tenant, &self.kv.public, parent, wanted);
+        let Some((from, tokens)) = similar else {
+            return;
+        };
+        let revived = usize::from(!pool.is_pinned(from));
+        let missing = pages_for(self.tokens.len()).saturating_sub(self.kv.table.len());
+        if missing + revived <= pool.available(self.tenant) {
+            pool.pin(from);
+            self.kv.copy = Some(PendingCopy { from, tokens });
+        }
+    }
+
+    /// Stops running and gives back all pages.
+    pub(crate) fn stop_running(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
+        if let Some(copy) = self.kv.copy.take() {
+            pool.unpin(copy.from);
+        }
+        pool.release_table(tables.get(&self.kv.table));
+        tables.close(std::mem::take(&mut self.kv.table));
+        self.kv.computed = 0;
+        self.is_running = false;
+    }
+
+    /// Notes that the sequence lost its pages to an earlier one, and stops running.
+    pub(crate) fn preempt(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
+        self.record.times_preempted += 1;
+        self.stop_running(pool, tables);
+    }
+
+    /// Returns whether the page of the next token is in the table already.
+    pub(crate) fn has_page_for_next(&self) -> bool {
+        self.start() < self.kv.table.len() * PAGE_TOKENS
+    }
+
+    /// Returns whether the table does not cover the next `tokens` tokens yet.
+    pub(crate) fn lacks_pages_for(&self, tokens: usize) -> bool {
+        self.kv.table.len() < pages_for(self.start() + tokens)
+    }
+
+    /// Takes pages for the next `tokens` tokens, or as many pages as there are. Returns for how
+    /// many tokens the table has pages now.
+    pub(crate) fn take_pages(
+        &mut self,
+        tokens: usize,
+        pool: &mut PagePool,
+        tables: &mut PageTables,
+    ) -> usize {
+        let start = self.start();
+        while self.lacks_pages_for(tokens) {
+            let Some(page) = pool.take(self.id, self.tenant) else {
+                break;
+            };
+            tables.push(&mut self.kv.table, page);
+        }
+        tokens.min((self.kv.table.len() * PAGE_TOKENS).saturating_sub(start))
+    }
+
+    /// Returns how many pages are in no other page table. The sequence's end would free them, and
+    /// after a preemption it would have to compute them again.
+    pub(crate) fn exclusive_pages(&self, pool: &PagePool, tables: &PageTables) -> usize {
+        let pages = tables.get(&self.kv.table).iter();
+        pages.filter(|&&page| pool.is_exclusive(page)).count()
+    }
+
+    /// Returns the page that the next step copies for this sequence, and where to.
+    pub(crate) fn page_copy(&self, tables: &PageTables) -> Option<PageCopy> {
+        let copy = self.kv.copy?;
+        Some(PageCopy {
+            from: copy.from,
+            to: tables.get(&self.kv.table)[self.kv.computed / PAGE_TOKENS],
+        })
+    }
+
+    /// Commits the pending copy. Returns whether there was one.
+    pub(crate) fn commit_copy(&mut self, pool: &mut PagePool) -> bool {
+        let Some(copy) = self.kv.copy.take() else {
+            return false;
+        };
+        pool.unpin(copy.from);
+        self.kv.computed += copy.tokens;
+        true
+    }
+
+    /// Moves the full, computed pages into the prefix tree, each under the page that now stands
+    /// for its parent. Returns how many of them the tree had already: those are redirected.
+    pub(crate) fn publish(&mut self, pool: &mut PagePool, tables: &mut PageTables) -> u64 {
+        let (whole_pages, _) = self.tokens[..self.kv.computed].as_chunks::<PAGE_TOKENS>();
+        let pages = tables.get_mut(&self.kv.table);
+        let published = self.kv.table.published();
+        let mut redirected = 0;
+        for (index, &tokens) in whole_pages.iter().enumerate().skip(published) {
+            let parent = index.checked_sub(1).map(|parent| pages[parent]);
+            let edge = pool.edge(self.tenant, &self.kv.public, parent, tokens);
+            let own = pages[index];
+            pages[index] = pool.publish(self.id, own, edge);
+            redirected += u64::from(pages[index] != own);
+        }
+        self.kv.table.mark_published(whole_pages.len());
+        redirected
+    }
+
+    /// Moves the partly filled last page of a sequence that ends into the prefix tree, so that
+    /// requests with the same beginning can copy it.
+    pub(crate) fn offer_tail(&mut self, pool: &mut PagePool, tables: &PageTables) {
+        let published = self.kv.table.published();
+        let tail = &self.tokens[published * PAGE_TOKENS..self.kv.computed];
+        if tail.is_empty() {
+            return;
+        }
+        let (kept, rest) = tables.get(&self.kv.table).split_at(published);
+        let (&page, unused) = rest.split_first().expect("computed tokens have a page");
+        pool.release_table(unused);
+        self.kv.table.truncate(published);
+        pool.offer_tail(self.id, page, kept.last().copied(), self.tenant, tail);
+    }
+}

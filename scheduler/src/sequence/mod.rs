@@ -1,0 +1,369 @@
+//! One request between `submit` and its end.
+//!
+//! Invariant: the first `computed` of a sequence's tokens are in its pages. At least one more token
+//! is known, and the next step computes it. With several more tokens the sequence is a prefill, with
+//! one it is a decode; nothing else distinguishes them.
+//!
+//! Invariant: a queued sequence holds no page.
+
+mod deadlines;
+mod invariants;
+mod kv;
+mod output_rules;
+mod sequences;
+
+pub(crate) use deadlines::DeadlineQueue;
+pub use output_rules::OutputRules;
+pub(crate) use sequences::Sequences;
+
+use crate::pages::{PageTable, common_prefix};
+use crate::queue::Waiting;
+use crate::step::Acceptance;
+use crate::{
+    Band, FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled,
+    SequenceId, StepShape, TenantId, TokenId,
+};
+
+/// A request, its tokens, and how far they are computed.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    pub(crate) arrival: u64, // The number of requests that came before.
+    pub(crate) tenant: TenantId,
+    pub(crate) prompt_len: usize,
+    pub(crate) output_rules: OutputRules,
+    tokens: Vec<TokenId>, // The prompt, then the output.
+    is_running: bool,
+    band: Band, // The tenant's when the sequence was admitted, so that the running order is stable.
+    kv: KvState,
+    record: AdmissionRecord,
+    pacing: Pacing,
+}
+
+/// Which tokens of a sequence are in KV memory, and where.
+#[derive(Debug)]
+pub(crate) struct KvState {
+    public: Vec<PublicPrefix>, // Those that the tenant could use at `submit`.
+    public_tokens: usize,      // Prompt tokens that a public prefix covers; whole pages.
+    computed: usize,
+    table: PageTable,
+    copy: Option<PendingCopy>,
+}
+
+/// A cached page that begins with the tokens after the computed ones. It is pinned until the step
+/// that copies it commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PendingCopy {
+    from: Page,
+    tokens: usize, // Tokens to reuse; less than a page.
+}
+
+/// What the queue and the rate limits know of a sequence.
+#[derive(Debug)]
+pub(crate) struct AdmissionRecord {
+    estimate: Nanos, // Predicted machine time of the whole request.
+    /// Prompt tokens charged to the tenant's rate; `None` for another choice of a charged request.
+    rated_tokens: Option<u64>,
+    /// Prompt tokens found in the tree at the first admission; `None` before it.
+    cached_tokens: Option<usize>,
+    times_bypassed: u32,
+    times_preempted: u32,
+}
+
+/// How regularly a running sequence advances.
+#[derive(Debug)]
+struct Pacing {
+    last_token_at: Micros,  // The admission, before the first token.
+    prefill_waited: Micros, // Since a step last computed a part of the prompt.
+    paused_steps: u32,      // Consecutive steps without its decode.
+    acceptance: Acceptance,
+}
+
+/// The result of a row of logits.
+pub(crate) struct Drawn {
+    pub(crate) tokens: usize,
+    pub(crate) ending: Option<FinishReason>,
+}
+
+/// Returns how many pages `tokens` tokens occupy.
+pub(crate) fn pages_for(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE_TOKENS)
+}
+
+impl KvState {
+    pub(crate) fn new(public: Vec<PublicPrefix>, public_tokens: usize) -> KvState {
+        KvState {
+            public,
+            public_tokens,
+            computed: 0,
+            table: PageTable::default(),
+            copy: None,
+        }
+    }
+}
+
+impl AdmissionRecord {
+    pub(crate) fn new(estimate: Nanos, rated_tokens: Option<u64>) -> AdmissionRecord {
+        AdmissionRecord {
+            estimate,
+            rated_tokens,
+            cached_tokens: None,
+            times_bypassed: 0,
+            times_preempted: 0,
+        }
+    }
+}
+
+impl Sequence {
+    pub(crate) fn new(
+        id: SequenceId,
+        arrival: u64,
+        now: Micros,
+        request: Request,
+        kv: KvState,
+        record: AdmissionRecord,
+    ) -> Sequence {
+        Sequence {
+            id,
+            arrival,
+            tenant: request.tenant,
+            prompt_len: request.prompt.len(),
+            output_rules: OutputRules {
+                min_new_tokens: request.min_new_tokens as usize,
+                max_new_tokens: request.max_new_tokens as usize,
+                stop_tokens: request.stop_tokens,
+            },
+            tokens: request.prompt,
+            is_running: false,
+            band: Band::default(),
+            kv,
+            record,
+            pacing: Pacing {
+                last_token_at: now,
+                prefill_waited: 0,
+                paused_steps: 0,
+                acceptance: Acceptance::new(),
+            },
+        }
+    }
+
+    /// Returns all known tokens: the prompt, then the output.
+    pub(crate) fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// Returns the number of known tokens.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.is_running
+    }
+
+    pub(crate) fn band(&self) -> Band {
+        self.band
+    }
+
+    /// Returns the key of the running order: sequences of earlier bands first, then by arrival.
+    pub(crate) fn rank(&self) -> (Band, u64) {
+        (self.band, self.arrival)
+    }
+
+    pub(crate) fn table(&self) -> &PageTable {
+        &self.kv.table
+    }
+
+    pub(crate) fn public(&self) -> &[PublicPrefix] {
+        &self.kv.public
+    }
+
+    /// Returns the position where the next row begins: after the computed tokens and after those
+    /// that a pending copy brings.
+    pub(crate) fn start(&self) -> usize {
+        self.kv.computed + self.kv.copy.map_or(0, |copy| copy.tokens)
+    }
+
+    /// Returns how many known tokens are still to be computed; at least one.
+    pub(crate) fn remaining(&self) -> usize {
+        self.tokens.len() - self.start()
+    }
+
+    pub(crate) fn is_prefill(&self) -> bool {
+        self.remaining() > 1
+    }
+
+    pub(crate) fn output_len(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Returns how many output tokens may still come.
+    pub(crate) fn output_left(&self) -> usize {
+        self.output_rules.max_new_tokens - self.output_len()
+    }
+
+    /// Returns the greatest number of tokens that the sequence can reach.
+    pub(crate) fn max_len(&self) -> usize {
+        self.prompt_len + self.output_rules.max_new_tokens
+    }
+
+    /// Returns the greatest number of pages that the sequence can need.
+    pub(crate) fn max_pages(&self) -> u32 {
+        (pages_for(self.max_len()) + usize::from(self.kv.copy.is_some())) as u32
+    }
+
+    /// Returns the tokens whose keys and values the cache may supply: all except the last, whose
+    /// logits are needed.
+    pub(crate) fn reusable_tokens(&self) -> &[TokenId] {
+        &self.tokens[..self.tokens.len() - 1]
+    }
+
+    /// Returns how many leading tokens this sequence may share with `other` in the cache.
+    pub(crate) fn shareable_with(&self, other: &Sequence) -> usize {
+        let shared = common_prefix(self.reusable_tokens(), &other.tokens);
+        if other.tenant == self.tenant {
+            return shared;
+        }
+        shared
+            .min(self.kv.public_tokens)
+            .min(other.kv.public_tokens)
+    }
+
+    /// Returns what the next `tokens` tokens add to a step.
+    pub(crate) fn shape_of(&self, tokens: usize) -> StepShape {
+        let (start, len) = (self.start(), self.tokens.len());
+        if self.is_prefill() {
+            StepShape::chunk(start, tokens, usize::from(start + tokens == len))
+        } else {
+            StepShape::decode(len)
+        }
+    }
+
+    pub(crate) fn as_waiting(&self) -> Waiting {
+        Waiting {
+            arrival: self.arrival,
+            slot: self.id.slot(),
+            estimate: self.record.estimate,
+        }
+    }
+
+    pub(crate) fn rated_tokens(&self) -> Option<u64> {
+        self.record.rated_tokens
+    }
+
+    /// Returns the prompt tokens found in the cache at the first admission; `None` before it.
+    pub(crate) fn cached_tokens(&self) -> Option<usize> {
+        self.record.cached_tokens
+    }
+
+    /// Notes the cached prompt tokens at the first admission and returns them. Returns `None` at
+    /// later admissions.
+    pub(crate) fn note_first_admission(&mut self) -> Option<usize> {
+        if self.record.cached_tokens.is_some() {
+            return None;
+        }
+        self.record.cached_tokens = Some(self.start());
+        self.record.cached_tokens
+    }
+
+    pub(crate) fn times_bypassed(&self) -> u32 {
+        self.record.times_bypassed
+    }
+
+    /// Notes that the scheduler admitted another request although this one came first.
+    pub(crate) fn bypass(&mut self) {
+        self.record.times_bypassed += 1;
+    }
+
+    pub(crate) fn times_preempted(&self) -> u32 {
+        self.record.times_preempted
+    }
+
+    pub(crate) fn last_token_at(&self) -> Micros {
+        self.pacing.last_token_at
+    }
+
+    pub(crate) fn paused_steps(&self) -> u32 {
+        self.pacing.paused_steps
+    }
+
+    /// Notes that the next step omits this decode.
+    pub(crate) fn pause(&mut self) {
+        self.pacing.paused_steps += 1;
+    }
+
+    /// Notes that the next step contains this decode.
+    pub(crate) fn unpause(&mut self) {
+        self.pacing.paused_steps = 0;
+    }
+
+    /// Returns how long the prompt has waited for a part in a step.
+    pub(crate) fn prefill_waited(&self) -> Micros {
+        self.pacing.prefill_waited
+    }
+
+    /// Notes whether a step computes a part of the prompt, `since` the last planned step.
+    pub(crate) fn note_prefill(&mut self, is_planned: bool, since: Micros) {
+        self.pacing.prefill_waited = if is_planned {
+            0
+        } else {
+            self.pacing.prefill_waited + since
+        };
+    }
+
+    /// Returns how many of `drafts` draft tokens will probably be accepted, in 65,536ths.
+    pub(crate) fn expected_acceptance(&self, drafts: usize) -> u64 {
+        u64::from(self.pacing.acceptance.expected(drafts as u32))
+    }
+
+    /// Commits a computed row: its tokens, except the drafts, and then what was drawn.
+    pub(crate) fn commit_row(
+        &mut self,
+        now: Micros,
+        row_tokens: usize,
+        drafts: &[TokenId],
+        sampled: &[Sampled],
+    ) -> Drawn {
+        self.kv.computed += row_tokens - drafts.len();
+        let drawn = self.draw(drafts, sampled);
+        let accepted = drawn.tokens.saturating_sub(1);
+        self.pacing
+            .acceptance
+            .record(drafts.len() as u32, accepted as u32);
+        if drawn.tokens > 0 {
+            self.pacing.last_token_at = now;
+        }
+        drawn
+    }
+
+    /// Appends the drawn tokens of a row: the first one, and each next one whose draft was right.
+    pub(crate) fn draw(&mut self, drafts: &[TokenId], sampled: &[Sampled]) -> Drawn {
+        let mut tokens = 0;
+        for (place, entry) in sampled.iter().enumerate() {
+            let ending = match entry {
+                Sampled::Token(token) => {
+                    tokens += 1;
+                    self.tokens.push(*token);
+                    let ending = self.output_rules.ending(*token, self.output_len());
+                    if ending.is_none() && drafts.get(place) == Some(token) {
+                        self.kv.computed += 1;
+                        continue;
+                    }
+                    ending
+                }
+                Sampled::Failed => Some(FinishReason::Error),
+                Sampled::Void => panic!("a token was due"),
+            };
+            let rest = &sampled[place + 1..];
+            assert!(
+                rest.iter().all(|entry| *entry == Sampled::Void),
+                "nothing more was due"
+            );
+            return Drawn { tokens, ending };
+        }
+        Drawn {
+            tokens,
+            ending: None,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Asserts what must hold between two calls of the scheduler.
+
+use super::SchedulerState;
+use crate::Limits;
+use crate::pages::PageUse;
+use crate::sequence::Sequence;
+
+impl SchedulerState {
+    /// Asserts every invariant. This takes time in proportion to all pages and all tokens.
+    pub(crate) fn check(&self, limits: &Limits) {
+        let tables = &self.batch.tables;
+        let mut uses = vec![PageUse::default(); limits.pages as usize];
+        for sequence in self.sequences.iter() {
+            sequence.add_uses(&mut uses, tables);
+            sequence.check(&self.pool, tables);
+        }
+        self.pool.check(&uses);
+        self.queue.check();
+        self.deadlines.check(&self.sequences);
+        self.check_lists(limits.max_running as usize);
+    }
+
+    /// Every sequence waits or runs, in the order of arrival. S12: at most `max_running` run.
+    fn check_lists(&self, max_running: usize) {
+        let running = self.sequences.running();
+        assert!(running.len() <= max_running, "S12");
+        assert!(self.sequences.iter_running().all(Sequence::is_running));
+        let ranks = self.sequences.iter_running().map(Sequence::rank);
+        assert!(ranks.is_sorted_by(|a, b| a < b));
+        for waiting in self.queue.iter() {
+            assert!(!self.sequences[waiting.slot].is_running());
+        }
+        let listed = self.queue.len() + running.len();
+        assert_eq!(listed, self.sequences.len());
+
+        let open = self.sequences.iter_running().map(|s| s.table().first());
+        let free = self.batch.tables.free().iter().copied();
+        let mut tables: Vec<usize> = open.chain(free).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        assert_eq!(
+            tables.len(),
+            max_running,
+            "each table belongs to one sequence, or is free"
+        );
+    }
+}

@@ -1,0 +1,242 @@
+//! The requests that are alive, where they wait or run, and the memory that they hold.
+//!
+//! A request moves through `submit`, `start`, `preempt` and `finish`. Each of these methods changes
+//! all owners together: the sequence, the queue, the pages and the event log.
+
+mod invariants;
+
+use std::collections::BTreeMap;
+
+use crate::conditions::Conditions;
+use crate::event_log::EventLog;
+use crate::pages::{PagePool, PageQuota};
+use crate::queue::Queue;
+use crate::sequence::{AdmissionRecord, DeadlineQueue, KvState, Sequence, Sequences, pages_for};
+use crate::{
+    Batch, Event, FinishReason, Limits, Micros, Nanos, Policy, Request, SequenceId, Snapshot,
+    TenantId, TenantPolicy, TenantsError,
+};
+
+/// Everything that lasts from step to step, except the conditions and the memory of decisions.
+pub(crate) struct SchedulerState {
+    pub(crate) sequences: Sequences,
+    pub(crate) queue: Queue,
+    pub(crate) pool: PagePool,
+    pub(crate) batch: Batch, // Its page tables are those of all running sequences.
+    pub(crate) log: EventLog,
+    deadlines: DeadlineQueue,
+}
+
+/// The cached pages that begin the tokens of a waiting request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CachedPrefix {
+    pub(crate) pages: usize,
+    pub(crate) unpinned: usize, // Those of them that could be evicted.
+}
+
+impl SchedulerState {
+    pub(crate) fn new(limits: &Limits, policy: &Policy) -> SchedulerState {
+        let max_running = limits.max_running as usize;
+        let table_len = pages_for(limits.longest_sequence() as usize);
+        SchedulerState {
+            sequences: Sequences::with_capacity(max_running),
+            queue: Queue::new(policy.order),
+            pool: PagePool::new(limits.pages),
+            batch: Batch::with_capacity(max_running, limits.max_batch_tokens(), table_len),
+            log: EventLog::default(),
+            deadlines: DeadlineQueue::default(),
+        }
+    }
+
+    /// Changes the policies of these tenants. Other tenants keep theirs.
+    ///
+    /// # Errors
+    /// If one policy is impossible, or the guarantees exceed `pages`. Then nothing changes.
+    pub(crate) fn set_tenants(
+        &mut self,
+        now: Micros,
+        pages: u32,
+        tenants: &[(TenantId, TenantPolicy)],
+    ) -> Result<(), TenantsError> {
+        let all = self.queue.tenants().iter();
+        let mut guaranteed: BTreeMap<TenantId, u32> = all
+            .map(|(id, tenant)| (id, tenant.policy().guaranteed_pages))
+            .collect();
+        for (id, policy) in tenants {
+            policy.check(*id, self.pool.prefixes())?;
+            guaranteed.insert(*id, policy.guaranteed_pages);
+        }
+        let guaranteed = guaranteed.values().map(|&pages| u64::from(pages)).sum();
+        let limit = u64::from(pages - self.pool.reserved());
+        if guaranteed > limit {
+            return Err(TenantsError::TooManyGuaranteed { guaranteed, limit });
+        }
+        for (id, policy) in tenants {
+            self.queue.set_tenant(now, *id, policy.clone());
+            self.set_page_quota(*id);
+        }
+        Ok(())
+    }
+
+    /// Tells the pool a tenant's quota. The cap stays above what each of the tenant's living
+    /// sequences may need, so that those accepted under a higher cap can still end.
+    fn set_page_quota(&mut self, id: TenantId) {
+        let policy = self.queue.tenant(id).policy();
+        let alive = self.sequences.iter();
+        let needed = alive
+            .filter(|sequence| sequence.tenant == id)
+            .map(Sequence::max_pages);
+        let quota = PageQuota {
+            weight: policy.weight,
+            guaranteed: policy.guaranteed_pages,
+            max: policy.max_pages.max(needed.max().unwrap_or(0)),
+        };
+        self.pool.set_tenant(id, quota);
+    }
+
+    /// Adds an accepted request to the queue. `uncached` are its prompt tokens that are not cached.
+    pub(crate) fn submit(
+        &mut self,
+        now: Micros,
+        request: Request,
+        uncached: usize,
+        estimate: Nanos,
+    ) -> SequenceId {
+        let tenant = request.tenant;
+        let rated_tokens = (!request.is_another_choice).then_some(uncached as u64);
+        if let Some(tokens) = rated_tokens {
+            self.queue.rates_mut(tenant).charge_request(now, tokens);
+        }
+        let public = self.queue.tenant(tenant).policy().public.clone();
+        let public_tokens = self.pool.public_tokens(&public, &request.prompt);
+        let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
+        let sequence = self.sequences.add(|id, arrival| {
+            let kv = KvState::new(public, public_tokens);
+            let record = AdmissionRecord::new(estimate, rated_tokens);
+            Sequence::new(id, arrival, now, request, kv, record)
+        });
+        let id = sequence.id;
+        self.queue.insert(tenant, sequence.as_waiting());
+        self.deadlines.add(now, first_token_within, id, true);
+        self.deadlines.add(now, ends_within, id, false);
+        id
+    }
+
+    /// Returns the pages that the cache holds for a waiting request.
+    pub(crate) fn cached_prefix(&self, slot: usize) -> CachedPrefix {
+        let sequence = &self.sequences[slot];
+        let tokens = sequence.reusable_tokens();
+        let found = self.pool.find(sequence.tenant, sequence.public(), tokens);
+        let mut prefix = CachedPrefix {
+            pages: 0,
+            unpinned: 0,
+        };
+        for page in found {
+            prefix.pages += 1;
+            prefix.unpinned += usize::from(!self.pool.is_pinned(page));
+        }
+        prefix
+    }
+
+    /// Starts a waiting request.
+    pub(crate) fn start(&mut self, slot: usize, conditions: &Conditions) {
+        let sequence = &mut self.sequences[slot];
+        let (id, tenant) = (sequence.id, sequence.tenant);
+        let band = self.queue.tenant(tenant).policy().band;
+        sequence.begin_running(conditions.now, band, &mut self.pool, &mut self.batch.tables);
+        self.queue.begin_running(tenant, sequence.arrival);
+        if let Some(cached) = sequence.note_first_admission() {
+            self.log.admitted(id, sequence.prompt_len, cached);
+            let uncached = (sequence.prompt_len - cached) as u64;
+            let rated = sequence.rated_tokens().unwrap_or(0);
+            let rates = self.queue.rates_mut(tenant);
+            rates.refund_tokens(rated.saturating_sub(uncached));
+        }
+        let (len, remaining) = (sequence.len(), sequence.remaining());
+        let cost = conditions.predictor.prefill_time(len, remaining);
+        self.queue.plan_charge(tenant, cost);
+        self.sequences.begin_running(slot);
+    }
+
+    /// Takes a running sequence's pages. It waits again, in the place of its arrival.
+    pub(crate) fn preempt(&mut self, slot: usize) {
+        self.sequences.stop_running(slot);
+        let sequence = &mut self.sequences[slot];
+        sequence.preempt(&mut self.pool, &mut self.batch.tables);
+        self.queue.preempt(sequence.tenant, sequence.as_waiting());
+        self.log.preempted(sequence.id);
+    }
+
+    /// Ends a request, whether it waits or runs.
+    pub(crate) fn finish(&mut self, id: SequenceId, reason: FinishReason) {
+        let slot = id.slot();
+        let sequence = &self.sequences[slot];
+        let tenant = sequence.tenant;
+        if sequence.is_running() {
+            self.sequences.stop_running(slot);
+            let sequence = &mut self.sequences[slot];
+            if reason != FinishReason::Error {
+                sequence.offer_tail(&mut self.pool, &self.batch.tables);
+            }
+            sequence.stop_running(&mut self.pool, &mut self.batch.tables);
+            self.queue.end_running(tenant);
+        } else {
+            let has_run = sequence.cached_tokens().is_some();
+            if let Some(rated) = sequence.rated_tokens().filter(|_| !has_run) {
+                self.queue.rates_mut(tenant).refund_request(rated);
+            }
+            self.queue.remove(tenant, sequence.arrival);
+        }
+        let sequence = self.sequences.remove(slot);
+        self.deadlines.forget_ended(&self.sequences);
+        if matches!(reason, FinishReason::Stop | FinishReason::Length) {
+            self.queue.learn_output(tenant, sequence.output_len());
+        }
+        if self.pool.cap(tenant) != self.queue.tenant(tenant).policy().max_pages {
+            self.set_page_quota(tenant);
+        }
+        self.log.finished(Event::Finished {
+            id,
+            reason,
+            tenant,
+            prompt_tokens: sequence.prompt_len as u32,
+            cached_tokens: sequence.cached_tokens().unwrap_or(0) as u32,
+            output_tokens: sequence.output_len() as u32,
+        });
+    }
+
+    /// Ends the requests whose deadlines have passed.
+    pub(crate) fn expire(&mut self, now: Micros) {
+        while let Some(deadline) = self.deadlines.pop_passed(now) {
+            let sequence = self.sequences.get(deadline.id);
+            let is_late = sequence
+                .is_some_and(|sequence| !deadline.is_for_first_token || sequence.output_len() == 0);
+            if is_late {
+                self.finish(deadline.id, FinishReason::Deadline);
+            }
+        }
+    }
+
+    /// Returns the state in numbers.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let (pages, counts) = (self.pool.counts(), self.log.counts());
+        Snapshot {
+            running: self.sequences.running().len(),
+            queued: self.queue.len(),
+            free: pages.free,
+            private: pages.private,
+            tree: pages.tree,
+            pinned: pages.pinned,
+            prefix_queries: counts.prefix_queries,
+            prefix_hits: counts.prefix_hits,
+            preemptions: counts.preemptions,
+            evictions: pages.evictions,
+            redirects: counts.redirects,
+            deferrals: counts.deferrals,
+            copies: counts.copies,
+            drafted: counts.drafted,
+            accepted: counts.accepted,
+            queued_time: self.queue.queued_time() / 1000,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Plans a step: decodes first, then prefills share the time that is left, then drafts fill rows
+//! that cost little.
+//!
+//! Invariant: whatever is planned has its pages.
+
+use super::Sampled;
+use super::commit::{charge_step, commit_rows};
+use super::decodes::plan_decodes;
+use super::draft::MAX_DRAFTED_TOKENS;
+use super::plan::StepPlan;
+use super::prefills::Prefills;
+use super::speculate::plan_drafts;
+use crate::conditions::Conditions;
+use crate::state::SchedulerState;
+use crate::{Budget, Micros, StepShape};
+
+/// The last plan, and the memory for the next.
+pub(crate) struct Planner {
+    plan: StepPlan,
+    prefills: Prefills,
+    planned_at: Micros,
+    is_short_of_pages: bool, // The last plan preempted a sequence.
+}
+
+impl Planner {
+    pub(crate) fn new(max_running: usize) -> Planner {
+        Planner {
+            plan: StepPlan::with_capacity(max_running, MAX_DRAFTED_TOKENS),
+            prefills: Prefills::with_capacity(max_running),
+            planned_at: 0,
+            is_short_of_pages: false,
+        }
+    }
+
+    /// Returns whether the last plan preempted a sequence for lack of pages.
+    pub(crate) fn is_short_of_pages(&self) -> bool {
+        self.is_short_of_pages
+    }
+
+    /// Returns the shape of the planned step.
+    pub(crate) fn shape(&self) -> StepShape {
+        self.plan.shape()
+    }
+
+    /// Plans a step of the running sequences and fills the batch. Returns `false` if none runs.
+    pub(crate) fn plan(&mut self, state: &mut SchedulerState, conditions: &Conditions) -> bool {
+        let preemptions = state.log.counts().preemptions;
+        let (plan, prefills) = (&mut self.plan, &mut self.prefills);
+        plan.clear();
+        if conditions.policy.budget == Budget::PrefillFirst {
+            prefills.clear();
+            for sequence in state.sequences.iter_running() {
+                if sequence.is_prefill() {
+                    prefills.add(sequence.id.slot());
+                }
+            }
+        } else {
+            plan_decodes(plan, prefills, state, conditions, true);
+        }
+        prefills.plan(plan, state, conditions, self.planned_at);
+        if plan.is_empty() {
+            // There were only prompts to plan and none, or they got no memory while the decodes
+            // paused for them.
+            plan_decodes(plan, prefills, state, conditions, false);
+        }
+        self.is_short_of_pages = state.log.counts().preemptions > preemptions;
+        if state.sequences.running().is_empty() {
+            return false;
+        }
+        assert!(!plan.is_empty(), "a running sequence advances");
+        plan_drafts(plan, &state.sequences, conditions);
+        plan.fill(&mut state.batch, &state.sequences);
+        self.planned_at = conditions.now;
+        true
+    }
+
+    /// Commits the planned step. The predictor learns from how long it took.
+    pub(crate) fn commit(
+        &self,
+        state: &mut SchedulerState,
+        conditions: &mut Conditions,
+        sampled: &[Sampled],
+    ) {
+        let now = conditions.now;
+        assert_eq!(sampled.len(), state.batch.logits_count());
+        charge_step(
+            &self.plan,
+            &state.batch,
+            &conditions.predictor,
+            &mut state.queue,
+        );
+        conditions.observe(self.plan.shape(), (now - self.planned_at) * 1000);
+        commit_rows(state, now, sampled);
+    }
+}
