@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: its shape, the forms of a prompt, what an answer draws and counts.
+//! `POST /v1/completions`: its answers, the forms of a prompt, seeds, usage and default lengths.
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ async fn a_completion_has_openais_shape() {
 }
 
 #[tokio::test]
-async fn all_forms_of_a_prompt_give_one_answer() {
+async fn all_forms_of_a_prompt_give_the_same_answer() {
     let server = Server::new();
     let tokens = server.tokenizer.encode_prompt("Hello").unwrap();
     let forms = [
@@ -41,7 +41,8 @@ async fn all_forms_of_a_prompt_give_one_answer() {
         answers.push(answer["choices"].clone());
     }
     assert!(answers.iter().all(|answer| *answer == answers[0]));
-    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo!"}]}]);
+    let parts = json!([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo!"}]);
+    let parts = json!([{"role": "user", "content": parts}]);
     let in_parts = server
         .chat(json!({"messages": parts, "max_tokens": 5}))
         .await
@@ -53,7 +54,7 @@ async fn all_forms_of_a_prompt_give_one_answer() {
 }
 
 #[tokio::test]
-async fn usage_counts_cached_tokens_and_follows_the_stream() {
+async fn usage_counts_cached_tokens_and_grows_along_a_stream() {
     let server = Server::new();
     let prompt = "one two three ".repeat(40);
     let body = json!({"prompt": prompt, "max_tokens": 4});
@@ -68,7 +69,8 @@ async fn usage_counts_cached_tokens_and_follows_the_stream() {
     );
     assert_eq!(again["choices"], fresh["choices"]);
 
-    let options = json!({"stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    let usage = json!({"include_usage": true, "continuous_usage_stats": true});
+    let options = json!({"stream": true, "stream_options": usage});
     let events = server.complete(merged(body, options)).await.events();
     let counts: Vec<u64> = events
         .iter()
@@ -81,12 +83,18 @@ async fn usage_counts_cached_tokens_and_follows_the_stream() {
 }
 
 #[tokio::test]
-async fn a_seed_decides_what_is_drawn() {
+async fn the_seed_determines_the_drawn_tokens() {
     let server = Server::new();
     let hot = |seed: Value| {
-        // A free draw must not come upon the token that makes a step fail.
+        // The bias keeps the model from drawing the token that makes a step fail.
         let bias = json!({POISON.to_string(): -100});
-        json!({"temperature": 2, "max_tokens": 40, "seed": seed, "return_token_ids": true, "logit_bias": bias})
+        json!({
+            "temperature": 2,
+            "max_tokens": 40,
+            "seed": seed,
+            "return_token_ids": true,
+            "logit_bias": bias,
+        })
     };
     let drawn = async |seed: Value| {
         server.complete(hot(seed)).await.ok()["choices"][0]["token_ids"].clone()
@@ -97,7 +105,7 @@ async fn a_seed_decides_what_is_drawn() {
 }
 
 #[tokio::test]
-async fn a_long_text_is_read_too() {
+async fn a_long_prompt_is_answered_or_rejected_by_its_length() {
     let server = Server::new();
     let prompt = "the capital ".repeat(1500);
     let tokens = server.tokenizer.encode_prompt(&prompt).unwrap().len();
@@ -109,23 +117,23 @@ async fn a_long_text_is_read_too() {
     } else {
         assert_eq!(answer.ok()["usage"]["prompt_tokens"], tokens);
     }
-    let hopeless = server
+    let too_long = server
         .complete(json!({"prompt": "x".repeat(1 << 20)}))
         .await;
     assert_eq!(
-        hopeless.error(),
+        too_long.error(),
         (400, "context_length_exceeded".into(), Some("prompt".into()))
     );
 }
 
 #[tokio::test]
-async fn the_rest_of_the_context_is_chats_default_length() {
+async fn the_default_output_length_fits_the_rest_of_the_context() {
     let server = Server::new();
     let tokens = vec![20; MAX_MODEL_LEN as usize - 3];
-    let clamped = server.complete(json!({"prompt": tokens})).await.ok();
+    let shortened = server.complete(json!({"prompt": tokens})).await.ok();
     assert_eq!(
-        clamped["usage"]["completion_tokens"], 3,
-        "the default length is no demand"
+        shortened["usage"]["completion_tokens"], 3,
+        "the default length is cut to the rest of the context"
     );
     let answer = server.chat(json!({"ignore_eos": true})).await.ok();
     assert_eq!(answer["usage"]["total_tokens"], MAX_MODEL_LEN);

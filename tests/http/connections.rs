@@ -1,4 +1,4 @@
-//! Real sockets: clients that leave, requests sent ahead, a listener that stops, what is no HTTP.
+//! Real sockets: clients that disconnect, pipelined requests, shutdown, input that is not HTTP.
 
 use std::net::SocketAddr;
 
@@ -12,8 +12,17 @@ use tokio::time::timeout;
 use crate::harness::*;
 use crate::{CHAT, TEXT};
 
+/// Returns the bytes of a POST request.
+fn http_request(path: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+}
+
 impl Server {
-    /// Over a real socket, until the sender is dropped or used.
+    /// Serves a real socket until the returned sender is used or dropped.
     async fn listen(&self) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -46,18 +55,19 @@ async fn a_client_that_leaves_cancels_its_request() {
         server.gate.close();
         server.gate.pass(3);
         let (address, _stop, _serving) = server.listen().await;
-        let body = json!({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 3000, "stream": stream}).to_string();
+        let body = json!({
+            "messages": [{"role": "user", "content": "Hi"}],
+            "prompt": "Hi",
+            "max_tokens": 3000,
+            "stream": stream,
+        });
         let mut client = TcpStream::connect(address).await.unwrap();
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        let sent = head + &body + behind;
+        let sent = http_request(path, &body.to_string()) + behind;
         client.write_all(sent.as_bytes()).await.unwrap();
         server.gate.arrivals(4).await;
         drop(client);
         server
-            .until("the server notices", |server| {
+            .until("the server notices the disconnect", |server| {
                 server.metric("sterna_client_disconnects_total") == 1.0
             })
             .await;
@@ -71,31 +81,25 @@ async fn a_client_that_leaves_cancels_its_request() {
         let drawn = server.metric("vllm:generation_tokens_total");
         assert!(
             drawn <= 5.0,
-            "{path} stream {stream} behind {behind:?}: {drawn} tokens for nobody"
+            "{path} stream {stream} behind {behind:?}: {drawn} tokens after the disconnect"
         );
     }
 }
 
 #[tokio::test]
-async fn requests_sent_ahead_are_answered_in_turn() {
+async fn pipelined_requests_are_answered_in_order() {
     let server = Server::new();
     let (address, _stop, _serving) = server.listen().await;
     let body = json!({"prompt": "Hi", "max_tokens": 5, "stream": true}).to_string();
-    let one = format!(
-        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
+    let one = http_request(TEXT, &body);
     let large = json!({"prompt": "x".repeat(3 << 20)}).to_string();
-    let too_large = format!(
-        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{large}",
-        large.len()
-    );
+    let too_large = http_request(TEXT, &large);
     let last = "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     server.gate.close();
     let mut client = TcpStream::connect(address).await.unwrap();
     client.write_all((one.repeat(2)).as_bytes()).await.unwrap();
     server.gate.arrivals(1).await;
-    // Part of it is read ahead, while the first is being answered.
+    // The server reads a part of this one ahead, while it answers the first.
     client.write_all(one.as_bytes()).await.unwrap();
     server.gate.open();
     let mut answers = Vec::new();
@@ -122,17 +126,14 @@ async fn requests_sent_ahead_are_answered_in_turn() {
 }
 
 #[tokio::test]
-async fn a_listener_that_stops_lets_answers_end() {
+async fn shutdown_lets_running_responses_end() {
     let server = Server::new();
     server.gate.close();
     let (address, stop, serving) = server.listen().await;
     let body = json!({"prompt": "Hi", "max_tokens": 5}).to_string();
     let mut client = TcpStream::connect(address).await.unwrap();
-    let head = format!(
-        "POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    client.write_all((head + &body).as_bytes()).await.unwrap();
+    let request = http_request(TEXT, &body);
+    client.write_all(request.as_bytes()).await.unwrap();
     server.gate.arrivals(1).await;
     stop.send(()).unwrap();
     server.gate.open();
@@ -148,7 +149,7 @@ async fn a_listener_that_stops_lets_answers_end() {
 }
 
 #[tokio::test]
-async fn what_is_not_http_1_is_turned_away_cleanly() {
+async fn input_that_is_not_http_1_ends_the_connection() {
     let server = Server::new();
     let (address, _stop, _serving) = server.listen().await;
     for bytes in [
@@ -160,11 +161,11 @@ async fn what_is_not_http_1_is_turned_away_cleanly() {
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(bytes).await.unwrap();
         let mut answer = Vec::new();
-        // A reset is as good an end as a close.
+        // The connection may end with a reset or a close.
         drop(
             timeout(PATIENCE, client.read_to_end(&mut answer))
                 .await
-                .expect("the connection ends"),
+                .expect("the connection did not end"),
         );
         assert!(
             answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),

@@ -1,4 +1,4 @@
-//! Log-probabilities, in both endpoints' shapes.
+//! Log-probabilities in the shapes of both endpoints.
 
 use std::collections::HashSet;
 
@@ -95,20 +95,23 @@ async fn completion_logprobs_have_openais_shape() {
         for (index, token) in array("tokens").iter().enumerate() {
             let token = token.as_str().unwrap();
             let offset = array("text_offset")[index].as_u64().unwrap() as usize;
-            assert!(offset < text.len(), "a token after the end of the text");
-            let there: String = text[offset..].iter().collect();
+            assert!(
+                offset < text.len(),
+                "a token starts after the end of the text"
+            );
+            let rest: String = text[offset..].iter().collect();
             assert!(
                 token.starts_with("bytes:\\x")
-                    || there.starts_with(token)
-                    || token.starts_with(&there),
-                "{token:?} {there:?}"
+                    || rest.starts_with(token)
+                    || token.starts_with(&rest),
+                "{token:?} {rest:?}"
             );
             let likely = array("top_logprobs")[index].as_object().unwrap();
             assert_eq!(likely.len(), top);
             assert_eq!(
                 likely.keys().next().unwrap(),
                 token,
-                "greedy takes the likeliest"
+                "greedy sampling takes the most likely token"
             );
             assert_eq!(likely[token], array("token_logprobs")[index]);
         }

@@ -1,8 +1,9 @@
-//! Does the wire speak OpenAI? The router in process and over real sockets, on a model whose every word is known beforehand.
+//! Tests of the HTTP API: the router in process and over real sockets. The test model's output is
+//! known in advance.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a test that finds nothing to unwrap has failed"
+    reason = "a test that cannot unwrap a value has failed"
 )]
 
 #[path = "../harness/mod.rs"]

@@ -1,4 +1,4 @@
-//! Bodies that are no requests, each with the error it deserves, and values that are harmless.
+//! Malformed requests with their expected errors, and unsupported fields with harmless values.
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::harness::*;
 use crate::{CHAT, TEXT};
 
-/// A body that is no request, and the error that it deserves.
+/// A malformed request and its expected error.
 struct Malformed {
     path: &'static str,
     body: String,
@@ -15,7 +15,7 @@ struct Malformed {
     param: Option<&'static str>,
 }
 
-/// Values, split at ` | `, that a field of both endpoints may not have.
+/// Fields of both endpoints with invalid values, separated by ` | `.
 const INVALID_VALUES: &[(&str, &str)] = &[
     ("max_tokens", r#"0 | -1 | "5" | 1.5 | true | [] | {}"#),
     ("max_completion_tokens", "0 | -5"),
@@ -47,7 +47,7 @@ const INVALID_VALUES: &[(&str, &str)] = &[
     ("n", r#"0 | "2" | 9 | -1 | 1.5 | [2]"#),
 ];
 
-/// Values that both endpoints know and can't honour.
+/// Fields that both endpoints know but do not support, with values, separated by ` | `.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("best_of", r#"3 | 2 | 0 | -1 | "1""#),
     ("echo", "true"),
@@ -73,7 +73,8 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("reasoning_effort", r#""high""#),
 ];
 
-/// One message after a good one, as JSON; what of it is wrong.
+/// Invalid messages as JSON, each with the expected `code` and `param`. A valid message precedes
+/// each of them.
 const MESSAGES: &[(&str, &str, &str)] = &[
     (r#""hi""#, "invalid_value", "messages[1]"),
     (r#"{"content": "a"}"#, "invalid_value", "messages[1].role"),
@@ -134,7 +135,7 @@ const MESSAGES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Fields of one endpoint, beside a good prompt unless they replace it.
+/// Fields of one endpoint with invalid values, separated by ` | `, and the expected `code`.
 const OWN_FIELDS: &[(&str, &str, &str, &str)] = &[
     (
         TEXT,
@@ -159,17 +160,18 @@ const OWN_FIELDS: &[(&str, &str, &str, &str)] = &[
     (CHAT, "top_logprobs", "2 | 21 | -1", "invalid_value"),
 ];
 
-fn good(path: &str) -> Value {
+fn valid_body(path: &str) -> Value {
     match path {
         CHAT => json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
         _ => json!({"prompt": "a", "max_tokens": 9}),
     }
 }
 
-/// A good body but for one field, given as JSON.
+/// Returns a valid body in which one field has another value, given as JSON.
 fn with(path: &str, name: &str, value: &str) -> String {
-    let value: Value = serde_json::from_str(value).unwrap_or_else(|_| panic!("{value} is no JSON"));
-    merged(good(path), json!({ name: value })).to_string()
+    let value: Value =
+        serde_json::from_str(value).unwrap_or_else(|_| panic!("{value} is not JSON"));
+    merged(valid_body(path), json!({ name: value })).to_string()
 }
 
 fn malformed() -> Vec<Malformed> {
@@ -184,7 +186,7 @@ fn malformed() -> Vec<Malformed> {
             param,
         });
     };
-    for body in no_json() {
+    for body in invalid_json() {
         add(TEXT, body, "invalid_json", None);
     }
     for path in [CHAT, TEXT] {
@@ -211,10 +213,10 @@ fn malformed() -> Vec<Malformed> {
             Some("stop"),
         );
         let param = if path == CHAT { "messages" } else { "prompt" };
-        for most in ["4096", "1152921504606846976"] {
+        for max_tokens in ["4096", "1152921504606846976"] {
             add(
                 path,
-                with(path, "max_tokens", most),
+                with(path, "max_tokens", max_tokens),
                 "context_length_exceeded",
                 Some(param),
             );
@@ -256,7 +258,7 @@ fn many_messages() -> String {
     json!(vec![json!({"role": "user", "content": "a"}); 1025]).to_string()
 }
 
-fn no_json() -> Vec<String> {
+fn invalid_json() -> Vec<String> {
     let deep = format!("{{\"prompt\": {}{}}}", "[".repeat(200), "]".repeat(200));
     let texts = [
         "",
@@ -281,7 +283,7 @@ fn no_json() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn malformed_requests_get_a_typed_error_and_harm_nobody() {
+async fn malformed_requests_get_a_typed_error_and_do_not_change_other_answers() {
     let server = Server::new();
     let canary = async || {
         server
@@ -316,7 +318,48 @@ async fn malformed_requests_get_a_typed_error_and_harm_nobody() {
 }
 
 #[tokio::test]
-async fn null_is_absent_and_harmless_values_are_fine() {
+async fn an_error_message_says_what_is_wrong_and_what_the_server_got() {
+    let server = Server::new();
+    for (field, value, expected) in [
+        (
+            "stop",
+            json!(["a", "b", "c", "d", "e", "f", "g"]),
+            "'stop' may contain at most 4 strings; got 7.",
+        ),
+        ("n", json!(9), "'n' must be from 1 to 8; got 9."),
+        (
+            "temperature",
+            json!("hot"),
+            "'temperature' must be a number; got the string 'hot'.",
+        ),
+        (
+            "model",
+            json!("other"),
+            "The model 'other' does not exist. This server serves 'actor'.",
+        ),
+        (
+            "max_tokens",
+            json!(4096),
+            "This model's maximum context length is 4096 tokens. Your request needs 4104 tokens: \
+             8 for the prompt and 4096 for the output. Shorten the prompt or reduce 'max_tokens'.",
+        ),
+        (
+            "echo",
+            json!(true),
+            "'echo' does not support the value 'true': this server does not echo the prompt. \
+             Omit the field.",
+        ),
+    ] {
+        let prompt = vec![20; 8];
+        let body = json!({"prompt": prompt, field: value});
+        let answer = server.post(TEXT, &body).await;
+        let error: Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(error["error"]["message"], expected, "{field}");
+    }
+}
+
+#[tokio::test]
+async fn null_means_absent_and_harmless_values_are_accepted() {
     let server = Server::new();
     let names = [
         "model",
@@ -343,11 +386,18 @@ async fn null_is_absent_and_harmless_values_are_fine() {
     ];
     for name in names {
         server.complete(json!({name: null})).await.ok();
-        server.chat(json!({"max_tokens": 2, name: if name == "max_tokens" { json!(2) } else { json!(null) }})).await.ok();
+        let mut short = json!({"max_tokens": 2});
+        if name != "max_tokens" {
+            short[name] = Value::Null;
+        }
+        server.chat(short).await.ok();
     }
-    let harmless = json!({"n": 1, "best_of": 1, "echo": false, "suffix": "", "tools": [], "tool_choice": "auto", "top_k": -1, "stop": [],
-        "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {"a": "b"}, "user": "u", "store": true,
-        "parallel_tool_calls": true, "priority": 0, "max_tokens": 2.0, "model": "default"});
+    let harmless = json!({
+        "n": 1, "best_of": 1, "echo": false, "suffix": "", "tools": [], "tool_choice": "auto",
+        "top_k": -1, "stop": [], "response_format": {"type": "text"}, "modalities": ["text"],
+        "metadata": {"a": "b"}, "user": "u", "store": true, "parallel_tool_calls": true,
+        "priority": 0, "max_tokens": 2.0, "model": "default",
+    });
     assert_eq!(
         server.chat(harmless).await.ok()["usage"]["completion_tokens"],
         2
@@ -360,14 +410,14 @@ async fn null_is_absent_and_harmless_values_are_fine() {
 }
 
 #[tokio::test]
-async fn a_repetition_penalty_that_makes_infinite_logits_is_refused() {
+async fn a_repetition_penalty_that_could_make_logits_infinite_is_rejected() {
     let server = Server::new();
     for penalty in [1e-40, 0.0, 0.009, 100.1] {
-        let refused = server
+        let rejected = server
             .complete(json!({"repetition_penalty": penalty}))
             .await;
         let param = Some("repetition_penalty".into());
-        assert_eq!(refused.error(), (400, "invalid_value".into(), param));
+        assert_eq!(rejected.error(), (400, "invalid_value".into(), param));
     }
     for penalty in [0.01, 100.0] {
         server

@@ -1,4 +1,4 @@
-//! A full queue and a step that fails.
+//! A full queue, and a step that fails.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -29,10 +29,10 @@ async fn a_full_queue_is_503_with_retry_after() {
     };
     let running = request(2);
     server.gate.arrivals(1).await;
-    // The engine's thread waits at the gate; the next request fills the lane to it.
+    // The engine's thread waits in a step, so the next request fills the submit queue.
     let mut waiting = vec![request(2), request(2), request(2)];
     server
-        .until("two find no room", |_| {
+        .until("the server rejects two requests", |_| {
             waiting
                 .iter()
                 .filter(|waiting| waiting.is_finished())
@@ -40,21 +40,24 @@ async fn a_full_queue_is_503_with_retry_after() {
                 == 2
         })
         .await;
-    let refused = server.complete(json!({"stream": true})).await;
-    assert_eq!(refused.error(), (503, "engine_overloaded".into(), None));
-    assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
+    let rejected = server.complete(json!({"stream": true})).await;
+    assert_eq!(rejected.error(), (503, "engine_overloaded".into(), None));
+    assert!(rejected.header("retry-after").parse::<u64>().unwrap() >= 1);
     server.gate.open();
     assert_eq!(running.await.unwrap().unwrap().status(), 200);
     let mut answered = 0;
     for waiting in waiting.drain(..) {
         answered += usize::from(waiting.await.unwrap().unwrap().status() == 200);
     }
-    assert_eq!(answered, 1, "the one in the lane is served");
+    assert_eq!(
+        answered, 1,
+        "the server answers only the request in the submit queue"
+    );
     server.complete(json!({})).await.ok();
 }
 
 #[tokio::test]
-async fn a_step_that_fails_is_a_500_and_the_next_one_works() {
+async fn a_step_that_fails_is_a_500_and_the_next_step_works() {
     let server = Server::new();
     for stream in [false, true] {
         let failed = server
@@ -63,7 +66,7 @@ async fn a_step_that_fails_is_a_500_and_the_next_one_works() {
         assert_eq!(failed.error(), (500, "internal_error".into(), None));
         assert!(
             !failed.body.contains("made to fail"),
-            "no internals: {}",
+            "the message reveals internals: {}",
             failed.body
         );
         server.complete(json!({"stream": stream})).await;

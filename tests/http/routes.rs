@@ -1,4 +1,4 @@
-//! Paths, methods, kinds of body and request ids.
+//! Paths, methods, content types and request ids.
 
 use axum::body::Body;
 use axum::http::Method;
@@ -8,7 +8,7 @@ use crate::TEXT;
 use crate::harness::*;
 
 #[tokio::test]
-async fn routes_methods_and_bodies_have_their_own_errors() {
+async fn wrong_paths_methods_and_bodies_have_their_own_errors() {
     let server = Server::new();
     let code = |answer: &Answer| (answer.error().0, answer.error().1);
     assert_eq!(
@@ -35,14 +35,14 @@ async fn routes_methods_and_bodies_have_their_own_errors() {
         assert_eq!(code(&answer), (415, "unsupported_content_type".into()));
     }
     let json = [("content-type", "application/json")];
-    let no_text = server
+    let not_utf8 = server
         .send(Method::POST, TEXT, &json, b"{\"prompt\":\"\xff\"}".to_vec())
         .await;
-    assert_eq!(code(&no_text), (400, "invalid_json".into()));
+    assert_eq!(code(&not_utf8), (400, "invalid_json".into()));
     assert!(
-        no_text.body.contains("line 1 column"),
-        "it says where: {}",
-        no_text.body
+        not_utf8.body.contains("line 1 column"),
+        "the message does not say where: {}",
+        not_utf8.body
     );
     let kind = [("content-type", "Application/JSON; charset=utf-8")];
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Models, health and readiness.
+//! The list of models, health and readiness.
 
 use axum::Router;
 use axum::body::Body;
@@ -9,7 +9,7 @@ use sterna::api::{self, App};
 use crate::harness::*;
 
 #[tokio::test]
-async fn the_model_is_listed_under_all_its_names() {
+async fn the_model_is_found_by_all_its_names() {
     let server = Server::new();
     let models = server.get("/v1/models").await.ok();
     assert_eq!(models["object"], "list");
@@ -38,9 +38,9 @@ async fn health_and_readiness_follow_the_servers_life() {
         send(router, Method::GET, path, &[], Body::empty()).await
     };
     assert_eq!(get(&loading, "/health").await.status, 200);
-    let not_yet = get(&loading, "/ready").await;
-    assert_eq!(not_yet.error(), (503, "loading".into(), None));
-    assert!(not_yet.header("retry-after").parse::<u64>().unwrap() >= 1);
+    let not_ready = get(&loading, "/ready").await;
+    assert_eq!(not_ready.error(), (503, "loading".into(), None));
+    assert!(not_ready.header("retry-after").parse::<u64>().unwrap() >= 1);
     assert_eq!(get(&loading, "/v1/models").await.error().1, "loading");
 
     let server = Server::new();
@@ -62,7 +62,7 @@ async fn health_and_readiness_follow_the_servers_life() {
         server.get("/ready").await.error(),
         (503, "draining".into(), None)
     );
-    let refused = server.chat(json!({})).await;
-    assert_eq!(refused.error(), (503, "draining".into(), None));
-    assert!(refused.headers.contains_key("retry-after"));
+    let rejected = server.chat(json!({})).await;
+    assert_eq!(rejected.error(), (503, "draining".into(), None));
+    assert!(rejected.headers.contains_key("retry-after"));
 }

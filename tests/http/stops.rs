@@ -1,11 +1,11 @@
-//! What ends an answer, and that none of it leaks.
+//! Stop strings and stop tokens: they end the answer, and the text does not contain them.
 
 use serde_json::json;
 
 use crate::harness::*;
 
 #[tokio::test]
-async fn a_stop_string_ends_the_text_and_never_leaks() {
+async fn a_stop_string_ends_the_text_and_is_not_part_of_it() {
     let server = Server::new();
     for stop in ["two", "e t", "o three, na", "👧!"] {
         let answer = server
@@ -40,7 +40,7 @@ async fn a_stop_string_ends_the_text_and_never_leaks() {
 }
 
 #[tokio::test]
-async fn a_stop_token_is_no_text() {
+async fn a_stop_token_is_not_part_of_the_text() {
     let server = Server::new();
     let end = json!({END_OF_TURN.to_string(): 100});
     let ended = server

@@ -1,4 +1,4 @@
-//! A stream says what the whole answer says, and ends as it should.
+//! Streams: they say the same as whole answers, and end correctly.
 
 use std::sync::atomic::Ordering;
 
@@ -16,12 +16,12 @@ fn finish_reason(events: &[Value]) -> &str {
         .iter()
         .filter_map(|event| event["choices"][0]["finish_reason"].as_str())
         .collect();
-    assert_eq!(reasons.len(), 1, "one choice ends once");
+    assert_eq!(reasons.len(), 1, "a choice has one finish reason");
     reasons[0]
 }
 
 #[tokio::test]
-async fn streamed_text_is_the_text_that_is_not_streamed() {
+async fn streamed_text_equals_the_text_of_the_whole_answer() {
     let server = Server::new();
     let mut stopped = 0;
     for max_tokens in [1, 2, 3, 7, 20, 21, 22, 23, 24, 25, 90] {
@@ -34,7 +34,11 @@ async fn streamed_text_is_the_text_that_is_not_streamed() {
             json!("\u{FFFD}"),
         ] {
             for include in [false, true] {
-                let body = json!({"max_tokens": max_tokens, "stop": stop, "include_stop_str_in_output": include});
+                let body = json!({
+                    "max_tokens": max_tokens,
+                    "stop": stop,
+                    "include_stop_str_in_output": include,
+                });
                 let whole = server.chat(body.clone()).await.ok();
                 let events = server
                     .chat(merged(body.clone(), json!({"stream": true})))
@@ -63,7 +67,10 @@ async fn streamed_text_is_the_text_that_is_not_streamed() {
             }
         }
     }
-    assert!(stopped > 20, "only {stopped} answers met a stop string");
+    assert!(
+        stopped > 20,
+        "only {stopped} answers ended with a stop string"
+    );
 }
 
 #[tokio::test]
@@ -73,17 +80,17 @@ async fn no_delta_splits_a_character() {
         .chat(json!({"max_tokens": 200, "stream": true}))
         .await
         .events();
-    assert!(events.len() < 200, "some tokens are parts of characters");
+    assert!(events.len() < 200, "no token was a part of a character");
     let text = streamed_text(&events);
     assert!(text.contains("👩\u{200d}👩\u{200d}👧"));
     assert!(
         !text.trim_matches('\u{FFFD}').contains('\u{FFFD}'),
-        "only its ends may be parts of characters: {text}"
+        "a delta split a character: {text}"
     );
 }
 
 #[tokio::test]
-async fn streamed_token_ids_are_those_of_the_whole_answer() {
+async fn streamed_token_ids_equal_those_of_the_whole_answer() {
     let server = Server::new();
     let end = json!({"max_tokens": 50, "stop": "two", "return_token_ids": true});
     let whole = server.chat(end.clone()).await.ok();
@@ -104,41 +111,50 @@ async fn streamed_token_ids_are_those_of_the_whole_answer() {
 }
 
 #[tokio::test]
-async fn tokens_that_come_several_a_step_are_answered_as_if_one_by_one() {
+async fn speculative_decoding_does_not_change_the_answer() {
     let (plain, drafting) = (Server::new(), Server::drafting(App::loading(), 8, 64, 6));
     let stop_token = plain.tokenizer.encode_prompt(SCRIPT).unwrap()[20];
-    let said = |mut answer: Value| {
+    let comparable = |mut answer: Value| {
         let fields = answer.as_object_mut().unwrap();
         fields.remove("id");
         fields.remove("created");
         answer
     };
-    for wishes in [
+    for options in [
         json!({}),
         json!({"stop": "two"}),
         json!({"stop": ["naïve П"], "include_stop_str_in_output": true}),
         json!({"logprobs": 2, "return_token_ids": true}),
         json!({"stop_token_ids": [stop_token], "min_tokens": 30}),
     ] {
-        // The prompt holds the script already, so that every token of the answer can be drafted.
+        // The prompt contains the script, so the server can draft every token of the answer.
         let prompt = json!({"prompt": SCRIPT.repeat(2), "max_tokens": 90});
-        let body = merged(prompt, wishes);
-        let expected = said(plain.complete(body.clone()).await.ok());
-        assert_eq!(said(drafting.complete(body.clone()).await.ok()), expected);
+        let body = merged(prompt, options);
+        let expected = comparable(plain.complete(body.clone()).await.ok());
+        assert_eq!(
+            comparable(drafting.complete(body.clone()).await.ok()),
+            expected
+        );
         let body = merged(body, json!({"stream": true}));
-        let streamed = |answer: Answer| answer.events().into_iter().map(said).collect::<Vec<_>>();
+        let streamed = |answer: Answer| {
+            answer
+                .events()
+                .into_iter()
+                .map(comparable)
+                .collect::<Vec<_>>()
+        };
         let expected = streamed(plain.complete(body.clone()).await);
         assert_eq!(streamed(drafting.complete(body).await), expected);
     }
     let steps = |server: &Server| server.metric("sterna_engine_steps_total");
     assert!(
         2.0 * steps(&drafting) < steps(&plain),
-        "few steps had several tokens"
+        "few steps accepted draft tokens"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_waits_is_kept_alive() {
+async fn a_waiting_stream_sends_keep_alive_comments() {
     let server = Server::new();
     server.gate.close();
     let body =

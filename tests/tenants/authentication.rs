@@ -1,4 +1,4 @@
-//! Who gets in with which key.
+//! API keys: which requests need one, and where a client sends it.
 
 use axum::body::Body;
 use axum::http::Method;
@@ -9,9 +9,9 @@ use crate::harness::{self, Server};
 use crate::{ALPHA, CHAT, CONNECTIONS, File, Guarded, JSON, TEXT, table};
 
 #[tokio::test]
-async fn every_route_but_the_open_ones_needs_a_key() {
+async fn every_route_except_the_open_ones_needs_a_key() {
     let guarded = Guarded::new(&table("a", ALPHA, "")).await;
-    let strangers: [&[(&str, &str)]; 9] = [
+    let without_valid_key: [&[(&str, &str)]; 9] = [
         &[],
         &[("authorization", "Bearer beta")],
         &[("authorization", "Bearer ")],
@@ -35,17 +35,17 @@ async fn every_route_but_the_open_ones_needs_a_key() {
         (Method::GET, "/nothing"),
         (Method::DELETE, "/v1/requests/1"),
     ] {
-        for headers in strangers {
-            let refused = guarded
+        for headers in without_valid_key {
+            let rejected = guarded
                 .server
                 .send(method.clone(), path, headers, "{}")
                 .await;
             let code = "invalid_api_key".to_owned();
-            assert_eq!(refused.error(), (401, code, None), "{path} {headers:?}");
-            assert_eq!(refused.header("www-authenticate"), "Bearer");
-            assert!(refused.body.contains("\"authentication_error\""));
-            assert!(refused.headers.contains_key("x-request-id"));
-            assert!(!refused.body.contains("alpha") && !refused.body.contains("beta"));
+            assert_eq!(rejected.error(), (401, code, None), "{path} {headers:?}");
+            assert_eq!(rejected.header("www-authenticate"), "Bearer");
+            assert!(rejected.body.contains("\"authentication_error\""));
+            assert!(rejected.headers.contains_key("x-request-id"));
+            assert!(!rejected.body.contains("alpha") && !rejected.body.contains("beta"));
         }
         let known = [("authorization", "Bearer alpha")];
         let answer = guarded.server.send(method, path, &known, "{}").await;
@@ -57,7 +57,7 @@ async fn every_route_but_the_open_ones_needs_a_key() {
 }
 
 #[tokio::test]
-async fn a_key_is_taken_from_either_header() {
+async fn a_key_may_be_in_either_header() {
     let guarded = Guarded::new(&table("a", ALPHA, "")).await;
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
     for header in [
@@ -73,7 +73,7 @@ async fn a_key_is_taken_from_either_header() {
 }
 
 #[tokio::test]
-async fn without_tenants_any_key_and_none_are_fine() {
+async fn without_tenants_a_request_needs_no_key() {
     let server = Server::new();
     server.complete(json!({"max_tokens": 2})).await.ok();
     server.chat(json!({"max_tokens": 2})).await.ok();
@@ -84,7 +84,7 @@ async fn without_tenants_any_key_and_none_are_fine() {
 }
 
 #[tokio::test]
-async fn metrics_are_open_if_the_operator_says_so() {
+async fn metrics_need_no_key_if_the_operator_opens_them() {
     let roster = File::new(&table("a", ALPHA, "")).roster();
     let server = Server::start(App::for_tenants(roster.tenants(), true, CONNECTIONS), 8, 64);
     assert_eq!(server.get("/metrics").await.status, 200);
@@ -92,15 +92,15 @@ async fn metrics_are_open_if_the_operator_says_so() {
 }
 
 #[tokio::test]
-async fn the_body_of_a_stranger_is_never_read() {
+async fn the_server_never_reads_a_body_without_a_valid_key() {
     let guarded = Guarded::new(&table("a", ALPHA, "")).await;
     let body = Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, String>>());
-    let refused = guarded.server.send(Method::POST, TEXT, &[JSON], body).await;
-    assert_eq!(refused.status, 401);
+    let rejected = guarded.server.send(Method::POST, TEXT, &[JSON], body).await;
+    assert_eq!(rejected.status, 401);
 }
 
 #[tokio::test]
-async fn the_door_is_shut_while_the_model_loads() {
+async fn keys_are_checked_while_the_model_loads() {
     let roster = File::new(&table("a", ALPHA, "")).roster();
     let router = sterna::api::router(App::for_tenants(roster.tenants(), false, CONNECTIONS));
     let get = async |key: &str| {

@@ -1,4 +1,4 @@
-//! Bodies that come slowly, and whom they hold up.
+//! Bodies that arrive slowly: one tenant's must not delay another tenant's.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use tower::ServiceExt;
 use crate::harness::Answer;
 use crate::{ALPHA, BETA, CONNECTIONS, Guarded, JSON, TEXT, table};
 
-/// Larger than the parts of one tenant together, and of all.
+/// This many bodies of one MiB exceed the quota of one tenant, and the server's limit.
 const SLOW: usize = 70;
 const MIB: usize = 1 << 20;
 
 #[tokio::test]
-async fn one_tenants_slow_bodies_leave_room_for_anothers() {
+async fn one_tenants_slow_bodies_leave_buffer_space_for_another_tenant() {
     let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let mut beginning = json!({"prompt": "Hello", "max_tokens": 2, "temperature": 0}).to_string();
     beginning.truncate(beginning.len() - 1);
     beginning += &" ".repeat(MIB - beginning.len());
     let beginning = Bytes::from(beginning);
-    let taken = Arc::new(AtomicUsize::new(0)); // Beginnings that the server has.
+    let received = Arc::new(AtomicUsize::new(0)); // Beginnings that the server has.
     let mut slow = Vec::new();
     for _ in 0..SLOW {
         let (rest, frames) = mpsc::unbounded_channel();
         rest.send(beginning.clone()).unwrap();
-        let taken = Arc::clone(&taken);
-        let body = stream::unfold((frames, 0), move |(mut frames, asked)| {
-            taken.fetch_add(usize::from(asked == 1), Ordering::SeqCst);
+        let received = Arc::clone(&received);
+        let body = stream::unfold((frames, 0), move |(mut frames, polls)| {
+            received.fetch_add(usize::from(polls == 1), Ordering::SeqCst);
             async move {
                 let frame = frames.recv().await?;
-                Some((Ok::<Bytes, Infallible>(frame), (frames, asked + 1)))
+                Some((Ok::<Bytes, Infallible>(frame), (frames, polls + 1)))
             }
         });
         let request = Request::post(TEXT)
@@ -47,16 +47,19 @@ async fn one_tenants_slow_bodies_leave_room_for_anothers() {
         let answer = async move { Answer::read(answering.await.unwrap()).await };
         slow.push((rest, tokio::spawn(answer)));
     }
-    let came = |_: &_| taken.load(Ordering::SeqCst) == SLOW;
-    guarded.server.until("every body but its end", came).await;
+    let all_received = |_: &_| received.load(Ordering::SeqCst) == SLOW;
+    guarded
+        .server
+        .until("every body except its end", all_received)
+        .await;
 
     let short = json!({"max_tokens": 2});
     guarded.complete("beta", &short).await.ok();
     let long = json!({"max_tokens": 2, "user": "x".repeat(MIB)});
     guarded.complete("beta", &long).await.ok();
-    let own = guarded.complete("alpha", &short).await;
-    assert_eq!(own.error(), (429, "concurrency_limit".into(), None));
-    assert!(own.headers.contains_key("retry-after"));
+    let rejected = guarded.complete("alpha", &short).await;
+    assert_eq!(rejected.error(), (429, "concurrency_limit".into(), None));
+    assert!(rejected.headers.contains_key("retry-after"));
 
     let mut answered = 0;
     for (rest, answer) in slow {
@@ -68,7 +71,10 @@ async fn one_tenants_slow_bodies_leave_room_for_anothers() {
             _ => assert_eq!(answer.error(), (429, "concurrency_limit".into(), None)),
         }
     }
-    assert_eq!(answered, 15, "the end of one of the sixteen finds no room");
+    assert_eq!(
+        answered, 15,
+        "of sixteen bodies, one exceeds the quota with its last byte"
+    );
     guarded.complete("alpha", &short).await.ok();
     let refusals = guarded.server.metrics.render();
     let counted = format!(
@@ -79,13 +85,13 @@ async fn one_tenants_slow_bodies_leave_room_for_anothers() {
 }
 
 #[tokio::test]
-async fn one_tenants_dribbling_bodies_leave_connections_for_anothers() {
+async fn one_tenants_slow_bodies_leave_connections_for_another_tenant() {
     let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
-    let begun = Arc::new(AtomicUsize::new(0)); // Bodies of which the server has the first byte.
-    let dribble = || {
-        let begun = Arc::clone(&begun);
+    let started = Arc::new(AtomicUsize::new(0)); // Bodies whose first byte the server has.
+    let slow_request = || {
+        let started = Arc::clone(&started);
         let first = stream::once(async move {
-            begun.fetch_add(1, Ordering::SeqCst);
+            started.fetch_add(1, Ordering::SeqCst);
             Ok::<Bytes, Infallible>(Bytes::from_static(b"{"))
         });
         let request = Request::post(TEXT)
@@ -96,19 +102,25 @@ async fn one_tenants_dribbling_bodies_leave_connections_for_anothers() {
         let answering = guarded.server.router.clone().oneshot(request);
         tokio::spawn(async move { Answer::read(answering.await.unwrap()).await })
     };
-    let part = CONNECTIONS / 4;
-    let mut slow: Vec<_> = (0..part).map(|_| dribble()).collect();
-    let came = |_: &_| begun.load(Ordering::SeqCst) == part;
-    guarded.server.until("the first byte of each", came).await;
+    let quota = CONNECTIONS / 4;
+    let mut slow: Vec<_> = (0..quota).map(|_| slow_request()).collect();
+    let all_started = |_: &_| started.load(Ordering::SeqCst) == quota;
+    guarded
+        .server
+        .until("the first byte of each", all_started)
+        .await;
 
-    let refused = dribble().await.unwrap();
-    assert_eq!(refused.error(), (429, "concurrency_limit".into(), None));
-    assert!(refused.headers.contains_key("retry-after"));
-    assert!(came(&guarded.server), "none of it was read");
+    let rejected = slow_request().await.unwrap();
+    assert_eq!(rejected.error(), (429, "concurrency_limit".into(), None));
+    assert!(rejected.headers.contains_key("retry-after"));
+    assert!(
+        all_started(&guarded.server),
+        "the server read a rejected body"
+    );
     let short = json!({"max_tokens": 2});
     guarded.complete("beta", &short).await.ok();
-    let gone = slow.pop().unwrap();
-    gone.abort();
-    assert!(gone.await.is_err_and(|error| error.is_cancelled()));
+    let aborted = slow.pop().unwrap();
+    aborted.abort();
+    assert!(aborted.await.is_err_and(|error| error.is_cancelled()));
     guarded.complete("alpha", &short).await.ok();
 }

@@ -1,4 +1,4 @@
-//! What a tenant meets at its own limits, and what its headers tell.
+//! The limits of a tenant, and the headers that report them.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ use crate::harness::{Answer, Server, streamed_text};
 use crate::program;
 use crate::{ALPHA, BETA, CONNECTIONS, File, Guarded, JSON, TEXT, begin, table};
 
-/// Holds a server's steps while the clock passes `moment`.
-async fn pass_by(server: &Server, moment: Instant) {
+/// Waits until the clock has passed `moment`.
+async fn wait_until(server: &Server, moment: Instant) {
     server.until("the clock", |_| Instant::now() > moment).await;
 }
 
 #[tokio::test]
-async fn used_up_requests_are_429_and_the_headers_count_down() {
+async fn a_used_up_request_rate_is_429_and_the_headers_count_down() {
     let limited = table("a", ALPHA, "requests_per_minute = 2\nrequest_burst = 2");
     let guarded = Guarded::new(&(limited + &table("b", BETA, ""))).await;
     let short = json!({"max_tokens": 2});
     for remaining in ["1", "0"] {
-        for_free(&guarded).await;
+        other_tenant_is_unaffected(&guarded).await;
         let answer = guarded.complete("alpha", &short).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
@@ -33,44 +33,44 @@ async fn used_up_requests_are_429_and_the_headers_count_down() {
     }
     for stream in [false, true] {
         let body = json!({"max_tokens": 2, "stream": stream});
-        let refused = guarded.complete("alpha", &body).await;
-        assert_eq!(refused.error(), (429, "rate_limit_exceeded".into(), None));
-        let seconds: u64 = refused.header("retry-after").parse().unwrap();
-        let millis: u64 = refused.header("retry-after-ms").parse().unwrap();
+        let rejected = guarded.complete("alpha", &body).await;
+        assert_eq!(rejected.error(), (429, "rate_limit_exceeded".into(), None));
+        let seconds: u64 = rejected.header("retry-after").parse().unwrap();
+        let millis: u64 = rejected.header("retry-after-ms").parse().unwrap();
         assert!((1..=30).contains(&seconds), "{seconds}");
         assert_eq!(millis.div_ceil(1000), seconds);
-        assert_eq!(refused.header("x-ratelimit-remaining-requests"), "0");
+        assert_eq!(rejected.header("x-ratelimit-remaining-requests"), "0");
     }
-    for_free(&guarded).await;
+    other_tenant_is_unaffected(&guarded).await;
 }
 
-/// The other tenant is not concerned.
-async fn for_free(guarded: &Guarded) {
+/// Checks that the other tenant gets its answer, without rate headers.
+async fn other_tenant_is_unaffected(guarded: &Guarded) {
     let answer = guarded.complete("beta", &json!({"max_tokens": 2})).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(!answer.headers.contains_key("x-ratelimit-limit-requests"));
 }
 
 #[tokio::test]
-async fn tokens_may_run_into_debt_once() {
+async fn one_request_may_exceed_the_token_rate() {
     let limited = table("a", ALPHA, "tokens_per_minute = 60\ntoken_burst = 10");
     let guarded = Guarded::new(&limited).await;
     let long = json!({"max_tokens": 60});
     let answer = guarded.complete("alpha", &long).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(answer.header("x-ratelimit-limit-tokens"), "10");
-    let refused = guarded.complete("alpha", &long).await;
-    assert_eq!(refused.error(), (429, "rate_limit_exceeded".into(), None));
-    assert_eq!(refused.header("x-ratelimit-remaining-tokens"), "0");
+    let rejected = guarded.complete("alpha", &long).await;
+    assert_eq!(rejected.error(), (429, "rate_limit_exceeded".into(), None));
+    assert_eq!(rejected.header("x-ratelimit-remaining-tokens"), "0");
     assert!(
-        refused.body.contains("tokens per minute"),
+        rejected.body.contains("tokens per minute"),
         "{}",
-        refused.body
+        rejected.body
     );
 }
 
 #[tokio::test]
-async fn a_full_queue_of_its_own_is_429_and_no_other_tenants() {
+async fn a_full_tenant_queue_is_429_and_does_not_affect_other_tenants() {
     let limited = table("a", ALPHA, "max_running = 1\nmax_queued = 1");
     let guarded = Guarded::new(&(limited + &table("b", BETA, ""))).await;
     let server = &guarded.server;
@@ -80,17 +80,17 @@ async fn a_full_queue_of_its_own_is_429_and_no_other_tenants() {
     server.gate.arrivals(1).await;
     let waiting = [begin(server, "alpha", &body), begin(server, "alpha", &body)];
     let other = begin(server, "beta", &body);
-    tokio::task::yield_now().await; // They run, into the lane.
-    // They are taken after this step, and told so after the next.
+    tokio::task::yield_now().await; // The tasks submit their requests.
+    // The engine accepts the requests after this step and reports that after the next step.
     for steps in 2..=3 {
         server.gate.pass(1);
         server.gate.arrivals(steps).await;
     }
-    // No step is left that could end one of them, but for the one that was refused.
-    let (refused, _, mut waiting) = select_all(waiting).await;
-    let refused = refused.unwrap();
-    assert_eq!(refused.error(), (429, "concurrency_limit".into(), None));
-    assert!(refused.headers.contains_key("retry-after"));
+    // No step has run that could end an accepted request, so the request that ended was rejected.
+    let (rejected, _, mut waiting) = select_all(waiting).await;
+    let rejected = rejected.unwrap();
+    assert_eq!(rejected.error(), (429, "concurrency_limit".into(), None));
+    assert!(rejected.headers.contains_key("retry-after"));
     server.gate.open();
     other.await.unwrap().ok();
     running.await.unwrap().ok();
@@ -98,7 +98,7 @@ async fn a_full_queue_of_its_own_is_429_and_no_other_tenants() {
 }
 
 #[tokio::test]
-async fn a_first_token_that_comes_too_late_is_504() {
+async fn a_first_token_after_its_deadline_is_504() {
     let hurried = table("a", ALPHA, "first_token_seconds = 2");
     let roster = File::new(&(hurried + &table("b", BETA, ""))).roster();
     let server = Server::start(
@@ -122,7 +122,7 @@ async fn a_first_token_that_comes_too_late_is_504() {
         server.gate.arrivals(steps).await;
         tokio::task::yield_now().await;
     }
-    pass_by(&server, Instant::now() + Duration::from_secs(2)).await;
+    wait_until(&server, Instant::now() + Duration::from_secs(2)).await;
     server.gate.open();
     let late = late.await.unwrap();
     assert_eq!(late.error(), (504, "deadline_exceeded".into(), None));
@@ -130,32 +130,32 @@ async fn a_first_token_that_comes_too_late_is_504() {
 }
 
 #[tokio::test]
-async fn an_answer_that_takes_too_long_ends_with_an_error_event() {
+async fn an_answer_that_exceeds_its_deadline_ends_with_an_error_frame() {
     let guarded = Guarded::new(&table("a", ALPHA, "total_seconds = 3")).await;
     let server = &guarded.server;
     server.gate.close();
-    let began = Instant::now();
+    let start = Instant::now();
     let body = json!({"prompt": "Hello", "max_tokens": 300, "stream": true});
-    let asked = begin(server, "alpha", &body);
+    let request = begin(server, "alpha", &body);
     server.gate.pass(2);
     server.gate.arrivals(3).await;
-    pass_by(server, began + Duration::from_secs(3)).await;
+    wait_until(server, start + Duration::from_secs(3)).await;
     server.gate.open();
-    let events = asked.await.unwrap().events();
+    let events = request.await.unwrap().events();
     let (last, pieces) = events.split_last().unwrap();
     assert_eq!(last["error"]["type"], "timeout_error");
     assert!(!streamed_text(pieces).is_empty());
 }
 
 #[tokio::test]
-async fn more_pages_than_there_are_cannot_be_guaranteed() {
+async fn guaranteed_pages_cannot_exceed_the_pages_of_the_server() {
     let guarded = Guarded::new(&table("a", ALPHA, "guaranteed_pages = 1000")).await;
     let file = File::new(&table("a", ALPHA, "guaranteed_pages = 1025"));
     let roster = file.roster();
-    let refused = guarded.server.engine.set_tenants(roster.policies()).await;
+    let rejected = guarded.server.engine.set_tenants(roster.policies()).await;
     assert!(
-        matches!(refused, Err(TenantsRefused::Impossible(_))),
-        "{refused:?}"
+        matches!(rejected, Err(TenantsRefused::Impossible(_))),
+        "{rejected:?}"
     );
     file.write(&table("a", ALPHA, "guaranteed_pages = 4000000000"));
     let message = program::refused(&["--tenants", file.path()]);
@@ -166,7 +166,7 @@ async fn more_pages_than_there_are_cannot_be_guaranteed() {
 }
 
 #[tokio::test]
-async fn every_answer_to_a_tenant_with_rates_tells_them() {
+async fn every_response_to_a_tenant_with_rates_reports_them() {
     let rates =
         "requests_per_minute = 1\nrequest_burst = 2\ntokens_per_minute = 600\nmodels = [\"actor\"]";
     let guarded = Guarded::new(&(table("a", ALPHA, rates) + &table("b", BETA, ""))).await;
@@ -182,8 +182,8 @@ async fn every_answer_to_a_tenant_with_rates_tells_them() {
         assert_eq!(reset == "0s", remaining == "2", "{reset} {remaining}");
         remaining.to_owned()
     };
-    let unasked = server.send(Method::GET, "/v1/models", &[key], "").await;
-    assert_eq!(left(&unasked), "2");
+    let first = server.send(Method::GET, "/v1/models", &[key], "").await;
+    assert_eq!(left(&first), "2");
     let answer = guarded.complete("alpha", &json!({"max_tokens": 2})).await;
     assert_eq!((answer.status.as_u16(), left(&answer)), (200, "1".into()));
     let large = format!("\"{}\"", "x".repeat(2 << 20));
@@ -214,13 +214,13 @@ async fn every_answer_to_a_tenant_with_rates_tells_them() {
         let mut names = answer.headers.keys().map(|name| name.as_str());
         assert!(!names.any(|name| name.starts_with("x-ratelimit-")));
     };
-    none(&server.get("/v1/models").await); // A stranger's.
+    none(&server.get("/v1/models").await); // Without a key.
     none(&server.get("/health").await);
     none(&guarded.complete("beta", &json!({"n": 0})).await);
 }
 
 #[tokio::test]
-async fn a_new_rate_stands_in_the_next_answer() {
+async fn a_changed_rate_is_in_the_next_response() {
     let guarded = Guarded::new(&table(
         "a",
         ALPHA,
@@ -250,19 +250,19 @@ async fn a_new_rate_stands_in_the_next_answer() {
 }
 
 #[tokio::test]
-async fn several_choices_are_one_request_to_the_rates() {
+async fn several_choices_count_as_one_request() {
     let limited = table("a", ALPHA, "requests_per_minute = 1\nrequest_burst = 1");
     let guarded = Guarded::new(&limited).await;
     let body = json!({"max_tokens": 2, "n": 3});
     let answer = guarded.complete("alpha", &body).await;
     assert_eq!(answer.header("x-ratelimit-remaining-requests"), "0");
     assert_eq!(answer.ok()["choices"].as_array().unwrap().len(), 3);
-    let refused = guarded.complete("alpha", &json!({"max_tokens": 2})).await;
-    assert_eq!(refused.error(), (429, "rate_limit_exceeded".into(), None));
+    let rejected = guarded.complete("alpha", &json!({"max_tokens": 2})).await;
+    assert_eq!(rejected.error(), (429, "rate_limit_exceeded".into(), None));
 }
 
 #[tokio::test]
-async fn a_tenants_pages_are_told_until_they_are_gone() {
+async fn the_metric_of_a_tenants_pages_follows_its_cached_pages() {
     let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let server = &guarded.server;
     let names = [(1, "a".to_owned()), (2, "b".to_owned())];
@@ -274,9 +274,9 @@ async fn a_tenants_pages_are_told_until_they_are_gone() {
     let long = json!({"prompt": vec![20; 400], "max_tokens": 2});
     guarded.complete("alpha", &long).await.ok();
     let cached = |server: &Server| pages(server) >= 25.0;
-    server.until("its cached pages", cached).await;
+    server.until("the tenant's cached pages", cached).await;
     server.engine.reset_prefix_cache();
     server
-        .until("no page of its", |server| pages(server) == 0.0)
+        .until("no page of the tenant", |server| pages(server) == 0.0)
         .await;
 }

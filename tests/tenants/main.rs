@@ -1,8 +1,8 @@
-//! Tenants at the edge: who gets in with which key, and what a file may say, at the start and later.
+//! Tests of tenants over HTTP: API keys, quotas and rates, and what a tenants file may contain.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a test that finds nothing to unwrap has failed"
+    reason = "a test that cannot unwrap a value has failed"
 )]
 
 mod authentication;
@@ -32,21 +32,23 @@ const TEXT: &str = "/v1/completions";
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// The SHA-256 of `alpha`, `beta` and `gamma`.
+/// The SHA-256 of the key `alpha`.
 const ALPHA: &str = "8ed3f6ad685b959ead7022518e1af76cd816f8e8ec7ccdda1ed4018e8f2223f8";
 
+/// The SHA-256 of the key `beta`.
 const BETA: &str = "f44e64e75f3948e9f73f8dfa94721c4ce8cbb4f265c4790c702b2d41cfbf2753";
 
+/// The SHA-256 of the key `gamma`.
 const GAMMA: &str = "be9d587defa1f0c09ef49eb17e206983a5f8f8289e4281860bd0ee5a19592c67";
 
-/// Of a server in process. A tenant's bodies may arrive on a quarter of them.
+/// The connection limit of a server in process. A tenant may receive bodies on a quarter of it.
 const CONNECTIONS: usize = 400;
 
 fn table(id: &str, hash: &str, more: &str) -> String {
     format!("[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{hash}\"\n{more}\n")
 }
 
-/// A tenants file, gone when the test ends.
+/// A tenants file that is deleted when the test ends.
 struct File(PathBuf);
 
 impl File {
@@ -59,7 +61,7 @@ impl File {
         file
     }
 
-    /// In one go: who reads it sees the old text or the new.
+    /// Replaces the file in one step: a reader sees either the old text or the new text.
     fn write(&self, text: &str) {
         let next = self.0.with_extension("next");
         fs::write(&next, text).unwrap();
@@ -86,7 +88,7 @@ impl Drop for File {
     }
 }
 
-/// A server in process, for the tenants of a file.
+/// A server in process with the tenants of a file.
 struct Guarded {
     server: Server,
     app: App,
@@ -103,7 +105,7 @@ impl Guarded {
 
     async fn ask(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
         let headers = [&[JSON], headers].concat();
-        let body = likeliest(body);
+        let body = greedy(body);
         let method = Method::POST;
         self.server
             .send(method, path, &headers, body.to_string())
@@ -117,19 +119,19 @@ impl Guarded {
     }
 }
 
-/// A request that is under way beside the test.
+/// Starts a request that runs while the test continues.
 fn begin(server: &Server, key: &str, body: &Value) -> tokio::task::JoinHandle<Answer> {
     let request = Request::post(TEXT)
         .header(JSON.0, JSON.1)
         .header("x-api-key", key)
-        .body(Body::from(likeliest(body).to_string()))
+        .body(Body::from(greedy(body).to_string()))
         .unwrap();
     let router = server.router.clone();
     tokio::spawn(async move { Answer::read(router.oneshot(request).await.unwrap()).await })
 }
 
-/// As `body`, but each token is the likeliest. A long answer that drew its tokens would now and then draw the one that ends it,
-/// or the one that fails its step and whatever else is in it.
-fn likeliest(body: &Value) -> Value {
+/// Returns `body` with greedy sampling. A long answer with drawn tokens would sometimes contain the
+/// stop token, or the token that makes a step fail.
+fn greedy(body: &Value) -> Value {
     harness::merged(json!({"temperature": 0}), body.clone())
 }
