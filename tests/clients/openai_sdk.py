@@ -1,7 +1,8 @@
-"""Checks a running server through the OpenAI SDK, as users meet it. Prints a line a check and the totals at the end.
+"""Checks a running server through the OpenAI SDK. Prints one line per check, then the totals.
 
-Two servers of the demo model are needed: one with its usual limits, and a tiny one that runs one request and queues one.
-The last check sends the tiny one SIGTERM. Everything random comes from --seed.
+Needs two servers of the demo model: one with the default limits, and a tiny server that runs one
+request and queues one. The last check sends SIGTERM to the tiny server. All random choices come
+from --seed.
 """
 
 import argparse
@@ -35,8 +36,10 @@ QUESTIONS = [
 ]
 
 flags = argparse.ArgumentParser(description=__doc__)
-flags.add_argument("--url", required=True, help="server with its usual limits, without /v1")
-flags.add_argument("--tiny-url", required=True, help="server started with --max-running 1 --max-queued 1")
+flags.add_argument("--url", required=True, help="server with the default limits, without /v1")
+flags.add_argument(
+    "--tiny-url", required=True, help="server started with --max-running 1 --max-queued 1"
+)
 flags.add_argument("--tiny-pid", required=True, type=int)
 flags.add_argument("--seed", type=int, default=1)
 args = flags.parse_args()
@@ -47,43 +50,55 @@ checks = []
 
 
 def check(function):
-    """Adds a check; its name, read as words, is its line."""
+    """Adds a check. The output shows the function's name as words."""
     checks.append(function)
     return function
 
 
-# ---------------------------------------------------------------- asking
+# ---------------------------------------------------------------- sending requests
 
 
 def chat(messages, client=client, **options):
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return client.chat.completions.create(**{"model": "default", "messages": messages, "temperature": 0, **options})
+    return client.chat.completions.create(
+        **{"model": "default", "messages": messages, "temperature": 0, **options}
+    )
 
 
 def complete(prompt, **options):
-    return client.completions.create(**{"model": "default", "prompt": prompt, "temperature": 0, **options})
+    return client.completions.create(
+        **{"model": "default", "prompt": prompt, "temperature": 0, **options}
+    )
 
 
 def exactly(tokens, **extra):
-    """Options for an answer of exactly so many tokens, whatever the model would like."""
-    return {"max_tokens": tokens, "extra_body": {"ignore_eos": True, "return_token_ids": True, **extra}}
+    """Returns options for an answer of exactly `tokens` tokens."""
+    return {
+        "max_tokens": tokens,
+        "extra_body": {"ignore_eos": True, "return_token_ids": True, **extra},
+    }
 
 
-def refusal(kind, call):
-    """The error that `call` raises, which must be of this SDK class and shaped as OpenAI's are."""
+def expect_error(kind, call):
+    """Returns the error that `call` raises. It must be a `kind` and have OpenAI's shape."""
     try:
         call()
     except openai.APIStatusError as error:
-        assert isinstance(error, kind), f"{type(error).__name__} instead of {kind.__name__}: {error}"
-        assert isinstance(error.body, dict) and {"message", "type", "param", "code"} <= error.body.keys(), error.body
+        assert isinstance(error, kind), (
+            f"{type(error).__name__} instead of {kind.__name__}: {error}"
+        )
+        assert (
+            isinstance(error.body, dict)
+            and {"message", "type", "param", "code"} <= error.body.keys()
+        ), error.body
         assert isinstance(error.code, str) and error.body["message"], error.body
         return error
     raise AssertionError(f"no {kind.__name__}")
 
 
 def metric(name, http=http, **labels):
-    """The sum of the series of `name` that have these labels; an error when there is none."""
+    """Returns the sum of all series of `name` with these labels. There must be one."""
     text = http.get("/metrics").raise_for_status().text
     values = []
     for line in text.splitlines():
@@ -97,14 +112,14 @@ def metric(name, http=http, **labels):
 
 
 def wait_while(wrong, seconds=20):
-    """Polls until `wrong` returns nothing; what it returned last is in the error."""
+    """Polls `wrong` until it returns a false value. A failure shows its last value."""
     deadline = time.monotonic() + seconds
     while found := wrong():
         assert time.monotonic() < deadline, f"{wrong.__name__} still after {seconds} s: {found}"
         time.sleep(0.05)
 
 
-# ---------------------------------------------------------------- what there is
+# ---------------------------------------------------------------- models, health and metrics
 
 
 @check
@@ -114,7 +129,7 @@ def models_are_listed_and_retrieved():
     model = client.models.retrieve(models[0].id)
     assert model.id == models[0].id and model.object == "model", model
     assert model.max_model_len >= 128, model
-    error = refusal(openai.NotFoundError, lambda: client.models.retrieve("no-such-model"))
+    error = expect_error(openai.NotFoundError, lambda: client.models.retrieve("no-such-model"))
     assert error.code == "model_not_found", error.body
 
 
@@ -142,7 +157,7 @@ def chat_answers():
 
 
 @check
-def chat_holds_three_turns():
+def a_chat_of_three_turns_works():
     messages = []
     for question, expected in [
         ("Hello!", ""),
@@ -159,48 +174,79 @@ def chat_holds_three_turns():
 
 @check
 def streamed_chat_is_the_same_text():
-    for options in [{"temperature": 0}, {"temperature": 1, "seed": 7}, {"temperature": 0.7, "seed": 3, "top_p": 0.9}]:
+    for options in [
+        {"temperature": 0},
+        {"temperature": 1, "seed": 7},
+        {"temperature": 0.7, "seed": 3, "top_p": 0.9},
+    ]:
         for question in QUESTIONS[:4]:
             whole = chat(question, max_tokens=60, **options)
-            chunks = list(chat(question, max_tokens=60, stream=True, stream_options={"include_usage": True}, **options))
+            chunks = list(
+                chat(
+                    question,
+                    max_tokens=60,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    **options,
+                )
+            )
             *pieces, last = chunks
-            assert last.choices == [] and last.usage.completion_tokens == whole.usage.completion_tokens, last
-            assert pieces[0].choices[0].delta.role == "assistant" and not pieces[0].choices[0].delta.content, pieces[0]
+            assert (
+                last.choices == [] and last.usage.completion_tokens == whole.usage.completion_tokens
+            ), last
+            assert (
+                pieces[0].choices[0].delta.role == "assistant"
+                and not pieces[0].choices[0].delta.content
+            ), pieces[0]
             text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
             assert text == whole.choices[0].message.content, (text, whole)
-            reasons = [piece.choices[0].finish_reason for piece in pieces if piece.choices[0].finish_reason]
+            reasons = [
+                piece.choices[0].finish_reason for piece in pieces if piece.choices[0].finish_reason
+            ]
             assert reasons == [whole.choices[0].finish_reason], reasons
             assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
 
 
 @check
 def stream_frames_are_as_documented():
-    body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 5, "stream": True}
+    body = {
+        "messages": [{"role": "user", "content": QUESTIONS[0]}],
+        "max_tokens": 5,
+        "stream": True,
+    }
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.headers
     assert answer.headers["cache-control"] == "no-cache", answer.headers
     frames = answer.text.split("\n\n")
-    assert frames.pop() == "" and frames[-1] == "data: [DONE]" and frames.count("data: [DONE]") == 1, answer.text
+    assert (
+        frames.pop() == "" and frames[-1] == "data: [DONE]" and frames.count("data: [DONE]") == 1
+    ), answer.text
     for frame in frames[:-1]:
         if not frame.startswith(":"):
-            assert "\n" not in frame and json.loads(frame.removeprefix("data: "))["object"] == "chat.completion.chunk"
+            assert (
+                "\n" not in frame
+                and json.loads(frame.removeprefix("data: "))["object"] == "chat.completion.chunk"
+            )
 
 
 @check
-def usage_tells_cached_tokens():
+def usage_counts_cached_tokens():
     prompt = f"Seed {random.Random(args.seed).random()}. " + " ".join(QUESTIONS)
     cold, warm = chat(prompt, max_tokens=4).usage, chat(prompt, max_tokens=4).usage
     assert cold.prompt_tokens == warm.prompt_tokens > 3 * PAGE_TOKENS, (cold, warm)
-    cold_tokens, warm_tokens = cold.prompt_tokens_details.cached_tokens, warm.prompt_tokens_details.cached_tokens
+    cold_tokens, warm_tokens = (
+        cold.prompt_tokens_details.cached_tokens,
+        warm.prompt_tokens_details.cached_tokens,
+    )
     assert 0 <= cold_tokens < warm_tokens < warm.prompt_tokens, (cold, warm)
-    # All but the last token: its logits are what the request is for.
+    # The server computes the last token again, because the answer needs its logits.
     assert warm_tokens == warm.prompt_tokens - 1, warm
     *_, last = chat(prompt, max_tokens=4, stream=True, stream_options={"include_usage": True})
     assert last.usage.prompt_tokens_details.cached_tokens == warm_tokens, last
 
 
 @check
-def stop_strings_end_the_text_and_never_show():
+def stop_strings_end_the_text_and_are_not_part_of_it():
     full = chat("Count from one to nine.", max_tokens=60).choices[0].message.content
     assert len(full) > 12, full
     rng = random.Random(args.seed)
@@ -208,7 +254,9 @@ def stop_strings_end_the_text_and_never_show():
         start = rng.randrange(1, len(full) - 4)
         stop = full[start : start + rng.randrange(1, 5)]
         expected = full[: full.index(stop)]
-        choice = chat("Count from one to nine.", max_tokens=60, stop=[stop, "never said"]).choices[0]
+        choice = chat("Count from one to nine.", max_tokens=60, stop=[stop, "never said"]).choices[
+            0
+        ]
         assert (choice.message.content, choice.finish_reason) == (expected, "stop"), (stop, choice)
         chunks = chat("Count from one to nine.", max_tokens=60, stop=stop, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected, stop
@@ -223,7 +271,9 @@ def chat_logprobs():
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 3, entry
         top = [other.logprob for other in entry.top_logprobs]
         assert top == sorted(top, reverse=True), entry
-        assert (entry.top_logprobs[0].token, top[0]) == (entry.token, entry.logprob), entry  # Greedy.
+        assert (entry.top_logprobs[0].token, top[0]) == (entry.token, entry.logprob), (
+            entry
+        )  # Greedy.
         assert entry.bytes == list(entry.token.encode()) or "\ufffd" in entry.token, entry
     streamed = []
     for chunk in chat(QUESTIONS[0], logprobs=True, top_logprobs=3, stream=True, **exactly(12)):
@@ -248,30 +298,47 @@ def completions_take_every_form_of_prompt():
     assert one.usage.prompt_tokens == other.usage.prompt_tokens == len(ids), (one, other)
     assert one.choices[0].token_ids == other.choices[0].token_ids
     streamed = complete(prompt, stream=True, **exactly(8))
-    assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == text.choices[0].text
+    assert (
+        "".join(chunk.choices[0].text for chunk in streamed if chunk.choices)
+        == text.choices[0].text
+    )
 
 
 @check
 def completions_logprobs():
     logprobs = complete("The capital of France is", logprobs=2, **exactly(8)).choices[0].logprobs
-    lengths = {len(column) for column in (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset)}
+    lengths = {
+        len(column)
+        for column in (
+            logprobs.tokens,
+            logprobs.token_logprobs,
+            logprobs.top_logprobs,
+            logprobs.text_offset,
+        )
+    }
     assert lengths == {8}, logprobs
     for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs):
-        assert logprob <= 0 and 1 <= len(top) <= 3 and top[token] == logprob == max(top.values()), (token, logprob, top)
+        assert logprob <= 0 and 1 <= len(top) <= 3 and top[token] == logprob == max(top.values()), (
+            token,
+            logprob,
+            top,
+        )
     assert logprobs.text_offset == sorted(logprobs.text_offset), logprobs
 
 
 @check
-def seeds_repeat_and_differ():
+def equal_seeds_give_equal_answers():
     def say(seed):
-        return chat("Tell me a story.", temperature=1.5, seed=seed, **exactly(24)).choices[0].token_ids
+        return (
+            chat("Tell me a story.", temperature=1.5, seed=seed, **exactly(24)).choices[0].token_ids
+        )
 
     assert say(1) == say(1)
     assert len({tuple(say(seed)) for seed in range(4)}) > 1
 
 
 @check
-def several_choices_are_those_of_the_seeds_that_follow():
+def choice_i_is_the_answer_of_seed_plus_i():
     def pieces(choice):
         return choice.delta.content or "" if hasattr(choice, "delta") else choice.text
 
@@ -280,19 +347,28 @@ def several_choices_are_those_of_the_seeds_that_follow():
         whole = ask(question, n=3, seed=5, **options)
         assert [choice.index for choice in whole.choices] == [0, 1, 2], whole
         alone = [ask(question, seed=5 + index, **options) for index in range(3)]
-        assert [choice.token_ids for choice in whole.choices] == [one.choices[0].token_ids for one in alone], whole
+        assert [choice.token_ids for choice in whole.choices] == [
+            one.choices[0].token_ids for one in alone
+        ], whole
         assert len({tuple(choice.token_ids) for choice in whole.choices}) > 1, whole
         usage = whole.usage
-        assert (usage.prompt_tokens, usage.completion_tokens) == (alone[0].usage.prompt_tokens, 3 * 24), usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (
+            alone[0].usage.prompt_tokens,
+            3 * 24,
+        ), usage
 
-        *chunks, last = ask(question, n=3, seed=5, stream=True, stream_options={"include_usage": True}, **options)
+        *chunks, last = ask(
+            question, n=3, seed=5, stream=True, stream_options={"include_usage": True}, **options
+        )
         assert last.choices == [] and last.usage.completion_tokens == 3 * 24, last
         assert last.usage.prompt_tokens == usage.prompt_tokens, last
         for index, choice in enumerate(whole.choices):
             mine = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
             text = choice.message.content if ask is chat else choice.text
             assert "".join(map(pieces, mine)) == text, (index, text)
-            assert [piece.finish_reason for piece in mine if piece.finish_reason] == ["length"], mine
+            assert [piece.finish_reason for piece in mine if piece.finish_reason] == ["length"], (
+                mine
+            )
             assert ask is complete or mine[0].delta.role == "assistant", mine[0]
 
 
@@ -300,7 +376,7 @@ def several_choices_are_those_of_the_seeds_that_follow():
 
 
 @check
-def wrong_values_are_named():
+def errors_name_the_wrong_field():
     for options, param in [
         ({"temperature": -1}, "temperature"),
         ({"top_p": 2}, "top_p"),
@@ -311,25 +387,37 @@ def wrong_values_are_named():
         ({"extra_body": {"tools": [{"type": "function", "function": {"name": "f"}}]}}, "tools"),
         ({"messages": []}, "messages"),
     ]:
-        error = refusal(openai.BadRequestError, lambda: chat(options.pop("messages", "Hello!"), **options))
+        error = expect_error(
+            openai.BadRequestError, lambda: chat(options.pop("messages", "Hello!"), **options)
+        )
         assert error.type == "invalid_request_error" and error.param == param, (options, error.body)
         assert error.code in ("invalid_value", "unsupported_parameter"), error.body
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    error = refusal(openai.BadRequestError, lambda: chat([{"role": "user", "content": image}]))
+    error = expect_error(openai.BadRequestError, lambda: chat([{"role": "user", "content": image}]))
     assert error.param and error.param.startswith("messages"), error.body
-    error = refusal(openai.BadRequestError, lambda: complete(["one", "two"]))
+    error = expect_error(openai.BadRequestError, lambda: complete(["one", "two"]))
     assert error.param == "prompt", error.body
 
 
 @check
-def null_is_absent_and_unknown_fields_are_ignored():
-    extra = {"tools": None, "stop": None, "top_k": None, "n": None, "seed": None, "x_router_hint": {"a": 1}}
-    assert chat(QUESTIONS[0], extra_body=extra).choices[0].message.content == chat(QUESTIONS[0]).choices[0].message.content
+def null_means_absent_and_unknown_fields_are_ignored():
+    extra = {
+        "tools": None,
+        "stop": None,
+        "top_k": None,
+        "n": None,
+        "seed": None,
+        "x_router_hint": {"a": 1},
+    }
+    assert (
+        chat(QUESTIONS[0], extra_body=extra).choices[0].message.content
+        == chat(QUESTIONS[0]).choices[0].message.content
+    )
 
 
 @check
 def wrong_models_and_routes_are_not_found():
-    error = refusal(openai.NotFoundError, lambda: chat("Hello!", model="gpt-none"))
+    error = expect_error(openai.NotFoundError, lambda: chat("Hello!", model="gpt-none"))
     assert (error.type, error.code) == ("invalid_request_error", "model_not_found"), error.body
     assert "error" in http.get("/v1/nothing").json() and http.get("/v1/nothing").status_code == 404
     answer = http.get("/v1/chat/completions")
@@ -337,124 +425,159 @@ def wrong_models_and_routes_are_not_found():
 
 
 @check
-def bad_json_is_refused():
-    answer = http.post("/v1/chat/completions", content=b'{"messages": [', headers={"content-type": "application/json"})
-    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json", answer.text
+def invalid_json_is_rejected():
+    answer = http.post(
+        "/v1/chat/completions",
+        content=b'{"messages": [',
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json", (
+        answer.text
+    )
 
 
 @check
-def too_long_prompts_are_refused():
+def too_long_prompts_are_rejected():
     limit = client.models.list().data[0].max_model_len
-    error = refusal(openai.BadRequestError, lambda: complete([5] * (limit + 1), max_tokens=1))
+    error = expect_error(openai.BadRequestError, lambda: complete([5] * (limit + 1), max_tokens=1))
     assert error.code == "context_length_exceeded", error.body
 
 
 @check
-def request_ids_are_given_and_echoed():
+def responses_have_request_ids():
     raw = client.chat.completions.with_raw_response
-    asked = {"model": "default", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1}
-    assert raw.create(**asked).headers["x-request-id"]
-    assert raw.create(**asked, extra_headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "max_tokens": 1,
+    }
+    assert raw.create(**body).headers["x-request-id"]
+    assert (
+        raw.create(**body, extra_headers={"x-request-id": "mine-1"}).headers["x-request-id"]
+        == "mine-1"
+    )
 
 
-# ---------------------------------------------------------------- many at once
+# ---------------------------------------------------------------- many requests at once
 
 
 def mixed_requests(count, rng):
-    """Chats and completions, greedy and sampled, short and long, each for an exact number of tokens."""
+    """Returns chats and completions, greedy and sampled, of various fixed output lengths."""
     limit = client.models.list().data[0].max_model_len
     requests = []
     for index in range(count):
         answer_tokens = rng.randrange(4, 65)
-        sampling = {"temperature": 0} if rng.random() < 0.3 else {"temperature": rng.uniform(0.5, 1.5), "seed": index, "top_p": 0.95}
+        sampling = (
+            {"temperature": 0}
+            if rng.random() < 0.3
+            else {"temperature": rng.uniform(0.5, 1.5), "seed": index, "top_p": 0.95}
+        )
         question = " ".join(rng.choice(QUESTIONS) for _ in range(rng.randrange(1, 9)))
         if index % 3 == 2:
-            # A context is never longer than the model's, so that no request is refused.
-            prompt = [rng.randrange(10, 300) for _ in range(rng.randrange(1, min(200, limit - answer_tokens)))]
-            requests.append(("completions", {"prompt": prompt, "logprobs": 2, **sampling, **exactly(answer_tokens)}))
+            # Prompt and output fit the context, so the server rejects no request.
+            prompt = [
+                rng.randrange(10, 300)
+                for _ in range(rng.randrange(1, min(200, limit - answer_tokens)))
+            ]
+            body = {"prompt": prompt, "logprobs": 2, **sampling, **exactly(answer_tokens)}
+            requests.append(("completions", body))
         else:
             messages = [{"role": "user", "content": question}]
-            asked = {"messages": messages, "logprobs": True, "top_logprobs": 2, **sampling, **exactly(answer_tokens)}
-            requests.append(("chat", asked))
+            body = {
+                "messages": messages,
+                "logprobs": True,
+                "top_logprobs": 2,
+                **sampling,
+                **exactly(answer_tokens),
+            }
+            requests.append(("chat", body))
     return requests
 
 
-async def send(anyone, request):
-    """What must not depend on company: text, token ids and every logprob, bit for bit."""
-    kind, asked = request
-    endpoint = anyone.chat.completions if kind == "chat" else anyone.completions
-    answer = await endpoint.create(model="default", **asked)
+async def send(sdk, request):
+    """Returns what other requests must not change: text, token ids and logprobs, bit for bit."""
+    kind, body = request
+    endpoint = sdk.chat.completions if kind == "chat" else sdk.completions
+    answer = await endpoint.create(model="default", **body)
     choice = answer.choices[0]
     text = choice.message.content if kind == "chat" else choice.text
     usage = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
     return text, choice.token_ids, choice.logprobs.model_dump(), choice.finish_reason, usage
 
 
-async def most_running(done):
-    """The most requests that /metrics showed running until `done`."""
-    most = 0
+async def max_running(done):
+    """Returns the maximum of running requests that /metrics reports until `done` is set."""
+    maximum = 0
     while not done.is_set():
-        most = max(most, await asyncio.to_thread(metric, "vllm:num_requests_running"))
+        running = await asyncio.to_thread(metric, "vllm:num_requests_running")
+        maximum = max(maximum, running)
         await asyncio.sleep(0.005)
-    return most
+    return maximum
 
 
-def someone(url=args.url):
+def async_client(url=args.url):
     return AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=120)
 
 
 @check
-def requests_in_company_are_bit_equal_to_the_same_alone():
+def requests_give_the_same_bits_alone_and_together():
     requests = mixed_requests(48, random.Random(args.seed))
 
     async def together():
         done = asyncio.Event()
-        async with someone() as anyone:
-            watcher = asyncio.create_task(most_running(done))
-            answers = await asyncio.gather(*(send(anyone, request) for request in requests))
+        async with async_client() as sdk:
+            watcher = asyncio.create_task(max_running(done))
+            answers = await asyncio.gather(*(send(sdk, request) for request in requests))
             done.set()
             return answers, await watcher
 
     async def alone():
-        async with someone() as anyone:
-            return [await send(anyone, request) for request in requests]
+        async with async_client() as sdk:
+            return [await send(sdk, request) for request in requests]
 
-    in_company, most = asyncio.run(together())
-    assert most >= 8, f"at most {most} requests ran at the same time: nothing was checked"
-    for request, one, other in zip(requests, in_company, asyncio.run(alone())):
+    together_answers, maximum = asyncio.run(together())
+    assert maximum >= 8, f"only {maximum} requests ran at the same time"
+    for request, one, other in zip(requests, together_answers, asyncio.run(alone())):
         assert one[4][1] == request[1]["max_tokens"] == len(one[1]), (request, one)
-        assert one == other, f"{request}\n in company {one}\n alone      {other}"
+        assert one == other, f"{request}\n together {one}\n alone    {other}"
 
 
 @check
-def clients_that_leave_leave_nothing_behind():
+def clients_that_disconnect_leave_nothing_behind():
     before = metric("sterna_client_disconnects_total")
     pages = metric("sterna_kv_pages")
     rng = random.Random(args.seed)
     tokens = client.models.list().data[0].max_model_len - 100
-    moments = [(rng.uniform(0.02, 1.5), rng.random() < 0.5, rng.choice(QUESTIONS)) for _ in range(200)]
+    moments = [
+        (rng.uniform(0.02, 1.5), rng.random() < 0.5, rng.choice(QUESTIONS)) for _ in range(200)
+    ]
 
-    async def read(anyone, question, stream):
-        asked = {"model": "default", "messages": [{"role": "user", "content": question}], **exactly(tokens)}
+    async def read(sdk, question, stream):
+        body = {
+            "model": "default",
+            "messages": [{"role": "user", "content": question}],
+            **exactly(tokens),
+        }
         if not stream:
-            return await anyone.chat.completions.create(**asked)
-        async with await anyone.chat.completions.create(**asked, stream=True) as chunks:
+            return await sdk.chat.completions.create(**body)
+        async with await sdk.chat.completions.create(**body, stream=True) as chunks:
             async for _ in chunks:
                 pass
 
-    async def leave(anyone, after, stream, question):
+    async def disconnect(sdk, after, stream, question):
         try:
-            await asyncio.wait_for(read(anyone, question, stream), after)
+            await asyncio.wait_for(read(sdk, question, stream), after)
         except (asyncio.TimeoutError, openai.APITimeoutError):
-            return "left"
+            return "disconnected"
         return "read to the end"
 
-    async def everybody():
-        async with someone() as anyone:
-            return Counter(await asyncio.gather(*(leave(anyone, *moment) for moment in moments)))
+    async def all_clients():
+        async with async_client() as sdk:
+            ends = (disconnect(sdk, *moment) for moment in moments)
+            return Counter(await asyncio.gather(*ends))
 
-    def not_quiet():
-        """What is still held, or nothing."""
+    def still_in_use():
+        """Returns the requests and pages that are still in use."""
         held = {
             "running": metric("vllm:num_requests_running"),
             "waiting": metric("vllm:num_requests_waiting"),
@@ -463,47 +586,51 @@ def clients_that_leave_leave_nothing_behind():
         }
         return {name: value for name, value in held.items() if value}
 
-    ends = asyncio.run(everybody())
-    assert ends["left"] >= 100, ends
-    wait_while(not_quiet)
+    ends = asyncio.run(all_clients())
+    assert ends["disconnected"] >= 100, ends
+    wait_while(still_in_use)
     assert metric("sterna_kv_pages") == pages, "pages were lost"
     noticed = metric("sterna_client_disconnects_total") - before
-    assert noticed >= ends["left"] // 4, f"{ends}, but the server noticed {noticed}"
+    assert noticed >= ends["disconnected"] // 4, f"{ends}, but the server noticed {noticed}"
     assert "Paris" in chat(QUESTIONS[0]).choices[0].message.content
 
 
-# ---------------------------------------------------------------- limits and shutdown, on the tiny server
+# ---------------------------------------------------------------- overload and shutdown
 
 
 @check
-def a_full_queue_refuses_with_retry_after():
+def a_full_queue_rejects_with_retry_after():
     tiny_http = httpx.Client(base_url=args.tiny_url, timeout=60, trust_env=False)
 
-    async def ask(anyone):
+    async def ask(sdk):
         try:
-            await chat_async(anyone)
+            await chat_async(sdk)
             return "answered"
         except openai.InternalServerError as error:
-            assert (error.status_code, error.type, error.code) == (503, "overloaded_error", "engine_overloaded"), error.body
+            assert (error.status_code, error.type, error.code) == (
+                503,
+                "overloaded_error",
+                "engine_overloaded",
+            ), error.body
             assert int(error.response.headers["retry-after"]) >= 1, error.response.headers
-            return "refused"
+            return "rejected"
 
-    async def chat_async(anyone):
+    async def chat_async(sdk):
         messages = [{"role": "user", "content": "Tell me a story."}]
-        return await anyone.chat.completions.create(model="default", messages=messages, **exactly(200))
+        return await sdk.chat.completions.create(model="default", messages=messages, **exactly(200))
 
-    async def crowd():
-        async with someone(args.tiny_url) as anyone:
-            return Counter(await asyncio.gather(*(ask(anyone) for _ in range(16))))
+    async def many_requests():
+        async with async_client(args.tiny_url) as sdk:
+            return Counter(await asyncio.gather(*(ask(sdk) for _ in range(16))))
 
-    ends = asyncio.run(crowd())
-    assert ends["answered"] >= 1 and ends["refused"] >= 1, ends
+    ends = asyncio.run(many_requests())
+    assert ends["answered"] >= 1 and ends["rejected"] >= 1, ends
 
-    def uncounted():
-        return ends["refused"] - metric("sterna_refusals_total", tiny_http, reason="queue_full")
+    def not_counted():
+        return ends["rejected"] - metric("sterna_refusals_total", tiny_http, reason="queue_full")
 
-    wait_while(uncounted, seconds=5)
-    # The refusal was about the moment, not for ever.
+    wait_while(not_counted, seconds=5)
+    # The server accepts requests again as soon as it has capacity.
     tiny = OpenAI(base_url=args.tiny_url + "/v1", api_key="none", max_retries=0, timeout=60)
     assert "Paris" in chat(QUESTIONS[0], client=tiny).choices[0].message.content
 
@@ -511,13 +638,21 @@ def a_full_queue_refuses_with_retry_after():
 @check
 def sigterm_lets_a_stream_finish():
     tiny = OpenAI(base_url=args.tiny_url + "/v1", api_key="none", max_retries=0, timeout=60)
-    chunks = chat("Tell me a story.", client=tiny, stream=True, stream_options={"include_usage": True}, **exactly(300))
+    chunks = chat(
+        "Tell me a story.",
+        client=tiny,
+        stream=True,
+        stream_options={"include_usage": True},
+        **exactly(300),
+    )
     pieces = [next(chunks) for _ in range(4)]
     os.kill(args.tiny_pid, signal.SIGTERM)
 
     def still_ready():
         try:
-            return httpx.get(args.tiny_url + "/ready", timeout=5, trust_env=False).status_code == 200
+            return (
+                httpx.get(args.tiny_url + "/ready", timeout=5, trust_env=False).status_code == 200
+            )
         except httpx.TransportError:
             return False
 
