@@ -1,14 +1,17 @@
 //! Activations of several tokens as int8, each token with its own scale.
 //!
-//! Always true: rows are padded with zeros to whole blocks of the weights in every packing, and `sum` is the sum of the row, which turns products with
-//! codes (weight + 1) into products with weights: Σ w·q = Σ code·q − Σ q.
+//! Invariant: rows are padded with zeros to whole blocks of the weights, in every packing.
+//!
+//! Invariant: `sum` is the sum of the row. It turns products with codes (weight + 1) into products
+//! with weights: Σ weight · q = Σ code · q − Σ q.
 
 use std::ops::Range;
 
 use crate::HugeSlice;
 use crate::ternary::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
 
-/// m tokens' activations, `[m][columns rounded up]`, with a scale and a sum each. The buffers are reused from step to step.
+/// The activations of some tokens, `[token][columns rounded up]`, with a scale and a sum for each
+/// token. The buffers are reused from step to step.
 pub struct QuantizedActivations {
     tokens: usize,
     columns: usize,
@@ -18,7 +21,7 @@ pub struct QuantizedActivations {
 }
 
 impl QuantizedActivations {
-    /// Room for `max_tokens` rows of `max_columns`; holds no token yet.
+    /// Allocates room for `max_tokens` rows of `max_columns`. There are no tokens yet.
     #[must_use]
     pub fn new(max_tokens: usize, max_columns: usize) -> QuantizedActivations {
         QuantizedActivations {
@@ -30,35 +33,37 @@ impl QuantizedActivations {
         }
     }
 
-    /// Sets the shape. What the tokens hold is unspecified until each has been quantized.
+    /// Sets the shape. The contents of a token are unspecified until it is quantized.
     ///
     /// # Panics
     /// If the shape is larger than the room given to [`QuantizedActivations::new`].
     pub fn reset(&mut self, tokens: usize, columns: usize) {
         assert!(
             tokens <= self.scales.len(),
-            "{tokens} tokens, room for {}",
+            "no room for {tokens} tokens, only for {}",
             self.scales.len()
         );
         (self.tokens, self.columns) = (tokens, columns);
         let (stride, room) = (self.stride(), self.values.len());
         assert!(
             tokens * stride <= room,
-            "{tokens} × {stride} values, room for {room}"
+            "no room for {tokens} × {stride} values, only for {room}"
         );
         for row in self.values.chunks_exact_mut(stride).take(tokens) {
             row[columns..].fill(0);
         }
     }
 
-    /// The tokens, to be filled by [`Kernels::quantize`](crate::Kernels::quantize); each may go to another thread.
+    /// Returns the tokens, to be filled by [`Kernels::quantize`](crate::Kernels::quantize). Each
+    /// may be sent to another thread.
     pub fn tokens_mut(&mut self) -> impl Iterator<Item = QuantizedTokenMut<'_>> {
         let all = 0..self.tokens;
         let mut whole = self.parts_mut(std::iter::once(all));
         whole.next().into_iter().flatten()
     }
 
-    /// The tokens in contiguous parts, which begin with the first token; each part may go to another thread.
+    /// Divides the tokens into contiguous parts, from the first token on. Each part may be sent to
+    /// another thread.
     ///
     /// # Panics
     /// If the ranges do not follow each other from 0, or exceed the tokens.
@@ -90,37 +95,37 @@ impl QuantizedActivations {
         })
     }
 
-    /// m.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// k.
+    /// Returns the number of columns: the values of a token.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// The scale of each token: activation ≈ q / scale.
+    /// Returns the scale of each token: activation ≈ q / scale.
     #[must_use]
     pub fn scales(&self) -> &[f32] {
         &self.scales[..self.tokens]
     }
 
-    /// The sum of a token's quantized activations.
+    /// Returns the sum of a token's quantized activations.
     #[must_use]
     pub fn sum(&self, token: usize) -> i32 {
         self.sums[..self.tokens][token]
     }
 
-    /// A token's quantized activations, without the padding.
+    /// Returns a token's quantized activations, without the padding.
     #[must_use]
     pub fn row(&self, token: usize) -> &[i8] {
         &self.padded_row(token)[..self.columns]
     }
 
-    /// A token's quantized activations with the zeros that fill the last block.
+    /// Returns a token's quantized activations with the zeros that fill the last block.
     #[inline]
     pub(crate) fn padded_row(&self, token: usize) -> &[i8] {
         &self.values[..self.tokens * self.stride()][token * self.stride()..][..self.stride()]
@@ -141,7 +146,7 @@ pub struct ScaledActivations<'a> {
     pub factors: &'a [f32],
 }
 
-/// Columns, rounded up to whole blocks of weights in any packing.
+/// Rounds columns up to whole blocks of weights in every packing.
 fn stride(columns: usize) -> usize {
     columns
         .max(1)
@@ -149,7 +154,7 @@ fn stride(columns: usize) -> usize {
         .next_multiple_of(TWO_BIT_COLUMNS)
 }
 
-/// Some tokens of [`QuantizedActivations`], in order, to be filled.
+/// Neighbouring tokens of [`QuantizedActivations`], to be filled.
 pub struct QuantizedTokensMut<'a> {
     columns: usize,
     stride: usize,

@@ -1,79 +1,110 @@
-//! Attention over one span of keys: the state that spans are merged into, and all of it that is not a product.
+//! Attention over one span of keys: the state into which spans are merged, and everything except
+//! the two matrix products. Those are each instruction set's own.
 //!
-//! Keys are taken in absolute spans of [`SPAN_TOKENS`] positions. Each span is reduced on its own, and spans merge in ascending order. So
-//! what a query receives depends on its position alone: not on chunks, batches or threads. Queries of neighbouring positions are worked on
-//! together, that a key or value once loaded serves many; each one's sums run as if it were alone.
-//! Each instruction set multiplies keys and values in its own file; what stands between is here, compiled by each for itself.
+//! Keys are processed in absolute spans of [`SPAN_TOKENS`] positions. Each span is reduced on its
+//! own, and spans merge in ascending order. Queries of neighbouring positions are processed
+//! together, so that a key or value that is loaded once serves many of them.
 //!
-//! Always true: a key that a query may not see contributes nothing to it, whatever its memory holds (a recycled page may hold NaN, a later
-//! token infinity).
+//! Invariant: the result for a query depends on its position alone, not on chunks, batches or
+//! threads. Its sums run as if it were the only query.
+//!
+//! Invariant: a key that a query must not see contributes nothing to it, whatever the key's memory
+//! holds. A recycled page may hold NaN, a later token infinity.
 
 use crate::elementwise::{LANES, exp, larger, largest_lane, sum_lanes};
-#[cfg(target_arch = "x86_64")]
-use crate::x86_64::attention::PanelRow;
 
-/// Tokens of a page of keys and values: as many as a register has lanes, and as the scheduler's pages have.
+/// Tokens of a page of keys and values: as many as a vector register has lanes, and as the
+/// scheduler's pages have.
 pub const PAGE_TOKENS: usize = 16;
 
 /// Keys of a span, the unit of reduction.
 pub const SPAN_TOKENS: usize = 256;
 
-/// The most values of a head.
+/// The largest number of values of a head.
 pub const MAX_HEAD_DIM: usize = SPAN_TOKENS;
 
-/// One KV head's keys and values of [`PAGE_TOKENS`] tokens, in half precision (as bits).
+/// One KV head's keys and values of [`PAGE_TOKENS`] tokens, as the bits of half-precision floats.
 #[derive(Clone, Copy)]
 pub struct KvPage<'a> {
-    /// `[d][16]`: one dimension of all tokens is contiguous, so a token is a lane.
+    /// `[head_dim][16]`: one dimension of all tokens is contiguous, so a token is a lane.
     pub keys: &'a [u16],
-    /// `[16][d]`.
+    /// `[16][head_dim]`.
     pub values: &'a [u16],
 }
 
-/// The pages of one span that are seen, and some that are read later.
+/// The pages of one span, and the pages that are read after it.
 #[derive(Clone, Copy)]
 pub struct Span<'a> {
-    /// The span's pages up to the last that is seen.
+    /// The span's pages, up to the last one that a query sees.
     pub pages: &'a [KvPage<'a>],
-    /// At most as many pages as `pages`, of those that are read later, perhaps another sequence's: their keys are fetched from memory
-    /// meanwhile.
+    /// At most as many pages as `pages`, which are read later and may belong to another sequence.
+    /// The kernel prefetches their keys meanwhile.
     pub next: &'a [KvPage<'a>],
-    /// How many of the span's keys the first position sees. Each further position sees one more, as far as the span goes.
+    /// The number of the span's keys that the first position sees. Each further position sees one
+    /// more, up to the end of the span.
     pub visible: usize,
 }
 
-/// Whatever there is of one query: its values, its products with the keys of a span, or its sums. Of fixed size, so that the rows of a
-/// block stand at distances that are known when a kernel is compiled.
+/// The values of one query, its products with the keys of a span, or its sums. The size is fixed,
+/// so that a kernel is compiled with known distances between rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct Row(pub(crate) [f32; SPAN_TOKENS]);
+pub(crate) struct AttentionRow(pub(crate) [f32; SPAN_TOKENS]);
 
-/// Attention of g query heads at some neighbouring positions of one sequence, over the spans so far. The buffers are reused.
+impl AttentionRow {
+    const ZERO: AttentionRow = AttentionRow([0.0; SPAN_TOKENS]);
+}
+
+/// Columns of a panel.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const PANEL_COLUMNS: usize = 32;
+
+/// One row of a panel of widened keys (a dimension of 32 tokens) or values (32 dimensions of a
+/// token).
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct PanelRow(pub(crate) [f32; PANEL_COLUMNS]);
+
+/// The buffers of one of the two products of attention, with a row for each query.
+pub(crate) struct ProductBuffers<'a> {
+    /// The queries, or the weights of the keys.
+    pub(crate) input: &'a [AttentionRow],
+    /// The products with the keys, or the weighted sums of the values.
+    pub(crate) output: &'a mut [AttentionRow],
+    /// Room for widened keys or values.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) panel: &'a mut [PanelRow],
+}
+
+/// Attention of the query heads that share one KV head, at some neighbouring positions of one
+/// sequence, over the spans so far. The buffers are reused.
 pub struct AttentionState {
-    group: usize,
+    group: usize, // The number of these heads.
     positions: usize,
     head_dim: usize,
-    fresh: bool,       // No span was merged yet.
-    queries: Vec<Row>, // [position][g]
-    scores: Vec<Row>,  // [position][g], of the current span
-    past: Reduced,
-    span: Reduced,
+    is_empty: bool,             // No span was merged yet.
+    queries: Vec<AttentionRow>, // [position][head]
+    scores: Vec<AttentionRow>,  // [position][head], of the current span.
+    past: PartialSoftmax,
+    span: PartialSoftmax,
     #[cfg(target_arch = "x86_64")]
     panel: Vec<PanelRow>,
 }
 
-/// Some keys, reduced for each `[position][g]`: what softmax needs to go on with more of them.
-struct Reduced {
-    largest: Vec<f32>, // The largest score.
-    sum: Vec<f32>,     // Of the weights exp(score − largest).
-    acc: Vec<Row>,     // Of weight · value.
+/// The softmax of some keys for each `[position][head]`, ready to be merged with further keys.
+struct PartialSoftmax {
+    largest: Vec<f32>,      // The largest score.
+    sum: Vec<f32>,          // The sum of the weights exp(score − largest).
+    acc: Vec<AttentionRow>, // The sum of weight · value.
 }
 
 impl AttentionState {
-    /// Room for `max_group` query heads of `max_head_dim` values, at up to [`PAGE_TOKENS`] positions.
+    /// Allocates room for `max_group` query heads of `max_head_dim` values, at up to
+    /// [`PAGE_TOKENS`] positions.
     ///
     /// # Panics
-    /// If a head is wider than [`MAX_HEAD_DIM`].
+    /// If `max_head_dim` exceeds [`MAX_HEAD_DIM`].
     #[must_use]
     pub fn new(max_group: usize, max_head_dim: usize) -> AttentionState {
         assert!(max_head_dim <= MAX_HEAD_DIM, "a head of {max_head_dim}");
@@ -82,17 +113,17 @@ impl AttentionState {
             group: 0,
             positions: 0,
             head_dim: 0,
-            fresh: true,
-            queries: vec![Row([0.0; SPAN_TOKENS]); rows],
-            scores: vec![Row([0.0; SPAN_TOKENS]); rows],
-            past: Reduced::new(rows),
-            span: Reduced::new(rows),
+            is_empty: true,
+            queries: vec![AttentionRow::ZERO; rows],
+            scores: vec![AttentionRow::ZERO; rows],
+            past: PartialSoftmax::new(rows),
+            span: PartialSoftmax::new(rows),
             #[cfg(target_arch = "x86_64")]
-            panel: vec![PanelRow::ZERO; SPAN_TOKENS],
+            panel: vec![PanelRow([0.0; PANEL_COLUMNS]); SPAN_TOKENS],
         }
     }
 
-    /// Forgets all keys: the start of `positions` neighbouring positions. Their queries are to be written next.
+    /// Forgets all keys and sets the shape. The caller writes the queries next.
     ///
     /// # Panics
     /// If the shape is larger than the room given to [`AttentionState::new`].
@@ -104,10 +135,13 @@ impl AttentionState {
         );
         assert!(head_dim <= MAX_HEAD_DIM, "a head of {head_dim}");
         (self.group, self.positions, self.head_dim) = (group, positions, head_dim);
-        self.fresh = true;
+        self.is_empty = true;
     }
 
-    /// The query of a head of the group at the `position`th position, to be filled.
+    /// Returns the query of a head of the group at one of the positions, to be filled.
+    ///
+    /// # Panics
+    /// If there is no such position or head.
     pub fn query_mut(&mut self, position: usize, head: usize) -> &mut [f32] {
         assert!(
             position < self.positions && head < self.group,
@@ -118,75 +152,63 @@ impl AttentionState {
         &mut self.queries[position * self.group + head].0[..self.head_dim]
     }
 
-    /// g, as of the last [`AttentionState::reset`].
+    /// Returns the number of query heads, as of the last [`AttentionState::reset`].
     #[must_use]
     pub fn group(&self) -> usize {
         self.group
     }
 
-    /// How many positions, as of the last [`AttentionState::reset`].
+    /// Returns the number of positions, as of the last [`AttentionState::reset`].
     #[must_use]
     pub fn positions(&self) -> usize {
         self.positions
     }
 
-    /// d, as of the last [`AttentionState::reset`].
+    /// Returns the number of values of a head, as of the last [`AttentionState::reset`].
     #[must_use]
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
 
-    /// How many queries there are.
+    /// Returns the number of queries.
     #[inline(always)]
     pub(crate) fn rows(&self) -> usize {
         self.positions * self.group
     }
 
-    /// How many keys of a span query `row` sees, if the first position sees `visible`.
+    /// Returns how many keys of a span query `row` sees, if the first position sees `visible`.
     #[inline(always)]
     pub(crate) fn seen(&self, row: usize, visible: usize) -> usize {
         (visible + row / self.group).min(SPAN_TOKENS)
     }
 
-    /// The queries, and their products with the keys of the current span, to be filled.
+    /// Returns the buffers of the first product: queries, and their products with the keys.
     #[inline(always)]
-    pub(crate) fn queries_and_scores_mut(&mut self) -> (&[Row], &mut [Row]) {
+    pub(crate) fn score_buffers(&mut self) -> ProductBuffers<'_> {
         let rows = self.rows();
-        (&self.queries[..rows], &mut self.scores[..rows])
+        ProductBuffers {
+            input: &self.queries[..rows],
+            output: &mut self.scores[..rows],
+            #[cfg(target_arch = "x86_64")]
+            panel: &mut self.panel,
+        }
     }
 
-    /// The weights that [`AttentionState::weigh_span`] made of the scores, and the weighted sums to be filled.
+    /// Returns the buffers of the second product: the weights that [`AttentionState::weigh_span`]
+    /// made of the scores, and the weighted sums of the values.
     #[inline(always)]
-    pub(crate) fn weights_and_acc_mut(&mut self) -> (&[Row], &mut [Row]) {
+    pub(crate) fn value_buffers(&mut self) -> ProductBuffers<'_> {
         let rows = self.rows();
-        (&self.scores[..rows], &mut self.span.acc[..rows])
+        ProductBuffers {
+            input: &self.scores[..rows],
+            output: &mut self.span.acc[..rows],
+            #[cfg(target_arch = "x86_64")]
+            panel: &mut self.panel,
+        }
     }
 
-    /// The memory of panels, beside what [`AttentionState::queries_and_scores_mut`] gives.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(crate) fn score_parts(&mut self) -> (&mut [PanelRow], &[Row], &mut [Row]) {
-        let rows = self.rows();
-        (
-            &mut self.panel,
-            &self.queries[..rows],
-            &mut self.scores[..rows],
-        )
-    }
-
-    /// The memory of panels, beside what [`AttentionState::weights_and_acc_mut`] gives.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(crate) fn sum_parts(&mut self) -> (&mut [PanelRow], &[Row], &mut [Row]) {
-        let rows = self.rows();
-        (
-            &mut self.panel,
-            &self.scores[..rows],
-            &mut self.span.acc[..rows],
-        )
-    }
-
-    /// Turns products into weights: exp(score − largest) with score = product / sqrt(d); zero for the keys beyond those that a query sees.
+    /// Turns products into weights: exp(score − largest) with score = product / sqrt(head_dim).
+    /// The weight of a key that a query does not see is zero.
     #[inline(always)]
     pub(crate) fn weigh_span(&mut self, visible: usize) {
         let factor = 1.0 / (self.head_dim as f32).sqrt();
@@ -201,7 +223,7 @@ impl AttentionState {
                     *lane = larger(product, *lane);
                 }
             }
-            // Rounding keeps order: the largest product becomes the largest score.
+            // Rounding is monotonic: the largest product becomes the largest score.
             let largest = factor * largest_lane(&lanes);
             let mut sums = [0.0; LANES];
             for chunk in chunks {
@@ -215,10 +237,10 @@ impl AttentionState {
         }
     }
 
-    /// Adds the current span to the past ones. The first one is taken over as it is.
+    /// Merges the current span into the past ones. The first span is taken as it is.
     #[inline(always)]
     pub(crate) fn merge_span(&mut self) {
-        if std::mem::take(&mut self.fresh) {
+        if std::mem::take(&mut self.is_empty) {
             return std::mem::swap(&mut self.past, &mut self.span);
         }
         let (rows, columns) = (self.rows(), self.head_dim);
@@ -234,7 +256,8 @@ impl AttentionState {
         }
     }
 
-    /// The attention output `[position][g][d]`: weighted values over the sum of the weights.
+    /// Writes the attention output `[position][head][head_dim]`: the weighted sums of the values,
+    /// divided by the sum of the weights.
     #[inline(always)]
     pub(crate) fn finish(&self, out: &mut [f32]) {
         for (row, out) in out.chunks_exact_mut(self.head_dim).enumerate() {
@@ -245,19 +268,20 @@ impl AttentionState {
     }
 }
 
-impl Reduced {
-    fn new(rows: usize) -> Reduced {
+impl PartialSoftmax {
+    fn new(rows: usize) -> PartialSoftmax {
         let lanes = rows.next_multiple_of(LANES);
-        Reduced {
+        PartialSoftmax {
             largest: vec![f32::NEG_INFINITY; lanes],
             sum: vec![0.0; lanes],
-            acc: vec![Row([0.0; SPAN_TOKENS]); rows],
+            acc: vec![AttentionRow::ZERO; rows],
         }
     }
 
-    /// Joins the largest scores and the sums of sixteen rows. Returns the factors by which sums of the past and of the span shrink.
+    /// Merges the largest scores and the sums of sixteen rows. Returns the factors by which the
+    /// weighted sums of the past and of the span shrink.
     #[inline(always)]
-    fn join(&mut self, span: &Reduced, first: usize) -> [[f32; LANES]; 2] {
+    fn join(&mut self, span: &PartialSoftmax, first: usize) -> [[f32; LANES]; 2] {
         let [mut keep, mut take] = [[0.0; LANES]; 2];
         let of_span = span.largest[first..][..LANES]
             .iter()

@@ -1,9 +1,13 @@
-//! Float matrices (the head, the embedding, linears that were not made ternary) and the half-precision format they are stored in.
+//! Float matrices (`lm_head`, the embedding, linear layers that are not ternary) and half precision.
 //!
-//! Always true: rows are contiguous and unpadded; conversions between f16 and f32 are those of IEEE 754, rounding to nearest even, and
-//! agree bit for bit with the F16C instructions, also for subnormals, infinities and NaN (which becomes quiet).
+//! Invariant: rows are contiguous and not padded.
+//!
+//! Invariant: conversions between f16 and f32 follow IEEE 754, round to nearest even, and have the
+//! same bits as the F16C instructions, including subnormals, infinities and NaN (which becomes
+//! quiet).
 
-use crate::{HugeSlice, PANEL_ROWS};
+use crate::block::PANEL_ROWS;
+use crate::huge::HugeSlice;
 
 /// A matrix of floats, `rows` × `columns`, row-major.
 pub struct DenseMatrix {
@@ -20,7 +24,7 @@ pub(crate) enum DenseValues {
 }
 
 impl DenseMatrix {
-    /// A matrix of half-precision values, given as bits.
+    /// Makes a matrix of the bits of half-precision values.
     ///
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
@@ -30,7 +34,7 @@ impl DenseMatrix {
         DenseMatrix::checked(rows, columns, values.len(), DenseValues::F16(values))
     }
 
-    /// A matrix of single-precision values.
+    /// Makes a matrix of single-precision values.
     ///
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
@@ -54,25 +58,25 @@ impl DenseMatrix {
         }
     }
 
-    /// Rows: the outputs of a product.
+    /// Returns the number of rows: the outputs of a product.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns: the inputs of a product.
+    /// Returns the number of columns: the inputs of a product.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Panels of [`PANEL_ROWS`] rows; the last one may be partly filled.
+    /// Returns the number of panels of [`PANEL_ROWS`] rows. The rows may not fill the last one.
     #[must_use]
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
-    /// Memory of the values, in bytes.
+    /// Returns the size of the values, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.values {
@@ -86,7 +90,7 @@ impl DenseMatrix {
     }
 }
 
-/// The half-precision number nearest to `value`, ties to even, as bits.
+/// Returns the bits of the half-precision number nearest to `value`, ties to even.
 #[must_use]
 #[inline]
 pub fn f16_from_f32(value: f32) -> u16 {
@@ -97,19 +101,21 @@ pub fn f16_from_f32(value: f32) -> u16 {
         0x7f80_0001.. => 0x7e00 | (magnitude >> 13) as u16 & 0x01ff, // NaN, made quiet
         0x477f_f000.. => 0x7c00, // 65520 and above round to infinity
         0x3880_0000.. => {
-            // Normal. The exponent's bias shrinks from 127 to 15; a carry out of the mantissa rightly raises the exponent.
+            // Normal. The exponent's bias shrinks from 127 to 15. A carry out of the mantissa
+            // correctly increments the exponent.
             let shifted = magnitude - (112 << 23);
             let half_minus_one = 0x0fff + ((shifted >> 13) & 1);
             ((shifted + half_minus_one) >> 13) as u16
         }
-        // Subnormal: in the sum with 0.5, whose last place is 2⁻²⁴, the addition itself rounds to the steps of a subnormal half.
+        // Subnormal. The last place of 0.5 is 2⁻²⁴, the unit of a subnormal half, so the addition
+        // rounds correctly.
         _ => (f32::from_bits(magnitude) + 0.5)
             .to_bits()
             .wrapping_sub(0.5_f32.to_bits()) as u16,
     }
 }
 
-/// The value of a half-precision number given as bits.
+/// Returns the value of the bits of a half-precision number.
 #[must_use]
 #[inline]
 pub fn f32_from_f16(half: u16) -> f32 {
@@ -119,7 +125,7 @@ pub fn f32_from_f16(half: u16) -> f32 {
         0x7c01.. => 0x7fc0_0000 | (magnitude << 13), // NaN, made quiet
         0x7c00 => 0x7f80_0000,
         0x0400.. => (magnitude << 13) + (112 << 23),
-        // Subnormal: a whole number of 2⁻²⁴.
+        // Subnormal: a multiple of 2⁻²⁴.
         _ => (magnitude as f32 * (1.0 / 16_777_216.0)).to_bits(),
     };
     f32::from_bits(sign | bits)

@@ -1,149 +1,54 @@
-//! Which instruction set runs: detected once, then one table of functions.
+//! Kernels by instruction set: one table of functions for each.
 //!
-//! Invariant: a [`Kernels`] exists only for an instruction set that this CPU has, so holding one is the proof that its functions may run.
-//! Shapes are asserted here, once for all instruction sets.
+//! Invariant: a [`Kernels`] exists only for an instruction set that this CPU has, so having one is
+//! the proof that its functions may run.
+//!
+//! Invariant: shapes are checked here, once for all instruction sets.
 #![expect(
     unsafe_code,
     reason = "calls functions compiled for a detected instruction set"
 )]
 
-use std::error::Error;
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 
 use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
 use crate::attention::{AttentionState, PAGE_TOKENS, SPAN_TOKENS, Span};
+use crate::block::PANEL_ROWS;
 use crate::dense::DenseMatrix;
 use crate::elementwise::PanelScales;
 use crate::int8::Int8Matrix;
+use crate::isa::Isa;
 use crate::prefetch::PrefetchQueue;
+use crate::scalar;
 use crate::softmax::{LOGITS_BLOCK, LogitScale};
 use crate::ternary::{Packing, TernaryMatrix};
 #[cfg(target_arch = "x86_64")]
-use crate::x86_64::{avx2, avx512, avx512vbmi};
-use crate::{PANEL_ROWS, scalar};
+use crate::x86_64::{avx2, avx512};
 
-/// An instruction set, the better the greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Isa {
-    /// Plain Rust: the definition of every kernel, on any machine.
-    Scalar,
-    /// AVX2, FMA and F16C: x86-64 since about 2013.
-    Avx2,
-    /// AVX-512 F, BW, VL and VNNI: servers since 2019.
-    Avx512,
-    /// That and AVX-512 VBMI, which looks bytes up in registers: servers since 2021, Zen 4.
-    Avx512Vbmi,
-}
-
-impl Isa {
-    /// The best one that this CPU has.
-    #[must_use]
-    pub fn best() -> Isa {
-        Isa::available().max().unwrap_or(Isa::Scalar)
-    }
-
-    /// All that this CPU has, in ascending order.
-    pub fn available() -> impl Iterator<Item = Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi]
-            .into_iter()
-            .filter(|isa| isa.is_available())
-    }
-
-    /// Does this CPU (and its operating system) have it?
-    #[must_use]
-    pub fn is_available(self) -> bool {
-        match self {
-            Isa::Scalar => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vbmi => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vbmi"),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => false,
-        }
-    }
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Isa::Scalar => "scalar",
-            Isa::Avx2 => "avx2",
-            Isa::Avx512 => "avx512",
-            Isa::Avx512Vbmi => "avx512vbmi",
-        })
-    }
-}
-
-impl FromStr for Isa {
-    type Err = UnknownIsa;
-
-    fn from_str(name: &str) -> Result<Isa, UnknownIsa> {
-        match name {
-            "scalar" => Ok(Isa::Scalar),
-            "avx2" => Ok(Isa::Avx2),
-            "avx512" => Ok(Isa::Avx512),
-            "avx512vbmi" => Ok(Isa::Avx512Vbmi),
-            _ => Err(UnknownIsa(name.to_owned())),
-        }
-    }
-}
-
-/// A name that is no instruction set's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownIsa(String);
-
-impl fmt::Display for UnknownIsa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "unknown instruction set {:?}: expected scalar, avx2, avx512 or avx512vbmi",
-            self.0
-        )
-    }
-}
-
-impl Error for UnknownIsa {}
-
-/// The kernels of one instruction set. Having one proves that this CPU runs it.
+/// The kernels of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     isa: Isa,
-    table: &'static Table,
+    table: &'static KernelTable,
 }
 
-type TernaryMatmul = unsafe fn(
-    &TernaryMatrix,
-    Range<usize>,
-    ScaledActivations<'_>,
-    &mut [f32],
-    &mut PrefetchQueue<'_, '_>,
-);
-type ScalePanel = unsafe fn(&[i32], PanelScales<'_>, &mut [f32], &mut [f32]);
-type WeighLogits = unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]);
-type WeightsFrom = unsafe fn(f32, &[f32], &[f32]) -> (f64, usize);
-type StoreKv = unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]);
-
-/// The functions of an instruction set, by name. Unsafe to call where the CPU lacks it.
-struct Table {
+/// The functions of an instruction set. It is undefined behaviour to call them on a CPU that lacks
+/// the instruction set.
+#[expect(
+    clippy::type_complexity,
+    reason = "a table of signatures reads best with the signatures in it"
+)]
+struct KernelTable {
     quantize: unsafe fn(&[f32], &mut QuantizedTokenMut<'_>),
-    ternary_matmul: TernaryMatmul,
+    ternary_matmul: unsafe fn(
+        &TernaryMatrix,
+        Range<usize>,
+        ScaledActivations<'_>,
+        &mut [f32],
+        &mut PrefetchQueue<'_, '_>,
+    ),
     int8_matmul: unsafe fn(&Int8Matrix, Range<usize>, &QuantizedActivations, &mut [i32]),
-    scale_panel: ScalePanel,
+    scale_panel: unsafe fn(&[i32], PanelScales<'_>, &mut [f32], &mut [f32]),
     dense_dots: unsafe fn(&DenseMatrix, &[u32], &[f32], &mut [f32]),
     dense_matmul: unsafe fn(&DenseMatrix, Range<usize>, &[f32], usize, &mut [f32]),
     dense_row: unsafe fn(&DenseMatrix, usize, &mut [f32]),
@@ -153,102 +58,71 @@ struct Table {
     silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     attention_span: unsafe fn(Span<'_>, &mut AttentionState),
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
-    store_kv: StoreKv,
+    store_kv: unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]),
     scan_logits: unsafe fn(&[f32], &mut [f32]) -> bool,
-    weigh_logits: WeighLogits,
+    weigh_logits: unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]),
     sum_weights: unsafe fn(&[f32], LogitScale, &mut [f32]),
-    weights_from: WeightsFrom,
+    weights_from: unsafe fn(f32, &[f32], &[f32]) -> (f64, usize),
     drop_weights: unsafe fn(f32, &mut [f32], &[f32], &mut [f32]),
     probe_read: unsafe fn(&[u8], bool),
     probe_int8: unsafe fn(u64) -> u64,
     probe_f32: unsafe fn(u64) -> u64,
 }
 
-static SCALAR: Table = Table {
-    quantize: scalar::quantize,
-    ternary_matmul: scalar::ternary_matmul,
-    int8_matmul: scalar::int8_matmul,
-    scale_panel: scalar::scale_panel,
-    dense_dots: scalar::dense_dots,
-    dense_matmul: scalar::dense_matmul,
-    dense_row: scalar::dense_row,
-    rms_norm: scalar::rms_norm,
-    rope: scalar::rope,
-    relu2_gate: scalar::relu2_gate,
-    silu_gate: scalar::silu_gate,
-    attention_span: scalar::attention_span,
-    attention_finish: scalar::attention_finish,
-    store_kv: scalar::store_kv,
-    scan_logits: scalar::scan_logits,
-    weigh_logits: scalar::weigh_logits,
-    sum_weights: scalar::sum_weights,
-    weights_from: scalar::weights_from,
-    drop_weights: scalar::drop_weights,
-    probe_read: scalar::probe_read,
-    probe_int8: scalar::probe_int8,
-    probe_f32: scalar::probe_f32,
-};
+/// Makes the table of a module that has a function of each kernel's name.
+macro_rules! table_of {
+    ($isa:ident) => {
+        KernelTable {
+            quantize: $isa::quantize,
+            ternary_matmul: $isa::ternary_matmul,
+            int8_matmul: $isa::int8_matmul,
+            scale_panel: $isa::scale_panel,
+            dense_dots: $isa::dense_dots,
+            dense_matmul: $isa::dense_matmul,
+            dense_row: $isa::dense_row,
+            rms_norm: $isa::rms_norm,
+            rope: $isa::rope,
+            relu2_gate: $isa::relu2_gate,
+            silu_gate: $isa::silu_gate,
+            attention_span: $isa::attention_span,
+            attention_finish: $isa::attention_finish,
+            store_kv: $isa::store_kv,
+            scan_logits: $isa::scan_logits,
+            weigh_logits: $isa::weigh_logits,
+            sum_weights: $isa::sum_weights,
+            weights_from: $isa::weights_from,
+            drop_weights: $isa::drop_weights,
+            probe_read: $isa::probe_read,
+            probe_int8: $isa::probe_int8,
+            probe_f32: $isa::probe_f32,
+        }
+    };
+}
+
+static SCALAR: KernelTable = table_of!(scalar);
 
 #[cfg(target_arch = "x86_64")]
-static AVX2: Table = Table {
-    quantize: avx2::quantize,
-    ternary_matmul: avx2::ternary_matmul,
-    int8_matmul: avx2::int8_matmul,
-    scale_panel: avx2::scale_panel,
-    dense_dots: avx2::dense_dots,
-    dense_matmul: avx2::dense_matmul,
-    dense_row: avx2::dense_row,
-    rms_norm: avx2::rms_norm,
-    rope: avx2::rope,
-    relu2_gate: avx2::relu2_gate,
-    silu_gate: avx2::silu_gate,
-    attention_span: avx2::attention::attention_span,
-    attention_finish: avx2::attention::attention_finish,
-    store_kv: avx2::attention::store_kv,
-    scan_logits: avx2::scan_logits,
-    weigh_logits: avx2::weigh_logits,
-    sum_weights: avx2::sum_weights,
-    weights_from: avx2::weights_from,
-    drop_weights: avx2::drop_weights,
-    probe_read: avx2::probe_read,
-    probe_int8: avx2::probe_int8,
-    probe_f32: avx2::attention::probe_f32,
-};
+static AVX2: KernelTable = table_of!(avx2);
 
 #[cfg(target_arch = "x86_64")]
-static AVX512: Table = Table {
-    quantize: avx512::quantize,
-    ternary_matmul: avx512::ternary_matmul,
-    int8_matmul: avx512::int8_matmul,
-    scale_panel: avx512::scale_panel,
-    dense_dots: avx512::dense_dots,
-    dense_matmul: avx512::dense_matmul,
-    dense_row: avx512::dense_row,
-    rms_norm: avx512::rms_norm,
-    rope: avx512::rope,
-    relu2_gate: avx512::relu2_gate,
-    silu_gate: avx512::silu_gate,
-    attention_span: avx512::attention::attention_span,
-    attention_finish: avx512::attention::attention_finish,
-    store_kv: avx512::attention::store_kv,
-    scan_logits: avx512::scan_logits,
-    weigh_logits: avx512::weigh_logits,
-    sum_weights: avx512::sum_weights,
-    weights_from: avx512::weights_from,
-    drop_weights: avx512::drop_weights,
-    probe_read: avx512::probe_read,
-    probe_int8: avx512::probe_int8,
-    probe_f32: avx512::attention::probe_f32,
-};
+static AVX512: KernelTable = table_of!(avx512);
 
 #[cfg(target_arch = "x86_64")]
-static AVX512_VBMI: Table = Table {
-    ternary_matmul: avx512vbmi::ternary_matmul,
+static AVX512_VBMI: KernelTable = KernelTable {
+    ternary_matmul: avx512::five_trit::ternary_matmul,
     ..AVX512
 };
 
+/// Calls a function of the table.
+macro_rules! call {
+    ($kernels:ident.$function:ident($($argument:ident),*)) => {
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { ($kernels.table.$function)($($argument),*) }
+    };
+}
+
 impl Kernels {
-    /// The kernels of `isa`, or `None` if this CPU lacks it.
+    /// Returns the kernels of `isa`, or `None` if this CPU lacks it.
     #[must_use]
     pub fn new(isa: Isa) -> Option<Kernels> {
         let table = match isa {
@@ -265,19 +139,19 @@ impl Kernels {
         isa.is_available().then_some(Kernels { isa, table })
     }
 
-    /// Those of the best instruction set that this CPU has.
+    /// Returns the kernels of this CPU's best instruction set.
     #[must_use]
     pub fn best() -> Kernels {
-        Kernels::new(Isa::best()).expect("it is available")
+        Kernels::new(Isa::best()).expect("the best instruction set is available")
     }
 
-    /// The instruction set.
+    /// Returns the instruction set.
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// The packing of ternary weights that this instruction set multiplies fastest.
+    /// Returns the packing of ternary weights that this instruction set multiplies fastest.
     #[must_use]
     pub fn packing(&self) -> Packing {
         match self.isa {
@@ -286,7 +160,7 @@ impl Kernels {
         }
     }
 
-    /// Can this instruction set multiply weights that are packed so?
+    /// Returns whether this instruction set can multiply weights in `packing`.
     #[must_use]
     pub fn reads(&self, packing: Packing) -> bool {
         match self.isa {
@@ -295,17 +169,17 @@ impl Kernels {
         }
     }
 
-    /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and clamped to −128..=127. Keeps `s` as
-    /// the token's scale, and the sum of `q`. A value that is not finite makes some `q` of that range, and harms no other token.
+    /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and
+    /// clamped to −128..=127. Stores `s` as the token's scale, and the sum of `q`. For a value that
+    /// is not finite, `q` is an unspecified number in that range; other tokens are not affected.
     pub fn quantize(&self, x: &[f32], out: &mut QuantizedTokenMut<'_>) {
-        assert_eq!(x.len(), out.values.len(), "the values of a token");
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.quantize)(x, out) }
+        assert_eq!(x.len(), out.values.len(), "values of a token");
+        call!(self.quantize(x, out))
     }
 
-    /// Multiplies all m tokens by the rows of `panels`, exactly, and what comes out by each token's factor (the weights' scale over the
-    /// activations'). `out` is panel-major: `[panel of the range][m][32]`. A kernel that waits for its multipliers may ask for what is
-    /// `ahead` meanwhile.
+    /// Multiplies all tokens by the rows of `panels`, exactly, and each output by the factor of its
+    /// token. `out` is panel-major, `[panel of the range][token][32]`. A kernel that is limited by
+    /// multiplication prefetches memory from `prefetches` meanwhile.
     pub fn ternary_matmul(
         &self,
         weights: &TernaryMatrix,
@@ -314,37 +188,22 @@ impl Kernels {
         out: &mut [f32],
         prefetches: &mut PrefetchQueue<'_, '_>,
     ) {
-        let tokens = x.activations.tokens();
+        let (tokens, packing) = (x.activations.tokens(), weights.packing());
+        assert_product(&panels, weights.panels(), tokens, out);
+        assert_columns(x.activations.columns(), weights.columns());
+        assert_eq!(x.factors.len(), tokens, "factors of the tokens");
         assert!(
-            panels.start <= panels.end && panels.end <= weights.panels(),
-            "no panels {panels:?}"
+            self.reads(packing),
+            "{} cannot multiply weights in the packing {packing:?}",
+            self.isa
         );
-        assert_eq!(
-            x.activations.columns(),
-            weights.columns(),
-            "columns of activations and weights"
-        );
-        assert_eq!(
-            out.len(),
-            panels.len() * tokens * PANEL_ROWS,
-            "the values of a product"
-        );
-        assert_eq!(x.factors.len(), tokens, "one factor a token");
-        assert!(
-            self.reads(weights.packing()),
-            "{} does not read {:?}",
-            self.isa,
-            weights.packing()
-        );
-        if out.is_empty() {
-            return;
+        if !out.is_empty() {
+            call!(self.ternary_matmul(weights, panels, x, out, prefetches));
         }
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.ternary_matmul)(weights, panels, x, out, prefetches) }
     }
 
-    /// Multiplies all m tokens by the rows of `panels`, exactly, in whole numbers: without the rows' scales. `out` is panel-major:
-    /// `[panel of the range][m][32]`.
+    /// Multiplies all tokens by the rows of `panels`, exactly, without the scales of the rows. `out`
+    /// is panel-major, `[panel of the range][token][32]`.
     pub fn int8_matmul(
         &self,
         weights: &Int8Matrix,
@@ -352,193 +211,156 @@ impl Kernels {
         x: &QuantizedActivations,
         out: &mut [i32],
     ) {
-        assert!(
-            panels.start <= panels.end && panels.end <= weights.panels(),
-            "no panels {panels:?}"
-        );
-        assert_eq!(
-            x.columns(),
-            weights.columns(),
-            "columns of activations and weights"
-        );
-        assert_eq!(
-            out.len(),
-            panels.len() * x.tokens() * PANEL_ROWS,
-            "the values of a product"
-        );
-        if out.is_empty() {
-            return;
+        assert_product(&panels, weights.panels(), x.tokens(), out);
+        assert_columns(x.columns(), weights.columns());
+        if !out.is_empty() {
+            call!(self.int8_matmul(weights, panels, x, out));
         }
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.int8_matmul)(weights, panels, x, out) }
     }
 
-    /// `out = acc · (scale · factor)`: the rows of one panel, `[m][32]`, each row with its own scale, each of the m tokens with its own
-    /// factor; and the largest output of each token, those that are no numbers passed over (−∞ if all are). Rows without a scale come out
-    /// as zero.
+    /// Turns the sums of one panel, `[token][32]`, into floats: `out = sum · (row scale · token
+    /// factor)`. Rows without a scale become zero. `largest` receives the largest output of each
+    /// token, ignoring NaN (−∞ if all are NaN).
     pub fn scale_panel(
         &self,
-        acc: &[i32],
+        sums: &[i32],
         scales: PanelScales<'_>,
         out: &mut [f32],
         largest: &mut [f32],
     ) {
         let (rows, tokens) = (scales.row_scales.len(), scales.token_factors.len());
-        assert!(rows <= PANEL_ROWS, "{rows} rows");
+        assert!(rows <= PANEL_ROWS, "{rows} rows in a panel");
         assert!(
-            acc.len() == tokens * PANEL_ROWS && out.len() == acc.len() && largest.len() == tokens,
-            "one output a sum, one largest a token"
+            sums.len() == tokens * PANEL_ROWS && out.len() == sums.len() && largest.len() == tokens,
+            "one output for each sum, one largest output for each token"
         );
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.scale_panel)(acc, scales, out, largest) }
+        call!(self.scale_panel(sums, scales, out, largest))
     }
 
-    /// Some rows, in any order, by one token `x`, `[k]`, in f32: the values, to the bit, that [`Kernels::dense_matmul`] has for each of
-    /// them and the token.
+    /// Multiplies one token `x`, `[columns]`, by some rows in any order, in f32. The results have
+    /// the same bits as those of [`Kernels::dense_matmul`].
     pub fn dense_dots(&self, weights: &DenseMatrix, rows: &[u32], x: &[f32], out: &mut [f32]) {
         let last = rows.iter().max();
         assert!(
             last.is_none_or(|last| (*last as usize) < weights.rows()),
-            "no row {last:?} of {}",
+            "no row {last:?} in a matrix of {}",
             weights.rows()
         );
-        assert_eq!(x.len(), weights.columns(), "the values of a token");
-        assert_eq!(out.len(), rows.len(), "one value a row");
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.dense_dots)(weights, rows, x, out) }
+        assert_columns(x.len(), weights.columns());
+        assert_eq!(out.len(), rows.len(), "outputs of the rows");
+        call!(self.dense_dots(weights, rows, x, out))
     }
 
-    /// Multiplies the m tokens `x`, `[m][k]`, by the rows of `panels`, in f32. `out` is panel-major: `[panel of the range][m][32]`.
+    /// Multiplies the tokens `x`, `[token][columns]`, by the rows of `panels`, in f32. `out` is
+    /// panel-major, `[panel of the range][token][32]`.
     pub fn dense_matmul(
         &self,
         weights: &DenseMatrix,
         panels: Range<usize>,
         x: &[f32],
-        m: usize,
+        tokens: usize,
         out: &mut [f32],
     ) {
-        assert!(
-            panels.start <= panels.end && panels.end <= weights.panels(),
-            "no panels {panels:?}"
-        );
-        assert_eq!(x.len(), m * weights.columns(), "the values of {m} tokens");
-        assert_eq!(
-            out.len(),
-            panels.len() * m * PANEL_ROWS,
-            "the values of a product"
-        );
-        if out.is_empty() {
-            return;
+        assert_product(&panels, weights.panels(), tokens, out);
+        assert_eq!(x.len(), tokens * weights.columns(), "values of the tokens");
+        if !out.is_empty() {
+            call!(self.dense_matmul(weights, panels, x, tokens, out));
         }
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.dense_matmul)(weights, panels, x, m, out) }
     }
 
-    /// One row as f32: an embedding's vector.
+    /// Copies one row as f32, for example the embedding of a token.
     pub fn dense_row(&self, weights: &DenseMatrix, row: usize, out: &mut [f32]) {
-        assert!(row < weights.rows(), "no row {row} of {}", weights.rows());
-        assert_eq!(out.len(), weights.columns(), "the values of a row");
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.dense_row)(weights, row, out) }
+        let rows = weights.rows();
+        assert!(row < rows, "no row {row} in a matrix of {rows}");
+        assert_columns(out.len(), weights.columns());
+        call!(self.dense_row(weights, row, out))
     }
 
-    /// `out = weight · (x / sqrt(mean(x²) + eps))`.
+    /// Computes `out = weight · (x / sqrt(mean(x²) + eps))`.
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        assert_eq!(x.len(), weight.len(), "one weight a value");
-        assert_eq!(x.len(), out.len(), "one output a value");
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.rms_norm)(x, weight, eps, out) }
+        assert_eq!(x.len(), weight.len(), "weights of the values");
+        assert_eq!(x.len(), out.len(), "outputs of the values");
+        call!(self.rms_norm(x, weight, eps, out))
     }
 
-    /// Rotates the heads of one token, `[heads][d]`: value i of a head pairs with value i + d/2 (half-split). `cos` and `sin` are those of
-    /// the token's position, d/2 each.
+    /// Rotates the heads of one token, `[head][head_dim]`. Value i of a head pairs with value
+    /// i + head_dim / 2 (half-split). `cos` and `sin`, `[head_dim / 2]`, are those of the token's
+    /// position.
     pub fn rope(&self, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(2),
-            "heads of {head_dim}"
+            "a head of {head_dim} values"
         );
+        let values = x.len();
         assert!(
-            x.len().is_multiple_of(head_dim),
-            "{} values are no heads of {head_dim}",
-            x.len()
+            values.is_multiple_of(head_dim),
+            "{values} values are not whole heads of {head_dim}"
         );
         assert!(
             cos.len() == head_dim / 2 && sin.len() == head_dim / 2,
-            "one angle a pair"
+            "one cosine and one sine for each pair"
         );
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.rope)(x, head_dim, cos, sin) }
+        call!(self.rope(x, head_dim, cos, sin))
     }
 
-    /// `out = max(gate, 0)² · up`.
+    /// Computes `out = max(gate, 0)² · up`.
     pub fn relu2_gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert!(
             gate.len() == up.len() && gate.len() == out.len(),
-            "one gate an output"
+            "one gate for each output"
         );
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.relu2_gate)(gate, up, out) }
+        call!(self.relu2_gate(gate, up, out))
     }
 
-    /// `out = gate · sigmoid(gate) · up`.
+    /// Computes `out = gate · sigmoid(gate) · up`.
     pub fn silu_gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert!(
             gate.len() == up.len() && gate.len() == out.len(),
-            "one gate an output"
+            "one gate for each output"
         );
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.silu_gate)(gate, up, out) }
+        call!(self.silu_gate(gate, up, out))
     }
 
-    /// Attention of the queries of `state` over one span of keys, merged into the state. Scores are scaled by 1/sqrt(d).
-    /// Spans must come in ascending order.
+    /// Adds one span of keys and values to the attention of the state's queries. Scores are scaled
+    /// by 1 / sqrt(head_dim). Spans must come in ascending order.
     pub fn attention_span(&self, span: Span<'_>, state: &mut AttentionState) {
-        let head_dim = state.head_dim();
+        let (head_dim, visible) = (state.head_dim(), span.visible);
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(16),
-            "heads of {head_dim}"
+            "a head of {head_dim} values"
         );
-        assert!(state.rows() > 0, "attention of a query");
+        assert!(state.rows() > 0, "attention without a query");
         assert!(
-            (1..=SPAN_TOKENS).contains(&span.visible),
-            "{} keys of a span",
-            span.visible
+            (1..=SPAN_TOKENS).contains(&visible),
+            "{visible} visible keys of a span"
         );
-        let seen = state.seen(state.rows() - 1, span.visible);
+        let seen = state.seen(state.rows() - 1, visible);
         assert_eq!(
             span.pages.len(),
             seen.div_ceil(PAGE_TOKENS),
-            "the pages of {seen} keys"
+            "pages of {seen} keys"
         );
         for page in span.pages {
-            assert_eq!(
-                page.keys.len(),
-                PAGE_TOKENS * head_dim,
-                "the keys of a page"
-            );
+            assert_eq!(page.keys.len(), PAGE_TOKENS * head_dim, "keys of a page");
             assert_eq!(
                 page.values.len(),
                 PAGE_TOKENS * head_dim,
-                "the values of a page"
+                "values of a page"
             );
         }
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.attention_span)(span, state) }
+        call!(self.attention_span(span, state))
     }
 
-    /// What the queries receive after their last span, `[position][g][d]`.
+    /// Writes the attention output of all queries after their last span,
+    /// `[position][head][head_dim]`.
     pub fn attention_finish(&self, state: &AttentionState, out: &mut [f32]) {
-        assert_eq!(
-            out.len(),
-            state.rows() * state.head_dim(),
-            "the values of the state's queries"
-        );
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.attention_finish)(state, out) }
+        let values = state.rows() * state.head_dim();
+        assert_eq!(out.len(), values, "outputs of the queries");
+        call!(self.attention_finish(state, out))
     }
 
-    /// Stores one token of a KV head, rounded to half precision: its key (d values) in lane `slot` of a page's keys `[d][16]`, its value in
-    /// row `slot` of the page's values `[16][d]`.
+    /// Stores one token of a KV head, rounded to half precision: its key in lane `slot` of a page's
+    /// keys, `[head_dim][16]`, its value in row `slot` of the page's values, `[16][head_dim]`.
     pub fn store_kv(
         &self,
         key: &[f32],
@@ -547,29 +369,24 @@ impl Kernels {
         k_page: &mut [u16],
         v_page: &mut [u16],
     ) {
-        assert!(slot < PAGE_TOKENS, "no slot {slot}");
+        assert!(slot < PAGE_TOKENS, "no slot {slot} in a page");
         assert_eq!(key.len(), value.len(), "key and value of a head");
-        assert_eq!(k_page.len(), PAGE_TOKENS * key.len(), "the keys of a page");
-        assert_eq!(
-            v_page.len(),
-            PAGE_TOKENS * value.len(),
-            "the values of a page"
-        );
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.store_kv)(key, value, slot, k_page, v_page) }
+        assert_eq!(k_page.len(), PAGE_TOKENS * key.len(), "keys of a page");
+        assert_eq!(v_page.len(), PAGE_TOKENS * value.len(), "values of a page");
+        call!(self.store_kv(key, value, slot, k_page, v_page))
     }
 
-    /// The largest of each block of [`LOGITS_BLOCK`] logits, what is no number passed over (−∞ if nothing is one); and whether all logits
-    /// are finite.
+    /// Writes the largest logit of each block of [`LOGITS_BLOCK`] to `peaks`, ignoring NaN (−∞ if
+    /// all are NaN). Returns whether all logits are finite.
     #[must_use]
     pub fn scan_logits(&self, logits: &[f32], peaks: &mut [f32]) -> bool {
         assert_blocks(logits.len(), peaks.len());
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.scan_logits)(logits, peaks) }
+        call!(self.scan_logits(logits, peaks))
     }
 
-    /// The weight of each logit, none of which is above the largest; and of each block of [`LOGITS_BLOCK`] the sum of the weights and the
-    /// heaviest.
+    /// Writes the weight of each logit, and of each block of [`LOGITS_BLOCK`] logits the sum of the
+    /// weights to `masses` and the largest weight to `heaviest`. No logit may be greater than
+    /// `scale.largest`.
     pub fn weigh_logits(
         &self,
         logits: &[f32],
@@ -578,64 +395,76 @@ impl Kernels {
         masses: &mut [f32],
         heaviest: &mut [f32],
     ) {
-        assert_eq!(logits.len(), weights.len(), "one weight a logit");
+        assert_eq!(logits.len(), weights.len(), "weights of the logits");
         assert_blocks(logits.len(), masses.len());
         assert_blocks(logits.len(), heaviest.len());
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.weigh_logits)(logits, scale, weights, masses, heaviest) }
+        call!(self.weigh_logits(logits, scale, weights, masses, heaviest))
     }
 
-    /// The sums of [`Kernels::weigh_logits`], to the bit, without the weights.
+    /// Writes the sums of [`Kernels::weigh_logits`], with the same bits, but not the weights.
     pub fn sum_weights(&self, logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
         assert_blocks(logits.len(), masses.len());
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.sum_weights)(logits, scale, masses) }
+        call!(self.sum_weights(logits, scale, masses))
     }
 
-    /// The sum of the weights from `bar` up, and how many there are; `heaviest` as [`Kernels::weigh_logits`] gave it.
+    /// Returns the sum and the number of the weights that are at least `threshold`. `heaviest` is
+    /// what [`Kernels::weigh_logits`] wrote.
     #[must_use]
-    pub fn weights_from(&self, bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
+    pub fn weights_from(&self, threshold: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
         assert_blocks(weights.len(), heaviest.len());
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.weights_from)(bar, weights, heaviest) }
+        call!(self.weights_from(threshold, weights, heaviest))
     }
 
-    /// Sets to zero what weighs less than `bar`, and sums up what is left of each block. What was heaviest in a block says which are left as
-    /// they are, because nothing of them counts: their sum becomes zero.
+    /// Sets weights below `threshold` to zero and writes the sum of each block's other weights to
+    /// `masses`. A block whose `heaviest` weight is below `threshold` is not written; its sum
+    /// becomes zero, so the caller must not read its weights.
     pub fn drop_weights(
         &self,
-        bar: f32,
+        threshold: f32,
         weights: &mut [f32],
         heaviest: &[f32],
         masses: &mut [f32],
     ) {
         assert_blocks(weights.len(), heaviest.len());
         assert_blocks(weights.len(), masses.len());
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.drop_weights)(bar, weights, heaviest, masses) }
+        call!(self.drop_weights(threshold, weights, heaviest, masses))
     }
 
-    /// Reads `bytes` as fast as this instruction set can, prefetching `ahead` or not: the limit that a product of few tokens runs into.
-    pub fn probe_read(&self, bytes: &[u8], ahead: bool) {
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.probe_read)(bytes, ahead) }
+    /// Reads `bytes` as fast as this instruction set can, with or without prefetches: the limit of
+    /// a product of few tokens.
+    pub fn probe_read(&self, bytes: &[u8], prefetches: bool) {
+        call!(self.probe_read(bytes, prefetches))
     }
 
-    /// Multiplies and adds small integers in registers as fast as this instruction set can: the limit that a product of many tokens runs
-    /// into. Returns the operations done, multiplications and additions.
+    /// Multiplies and adds small integers in registers as fast as this instruction set can: the
+    /// limit of a product of many tokens. Returns the number of multiplications and additions.
     pub fn probe_int8(&self, rounds: u64) -> u64 {
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.probe_int8)(rounds) }
+        call!(self.probe_int8(rounds))
     }
 
-    /// Multiplies and adds floats in registers as fast as this instruction set can: the limit that attention of many queries runs into.
-    /// Returns the operations done, multiplications and additions.
+    /// Multiplies and adds floats in registers as fast as this instruction set can: the limit of
+    /// attention of many queries. Returns the number of multiplications and additions.
     pub fn probe_f32(&self, rounds: u64) -> u64 {
-        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
-        unsafe { (self.table.probe_f32)(rounds) }
+        call!(self.probe_f32(rounds))
     }
 }
 
+#[track_caller]
+fn assert_product<T>(panels: &Range<usize>, matrix_panels: usize, tokens: usize, out: &[T]) {
+    assert!(
+        panels.start <= panels.end && panels.end <= matrix_panels,
+        "no panels {panels:?} in a matrix of {matrix_panels}"
+    );
+    let values = panels.len() * tokens * PANEL_ROWS;
+    assert_eq!(out.len(), values, "outputs of the product");
+}
+
+#[track_caller]
+fn assert_columns(values: usize, columns: usize) {
+    assert_eq!(values, columns, "values of a token or row, and columns");
+}
+
+#[track_caller]
 fn assert_blocks(logits: usize, blocks: usize) {
-    assert_eq!(blocks, logits.div_ceil(LOGITS_BLOCK), "one value a block");
+    assert_eq!(blocks, logits.div_ceil(LOGITS_BLOCK), "values of blocks");
 }

@@ -1,32 +1,39 @@
-//! Kernels over single rows: norm, rotation, gates, quantization, and the exponential they and attention share.
+//! Kernels over single rows: norm, rotation, gates, quantization, and the exponential.
 //!
-//! These bodies are the definition and the implementation at once: each instruction set's file compiles them for itself (but for the joining
-//! of lanes), and since Rust neither reorders nor fuses float operations, every compilation gives the same bits. What makes them vectorize
-//! is only their shape: whole chunks of sixteen, sums over sixteen lanes. A tail goes through the same operations as a whole chunk.
+//! These bodies are the definition and the implementation at once. `row_kernels.rs` compiles them
+//! for each instruction set, except the joining of lanes. The compiler vectorizes them because of
+//! their shape: whole chunks of sixteen, sums over sixteen lanes. A partial chunk at the end goes
+//! through the same operations as a whole one.
+//!
+//! Invariant: every compilation gives the same bits, because Rust neither reorders nor fuses float
+//! operations.
 
-use crate::PANEL_ROWS;
+use crate::block::PANEL_ROWS;
 
-/// Lanes of every float sum: element i belongs to lane i mod 16.
+/// Lanes of every float sum. Element i belongs to lane i mod 16.
 pub(crate) const LANES: usize = 16;
 
-/// Added to a number below 2²² in magnitude, leaves it rounded to the nearest whole one, ties to even, in the low bits of the sum.
+/// The sum of this and a number below 2²² in magnitude holds in its low bits that number, rounded
+/// to the nearest integer, ties to even.
 const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
 
-/// Adds sixteen lanes up in the one order used everywhere: halves onto each other.
+/// Adds up sixteen lanes in the one order used everywhere: the upper half onto the lower, until one
+/// lane remains.
 ///
-/// Compiled for itself, and once for all: else the compiler takes the lanes apart, here or in the loops that fill them.
+/// It is never inlined: otherwise the compiler splits the vectors into single lanes, here or in the
+/// loops that fill them.
 #[inline(never)]
 pub(crate) fn sum_lanes(lanes: &[f32; LANES]) -> f32 {
     join_lanes(lanes, |a, b| a + b)
 }
 
-/// The largest of sixteen lanes, none of which is no number. Compiled as [`sum_lanes`].
+/// Returns the largest of sixteen lanes, none of which is NaN. Never inlined, as [`sum_lanes`].
 #[inline(never)]
 pub(crate) fn largest_lane(lanes: &[f32; LANES]) -> f32 {
     join_lanes(lanes, larger)
 }
 
-/// Joins halves onto each other until one is left.
+/// Joins the upper half of the lanes onto the lower, until one lane remains.
 #[inline(always)]
 pub(crate) fn join_lanes<const N: usize>(lanes: &[f32; N], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = *lanes;
@@ -40,13 +47,15 @@ pub(crate) fn join_lanes<const N: usize>(lanes: &[f32; N], join: impl Fn(f32, f3
     lanes[0]
 }
 
-/// One instruction, unlike `f32::max`: what is no number is not larger.
+/// Returns `a` if it is larger than `b`, otherwise `b`. NaN is not larger than anything. This is one
+/// instruction, unlike `f32::max`.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// `e^x` within 2e-7 of its value for −87 ≤ x ≤ 88; 0 below, e^88 above.
+/// Computes `e^x` with a relative error below 2e-7 for −87 ≤ x ≤ 88. Returns 0 below and e^88 above
+/// that range.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 355.0 / 512.0; // Few bits, so that n · LN_2_HIGH is exact.
@@ -55,7 +64,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let shifted = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, bounded));
-    // e^r = 1 + r + r² p(r) on |r| ≤ ln 2 / 2; the coefficients are those of Cephes' expf.
+    // e^r = 1 + r + r² p(r) on |r| ≤ ln 2 / 2, with the coefficients of Cephes' expf.
     let p = 1.987_569_1e-4_f32
         .mul_add(r, 1.398_199_9e-3)
         .mul_add(r, 8.333_452e-3);
@@ -76,7 +85,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     }
 }
 
-/// `out = weight · (x / sqrt(mean(x²) + eps))`.
+/// Computes `out = weight · (x / sqrt(mean(x²) + eps))`.
 #[inline(always)]
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -95,7 +104,7 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     }
 }
 
-/// Rotates the pair (i, i + d/2) of each head by the angle whose cosine and sine are given at i.
+/// Rotates the pair (i, i + head_dim / 2) of each head by the angle whose cosine and sine are at i.
 #[inline(always)]
 pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
     for head in x.chunks_exact_mut(head_dim) {
@@ -106,7 +115,7 @@ pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// `out = max(gate, 0)² · up`.
+/// Computes `out = max(gate, 0)² · up`.
 #[inline(always)]
 pub(crate) fn relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
     for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
@@ -115,7 +124,7 @@ pub(crate) fn relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `out = gate / (1 + e^−gate) · up`.
+/// Computes `out = gate / (1 + e^−gate) · up`.
 #[inline(always)]
 pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
     for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
@@ -132,31 +141,31 @@ pub struct PanelScales<'a> {
     pub token_factors: &'a [f32],
 }
 
-/// `out = acc · (scale · factor)`: the rows of one panel, each with its own scale, of one token after the other, each with its own
-/// factor; and the largest output of each token. Rows without a scale come out as zero.
+/// Computes `out = sum · (row scale · token factor)` for one panel, `[token][32]`, and the largest
+/// output of each token. Rows without a scale become zero.
 #[inline(always)]
 pub(crate) fn scale_panel(
-    acc: &[i32],
+    sums: &[i32],
     scales: PanelScales<'_>,
     out: &mut [f32],
-    largests: &mut [f32],
+    maxima: &mut [f32],
 ) {
     let PanelScales {
         row_scales,
         token_factors,
     } = scales;
     let outs = out.as_chunks_mut::<PANEL_ROWS>().0.iter_mut();
-    let pieces = outs.zip(acc.as_chunks::<PANEL_ROWS>().0);
-    for (((out, acc), &factor), token) in pieces.zip(token_factors).zip(largests) {
-        for ((out, &acc), &scale) in out.iter_mut().zip(acc).zip(row_scales) {
-            *out = acc as f32 * (scale * factor);
+    let tokens = outs.zip(sums.as_chunks::<PANEL_ROWS>().0);
+    for (((out, sums), &factor), max) in tokens.zip(token_factors).zip(maxima) {
+        for ((out, &sum), &scale) in out.iter_mut().zip(sums).zip(row_scales) {
+            *out = sum as f32 * (scale * factor);
         }
         out[row_scales.len()..].fill(0.0);
-        *token = largest(&out[..row_scales.len()]);
+        *max = largest(&out[..row_scales.len()]);
     }
 }
 
-/// The largest of the values; those that are no numbers are passed over. −∞ if there are none.
+/// Returns the largest value, ignoring NaN, or −∞ if all are NaN.
 #[inline(always)]
 fn largest(x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -170,8 +179,8 @@ fn largest(x: &[f32]) -> f32 {
     all.fold(f32::NEG_INFINITY, |a, &b| larger(b, a))
 }
 
-/// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s` rounded to nearest even and clamped to −128..=127.
-/// Returns `s` and the sum of `q`.
+/// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and
+/// clamped to −128..=127. Returns `s` and the sum of `q`.
 #[inline(always)]
 pub(crate) fn quantize(x: &[f32], values: &mut [i8]) -> (f32, i32) {
     let scale = 127.0 / largest_magnitude(x).max(1e-5);
@@ -187,6 +196,7 @@ pub(crate) fn quantize(x: &[f32], values: &mut [i8]) -> (f32, i32) {
     (scale, sum)
 }
 
+/// Returns the largest magnitude, ignoring NaN.
 #[inline(always)]
 fn largest_magnitude(x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -205,7 +215,7 @@ mod tests {
     use super::exp;
 
     #[test]
-    fn exp_is_close_everywhere() {
+    fn the_relative_error_of_exp_is_below_2e_7() {
         let mut worst: f64 = 0.0;
         for step in -87_000..=88_000 {
             let x = step as f32 / 1000.0;
@@ -216,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_exact_where_softmax_relies_on_it() {
+    fn exp_is_exact_at_the_values_that_softmax_relies_on() {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-87.5), 0.0);

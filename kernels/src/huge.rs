@@ -1,6 +1,8 @@
-//! Memory of weights, keys and values, and whatever else is large, in pages as large as the system has.
+//! Large memory, for weights, keys and values, in the operating system's largest pages.
 //!
-//! Always true: it begins at a page, so also at a cache line; all of it was zero at first. What nobody has written takes no memory yet.
+//! Invariant: the memory begins at a page boundary, so also at a cache line.
+//!
+//! Invariant: the memory starts as zeros. Pages that are not written yet take no physical memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,20 +11,20 @@ use std::ops::{Deref, DerefMut};
 use memmap2::MmapMut;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A fixed number of values.
+/// A fixed number of values in large pages.
 ///
-/// A vector of this size would be as good, but the system cannot be told about it: with pages of 2 MiB a model is written with a few
-/// hundred interruptions instead of some hundred thousand, and its addresses are looked up in less.
+/// A `Vec` would have pages of 4 KiB. With pages of 2 MiB, filling the memory causes a few hundred
+/// page faults instead of several hundred thousand, and address translation is faster.
 pub struct HugeSlice<T> {
     map: MmapMut,
     values: PhantomData<T>,
 }
 
 impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
-    /// `len` values of zero bits.
+    /// Allocates `len` values of zero bits.
     ///
     /// # Panics
-    /// If the system has not as much memory.
+    /// If the system does not have enough memory.
     #[must_use]
     pub fn new(len: usize) -> HugeSlice<T> {
         let bytes = len.checked_mul(size_of::<T>());
@@ -30,7 +32,7 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
         let Some(Ok(map)) = map else {
             panic!("no memory for {len} values of {} bytes", size_of::<T>());
         };
-        // Only a hint: a system that does not take it is a little slower.
+        // A hint that may fail: without it the memory works, but is slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         HugeSlice {
@@ -41,7 +43,7 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
 }
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy> From<Vec<T>> for HugeSlice<T> {
-    /// A copy.
+    /// Copies the values.
     fn from(values: Vec<T>) -> HugeSlice<T> {
         let mut memory = HugeSlice::new(values.len());
         memory.copy_from_slice(&values);
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_holds_what_is_written() {
+    fn values_read_back_as_written() {
         let mut memory = HugeSlice::<u16>::new(5000);
         assert_eq!(&memory[..], &[0; 5000]);
         memory[4999] = 7;

@@ -1,23 +1,27 @@
-//! A matrix of 8-bit weights with a scale a row: the quick first pass over a large output head.
+//! A matrix of 8-bit weights with a scale for each row: the fast first pass over a large `lm_head`.
 //!
-//! A block is 64 bytes: 16 rows × 4 columns, byte `4 r + i` being row r, column i. A panel of 32 rows is one stream: `[block 0 of rows
-//! 0..16][block 0 of rows 16..32][block 1 of rows 0..16]…`. So a 32-bit lane is four neighbouring columns of a row, what the dot-product
-//! instructions multiply with four neighbouring activations.
+//! A block has 16 rows and 4 columns: byte `4 r + i` is row r, column i. So a 32-bit lane is four
+//! neighbouring columns of a row, which the dot-product instructions multiply by four neighbouring
+//! activations.
 //!
-//! Always true: a byte is the weight + 128, the weight within −127..=127; rows and columns that only fill the last block have weight zero.
+//! Invariant: a byte is the weight + 128, with a weight in −127..=127. Rows and columns that only
+//! fill the last block have weight zero.
 
 use std::ops::Range;
 
-use crate::ternary::{BLOCK_ROWS, Block, PANEL_BLOCKS};
-use crate::{HugeSlice, PANEL_ROWS};
+use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::huge::HugeSlice;
 
 /// Columns of a block.
 pub(crate) const INT8_COLUMNS: usize = 4;
-/// What is added to a weight to make a byte of it.
+/// The byte of the weight zero.
 pub(crate) const BYTE_ZERO: u8 = 128;
-/// Weights that are rounded before they are put into blocks.
+
+/// Weights that are rounded at a time, so that the compiler vectorizes the loop.
 const ROUNDED_AT_ONCE: usize = 64;
-/// Weights of 8 bits, `rows` × `columns`: row r's weight is its byte's value times the scale of r.
+
+/// A matrix of 8-bit weights, `[rows][columns]`. The value of a weight is the weight times the scale
+/// of its row.
 pub struct Int8Matrix {
     rows: usize,
     columns: usize,
@@ -26,10 +30,11 @@ pub struct Int8Matrix {
 }
 
 impl Int8Matrix {
-    /// The most columns: sums of byte · activation, the largest that a kernel forms, then fit an `i32`.
+    /// The largest number of columns. Up to it, sums of byte · activation, the largest that a kernel
+    /// forms, fit an `i32`.
     pub const MAX_COLUMNS: usize = 1 << 16;
 
-    /// A matrix of zeros.
+    /// Makes a matrix of zeros.
     ///
     /// # Panics
     /// If a dimension is zero or there are more than [`Int8Matrix::MAX_COLUMNS`] columns.
@@ -38,7 +43,7 @@ impl Int8Matrix {
         assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
         assert!(
             columns <= Int8Matrix::MAX_COLUMNS,
-            "{columns} columns: sums might not fit an i32"
+            "{columns} columns: sums may not fit an i32"
         );
         let blocks = rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(INT8_COLUMNS);
         let mut memory = HugeSlice::new(blocks);
@@ -51,38 +56,38 @@ impl Int8Matrix {
         }
     }
 
-    /// Rows: the outputs of a product.
+    /// Returns the number of rows: the outputs of a product.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns: the inputs of a product.
+    /// Returns the number of columns: the inputs of a product.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Panels of [`PANEL_ROWS`] rows; the last one may be partly filled.
+    /// Returns the number of panels of [`PANEL_ROWS`] rows. The rows may not fill the last one.
     #[must_use]
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
-    /// The rows of a panel that exist: their scales, a weight's value being byte · scale.
+    /// Returns the scales of a panel's rows, as many as exist.
     #[must_use]
     pub fn scales(&self, panel: usize) -> &[f32] {
         let first = panel * PANEL_ROWS;
         &self.scales[first..self.rows.min(first + PANEL_ROWS)]
     }
 
-    /// Memory of weights and scales, in bytes: what one product reads.
+    /// Returns the size of weights and scales, in bytes: what one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&self.blocks[..]) + size_of_val(self.scales.as_slice())
     }
 
-    /// The panels, to be filled; each may go to another thread.
+    /// Returns the panels, to be filled. Each may be sent to another thread.
     pub fn panels_mut(&mut self) -> impl Iterator<Item = Int8PanelMut<'_>> {
         let (rows, columns, panel_blocks) = (self.rows, self.columns, self.panel_blocks());
         let scales = self.scales.chunks_mut(PANEL_ROWS);
@@ -98,7 +103,7 @@ impl Int8Matrix {
         })
     }
 
-    /// One weight, without its row's scale.
+    /// Returns one weight, without the scale of its row.
     ///
     /// # Panics
     /// If there is no such row or column.
@@ -113,7 +118,7 @@ impl Int8Matrix {
         (self.panel(row / PANEL_ROWS)[block].0[byte] ^ BYTE_ZERO).cast_signed()
     }
 
-    /// The blocks of one panel, in the order of the stream.
+    /// Returns the blocks of one panel, in the order of the stream.
     #[inline]
     pub(crate) fn panel(&self, panel: usize) -> &[Block] {
         let panel_blocks = self.panel_blocks();
@@ -134,13 +139,14 @@ pub struct Int8PanelMut<'a> {
 }
 
 impl Int8PanelMut<'_> {
-    /// The rows of the matrix that this panel holds, at most [`PANEL_ROWS`].
+    /// Returns the rows of the matrix that are in this panel, at most [`PANEL_ROWS`].
     #[must_use]
     pub fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }
 
-    /// Sets a row of the matrix (an absolute index) to the nearest of 255 even steps from −max|w| to max|w|.
+    /// Sets a row of the matrix (an absolute index). Each weight is rounded to the nearest of 255
+    /// equal steps from −max|w| to max|w|.
     ///
     /// # Panics
     /// If the row is not in this panel or the length is not `columns`.
@@ -150,17 +156,16 @@ impl Int8PanelMut<'_> {
             "row {row} is not in the panel of rows {:?}",
             self.rows
         );
-        assert_eq!(weights.len(), self.columns, "one weight a column");
+        assert_eq!(weights.len(), self.columns, "weights of a row");
         let row = row - self.rows.start;
         let step = largest_magnitude(weights) / 127.0;
-        // A row of nothing but (next to) nothing has no step that can be divided by.
+        // If all weights are (almost) zero, the step is too small to divide by.
         let per_step = if step.is_normal() { 1.0 / step } else { 0.0 };
         self.scales[row] = step;
         let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
         let mut lanes = blocks
             .step_by(PANEL_BLOCKS)
             .map(|block| &mut block.0.as_chunks_mut().0[row % BLOCK_ROWS]);
-        // Rounded many at a time, and only then put where each four of them belong.
         let mut bytes = [BYTE_ZERO; ROUNDED_AT_ONCE];
         for weights in weights.chunks(ROUNDED_AT_ONCE) {
             bytes[weights.len()..].fill(BYTE_ZERO);
@@ -175,14 +180,14 @@ impl Int8PanelMut<'_> {
     }
 }
 
-/// max|w|, of eight shares that are compared side by side. Values that are no numbers are passed over.
+/// Returns max|w|, ignoring NaN. Eight lanes are compared side by side.
 fn largest_magnitude(weights: &[f32]) -> f32 {
     let mut largest = [0.0_f32; 8];
     let (chunks, rest) = weights.as_chunks::<8>();
     for chunk in chunks {
         for (largest, weight) in largest.iter_mut().zip(chunk) {
             let magnitude = weight.abs();
-            // Not `max`, which has a rule for each of the two that may be no number.
+            // Not `f32::max`, which has rules for NaN on either side.
             *largest = if magnitude > *largest {
                 magnitude
             } else {
@@ -194,16 +199,17 @@ fn largest_magnitude(weights: &[f32]) -> f32 {
     all.fold(0.0, f32::max)
 }
 
-/// The nearest whole number of −127..=127, ties to even, as the byte that holds it.
+/// Returns the byte of the nearest integer in −127..=127, ties to even.
 ///
-/// Next to 1.5 · 2²³ floats are whole numbers: the addition rounds as any other, and leaves the number in the lowest bits. A call of
-/// `round_ties_even` would be one for each weight, on a CPU of which nothing is known when this is compiled.
+/// Floats near 1.5 · 2²³ are integers: the addition rounds, and its result has the integer in the
+/// lowest bits. `round_ties_even` would be a function call for each weight, because this is
+/// compiled for a CPU without a rounding instruction.
 #[inline(always)]
 fn rounded(steps: f32) -> u8 {
-    const WHOLE: f32 = 12_582_912.0;
+    const ROUND: f32 = 12_582_912.0;
     let above = if steps > -127.0 { steps } else { -127.0 };
     let within = if above < 127.0 { above } else { 127.0 };
-    (within + WHOLE).to_bits() as u8
+    (within + ROUND).to_bits() as u8
 }
 
 #[cfg(test)]
@@ -211,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounding_by_addition_is_rounding_to_even() {
+    fn rounding_by_addition_rounds_ties_to_even() {
         for sixteenths in -130 * 16..=130 * 16 {
             for nudge in [-1e-5, 0.0, 1e-5] {
                 let steps = sixteenths as f32 / 16.0 + nudge;
@@ -225,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_magnitude_is_found_wherever_it_stands() {
+    fn the_largest_magnitude_is_found_at_every_index() {
         for len in [1, 7, 8, 9, 64, 67] {
             for at in 0..len {
                 let mut weights = vec![0.5; len];

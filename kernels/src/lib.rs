@@ -1,30 +1,50 @@
 //! The arithmetic of a ternary language model: slices in, slices out, on the caller's thread.
 //!
-//! Letters, everywhere in this crate: **m** tokens, **n** rows (outputs), **k** columns (inputs), **g** query heads that share one key
-//! and value head, **d** values a head.
+//! [`Kernels`] has a method for each kernel; its value is the instruction set that runs it:
 //!
-//! # Panels
+//! | Kernels | Arithmetic | Used for |
+//! |---|---|---|
+//! | `quantize`, `ternary_matmul` | 8-bit activations × ternary weights, exact | linear layers |
+//! | `int8_matmul`, `scale_panel` | 8-bit activations × 8-bit weights, exact | screening `lm_head` |
+//! | `dense_matmul`, `dense_dots`, `dense_row` | f32 × f16 or f32 | `lm_head`, embeddings |
+//! | `rms_norm`, `rope`, `relu2_gate`, `silu_gate` | f32 | single rows of a layer |
+//! | `store_kv`, `attention_span`, `attention_finish` | f32 × f16 | attention |
+//! | `scan_logits`, `weigh_logits`, … | f32 | sampling |
+//! | `probe_…` | | measuring what the machine can do |
 //!
-//! Rows are handled in panels of [`PANEL_ROWS`]. Every matrix product is written *panel-major*, `[panel][token][32]`: the value of row `r`
-//! and token `t` of a whole product stands at `(r / 32) * m * 32 + t * 32 + r % 32`. So a range of panels is one contiguous slice of the
-//! output, and threads that share a product share no cache line. A last panel that `n` does not fill is written whole; its surplus rows
-//! are zero.
+//! # Shapes
 //!
-//! # What always holds
+//! Doc comments write a shape as `[outer][inner]`. A weight matrix is `[rows][columns]`: a row is
+//! an output of the product, a column an input.
 //!
-//! - Every instruction set computes exactly the integers of [`Isa::Scalar`], and the same float bits too: each float sum runs over
-//!   sixteen fixed lanes (index mod 16) that one fixed tree adds up, and a multiplication is fused with an addition everywhere or nowhere.
-//! - A result depends on its own row only: not on the other tokens of the call, nor on how panels are shared among threads.
-//! - Nothing allocates, except the constructors.
+//! Rows are handled in panels of [`PANEL_ROWS`]. Every matrix product is written *panel-major*,
+//! `[panel][token][32]`: the value of row `r` and token `t` of a product with `tokens` tokens is at
+//! `(r / 32) * tokens * 32 + t * 32 + r % 32`. So a range of panels is one contiguous slice of the
+//! output, and threads that share a product share no cache line. If the rows do not fill the last
+//! panel, its surplus rows are written as zeros.
+//!
+//! # Invariants
+//!
+//! Invariant: every instruction set computes exactly the integers of [`Isa::Scalar`], and the same
+//! float bits. Each float sum runs over sixteen fixed lanes (index mod 16) that one fixed tree adds
+//! up. A multiplication is fused with an addition everywhere or nowhere.
+//!
+//! Invariant: a result depends on its own row and token only. The other tokens of the call, and how
+//! panels are shared among threads, do not change it.
+//!
+//! Invariant: only constructors allocate.
 
 mod activation;
 mod attention;
+mod block;
 mod dense;
 mod dispatch;
 mod elementwise;
 mod huge;
 mod int8;
+mod isa;
 mod prefetch;
+mod row_kernels;
 mod scalar;
 mod softmax;
 mod ternary;
@@ -35,14 +55,13 @@ pub use activation::{
     QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut, ScaledActivations,
 };
 pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+pub use block::PANEL_ROWS;
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
-pub use dispatch::{Isa, Kernels, UnknownIsa};
+pub use dispatch::Kernels;
 pub use elementwise::PanelScales;
 pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
+pub use isa::{Isa, UnknownIsa};
 pub use prefetch::{PrefetchQueue, prefetch};
 pub use softmax::{LOGITS_BLOCK, LogitScale};
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};
-
-/// Rows of a panel: the unit in which matrices are packed and products are shared among threads.
-pub const PANEL_ROWS: usize = 32;

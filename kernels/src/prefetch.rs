@@ -11,7 +11,7 @@ pub fn prefetch<T>(values: &[T]) {
     const { assert!(size_of::<T>() > 0 && 64 % size_of::<T>() == 0) };
     #[cfg(target_arch = "x86_64")]
     for line in values.chunks(64 / size_of::<T>()) {
-        crate::x86_64::prefetch(line.as_ptr());
+        crate::x86_64::registers::prefetch(line.as_ptr());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = values;

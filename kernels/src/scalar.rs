@@ -1,21 +1,23 @@
-//! Every kernel that an instruction set writes for itself, plainly: the definition of what they compute.
+//! The definition, in plain Rust, of every kernel that the instruction sets implement differently.
 //!
-//! Kernels over single rows are defined in `elementwise.rs`, and what stands between the two products of attention in `attention.rs`.
+//! `elementwise.rs` and `softmax.rs` define the kernels over single rows. `attention.rs` defines
+//! what happens between the two products of attention.
 
 use std::hint::black_box;
 use std::ops::Range;
 
-use crate::PANEL_ROWS;
-use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
-use crate::attention::{AttentionState, PAGE_TOKENS, Span};
+use crate::activation::{QuantizedActivations, ScaledActivations};
+use crate::attention::{AttentionState, PAGE_TOKENS, ProductBuffers, Span};
+use crate::block::PANEL_ROWS;
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
-use crate::elementwise::{self, LANES, PanelScales, sum_lanes};
+use crate::elementwise::{LANES, sum_lanes};
 use crate::int8::Int8Matrix;
 use crate::prefetch::PrefetchQueue;
-use crate::softmax::{self, LogitScale};
+use crate::row_kernels::row_kernels;
 use crate::ternary::TernaryMatrix;
 
-/// `out[panel][token][row] = Σ weight(row, k) · q(token, k)`, exactly.
+/// Computes `out[panel][token][row] = factor(token) · Σ weight(row, k) · q(token, k)`. The sum over
+/// the columns k is exact.
 pub(crate) fn ternary_matmul(
     weights: &TernaryMatrix,
     panels: Range<usize>,
@@ -40,7 +42,8 @@ pub(crate) fn ternary_matmul(
     }
 }
 
-/// `out[panel][token][row] = Σ weight(row, k) · q(token, k)`, exactly, without the rows' scales. Rows beyond the last are zero.
+/// Computes `out[panel][token][row] = Σ weight(row, k) · q(token, k)` exactly, without the scales of
+/// the rows. Rows beyond the last are zero.
 pub(crate) fn int8_matmul(
     weights: &Int8Matrix,
     panels: Range<usize>,
@@ -61,17 +64,18 @@ pub(crate) fn int8_matmul(
     }
 }
 
-/// `out[panel][token][row] = Σ w(row, k) · x(token, k)`: lane k mod 16 adds its products up in ascending k, each fused with its
-/// addition; then the lanes are added by the one tree. Rows beyond the last are zero.
+/// Computes `out[panel][token][row] = Σ weight(row, k) · x(token, k)`. Lane k mod 16 adds up its
+/// products in ascending k, each fused with its addition. Then `sum_lanes` adds up the lanes. Rows
+/// beyond the last are zero.
 pub(crate) fn dense_matmul(
     weights: &DenseMatrix,
     panels: Range<usize>,
     x: &[f32],
-    m: usize,
+    tokens: usize,
     out: &mut [f32],
 ) {
     let columns = weights.columns();
-    for (panel, out) in panels.zip(out.chunks_exact_mut(m * PANEL_ROWS)) {
+    for (panel, out) in panels.zip(out.chunks_exact_mut(tokens * PANEL_ROWS)) {
         out.fill(0.0);
         for lane in 0..PANEL_ROWS.min(weights.rows() - panel * PANEL_ROWS) {
             let row = panel * PANEL_ROWS + lane;
@@ -82,7 +86,7 @@ pub(crate) fn dense_matmul(
     }
 }
 
-/// Some rows by one token, as [`dense_matmul`] does it.
+/// Multiplies one token by some rows, as [`dense_matmul`] does.
 pub(crate) fn dense_dots(weights: &DenseMatrix, rows: &[u32], x: &[f32], out: &mut [f32]) {
     for (row, out) in rows.iter().zip(out) {
         *out = dense_dot(weights, *row as usize, x);
@@ -105,7 +109,7 @@ fn dot(weights: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
     sum_lanes(&lanes)
 }
 
-/// One row as f32.
+/// Copies a row as f32.
 pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
     let values = row * weights.columns()..(row + 1) * weights.columns();
     match weights.values() {
@@ -118,20 +122,24 @@ pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
     }
 }
 
-/// Attention over one span, query by query: products with the keys (ascending dimension, fused), weights, sums of weighted values
-/// (ascending token, fused), merged into the state.
+/// Adds one span to the attention of the state, query by query:
+///
+/// 1. the products with the keys, in ascending dimension, fused;
+/// 2. the weights;
+/// 3. the sums of the weighted values, in ascending token, fused;
+/// 4. the merge with the past spans.
 pub(crate) fn attention_span(span: Span<'_>, state: &mut AttentionState) {
     let head_dim = state.head_dim();
     for row in 0..state.rows() {
         let seen = state.seen(row, span.visible);
-        let (queries, scores) = state.queries_and_scores_mut();
-        for (token, score) in scores[row].0.iter_mut().enumerate().take(seen) {
+        let ProductBuffers { input, output, .. } = state.score_buffers();
+        for (token, score) in output[row].0.iter_mut().enumerate().take(seen) {
             let lane = span.pages[token / PAGE_TOKENS]
                 .keys
                 .iter()
                 .skip(token % PAGE_TOKENS)
                 .step_by(PAGE_TOKENS);
-            *score = queries[row]
+            *score = input[row]
                 .0
                 .iter()
                 .zip(lane)
@@ -141,10 +149,10 @@ pub(crate) fn attention_span(span: Span<'_>, state: &mut AttentionState) {
     state.weigh_span(span.visible);
     for row in 0..state.rows() {
         let seen = state.seen(row, span.visible);
-        let (weights, acc) = state.weights_and_acc_mut();
-        let acc = &mut acc[row].0[..head_dim];
+        let ProductBuffers { input, output, .. } = state.value_buffers();
+        let acc = &mut output[row].0[..head_dim];
         acc.fill(0.0);
-        for (token, weight) in weights[row].0.iter().enumerate().take(seen) {
+        for (token, weight) in input[row].0.iter().enumerate().take(seen) {
             let page = &span.pages[token / PAGE_TOKENS];
             let values = &page.values[token % PAGE_TOKENS * head_dim..][..head_dim];
             for (acc, &value) in acc.iter_mut().zip(values) {
@@ -155,7 +163,8 @@ pub(crate) fn attention_span(span: Span<'_>, state: &mut AttentionState) {
     state.merge_span();
 }
 
-/// Stores a token's key as a lane of `k_page` and its value as a row of `v_page`, rounded to half precision.
+/// Stores a token's key as a lane of `k_page` and its value as a row of `v_page`, rounded to half
+/// precision.
 pub(crate) fn store_kv(
     key: &[f32],
     value: &[f32],
@@ -171,72 +180,15 @@ pub(crate) fn store_kv(
     }
 }
 
-pub(crate) fn quantize(x: &[f32], out: &mut QuantizedTokenMut<'_>) {
-    (*out.scale, *out.sum) = elementwise::quantize(x, out.values);
-}
+row_kernels! {}
 
-pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    elementwise::rms_norm(x, weight, eps, out);
-}
-
-pub(crate) fn rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
-    elementwise::rope(x, head_dim, cos, sin);
-}
-
-pub(crate) fn relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    elementwise::relu2_gate(gate, up, out);
-}
-
-pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    elementwise::silu_gate(gate, up, out);
-}
-
-pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
-    state.finish(out);
-}
-
-pub(crate) fn scale_panel(
-    acc: &[i32],
-    scales: PanelScales<'_>,
-    out: &mut [f32],
-    largest: &mut [f32],
-) {
-    elementwise::scale_panel(acc, scales, out, largest);
-}
-
-pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {
-    softmax::scan_logits(logits, peaks)
-}
-
-pub(crate) fn weigh_logits(
-    logits: &[f32],
-    scale: LogitScale,
-    weights: &mut [f32],
-    masses: &mut [f32],
-    heaviest: &mut [f32],
-) {
-    softmax::weigh_logits(logits, scale, weights, masses, heaviest);
-}
-
-pub(crate) fn sum_weights(logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
-    softmax::sum_weights(logits, scale, masses);
-}
-
-pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
-    softmax::weights_from(bar, weights, heaviest)
-}
-
-pub(crate) fn drop_weights(bar: f32, weights: &mut [f32], heaviest: &[f32], masses: &mut [f32]) {
-    softmax::drop_weights(bar, weights, heaviest, masses);
-}
-
-/// Reads all of `bytes`.
-pub(crate) fn probe_read(bytes: &[u8], _ahead: bool) {
+/// Reads all bytes.
+pub(crate) fn probe_read(bytes: &[u8], _prefetches: bool) {
     let words = bytes.as_chunks::<8>().0.iter();
     black_box(words.fold(0, |seen, &word| seen | u64::from_ne_bytes(word)));
 }
 
-/// Sixteen independent sums, each a fused multiplication and addition a round.
+/// Computes sixteen independent sums, each a fused multiplication and addition a round.
 pub(crate) fn probe_f32(rounds: u64) -> u64 {
     let (a, b) = black_box((0.5_f32, 0.25));
     let mut sums = [1.0_f32; 16];
@@ -249,7 +201,7 @@ pub(crate) fn probe_f32(rounds: u64) -> u64 {
     rounds * 16 * 2
 }
 
-/// Sixteen independent sums, each a multiplication and an addition a round.
+/// Computes sixteen independent sums, each a multiplication and an addition a round.
 pub(crate) fn probe_int8(rounds: u64) -> u64 {
     let (code, q) = black_box((2, -3));
     let mut sums = [1_i32; 16];

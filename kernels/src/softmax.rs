@@ -1,18 +1,22 @@
-//! Kernels over a row of logits, for whoever draws a token from it: the largest, the weights e^((logit − most) / temperature), their sums.
+//! Kernels over a row of logits, for sampling: the largest logit, the weights
+//! e^((logit − largest) / temperature), and their sums.
 //!
-//! As in `elementwise.rs` these bodies are definition and implementation at once. A row is long, so all that is told of it is told by
-//! block of [`LOGITS_BLOCK`]: whoever asks next can pass over blocks. Nothing here is fused: where the CPU has no fused multiplication,
-//! scalar would call a function for each.
+//! As in `elementwise.rs`, these bodies are the definition and the implementation at once. A row is
+//! long, so results are given for each block of [`LOGITS_BLOCK`], and the caller can skip blocks.
+//!
+//! Invariant: no multiplication is fused with an addition. On a CPU without fused instructions, the
+//! scalar kernels would call a function for each.
 
 use crate::elementwise::{LANES, join_lanes, larger, largest_lane, sum_lanes};
 
 /// Logits of a block.
 pub const LOGITS_BLOCK: usize = 256;
 
-/// What [`scan_logits`] looks at together. The largest does not depend on the order, so these are as many as registers hold well.
+/// Logits that [`scan_logits`] compares at once. The result does not depend on the order, so the
+/// number is chosen for speed.
 const SCAN_LANES: usize = 2 * LANES;
 
-/// What the weights of a row are relative to.
+/// How the weights of a row follow from its logits.
 #[derive(Clone, Copy, Debug)]
 pub struct LogitScale {
     /// The row's largest logit, whose weight is 1.
@@ -22,7 +26,7 @@ pub struct LogitScale {
 }
 
 impl LogitScale {
-    /// The weight of one logit, to the bit as the kernels compute it.
+    /// Returns the weight of one logit, with the same bits as the kernels.
     #[must_use]
     #[inline(always)]
     pub fn weight(self, logit: f32) -> f32 {
@@ -30,39 +34,39 @@ impl LogitScale {
     }
 }
 
-/// The largest logit of each block, what is no number passed over; and whether all logits are finite.
+/// Writes the largest logit of each block, ignoring NaN. Returns whether all logits are finite.
 #[inline(always)]
 pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {
-    let mut nothing = [0.0; SCAN_LANES]; // Stays so until an infinity or NaN is multiplied with it.
+    let mut zeros = [0.0; SCAN_LANES]; // An infinity or NaN, times zero, makes a lane NaN.
     for (block, peak) in logits.chunks(LOGITS_BLOCK).zip(peaks) {
         let mut largest = [f32::NEG_INFINITY; SCAN_LANES];
         let (chunks, rest) = block.as_chunks::<SCAN_LANES>();
         for chunk in chunks {
-            (largest, nothing) = scan_chunk(chunk, &largest, &nothing);
+            (largest, zeros) = scan_chunk(chunk, &largest, &zeros);
         }
         if let Some(&first) = rest.first() {
-            let mut chunk = [first; SCAN_LANES]; // Seen again, it changes nothing.
+            let mut chunk = [first; SCAN_LANES]; // Comparing it again changes zeros.
             chunk[..rest.len()].copy_from_slice(rest);
-            (largest, nothing) = scan_chunk(&chunk, &largest, &nothing);
+            (largest, zeros) = scan_chunk(&chunk, &largest, &zeros);
         }
         *peak = join_lanes(&largest, larger);
     }
-    nothing.iter().all(|&lane| lane == 0.0)
+    zeros.iter().all(|&lane| lane == 0.0)
 }
 
 #[inline(always)]
 fn scan_chunk(
     chunk: &[f32; SCAN_LANES],
     largest: &[f32; SCAN_LANES],
-    nothing: &[f32; SCAN_LANES],
+    zeros: &[f32; SCAN_LANES],
 ) -> ([f32; SCAN_LANES], [f32; SCAN_LANES]) {
     (
         std::array::from_fn(|lane| larger(chunk[lane], largest[lane])),
-        std::array::from_fn(|lane| nothing[lane] + chunk[lane] * 0.0),
+        std::array::from_fn(|lane| zeros[lane] + chunk[lane] * 0.0),
     )
 }
 
-/// The weights of all logits and, of each block, their sum and the heaviest.
+/// Writes the weights of all logits, and the sum and the largest weight of each block.
 #[inline(always)]
 pub(crate) fn weigh_logits(
     logits: &[f32],
@@ -93,7 +97,7 @@ pub(crate) fn weigh_logits(
     }
 }
 
-/// The sums of [`weigh_logits`] alone.
+/// Writes only the sums of [`weigh_logits`].
 #[inline(always)]
 pub(crate) fn sum_weights(logits: &[f32], scale: LogitScale, masses: &mut [f32]) {
     for (logits, mass) in logits.chunks(LOGITS_BLOCK).zip(masses) {
@@ -120,7 +124,7 @@ fn weigh_chunk(chunk: &[f32; LANES], scale: LogitScale) -> [f32; LANES] {
     weights
 }
 
-/// The end of a row, with lanes that weigh nothing.
+/// Returns the weights of the partial chunk at the end of a row. Surplus lanes have weight zero.
 #[inline(always)]
 fn weigh_rest(rest: &[f32], scale: LogitScale) -> [f32; LANES] {
     let mut chunk = [0.0; LANES];
@@ -130,23 +134,24 @@ fn weigh_rest(rest: &[f32], scale: LogitScale) -> [f32; LANES] {
     weights
 }
 
-/// The sum of the weights from `bar` up, and how many there are. Blocks whose heaviest weight is below are passed over.
+/// Returns the sum and the number of the weights that are at least `threshold`. Blocks whose
+/// heaviest weight is below it are skipped.
 #[inline(always)]
-pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
+pub(crate) fn weights_from(threshold: f32, weights: &[f32], heaviest: &[f32]) -> (f64, usize) {
     let (mut mass, mut count) = (0.0, 0);
     for (block, &heaviest) in weights.chunks(LOGITS_BLOCK).zip(heaviest) {
-        if heaviest < bar {
+        if heaviest < threshold {
             continue;
         }
         let (mut sums, mut counts) = ([0.0; LANES], [0; LANES]);
         let (chunks, rest) = block.as_chunks::<LANES>();
         for chunk in chunks {
-            add_from(bar, chunk, &mut sums, &mut counts);
+            add_from(threshold, chunk, &mut sums, &mut counts);
         }
         if !rest.is_empty() {
-            let mut chunk = [f32::NAN; LANES]; // Reaches no bar.
+            let mut chunk = [f32::NAN; LANES]; // NaN is below any threshold.
             chunk[..rest.len()].copy_from_slice(rest);
-            add_from(bar, &chunk, &mut sums, &mut counts);
+            add_from(threshold, &chunk, &mut sums, &mut counts);
         }
         mass += f64::from(sum_lanes(&sums));
         count += sum_counts(&counts);
@@ -155,33 +160,43 @@ pub(crate) fn weights_from(bar: f32, weights: &[f32], heaviest: &[f32]) -> (f64,
 }
 
 #[inline(always)]
-fn add_from(bar: f32, chunk: &[f32; LANES], sums: &mut [f32; LANES], counts: &mut [u32; LANES]) {
+fn add_from(
+    threshold: f32,
+    chunk: &[f32; LANES],
+    sums: &mut [f32; LANES],
+    counts: &mut [u32; LANES],
+) {
     for ((sum, count), &weight) in sums.iter_mut().zip(counts).zip(chunk) {
-        let reaches = weight >= bar;
+        let reaches = weight >= threshold;
         *sum += if reaches { weight } else { 0.0 };
         *count += u32::from(reaches);
     }
 }
 
-/// Sets to zero what weighs less than `bar`, and sums up what is left of each block. A block whose heaviest weight is below is not touched;
-/// what is left of it is nothing.
+/// Sets weights below `threshold` to zero and writes the sum of each block's other weights. A block
+/// whose heaviest weight is below `threshold` is not written; its sum is zero.
 #[inline(always)]
-pub(crate) fn drop_weights(bar: f32, weights: &mut [f32], heaviest: &[f32], masses: &mut [f32]) {
+pub(crate) fn drop_weights(
+    threshold: f32,
+    weights: &mut [f32],
+    heaviest: &[f32],
+    masses: &mut [f32],
+) {
     let blocks = weights.chunks_mut(LOGITS_BLOCK).zip(heaviest);
     for ((block, &heaviest), mass) in blocks.zip(masses) {
-        if heaviest < bar {
+        if heaviest < threshold {
             *mass = 0.0;
             continue;
         }
         let mut sums = [0.0; LANES];
         let (chunks, rest) = block.as_chunks_mut::<LANES>();
         for chunk in chunks {
-            drop_and_add(bar, chunk, &mut sums);
+            drop_and_add(threshold, chunk, &mut sums);
         }
         if !rest.is_empty() {
             let mut chunk = [0.0; LANES];
             chunk[..rest.len()].copy_from_slice(rest);
-            drop_and_add(bar, &mut chunk, &mut sums);
+            drop_and_add(threshold, &mut chunk, &mut sums);
             rest.copy_from_slice(&chunk[..rest.len()]);
         }
         *mass = sum_lanes(&sums);
@@ -189,21 +204,21 @@ pub(crate) fn drop_weights(bar: f32, weights: &mut [f32], heaviest: &[f32], mass
 }
 
 #[inline(always)]
-fn drop_and_add(bar: f32, chunk: &mut [f32; LANES], sums: &mut [f32; LANES]) {
+fn drop_and_add(threshold: f32, chunk: &mut [f32; LANES], sums: &mut [f32; LANES]) {
     for (sum, weight) in sums.iter_mut().zip(chunk) {
-        *weight = if *weight >= bar { *weight } else { 0.0 };
+        *weight = if *weight >= threshold { *weight } else { 0.0 };
         *sum += *weight;
     }
 }
 
-/// Compiled for itself, as [`sum_lanes`] is.
+/// Adds up counts. Never inlined, as [`sum_lanes`].
 #[inline(never)]
 fn sum_counts(lanes: &[u32; LANES]) -> usize {
     lanes.iter().sum::<u32>() as usize
 }
 
-/// `e^x` of a number that is not positive, within 3e-7 of its value; 0 below -87. As attention's exponential, but without fused
-/// operations.
+/// Computes `e^x` for x ≤ 0 with a relative error below 3e-7. Returns 0 below −87. This is the
+/// exponential of `elementwise.rs` without fused operations.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
@@ -233,13 +248,13 @@ mod tests {
     use super::exp;
 
     #[test]
-    fn the_exponential_is_close() {
+    fn the_relative_error_of_exp_is_below_3e_7() {
         for i in 0..=87_000 {
             let x = -i as f32 / 1000.0;
             let relative = f64::from(exp(x)) / f64::from(x).exp() - 1.0;
             assert!(relative.abs() < 3e-7, "e^{x} is off by {relative}");
         }
-        assert_eq!(exp(0.0), 1.0, "the most likely token weighs 1");
+        assert_eq!(exp(0.0), 1.0, "the weight of the most likely token");
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-1e30), 0.0);
     }

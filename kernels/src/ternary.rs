@@ -1,41 +1,43 @@
-//! Ternary weights, packed in blocks that a vector register holds: two bits a weight, or five weights a byte.
+//! A matrix of ternary weights, with two bits a weight or five weights a byte.
 //!
-//! A block is 64 bytes: 16 rows × F · 4 columns, F fields a byte. Byte `4 r + i` holds, for row `r` of the block, the columns `4 f + i`
-//! (f = 0..F). So a 32-bit lane is one row, and one field of its four bytes is four neighbouring columns of it: what the dot-product
-//! instructions multiply with four neighbouring activations. How fields share a byte is the [`Packing`].
-//! A panel of 32 rows is one stream: `[block 0 of rows 0..16][block 0 of rows 16..32][block 1 of rows 0..16]…`.
+//! A byte has several fields, each of which holds a weight; [`Packing`] says how they share the
+//! byte. A block of `F` fields a byte has 16 rows and `4 F` columns. Byte `4 r + i` holds, for row
+//! `r` of the block, the columns `4 f + i` for f in 0..F. So one field of the four bytes of a 32-bit
+//! lane is four neighbouring columns of a row, which the dot-product instructions multiply by four
+//! neighbouring activations.
 //!
-//! Always true: a field is `weight + 1`, so 0, 1 or 2; rows and columns that exist only to fill the last block hold 1, the weight zero.
+//! Invariant: a field holds the code `weight + 1`, so 0, 1 or 2. Rows and columns that only fill the
+//! last block hold 1, the weight zero.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-use crate::{HugeSlice, PANEL_ROWS};
+use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::huge::HugeSlice;
 
 /// Columns of a block of two-bit fields.
 pub(crate) const TWO_BIT_COLUMNS: usize = Packing::TwoBit.block_columns();
+
 /// Columns of a block of base-3 digits.
 pub(crate) const FIVE_TRIT_COLUMNS: usize = Packing::FiveTrit.block_columns();
-/// Rows of a block.
-pub(crate) const BLOCK_ROWS: usize = 16;
-/// Blocks side by side in a panel.
-pub(crate) const PANEL_BLOCKS: usize = PANEL_ROWS / BLOCK_ROWS;
-/// The most columns a matrix may have: sums of 64 · code · activation, the largest that a kernel forms, then fit an `i32` with room.
+
+/// The largest number of columns. Up to it, sums of 64 · code · activation, the largest that a
+/// kernel forms, fit an `i32`.
 pub const MAX_COLUMNS: usize = 1 << 18;
 
-/// How the fields of a byte stand in it.
+/// How the fields of a byte share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Packing {
-    /// Four fields, field f in the bits 2 f and 2 f + 1: 2 bits a weight, quick to take apart on any machine.
+    /// Four fields, field f in the bits 2 f and 2 f + 1. 2 bits a weight, fast to unpack on any
+    /// machine.
     TwoBit,
-    /// Five fields as the digits of a number in base 3, field f counting 3^f: 1.6 bits a weight, taken apart by a byte-wise table look-up.
+    /// Five fields, the digits of a number in base 3: field f counts 3^f. 1.6 bits a weight, unpacked
+    /// by looking up bytes in a table.
     FiveTrit,
 }
 
 impl Packing {
-    /// F: fields of a byte.
+    /// Returns the number of fields of a byte.
     #[must_use]
     pub const fn fields(self) -> usize {
         match self {
@@ -44,12 +46,12 @@ impl Packing {
         }
     }
 
-    /// Columns of a block.
+    /// Returns the number of columns of a block.
     pub(crate) const fn block_columns(self) -> usize {
         4 * self.fields()
     }
 
-    /// What a field that is 1 counts in its byte.
+    /// Returns what a field that is 1 counts in its byte.
     const fn place(self, field: usize) -> u8 {
         match self {
             Packing::TwoBit => 1 << (2 * field),
@@ -57,8 +59,8 @@ impl Packing {
         }
     }
 
-    /// The four bytes of a lane from the codes of its columns. They are put together at once, as one number: no byte of the sum exceeds
-    /// 255, so none carries into the next.
+    /// Returns the four bytes of a lane, given the codes of its columns. They are added up as one
+    /// number: no byte of the sum exceeds 255, so none carries into the next.
     #[inline(always)]
     fn pack<const C: usize>(self, codes: &[u8; C]) -> [u8; 4] {
         let fields = codes.as_chunks::<4>().0.iter().enumerate();
@@ -68,7 +70,7 @@ impl Packing {
         lane.to_le_bytes()
     }
 
-    /// A field of a byte.
+    /// Returns a field of a byte.
     const fn unpack(self, byte: u8, field: usize) -> u8 {
         match self {
             Packing::TwoBit => byte / self.place(field) % 4,
@@ -76,28 +78,24 @@ impl Packing {
         }
     }
 
-    /// A byte whose fields are all 1, the weight zero.
+    /// Returns the byte whose fields are all 1, the weight zero.
     fn zero_weights(self) -> u8 {
         (0..self.fields()).map(|field| self.place(field)).sum()
     }
 }
 
-/// 16 rows of some columns.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
-pub(crate) struct Block(pub(crate) [u8; 64]);
-
-/// A matrix of weights −1, 0 and +1, `rows` × `columns`, packed.
+/// A packed matrix of the weights −1, 0 and +1, `[rows][columns]`.
 pub struct TernaryMatrix {
     packing: Packing,
     rows: usize,
     columns: usize,
-    memory: Arc<HugeSlice<Block>>, // Perhaps of several matrices.
-    blocks: Range<usize>,          // Of it: [panel][column block][half of the panel]
+    memory: Arc<HugeSlice<Block>>, // Several matrices may share it.
+    blocks: Range<usize>, // This matrix's part of it: [panel][column block][half of the panel].
 }
 
 impl TernaryMatrix {
-    /// A matrix of zeros. Which packing a machine multiplies fastest, [`Kernels::packing`](crate::Kernels::packing) says.
+    /// Makes a matrix of zeros. [`Kernels::packing`](crate::Kernels::packing) returns the packing
+    /// that a machine multiplies fastest.
     ///
     /// # Panics
     /// If a dimension is zero or `columns` exceeds [`MAX_COLUMNS`].
@@ -106,7 +104,7 @@ impl TernaryMatrix {
         assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
         assert!(
             columns <= MAX_COLUMNS,
-            "{columns} columns: sums might not fit an i32"
+            "{columns} columns: sums may not fit an i32"
         );
         let blocks =
             rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(packing.block_columns());
@@ -121,19 +119,19 @@ impl TernaryMatrix {
         }
     }
 
-    /// Moves matrices into one memory, in this order. A matrix by itself is seldom a multiple of the system's largest pages, and what is
-    /// left over would be looked up in small ones.
+    /// Moves matrices into one memory, in this order. The size of a single matrix is rarely a
+    /// multiple of the system's largest pages, and the rest of it would be in small pages.
     pub fn put_side_by_side(matrices: &mut [&mut TernaryMatrix]) {
         let all = matrices.iter().map(|matrix| matrix.blocks.len()).sum();
         let mut memory = HugeSlice::new(all);
-        let nothing = Arc::new(HugeSlice::new(0));
+        let empty = Arc::new(HugeSlice::new(0));
         let mut end = 0;
         for matrix in &mut *matrices {
             let blocks = end..end + matrix.blocks.len();
             memory[blocks.clone()].copy_from_slice(matrix.blocks());
             end = blocks.end;
-            // Its own memory is given back before the next one is copied.
-            (matrix.memory, matrix.blocks) = (Arc::clone(&nothing), blocks);
+            // This frees the matrix's own memory before the next matrix is copied.
+            (matrix.memory, matrix.blocks) = (Arc::clone(&empty), blocks);
         }
         let memory = Arc::new(memory);
         for matrix in matrices {
@@ -141,44 +139,44 @@ impl TernaryMatrix {
         }
     }
 
-    /// How the weights are packed.
+    /// Returns the packing of the weights.
     #[must_use]
     pub fn packing(&self) -> Packing {
         self.packing
     }
 
-    /// Rows: the outputs of a product.
+    /// Returns the number of rows: the outputs of a product.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns: the inputs of a product.
+    /// Returns the number of columns: the inputs of a product.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Panels of [`PANEL_ROWS`] rows; the last one may be partly filled.
+    /// Returns the number of panels of [`PANEL_ROWS`] rows. The rows may not fill the last one.
     #[must_use]
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
-    /// Memory of the packed weights, in bytes: what one product reads.
+    /// Returns the size of the packed weights, in bytes: what one product reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(self.blocks())
     }
 
-    /// The panels, to be filled; each may go to another thread.
+    /// Returns the panels, to be filled. Each may be sent to another thread.
     ///
     /// # Panics
     /// If the matrix shares its memory with others.
     pub fn panels_mut(&mut self) -> impl Iterator<Item = PanelMut<'_>> {
         let (packing, rows, columns) = (self.packing, self.rows, self.columns);
         let panel_blocks = self.panel_blocks();
-        let memory = Arc::get_mut(&mut self.memory).expect("a matrix that is filled stands alone");
+        let memory = Arc::get_mut(&mut self.memory).expect("the matrix shares its memory");
         memory[self.blocks.clone()]
             .chunks_exact_mut(panel_blocks)
             .enumerate()
@@ -193,7 +191,7 @@ impl TernaryMatrix {
             })
     }
 
-    /// One weight: −1, 0 or +1.
+    /// Returns one weight: −1, 0 or +1.
     ///
     /// # Panics
     /// If there is no such row or column.
@@ -206,7 +204,7 @@ impl TernaryMatrix {
         self.code(row / PANEL_ROWS, row % PANEL_ROWS, column) as i8 - 1
     }
 
-    /// The field (weight + 1) at `row` (0..32) and `column` of a panel.
+    /// Returns the code (weight + 1) at `row` (0..32) and `column` of a panel.
     #[inline]
     pub(crate) fn code(&self, panel: usize, row: usize, column: usize) -> u8 {
         let block_columns = self.packing.block_columns();
@@ -216,7 +214,7 @@ impl TernaryMatrix {
         self.packing.unpack(byte, field)
     }
 
-    /// The blocks of one panel, in the order of the stream.
+    /// Returns the blocks of one panel, in the order of the stream.
     #[inline]
     pub(crate) fn panel(&self, panel: usize) -> &[Block] {
         let panel_blocks = self.panel_blocks();
@@ -242,7 +240,7 @@ pub struct PanelMut<'a> {
 }
 
 impl PanelMut<'_> {
-    /// The rows of the matrix that this panel holds, at most [`PANEL_ROWS`].
+    /// Returns the rows of the matrix that are in this panel, at most [`PANEL_ROWS`].
     #[must_use]
     pub fn rows(&self) -> Range<usize> {
         self.rows.clone()
@@ -258,8 +256,8 @@ impl PanelMut<'_> {
             "row {row} is not in the panel of rows {:?}",
             self.rows
         );
-        assert_eq!(codes.len(), self.columns, "one code a column");
-        // Without leaving early, so that this takes several codes at once.
+        assert_eq!(codes.len(), self.columns, "codes of a row");
+        // Without an early exit, so that the compiler vectorizes the loop.
         let largest = codes.iter().fold(0, |largest, &code| code.max(largest));
         assert!(largest <= 2, "a code of row {row} is not 0, 1 or 2");
         let row = row - self.rows.start;
@@ -274,7 +272,7 @@ impl PanelMut<'_> {
     }
 }
 
-/// Packs a row of codes, C columns of it into each lane of four bytes.
+/// Packs a row of codes, C columns into each lane of four bytes.
 #[inline(always)]
 fn pack_row<'a, const C: usize>(
     packing: Packing,
@@ -297,7 +295,7 @@ mod tests {
     };
 
     #[test]
-    fn matrices_side_by_side_are_what_they_were() {
+    fn putting_matrices_side_by_side_keeps_their_weights() {
         for packing in [Packing::TwoBit, Packing::FiveTrit] {
             let shapes = [(3, 20), (70, 33), (32, 5)];
             let code = |row: usize, column: usize| ((7 * row + 3 * column) % 3) as u8;
@@ -324,7 +322,7 @@ mod tests {
         }
     }
 
-    /// No quantizer makes −128 of an absolute maximum, but 8 bits hold it, so the kernels must.
+    /// The quantizer never returns −128, but the kernels must accept every 8-bit value.
     #[test]
     fn products_with_minus_128_are_exact() {
         for (m, k) in [

@@ -91,8 +91,7 @@ const UNSAFE_FORMS: &[&str] = &[
 
 const UNSAFE_FILES: &[&str] = &[
     "kernels/src/dispatch.rs",
-    "kernels/src/x86_64/avx2.rs",
-    "kernels/src/x86_64/avx512.rs",
+    "kernels/src/x86_64/registers.rs",
     "src/model/pool/mod.rs",
     "src/model/load/weights.rs",
 ];

@@ -1,0 +1,99 @@
+//! The instruction sets, and which of them this CPU has.
+
+use std::error::Error;
+use std::fmt;
+use std::str::FromStr;
+
+/// An instruction set. A greater one is faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain Rust: the definition of every kernel, on any machine.
+    Scalar,
+    /// AVX2, FMA and F16C: x86-64 since about 2013.
+    Avx2,
+    /// AVX-512 F, BW, VL and VNNI: servers since 2019.
+    Avx512,
+    /// The above and AVX-512 VBMI, which looks up bytes in registers: servers since 2021, Zen 4.
+    Avx512Vbmi,
+}
+
+impl Isa {
+    const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi];
+
+    /// Returns the best instruction set of this CPU.
+    #[must_use]
+    pub fn best() -> Isa {
+        Isa::available().max().unwrap_or(Isa::Scalar)
+    }
+
+    /// Returns all instruction sets of this CPU, in ascending order.
+    pub fn available() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
+    /// Returns whether this CPU and its operating system support the instruction set.
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vbmi"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Vbmi => false,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Avx512Vbmi => "avx512vbmi",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = UnknownIsa;
+
+    fn from_str(name: &str) -> Result<Isa, UnknownIsa> {
+        let isa = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+        isa.ok_or_else(|| UnknownIsa(name.to_owned()))
+    }
+}
+
+/// The error for a name that is not an instruction set's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownIsa(String);
+
+impl fmt::Display for UnknownIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "unknown instruction set {:?}: expected scalar, avx2, avx512 or avx512vbmi",
+            self.0
+        )
+    }
+}
+
+impl Error for UnknownIsa {}

@@ -1,0 +1,42 @@
+//! Products of two-bit weights.
+
+use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::ops::Range;
+
+use super::ternary::{
+    Unpacked, divided_by_81, field_mask, store_scaled, sum_of_fields, ternary_products,
+};
+use super::{for_each_tile, minus_offsets};
+use crate::activation::ScaledActivations;
+use crate::block::{Block, PANEL_BLOCKS};
+use crate::prefetch::PrefetchQueue;
+use crate::ternary::{Packing, TernaryMatrix};
+use crate::x86_64::registers::avx512::load_block;
+use crate::x86_64::{four_activations, prefetch_step};
+
+ternary_products! {
+    features: "avx512f,avx512bw,avx512vl,avx512vnni",
+    packing: Packing::TwoBit,
+    unpacker: TwoBitUnpacker,
+    function: ternary_matmul,
+}
+
+/// Loads blocks: their fields are already where the products need them.
+#[derive(Clone, Copy)]
+struct TwoBitUnpacker;
+
+impl TwoBitUnpacker {
+    fn new() -> TwoBitUnpacker {
+        TwoBitUnpacker
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    #[inline]
+    fn unpack(self, block: &Block) -> Unpacked {
+        Unpacked {
+            fields: load_block(block),
+            fifth: _mm512_setzero_si512(),
+        }
+    }
+}

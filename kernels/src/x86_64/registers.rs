@@ -1,0 +1,252 @@
+//! What AVX2 and AVX-512 call differently but both can do with sixteen floats, and their loads and
+//! stores.
+//!
+//! Both modules have functions of the same names, so that `dense.rs` and `attention.rs` are written
+//! once. All `unsafe` code of the x86-64 kernels is here.
+#![expect(unsafe_code, reason = "vector loads and stores, prefetches")]
+
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+
+/// Prefetches the cache line at `address`, which need not be valid, into the second-level cache.
+/// The processor can have more requests outstanding there than in the first level.
+#[inline(always)]
+pub(crate) fn prefetch<T>(address: *const T) {
+    // SAFETY: every x86-64 CPU has SSE, and a prefetch reads nothing.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+}
+
+/// Sixteen floats in two registers of AVX2.
+pub(super) mod avx2 {
+    use std::arch::x86_64::*;
+
+    use crate::block::BLOCK_ROWS;
+    use crate::elementwise::LANES;
+
+    /// Sixteen floats: lanes 0..8 and 8..16.
+    pub(crate) type FloatPair = [__m256; 2];
+
+    /// Returns zero in every lane.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn zero() -> FloatPair {
+        [_mm256_setzero_ps(); 2]
+    }
+
+    /// Returns `value` in every lane.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn broadcast(value: f32) -> FloatPair {
+        [_mm256_set1_ps(value); 2]
+    }
+
+    /// Returns `a · b + c`, rounded once.
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    pub(crate) fn fused(a: FloatPair, b: FloatPair, c: FloatPair) -> FloatPair {
+        [
+            _mm256_fmadd_ps(a[0], b[0], c[0]),
+            _mm256_fmadd_ps(a[1], b[1], c[1]),
+        ]
+    }
+
+    /// Adds up sixteen lanes in the order of `elementwise::sum_lanes`: the upper half onto the
+    /// lower, until one lane remains.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn sum_lanes(lanes: FloatPair) -> f32 {
+        sum_eight_lanes(_mm256_add_ps(lanes[0], lanes[1]))
+    }
+
+    /// Adds up eight lanes in the same order.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn sum_eight_lanes(eight: __m256) -> f32 {
+        let four = _mm_add_ps(
+            _mm256_castps256_ps128(eight),
+            _mm256_extractf128_ps::<1>(eight),
+        );
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+
+    /// Loads sixteen floats.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn load(values: &[f32; LANES]) -> FloatPair {
+        let values = values.as_ptr();
+        // SAFETY: `values` is sixteen readable floats, two registers' worth, and `loadu` needs no
+        // alignment.
+        unsafe { [_mm256_loadu_ps(values), _mm256_loadu_ps(values.add(8))] }
+    }
+
+    /// Loads sixteen half-precision floats as f32.
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    pub(crate) fn widen(halves: &[u16; LANES]) -> FloatPair {
+        let register = halves.as_ptr().cast::<__m128i>();
+        // SAFETY: `halves` is 32 readable bytes, two registers' worth, and `loadu` needs no
+        // alignment.
+        let [low, high] = unsafe { [_mm_loadu_si128(register), _mm_loadu_si128(register.add(1))] };
+        [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+    }
+
+    /// Rounds sixteen floats to half precision, to nearest even.
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    pub(crate) fn narrow(values: FloatPair) -> [u16; LANES] {
+        let mut halves = [0; LANES];
+        for (part, values) in halves.as_chunks_mut::<8>().0.iter_mut().zip(values) {
+            let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values);
+            // SAFETY: `part` is 16 writable bytes, and `storeu` needs no alignment.
+            unsafe { _mm_storeu_si128(part.as_mut_ptr().cast(), rounded) }
+        }
+        halves
+    }
+
+    /// Returns the lanes as an array.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn lanes(registers: FloatPair) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        for (part, register) in lanes.as_chunks_mut::<8>().0.iter_mut().zip(registers) {
+            // SAFETY: `part` is 32 writable bytes, and `storeu` needs no alignment.
+            unsafe { _mm256_storeu_ps(part.as_mut_ptr(), register) }
+        }
+        lanes
+    }
+
+    /// Loads 64 bytes. In a block these are rows 0..8 and 8..16.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn load_bytes(bytes: &[u8; 64]) -> [__m256i; 2] {
+        let register = bytes.as_ptr().cast::<__m256i>();
+        // SAFETY: `bytes` is 64 readable bytes, two registers' worth, and `loadu` needs no
+        // alignment.
+        unsafe {
+            [
+                _mm256_loadu_si256(register),
+                _mm256_loadu_si256(register.add(1)),
+            ]
+        }
+    }
+
+    /// Loads eight sums.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn load_i32(sums: &[i32; 8]) -> __m256i {
+        // SAFETY: `sums` is 32 readable bytes, and `loadu` needs no alignment.
+        unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
+    }
+
+    /// Stores eight sums at the start of `out`.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn store_i32(sums: __m256i, out: &mut [i32]) {
+        let out = &mut out[..BLOCK_ROWS / 2];
+        // SAFETY: `out` is eight writable `i32`, by the slice just taken, and `storeu` needs no
+        // alignment.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) }
+    }
+}
+
+/// Sixteen floats in one register of AVX-512.
+pub(super) mod avx512 {
+    use std::arch::x86_64::*;
+
+    use super::avx2::sum_eight_lanes;
+    use crate::block::{BLOCK_ROWS, Block};
+    use crate::elementwise::LANES;
+
+    /// Returns zero in every lane.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn zero() -> __m512 {
+        _mm512_setzero_ps()
+    }
+
+    /// Returns `value` in every lane.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn broadcast(value: f32) -> __m512 {
+        _mm512_set1_ps(value)
+    }
+
+    /// Returns `a · b + c`, rounded once.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn fused(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+
+    /// Adds up sixteen lanes in the order of `elementwise::sum_lanes`: the upper half onto the
+    /// lower, until one lane remains.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn sum_lanes(lanes: __m512) -> f32 {
+        let upper = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
+        sum_eight_lanes(_mm256_add_ps(_mm512_castps512_ps256(lanes), upper))
+    }
+
+    /// Loads sixteen floats.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn load(values: &[f32; LANES]) -> __m512 {
+        // SAFETY: `values` is 64 readable bytes, and `loadu` needs no alignment.
+        unsafe { _mm512_loadu_ps(values.as_ptr()) }
+    }
+
+    /// Loads sixteen half-precision floats as f32.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn widen(halves: &[u16; LANES]) -> __m512 {
+        // SAFETY: `halves` is 32 readable bytes, and `loadu` needs no alignment.
+        _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(halves.as_ptr().cast()) })
+    }
+
+    /// Rounds sixteen floats to half precision, to nearest even.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn narrow(values: __m512) -> [u16; LANES] {
+        let mut halves = [0; LANES];
+        let rounded = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values);
+        // SAFETY: `halves` is 32 writable bytes, and `storeu` needs no alignment.
+        unsafe { _mm256_storeu_si256(halves.as_mut_ptr().cast(), rounded) }
+        halves
+    }
+
+    /// Returns the lanes as an array.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn lanes(register: __m512) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: `lanes` is 64 writable bytes, and `storeu` needs no alignment.
+        unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), register) }
+        lanes
+    }
+
+    /// Loads 64 bytes.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn load_bytes(bytes: &[u8; 64]) -> __m512i {
+        // SAFETY: `bytes` is 64 readable bytes, and `loadu` needs no alignment.
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+
+    /// Loads a block.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn load_block(block: &Block) -> __m512i {
+        // SAFETY: a `Block` is 64 readable bytes, aligned to 64 by its type.
+        unsafe { _mm512_load_si512((&raw const block.0).cast()) }
+    }
+
+    /// Stores sixteen sums at the start of `out`.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn store_i32(sums: __m512i, out: &mut [i32]) {
+        let out = &mut out[..BLOCK_ROWS];
+        // SAFETY: `out` is sixteen writable `i32`, by the slice just taken, and `storeu` needs no
+        // alignment.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) }
+    }
+}
