@@ -1,4 +1,4 @@
-//! Flags → what they ask for → an exit code. No logic of its own.
+//! Runs the command that the command line names and turns its result into an exit code.
 
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
@@ -10,7 +10,8 @@ use sterna::startup::serve;
 use sterna::synthesize::synthesize;
 use sterna::tenants::keygen;
 
-/// What is wrong with the flags, the checkpoint or the machine; the message names it.
+/// The exit code if the flags, the checkpoint or the machine are unusable. The message says what is
+/// wrong.
 const UNUSABLE: u8 = 2;
 
 fn main() -> ExitCode {

@@ -1,6 +1,6 @@
-//! The program as its users meet it: started from the command line, asked over HTTP, stopped by a signal.
+//! The whole program: started from the command line, used over HTTP, stopped by a signal.
 //!
-//! The demo model answers its held-out questions here, none of which stand in its training text.
+//! The demo model answers its held-out questions here. None of them is in its training text.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,29 +14,29 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Of the held-out questions, the share that must be answered right.
-const BAR: f64 = 0.85;
+/// The fraction of the held-out questions that must be answered correctly.
+const MIN_CORRECT: f64 = 0.85;
 
 #[derive(Deserialize)]
 struct HeldOut {
     max_tokens: u32,
-    singles: Vec<Turn>,
-    chats: Vec<Chat>,
+    singles: Vec<HeldOutTurn>,
+    chats: Vec<HeldOutChat>,
 }
 
 #[derive(Deserialize)]
-struct Chat {
-    turns: Vec<Turn>,
+struct HeldOutChat {
+    turns: Vec<HeldOutTurn>,
 }
 
 #[derive(Clone, Deserialize)]
-struct Turn {
+struct HeldOutTurn {
     question: String,
-    /// Right is an answer that contains all strings of one of these lists, whatever the case.
+    /// An answer is correct if it contains all strings of one of these lists, in any case.
     accept: Vec<Vec<String>>,
 }
 
-impl Turn {
+impl HeldOutTurn {
     fn accepts(&self, answer: &str) -> bool {
         let answer = answer.to_lowercase();
         self.accept
@@ -49,7 +49,7 @@ fn held_out() -> HeldOut {
     serde_json::from_str(include_str!("../src/demo/training/heldout.json")).unwrap()
 }
 
-/// A server of its own on a free port; killed if the test fails before it is stopped.
+/// A server process on a free port. It is killed if the test fails before it stops the server.
 struct Server {
     process: Child,
     address: String,
@@ -89,7 +89,7 @@ impl Server {
         response.json().await.unwrap()
     }
 
-    /// The answer to the last of `messages`, or nothing if it did not end by itself.
+    /// Returns the answer to the last of `messages`, or nothing if `max_tokens` cut it off.
     async fn answer(&self, messages: &[Value], max_tokens: u32) -> String {
         let answer = self.chat(messages, max_tokens).await;
         let choice = &answer["choices"][0];
@@ -113,13 +113,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // After `terminate` there is nothing left to kill.
+        // Both fail after `terminate`.
         drop(self.process.kill());
         drop(self.process.wait());
     }
 }
 
-fn says(role: &str, content: &str) -> Value {
+fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 
@@ -131,71 +131,71 @@ fn run(flags: &[&str]) -> Output {
 }
 
 #[tokio::test]
-async fn the_demo_model_answers_questions_that_it_was_not_trained_on() {
+async fn the_demo_model_answers_held_out_questions() {
     let held_out = held_out();
     assert!(held_out.singles.len() >= 200 && held_out.chats.len() >= 20);
     let server = Arc::new(Server::start(&["--max-queued", "1000"]).await);
-    let asked: Vec<_> = held_out
+    let answers: Vec<_> = held_out
         .singles
         .into_iter()
         .map(|turn| {
             let server = Arc::clone(&server);
             tokio::spawn(async move {
-                let question = [says("user", &turn.question)];
+                let question = [message("user", &turn.question)];
                 let answer = server.answer(&question, held_out.max_tokens).await;
                 (turn.accepts(&answer), turn.question, answer)
             })
         })
         .collect();
-    let total = asked.len();
-    let mut right = 0;
-    for one in asked {
-        let (is_right, question, answer) = one.await.unwrap();
-        right += usize::from(is_right);
-        if !is_right {
+    let total = answers.len();
+    let mut correct = 0;
+    for answer in answers {
+        let (is_correct, question, answer) = answer.await.unwrap();
+        correct += usize::from(is_correct);
+        if !is_correct {
             println!("wrong: {question:?} -> {answer:?}");
         }
     }
-    println!("{right} of {total} held-out questions");
+    println!("{correct} of {total} held-out questions");
     assert!(
-        right as f64 >= BAR * total as f64,
-        "only {right} of {total}"
+        correct as f64 >= MIN_CORRECT * total as f64,
+        "only {correct} of {total}"
     );
 }
 
 #[tokio::test]
-async fn the_demo_model_holds_chats_of_three_turns() {
+async fn the_demo_model_answers_held_out_chats() {
     let held_out = held_out();
     let server = Server::start(&[]).await;
-    let (mut right, mut total) = (0, 0);
+    let (mut correct, mut total) = (0, 0);
     for chat in held_out.chats {
         assert_eq!(chat.turns.len(), 3);
         let mut messages = Vec::new();
         for turn in chat.turns {
-            messages.push(says("user", &turn.question));
+            messages.push(message("user", &turn.question));
             let answer = server.answer(&messages, held_out.max_tokens).await;
             total += 1;
-            right += usize::from(turn.accepts(&answer));
+            correct += usize::from(turn.accepts(&answer));
             if !turn.accepts(&answer) {
                 println!("wrong: {:?} -> {answer:?}", turn.question);
             }
-            messages.push(says("assistant", &answer));
+            messages.push(message("assistant", &answer));
         }
     }
-    println!("{right} of {total} turns");
+    println!("{correct} of {total} turns");
     assert!(
-        right as f64 >= BAR * f64::from(total),
-        "only {right} of {total}"
+        correct as f64 >= MIN_CORRECT * f64::from(total),
+        "only {correct} of {total}"
     );
 }
 
 #[tokio::test]
 async fn a_second_turn_finds_the_first_in_the_prefix_cache() {
     let server = Server::start(&[]).await;
-    let mut messages = vec![says("user", "Tell me a story about a fox, please.")];
+    let mut messages = vec![message("user", "Tell me a story about a fox, please.")];
     let first = server.answer(&messages, 200).await;
-    messages.push(says("assistant", &first));
-    messages.push(says("user", "What is the capital of France?"));
+    messages.push(message("assistant", &first));
+    messages.push(message("user", "What is the capital of France?"));
     let usage = server.chat(&messages, 16).await["usage"].clone();
     let cached = usage["prompt_tokens_details"]["cached_tokens"]
         .as_u64()
@@ -204,7 +204,7 @@ async fn a_second_turn_finds_the_first_in_the_prefix_cache() {
 }
 
 #[tokio::test]
-async fn a_signal_lets_answers_finish_and_the_exit_code_is_0() {
+async fn sigterm_lets_answers_finish_and_exits_with_0() {
     let server = Server::start(&[]).await;
     let body = json!({
         "prompt": "Count from one to ten.", "max_tokens": 300, "ignore_eos": true, "stream": true,
@@ -225,7 +225,7 @@ async fn a_signal_lets_answers_finish_and_the_exit_code_is_0() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_at_once() {
+async fn a_second_signal_exits_at_once_with_2() {
     let mut server = Server::start(&["--drain-seconds", "3600"]).await;
     let body = json!({"prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true});
     let url = format!("{}/v1/completions", server.address);
@@ -251,7 +251,7 @@ async fn a_second_signal_ends_at_once() {
 }
 
 #[test]
-fn what_cannot_be_served_is_named_and_the_exit_code_is_2() {
+fn unusable_flags_are_named_and_exit_with_2() {
     let directory = std::env::temp_dir().join(format!("sterna-nothing-{}", std::process::id()));
     let missing = directory.to_str().unwrap();
     for (flags, named) in [
@@ -287,10 +287,10 @@ async fn a_synthesized_checkpoint_is_served() {
     assert_eq!(
         again.status.code(),
         Some(2),
-        "a directory with something in it is left alone"
+        "a directory that is not empty is never overwritten"
     );
     let server = Server::start(&["--model", path, "--threads", "1"]).await;
-    let answer = server.chat(&[says("user", "Hello")], 8).await;
+    let answer = server.chat(&[message("user", "Hello")], 8).await;
     assert!(
         answer["usage"]["completion_tokens"].as_u64().unwrap() >= 1,
         "{answer}"

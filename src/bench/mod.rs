@@ -54,7 +54,7 @@ const QUICK_PROBE_BYTES: usize = 256 << 20;
 /// # Errors
 /// When the model can't be loaded, the engine computes something else than it should, or the report can't be written.
 pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
-    let kernels = kernels(config.isa.as_deref())?;
+    let kernels = kernels(config.machine.isa.as_deref())?;
     let json = Json::open(config.json.as_deref())?;
     let (name, source) = match &config.model {
         Some(directory) => (named(directory)?, Source::Directory(directory.clone())),
@@ -64,8 +64,8 @@ pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
         name,
         source,
         kernels,
-        threads: config.threads(),
-        pin_threads: config.pin_threads(),
+        threads: config.machine.threads(),
+        pin_threads: config.machine.pin_threads(),
         grid: grid(config),
         probe_bytes: if config.quick {
             QUICK_PROBE_BYTES

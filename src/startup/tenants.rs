@@ -1,6 +1,8 @@
-//! Tenants at the start and on SIGHUP.
+//! Installs the tenants at the start and at each SIGHUP.
 //!
-//! Invariants: the engine knows a tenant before its keys open the door; a file with a fault leaves everything as it was.
+//! Invariant: the engine knows a tenant before the HTTP interface accepts its keys.
+//!
+//! Invariant: a file with a fault changes nothing.
 
 use std::error::Error;
 use std::time::Duration;
@@ -16,62 +18,63 @@ use crate::metrics::Metrics;
 use crate::tenants::{Deadlines, Defaults, PublicText, Roster, Tenants};
 use crate::text::{ChatTemplate, Message, Tokenizer};
 
-/// A tenant's part of the queue, unless its table says otherwise: one cannot fill it alone.
-const QUEUE_PART: u32 = 4;
-/// Public prefixes may take this part of all pages.
-const PUBLIC_PART: usize = 2;
+/// By default a tenant may use this fraction of the queue, so that one tenant cannot fill it.
+const QUEUE_DIVISOR: u32 = 4;
+/// Public prefixes may use this fraction of the pages.
+const PUBLIC_DIVISOR: usize = 2;
 
-/// The tenants of `--tenants`, if it is given.
+/// Reads the tenants of `--tenants`, if the flag is given.
 ///
 /// # Errors
-/// When something is wrong with the file, or anybody could use the server from outside.
+/// If the file has a fault, or if other machines could use the server without a key.
 pub(super) fn roster(config: &ServeConfig) -> Result<Option<Roster>, Box<dyn Error>> {
-    match &config.tenants {
+    let host = config.network.host;
+    match &config.access.tenants {
         Some(path) => Ok(Some(Roster::open(path, defaults(config))?)),
-        None if config.host.to_canonical().is_loopback() => Ok(None),
-        None if config.insecure => {
-            tracing::warn!(host = %config.host, "whoever reaches this address can use the server");
+        None if host.to_canonical().is_loopback() => Ok(None),
+        None if config.access.insecure => {
+            tracing::warn!(%host, "every client that reaches this address can use the server");
             Ok(None)
         }
         None => Err(format!(
-            "--host {}: whoever reaches this address could use the server. Give keys with --tenants FILE (sterna keygen ID makes \
-             them), or say --insecure",
-            config.host
+            "--host {host}: every client that reaches this address could use the server. Require \
+             keys with --tenants FILE (sterna keygen ID makes them), or allow it with --insecure"
         )
         .into()),
     }
 }
 
-/// The server that still loads, with its door guarded.
+/// Returns a server that is still loading, with the keys of `roster`.
 pub(super) fn app(config: &ServeConfig, roster: Option<&Roster>) -> App {
     let anyone = || Tenants::anyone(deadlines(config));
     let tenants = roster.map_or_else(anyone, Roster::tenants);
     App::for_tenants(
         tenants,
-        config.metrics_open,
-        config.max_connections as usize,
+        config.access.metrics_open,
+        config.network.max_connections as usize,
     )
 }
 
 fn deadlines(config: &ServeConfig) -> Deadlines {
     Deadlines {
-        first_token: config.first_token_seconds.map(Duration::from_secs),
-        total: Some(Duration::from_secs(config.request_seconds)),
+        first_token: config.queue.first_token_seconds.map(Duration::from_secs),
+        total: Some(Duration::from_secs(config.queue.request_seconds)),
     }
 }
 
 fn defaults(config: &ServeConfig) -> Defaults {
     Defaults {
         deadlines: deadlines(config),
-        max_queued: config.max_queued.div_ceil(QUEUE_PART),
-        max_queued_time: Duration::from_secs(config.max_queued_seconds) / QUEUE_PART,
+        max_queued: config.queue.max_queued.div_ceil(QUEUE_DIVISOR),
+        max_queued_time: Duration::from_secs(config.queue.max_queued_seconds) / QUEUE_DIVISOR,
     }
 }
 
-/// What conversations with these system messages begin with, whatever comes after.
+/// Returns the tokens of each public prefix: those that every conversation with this system message
+/// begins with.
 ///
 /// # Errors
-/// When they can't be had; the text names the one.
+/// If a prefix cannot be rendered or is too short, or if all of them take too many pages.
 pub(super) fn public_prefixes(
     texts: &[PublicText],
     template: Option<&ChatTemplate>,
@@ -83,12 +86,12 @@ pub(super) fn public_prefixes(
     for PublicText { name, system } in texts {
         let template = template
             .ok_or_else(|| format!("public prefix `{name}`: the model has no chat template"))?;
-        let conversation = |words: &str| {
+        let conversation = |question: &str| {
             let message = |role: &str, content: &str| Message {
                 role: role.to_owned(),
                 content: content.to_owned(),
             };
-            let messages = [message("system", system), message("user", words)];
+            let messages = [message("system", system), message("user", question)];
             let prompt = template.prompt(tokenizer, &messages);
             prompt.map_err(|error| format!("public prefix `{name}`: {error}"))
         };
@@ -96,62 +99,27 @@ pub(super) fn public_prefixes(
         let shared = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
         if shared < PAGE_TOKENS {
             return Err(format!(
-                "public prefix `{name}`: its {shared} tokens are less than a page, which has {PAGE_TOKENS}"
+                "public prefix `{name}`: it has only {shared} tokens, but sharing needs at least \
+                 a page of {PAGE_TOKENS}. Make it longer or remove it"
             )
             .into());
         }
         whole_pages += shared / PAGE_TOKENS;
         prefixes.push(one[..shared].to_vec());
     }
-    if whole_pages > pages as usize / PUBLIC_PART {
+    let limit = pages as usize / PUBLIC_DIVISOR;
+    if whole_pages > limit {
         return Err(format!(
-            "the public prefixes would take {whole_pages} of the {pages} pages, and half of them is the most"
+            "the public prefixes need {whole_pages} of the {pages} KV pages, but may use at most \
+             {limit}. Shorten them or raise --kv-memory"
         )
         .into());
     }
     Ok(prefixes)
 }
 
-/// Tells the engine what each tenant may have.
-///
-/// # Errors
-/// When it can't be had. Nothing has changed then.
-pub(super) async fn install(
-    roster: &Roster,
-    model: &ModelCard,
-    engine: &EngineHandle,
-    metrics: &Metrics,
-) -> Result<(), String> {
-    let names = |name: &str| model.answers_to(name);
-    let shut_out = roster
-        .shut_out(&model.name, names)
-        .map_err(|error| error.to_string())?;
-    match engine.set_tenants(roster.policies()).await {
-        Ok(()) => {
-            metrics.set_tenants(&roster.names());
-            tell_shut_out(&shut_out, &model.name);
-            Ok(())
-        }
-        Err(TenantsRefused::Impossible(error)) => Err(roster.explain(error).to_string()),
-        Err(TenantsRefused::Gone) => Err("the engine has ended".into()),
-    }
-}
-
-/// A slip in a `models` looks just like a tenant of other servers.
-fn tell_shut_out(tenants: &[&str], model: &str) {
-    if let Some(first) = tenants.first() {
-        let count = tenants.len();
-        tracing::warn!(
-            count,
-            first,
-            model,
-            "tenants may not use this server's model"
-        );
-    }
-}
-
-/// Who learns of the tenants when their file is read again.
-pub(super) struct Reloading {
+/// The tenants, and everything that must know them.
+pub(super) struct Reload {
     pub(super) roster: Roster,
     pub(super) model: ModelCard,
     pub(super) engine: EngineHandle,
@@ -159,26 +127,60 @@ pub(super) struct Reloading {
     pub(super) app: App,
 }
 
-impl Reloading {
+impl Reload {
+    /// Gives the engine the limits of the first tenants. The app has their keys already, but serves
+    /// no requests yet.
+    ///
+    /// # Errors
+    /// If no tenant may use the model, or if the engine rejects the limits.
+    pub(super) async fn install(&self) -> Result<(), String> {
+        self.install_limits(&self.roster).await
+    }
+
     /// Reads the file again at each SIGHUP.
-    pub(super) async fn at(mut self, mut hangups: Signal) {
+    pub(super) async fn at_each(mut self, mut hangups: Signal) {
         while hangups.recv().await.is_some() {
             match self.reread().await {
-                Ok(()) => tracing::info!("the tenants file was read again"),
-                Err(why) => tracing::error!(why, "the tenants stay as they were"),
+                Ok(()) => tracing::info!("SIGHUP: the new tenants file is in use"),
+                Err(why) => tracing::error!(why, "SIGHUP: the old tenants stay in use"),
             }
         }
     }
 
     async fn reread(&mut self) -> Result<(), String> {
-        let known = self.roster.clone();
-        let read = spawn_blocking(move || known.reread()).await;
-        let fresh = read
-            .map_err(|_| "reading the file failed after a bug")?
+        let old = self.roster.clone();
+        let read = spawn_blocking(move || old.reread()).await;
+        let new = read
+            .map_err(|_| "reading the tenants file panicked; the message is above")?
             .map_err(|error| error.to_string())?;
-        install(&fresh, &self.model, &self.engine, &self.metrics).await?;
-        self.roster = fresh;
+        self.install_limits(&new).await?;
+        self.roster = new;
         self.app.set_tenants(self.roster.tenants());
         Ok(())
+    }
+
+    /// Gives the engine the limits of `roster`. After an error nothing has changed.
+    async fn install_limits(&self, roster: &Roster) -> Result<(), String> {
+        let excluded = roster
+            .excluded_from(&self.model.name, |name| self.model.answers_to(name))
+            .map_err(|error| error.to_string())?;
+        match self.engine.set_tenants(roster.policies()).await {
+            Ok(()) => {
+                self.metrics.set_tenants(&roster.names());
+                warn_of_excluded(&excluded, &self.model.name);
+                Ok(())
+            }
+            Err(TenantsRefused::Impossible(error)) => Err(roster.explain(error).to_string()),
+            Err(TenantsRefused::Gone) => Err("the engine has ended".into()),
+        }
+    }
+}
+
+/// Logs the tenants that may not use the model: either tenants of other servers, or a typing error
+/// in `models`.
+fn warn_of_excluded(tenants: &[&str], model: &str) {
+    if let Some(first) = tenants.first() {
+        let count = tenants.len();
+        tracing::warn!(count, first, model, "some tenants may not use the model");
     }
 }

@@ -1,108 +1,77 @@
-//! The tenants file: TOML in, checked tables out.
+//! Reads the tenants file.
 //!
-//! Invariant: whatever is wrong is named with its line, and nothing that could be a key or its hash is repeated.
+//! Invariant: no error repeats anything from the file that could be a key or its hash.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::fs;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::table::{Known, TenantTable};
-use super::{Defaults, Member};
+use super::entry::{Defaults, PublicText, TenantEntry};
+use super::fault::{Fault, FileError, fault};
+use super::ids::check_id;
+use super::table::{SeenTables, TenantTable};
 use crate::engine::PublicPrefix;
 
-const MOST_ID_BYTES: usize = 64;
-/// In metrics, all who have no series of their own, and whoever needs no key.
-const RESERVED: [&str; 2] = ["other", "default"];
-/// Bytes of an unknown field's name, quotes included, that are repeated.
-const LONGEST_FIELD: usize = 32;
+/// The longest name of an unknown field that an error repeats, in bytes, with its quotes.
+const MAX_FIELD_BYTES: usize = 32;
 
-/// What is wrong with a tenants file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileError {
-    path: PathBuf,
-    line: Option<usize>,
-    why: String,
-}
-
-impl FileError {
-    /// About no line of its own.
-    pub(super) fn whole(path: &Path, why: impl Into<String>) -> FileError {
-        FileError {
-            path: path.to_owned(),
-            line: None,
-            why: why.into(),
-        }
-    }
-}
-
-impl fmt::Display for FileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FileError { path, line, why } = self;
-        match line {
-            Some(line) => write!(f, "{}, line {line}: {why}", path.display()),
-            None => write!(f, "{}: {why}", path.display()),
-        }
-    }
-}
-
-impl std::error::Error for FileError {}
-
-/// A text that several tenants' conversations begin with, and whose keys and values they share.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PublicText {
-    /// Its name in the file.
-    pub name: String,
-    /// The system message.
-    pub system: String,
-}
-
-/// A file's tables.
+/// The checked contents of a tenants file.
 #[derive(Debug)]
-pub(super) struct Listing {
-    pub(super) members: Vec<Member>,
+pub(super) struct FileContents {
+    pub(super) tenants: Vec<TenantEntry>,
     pub(super) public: Vec<PublicText>,
 }
 
 /// Reads and checks the file at `path`.
-pub(super) fn read(path: &Path, defaults: &Defaults) -> Result<Listing, FileError> {
+pub(super) fn read(path: &Path, defaults: &Defaults) -> Result<FileContents, FileError> {
     let text =
         fs::read_to_string(path).map_err(|error| FileError::whole(path, error.to_string()))?;
-    parse(&text, defaults).map_err(|fault| FileError {
-        path: path.to_owned(),
-        line: fault.at.map(|at| line(&text, at.start)),
-        why: fault.why,
+    parse(&text, defaults).map_err(|fault| FileError::at(path, &text, fault))
+}
+
+fn parse(text: &str, defaults: &Defaults) -> Result<FileContents, Fault> {
+    let file: TenantsToml = toml::from_str(text).map_err(|error| Fault {
+        at: error.span(),
+        why: without_values(error.message()),
+    })?;
+    if file.tenant.is_empty() {
+        let why = "the file has no [[tenant]], so nobody could use the server; `sterna keygen ID` \
+                   prints one";
+        return Err(Fault {
+            at: None,
+            why: why.into(),
+        });
+    }
+    let mut prefixes = HashMap::new();
+    let mut public = Vec::new();
+    for table in file.public_prefix {
+        check_id(table.name.get_ref()).map_err(|why| fault(&table.name, why))?;
+        let index = PublicPrefix(public.len() as u32);
+        let name = table.name.get_ref().clone();
+        if prefixes.insert(name.clone(), index).is_some() {
+            let why = format!("the public prefix `{name}` is already defined; rename this one");
+            return Err(fault(&table.name, why));
+        }
+        let system = table.system;
+        public.push(PublicText { name, system });
+    }
+    let mut seen = SeenTables::new(text, prefixes);
+    let tenants: Result<_, Fault> = file
+        .tenant
+        .into_iter()
+        .map(|table| table.entry(&mut seen, defaults))
+        .collect();
+    Ok(FileContents {
+        tenants: tenants?,
+        public,
     })
 }
 
-/// # Errors
-/// When `id` is no name for a tenant; the text says what is.
-pub(super) fn check_id(id: &str) -> Result<(), String> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if (1..=MOST_ID_BYTES).contains(&id.len()) && id.chars().all(fits) {
-        return Ok(());
-    }
-    Err(format!(
-        "a name is 1 to {MOST_ID_BYTES} letters, digits, `.`, `_` or `-`"
-    ))
-}
-
-/// # Errors
-/// As `check_id`; also for the names that metrics use for tenants without series, or keys, of their own.
-pub(super) fn check_tenant(id: &str) -> Result<(), String> {
-    check_id(id)?;
-    match RESERVED.contains(&id) {
-        true => Err(format!("`{id}` is a name that the metrics use themselves")),
-        false => Ok(()),
-    }
-}
-
-/// Serde's complaint without what the file says where it should say something else: that may be a key. A field's name stays if it
-/// looks like one.
+/// Removes from serde's message the values of the file, because they may be keys. The name of an
+/// unknown field stays if it looks like a name.
 fn without_values(message: &str) -> String {
     let Some((given, expected)) = message.rsplit_once(", expected ") else {
         return message.to_owned();
@@ -112,7 +81,7 @@ fn without_values(message: &str) -> String {
     };
     let (what, quoted) = given.split_at(quote);
     let is_name = what == "unknown field "
-        && quoted.len() <= LONGEST_FIELD
+        && quoted.len() <= MAX_FIELD_BYTES
         && quoted
             .chars()
             .all(|c| c.is_ascii_lowercase() || "_`".contains(c));
@@ -121,68 +90,9 @@ fn without_values(message: &str) -> String {
     format!("{}, expected {expected}", given.trim_end())
 }
 
-/// The line of a byte, counted from 1.
-pub(super) fn line(text: &str, byte: usize) -> usize {
-    let before = &text.as_bytes()[..byte.min(text.len())];
-    1 + before.iter().filter(|byte| **byte == b'\n').count()
-}
-
-/// What is wrong, and at which bytes.
-pub(super) struct Fault {
-    pub(super) at: Option<Range<usize>>,
-    pub(super) why: String,
-}
-
-/// What is wrong with the value at `at`.
-pub(super) fn fault<T>(at: &Spanned<T>, why: impl Into<String>) -> Fault {
-    Fault {
-        at: Some(at.span()),
-        why: why.into(),
-    }
-}
-
-fn parse(text: &str, defaults: &Defaults) -> Result<Listing, Fault> {
-    let tables: Tables = toml::from_str(text).map_err(|error| Fault {
-        at: error.span(),
-        why: without_values(error.message()),
-    })?;
-    if tables.tenant.is_empty() {
-        let why = "there is no [[tenant]], so nobody could come in".into();
-        return Err(Fault { at: None, why });
-    }
-    let mut prefixes = HashMap::new();
-    let mut public = Vec::new();
-    for table in tables.public_prefix {
-        check_id(table.name.get_ref()).map_err(|why| fault(&table.name, why))?;
-        let place = PublicPrefix(public.len() as u32);
-        let name = table.name.get_ref().clone();
-        if prefixes.insert(name.clone(), place).is_some() {
-            let why = format!("there is a public prefix `{name}` already");
-            return Err(fault(&table.name, why));
-        }
-        let system = table.system;
-        public.push(PublicText { name, system });
-    }
-    let mut known = Known {
-        text,
-        ids: HashMap::new(),
-        keys: HashMap::new(),
-        prefixes,
-    };
-    let members: Result<_, Fault> = tables
-        .tenant
-        .into_iter()
-        .map(|table| table.member(&mut known, defaults))
-        .collect();
-    Ok(Listing {
-        members: members?,
-        public,
-    })
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Tables {
+struct TenantsToml {
     #[serde(default)]
     tenant: Vec<TenantTable>,
     #[serde(default)]

@@ -1,31 +1,39 @@
-//! `sterna keygen ID`: a new key, told once.
+//! `sterna keygen ID`: makes a key and shows it once.
 
 use std::error::Error;
 use std::io::{self, Write};
 
-use super::file::check_tenant;
+use super::ids::check_tenant_id;
 use super::keys::{KeyHash, hex};
 
-/// Draws a key of 256 bits from the system's generator. The key goes to `told`, and nowhere else; the lines of the tenants file with its
-/// hash go to `lines`, so that they can be appended to the file, whose last line may have no end.
+/// Makes a key of 256 bits from the system's random generator. Writes the key to `terminal` and
+/// nowhere else. Writes a table for the tenants file, with the hash of the key, to `table`.
+///
+/// The table starts with an empty line, so that it can be appended to a file whose last line has no
+/// line break.
 ///
 /// # Errors
-/// When `id` can't be a tenant's, the system has no randomness, or nobody reads what is written.
-pub fn keygen(id: &str, mut told: impl Write, mut lines: impl Write) -> Result<(), Box<dyn Error>> {
-    check_tenant(id)?;
+/// If `id` is not a valid id, if the system has no randomness, or if a write fails.
+pub fn keygen(
+    id: &str,
+    mut terminal: impl Write,
+    mut table: impl Write,
+) -> Result<(), Box<dyn Error>> {
+    check_tenant_id(id)?;
     let mut bits = [0; 32];
     getrandom::fill(&mut bits)
-        .map_err(|error| io::Error::other(format!("no randomness: {error}")))?;
+        .map_err(|error| io::Error::other(format!("the system has no randomness: {error}")))?;
     let key = format!("sk-{}", hex(&bits));
     let hash = KeyHash::of(key.as_bytes()).to_hex();
     write!(
-        lines,
+        table,
         "\n[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{hash}\"\n"
     )?;
-    lines.flush()?;
+    table.flush()?;
     writeln!(
-        told,
-        "The key of {id}, shown this once (the server keeps its hash only):\n{key}"
+        terminal,
+        "The key of {id}. Save it now: it is shown only once, and the server keeps only its \
+         hash.\n{key}"
     )?;
     Ok(())
 }

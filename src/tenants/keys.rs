@@ -1,27 +1,24 @@
-//! Keys and whom they belong to.
+//! The hashes of keys.
 //!
-//! Invariant: how long a search takes tells nothing about the keys. A key is 256 random bits, so one plain SHA-256 of it is as good as
-//! a slow hash, which would let anybody keep the server busy.
+//! A key is 256 random bits, so one plain SHA-256 protects it as well as a slow hash would. A slow
+//! hash would let anyone keep the server busy.
 
 use std::fmt;
-use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
-
-use super::{ANYONE, Deadlines, Tenant};
 
 /// The SHA-256 of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
-    /// Of this key.
+    /// Returns the hash of `key`.
     pub fn of(key: &[u8]) -> KeyHash {
         KeyHash(Sha256::digest(key).into())
     }
 
-    /// From 64 hexadecimal digits; `None` if they are something else.
+    /// Reads 64 hexadecimal digits. Returns `None` if `digits` is something else.
     pub fn from_hex(digits: &str) -> Option<KeyHash> {
         let digits: Vec<u8> = digits
             .chars()
@@ -36,9 +33,22 @@ impl KeyHash {
         Some(KeyHash(hash))
     }
 
-    /// As 64 hexadecimal digits.
+    /// Writes 64 hexadecimal digits.
     pub(super) fn to_hex(self) -> String {
         hex(&self.0)
+    }
+
+    /// Returns the index of this hash among `hashes`. Compares every hash in full, even after the
+    /// match, so that the time of the search does not depend on the keys.
+    pub(super) fn position<'a>(
+        &self,
+        hashes: impl IntoIterator<Item = &'a KeyHash>,
+    ) -> Option<usize> {
+        let mut found = u64::MAX;
+        for (index, hash) in (0..).zip(hashes) {
+            found.conditional_assign(&index, hash.0.ct_eq(&self.0));
+        }
+        usize::try_from(found).ok().filter(|_| found != u64::MAX)
     }
 }
 
@@ -48,57 +58,9 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// Two digits for each byte.
+/// Writes two hexadecimal digits for each byte.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes
         .iter()
         .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
-}
-
-/// Who may come in.
-#[derive(Clone, Debug)]
-pub struct Tenants {
-    keys: Vec<(KeyHash, Arc<Tenant>)>,
-    anyone: Option<Arc<Tenant>>, // When there are no keys.
-}
-
-impl Tenants {
-    /// Everybody, with or without a key, as one tenant.
-    pub fn anyone(deadlines: Deadlines) -> Tenants {
-        let anyone = Tenant {
-            id: "default".into(),
-            number: ANYONE,
-            deadlines,
-            models: None,
-            requests: None,
-            tokens: None,
-        };
-        Tenants {
-            keys: Vec::new(),
-            anyone: Some(Arc::new(anyone)),
-        }
-    }
-
-    /// Those who hold one of these keys.
-    pub fn with_keys(keys: impl IntoIterator<Item = (KeyHash, Tenant)>) -> Tenants {
-        let shared = |(key, tenant)| (key, Arc::new(tenant));
-        Tenants {
-            keys: keys.into_iter().map(shared).collect(),
-            anyone: None,
-        }
-    }
-
-    /// Whose `key` this is. Every hash is compared to its end, also after the right one.
-    pub fn find(&self, key: Option<&[u8]>) -> Option<Arc<Tenant>> {
-        if let Some(anyone) = &self.anyone {
-            return Some(Arc::clone(anyone));
-        }
-        let presented = KeyHash::of(key?);
-        let mut found = u64::MAX;
-        for (place, (hash, _)) in (0..).zip(&self.keys) {
-            found.conditional_assign(&place, hash.0.ct_eq(&presented.0));
-        }
-        let (_, tenant) = self.keys.get(usize::try_from(found).ok()?)?;
-        Some(Arc::clone(tenant))
-    }
 }

@@ -1,9 +1,11 @@
-//! Files with one fault each, what a good one says, and what stays when it is read again.
+//! Tests of the tenants file: correct files, files with one fault each, and reading a file again.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::*;
-use crate::engine::{Band, PublicPrefix, Rate};
+use crate::engine::{Band, PublicPrefix, Rate, TenantId, TenantPolicy, TenantsError};
 
 const DEFAULTS: Defaults = Defaults {
     deadlines: Deadlines {
@@ -14,7 +16,7 @@ const DEFAULTS: Defaults = Defaults {
     max_queued_time: Duration::from_secs(15),
 };
 
-/// A file that is gone when the test ends.
+/// A tenants file that is deleted when the test ends.
 struct TenantsFile(PathBuf);
 
 impl TenantsFile {
@@ -57,7 +59,7 @@ fn number_of(roster: &Roster, key: &str) -> Option<u32> {
 }
 
 #[test]
-fn a_full_table_says_everything() {
+fn every_field_of_a_table_is_read() {
     let text = format!(
         r#"
         [[public_prefix]]
@@ -125,7 +127,7 @@ fn a_full_table_says_everything() {
 }
 
 #[test]
-fn a_short_table_has_the_defaults() {
+fn omitted_fields_have_defaults() {
     let text = table("a", "k", "tokens_per_minute = 500\nrequests_per_minute = 3");
     let roster = TenantsFile::new("short", &text).open().unwrap();
     let expected = TenantPolicy {
@@ -146,14 +148,14 @@ fn a_short_table_has_the_defaults() {
     assert_eq!(tenant.deadlines, DEFAULTS.deadlines);
 }
 
-/// A text, the line that is wrong in it, and a word of the complaint.
+/// The text of a file, the line of its fault, and a part of the error.
 type Faulty = (String, Option<usize>, &'static str);
 
 fn shape_faults() -> Vec<Faulty> {
     let good = table("a", "k", "");
     vec![
         (String::new(), None, "no [[tenant]]"),
-        ("# nobody\n".into(), None, "no [[tenant]]"),
+        ("# empty\n".into(), None, "no [[tenant]]"),
         ("[[tenant]]\nid = \"a\n".into(), Some(2), "string"),
         ("[[tenant]\n".into(), Some(1), "]"),
         (good.clone() + "colour = 3", Some(5), "colour"),
@@ -166,7 +168,7 @@ fn shape_faults() -> Vec<Faulty> {
         (
             good.clone() + &table("a", "l", ""),
             Some(6),
-            "`a` stands in line 2",
+            "`a` is already used in line 2",
         ),
         (table("", "k", ""), Some(2), "letters"),
         (table("a b", "k", ""), Some(2), "letters"),
@@ -185,7 +187,7 @@ fn key_faults() -> Vec<Faulty> {
         (key(""), Some(1), "key_sha256"),
         (format!("[[tenant]]\nkey_sha256 = \"{k}\""), Some(1), "`id`"),
         (key("key_sha256 = 5"), Some(3), "string"),
-        (key("key_sha256 = []"), Some(3), "no key"),
+        (key("key_sha256 = []"), Some(3), "is empty"),
         (key("key_sha256 = \"abc\""), Some(3), short),
         (
             key(&format!("key_sha256 = \"{}\"", "g".repeat(64))),
@@ -210,7 +212,7 @@ fn key_faults() -> Vec<Faulty> {
         (
             table("a", "k", "") + &table("b", "k", ""),
             Some(7),
-            "same key stands in line 3",
+            "already used in line 3",
         ),
     ]
 }
@@ -224,7 +226,7 @@ fn number_faults() -> Vec<Faulty> {
         (
             with("max_pages = 5\nguaranteed_pages = 6"),
             Some(5),
-            "from 0 to 5, not 6",
+            "from 0 to 5; got 6",
         ),
     ];
     for (rate, burst) in [
@@ -259,26 +261,30 @@ fn prefix_faults() -> Vec<Faulty> {
     let with = |lines: &str| table("a", "k", "") + lines;
     let prefix = "[[public_prefix]]\nname = \"x\"\nsystem = \"\"\n";
     vec![
-        (with("public = [\"x\",\n\"y\"]"), Some(5), "of this name"),
+        (with("public = [\"x\",\n\"y\"]"), Some(5), "with this name"),
         (with(prefix) + "role = \"a\"", Some(8), "role"),
         (with("[[public_prefix]]\nname = \"x\"\n"), Some(5), "system"),
-        (with(prefix) + prefix, Some(9), "`x` already"),
+        (with(prefix) + prefix, Some(9), "`x` is already defined"),
     ]
 }
 
 fn model_faults() -> Vec<Faulty> {
     let with = |line: &str| table("a", "k", line);
     vec![
-        (with("models = []"), Some(4), "no model here"),
+        (with("models = []"), Some(4), "is empty"),
         (with("models = \"x\""), Some(4), "expected a sequence"),
         (with("models = [\n\"x\",\n5]"), Some(6), "expected a string"),
-        (with("models = [\"x\",\n\"\"]"), Some(5), "not empty"),
+        (
+            with("models = [\"x\",\n\"\"]"),
+            Some(5),
+            "must not be empty",
+        ),
         (with("models = [\"x\",\n\"y\",\n\"x\"]"), Some(6), "line 4"),
     ]
 }
 
 #[test]
-fn every_fault_is_named_with_its_file_and_line() {
+fn every_error_names_the_file_and_the_line() {
     let file = TenantsFile::new("fault", "");
     let path = file.0.display().to_string();
     let faults = [
@@ -312,7 +318,7 @@ fn every_fault_is_named_with_its_file_and_line() {
 }
 
 #[test]
-fn what_could_be_a_key_is_never_repeated() {
+fn an_error_never_repeats_a_possible_key() {
     let secret = "sk-0123456789abcdef";
     let file = TenantsFile::new("secret", "");
     let (quoted, list) = (format!("\"{secret}\""), format!("[\"{secret}\"]"));
@@ -338,7 +344,7 @@ fn what_could_be_a_key_is_never_repeated() {
 }
 
 #[test]
-fn only_its_own_key_finds_a_tenant() {
+fn only_a_tenants_own_key_finds_it() {
     let text = table("a", "ka", "") + &table("b", "kb", "");
     let roster = TenantsFile::new("keys", &text).open().unwrap();
     assert_eq!(number_of(&roster, "ka"), Some(1));
@@ -354,7 +360,7 @@ fn only_its_own_key_finds_a_tenant() {
 }
 
 #[test]
-fn numbers_are_for_life_and_the_lost_keep_nothing() {
+fn tenants_keep_their_numbers_and_removed_tenants_keep_no_pages() {
     let file = TenantsFile::new("again", "");
     let (a, b, c) = (
         table("a", "ka", "guaranteed_pages = 9\nweight = 3"),
@@ -369,11 +375,11 @@ fn numbers_are_for_life_and_the_lost_keep_nothing() {
     assert_eq!(numbers(&first), [Some(1), Some(2), None]);
     assert_eq!(numbers(&second), [None, Some(2), Some(3)]);
     let policies = second.policies();
-    let lost = TenantPolicy {
+    let removed = TenantPolicy {
         guaranteed_pages: 0,
         ..first.policies()[0].1.clone()
     };
-    assert_eq!((policies.len(), &policies[0]), (3, &(TenantId(1), lost)));
+    assert_eq!((policies.len(), &policies[0]), (3, &(TenantId(1), removed)));
     file.write(&a);
     let third = second.reread().unwrap();
     assert_eq!(numbers(&third), [Some(1), None, None]);
@@ -392,67 +398,73 @@ fn public_prefixes_are_fixed_at_the_start() {
 }
 
 #[test]
-fn models_are_for_those_who_list_them_or_list_none() {
+fn a_tenant_may_use_its_listed_models_or_without_a_list_all() {
     let text = [
         table("a", "ka", "models = [\"one\", \"two\"]"),
         table("b", "kb", "models = [\"three\"]"),
     ];
     let file = TenantsFile::new("models", &text.concat());
     let roster = file.open().unwrap();
-    let out = |roster: &Roster, model: &str| match roster.shut_out(model, |name| name == model) {
-        Ok(ids) => ids.join(" "),
-        Err(error) => error.to_string(),
+    let excluded = |roster: &Roster, model: &str| {
+        let ids = roster.excluded_from(model, |name| name == model);
+        ids.map_or_else(|error| error.to_string(), |ids| ids.join(" "))
     };
-    assert_eq!(out(&roster, "one"), "b");
-    assert_eq!(out(&roster, "three"), "a");
-    assert!(out(&roster, "four").ends_with("every `models` leaves it out"));
+    assert_eq!(excluded(&roster, "one"), "b");
+    assert_eq!(excluded(&roster, "three"), "a");
+    assert!(excluded(&roster, "four").contains("no tenant may use `four`"));
     let tenant = roster.tenants().find(Some(b"ka")).unwrap();
     assert!(tenant.may_use(|name| name == "two") && !tenant.may_use(|name| name == "three"));
 
     file.write(&table("c", "kc", ""));
     let roster = roster.reread().unwrap();
-    assert_eq!(out(&roster, "one"), "", "who is lost does not count");
+    assert_eq!(excluded(&roster, "one"), "", "removed tenants do not count");
     let tenant = roster.tenants().find(Some(b"kc")).unwrap();
-    assert!(tenant.may_use(|_| false), "without a list all may be used");
+    assert!(
+        tenant.may_use(|_| false),
+        "without a list it may use all models"
+    );
 }
 
 #[test]
-fn the_schedulers_objections_name_the_tenant() {
+fn errors_of_the_scheduler_name_the_tenant() {
     let text = table("a", "ka", "") + &table("b", "kb", "");
     let roster = TenantsFile::new("explain", &text).open().unwrap();
-    let told = roster
+    let message = roster
         .explain(TenantsError::Invalid(TenantId(2)))
         .to_string();
-    assert!(told.contains("`b`"), "{told}");
-    let told = roster.explain(TenantsError::TooManyGuaranteed {
+    assert!(message.contains("`b`"), "{message}");
+    let message = roster.explain(TenantsError::TooManyGuaranteed {
         guaranteed: 70,
         limit: 60,
     });
-    assert!(told.to_string().contains("are 70; there are 60"), "{told}");
+    assert!(
+        message.to_string().contains("add up to 70, but only 60"),
+        "{message}"
+    );
 }
 
 #[test]
-fn a_new_key_is_told_once_and_its_lines_are_a_tenants() {
+fn keygen_shows_a_key_once_and_prints_a_valid_table() {
     let draw = || {
-        let (mut told, mut lines) = (Vec::new(), Vec::new());
-        keygen("acme", &mut told, &mut lines).unwrap();
+        let (mut terminal, mut table) = (Vec::new(), Vec::new());
+        keygen("acme", &mut terminal, &mut table).unwrap();
         (
-            String::from_utf8(told).unwrap(),
-            String::from_utf8(lines).unwrap(),
+            String::from_utf8(terminal).unwrap(),
+            String::from_utf8(table).unwrap(),
         )
     };
-    let (told, lines) = draw();
-    let key = told.lines().last().unwrap();
+    let (terminal, table) = draw();
+    let key = terminal.lines().last().unwrap();
     assert!(key.starts_with("sk-") && key.len() == 3 + 64, "{key}");
-    assert!(!lines.contains(&key[3..]));
-    let roster = TenantsFile::new("keygen", &lines).open().unwrap();
+    assert!(!table.contains(&key[3..]));
+    let roster = TenantsFile::new("keygen", &table).open().unwrap();
     assert_eq!(number_of(&roster, key), Some(1));
-    assert_ne!(draw().0, told);
+    assert_ne!(draw().0, terminal);
     assert!(keygen("a b", Vec::new(), Vec::new()).is_err());
 }
 
 #[test]
-fn a_hash_is_the_sha_256_and_does_not_print() {
+fn a_key_hash_is_sha_256_and_is_never_printed() {
     let of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     assert_eq!(hash("abc"), of_abc);
     assert_eq!(KeyHash::from_hex(of_abc), Some(KeyHash::of(b"abc")));

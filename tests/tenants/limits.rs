@@ -158,9 +158,9 @@ async fn guaranteed_pages_cannot_exceed_the_pages_of_the_server() {
         "{rejected:?}"
     );
     file.write(&table("a", ALPHA, "guaranteed_pages = 4000000000"));
-    let message = program::refused(&["--tenants", file.path()]);
+    let message = program::start_error(&["--tenants", file.path()]);
     assert!(
-        message.contains("`guaranteed_pages` together are 4000000000"),
+        message.contains("`guaranteed_pages` of all tenants add up to 4000000000"),
         "{message}"
     );
 }

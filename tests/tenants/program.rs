@@ -1,4 +1,4 @@
-//! The program itself: what it refuses at the start, what SIGHUP changes, what keygen makes.
+//! The program with a tenants file: errors at the start, SIGHUP, keygen and public prefixes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::harness::PATIENCE;
 use crate::{ALPHA, BETA, CHAT, File, GAMMA, TEXT, table};
 
-/// The server as a process of its own, killed at the end.
+/// A server process. It is killed at the end of the test.
 struct Program {
     process: Child,
     address: String,
@@ -52,37 +52,39 @@ impl Program {
         assert!(sent.unwrap().success());
     }
 
-    async fn ask_models(&self, key: &str) -> reqwest::Response {
+    async fn get_models(&self, key: &str) -> reqwest::Response {
         let request = self.client.get(format!("{}/v1/models", self.address));
         request.bearer_auth(key).send().await.unwrap()
     }
 
-    /// The status of the list of models.
+    /// Requests the list of models and returns the status.
     async fn models(&self, key: &str) -> u16 {
-        self.ask_models(key).await.status().as_u16()
+        self.get_models(key).await.status().as_u16()
     }
 
+    /// Requests the list of models and returns it.
     async fn list(&self, key: &str) -> Value {
-        self.ask_models(key).await.json().await.unwrap()
+        self.get_models(key).await.json().await.unwrap()
     }
 
+    /// Waits until `holds` returns true.
     async fn until<T: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> T) {
         let waiting = async { while !holds().await {} };
         timeout(PATIENCE, waiting)
             .await
-            .unwrap_or_else(|_| panic!("in vain waited for: {what}\n{}", self.log()));
+            .unwrap_or_else(|_| panic!("waited in vain for {what}\n{}", self.log()));
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Both fail if the process has ended already.
         drop(self.process.kill());
         drop(self.process.wait());
     }
 }
 
-/// To its end, which must come by itself.
+/// Runs the program, which must end by itself.
 fn run(flags: &[&str]) -> Output {
     Command::new("timeout")
         .args([
@@ -94,7 +96,8 @@ fn run(flags: &[&str]) -> Output {
         .unwrap()
 }
 
-pub(crate) fn refused(flags: &[&str]) -> String {
+/// Starts a server with flags that must make it fail. Returns its error message.
+pub(crate) fn start_error(flags: &[&str]) -> String {
     let output = run(&[&["--port", "0"], flags].concat());
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{flags:?}: {message}");
@@ -102,7 +105,7 @@ pub(crate) fn refused(flags: &[&str]) -> String {
 }
 
 #[test]
-fn a_bad_file_is_refused_at_the_start_with_its_line() {
+fn a_fault_in_the_file_ends_the_start_with_its_line() {
     let good = table("a", ALPHA, "");
     let file = File::new("");
     for (text, line) in [
@@ -117,32 +120,32 @@ fn a_bad_file_is_refused_at_the_start_with_its_line() {
         ("[[tenant]\n".to_owned(), 1),
     ] {
         file.write(&text);
-        let message = refused(&["--tenants", file.path()]);
+        let message = start_error(&["--tenants", file.path()]);
         let place = format!("{}, line {line}: ", file.path());
         assert!(message.contains(&place), "{message}\n---\n{text}");
     }
-    let message = refused(&["--tenants", "/nowhere/tenants.toml"]);
+    let message = start_error(&["--tenants", "/nowhere/tenants.toml"]);
     assert!(message.contains("/nowhere/tenants.toml"), "{message}");
 }
 
 #[test]
-fn public_prefixes_that_cannot_be_had_are_refused_at_the_start() {
+fn public_prefixes_that_are_too_short_or_too_large_end_the_start() {
     let prefix = |words: &str| {
         let text = format!("[[public_prefix]]\nname = \"x\"\nsystem = \"{words}\"\n");
         File::new(&(table("a", ALPHA, "public = [\"x\"]") + &text))
     };
     let long = prefix(&"All is well. ".repeat(60));
-    let message = refused(&["--tenants", long.path(), "--kv-memory", "256KiB"]);
-    assert!(message.contains("public prefixes would take"), "{message}");
+    let message = start_error(&["--tenants", long.path(), "--kv-memory", "256KiB"]);
+    assert!(message.contains("the public prefixes need"), "{message}");
     let short = prefix("");
-    let message = refused(&["--tenants", short.path()]);
-    assert!(message.contains("less than a page"), "{message}");
+    let message = start_error(&["--tenants", short.path()]);
+    assert!(message.contains("at least a page"), "{message}");
 }
 
 #[tokio::test]
-async fn a_public_address_needs_keys_or_the_word_insecure() {
+async fn a_public_address_needs_keys_or_insecure() {
     for host in ["0.0.0.0", "::"] {
-        let message = refused(&["--host", host]);
+        let message = start_error(&["--host", host]);
         assert!(message.contains("--tenants"), "{message}");
         assert!(message.contains("--insecure"), "{message}");
     }
@@ -156,25 +159,25 @@ async fn a_public_address_needs_keys_or_the_word_insecure() {
 }
 
 #[tokio::test]
-async fn a_key_of_keygen_opens_the_door() {
+async fn a_key_of_keygen_is_accepted_and_never_logged() {
     let made = run(&["keygen", "acme"]);
     assert!(made.status.success());
-    let told = String::from_utf8(made.stderr).unwrap();
-    let key = told.lines().last().unwrap();
-    let lines = String::from_utf8(made.stdout).unwrap();
-    let file = File::new(&lines);
+    let terminal = String::from_utf8(made.stderr).unwrap();
+    let key = terminal.lines().last().unwrap();
+    let table = String::from_utf8(made.stdout).unwrap();
+    let file = File::new(&table);
     let program = Program::start(&["--tenants", file.path()]);
     assert_eq!(program.models(key).await, 200);
     assert_eq!(program.models("sk-none").await, 401);
     assert_eq!(run(&["keygen", "a b"]).status.code(), Some(2));
-    let hash = lines.split('"').nth(3).unwrap();
+    let hash = table.split('"').nth(3).unwrap();
     for secret in [key, hash, "sk-none"] {
         assert!(!program.log().contains(secret));
     }
 }
 
 #[tokio::test]
-async fn sighup_reads_the_file_again_and_cuts_nobody_off() {
+async fn sighup_reads_the_file_again_and_aborts_no_request() {
     let file = File::new(&table("a", ALPHA, ""));
     let program = Program::start(&["--tenants", file.path()]);
     let body = json!({
@@ -188,8 +191,8 @@ async fn sighup_reads_the_file_again_and_cuts_nobody_off() {
 
     file.write(&table("b", BETA, "weight = 0"));
     program.signal("-HUP");
-    let complained = async || program.log().contains(", line 4: ");
-    program.until("a complaint in the log", complained).await;
+    let logged = async || program.log().contains(", line 4: ");
+    program.until("an error in the log", logged).await;
     assert_eq!(
         (program.models("alpha").await, program.models("beta").await),
         (200, 401)
@@ -213,11 +216,11 @@ async fn sighup_reads_the_file_again_and_cuts_nobody_off() {
 }
 
 #[tokio::test]
-async fn a_model_is_given_and_taken_at_sighup() {
+async fn sighup_changes_the_models_that_a_tenant_may_use() {
     let with = |models: &str| table("a", ALPHA, models) + &table("b", BETA, "");
     let file = File::new(&with("models = [\"elsewhere\"]"));
     let program = Program::start(&["--tenants", file.path()]);
-    assert!(program.log().contains("tenants may not use"));
+    assert!(program.log().contains("some tenants may not use"));
     let list = async |key: &str| program.list(key).await["data"].clone();
     assert_eq!(list("alpha").await, json!([]));
     assert_eq!(list("beta").await[0]["id"], "sterna-demo");
@@ -228,24 +231,28 @@ async fn a_model_is_given_and_taken_at_sighup() {
     program.until("the model", given).await;
 
     let only = table("a", ALPHA, "models = [\"elsewhere\"]");
-    for (text, complaint) in [
+    for (text, error) in [
         (with("models = [5]"), ", line 4: "),
-        (only, "nobody may use `sterna-demo`"),
+        (only, "no tenant may use `sterna-demo`"),
     ] {
         file.write(&text);
         program.signal("-HUP");
-        let complained = async || program.log().contains(complaint);
-        program.until("a complaint in the log", complained).await;
-        assert_ne!(list("alpha").await, json!([]), "the old tenants stay");
+        let logged = async || program.log().contains(error);
+        program.until("an error in the log", logged).await;
+        assert_ne!(
+            list("alpha").await,
+            json!([]),
+            "the old tenants stay in use"
+        );
     }
 }
 
 #[test]
-fn a_file_that_lets_nobody_use_the_model_is_refused_at_the_start() {
+fn a_file_in_which_no_tenant_may_use_the_model_ends_the_start() {
     let file = File::new(&table("a", ALPHA, "models = [\"sterna-dmeo\"]"));
-    let message = refused(&["--tenants", file.path()]);
+    let message = start_error(&["--tenants", file.path()]);
     assert!(
-        message.contains("nobody may use `sterna-demo`"),
+        message.contains("no tenant may use `sterna-demo`"),
         "{message}"
     );
     let named = ["--tenants", file.path(), "--model-name", "sterna-dmeo"];
@@ -253,8 +260,9 @@ fn a_file_that_lets_nobody_use_the_model_is_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_public_prefix_is_computed_once_for_those_who_may_share_it() {
-    let system = "You answer for a shop that sells paper, and you are brief, friendly and right about paper.";
+async fn a_public_prefix_is_computed_once_for_the_tenants_that_share_it() {
+    let system = "You answer for a shop that sells paper, and you are brief, friendly and right \
+                  about paper.";
     let prefix = format!("[[public_prefix]]\nname = \"shop\"\nsystem = \"{system}\"\n");
     let sharing = "public = [\"shop\"]";
     let tables = [

@@ -1,4 +1,4 @@
-//! A file that is read again.
+//! Reading the tenants file again while requests run and wait.
 
 use axum::body::Body;
 use axum::http::Method;
@@ -9,7 +9,7 @@ use crate::harness::{PATIENCE, Server, streamed_text};
 use crate::{ALPHA, BETA, File, GAMMA, Guarded, begin, table};
 
 #[tokio::test]
-async fn a_reload_changes_who_comes_in_and_drops_nobody() {
+async fn a_reload_changes_the_valid_keys_and_drops_no_request() {
     let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let server = &guarded.server;
     server.gate.close();
@@ -24,16 +24,16 @@ async fn a_reload_changes_who_comes_in_and_drops_nobody() {
     let engine = server.engine.clone();
     let policies = second.policies();
     let set = tokio::spawn(async move { engine.set_tenants(policies).await });
-    let told = async {
+    let applied = async {
         while !set.is_finished() {
-            server.gate.pass(1); // Policies are taken between two steps.
+            server.gate.pass(1); // The engine takes policies between two steps.
             tokio::task::yield_now().await;
         }
         set.await.unwrap()
     };
-    timeout(PATIENCE, told).await.unwrap().unwrap();
+    timeout(PATIENCE, applied).await.unwrap().unwrap();
     guarded.app.set_tenants(second.tenants());
-    assert!(!running.is_finished(), "it ran before and runs on");
+    assert!(!running.is_finished(), "a running request continues");
     let models = async |key| {
         let headers = [("x-api-key", key)];
         server
@@ -45,8 +45,8 @@ async fn a_reload_changes_who_comes_in_and_drops_nobody() {
     assert_eq!(models("beta").await, 200);
     assert_eq!(models("gamma").await, 200);
     server.gate.open();
-    for asked in [running, waiting] {
-        let events = asked.await.unwrap().events();
+    for request in [running, waiting] {
+        let events = request.await.unwrap().events();
         let usage = &events.last().unwrap()["usage"];
         let prompt_tokens = usage["prompt_tokens"].as_u64().unwrap() as usize;
         assert_eq!(streamed_text(&events), server.script(prompt_tokens, 200));

@@ -51,7 +51,7 @@ const HOMES: &[(&str, &[&str])] = &[
         "sterna_scheduler",
         &[
             "src/bench/",
-            "src/config.rs",
+            "src/config/",
             "src/engine/",
             "src/model/",
             "src/startup/",

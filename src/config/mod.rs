@@ -1,0 +1,438 @@
+//! The command line: every flag with its default, unit and limits.
+//!
+//! Invariant: no other module reads flags. The only other setting is the log filter, in the
+//! environment variable `RUST_LOG`.
+
+mod memory;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, Parser, Subcommand, value_parser};
+use sterna_scheduler::INTER_TOKEN_TARGET;
+
+use crate::cores;
+use memory::parse_size;
+
+pub use memory::usable_memory;
+
+/// The instruction sets that a user can choose.
+const ISAS: [&str; 4] = ["scalar", "avx2", "avx512", "avx512vbmi"];
+
+/// The default of `--kv-memory` as a fraction of the memory that this process may still use.
+const KV_MEMORY_SHARE: f64 = 0.5;
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "sterna",
+    version,
+    about,
+    args_conflicts_with_subcommands = true
+)]
+pub struct Cli {
+    /// The command. If omitted, it is `serve`.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// The flags of `serve`, which work without the name of the command too.
+    #[command(flatten)]
+    pub serve: ServeConfig,
+}
+
+/// The commands of the program.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP (the default command).
+    Serve(ServeConfig),
+    /// Measure how fast a model runs on this machine and compare it with the machine's limits.
+    ///
+    /// The command first checks that the engine computes correct results. If it does not, the
+    /// command measures nothing and exits with code 2.
+    ///
+    /// Then it measures decode steps with 1 to 64 streams, and prompts of 128 to 2,048 tokens. The
+    /// measurement runs the scheduler, the model and the sampler without HTTP; use the load test to
+    /// measure HTTP too.
+    ///
+    /// "roofline" is the shortest possible time of a step divided by its measured time. The
+    /// shortest possible time is max(bytes / bandwidth, operations / int8 peak). "in turn" adds up
+    /// the shortest possible times of the products, attention and output head instead. Both limits
+    /// of the machine are sampled before and after each repetition.
+    ///
+    /// Run nothing else meanwhile. A full run takes two to four minutes.
+    Bench(BenchConfig),
+    /// Write a checkpoint with random ternary weights, to measure speed and memory.
+    Synthesize(SynthesizeConfig),
+    /// Make a key for a tenant.
+    ///
+    /// The key is shown once, on standard error. Save it: the server keeps only its hash. The
+    /// table for the tenants file goes to standard output: sterna keygen ID >> tenants.toml
+    Keygen(KeygenConfig),
+}
+
+/// The flags of `serve`.
+#[derive(Args, Clone, Debug)]
+pub struct ServeConfig {
+    /// The flags about the model.
+    #[command(flatten)]
+    pub model: ModelFlags,
+    /// The flags about the machine.
+    #[command(flatten)]
+    pub machine: MachineFlags,
+    /// Memory for keys and values, for example 4GiB or 512MiB. If omitted, it is half of the memory
+    /// that this process may still use, and at most what --max-running sequences of full length
+    /// need.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
+    pub kv_memory: Option<u64>,
+    /// The flags about connections.
+    #[command(flatten)]
+    pub network: NetworkFlags,
+    /// The flags about tenants and keys.
+    #[command(flatten)]
+    pub access: AccessFlags,
+    /// The flags about steps.
+    #[command(flatten)]
+    pub scheduling: SchedulingFlags,
+    /// The flags about waiting requests and deadlines.
+    #[command(flatten)]
+    pub queue: QueueFlags,
+    /// The flags about logs and the end of the server.
+    #[command(flatten)]
+    pub operation: OperationFlags,
+}
+
+/// What to serve.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct ModelFlags {
+    /// Directory of a Hugging Face checkpoint (config.json, tokenizer.json, *.safetensors). If
+    /// omitted, the embedded demo model is served.
+    #[arg(long = "model", value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    /// The model's name in the API. If omitted, it is the name of the directory.
+    #[arg(long = "model-name", value_name = "NAME")]
+    pub name: Option<String>,
+    /// Maximum length of a sequence (prompt and answer) in tokens. If omitted, it is the model's
+    /// own limit.
+    #[arg(
+        long = "max-model-len",
+        value_name = "TOKENS",
+        value_parser = value_parser!(u32).range(2..),
+    )]
+    pub max_len: Option<u32>,
+}
+
+/// What computes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Machine")]
+pub struct MachineFlags {
+    /// Number of compute threads. If omitted, there is one for each physical core that the CPU
+    /// affinity and the cgroup allow. On a machine with several NUMA nodes, run one process on each
+    /// (numactl --cpunodebind=N --membind=N).
+    #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels. If omitted, it is the best that this machine has.
+    #[arg(long, value_parser = ISAS)]
+    pub isa: Option<String>,
+}
+
+/// Who can connect.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Network")]
+pub struct NetworkFlags {
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on. With 0 the system chooses a free port, and the start message names it.
+    #[arg(long, default_value_t = 30000)]
+    pub port: u16,
+    /// Maximum number of open connections. Further ones are answered 503 and closed.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4096,
+        value_parser = value_parser!(u32).range(1..),
+    )]
+    pub max_connections: u32,
+    /// Maximum number of open connections from one address. Loopback addresses have no such limit.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        value_parser = value_parser!(u32).range(1..),
+    )]
+    pub max_connections_per_ip: u32,
+}
+
+/// Who can use the server.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Access")]
+pub struct AccessFlags {
+    /// TOML file of the tenants, with their key hashes, shares and limits (see
+    /// src/tenants/README.md). With this file every route except /, /health and /ready needs a key.
+    /// The server reads the file again at SIGHUP.
+    #[arg(long, value_name = "FILE")]
+    pub tenants: Option<PathBuf>,
+    /// Serve without keys on a --host that other machines can reach.
+    #[arg(long)]
+    pub insecure: bool,
+    /// Serve /metrics without a key.
+    #[arg(long)]
+    pub metrics_open: bool,
+}
+
+/// How steps are planned.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub struct SchedulingFlags {
+    /// Target inter-token latency in milliseconds. Prefill uses the rest of each step's time;
+    /// admission stops when one more sequence would miss the target. If the machine is too slow for
+    /// the target, the scheduler uses twice the time of a single sequence's decode step.
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = INTER_TOKEN_TARGET / 1000,
+        value_parser = value_parser!(u64).range(1..=60_000),
+    )]
+    pub itl_target_ms: u64,
+    /// Maximum number of sequences in a batch. The latency target usually allows fewer.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        value_parser = value_parser!(u32).range(1..=4096),
+    )]
+    pub max_running: u32,
+    /// Number of tokens up to which prefill may fill a step, however much time is left. It
+    /// determines the memory that a step needs.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 512,
+        value_parser = value_parser!(u32).range(16..=8192),
+    )]
+    pub step_tokens: u32,
+    /// Maximum number of draft tokens for a sequence in a step. Drafts repeat earlier text of the
+    /// sequence, and the scheduler uses them while few sequences decode. They make repetitive
+    /// answers faster and never change an answer. 0 turns speculation off.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 6,
+        value_parser = value_parser!(u32).range(0..=32),
+    )]
+    pub speculate: u32,
+}
+
+/// How long requests may wait and take.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Queue and deadlines")]
+pub struct QueueFlags {
+    /// Maximum number of waiting requests. Further ones are answered 503 with Retry-After.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        value_parser = value_parser!(u32).range(1..=65536),
+    )]
+    pub max_queued: u32,
+    /// Maximum predicted machine time of all waiting requests, in seconds. Further requests are
+    /// answered 503 with Retry-After.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
+    pub max_queued_seconds: u64,
+    /// Time limit for a request's first token, in seconds from its arrival. A request that misses
+    /// it is ended with 504. One that is predicted to miss it is rejected at once. If omitted, there
+    /// is no limit. A tenant's first_token_seconds takes precedence.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
+    pub first_token_seconds: Option<u64>,
+    /// Time limit for a whole request, in seconds from its arrival. A request that exceeds it is
+    /// ended with 504. A tenant's total_seconds takes precedence.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds())]
+    pub request_seconds: u64,
+}
+
+/// How the server stops and logs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Operation")]
+pub struct OperationFlags {
+    /// Time that running requests have to finish after SIGTERM or Ctrl-C, in seconds. A second
+    /// signal ends the server at once.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        value_parser = value_parser!(u64).range(0..=86_400),
+    )]
+    pub drain_seconds: u64,
+    /// Write logs as JSON lines.
+    #[arg(long)]
+    pub log_json: bool,
+}
+
+/// The flags of `bench`.
+#[derive(Args, Clone, Debug)]
+pub struct BenchConfig {
+    /// Directory of a Hugging Face checkpoint. If omitted, the embedded demo model is measured. It
+    /// is so small that its figures say little about real models. `sterna synthesize DIR` makes a
+    /// model with the shape of BitNet b1.58 2B-4T.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Context lengths at which decode steps are measured, in tokens. A combination that does not
+    /// fit the memory or the model is skipped.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "256",
+        value_parser = value_parser!(u32).range(32..=1_048_576),
+    )]
+    pub depths: Vec<u32>,
+    /// Write the figures as JSON to a file, or to standard output with `-`. In that case the table
+    /// goes to standard error.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Measure less, in half a minute: fewer streams, one prompt, fewer repetitions, and the limits
+    /// of the machine on less memory.
+    #[arg(long)]
+    pub quick: bool,
+    /// The flags about the machine. They come last, because their heading holds for what follows.
+    #[command(flatten)]
+    pub machine: MachineFlags,
+}
+
+/// The flags of `synthesize`.
+#[derive(Args, Clone, Debug)]
+pub struct SynthesizeConfig {
+    /// Shape of the model: 2b-4t, falcon3-1b or tiny.
+    #[arg(long, default_value = "2b-4t")]
+    pub shape: String,
+    /// Seed of the random weights.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory to write. It must be empty or absent.
+    pub directory: PathBuf,
+}
+
+/// The flags of `keygen`.
+#[derive(Args, Clone, Debug)]
+pub struct KeygenConfig {
+    /// The tenant's id: up to 64 letters, digits, `.`, `_` or `-`.
+    pub id: String,
+}
+
+/// Accepts from one second to a day.
+fn seconds() -> RangedU64ValueParser {
+    value_parser!(u64).range(1..=86_400)
+}
+
+impl MachineFlags {
+    /// Returns the number of compute threads.
+    pub fn threads(&self) -> usize {
+        self.threads.map_or_else(cores::usable, usize::from)
+    }
+
+    /// Returns whether to pin each compute thread to a core. That is only safe with one thread for
+    /// each core that this process may use: with fewer threads, another process may have pinned its
+    /// threads to the same cores.
+    pub fn pin_threads(&self) -> bool {
+        cores::physical().len() == self.threads()
+    }
+}
+
+impl ServeConfig {
+    /// Returns the number of KV pages to allocate. A page takes `page_bytes` and has `page_tokens`
+    /// tokens. The longest sequence has `max_model_len` tokens.
+    ///
+    /// # Errors
+    /// If the memory does not hold a page, or if `--kv-memory` is more than this process may use.
+    /// The error names both sizes.
+    pub fn kv_pages(
+        &self,
+        page_bytes: usize,
+        page_tokens: usize,
+        max_model_len: u32,
+    ) -> Result<u32, String> {
+        let usable = usable_memory();
+        let bytes = match self.kv_memory {
+            Some(bytes) if bytes > usable => {
+                return Err(format!(
+                    "--kv-memory: {bytes} bytes do not fit; this process may use only {usable} \
+                     more bytes. Give a smaller size"
+                ));
+            }
+            Some(bytes) => bytes,
+            None => {
+                let sequence_pages = u64::from(max_model_len).div_ceil(page_tokens as u64);
+                let running = u64::from(self.scheduling.max_running);
+                let full = sequence_pages * running * page_bytes as u64;
+                ((usable as f64 * KV_MEMORY_SHARE) as u64).min(full)
+            }
+        };
+        match u32::try_from(bytes / page_bytes as u64) {
+            Ok(0) => Err(format!(
+                "--kv-memory: {bytes} bytes do not hold a page of {page_bytes} bytes. Give a \
+                 larger size"
+            )),
+            Ok(pages) => Ok(pages),
+            Err(_) => Err(format!(
+                "--kv-memory: {bytes} bytes are more than {} pages of {page_bytes} bytes. Give a \
+                 smaller size",
+                u32::MAX
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve(flags: &[&str]) -> ServeConfig {
+        Cli::try_parse_from(["sterna"].iter().chain(flags))
+            .unwrap()
+            .serve
+    }
+
+    #[test]
+    fn serve_needs_no_flags_and_no_command_name() {
+        assert_eq!(serve(&[]).network.port, 30000);
+        assert_eq!(serve(&["--port", "0"]).network.port, 0);
+        let named = Cli::try_parse_from(["sterna", "serve", "--threads", "2"]).unwrap();
+        assert!(
+            matches!(named.command, Some(Command::Serve(config)) if config.machine.threads() == 2)
+        );
+        assert!(Cli::try_parse_from(["sterna", "--threads", "0"]).is_err());
+        assert!(Cli::try_parse_from(["sterna", "--isa", "neon"]).is_err());
+        assert_eq!(serve(&["--speculate", "0"]).scheduling.speculate, 0);
+        assert!(Cli::try_parse_from(["sterna", "--speculate", "33"]).is_err());
+    }
+
+    #[test]
+    fn bench_accepts_several_depths_of_a_minimum_length() {
+        let bench = |flags: &[&str]| {
+            let cli = Cli::try_parse_from(["sterna", "bench"].iter().chain(flags));
+            cli.map(|cli| match cli.command {
+                Some(Command::Bench(config)) => config,
+                other => panic!("{other:?}"),
+            })
+        };
+        assert_eq!(bench(&[]).unwrap().depths, [256]);
+        let config = bench(&["--depths", "256,2048", "--threads", "3"]).unwrap();
+        assert_eq!(
+            (config.depths.as_slice(), config.machine.threads()),
+            (&[256, 2048][..], 3)
+        );
+        assert!(bench(&["--depths", "8"]).is_err());
+        assert!(bench(&["--isa", "neon"]).is_err());
+    }
+
+    #[test]
+    fn kv_memory_is_the_flags_size_or_limited_by_max_running() {
+        let pages = |size: &str| serve(&["--kv-memory", size]).kv_pages(1024, 16, 4096);
+        assert_eq!(pages("1MiB"), Ok(1024));
+        assert!(pages("1000TiB").is_err_and(|error| error.contains("may use only")));
+        assert!(pages("1000").is_err_and(|error| error.contains("1000 bytes do not hold a page")));
+        let two = serve(&["--max-running", "2"]).kv_pages(1024, 16, 64);
+        assert!(two.is_ok_and(|pages| pages <= 8));
+    }
+}

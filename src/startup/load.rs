@@ -1,0 +1,227 @@
+//! Loads the model and starts its engine, as the flags say.
+
+use std::error::Error;
+use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use sterna_kernels::{Isa, Kernels};
+use sterna_scheduler::PAGE_TOKENS;
+use tokio::sync::oneshot;
+
+use super::tenants;
+use crate::api::{ModelCard, Serving};
+use crate::config::ServeConfig;
+use crate::demo;
+use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
+use crate::metrics::{Identity, Metrics};
+use crate::model::{LoadOptions, Model, ModelConfig, Source};
+use crate::tenants::PublicText;
+use crate::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+
+const DEMO_NAME: &str = "sterna-demo";
+/// A step that takes longer means that something is broken.
+const STALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// The parts of a loaded server, or the reason why it cannot be loaded.
+pub(super) type Loaded = Result<(Serving, Engine), String>;
+
+/// Returns the kernels of the named instruction set. If `isa` is `None`, it is the machine's best.
+///
+/// # Errors
+/// If there is no such instruction set, or this machine does not have it.
+pub(crate) fn kernels(isa: Option<&str>) -> Result<Kernels, Box<dyn Error>> {
+    let isa = match isa {
+        Some(name) => name.parse()?,
+        None => Isa::best(),
+    };
+    Kernels::new(isa)
+        .ok_or_else(|| format!("--isa {isa}: this machine does not have this instruction set"))
+        .map_err(Into::into)
+}
+
+/// Loads on a separate thread, so that a signal does not have to wait for it.
+pub(super) fn load(
+    config: &ServeConfig,
+    kernels: Kernels,
+    public: Vec<PublicText>,
+) -> io::Result<oneshot::Receiver<Loaded>> {
+    let (sender, loaded) = oneshot::channel();
+    let config = config.clone();
+    thread::Builder::new()
+        .name("sterna-load".into())
+        .spawn(move || {
+            let result = start_engine(&config, kernels, &public).map_err(|error| error.to_string());
+            // After a signal there is no receiver.
+            drop(sender.send(result));
+        })?;
+    Ok(loaded)
+}
+
+/// Loads the model and starts its engine.
+fn start_engine(
+    config: &ServeConfig,
+    kernels: Kernels,
+    public: &[PublicText],
+) -> Result<(Serving, Engine), Box<dyn Error>> {
+    let source = match &config.model.directory {
+        Some(directory) => Source::Directory(directory.clone()),
+        None => demo::source(),
+    };
+    let shape = ModelConfig::read(&source)?;
+    let (tokenizer, chat_template) = load_text(&source, shape.vocab)?;
+    let limits = limits(config, &shape)?;
+    let pin = config.machine.pin_threads();
+    let options = LoadOptions {
+        pin_threads: pin,
+        max_step_tokens: limits.max_batch_tokens(),
+        max_logits_rows: limits.max_logits(),
+        progress: io::stderr().is_terminal(),
+        ..LoadOptions::new(kernels, config.machine.threads())
+    };
+    let model = Model::load(&source, options)?;
+    let page = model.kv_bytes_per_page();
+    let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
+    let limits = Limits { pages, ..limits };
+    let card = ModelCard {
+        name: model_name(config)?,
+        aliases: Vec::new(),
+        max_model_len: u32::try_from(limits.longest_sequence())?,
+        vocabulary: u32::try_from(shape.vocab)?,
+        stop_tokens: shape.eos_tokens,
+    };
+    let metrics = Metrics::new(&Identity {
+        model_name: card.name.clone(),
+        isa: kernels.isa().to_string(),
+        kv_pages: pages,
+        page_tokens: PAGE_TOKENS as u32,
+    });
+    let engine_config = EngineConfig {
+        submit_lane: limits.max_queued as usize,
+        limits,
+        policy: policy(config),
+        public_prefixes: tenants::public_prefixes(
+            public,
+            chat_template.as_ref(),
+            &tokenizer,
+            pages,
+        )?,
+        cost: None,
+        drain_limit: Duration::from_secs(config.operation.drain_seconds),
+        stall_limit: STALL_LIMIT,
+        pin,
+    };
+    let bytes = pages as usize * page;
+    tracing::info!(pages, bytes, "allocating memory for keys and values");
+    let (engine, running) = Engine::start(model, engine_config, metrics.clone())?;
+    let serving = Serving {
+        model: card,
+        tokenizer: Arc::new(tokenizer),
+        chat_template,
+        engine,
+        metrics,
+    };
+    Ok((serving, running))
+}
+
+fn load_text(
+    source: &Source,
+    vocabulary: usize,
+) -> Result<(Tokenizer, Option<ChatTemplate>), Box<dyn Error>> {
+    let tokenizer = source
+        .read("tokenizer.json")?
+        .ok_or("the checkpoint has no tokenizer.json")?;
+    let config = source.read("tokenizer_config.json")?;
+    let chat_template = source
+        .read("chat_template.jinja")?
+        .map(|bytes| String::from_utf8(bytes.to_vec()))
+        .transpose()
+        .map_err(|_| "chat_template.jinja is not valid UTF-8")?;
+    let files = TextFiles {
+        tokenizer: &tokenizer,
+        config: config.as_deref(),
+        chat_template: chat_template.as_deref(),
+    };
+    let (tokenizer, chat_template) = files.load(u32::try_from(vocabulary)?)?;
+    warm_up(&tokenizer, chat_template.as_ref());
+    Ok((tokenizer, chat_template))
+}
+
+/// Encodes a conversation and a text. The first time takes two milliseconds longer than the next,
+/// and without this call a user would wait for that. The result does not matter, nor does a
+/// template that rejects the conversation.
+fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
+    let text = "Hello, it's 1 warm-up.";
+    let message = Message {
+        role: "user".into(),
+        content: text.into(),
+    };
+    drop(chat_template.map(|template| template.prompt(tokenizer, &[message])));
+    drop(tokenizer.encode_prompt(text));
+}
+
+/// Returns how the scheduler decides.
+fn policy(config: &ServeConfig) -> Policy {
+    Policy {
+        budget: Budget::within(config.scheduling.itl_target_ms * 1000),
+        max_draft: config.scheduling.speculate,
+        ..Policy::default()
+    }
+}
+
+/// Returns the scheduler's limits. The caller sets the number of pages once it knows their size.
+fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn Error>> {
+    let model_limit = u32::try_from(model.max_position)?;
+    let max_sequence_tokens = config.model.max_len.unwrap_or(model_limit);
+    if max_sequence_tokens > model_limit {
+        return Err(format!(
+            "--max-model-len {max_sequence_tokens}: the model supports at most {model_limit} tokens"
+        )
+        .into());
+    }
+    Ok(Limits {
+        pages: 1,
+        max_running: config.scheduling.max_running,
+        max_queued: config.queue.max_queued,
+        max_queued_time: config.queue.max_queued_seconds * 1_000_000,
+        step_tokens: config.scheduling.step_tokens,
+        prefill_chunk: config.scheduling.step_tokens,
+        max_sequence_tokens,
+    })
+}
+
+fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
+    if let Some(name) = &config.model.name {
+        return Ok(name.clone());
+    }
+    let Some(directory) = &config.model.directory else {
+        return Ok(DEMO_NAME.to_owned());
+    };
+    let path = directory.canonicalize()?;
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned());
+    Ok(name.ok_or("the model's directory has no name; give one with --model-name")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use sterna_kernels::Isa;
+
+    use super::kernels;
+    use crate::config::Cli;
+
+    #[test]
+    fn every_instruction_set_is_a_value_of_the_flag() {
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi] {
+            let name = isa.to_string();
+            for flags in [&["sterna"][..], &["sterna", "bench"]] {
+                let cli = Cli::try_parse_from(flags.iter().chain(&["--isa", &name]));
+                assert!(cli.is_ok(), "{flags:?} --isa {name}");
+            }
+            assert_eq!(kernels(Some(&name)).is_ok(), isa.is_available());
+        }
+    }
+}
