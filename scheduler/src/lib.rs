@@ -25,9 +25,12 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod batch;
 mod conditions;
 mod cost;
 mod event_log;
+mod ids;
+mod limits;
 mod pages;
 mod policy;
 mod queue;
@@ -38,15 +41,15 @@ mod state;
 mod step;
 mod tenant;
 
+pub use batch::{Batch, PageCopy, Row, Sampled};
 pub use cost::{CostModel, Nanos, StepShape};
+pub use ids::{Micros, SequenceId, TenantId, TokenId};
+pub use limits::{Limits, MAX_DRAFTED_TOKENS};
 pub use pages::{PAGE_TOKENS, Page};
 pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, Order, Policy};
-pub use request::{
-    Event, FinishReason, Limits, Micros, Refusal, Request, SequenceId, Snapshot, TenantId, TokenId,
-};
+pub use request::{Event, FinishReason, Refusal, Request, Snapshot};
 pub use scheduler::{Plan, Scheduler, Step};
 pub use sequence::OutputRules;
-pub use step::{Batch, MAX_DRAFTED_TOKENS, PageCopy, Row, Sampled};
 pub use tenant::{
     Band, PublicPrefix, Rate, RateKind, RateState, Rates, TenantPolicy, TenantState, TenantsError,
 };

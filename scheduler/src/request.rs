@@ -1,50 +1,8 @@
-//! The values at the scheduler's interface: requests, limits, refusals, events and the snapshot.
+//! The values at the scheduler's interface: requests, refusals, events and the snapshot.
 //!
 //! Invariant: nothing in this file decides anything.
 
-use crate::step::PREFILL_FLOOR;
-use crate::{PAGE_TOKENS, RateKind};
-
-/// Microseconds on the caller's clock, which never runs backwards.
-pub type Micros = u64;
-
-/// One token of the model's vocabulary.
-pub type TokenId = u32;
-
-/// A request's handle from `submit` to its `Finished` event.
-///
-/// Slots are reused and generations are not, so the handle of an ended request is never the handle
-/// of another request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId {
-    slot: u32,
-    generation: u32,
-}
-
-impl SequenceId {
-    /// Creates the handle of `generation` in `slot`. Callers that build a batch by hand use it.
-    pub fn new(slot: u32, generation: u32) -> SequenceId {
-        SequenceId { slot, generation }
-    }
-
-    pub(crate) fn slot(self) -> usize {
-        self.slot as usize
-    }
-}
-
-/// The tenant that a request is charged to, and whose cached prefixes it may use. Tenants share no
-/// pages except those of public prefixes.
-///
-/// The number is an index into tables, so it should be small. Tenant 0 exists from the start, with
-/// [the default policy](crate::TenantPolicy::default).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TenantId(pub u32);
-
-impl TenantId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
+use crate::{Micros, RateKind, SequenceId, TenantId, TokenId};
 
 /// A request to generate tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,43 +27,6 @@ pub struct Request {
     /// The request ends with [`FinishReason::Deadline`] if it has not ended this long after
     /// `submit`.
     pub ends_within: Option<Micros>,
-}
-
-/// The bounds that the scheduler never exceeds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The number of pages of KV memory, each of [`PAGE_TOKENS`] tokens.
-    pub pages: u32,
-    /// The largest number of sequences that run at the same time.
-    pub max_running: u32,
-    /// The largest number of waiting requests, at least 1. The scheduler refuses a further request.
-    /// Preempted sequences wait too, but are never refused.
-    pub max_queued: u32,
-    /// The largest predicted machine time of all waiting requests. Beyond it the scheduler refuses
-    /// a further request, unless no other request is waiting.
-    pub max_queued_time: Micros,
-    /// The number of tokens that a step should have at most. Decodes always run, and prefills
-    /// always get a few tokens, so a step may have more: see [`Limits::max_batch_tokens`].
-    pub step_tokens: u32,
-    /// The largest number of prompt tokens of one sequence in a step, at least a page. If it is
-    /// smaller than `step_tokens`, several prompts advance in one step.
-    pub prefill_chunk: u32,
-    /// The largest number of tokens in prompt and output of one sequence: the model's context.
-    pub max_sequence_tokens: u32,
-}
-
-impl Limits {
-    /// Returns the largest number of tokens in a batch.
-    pub fn max_batch_tokens(&self) -> usize {
-        (self.step_tokens as usize).max(self.max_running as usize + PREFILL_FLOOR)
-    }
-
-    /// Returns the largest number of tokens of one sequence: as many as the context and all pages
-    /// hold.
-    pub fn longest_sequence(&self) -> u64 {
-        let memory = u64::from(self.pages) * PAGE_TOKENS as u64;
-        memory.min(u64::from(self.max_sequence_tokens))
-    }
 }
 
 /// The reason why the scheduler refuses a request. A refusal leaves the scheduler as it was.

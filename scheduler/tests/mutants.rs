@@ -196,8 +196,8 @@ pub(crate) struct Edge {",
     Mutant {
         name: "M9-pages-beyond-the-row",
         file: "step/plan.rs",
-        original: "(table.first(), pages),",
-        mistake: "(table.first(), table.len()),",
+        original: "page_count: pages,",
+        mistake: "page_count: table.len(),",
     },
 ];
 

@@ -26,7 +26,7 @@ const MOST_STEPS: usize = 16;
 /// Tokens of a prompt that is computed before those that are timed.
 const WARM_UP_TOKENS: usize = 128;
 
-/// Prompts that begin to decode in the same step at least; see `scheduler/src/admit.rs`.
+/// Prompts that begin to decode in the same step at least; see `scheduler/src/admission/load.rs`.
 const STARTED_AT_ONCE: usize = 8;
 
 /// Longer than anything takes, in microseconds.

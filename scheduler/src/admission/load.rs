@@ -1,9 +1,9 @@
 //! What the running sequences take of each step's time and of the memory.
 
 use crate::conditions::Conditions;
+use crate::limits::PREFILL_FLOOR;
 use crate::sequence::{Sequence, pages_for};
 use crate::state::SchedulerState;
-use crate::step::PREFILL_FLOOR;
 use crate::{Band, Budget, Growth, StepShape};
 
 /// Prompts that are computed at the same time. A tenant that runs less than its share may have up

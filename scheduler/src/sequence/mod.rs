@@ -6,19 +6,20 @@
 //!
 //! Invariant: a queued sequence holds no page.
 
+mod acceptance;
 mod deadlines;
 mod invariants;
 mod kv;
 mod output_rules;
 mod sequences;
 
+use acceptance::Acceptance;
 pub(crate) use deadlines::DeadlineQueue;
 pub use output_rules::OutputRules;
 pub(crate) use sequences::Sequences;
 
 use crate::pages::{PageTable, common_prefix};
 use crate::queue::Waiting;
-use crate::step::Acceptance;
 use crate::{
     Band, FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled,
     SequenceId, StepShape, TenantId, TokenId,

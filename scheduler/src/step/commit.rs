@@ -5,12 +5,11 @@
 //!
 //! Invariant: the charges of a step add up to its predicted time.
 
-use super::batch::{Batch, Row, Sampled};
 use super::plan::StepPlan;
 use crate::cost::Predictor;
 use crate::queue::Queue;
 use crate::state::SchedulerState;
-use crate::{FinishReason, Micros, StepShape};
+use crate::{Batch, FinishReason, Micros, Row, Sampled, StepShape};
 
 /// Charges each tenant for its rows: its part of what all rows share, and the attention of each row.
 pub(super) fn charge_step(

@@ -7,19 +7,7 @@
 //!
 //! Invariant: everything here is a function of its arguments, in integers.
 
-use crate::{Limits, TokenId};
-
-/// The largest number of draft tokens in a step, over all sequences. Beyond this number of rows,
-/// each row makes a matrix product longer.
-pub const MAX_DRAFTED_TOKENS: usize = 32;
-
-impl Limits {
-    /// Returns the largest number of tokens in a batch that need logits: one for each sequence and
-    /// one for each draft token.
-    pub fn max_logits(&self) -> usize {
-        self.max_running as usize + MAX_DRAFTED_TOKENS
-    }
-}
+use crate::TokenId;
 
 /// The longest match in tokens. A longer match hardly tells more about the next token.
 const MAX_MATCH: usize = 4;

@@ -1,7 +1,5 @@
-//! One step: its plan, the batch that the model computes, and what its commit changes.
+//! One step: its plan, and what its commit changes.
 
-mod acceptance;
-mod batch;
 mod commit;
 mod decodes;
 mod draft;
@@ -11,8 +9,4 @@ mod preempt;
 mod prefills;
 mod speculate;
 
-pub(crate) use acceptance::Acceptance;
-pub use batch::{Batch, PageCopy, Row, Sampled};
-pub use draft::MAX_DRAFTED_TOKENS;
 pub(crate) use planner::Planner;
-pub(crate) use prefills::PREFILL_FLOOR;

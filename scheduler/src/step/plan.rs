@@ -2,10 +2,10 @@
 //!
 //! Invariant: the shape is the sum over the rows and their drafts.
 
-use super::batch::Batch;
 use super::draft;
+use crate::batch::NewRow;
 use crate::sequence::{Sequence, Sequences, pages_for};
-use crate::{Nanos, StepShape, TenantId, TokenId};
+use crate::{Batch, Nanos, StepShape, TenantId, TokenId};
 
 /// The rows of a step, their drafts and their cost.
 pub(super) struct StepPlan {
@@ -115,16 +115,15 @@ impl StepPlan {
             let pages = pages_for(end + row.drafts);
             assert!(pages <= table.len(), "the plan secured its pages");
             let is_last = end == tokens.len();
-            batch.push_row_of(
-                sequence.id,
+            batch.push_planned(NewRow {
+                sequence: sequence.id,
                 start,
-                (
-                    &tokens[start..end],
-                    &self.drafts[row.first_draft..][..row.drafts],
-                ),
-                (table.first(), pages),
-                usize::from(is_last) + row.drafts,
-            );
+                known: &tokens[start..end],
+                drafts: &self.drafts[row.first_draft..][..row.drafts],
+                first_page: table.first(),
+                page_count: pages,
+                logits: usize::from(is_last) + row.drafts,
+            });
         }
     }
 }

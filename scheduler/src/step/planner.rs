@@ -3,16 +3,14 @@
 //!
 //! Invariant: whatever is planned has its pages.
 
-use super::Sampled;
 use super::commit::{charge_step, commit_rows};
 use super::decodes::plan_decodes;
-use super::draft::MAX_DRAFTED_TOKENS;
 use super::plan::StepPlan;
 use super::prefills::Prefills;
 use super::speculate::plan_drafts;
 use crate::conditions::Conditions;
 use crate::state::SchedulerState;
-use crate::{Budget, Micros, StepShape};
+use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, StepShape};
 
 /// The last plan, and the memory for the next.
 pub(crate) struct Planner {

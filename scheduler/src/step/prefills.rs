@@ -6,13 +6,10 @@
 use super::plan::StepPlan;
 use super::preempt::plan_row;
 use crate::conditions::Conditions;
+use crate::limits::PREFILL_FLOOR;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
 use crate::{Band, Budget, Micros, Order};
-
-/// Prompt tokens that a step computes even if its decodes leave no time, so that prefills never
-/// starve.
-pub(crate) const PREFILL_FLOOR: usize = 8;
 
 /// The running prefills, and the order in which the step serves them.
 pub(super) struct Prefills {

@@ -1,10 +1,9 @@
 //! The drafts of a step: tokens computed along with the decodes where that should save time.
 
-use super::draft::MAX_DRAFTED_TOKENS;
 use super::plan::StepPlan;
 use crate::conditions::Conditions;
 use crate::sequence::{Sequence, Sequences};
-use crate::{Nanos, PAGE_TOKENS, StepShape};
+use crate::{MAX_DRAFTED_TOKENS, Nanos, PAGE_TOKENS, StepShape};
 
 /// The greatest number of decodes in a step with drafts. With more of them additional rows are
 /// hardly free, and the search for drafts takes time too.

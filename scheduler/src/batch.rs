@@ -34,6 +34,17 @@ impl Row {
     }
 }
 
+/// The contents of a row before the batch has it.
+pub(crate) struct NewRow<'a> {
+    pub(crate) sequence: SequenceId,
+    pub(crate) start: usize,
+    pub(crate) known: &'a [TokenId],
+    pub(crate) drafts: &'a [TokenId],
+    pub(crate) first_page: usize, // The index of its page table among all tables.
+    pub(crate) page_count: usize, // Pages of the table up to the end of the row.
+    pub(crate) logits: usize,
+}
+
 /// A copy of the keys and values of a whole page. The copies come before any row, and the rows then
 /// overwrite the positions that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,40 +101,39 @@ impl Batch {
         logits: usize,
     ) {
         let first_page = self.tables.append(pages);
-        let table = (first_page, pages.len());
-        self.push_row_of(sequence, start, (tokens, &[]), table, logits);
+        self.push_planned(NewRow {
+            sequence,
+            start,
+            known: tokens,
+            drafts: &[],
+            first_page,
+            page_count: pages.len(),
+            logits,
+        });
     }
 
-    /// Adds a row of known and draft tokens whose page table is already here. The table begins at
-    /// index `first_page`, and its first `page_count` pages are the row's.
-    pub(crate) fn push_row_of(
-        &mut self,
-        sequence: SequenceId,
-        start: usize,
-        (known, drafts): (&[TokenId], &[TokenId]),
-        (first_page, page_count): (usize, usize),
-        logits: usize,
-    ) {
-        let count = known.len() + drafts.len();
+    /// Adds a row whose page table is already here.
+    pub(crate) fn push_planned(&mut self, row: NewRow) {
+        let count = row.known.len() + row.drafts.len();
         assert!(count > 0, "a row has at least one token");
         assert!(
-            logits <= count,
+            row.logits <= count,
             "a row has at most as many logits as tokens"
         );
-        let covered = (start + count).div_ceil(PAGE_TOKENS);
-        assert_eq!(page_count, covered, "M9: the pages end with the row");
+        let covered = (row.start + count).div_ceil(PAGE_TOKENS);
+        assert_eq!(row.page_count, covered, "M9: the pages end with the row");
         self.rows.push(Row {
-            sequence,
-            start: start as u32,
-            logits: logits as u32,
+            sequence: row.sequence,
+            start: row.start as u32,
+            logits: row.logits as u32,
             first_token: self.tokens.len() as u32,
             token_count: count as u32,
-            first_page: first_page as u32,
-            page_count: page_count as u32,
+            first_page: row.first_page as u32,
+            page_count: row.page_count as u32,
         });
-        self.tokens.extend_from_slice(known);
-        self.tokens.extend_from_slice(drafts);
-        self.logits += logits;
+        self.tokens.extend_from_slice(row.known);
+        self.tokens.extend_from_slice(row.drafts);
+        self.logits += row.logits;
     }
 
     /// Removes all rows, copies and page tables, and keeps the buffers.

@@ -1,0 +1,54 @@
+//! How much the scheduler may do at the same time.
+
+use crate::{Micros, PAGE_TOKENS};
+
+/// The bounds that the scheduler never exceeds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The number of pages of KV memory, each of [`PAGE_TOKENS`] tokens.
+    pub pages: u32,
+    /// The largest number of sequences that run at the same time.
+    pub max_running: u32,
+    /// The largest number of waiting requests, at least 1. The scheduler refuses a further request.
+    /// Preempted sequences wait too, but are never refused.
+    pub max_queued: u32,
+    /// The largest predicted machine time of all waiting requests. Beyond it the scheduler refuses
+    /// a further request, unless no other request is waiting.
+    pub max_queued_time: Micros,
+    /// The number of tokens that a step should have at most. Decodes always run, and prefills
+    /// always get a few tokens, so a step may have more: see [`Limits::max_batch_tokens`].
+    pub step_tokens: u32,
+    /// The largest number of prompt tokens of one sequence in a step, at least a page. If it is
+    /// smaller than `step_tokens`, several prompts advance in one step.
+    pub prefill_chunk: u32,
+    /// The largest number of tokens in prompt and output of one sequence: the model's context.
+    pub max_sequence_tokens: u32,
+}
+
+/// Prompt tokens that a step computes even if its decodes leave no time, so that prefills never
+/// starve.
+pub(crate) const PREFILL_FLOOR: usize = 8;
+
+/// The largest number of draft tokens in a step, over all sequences. Beyond this number of rows,
+/// each row makes a matrix product longer.
+pub const MAX_DRAFTED_TOKENS: usize = 32;
+
+impl Limits {
+    /// Returns the largest number of tokens in a batch.
+    pub fn max_batch_tokens(&self) -> usize {
+        (self.step_tokens as usize).max(self.max_running as usize + PREFILL_FLOOR)
+    }
+
+    /// Returns the largest number of tokens of one sequence: as many as the context and all pages
+    /// hold.
+    pub fn longest_sequence(&self) -> u64 {
+        let memory = u64::from(self.pages) * PAGE_TOKENS as u64;
+        memory.min(u64::from(self.max_sequence_tokens))
+    }
+
+    /// Returns the largest number of tokens in a batch that need logits: one for each sequence and
+    /// one for each draft token.
+    pub fn max_logits(&self) -> usize {
+        self.max_running as usize + MAX_DRAFTED_TOKENS
+    }
+}
