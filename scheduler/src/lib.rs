@@ -1,4 +1,4 @@
-//! Given the time and the requests, decides the next step of a continuous batch.
+//! Decides the next step of a continuous batch from the time and the requests.
 //!
 //! ```text
 //! submit ──► queue ──► plan(now) ──► Step ──► (the caller computes it) ──► commit ──► events
@@ -13,11 +13,11 @@
 //! Invariant: every page is free, private to one sequence, or in the prefix tree. A step writes
 //! private pages only.
 //!
-//! Invariant: a page enters the tree only when it is full and computed. Only equal tokens after an
-//! equal prefix find it again, of the same tenant or in a public prefix.
+//! Invariant: a prefix lookup finds only full and computed pages. It finds them only by equal tokens
+//! after an equal prefix, of the same tenant or of a public prefix.
 //!
-//! Invariant: an accepted request fits in memory alone, and the earliest running sequence is never
-//! preempted. So every request ends.
+//! Invariant: an accepted request fits in memory alone, and the first running sequence by band and
+//! arrival is never preempted. So every request ends.
 //!
 //! Invariant: equal calls give equal plans. The caller reports the time; the scheduler does no I/O
 //! and starts no thread.

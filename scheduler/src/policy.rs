@@ -87,7 +87,7 @@ pub enum Growth {
     Minimal,
     /// The usual output length of the tenant.
     Expected,
-    /// The largest possible output (TGI, llama.cpp): no sequence is preempted, and much memory stays
-    /// unused.
+    /// The largest possible output (TGI, llama.cpp): no sequence is preempted, and much memory
+    /// stays unused.
     Maximal,
 }

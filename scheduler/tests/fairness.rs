@@ -470,8 +470,8 @@ fn every_request_of_every_tenant_ends() {
     assert!(server.ended.iter().all(|timeline| timeline.first_step > 0));
 }
 
-/// Runs a scheduler with few pages. Tenant 1 floods it, and tenant 2 sometimes submits a prompt that
-/// needs much of the memory.
+/// Runs a scheduler with few pages. Tenant 1 floods it, and tenant 2 sometimes submits a prompt
+/// that needs much of the memory.
 fn run_flooded_world(seed: u64) {
     let mut random = Random::new(seed);
     random.below(40);

@@ -79,7 +79,7 @@ pub(crate) struct Edge {",
     Mutant {
         name: "failed-row-published",
         file: "step/commit.rs",
-        original: "        sequence.draw(drafts, sampled); // The caller has seen the tokens before the failure.",
+        original: "        sequence.draw(drafts, sampled);",
         mistake: "        sequence.commit_row(now, row.len(), &[], &[]);
         sequence.publish(&mut state.pool, &mut state.batch.tables);
         sequence.draw(&[], sampled);",
@@ -167,7 +167,7 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S11-free-pages-taken-for-quota",
         file: "admission/admit.rs",
-        original: "if needed > state.pool.room(",
+        original: "if needed > state.pool.remaining_cap(",
         mistake: "if needed > state.pool.available(",
     },
     Mutant {

@@ -195,7 +195,7 @@ fn classify(slot: usize, has_time: bool, load: &RunningLoad, state: &SchedulerSt
         return Readiness::AwaitsPrefix;
     }
     let needed = needed_pages(slot, prefix, state);
-    if needed > state.pool.room(state.sequences[slot].tenant) {
+    if needed > state.pool.remaining_cap(state.sequences[slot].tenant) {
         Readiness::AtTenantCap
     } else if !load.has_memory_for(slot, needed, state) {
         Readiness::LacksPages
@@ -251,7 +251,8 @@ fn check_patience(slot: usize, state: &SchedulerState) {
     let sequence = &state.sequences[slot];
     let needed = needed_pages(slot, state.cached_prefix(slot), state);
     assert!(
-        sequence.times_bypassed() <= LONG_PATIENCE || needed > state.pool.room(sequence.tenant),
+        sequence.times_bypassed() <= LONG_PATIENCE
+            || needed > state.pool.remaining_cap(sequence.tenant),
         "S11: {:?} is bypassed for ever",
         sequence.id
     );

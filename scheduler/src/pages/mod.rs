@@ -146,11 +146,11 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     /// Returns how many pages [`PagePool::take`] can give a tenant now.
     pub(crate) fn available(&self, tenant: TenantId) -> usize {
-        self.available_to_all().min(self.room(tenant))
+        self.available_to_all().min(self.remaining_cap(tenant))
     }
 
     /// Returns how many more pages a tenant may use under its cap, whether or not pages are free.
-    pub(crate) fn room(&self, tenant: TenantId) -> usize {
+    pub(crate) fn remaining_cap(&self, tenant: TenantId) -> usize {
         self.cap(tenant).saturating_sub(self.in_use(tenant)) as usize
     }
 
@@ -203,7 +203,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.tree.edge_for(tenant, public, parent, tokens)
     }
 
-    /// Returns whether exactly one page table or pending copy uses this page.
+    /// Returns whether the page has exactly one pin, whose removal makes it free or cold.
     pub(crate) fn is_exclusive(&self, page: Page) -> bool {
         self.pins[page.index()] == 1
     }

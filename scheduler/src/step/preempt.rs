@@ -105,7 +105,7 @@ fn check_victim(slot: usize, victim: usize, state: &SchedulerState) {
     if victim.times_preempted() < MAX_PREEMPTIONS {
         return;
     }
-    let takes_from_all = state.pool.room(taker.tenant) > 0;
+    let takes_from_all = state.pool.remaining_cap(taker.tenant) > 0;
     let spared = state.sequences.iter_running().find(|other| {
         other.rank() > taker.rank()
             && (takes_from_all || other.tenant == taker.tenant)

@@ -35,8 +35,8 @@
 //! - S1: A step is predicted to fit its time budget, or it holds no draft tokens and at most one
 //!   prompt chunk of at most 8 tokens beside its decodes. The number of tokens is bounded too.
 //! - S2: Every running decode is in every step, unless it is preempted, needs a page that it cannot
-//!   get, or pauses. A pause lasts at most seven steps with fair-share order, and at most three with
-//!   another order.
+//!   get, or pauses. A pause lasts at most seven steps with fair-share order, and at most three
+//!   with another order.
 //! - S3: A request is accepted only if it fits in memory alone, and a plan is idle only if no
 //!   request is left.
 //! - S4: At most 64 later requests of the same tenant are admitted before a waiting request, unless
