@@ -1,16 +1,33 @@
-//! The server. A request travels `api → text → engine → scheduler → model → kernels`; its tokens come back as events.
+//! The server. A request travels `api → text → engine → scheduler → model → kernels`, and its
+//! tokens come back as events.
 //!
-//! ARCHITECTURE.md has the picture of the arrows; `tests/tidy/` holds the modules to them.
+//! ```text
+//!                startup
+//!                   │ builds everything, then waits
+//!     ┌─────────────┼──────────────┐
+//!     ▼             ▼              ▼
+//!    api ───────► engine        config
+//!     │             │
+//!     ▼             ├──────► scheduler (crate)
+//!   text            │            ▲
+//!                   ▼            │ Batch and Page only
+//!                 model ─────────┘
+//!                   │
+//!                   ▼
+//!                kernels (crate)
+//! ```
+//!
+//! An arrow means "uses". ARCHITECTURE.md describes each module; `tests/tidy/` checks the arrows.
 
-pub mod api; // HTTP: parse, call, shape the answer.
-pub mod bench; // How fast a model runs, beside what the machine allows.
-pub mod config; // Every knob.
-pub mod cores; // The cores this process may compute on.
+pub mod api; // The HTTP interface: parses requests, calls the engine, writes responses.
+pub mod bench; // `sterna bench`: the speed of a model beside the limits of the machine.
+pub mod config; // Every flag of the command line.
+pub mod cores; // The cores that this process may compute on.
 pub mod demo; // The embedded demo checkpoint.
-pub mod engine; // The thread that owns all serving state, and the only door to it.
+pub mod engine; // The thread that owns all serving state, and the handle to it.
 pub mod metrics; // Every metric.
-pub mod model; // Checkpoint files, the forward pass, the memory of keys and values.
-pub mod startup; // The way up and down.
-pub mod synthesize; // Checkpoints of a given shape with random weights.
-pub mod tenants; // Who may use the server, and how much of it.
-pub mod text; // Text to tokens and back.
+pub mod model; // Checkpoints, the forward pass, the memory of keys and values.
+pub mod startup; // Starts and stops the server.
+pub mod synthesize; // `sterna synthesize`: checkpoints with random weights.
+pub mod tenants; // Who may use the server, and within which limits.
+pub mod text; // Text to token ids and back.

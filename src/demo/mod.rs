@@ -1,10 +1,11 @@
-//! The demo checkpoint, part of the binary: a small ternary model that answers without any download.
+//! The demo checkpoint: a small ternary model in the binary, which answers without a download.
 //!
-//! The files beside this one are a checkpoint in Hugging Face layout; the README there says how it was made.
+//! The files beside this one are a checkpoint in Hugging Face layout. The README there tells how it
+//! was made.
 
 use crate::model::Source;
 
-/// The files of the checkpoint.
+/// Returns the files of the checkpoint.
 #[must_use]
 pub fn source() -> Source {
     Source::embedded(&[

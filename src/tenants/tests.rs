@@ -478,3 +478,21 @@ fn a_key_hash_is_sha_256_and_is_never_printed() {
             && !printed.contains(&of_abc[..6])
     );
 }
+
+#[test]
+fn the_readme_shows_every_field_in_a_valid_file() {
+    let readme = include_str!("README.md");
+    let (_, rest) = readme.split_once("```toml\n").unwrap();
+    let (example, _) = rest.split_once("```").unwrap();
+    assert!(TenantsFile::new("readme", example).open().is_ok());
+
+    let unknown = table("a", "k", "colour = 1");
+    let error = TenantsFile::new("fields", &unknown).open().unwrap_err();
+    let error = error.to_string();
+    let (_, fields) = error.split_once("expected one of ").unwrap();
+    for field in fields.split(", ") {
+        let name = field.trim_matches('`');
+        assert!(example.contains(&format!("\n{name} = ")), "{name}");
+        assert!(readme.contains(&format!("\n| {field} |")), "{field}");
+    }
+}
