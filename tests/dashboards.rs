@@ -1,7 +1,7 @@
 //! Checks that dashboards query only exported metrics, and that every metric has a panel.
 //!
-//! The test reads the metrics from the text of a new registry. So their kinds and labels are those
-//! that Prometheus scrapes.
+//! The test reads the metrics from the text of a new registry. Prometheus scrapes the same text,
+//! so kinds and labels agree.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -252,7 +252,7 @@ impl<'a> Checker<'a> {
 }
 
 impl Exported {
-    /// Returns whether the metric's series are counters. Those of a histogram are.
+    /// Returns whether the metric's series are counters. The series of a histogram are counters.
     fn is_counter(&self) -> bool {
         self.kind != "gauge"
     }

@@ -1,6 +1,6 @@
 """Writes a GGUF file with random ternary weights in the shape of a checkpoint, for llama.cpp.
 
-The shape, the tokenizer and the chat template are those of the checkpoint in --model, which
+The file has the shape, the tokenizer and the chat template of the checkpoint in --model, which
 `sterna synthesize` writes. So both engines count the same tokens. The architecture is llama.cpp's
 `bitnet`. It has the same matrices and sub-norms as BitNet b1.58 2B-4T, except that it uses SiLU
 where the model squares a ReLU. The embedding is also the lm_head. It is Q6_K, as llama-quantize

@@ -89,8 +89,8 @@ fn later_turns_find_the_conversation_in_the_prefix_cache() {
     only_ours_reaches(flags, at, "slots", |part| part >= 0.95);
 }
 
-/// Checks that output tokens per busy second are at least 98 % of those of first come, first
-/// served.
+/// Checks that the policy gives at least 98 % of the output tokens per busy second that first
+/// come, first served gives.
 fn fairness_costs_nothing(flags: &str) {
     let at = "/output_tokens_per_busy_second";
     let first_come = figure(&simulate(&format!("{flags} --policy fcfs")), at);

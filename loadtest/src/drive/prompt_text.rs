@@ -4,7 +4,7 @@
 
 use sterna_random::Random;
 
-use crate::workload::{Segment, stream};
+use crate::workload::{SeededText, stream};
 
 /// How the server turns words into tokens.
 #[derive(Clone, Copy, Debug)]
@@ -17,23 +17,23 @@ pub(super) struct TextScale {
 
 impl TextScale {
     /// Returns a user's message of at least one word. With the chat template, it has about the
-    /// tokens of `segment`.
-    pub(super) fn message(self, segment: Segment) -> String {
-        let tokens = segment.tokens.saturating_sub(self.template_tokens);
-        self.text(Segment { tokens, ..segment })
+    /// tokens of `seeded`.
+    pub(super) fn message(self, seeded: SeededText) -> String {
+        let tokens = seeded.tokens.saturating_sub(self.template_tokens);
+        self.text(SeededText { tokens, ..seeded })
     }
 
-    /// Returns a text of at least one word with about the tokens of `segment`.
-    pub(super) fn text(self, segment: Segment) -> String {
-        let words = (f64::from(segment.tokens) / self.tokens_per_word).round() as usize;
-        // An empty segment adds nothing to the prompt, so it is the same word in every session.
-        let seed = if segment.tokens == 0 { 0 } else { segment.seed };
+    /// Returns a text of at least one word with about the tokens of `seeded`.
+    pub(super) fn text(self, seeded: SeededText) -> String {
+        let words = (f64::from(seeded.tokens) / self.tokens_per_word).round() as usize;
+        // An empty text adds nothing to the prompt, so it is the same word in every session.
+        let seed = if seeded.tokens == 0 { 0 } else { seeded.seed };
         text(&mut stream(seed, 0), words.max(1))
     }
 }
 
-/// Returns a text in which all words of a list are equally frequent. Its length tells the mean
-/// tokens of a word.
+/// Returns a text in which all words of a list are equally frequent. The load test sends it to
+/// learn the mean tokens of a word.
 pub(super) fn all_words() -> Vec<&'static str> {
     const ROUNDS: usize = 24; // A multiple of the length of every list.
     let sentence = |round: usize| SENTENCE.map(|choices| choices[round % choices.len()]);
@@ -104,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_has_as_many_words_as_its_tokens_need() {
+    fn a_text_has_as_many_words_as_its_tokens_need() {
         let scale = TextScale {
             tokens_per_word: 2.0,
             template_tokens: 6,
         };
-        let text = |seed, tokens| scale.text(Segment { seed, tokens });
+        let text = |seed, tokens| scale.text(SeededText { seed, tokens });
         for tokens in 2..200 {
             let words = text(9, tokens).split(' ').count();
             assert_eq!(words, (tokens as usize).div_ceil(2), "{tokens}");
@@ -118,7 +118,7 @@ mod tests {
         assert_ne!(text(9, 50), text(8, 50));
         assert!(text(9, 100).starts_with(&text(9, 50)));
         assert_eq!(text(1, 0), text(2, 0));
-        let message = |seed, tokens| scale.message(Segment { seed, tokens });
+        let message = |seed, tokens| scale.message(SeededText { seed, tokens });
         assert_eq!(message(9, 56), text(9, 50));
         assert_eq!(message(9, 3), text(9, 0), "a message has at least one word");
     }

@@ -1,6 +1,6 @@
 //! The report of a run: counts, rates and percentiles, as a table and as JSON.
 //!
-//! Invariant: latencies and tokens are those of complete requests. Other requests are only counted.
+//! Invariant: only complete requests contribute latencies and tokens. Others are only counted.
 //!
 //! Invariant: JSON has seconds; the table has milliseconds.
 

@@ -291,13 +291,13 @@ fn micros(seconds: f64) -> Micros {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Segment, token};
+    use crate::workload::{SeededText, token};
     use sterna_scheduler::Page;
 
     /// Returns the draws after a row of `tokens` at `start`, for a prompt of 4 tokens and an
     /// answer of 5.
     fn draws(start: usize, tokens: &[u32], logits: usize) -> Vec<Sampled> {
-        let text = |seed, tokens| Segment { seed, tokens };
+        let text = |seed, tokens| SeededText { seed, tokens };
         let turn = ChatTurn {
             think: 0.0,
             prompt: text(1, 4),

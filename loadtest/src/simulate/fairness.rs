@@ -1,8 +1,8 @@
 //! Measures how evenly backlogged tenants were served.
 //!
 //! A tenant is backlogged in a window of one minute if it had a queued request during the whole
-//! window. Among backlogged tenants, service divided by weight should be equal. Jain's index tells
-//! how equal it is; 1 is perfect (Jain, Chiu and Hawe, 1984).
+//! window. Among backlogged tenants, service divided by weight should be equal. Jain's index
+//! measures how equal it is; 1 is perfect (Jain, Chiu and Hawe, 1984).
 
 use serde::Serialize;
 use sterna_scheduler::Micros;

@@ -76,7 +76,7 @@ fn from_file(path: &Path) -> Result<CostModel, String> {
     })
 }
 
-/// A machine whose step times are those of a cost model, with noise.
+/// A machine that takes the step times of a cost model, with noise.
 pub(super) struct SimulatedMachine {
     cost: CostModel,
     noise: f64,

@@ -1,4 +1,4 @@
-//! The product's scheduling policy, and those of other engines, over the same scheduler.
+//! The product's scheduling policy, and the policies of other engines, for the same scheduler.
 
 use sterna_scheduler::{Budget, Growth, Limits, Order, Policy};
 
@@ -29,20 +29,20 @@ pub(super) struct PolicyPreset {
 pub(super) fn named(name: &str, limits: &Limits, budget: Budget) -> Option<PolicyPreset> {
     let name = NAMES.into_iter().find(|known| *known == name)?;
     let longest = limits.max_sequence_tokens;
-    let ours = |order| PolicyPreset::ours(name, order, limits, budget);
+    let sterna = |order| PolicyPreset::sterna(name, order, limits, budget);
     Some(match name {
-        "sterna" => ours(Policy::default().order),
-        "vtc" => ours(Order::FairShare { slack: 0 }),
-        "fcfs" => ours(Order::FirstCome),
-        "lpm" => ours(Order::LongestPrefix),
-        "token-budget" => PolicyPreset::theirs(name, Budget::Tokens(512), limits, 512),
-        "prefill-first" => PolicyPreset::theirs(name, Budget::PrefillFirst, limits, longest),
+        "sterna" => sterna(Policy::default().order),
+        "vtc" => sterna(Order::FairShare { slack: 0 }),
+        "fcfs" => sterna(Order::FirstCome),
+        "lpm" => sterna(Order::LongestPrefix),
+        "token-budget" => PolicyPreset::other_engine(name, Budget::Tokens(512), limits, 512),
+        "prefill-first" => PolicyPreset::other_engine(name, Budget::PrefillFirst, limits, longest),
         "slots" => {
             let limits = Limits {
                 max_running: 4,
                 ..limits.clone()
             };
-            PolicyPreset::theirs(name, Budget::Tokens(2048), &limits, 2048)
+            PolicyPreset::other_engine(name, Budget::Tokens(2048), &limits, 2048)
         }
         _ => return None,
     })
@@ -50,7 +50,7 @@ pub(super) fn named(name: &str, limits: &Limits, budget: Budget) -> Option<Polic
 
 impl PolicyPreset {
     /// Returns the product's policy with another order and budget.
-    fn ours(name: &'static str, order: Order, limits: &Limits, budget: Budget) -> PolicyPreset {
+    fn sterna(name: &'static str, order: Order, limits: &Limits, budget: Budget) -> PolicyPreset {
         PolicyPreset {
             name,
             policy: Policy {
@@ -65,7 +65,7 @@ impl PolicyPreset {
 
     /// Returns another engine's policy: first come, first served, without a limit on prefill
     /// chunks other than `step_tokens`.
-    fn theirs(
+    fn other_engine(
         name: &'static str,
         budget: Budget,
         limits: &Limits,

@@ -1,4 +1,4 @@
-//! What is measured while a simulation runs.
+//! Records the measurements of a running simulation.
 //!
 //! Invariant: memory does not grow with the number of steps.
 //!

@@ -33,7 +33,7 @@ pub(crate) struct SimulationReport {
     /// Complete requests per second that met the latency objective.
     pub(super) goodput: f64,
     pub(super) classes: BTreeMap<&'static str, ClassFigures>,
-    /// The tenants in tenths, those with the most requests first.
+    /// The tenants in tenths. The tenants with the most requests come first.
     pub(super) tenant_deciles: Vec<Decile>,
     pub(super) fairness: Option<FairnessReport>,
     pub(super) prefix: PrefixHits,

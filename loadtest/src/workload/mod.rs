@@ -18,5 +18,5 @@ pub(crate) use distributions::{Count, stream};
 pub(crate) use named::{NAMES, named};
 #[cfg(test)]
 pub(crate) use session::token;
-pub(crate) use session::{ChatTurn, STOP, Segment, Session};
+pub(crate) use session::{ChatTurn, STOP, SeededText, Session};
 pub(crate) use trace::Trace;

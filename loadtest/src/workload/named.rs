@@ -3,7 +3,7 @@
 use super::definition::{Arrivals, Disconnects, SessionClass, SharedPrefix, TenantRange, Workload};
 use super::distributions::Count;
 
-/// A row of the table of named workloads. The fields are those of [`Workload`].
+/// A row of the table of named workloads, with the fields of [`Workload`].
 struct NamedWorkload {
     name: &'static str,
     description: &'static str,
@@ -81,7 +81,7 @@ const ALL: [NamedWorkload; 16] = [
     ),
     workload(
         "idle-tenants",
-        "10,000 tenants, of which four send most requests",
+        "10,000 tenants; four of them send most requests",
         0.9,
         idle_tenants,
     ),

@@ -19,7 +19,7 @@ const CLASS_STREAMS: u64 = 1 << 40;
 
 /// A text, given by its seed and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub(crate) struct SeededText {
     /// Identifies the text.
     pub(crate) seed: u64,
     /// The length of the text.
@@ -36,7 +36,7 @@ pub(crate) struct Session {
     /// The tenant that sends the session.
     pub(crate) tenant: u32,
     /// The text before the first turn.
-    pub(crate) shared: Segment,
+    pub(crate) shared: SeededText,
     /// At least one turn.
     pub(crate) turns: Vec<ChatTurn>,
 }
@@ -47,9 +47,9 @@ pub(crate) struct ChatTurn {
     /// Seconds between the end of the previous answer and this question.
     pub(crate) think: f64,
     /// What the turn adds to the prompt.
-    pub(crate) prompt: Segment,
+    pub(crate) prompt: SeededText,
     /// The answer. Its last token is [`STOP`].
-    pub(crate) answer: Segment,
+    pub(crate) answer: SeededText,
     /// The request's `max_tokens`.
     pub(crate) max_tokens: u32,
     /// Seconds from the request until its client disconnects. `None`: the client stays.
@@ -79,7 +79,7 @@ impl Session {
     pub(super) fn draw(class: &SessionClass, tenants: &Zipf, key: SessionKey, at: f64) -> Session {
         let streams = CLASS_STREAMS * (key.class as u64 + 1);
         let mut random = stream(key.seed, streams + key.index);
-        let shared = Segment {
+        let shared = SeededText {
             seed: mix(key.seed ^ (streams + key.index % u64::from(class.shared.count))),
             tokens: class.shared.tokens,
         };
@@ -116,7 +116,7 @@ impl Session {
     /// Returns the prompt of turn `turn`: the conversation so far and the new question.
     pub(crate) fn prompt(&self, turn: usize) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(self.prompt_len(turn) as usize);
-        let text = |segment: Segment| (0..segment.tokens).map(move |at| token(segment.seed, at));
+        let text = |seeded: SeededText| (0..seeded.tokens).map(move |at| token(seeded.seed, at));
         tokens.extend(text(self.shared));
         for earlier in &self.turns[..turn] {
             tokens.extend(text(earlier.prompt));
@@ -142,11 +142,11 @@ impl ChatTurn {
         let disconnects_after = random.fraction() * class.disconnects.within;
         ChatTurn {
             think,
-            prompt: Segment {
+            prompt: SeededText {
                 seed: prompt_seed,
                 tokens: prompt,
             },
-            answer: Segment {
+            answer: SeededText {
                 seed: answer_seed,
                 tokens: answer,
             },
