@@ -13,8 +13,8 @@
 //! Invariant: every page is free, private to one sequence, or in the prefix tree. A step writes
 //! private pages only.
 //!
-//! Invariant: a prefix lookup finds only full and computed pages. It finds them only by equal tokens
-//! after an equal prefix, of the same tenant or of a public prefix.
+//! Invariant: a prefix lookup finds only full and computed pages. It finds them only by equal
+//! tokens after an equal prefix, of the same tenant or of a public prefix.
 //!
 //! Invariant: an accepted request fits in memory alone, and the first running sequence by band and
 //! arrival is never preempted. So every request ends.

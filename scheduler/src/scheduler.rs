@@ -40,8 +40,8 @@ impl Scheduler {
     /// Creates a scheduler with no requests and free memory.
     ///
     /// # Panics
-    /// If a limit is 0, if `prefill_chunk` is less than a page, or if `max_running` sequences of the
-    /// greatest length have more pages than 32 bits can number.
+    /// If a limit is 0, if `prefill_chunk` is less than a page, or if `max_running` sequences of
+    /// the greatest length have more pages than 32 bits can number.
     pub fn new(limits: Limits, policy: Policy) -> Scheduler {
         assert!(limits.longest_sequence() > 0, "a token fits in memory");
         assert!(limits.max_running > 0, "a sequence may run");
@@ -171,8 +171,8 @@ impl Scheduler {
         }
     }
 
-    /// Asserts every invariant. This takes time in proportion to all pages and all tokens; it is for
-    /// tests.
+    /// Asserts every invariant. This takes time in proportion to all pages and all tokens; it is
+    /// for tests.
     ///
     /// # Panics
     /// If an invariant does not hold. That is a bug in this crate.

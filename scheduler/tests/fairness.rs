@@ -1,5 +1,4 @@
-//! Tests on a virtual clock of the service that tenants, bands and prompts of different lengths
-//! get.
+//! The service that tenants, bands and prompts of different lengths get, on a virtual clock.
 
 use std::collections::BTreeMap;
 

@@ -3,9 +3,9 @@
 //!
 //! Invariant: choosing a request changes no page. Its cached pages are pinned when it starts.
 //!
-//! Invariant: the first request of its band that does not fit is bypassed a limited number of times.
-//! Then no request of its band starts before it. If it waits only for sequences of its own tenant,
-//! only its tenant waits with it.
+//! Invariant: the first request of its band that does not fit is bypassed a limited number of
+//! times. Then no request of its band starts before it. If it waits only for sequences of its own
+//! tenant, only its tenant waits with it.
 
 use super::load::RunningLoad;
 use crate::conditions::Conditions;

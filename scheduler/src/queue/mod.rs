@@ -1,5 +1,5 @@
-//! Which request is next: bands by their share of the machine, in a band tenants by virtual time, of
-//! a tenant requests by arrival.
+//! Which request is next: bands by their share of the machine, in a band tenants by virtual time,
+//! of a tenant requests by arrival.
 //!
 //! A tenant's virtual time is the machine time that it was charged, divided by its weight. The
 //! tenant with the least virtual time is next. This is VTC (Sheng et al., arXiv:2401.00588) in

@@ -1,14 +1,15 @@
-//! Who comes first, among many: a heap that knows where each member stands, so that a key may change in place.
+//! An indexed binary heap: members in the order of their keys, and a key can change in place.
 //!
-//! Invariant: no two members have the same number, and each is where `places` says. Nothing here allocates once the
-//! members have been in it before.
+//! Invariant: no member occurs twice, and `places` holds the index of each member in the heap.
+//!
+//! Invariant: adding a member that was in the heap before allocates nothing.
 
-/// Members by ascending key, ties by number.
+/// Members by ascending key, and by number if their keys are equal.
 #[derive(Debug, Default)]
 pub(crate) struct Ranking {
-    heap: Vec<(u64, u32)>, // Key and member; a parent is never greater than its children.
-    places: Vec<u32>,      // By member: its place in the heap.
-    front: Vec<u32>,       // For a walk in order: places that may come next.
+    heap: Vec<(u64, u32)>, // Key and member; no parent is greater than its children.
+    places: Vec<u32>,      // By member: its index in the heap, or `ABSENT`.
+    front: Vec<u32>,       // In `first`: the indices that may come next.
 }
 
 const ABSENT: u32 = u32::MAX;
@@ -37,7 +38,7 @@ impl Ranking {
         self.settle(place);
     }
 
-    /// Removes a member if it is there.
+    /// Removes a member if it is in the heap.
     pub(crate) fn remove(&mut self, member: u32) {
         let Some(&place) = self.places.get(member as usize) else {
             return;
@@ -54,16 +55,16 @@ impl Ranking {
         }
     }
 
-    /// Appends to `out` up to `most` members whose keys are at most `limit`, in order.
-    pub(crate) fn first(&mut self, most: usize, limit: u64, out: &mut Vec<u32>) {
+    /// Appends to `out` up to `count` members whose keys are at most `limit`, in order.
+    pub(crate) fn first(&mut self, count: usize, limit: u64, out: &mut Vec<u32>) {
         self.front.clear();
         self.front.extend((!self.heap.is_empty()).then_some(0));
-        let wanted = out.len() + most;
+        let wanted = out.len() + count;
         while out.len() < wanted {
             let nearest =
-                (0..self.front.len()).min_by_key(|&at| self.heap[self.front[at] as usize]);
-            let Some(at) = nearest else { return };
-            let place = self.front.swap_remove(at) as usize;
+                (0..self.front.len()).min_by_key(|&index| self.heap[self.front[index] as usize]);
+            let Some(index) = nearest else { return };
+            let place = self.front.swap_remove(index) as usize;
             let (key, member) = self.heap[place];
             if key > limit {
                 return;
@@ -75,7 +76,7 @@ impl Ranking {
         }
     }
 
-    /// Moves the entry at `place` up or down until the order holds.
+    /// Moves the entry at `place` up or down until no parent is greater than its children.
     fn settle(&mut self, mut place: usize) {
         while place > 0 && self.heap[place] < self.heap[(place - 1) / 2] {
             self.swap(place, (place - 1) / 2);
@@ -103,42 +104,41 @@ impl Ranking {
 
 #[cfg(test)]
 mod tests {
+    use sterna_random::Random;
+
     use super::*;
 
     #[test]
-    fn it_agrees_with_sorting() {
-        let mut state = 1_u64;
-        let mut random = |bound: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 33) % bound
-        };
+    fn the_order_is_that_of_sorting() {
+        let mut random = Random::new(1);
         let mut ranking = Ranking::default();
-        let mut truth = std::collections::BTreeMap::new();
+        let mut reference = std::collections::BTreeMap::new();
         for _ in 0..20_000 {
-            let member = random(40) as u32;
-            if random(3) == 0 {
+            let member = random.below(40) as u32;
+            if random.below(3) == 0 {
                 ranking.remove(member);
-                truth.remove(&member);
+                reference.remove(&member);
             } else {
-                let key = random(30);
+                let key = random.below(30);
                 ranking.set(member, key);
-                truth.insert(member, key);
+                reference.insert(member, key);
             }
-            let (most, limit) = (random(12) as usize, random(30));
-            let mut sorted: Vec<_> = truth.iter().map(|(&member, &key)| (key, member)).collect();
+            let (count, limit) = (random.index(12), random.below(30));
+            let mut sorted: Vec<_> = reference
+                .iter()
+                .map(|(&member, &key)| (key, member))
+                .collect();
             sorted.sort_unstable();
             assert_eq!(ranking.least_key(), sorted.first().map(|&(key, _)| key));
-            assert_eq!(ranking.len(), truth.len());
+            assert_eq!(ranking.len(), reference.len());
             sorted.retain(|&(key, _)| key <= limit);
             let expected: Vec<_> = sorted
                 .iter()
-                .take(most)
+                .take(count)
                 .map(|&(_, member)| member)
                 .collect();
             let mut found = Vec::new();
-            ranking.first(most, limit, &mut found);
+            ranking.first(count, limit, &mut found);
             assert_eq!(found, expected);
         }
     }

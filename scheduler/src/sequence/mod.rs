@@ -1,8 +1,8 @@
 //! One request between `submit` and its end.
 //!
 //! Invariant: the first `computed` of a sequence's tokens are in its pages. At least one more token
-//! is known, and the next step computes it. With several more tokens the sequence is a prefill, with
-//! one it is a decode; nothing else distinguishes them.
+//! is known, and the next step computes it. With several more tokens the sequence is a prefill,
+//! with one it is a decode; nothing else distinguishes them.
 //!
 //! Invariant: a queued sequence holds no page.
 

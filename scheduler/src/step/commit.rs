@@ -11,7 +11,8 @@ use crate::queue::Queue;
 use crate::state::SchedulerState;
 use crate::{Batch, FinishReason, Micros, Row, Sampled, StepShape};
 
-/// Charges each tenant for its rows: its part of what all rows share, and the attention of each row.
+/// Charges each tenant for its rows: its part of what all rows share, and the attention of each
+/// row.
 pub(super) fn charge_step(
     plan: &StepPlan,
     batch: &Batch,

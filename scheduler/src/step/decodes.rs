@@ -93,9 +93,9 @@ fn short_prompts(state: &SchedulerState, conditions: &Conditions) -> ShortPrompt
     short_prompts
 }
 
-/// Returns whether a decode pauses in this step for another tenant's short prompt. Only decodes of a
-/// tenant that is ahead in virtual time and has more requests waiting pause: the streams of such a
-/// tenant must not fill the machine.
+/// Returns whether a decode pauses in this step for another tenant's short prompt. Only decodes of
+/// a tenant that is ahead in virtual time and has more requests waiting pause: the streams of such
+/// a tenant must not fill the machine.
 fn pauses_for_short_prompt(
     sequence: &Sequence,
     short_prompts: &ShortPrompts,

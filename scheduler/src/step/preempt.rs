@@ -52,7 +52,8 @@ fn secure_pages(
 }
 
 /// Returns the sequence that loses its pages to the one in `slot`, which comes before it. Only a
-/// sequence whose end frees a page is worth preempting. Of these it is, in this order of importance:
+/// sequence whose end frees a page is worth preempting. Of these it is, in this order of
+/// importance:
 /// - one that has lost its pages less than `MAX_PREEMPTIONS` times;
 /// - one in the lowest band;
 /// - one of the tenant that was served most;

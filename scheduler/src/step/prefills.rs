@@ -110,8 +110,8 @@ fn rank_of(
     rank
 }
 
-/// Returns the length of a prompt's next chunk: as many tokens as the budget allows. The first chunk
-/// of a step has a minimum.
+/// Returns the length of a prompt's next chunk: as many tokens as the budget allows. The first
+/// chunk of a step has a minimum.
 fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first: bool) -> usize {
     let limits = &conditions.limits;
     let (start, left) = (sequence.start(), sequence.remaining());
