@@ -1,85 +1,51 @@
 //! `POST /v1/chat/completions`: answers a conversation through the model's chat template.
 
-use std::time::Instant;
-
-use axum::extract::{Extension, Request, State};
-use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::app::{App, Serving};
-use super::authentication::Caller;
-use super::body;
+use super::app::Serving;
 use super::choices::{Choices, FinishedChoice};
+use super::endpoint::Endpoint;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::format::ChoiceFormat;
 use super::generation::Piece;
 use super::logprobs::{ChatLogprobs, TokenLogprob};
 use super::messages::messages;
 use super::params::Params;
 use super::parsed_request::{ParsedRequest, check_length};
-use super::respond::respond;
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 use crate::text::TemplateError;
 
 const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// Answers a conversation.
-pub(super) async fn create(
-    State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let arrived = Instant::now();
-    let request = body::read(&app, &caller, request, read).await?;
-    respond(app.serving()?, request, caller, arrived, ChatFormat).await
-}
+/// `POST /v1/chat/completions`.
+#[derive(Default)]
+pub(super) struct ChatEndpoint;
 
-fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
-    let fields = Fields::of_body(json)?;
-    serving.model.check(fields.string("model")?, tenant)?;
-    let mut params = Params::read(&fields, &serving.model)?;
-    params.sampling.logprobs = top_logprobs(&fields)?;
-    let messages = messages(&fields)?;
-    let Some(template) = &serving.chat_template else {
-        return Err(ApiError::no_chat_template(&serving.model.name));
-    };
-    check_length(
-        messages.iter().map(|message| message.content.len()).sum(),
-        serving,
-        "messages",
-    )?;
-    let prompt = template
-        .prompt(&serving.tokenizer, &messages)
-        .map_err(|error| match error {
-            TemplateError::Text(error) => ApiError::internal(&error.to_string()),
-            error => ApiError::invalid_value("messages", format!("{error}.")),
-        })?;
-    ParsedRequest::new(prompt, params, &serving.model, None, "messages")
-}
-
-/// Returns the number of alternatives for each token, or `None` without log-probabilities.
-fn top_logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
-    let wanted = fields.bool("logprobs")?.unwrap_or(false);
-    let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
-    match top {
-        Some(top) if !wanted && top > 0 => Err(ApiError::invalid_value(
-            "top_logprobs",
-            "'top_logprobs' requires 'logprobs': true.",
-        )),
-        top => Ok(wanted.then(|| top.unwrap_or(0))),
-    }
-}
-
-struct ChatFormat;
-
-impl ChoiceFormat for ChatFormat {
+impl Endpoint for ChatEndpoint {
     const ID_PREFIX: &'static str = "chatcmpl-";
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
     const PROMPT_BESIDE_CHOICES: bool = true;
+
+    fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
+        let fields = Fields::of_body(json)?;
+        let model = &serving.model;
+        model.check(fields.string("model")?, tenant)?;
+        let mut params = Params::read(&fields, model)?;
+        params.sampling.logprobs = top_logprobs(&fields)?;
+        let messages = messages(&fields)?;
+        let Some(template) = &serving.chat_template else {
+            return Err(ApiError::no_chat_template(&model.name));
+        };
+        let bytes = messages.iter().map(|message| message.content.len()).sum();
+        check_length(bytes, serving, "messages")?;
+        let prompt = template
+            .prompt(&serving.tokenizer, &messages)
+            .map_err(template_error)?;
+        ParsedRequest::new(prompt, params, model, None, "messages")
+    }
 
     fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize {
         let FinishedChoice {
@@ -127,6 +93,26 @@ impl ChoiceFormat for ChatFormat {
             finish_reason: Some(finish_reason),
             ..ChatChoice::new(index, ChatTextField::Delta(delta))
         }
+    }
+}
+
+/// Returns the number of alternatives for each token, or `None` without log-probabilities.
+fn top_logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    match top {
+        Some(top) if !wanted && top > 0 => Err(ApiError::invalid_value(
+            "top_logprobs",
+            "'top_logprobs' requires 'logprobs': true.",
+        )),
+        top => Ok(wanted.then(|| top.unwrap_or(0))),
+    }
+}
+
+fn template_error(error: TemplateError) -> ApiError {
+    match error {
+        TemplateError::Text(error) => ApiError::internal(&error.to_string()),
+        error => ApiError::invalid_value("messages", format!("{error}.")),
     }
 }
 

@@ -1,25 +1,19 @@
 //! `POST /v1/completions`: continues a prompt of text or tokens.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
-use axum::extract::{Extension, Request, State};
-use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::app::{App, Serving};
-use super::authentication::Caller;
-use super::body;
+use super::app::Serving;
 use super::choices::{Choices, FinishedChoice};
+use super::endpoint::Endpoint;
 use super::error::ApiError;
 use super::fields::{Fields, wrong_type};
-use super::format::ChoiceFormat;
 use super::generation::Piece;
 use super::logprobs::{CompletionLogprobs, TokenLogprob};
 use super::params::{Params, token_id};
 use super::parsed_request::{ParsedRequest, check_length};
-use super::respond::respond;
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 
@@ -27,26 +21,55 @@ use crate::tenants::Tenant;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 const MAX_LOGPROBS: u32 = 5;
 
-/// Continues a prompt.
-pub(super) async fn create(
-    State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let arrived = Instant::now();
-    let request = body::read(&app, &caller, request, read).await?;
-    let format = CompletionFormat::default();
-    respond(app.serving()?, request, caller, arrived, format).await
+/// `POST /v1/completions`.
+#[derive(Default)]
+pub(super) struct CompletionEndpoint {
+    has_prompt: BTreeSet<u32>, // The choices whose chunks have shown the prompt's tokens.
 }
 
-fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
-    let fields = Fields::of_body(json)?;
-    let model = &serving.model;
-    model.check(fields.string("model")?, tenant)?;
-    let mut params = Params::read(&fields, model)?;
-    params.sampling.logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
-    let prompt = prompt(&fields, serving)?;
-    ParsedRequest::new(prompt, params, model, Some(DEFAULT_MAX_TOKENS), "prompt")
+impl Endpoint for CompletionEndpoint {
+    const ID_PREFIX: &'static str = "cmpl-";
+    const OBJECT: &'static str = "text_completion";
+    const CHUNK_OBJECT: &'static str = "text_completion";
+    const PROMPT_BESIDE_CHOICES: bool = false;
+
+    fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
+        let fields = Fields::of_body(json)?;
+        let model = &serving.model;
+        model.check(fields.string("model")?, tenant)?;
+        let mut params = Params::read(&fields, model)?;
+        params.sampling.logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
+        let prompt = prompt(&fields, serving)?;
+        ParsedRequest::new(prompt, params, model, Some(DEFAULT_MAX_TOKENS), "prompt")
+    }
+
+    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize {
+        CompletionChoice {
+            finish_reason: choice.finish_reason,
+            ..CompletionChoice::of_piece(index, choice.output, choices, choices.prompt())
+        }
+    }
+
+    fn opening(&self, _: u32) -> Option<impl Serialize> {
+        None::<()>
+    }
+
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
+        let is_first = self.has_prompt.insert(index);
+        let prompt = choices.prompt().filter(|_| is_first);
+        CompletionChoice::of_piece(index, piece, choices, prompt)
+    }
+
+    fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
+        CompletionChoice {
+            index,
+            text: String::new(),
+            logprobs: None,
+            finish_reason: Some(finish_reason),
+            token_ids: None,
+            prompt_token_ids: None,
+        }
+    }
 }
 
 /// Reads the prompt: a string, an array of token ids, or an array that holds one of those.
@@ -88,46 +111,6 @@ fn encode(text: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
         .tokenizer
         .encode_prompt(text)
         .map_err(|error| ApiError::internal(&error.to_string()))
-}
-
-#[derive(Default)]
-struct CompletionFormat {
-    has_prompt: BTreeSet<u32>, // The choices whose chunks have shown the prompt's tokens.
-}
-
-impl ChoiceFormat for CompletionFormat {
-    const ID_PREFIX: &'static str = "cmpl-";
-    const OBJECT: &'static str = "text_completion";
-    const CHUNK_OBJECT: &'static str = "text_completion";
-    const PROMPT_BESIDE_CHOICES: bool = false;
-
-    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize {
-        CompletionChoice {
-            finish_reason: choice.finish_reason,
-            ..CompletionChoice::of_piece(index, choice.output, choices, choices.prompt())
-        }
-    }
-
-    fn opening(&self, _: u32) -> Option<impl Serialize> {
-        None::<()>
-    }
-
-    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
-        let is_first = self.has_prompt.insert(index);
-        let prompt = choices.prompt().filter(|_| is_first);
-        CompletionChoice::of_piece(index, piece, choices, prompt)
-    }
-
-    fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
-        CompletionChoice {
-            index,
-            text: String::new(),
-            logprobs: None,
-            finish_reason: Some(finish_reason),
-            token_ids: None,
-            prompt_token_ids: None,
-        }
-    }
 }
 
 #[derive(Serialize)]

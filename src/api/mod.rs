@@ -15,9 +15,10 @@ mod chat;
 mod choices;
 mod completions;
 mod connection;
+mod endpoint;
+mod envelope;
 mod error;
 mod fields;
-mod format;
 mod generation;
 mod listener;
 mod logprobs;
@@ -37,6 +38,10 @@ use axum::extract::Request;
 use axum::middleware;
 use axum::routing::{get, post};
 
+use chat::ChatEndpoint;
+use completions::CompletionEndpoint;
+use respond::respond;
+
 pub use app::{App, ModelCard, Serving};
 pub use connection::ConnectionLimits;
 pub use error::ApiError;
@@ -45,8 +50,8 @@ pub use listener::serve;
 /// Returns the router of all endpoints.
 pub fn router(app: App) -> Router {
     Router::new()
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(respond::<ChatEndpoint>))
+        .route("/v1/completions", post(respond::<CompletionEndpoint>))
         .route("/v1/models", get(status::models))
         .route("/v1/models/{*id}", get(status::model))
         .route("/health", get(status::health))

@@ -1,54 +1,59 @@
-//! Runs a parsed request and responds in one piece or as a stream.
+//! The path of a request through an endpoint: read it, run it, respond whole or as a stream.
 
 use std::time::Instant;
 
+use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use super::app::{ModelCard, Serving};
+use super::app::App;
 use super::authentication::Caller;
+use super::body;
 use super::choices::Choices;
+use super::endpoint::Endpoint;
+use super::envelope::{Envelope, UsageField};
 use super::error::ApiError;
-use super::format::{ChoiceFormat, Envelope, UsageField};
 use super::params::ResponseMode;
-use super::parsed_request::ParsedRequest;
 use super::sse;
 
-/// Runs `request`, which arrived at `arrived`, and responds in `format`.
+/// Handles a request to the endpoint `E`.
 ///
 /// # Errors
-/// If the engine rejects or fails the request before the response has begun.
-pub(super) async fn respond<F: ChoiceFormat>(
-    serving: &Serving,
-    request: ParsedRequest,
-    caller: Caller,
-    arrived: Instant,
-    format: F,
+/// If the request is invalid, or if the engine rejects or fails it before the response has begun.
+pub(super) async fn respond<E: Endpoint>(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let request = body::read(&app, &caller, request, E::read).await?;
+    let serving = app.serving()?;
     let mode = request.params.response_mode;
     let choices = Choices::start(serving, request, caller, arrived)?;
     match mode {
-        ResponseMode::Whole => whole(choices, &serving.model, &format).await,
+        ResponseMode::Whole => {
+            let envelope = Envelope::new(E::ID_PREFIX, E::OBJECT, &serving.model);
+            whole(choices, &envelope, &E::default()).await
+        }
         ResponseMode::Stream(usage) => {
-            let envelope = Envelope::of_chunks::<F>(&serving.model);
-            sse::respond(choices, envelope, format, usage).await
+            let envelope = Envelope::new(E::ID_PREFIX, E::CHUNK_OBJECT, &serving.model);
+            sse::respond(choices, envelope, E::default(), usage).await
         }
     }
 }
 
-async fn whole<F: ChoiceFormat>(
+async fn whole<E: Endpoint>(
     mut choices: Choices,
-    model: &ModelCard,
-    format: &F,
+    envelope: &Envelope,
+    endpoint: &E,
 ) -> Result<Response, ApiError> {
-    let envelope = Envelope::of_whole::<F>(model);
     let finished = choices.finished().await?;
     let written: Vec<_> = (0..)
         .zip(finished)
-        .map(|(index, choice)| format.whole(index, choice, &choices))
+        .map(|(index, choice)| endpoint.whole(index, choice, &choices))
         .collect();
     let usage = UsageField::Counts(choices.usage());
-    let prompt = choices.prompt().filter(|_| F::PROMPT_BESIDE_CHOICES);
+    let prompt = choices.prompt().filter(|_| E::PROMPT_BESIDE_CHOICES);
     let json = envelope.json(written, usage, prompt);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }

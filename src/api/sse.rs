@@ -19,8 +19,9 @@ use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
 use super::choices::Choices;
+use super::endpoint::Endpoint;
+use super::envelope::{Envelope, UsageField};
 use super::error::ApiError;
-use super::format::{ChoiceFormat, Envelope, UsageField};
 use super::generation::ChoiceOutput;
 use super::params::StreamUsage;
 
@@ -36,7 +37,7 @@ const FIRST_OUTPUT: Duration = Duration::from_millis(250);
 pub(super) async fn respond(
     mut choices: Choices,
     envelope: Envelope,
-    format: impl ChoiceFormat,
+    endpoint: impl Endpoint,
     usage: StreamUsage,
 ) -> Result<Response, ApiError> {
     let accepted = timeout(KEEP_ALIVE, choices.accepted()).await;
@@ -45,7 +46,7 @@ pub(super) async fn respond(
     let mut frames = SseFrames {
         choices,
         envelope,
-        format,
+        endpoint,
         usage,
         ready: VecDeque::new(),
         ended: false,
@@ -76,16 +77,16 @@ pub(super) async fn respond(
 }
 
 /// The frames of one stream.
-struct SseFrames<F> {
+struct SseFrames<E> {
     choices: Choices,
     envelope: Envelope,
-    format: F,
+    endpoint: E,
     usage: StreamUsage,
     ready: VecDeque<Bytes>, // At most the opening frames and those of one output.
     ended: bool,
 }
 
-impl<F: ChoiceFormat> SseFrames<F> {
+impl<E: Endpoint> SseFrames<E> {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
@@ -107,10 +108,10 @@ impl<F: ChoiceFormat> SseFrames<F> {
 
     fn push_openings(&mut self) {
         for index in 0..self.choices.count() {
-            let Some(choice) = self.format.opening(index) else {
+            let Some(choice) = self.endpoint.opening(index) else {
                 return;
             };
-            let has_prompt = F::PROMPT_BESIDE_CHOICES && index == 0;
+            let has_prompt = E::PROMPT_BESIDE_CHOICES && index == 0;
             let prompt = self.choices.prompt().filter(|_| has_prompt);
             let chunk = self.envelope.json([choice], self.chunk_usage(), prompt);
             self.push_data(&chunk);
@@ -121,11 +122,11 @@ impl<F: ChoiceFormat> SseFrames<F> {
         let usage = self.chunk_usage();
         let chunk = match output {
             ChoiceOutput::Piece(piece) => {
-                let choice = self.format.piece(index, piece, &self.choices);
+                let choice = self.endpoint.piece(index, piece, &self.choices);
                 self.envelope.json([choice], usage, None)
             }
             ChoiceOutput::End(end) => {
-                let choice = self.format.end(index, end.finish_reason);
+                let choice = self.endpoint.end(index, end.finish_reason);
                 self.envelope.json([choice], usage, None)
             }
         };

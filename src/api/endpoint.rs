@@ -1,0 +1,41 @@
+//! The interface of the two completion endpoints.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::app::Serving;
+use super::choices::{Choices, FinishedChoice};
+use super::error::ApiError;
+use super::generation::Piece;
+use super::parsed_request::ParsedRequest;
+use crate::tenants::Tenant;
+
+/// What differs between the endpoints: how they read a request and write its choices.
+///
+/// A value of this type belongs to one request.
+pub(super) trait Endpoint: Default + Send + 'static {
+    /// The prefix of the response's id.
+    const ID_PREFIX: &'static str;
+    /// The `object` of a response in one piece.
+    const OBJECT: &'static str;
+    /// The `object` of a chunk.
+    const CHUNK_OBJECT: &'static str;
+    /// Whether the ids of the prompt's tokens stand beside the choices, in a stream in its first
+    /// chunk. Otherwise each choice has them, in a stream its first chunk.
+    const PROMPT_BESIDE_CHOICES: bool;
+
+    /// Reads a request's body.
+    fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError>;
+
+    /// Writes the complete choice `index`.
+    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize;
+
+    /// Writes the chunk that comes before all text of choice `index`, if the endpoint has one.
+    fn opening(&self, index: u32) -> Option<impl Serialize>;
+
+    /// Writes a piece of the text of choice `index`.
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize;
+
+    /// Writes the end of choice `index`.
+    fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize;
+}
