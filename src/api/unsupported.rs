@@ -1,4 +1,4 @@
-//! Fields that the server knows but does not support, with the values that it accepts anyway.
+//! Fields that the server knows but does not support, and their harmless values.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use super::fields::{Fields, integer};
 /// A field that the server does not support.
 struct UnsupportedField {
     name: &'static str,
-    /// Returns whether a value asks for nothing that the server does not do anyway.
+    /// Returns whether a value asks only for what the server does anyway.
     is_harmless: fn(&Value) -> bool,
     reason: &'static str,
 }
@@ -31,7 +31,7 @@ const TEXT_ONLY: &str = "this server reads and writes text only";
 const OWN_TEMPLATE: &str = "this server always uses the model's own chat template";
 const NOT_SUPPORTED: &str = "this server does not implement the field";
 
-/// The fields that the server rejects. `null` is never looked up here: it means an absent field.
+/// The fields that the server does not support. `null` is not checked: it means an absent field.
 const UNSUPPORTED: &[UnsupportedField] = &[
     unsupported(
         "best_of",
