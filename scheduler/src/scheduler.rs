@@ -1,7 +1,6 @@
 //! The scheduler as its caller sees it: requests in, steps and events out.
 
 use crate::admission::{Admission, submit};
-use crate::conditions::Conditions;
 use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
@@ -15,7 +14,6 @@ use crate::{
 ///
 /// It owns all requests between `submit` and their end, all tenants, and all KV pages.
 pub struct Scheduler {
-    conditions: Conditions,
     state: SchedulerState,
     admission: Admission,
     planner: Planner,
@@ -51,10 +49,9 @@ impl Scheduler {
             "prefill advances by pages"
         );
         Scheduler {
-            state: SchedulerState::new(&limits, &policy),
-            admission: Admission::default(),
             planner: Planner::new(limits.max_running as usize),
-            conditions: Conditions::new(limits, policy),
+            admission: Admission::default(),
+            state: SchedulerState::new(limits, policy),
         }
     }
 
@@ -67,7 +64,7 @@ impl Scheduler {
         let arrivals = self.state.sequences.arrivals();
         assert_eq!(arrivals, 0, "public prefixes come first");
         let public = self.state.pool.declare_public(prefix);
-        let pages = self.conditions.limits.pages;
+        let pages = self.state.conditions.limits.pages;
         assert!(self.state.pool.reserved() < pages, "no page is left");
         public
     }
@@ -80,8 +77,7 @@ impl Scheduler {
         &mut self,
         tenants: &[(TenantId, TenantPolicy)],
     ) -> Result<(), TenantsError> {
-        let pages = self.conditions.limits.pages;
-        self.state.set_tenants(self.conditions.now, pages, tenants)
+        self.state.set_tenants(tenants)
     }
 
     /// Returns a tenant's state in numbers; zeros if it was never set.
@@ -90,22 +86,22 @@ impl Scheduler {
             return TenantState::default();
         };
         TenantState {
-            running: tenant.running(),
-            queued: tenant.waiting().len() as u32,
+            running: tenant.running,
+            queued: tenant.waiting.len() as u32,
             pages: self.state.pool.held(id),
-            service: tenant.service() / 1000,
+            service: tenant.service / 1000,
         }
     }
 
     /// Returns the state of a tenant's rates; none if it was never set.
     pub fn rates(&self, now: Micros, id: TenantId) -> Rates {
         let tenant = self.state.queue.tenants().find(id);
-        tenant.map_or(Rates::default(), |tenant| tenant.rates().state(now))
+        tenant.map_or(Rates::default(), |tenant| tenant.rates.state(now))
     }
 
     /// Predicts steps with these coefficients from now on.
     pub fn calibrate(&mut self, cost: CostModel) {
-        self.conditions.calibrate(cost);
+        self.state.conditions.calibrate(cost);
     }
 
     /// Accepts a request. It waits until a plan admits it.
@@ -116,8 +112,8 @@ impl Scheduler {
     /// # Panics
     /// If its tenant was never set, or time runs backwards.
     pub fn submit(&mut self, now: Micros, request: Request) -> Result<SequenceId, Refusal> {
-        self.conditions.advance(now);
-        submit(&mut self.state, &self.conditions, request)
+        self.state.conditions.advance(now);
+        submit(&mut self.state, request)
     }
 
     /// Ends a request with this reason, whether it waits or runs. Returns `false` if it has ended
@@ -132,7 +128,7 @@ impl Scheduler {
 
     /// Refuses every request from now on. Running and waiting requests go on.
     pub fn drain(&mut self) {
-        self.conditions.drain();
+        self.state.conditions.drain();
     }
 
     /// Removes and returns what happened since the last call, oldest first.
@@ -155,14 +151,14 @@ impl Scheduler {
     /// # Panics
     /// If time runs backwards.
     pub fn plan(&mut self, now: Micros) -> Plan<'_> {
-        self.conditions.advance(now);
-        self.state.expire(now);
+        self.state.conditions.advance(now);
+        self.state.expire();
         self.state.queue.forget_planned();
         // After a plan that was short of pages, a new request would take them from running ones.
         if !self.planner.is_short_of_pages() || self.state.sequences.running().is_empty() {
-            self.admission.admit(&mut self.state, &self.conditions);
+            self.admission.admit(&mut self.state);
         }
-        if self.planner.plan(&mut self.state, &self.conditions) {
+        if self.planner.plan(&mut self.state) {
             Plan::Step(Step { scheduler: self })
         } else {
             let queued = self.state.queue.len();
@@ -177,7 +173,7 @@ impl Scheduler {
     /// # Panics
     /// If an invariant does not hold. That is a bug in this crate.
     pub fn check(&self) {
-        self.state.check(&self.conditions.limits);
+        self.state.check();
     }
 }
 
@@ -223,13 +219,13 @@ impl Step<'_> {
 
     /// Returns how long the step should take.
     pub fn predicted(&self) -> Micros {
-        let predictor = &self.scheduler.conditions.predictor;
+        let predictor = &self.scheduler.state.conditions.predictor;
         predictor.predict(self.shape()).div_ceil(1000)
     }
 
     /// Returns how long the step would take if the machine were as fast as at its calibration.
     pub fn calibrated(&self) -> Micros {
-        let predictor = &self.scheduler.conditions.predictor;
+        let predictor = &self.scheduler.state.conditions.predictor;
         predictor.predict_uncorrected(self.shape()).div_ceil(1000)
     }
 
@@ -239,11 +235,9 @@ impl Step<'_> {
     /// # Panics
     /// If `sampled` has another length or void entries in the wrong places, or time runs backwards.
     pub fn commit(self, now: Micros, sampled: &[Sampled]) {
-        let scheduler = self.scheduler;
-        scheduler.conditions.advance(now);
-        scheduler
-            .planner
-            .commit(&mut scheduler.state, &mut scheduler.conditions, sampled);
+        let Scheduler { state, planner, .. } = self.scheduler;
+        state.conditions.advance(now);
+        planner.commit(state, sampled);
     }
 
     /// Discards the step's result and ends these sequences with [`FinishReason::Error`]. The other

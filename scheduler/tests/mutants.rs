@@ -117,8 +117,8 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S1-floor-for-every-prompt",
         file: "step/prefills.rs",
-        original: "chunk(sequence, plan, conditions, is_first);",
-        mistake: "chunk(sequence, plan, conditions, true);",
+        original: "chunk(sequence, plan, &state.conditions, is_first);",
+        mistake: "chunk(sequence, plan, &state.conditions, true);",
     },
     Mutant {
         name: "S1-correction-never-learned",
@@ -129,7 +129,7 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S2-pause-without-end",
         file: "step/decodes.rs",
-        original: "        && sequence.paused_steps() < MAX_PAUSES
+        original: "        && sequence.pacing.paused_steps < MAX_PAUSES
 ",
         mistake: "",
     },
@@ -148,15 +148,15 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S6-same-sequence-preempted-again",
         file: "step/preempt.rs",
-        original: "            sequence.times_preempted() >= MAX_PREEMPTIONS,",
-        mistake: "            Reverse(sequence.times_preempted()),",
+        original: "            sequence.record.times_preempted >= MAX_PREEMPTIONS,",
+        mistake: "            Reverse(sequence.record.times_preempted),",
     },
     Mutant {
         name: "S10-refusal-charged",
         file: "admission/submit.rs",
-        original: "    check_capacity(state, conditions, &request, expected_uncached, estimate)?;",
-        mistake: "    state.queue.rates_mut(tenant).charge_tokens(conditions.now, 1);
-    check_capacity(state, conditions, &request, expected_uncached, estimate)?;",
+        original: "    check_capacity(state, &request, expected_uncached, estimate)?;",
+        mistake: "    state.queue.rates_mut(tenant).charge_tokens(state.conditions.now, 1);
+    check_capacity(state, &request, expected_uncached, estimate)?;",
     },
     Mutant {
         name: "S11-blocked-head-forgotten",

@@ -8,9 +8,8 @@
 //! tenant, only its tenant waits with it.
 
 use super::load::RunningLoad;
-use crate::conditions::Conditions;
 use crate::queue::Waiting;
-use crate::sequence::pages_for;
+use crate::sequence::{Sequence, pages_for};
 use crate::state::{CachedPrefix, SchedulerState};
 use crate::{Band, Order, PAGE_TOKENS, SequenceId};
 
@@ -33,6 +32,7 @@ pub(crate) struct Admission {
 }
 
 /// Whether a candidate can start now.
+#[derive(PartialEq, Eq)]
 enum Readiness {
     /// A running prefill is about to compute more of its prefix than is cached.
     AwaitsPrefix,
@@ -45,7 +45,16 @@ enum Readiness {
     },
 }
 
-/// What becomes of one band's candidates. `head` is the first of them that does not await a prefix.
+/// Whether other requests may still bypass a candidate.
+enum Patience {
+    Ample,
+    /// None may, except while the candidate lacks only time.
+    Short,
+    /// None may.
+    Exhausted,
+}
+
+/// What becomes of one band's candidates. `head` is the first of them that awaits no prefix.
 enum BandChoice {
     Start { slot: usize, head: Option<usize> },
     None { head: Option<usize> },
@@ -61,49 +70,42 @@ struct BandHeads {
 
 impl Admission {
     /// Starts waiting requests while there are places, time and memory.
-    pub(crate) fn admit(&mut self, state: &mut SchedulerState, conditions: &Conditions) {
-        let max_running = conditions.limits.max_running as usize;
+    pub(crate) fn admit(&mut self, state: &mut SchedulerState) {
+        let max_running = state.conditions.limits.max_running as usize;
         if state.queue.len() == 0 || state.sequences.running().len() >= max_running {
             return;
         }
-        let mut load = RunningLoad::of(state, conditions);
+        let mut load = RunningLoad::of(state);
         while state.sequences.running().len() < max_running {
-            let Some(slot) = self.choose(state, conditions, &load) else {
+            let Some(slot) = self.choose(state, &load) else {
                 return;
             };
-            state.start(slot, conditions);
-            load.add(&state.sequences[slot], state, conditions);
+            state.start(slot);
+            load.add(&state.sequences[slot], state);
         }
     }
 
     /// Returns the next request to start, or `None` for now.
-    fn choose(
-        &mut self,
-        state: &mut SchedulerState,
-        conditions: &Conditions,
-        load: &RunningLoad,
-    ) -> Option<usize> {
+    fn choose(&mut self, state: &mut SchedulerState, load: &RunningLoad) -> Option<usize> {
         let mut heads = [BandHeads::default(); 3];
         for (index, band) in state.queue.bands().into_iter().enumerate() {
             let blocked = self.blocked_head(band, state);
-            let is_overdue =
-                |slot: &usize| state.sequences[*slot].times_bypassed() >= LONG_PATIENCE;
-            let overdue = blocked.filter(is_overdue);
+            let blocked_sequence = blocked.map(|slot| &state.sequences[slot]);
+            let overdue = blocked_sequence.filter(|s| s.record.times_bypassed >= LONG_PATIENCE);
             let mut candidates = std::mem::take(&mut self.candidates);
             candidates.clear();
-            candidates.extend(overdue.map(|slot| state.sequences[slot].as_waiting()));
+            candidates.extend(overdue.map(Sequence::as_waiting));
             state.queue.candidates(band, &mut candidates);
-            let choice = self.choose_among(&candidates, band, state, conditions, load);
+            let choice = self.choose_among(&candidates, band, state, load);
             self.candidates = candidates;
-            let (head, chosen) = match choice {
-                BandChoice::Start { slot, head } => (head, Some(slot)),
-                BandChoice::None { head } => (head, None),
+            match choice {
+                BandChoice::Start { slot, head } => {
+                    heads[index] = BandHeads { head, blocked };
+                    note_bypassed(&heads, slot, state);
+                    return Some(slot);
+                }
                 BandChoice::Reserved => return None,
-            };
-            heads[index] = BandHeads { head, blocked };
-            if let Some(slot) = chosen {
-                note_bypassed(&heads, slot, state);
-                return Some(slot);
+                BandChoice::None { head } => heads[index] = BandHeads { head, blocked },
             }
         }
         None
@@ -114,7 +116,7 @@ impl Admission {
         let blocked = &mut self.blocked_heads[band as usize];
         let sequence = state.sequences.get((*blocked)?).filter(|sequence| {
             let tenant = state.queue.tenant(sequence.tenant);
-            tenant.policy().band == band && !sequence.is_running()
+            tenant.policy.band == band && !sequence.is_running
         });
         let Some(sequence) = sequence else {
             *blocked = None;
@@ -136,55 +138,59 @@ impl Admission {
         candidates: &[Waiting],
         band: Band,
         state: &mut SchedulerState,
-        conditions: &Conditions,
         load: &RunningLoad,
     ) -> BandChoice {
-        let is_strict = conditions.policy.order == Order::FirstCome;
         let mut head = None;
         let mut best: Option<(usize, usize)> = None; // Cached tokens, and the slot.
-        let mut held_tenant = None; // Its first request has been bypassed often enough.
+        let mut barred_tenant = None; // Its requests wait for the head.
         for &Waiting { slot, .. } in candidates {
             let tenant = state.sequences[slot].tenant;
-            let has_time = load.has_time_for(slot, state, conditions);
-            let is_head = head.is_none();
-            if held_tenant == Some(tenant) || !has_time && !is_head {
+            let has_time = load.has_time_for(slot, state);
+            if barred_tenant == Some(tenant) || !has_time && head.is_some() {
                 continue;
             }
             let readiness = classify(slot, has_time, load, state);
-            if let Readiness::AwaitsPrefix = readiness {
-                state.log.deferred();
-                continue;
+            let is_head = head.is_none() && readiness != Readiness::AwaitsPrefix;
+            let mut patience = Patience::Ample;
+            if is_head {
+                head = Some(slot);
+                patience = patience_of(slot, state);
+                if readiness == Readiness::LacksPages {
+                    self.block_head(band, slot, state);
+                }
             }
-            head = head.or(Some(slot));
-            if is_head && matches!(readiness, Readiness::LacksPages) {
-                self.block_head(band, slot, state);
-            }
-            let bypassed = state.sequences[slot].times_bypassed();
-            let is_due = is_head && (is_strict || bypassed >= PATIENCE);
-            match readiness {
-                Readiness::Ready { .. } if is_due => return BandChoice::Start { slot, head },
-                Readiness::Ready { cached_tokens } => {
+            use {Patience::*, Readiness::*};
+            match (readiness, patience) {
+                (AwaitsPrefix, _) => state.log.deferred(),
+                (Ready { cached_tokens }, Ample) => {
                     if best.is_none_or(|(most, _)| cached_tokens > most) {
                         best = Some((cached_tokens, slot));
                     }
                 }
-                Readiness::LacksPages if is_due => return BandChoice::Reserved,
-                Readiness::LacksTime if is_due && (is_strict || bypassed >= LONG_PATIENCE) => {
-                    return BandChoice::Reserved;
+                (Ready { .. }, Short | Exhausted) => return BandChoice::Start { slot, head },
+                (LacksPages, Short | Exhausted) => return BandChoice::Reserved,
+                (LacksTime, Exhausted) => return BandChoice::Reserved,
+                (LacksTime, Short) | (AtTenantCap, Short | Exhausted) => {
+                    barred_tenant = Some(tenant);
                 }
-                Readiness::AtTenantCap | Readiness::LacksTime if is_due => {
-                    held_tenant = Some(tenant);
-                }
-                Readiness::AwaitsPrefix
-                | Readiness::AtTenantCap
-                | Readiness::LacksPages
-                | Readiness::LacksTime => {}
+                (AtTenantCap | LacksPages | LacksTime, Ample) => {}
             }
         }
         match best {
             Some((_, slot)) => BandChoice::Start { slot, head },
             None => BandChoice::None { head },
         }
+    }
+}
+
+/// Returns whether other requests may bypass the head of a band.
+fn patience_of(slot: usize, state: &SchedulerState) -> Patience {
+    let is_strict = state.conditions.policy.order == Order::FirstCome;
+    match state.sequences[slot].record.times_bypassed {
+        LONG_PATIENCE.. => Patience::Exhausted,
+        _ if is_strict => Patience::Exhausted,
+        PATIENCE.. => Patience::Short,
+        _ => Patience::Ample,
     }
 }
 
@@ -251,7 +257,7 @@ fn check_patience(slot: usize, state: &SchedulerState) {
     let sequence = &state.sequences[slot];
     let needed = needed_pages(slot, state.cached_prefix(slot), state);
     assert!(
-        sequence.times_bypassed() <= LONG_PATIENCE
+        sequence.record.times_bypassed <= LONG_PATIENCE
             || needed > state.pool.remaining_cap(sequence.tenant),
         "S11: {:?} is bypassed for ever",
         sequence.id

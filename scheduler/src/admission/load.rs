@@ -1,6 +1,5 @@
 //! What the running sequences take of each step's time and of the memory.
 
-use crate::conditions::Conditions;
 use crate::limits::PREFILL_FLOOR;
 use crate::sequence::{Sequence, pages_for};
 use crate::state::SchedulerState;
@@ -19,7 +18,7 @@ pub(super) struct RunningLoad {
 }
 
 impl RunningLoad {
-    pub(super) fn of(state: &SchedulerState, conditions: &Conditions) -> RunningLoad {
+    pub(super) fn of(state: &SchedulerState) -> RunningLoad {
         let mut load = RunningLoad {
             decodes: StepShape::default(),
             batch_decodes: StepShape::default(),
@@ -27,24 +26,19 @@ impl RunningLoad {
             prefills: 0,
         };
         for sequence in state.sequences.iter_running() {
-            load.add(sequence, state, conditions);
+            load.add(sequence, state);
         }
         load
     }
 
     /// Adds a running sequence.
-    pub(super) fn add(
-        &mut self,
-        sequence: &Sequence,
-        state: &SchedulerState,
-        conditions: &Conditions,
-    ) {
-        let decodes = match sequence.band() {
+    pub(super) fn add(&mut self, sequence: &Sequence, state: &SchedulerState) {
+        let decodes = match sequence.band {
             Band::Batch => &mut self.batch_decodes,
             Band::Interactive | Band::Standard => &mut self.decodes,
         };
         *decodes = decodes.plus(StepShape::decode(sequence.len()));
-        self.promised_pages += promised_pages(sequence, state, conditions);
+        self.promised_pages += promised_pages(sequence, state);
         self.prefills += usize::from(sequence.is_prefill());
     }
 
@@ -53,12 +47,7 @@ impl RunningLoad {
     ///
     /// For a tenant that runs less than its share the target is a quarter wider. It need not wait
     /// until sequences of other tenants end.
-    pub(super) fn has_time_for(
-        &self,
-        slot: usize,
-        state: &SchedulerState,
-        conditions: &Conditions,
-    ) -> bool {
+    pub(super) fn has_time_for(&self, slot: usize, state: &SchedulerState) -> bool {
         let running = state.sequences.running().len();
         if running == 0 {
             return true;
@@ -73,14 +62,17 @@ impl RunningLoad {
         }
         let Budget::Time {
             inter_token_target, ..
-        } = conditions.policy.budget
+        } = state.conditions.policy.budget
         else {
             return true;
         };
-        let target = conditions.predictor.achievable_target(inter_token_target);
+        let target = state
+            .conditions
+            .predictor
+            .achievable_target(inter_token_target);
         let extra = if is_light { target / 4 } else { 0 };
         // Decodes of the batch band pause for others, so they take no time from them.
-        let is_batch = state.queue.tenant(sequence.tenant).policy().band == Band::Batch;
+        let is_batch = state.queue.tenant(sequence.tenant).policy.band == Band::Batch;
         let before = if is_batch {
             self.decodes.plus(self.batch_decodes)
         } else {
@@ -89,7 +81,7 @@ impl RunningLoad {
         let step = before
             .plus(StepShape::decode(sequence.len()))
             .plus(StepShape::chunk(0, PREFILL_FLOOR, 0));
-        conditions.predictor.predict(step) <= (target + extra) * 1000
+        state.conditions.predictor.predict(step) <= (target + extra) * 1000
     }
 
     /// Returns whether `needed` pages are available beside the promised pages and those that other
@@ -114,9 +106,9 @@ impl RunningLoad {
 ///
 /// An answer that is longer than usual is expected to grow by half of its length. This is about
 /// right for lengths that vary widely.
-fn promised_pages(sequence: &Sequence, state: &SchedulerState, conditions: &Conditions) -> usize {
+fn promised_pages(sequence: &Sequence, state: &SchedulerState) -> usize {
     let (output, left) = (sequence.output_len(), sequence.output_left());
-    let more = match conditions.policy.growth {
+    let more = match state.conditions.policy.growth {
         Growth::Minimal => 1,
         Growth::Maximal => left,
         Growth::Expected => {

@@ -1,6 +1,5 @@
 //! Accepts or rejects a new request. A rejection says when a retry may succeed.
 
-use crate::conditions::Conditions;
 use crate::pages::common_prefix;
 use crate::state::SchedulerState;
 use crate::{Micros, Nanos, PAGE_TOKENS, Refusal, Request, SequenceId, StepShape, TenantId};
@@ -12,30 +11,22 @@ const COMPARED: usize = 8;
 ///
 /// # Errors
 /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
-pub(crate) fn submit(
-    state: &mut SchedulerState,
-    conditions: &Conditions,
-    request: Request,
-) -> Result<SequenceId, Refusal> {
-    check_possible(state, conditions, &request)?;
+pub(crate) fn submit(state: &mut SchedulerState, request: Request) -> Result<SequenceId, Refusal> {
+    check_possible(state, &request)?;
     let (tenant, len) = (request.tenant, request.prompt.len());
-    let public = &state.queue.tenant(tenant).policy().public;
+    let public = &state.queue.tenant(tenant).policy.public;
     let cached = state.pool.find(tenant, public, &request.prompt).count() * PAGE_TOKENS;
     let uncached = len - cached.min(len - 1);
     let expected_uncached = uncached.min(len - prefix_on_its_way(state, &request));
-    let estimate = estimate(state, conditions, &request, expected_uncached);
-    check_capacity(state, conditions, &request, expected_uncached, estimate)?;
-    Ok(state.submit(conditions.now, request, uncached, estimate))
+    let estimate = estimate(state, &request, expected_uncached);
+    check_capacity(state, &request, expected_uncached, estimate)?;
+    Ok(state.submit(request, uncached, estimate))
 }
 
 /// Refuses a request that could not even run alone, and every request while the scheduler drains.
-fn check_possible(
-    state: &SchedulerState,
-    conditions: &Conditions,
-    request: &Request,
-) -> Result<(), Refusal> {
+fn check_possible(state: &SchedulerState, request: &Request) -> Result<(), Refusal> {
     let needed_tokens = request.prompt.len() as u64 + u64::from(request.max_new_tokens);
-    let limit_tokens = longest_sequence(state, conditions, request.tenant);
+    let limit_tokens = longest_sequence(state, request.tenant);
     if request.prompt.is_empty() {
         Err(Refusal::EmptyPrompt)
     } else if request.max_new_tokens == 0 {
@@ -45,7 +36,7 @@ fn check_possible(
             needed_tokens,
             limit_tokens,
         })
-    } else if conditions.is_draining {
+    } else if state.conditions.is_draining {
         Err(Refusal::Draining)
     } else {
         Ok(())
@@ -53,9 +44,9 @@ fn check_possible(
 }
 
 /// Returns the greatest length of one sequence of this tenant, prompt and output together.
-fn longest_sequence(state: &SchedulerState, conditions: &Conditions, tenant: TenantId) -> u64 {
-    let limits = &conditions.limits;
-    let cap = state.queue.tenant(tenant).policy().max_pages;
+fn longest_sequence(state: &SchedulerState, tenant: TenantId) -> u64 {
+    let limits = &state.conditions.limits;
+    let cap = state.queue.tenant(tenant).policy.max_pages;
     let pages = cap.min(limits.pages - state.pool.reserved());
     let memory = u64::from(pages) * PAGE_TOKENS as u64;
     memory.min(u64::from(limits.max_sequence_tokens))
@@ -64,7 +55,7 @@ fn longest_sequence(state: &SchedulerState, conditions: &Conditions, tenant: Ten
 /// Returns how many tokens of a prompt, in whole pages, the last waiting request of its tenant or a
 /// running one has in common with it. They should be cached when this request starts.
 fn prefix_on_its_way(state: &SchedulerState, request: &Request) -> usize {
-    let waiting = state.queue.tenant(request.tenant).waiting().back();
+    let waiting = state.queue.tenant(request.tenant).waiting.back();
     let latest = waiting.map(|waiting| &state.sequences[waiting.slot]);
     let running = state.sequences.iter_running().rev().take(COMPARED);
     let others = latest.into_iter().chain(running);
@@ -76,13 +67,8 @@ fn prefix_on_its_way(state: &SchedulerState, request: &Request) -> usize {
 
 /// Returns the predicted machine time of a whole request: its prefill, and its part of the steps
 /// that decode it beside as many sequences as run now.
-fn estimate(
-    state: &SchedulerState,
-    conditions: &Conditions,
-    request: &Request,
-    uncached: usize,
-) -> Nanos {
-    let (predictor, len) = (&conditions.predictor, request.prompt.len());
+fn estimate(state: &SchedulerState, request: &Request, uncached: usize) -> Nanos {
+    let (predictor, len) = (&state.conditions.predictor, request.prompt.len());
     let tenant = state.queue.tenant(request.tenant);
     let output = tenant.expected_output(request.max_new_tokens as usize);
     let running = state.sequences.running().len().max(1) as u64;
@@ -100,25 +86,24 @@ fn estimate(
 /// Refuses a request that exceeds its tenant's rates, a backlog limit or its own deadline now.
 fn check_capacity(
     state: &SchedulerState,
-    conditions: &Conditions,
     request: &Request,
     uncached: usize,
     estimate: Nanos,
 ) -> Result<(), Refusal> {
-    let (queue, limits) = (&state.queue, &conditions.limits);
+    let (queue, limits) = (&state.queue, &state.conditions.limits);
     let tenant = queue.tenant(request.tenant);
     if !request.is_another_choice
-        && let Err((rate, retry_after)) = tenant.rates().conforms(conditions.now)
+        && let Err((rate, retry_after)) = tenant.rates.conforms(state.conditions.now)
     {
         return Err(Refusal::RateLimited { rate, retry_after });
     }
     // One request may always wait, however long it takes.
-    let own_time = (tenant.queued_time() + estimate) / 1000;
-    let waiting = tenant.waiting().len();
-    if waiting >= tenant.policy().max_queued as usize
-        || waiting > 0 && own_time > tenant.policy().max_queued_time
+    let own_time = (tenant.queued_time + estimate) / 1000;
+    let waiting = tenant.waiting.len();
+    if waiting >= tenant.policy.max_queued as usize
+        || waiting > 0 && own_time > tenant.policy.max_queued_time
     {
-        let retry_after = queue.time_at_share(request.tenant, tenant.queued_time());
+        let retry_after = queue.time_at_share(request.tenant, tenant.queued_time);
         return Err(Refusal::TenantQueueFull { retry_after });
     }
     let all_time = (queue.queued_time() + estimate) / 1000;
@@ -129,7 +114,8 @@ fn check_capacity(
         return Err(Refusal::Overloaded { retry_after });
     }
     let latest = request.first_token_within.unwrap_or(Micros::MAX);
-    let prefill = conditions
+    let prefill = state
+        .conditions
         .predictor
         .prefill_time(request.prompt.len(), uncached)
         / 1000;
@@ -143,7 +129,7 @@ fn check_capacity(
 
 /// Returns how long the waiting requests keep another request of this tenant from running.
 fn expected_wait(state: &SchedulerState, tenant: TenantId) -> Micros {
-    let own = state.queue.tenant(tenant).queued_time();
+    let own = state.queue.tenant(tenant).queued_time;
     let at_share = state.queue.time_at_share(tenant, own);
     at_share.min(state.queue.queued_time() / 1000)
 }

@@ -80,7 +80,7 @@ impl Queue {
 
     /// Returns a tenant's rates. They do not affect its place in the queue.
     pub(crate) fn rates_mut(&mut self, id: TenantId) -> &mut RateMeters {
-        self.tenants.get_mut(id).rates_mut()
+        &mut self.tenants.get_mut(id).rates
     }
 
     /// Learns from the length of a tenant's complete answer.
@@ -101,7 +101,7 @@ impl Queue {
     /// active tenants.
     pub(crate) fn runs_less_than_its_share(&self, id: TenantId, running: usize) -> bool {
         let tenant = self.tenant(id);
-        let own = u64::from(tenant.running()) * self.active_weight;
+        let own = u64::from(tenant.running) * self.active_weight;
         own < tenant.weight() * running as u64
     }
 
@@ -173,7 +173,7 @@ impl Queue {
         self.bands.lift(tenant.band());
         let clock = self.bands.get_mut(tenant.band()).advance();
         let credited = clock.saturating_sub(CREDIT / tenant.weight());
-        tenant.set_virtual_time(tenant.virtual_time().max(credited));
+        tenant.set_virtual_time(tenant.virtual_time.max(credited));
         self.active_weight += tenant.weight();
     }
 
@@ -182,7 +182,7 @@ impl Queue {
         if !tenant.is_active() {
             self.active_weight -= tenant.weight();
             let band = self.bands.get_mut(tenant.band());
-            band.leave_at(tenant.virtual_time());
+            band.leave_at(tenant.virtual_time);
         }
         self.refresh(id);
         self.bands.level_if_idle();
@@ -193,11 +193,11 @@ impl Queue {
         let tenant = self.tenants.get(id);
         let band = self.bands.get_mut(tenant.band());
         if tenant.is_active() {
-            band.active.set(id.0, tenant.virtual_time());
+            band.active.set(id.0, tenant.virtual_time);
         } else {
             band.active.remove(id.0);
         }
-        match tenant.waiting().front() {
+        match tenant.waiting.front() {
             Some(first) if tenant.may_run_more() => {
                 let key = match self.order {
                     Order::FairShare { .. } => tenant.planned_time(),
@@ -281,7 +281,7 @@ impl Queue {
         let each = LOOK_AHEAD / if by_share { self.chosen.len() } else { 1 };
         let begin = out.len();
         for &id in &self.chosen {
-            out.extend(self.tenants.get(TenantId(id)).waiting().iter().take(each));
+            out.extend(self.tenants.get(TenantId(id)).waiting.iter().take(each));
         }
         if !by_share {
             out[begin..].sort_unstable_by_key(|waiting| waiting.arrival);
@@ -291,7 +291,7 @@ impl Queue {
 
     /// Returns all waiting requests, tenant by tenant.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Waiting> {
-        self.tenants.iter().flat_map(|(_, tenant)| tenant.waiting())
+        self.tenants.iter().flat_map(|(_, tenant)| &tenant.waiting)
     }
 
     /// Asserts that the sums and the bands agree with the tenants.
@@ -300,18 +300,18 @@ impl Queue {
         let time = self.iter().map(|waiting| waiting.estimate);
         assert_eq!(time.sum::<Nanos>(), self.queued_time);
         for (_, tenant) in self.tenants.iter() {
-            let time = tenant.waiting().iter().map(|waiting| waiting.estimate);
-            assert_eq!(time.sum::<Nanos>(), tenant.queued_time());
+            let time = tenant.waiting.iter().map(|waiting| waiting.estimate);
+            assert_eq!(time.sum::<Nanos>(), tenant.queued_time);
         }
         let active = self.tenants.iter().map(|(_, tenant)| tenant);
         let active = active.filter(|tenant| tenant.is_active());
         let weight = active.clone().map(TenantQueue::weight);
         assert_eq!(weight.sum::<u64>(), self.active_weight);
         for band in [Band::Interactive, Band::Standard, Band::Batch] {
-            let own = active.clone().filter(|t| t.policy().band == band);
+            let own = active.clone().filter(|t| t.policy.band == band);
             let queue = self.bands.get(band as usize);
             assert_eq!(own.clone().count(), queue.active.len());
-            let least = own.map(TenantQueue::virtual_time).min();
+            let least = own.map(|tenant| tenant.virtual_time).min();
             assert_eq!(queue.active.least_key(), least);
         }
     }

@@ -16,16 +16,16 @@ pub(crate) struct Waiting {
     pub(crate) estimate: Nanos, // Predicted machine time of the whole request.
 }
 
-/// The requests of one tenant, as the queue sees them.
+/// The requests of one tenant, as the queue sees them. Only the queue can change it.
 #[derive(Debug)]
 pub(crate) struct TenantQueue {
-    policy: TenantPolicy,
-    rates: RateMeters,
-    waiting: VecDeque<Waiting>, // By arrival.
-    running: u32,
-    queued_time: Nanos,
-    service: Nanos, // All charges so far.
-    virtual_time: u64,
+    pub(crate) policy: TenantPolicy,
+    pub(crate) rates: RateMeters,
+    pub(crate) waiting: VecDeque<Waiting>, // By arrival.
+    pub(crate) running: u32,
+    pub(crate) queued_time: Nanos, // The sum of the estimates of the waiting requests.
+    pub(crate) service: Nanos,     // All charges so far.
+    pub(crate) virtual_time: u64,
     remainder: u64, // Of the charges, below the weight, so that division loses nothing.
     charged: Nanos, // Not yet in `service` and `virtual_time`.
     planned: Nanos, // Counts as charged until the plan ends.
@@ -54,41 +54,6 @@ impl TenantQueue {
         self.rates.set(now, &policy);
         self.remainder = 0;
         self.policy = policy;
-    }
-
-    pub(crate) fn policy(&self) -> &TenantPolicy {
-        &self.policy
-    }
-
-    pub(crate) fn rates(&self) -> &RateMeters {
-        &self.rates
-    }
-
-    pub(super) fn rates_mut(&mut self) -> &mut RateMeters {
-        &mut self.rates
-    }
-
-    /// Returns the waiting requests, by arrival.
-    pub(crate) fn waiting(&self) -> &VecDeque<Waiting> {
-        &self.waiting
-    }
-
-    pub(crate) fn running(&self) -> u32 {
-        self.running
-    }
-
-    /// Returns the predicted machine time of the waiting requests.
-    pub(crate) fn queued_time(&self) -> Nanos {
-        self.queued_time
-    }
-
-    /// Returns the machine time that the tenant was charged so far.
-    pub(crate) fn service(&self) -> Nanos {
-        self.service
-    }
-
-    pub(crate) fn virtual_time(&self) -> u64 {
-        self.virtual_time
     }
 
     /// Returns the virtual time plus what the current plan will add to it.

@@ -25,7 +25,7 @@ use crate::{
     SequenceId, StepShape, TenantId, TokenId,
 };
 
-/// A request, its tokens, and how far they are computed.
+/// A request, its tokens, and how far they are computed. Only the files of this folder change it.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
@@ -34,11 +34,11 @@ pub(crate) struct Sequence {
     pub(crate) prompt_len: usize,
     pub(crate) output_rules: OutputRules,
     tokens: Vec<TokenId>, // The prompt, then the output.
-    is_running: bool,
-    band: Band, // The tenant's when the sequence was admitted, so that the running order is stable.
+    pub(crate) is_running: bool,
+    pub(crate) band: Band, // Its tenant's at the admission, so that the running order is stable.
     kv: KvState,
-    record: AdmissionRecord,
-    pacing: Pacing,
+    pub(crate) record: AdmissionRecord,
+    pub(crate) pacing: Pacing,
 }
 
 /// Which tokens of a sequence are in KV memory, and where.
@@ -62,22 +62,22 @@ struct PendingCopy {
 /// What the queue and the rate limits know of a sequence.
 #[derive(Debug)]
 pub(crate) struct AdmissionRecord {
-    estimate: Nanos, // Predicted machine time of the whole request.
+    pub(crate) estimate: Nanos, // Predicted machine time of the whole request.
     /// Prompt tokens charged to the tenant's rate; `None` for another choice of a charged request.
-    rated_tokens: Option<u64>,
+    pub(crate) rated_tokens: Option<u64>,
     /// Prompt tokens found in the tree at the first admission; `None` before it.
-    cached_tokens: Option<usize>,
-    times_bypassed: u32,
-    times_preempted: u32,
+    pub(crate) cached_tokens: Option<usize>,
+    pub(crate) times_bypassed: u32,
+    pub(crate) times_preempted: u32,
 }
 
 /// How regularly a running sequence advances.
 #[derive(Debug)]
-struct Pacing {
-    last_token_at: Micros,  // The admission, before the first token.
-    prefill_waited: Micros, // Since a step last computed a part of the prompt.
-    paused_steps: u32,      // Consecutive steps without its decode.
-    acceptance: Acceptance,
+pub(crate) struct Pacing {
+    pub(crate) last_token_at: Micros, // The admission, before the first token.
+    pub(crate) prefill_waited: Micros, // Since a step last computed a part of the prompt.
+    pub(crate) paused_steps: u32,     // Consecutive steps without its decode.
+    pub(crate) acceptance: Acceptance,
 }
 
 /// The result of a row of logits.
@@ -156,14 +156,6 @@ impl Sequence {
     /// Returns the number of known tokens.
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
-    }
-
-    pub(crate) fn is_running(&self) -> bool {
-        self.is_running
-    }
-
-    pub(crate) fn band(&self) -> Band {
-        self.band
     }
 
     /// Returns the key of the running order: sequences of earlier bands first, then by arrival.
@@ -248,15 +240,6 @@ impl Sequence {
         }
     }
 
-    pub(crate) fn rated_tokens(&self) -> Option<u64> {
-        self.record.rated_tokens
-    }
-
-    /// Returns the prompt tokens found in the cache at the first admission; `None` before it.
-    pub(crate) fn cached_tokens(&self) -> Option<usize> {
-        self.record.cached_tokens
-    }
-
     /// Notes the cached prompt tokens at the first admission and returns them. Returns `None` at
     /// later admissions.
     pub(crate) fn note_first_admission(&mut self) -> Option<usize> {
@@ -267,25 +250,9 @@ impl Sequence {
         self.record.cached_tokens
     }
 
-    pub(crate) fn times_bypassed(&self) -> u32 {
-        self.record.times_bypassed
-    }
-
     /// Notes that the scheduler admitted another request although this one came first.
     pub(crate) fn bypass(&mut self) {
         self.record.times_bypassed += 1;
-    }
-
-    pub(crate) fn times_preempted(&self) -> u32 {
-        self.record.times_preempted
-    }
-
-    pub(crate) fn last_token_at(&self) -> Micros {
-        self.pacing.last_token_at
-    }
-
-    pub(crate) fn paused_steps(&self) -> u32 {
-        self.pacing.paused_steps
     }
 
     /// Notes that the next step omits this decode.
@@ -296,11 +263,6 @@ impl Sequence {
     /// Notes that the next step contains this decode.
     pub(crate) fn unpause(&mut self) {
         self.pacing.paused_steps = 0;
-    }
-
-    /// Returns how long the prompt has waited for a part in a step.
-    pub(crate) fn prefill_waited(&self) -> Micros {
-        self.pacing.prefill_waited
     }
 
     /// Notes whether a step computes a part of the prompt, `since` the last planned step.

@@ -86,6 +86,16 @@ impl Sequences {
         self.running
             .partition_point(|&other| self.slab[other].rank() < rank)
     }
+
+    /// Asserts that each sequence is in its slot, and that the running order is strict.
+    pub(crate) fn check(&self) {
+        for (slot, sequence) in &self.slab {
+            assert_eq!(slot, sequence.id.slot());
+        }
+        assert!(self.iter_running().all(|sequence| sequence.is_running));
+        let ranks = self.iter_running().map(Sequence::rank);
+        assert!(ranks.is_sorted_by(|a, b| a < b));
+    }
 }
 
 impl Index<usize> for Sequences {

@@ -1,13 +1,12 @@
 //! Asserts what must hold between two calls of the scheduler.
 
 use super::SchedulerState;
-use crate::Limits;
 use crate::pages::PageUse;
-use crate::sequence::Sequence;
 
 impl SchedulerState {
     /// Asserts every invariant. This takes time in proportion to all pages and all tokens.
-    pub(crate) fn check(&self, limits: &Limits) {
+    pub(crate) fn check(&self) {
+        let limits = &self.conditions.limits;
         let tables = &self.batch.tables;
         let mut uses = vec![PageUse::default(); limits.pages as usize];
         for sequence in self.sequences.iter() {
@@ -15,6 +14,7 @@ impl SchedulerState {
             sequence.check(&self.pool, tables);
         }
         self.pool.check(&uses);
+        self.sequences.check();
         self.queue.check();
         self.deadlines.check(&self.sequences);
         self.check_lists(limits.max_running as usize);
@@ -24,11 +24,8 @@ impl SchedulerState {
     fn check_lists(&self, max_running: usize) {
         let running = self.sequences.running();
         assert!(running.len() <= max_running, "S12");
-        assert!(self.sequences.iter_running().all(Sequence::is_running));
-        let ranks = self.sequences.iter_running().map(Sequence::rank);
-        assert!(ranks.is_sorted_by(|a, b| a < b));
         for waiting in self.queue.iter() {
-            assert!(!self.sequences[waiting.slot].is_running());
+            assert!(!self.sequences[waiting.slot].is_running);
         }
         let listed = self.queue.len() + running.len();
         assert_eq!(listed, self.sequences.len());

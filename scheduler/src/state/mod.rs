@@ -13,12 +13,13 @@ use crate::pages::{PagePool, PageQuota};
 use crate::queue::Queue;
 use crate::sequence::{AdmissionRecord, DeadlineQueue, KvState, Sequence, Sequences, pages_for};
 use crate::{
-    Batch, Event, FinishReason, Limits, Micros, Nanos, Policy, Request, SequenceId, Snapshot,
-    TenantId, TenantPolicy, TenantsError,
+    Batch, Event, FinishReason, Limits, Nanos, Policy, Request, SequenceId, Snapshot, TenantId,
+    TenantPolicy, TenantsError,
 };
 
-/// Everything that lasts from step to step, except the conditions and the memory of decisions.
+/// Everything that lasts from step to step, except the memory of admissions and plans.
 pub(crate) struct SchedulerState {
+    pub(crate) conditions: Conditions,
     pub(crate) sequences: Sequences,
     pub(crate) queue: Queue,
     pub(crate) pool: PagePool,
@@ -35,7 +36,7 @@ pub(crate) struct CachedPrefix {
 }
 
 impl SchedulerState {
-    pub(crate) fn new(limits: &Limits, policy: &Policy) -> SchedulerState {
+    pub(crate) fn new(limits: Limits, policy: Policy) -> SchedulerState {
         let max_running = limits.max_running as usize;
         let table_len = pages_for(limits.longest_sequence() as usize);
         SchedulerState {
@@ -45,34 +46,35 @@ impl SchedulerState {
             batch: Batch::with_capacity(max_running, limits.max_batch_tokens(), table_len),
             log: EventLog::default(),
             deadlines: DeadlineQueue::default(),
+            conditions: Conditions::new(limits, policy),
         }
     }
 
     /// Changes the policies of these tenants. Other tenants keep theirs.
     ///
     /// # Errors
-    /// If one policy is impossible, or the guarantees exceed `pages`. Then nothing changes.
+    /// If one policy is impossible, or the guarantees exceed the pages. Then nothing changes.
     pub(crate) fn set_tenants(
         &mut self,
-        now: Micros,
-        pages: u32,
         tenants: &[(TenantId, TenantPolicy)],
     ) -> Result<(), TenantsError> {
         let all = self.queue.tenants().iter();
         let mut guaranteed: BTreeMap<TenantId, u32> = all
-            .map(|(id, tenant)| (id, tenant.policy().guaranteed_pages))
+            .map(|(id, tenant)| (id, tenant.policy.guaranteed_pages))
             .collect();
         for (id, policy) in tenants {
             policy.check(*id, self.pool.prefixes())?;
             guaranteed.insert(*id, policy.guaranteed_pages);
         }
         let guaranteed = guaranteed.values().map(|&pages| u64::from(pages)).sum();
+        let pages = self.conditions.limits.pages;
         let limit = u64::from(pages - self.pool.reserved());
         if guaranteed > limit {
             return Err(TenantsError::TooManyGuaranteed { guaranteed, limit });
         }
         for (id, policy) in tenants {
-            self.queue.set_tenant(now, *id, policy.clone());
+            self.queue
+                .set_tenant(self.conditions.now, *id, policy.clone());
             self.set_page_quota(*id);
         }
         Ok(())
@@ -81,7 +83,7 @@ impl SchedulerState {
     /// Tells the pool a tenant's quota. The cap stays above what each of the tenant's living
     /// sequences may need, so that those accepted under a higher cap can still end.
     fn set_page_quota(&mut self, id: TenantId) {
-        let policy = self.queue.tenant(id).policy();
+        let policy = &self.queue.tenant(id).policy;
         let alive = self.sequences.iter();
         let needed = alive
             .filter(|sequence| sequence.tenant == id)
@@ -97,17 +99,17 @@ impl SchedulerState {
     /// Adds an accepted request to the queue. `uncached` are its prompt tokens that are not cached.
     pub(crate) fn submit(
         &mut self,
-        now: Micros,
         request: Request,
         uncached: usize,
         estimate: Nanos,
     ) -> SequenceId {
+        let now = self.conditions.now;
         let tenant = request.tenant;
         let rated_tokens = (!request.is_another_choice).then_some(uncached as u64);
         if let Some(tokens) = rated_tokens {
             self.queue.rates_mut(tenant).charge_request(now, tokens);
         }
-        let public = self.queue.tenant(tenant).policy().public.clone();
+        let public = self.queue.tenant(tenant).policy.public.clone();
         let public_tokens = self.pool.public_tokens(&public, &request.prompt);
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let sequence = self.sequences.add(|id, arrival| {
@@ -139,21 +141,22 @@ impl SchedulerState {
     }
 
     /// Starts a waiting request.
-    pub(crate) fn start(&mut self, slot: usize, conditions: &Conditions) {
+    pub(crate) fn start(&mut self, slot: usize) {
+        let now = self.conditions.now;
         let sequence = &mut self.sequences[slot];
         let (id, tenant) = (sequence.id, sequence.tenant);
-        let band = self.queue.tenant(tenant).policy().band;
-        sequence.begin_running(conditions.now, band, &mut self.pool, &mut self.batch.tables);
+        let band = self.queue.tenant(tenant).policy.band;
+        sequence.begin_running(now, band, &mut self.pool, &mut self.batch.tables);
         self.queue.begin_running(tenant, sequence.arrival);
         if let Some(cached) = sequence.note_first_admission() {
             self.log.admitted(id, sequence.prompt_len, cached);
             let uncached = (sequence.prompt_len - cached) as u64;
-            let rated = sequence.rated_tokens().unwrap_or(0);
+            let rated = sequence.record.rated_tokens.unwrap_or(0);
             let rates = self.queue.rates_mut(tenant);
             rates.refund_tokens(rated.saturating_sub(uncached));
         }
         let (len, remaining) = (sequence.len(), sequence.remaining());
-        let cost = conditions.predictor.prefill_time(len, remaining);
+        let cost = self.conditions.predictor.prefill_time(len, remaining);
         self.queue.plan_charge(tenant, cost);
         self.sequences.begin_running(slot);
     }
@@ -172,7 +175,7 @@ impl SchedulerState {
         let slot = id.slot();
         let sequence = &self.sequences[slot];
         let tenant = sequence.tenant;
-        if sequence.is_running() {
+        if sequence.is_running {
             self.sequences.stop_running(slot);
             let sequence = &mut self.sequences[slot];
             if reason != FinishReason::Error {
@@ -181,8 +184,8 @@ impl SchedulerState {
             sequence.stop_running(&mut self.pool, &mut self.batch.tables);
             self.queue.end_running(tenant);
         } else {
-            let has_run = sequence.cached_tokens().is_some();
-            if let Some(rated) = sequence.rated_tokens().filter(|_| !has_run) {
+            let has_run = sequence.record.cached_tokens.is_some();
+            if let Some(rated) = sequence.record.rated_tokens.filter(|_| !has_run) {
                 self.queue.rates_mut(tenant).refund_request(rated);
             }
             self.queue.remove(tenant, sequence.arrival);
@@ -192,7 +195,7 @@ impl SchedulerState {
         if matches!(reason, FinishReason::Stop | FinishReason::Length) {
             self.queue.learn_output(tenant, sequence.output_len());
         }
-        if self.pool.cap(tenant) != self.queue.tenant(tenant).policy().max_pages {
+        if self.pool.cap(tenant) != self.queue.tenant(tenant).policy.max_pages {
             self.set_page_quota(tenant);
         }
         self.log.finished(Event::Finished {
@@ -200,14 +203,14 @@ impl SchedulerState {
             reason,
             tenant,
             prompt_tokens: sequence.prompt_len as u32,
-            cached_tokens: sequence.cached_tokens().unwrap_or(0) as u32,
+            cached_tokens: sequence.record.cached_tokens.unwrap_or(0) as u32,
             output_tokens: sequence.output_len() as u32,
         });
     }
 
     /// Ends the requests whose deadlines have passed.
-    pub(crate) fn expire(&mut self, now: Micros) {
-        while let Some(deadline) = self.deadlines.pop_passed(now) {
+    pub(crate) fn expire(&mut self) {
+        while let Some(deadline) = self.deadlines.pop_passed(self.conditions.now) {
             let sequence = self.sequences.get(deadline.id);
             let is_late = sequence
                 .is_some_and(|sequence| !deadline.is_for_first_token || sequence.output_len() == 0);

@@ -6,46 +6,40 @@
 //! Invariant: the charges of a step add up to its predicted time.
 
 use super::plan::StepPlan;
-use crate::cost::Predictor;
-use crate::queue::Queue;
 use crate::state::SchedulerState;
-use crate::{Batch, FinishReason, Micros, Row, Sampled, StepShape};
+use crate::{FinishReason, Row, Sampled, StepShape};
 
-/// Charges each tenant for its rows: its part of what all rows share, and the attention of each
-/// row.
-pub(super) fn charge_step(
-    plan: &StepPlan,
-    batch: &Batch,
-    predictor: &Predictor,
-    queue: &mut Queue,
-) {
-    let total = predictor.predict(plan.shape());
-    let prices = predictor.row_prices(plan.shape());
+/// Charges each tenant for its rows: its part of what all rows share, and the attention of each row.
+pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
+    let (predictor, queue) = (&state.conditions.predictor, &mut state.queue);
+    let total = predictor.predict(plan.shape);
+    let prices = predictor.row_prices(plan.shape);
     let mut charged = 0;
-    for (row, planned) in batch.rows().iter().zip(plan.rows()) {
+    for (row, planned) in state.batch.rows().iter().zip(&plan.rows) {
         let cost = predictor.row_cost(&prices, row_shape(row, planned.tokens));
         let cost = cost.min(total - charged);
         charged += cost;
         queue.charge(planned.tenant, cost);
     }
-    queue.charge(plan.rows()[0].tenant, total - charged);
+    queue.charge(plan.rows[0].tenant, total - charged);
     queue.settle_charges();
 }
 
 /// Commits every row of the batch.
-pub(super) fn commit_rows(state: &mut SchedulerState, now: Micros, sampled: &[Sampled]) {
+pub(super) fn commit_rows(state: &mut SchedulerState, sampled: &[Sampled]) {
     let mut entries = sampled;
     for index in 0..state.batch.rows().len() {
         let row = state.batch.rows()[index];
         let (own, rest) = entries.split_at(row.logits as usize);
         entries = rest;
-        commit_row(state, now, &row, own);
+        commit_row(state, &row, own);
     }
 }
 
 /// Commits one row: its tokens are in its sequence's pages now, and the sequence continues with the
 /// drawn tokens. A failed row ends its sequence.
-fn commit_row(state: &mut SchedulerState, now: Micros, row: &Row, sampled: &[Sampled]) {
+fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
+    let now = state.conditions.now;
     let (id, slot) = (row.sequence, row.sequence.slot());
     let tokens = state.batch.tokens(row);
     let drafts = &tokens[tokens.len() - sampled.len().saturating_sub(1)..];

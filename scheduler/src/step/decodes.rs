@@ -30,11 +30,10 @@ pub(super) fn plan_decodes(
     plan: &mut StepPlan,
     prefills: &mut Prefills,
     state: &mut SchedulerState,
-    conditions: &Conditions,
     may_pause: bool,
 ) {
     prefills.clear();
-    let short_prompts = short_prompts(state, conditions);
+    let short_prompts = short_prompts(state);
     let mut due = Micros::MAX;
     let mut place = 0;
     while place < state.sequences.running().len() {
@@ -47,12 +46,12 @@ pub(super) fn plan_decodes(
         }
         let pauses = may_pause
             && (pauses_for_short_prompt(sequence, &short_prompts, state)
-                || pauses_for_time(sequence, plan, conditions, due));
+                || pauses_for_time(sequence, plan, &state.conditions, due));
         if pauses {
             state.sequences[slot].pause();
             continue;
         }
-        let last_token_at = sequence.last_token_at();
+        let last_token_at = sequence.pacing.last_token_at;
         let is_planned = if sequence.has_page_for_next() {
             plan.add(sequence, 1);
             true
@@ -61,19 +60,19 @@ pub(super) fn plan_decodes(
         };
         if let Budget::Time {
             inter_token_target, ..
-        } = conditions.policy.budget
+        } = state.conditions.policy.budget
             && is_planned
         {
             due = due.min(last_token_at + inter_token_target);
         }
         state.sequences[slot].unpause();
     }
-    plan.set_budget(budget_until(due, conditions));
+    plan.set_budget(budget_until(due, &state.conditions));
 }
 
-fn short_prompts(state: &SchedulerState, conditions: &Conditions) -> ShortPrompts {
+fn short_prompts(state: &SchedulerState) -> ShortPrompts {
     let mut short_prompts = [None; 3];
-    let is_fair = matches!(conditions.policy.order, Order::FairShare { .. });
+    let is_fair = matches!(state.conditions.policy.order, Order::FairShare { .. });
     if state.queue.len() == 0 || !is_fair {
         return short_prompts;
     }
@@ -81,12 +80,12 @@ fn short_prompts(state: &SchedulerState, conditions: &Conditions) -> ShortPrompt
         let tenant = state.queue.tenant(sequence.tenant);
         let is_short = || {
             let len = sequence.len();
-            let uncached = len - sequence.cached_tokens().unwrap_or(0).min(len);
-            conditions.predictor.prefill_time(len, uncached) <= SHORT_PROMPT
+            let uncached = len - sequence.record.cached_tokens.unwrap_or(0).min(len);
+            state.conditions.predictor.prefill_time(len, uncached) <= SHORT_PROMPT
         };
-        if sequence.is_prefill() && tenant.waiting().is_empty() && is_short() {
-            let time = tenant.virtual_time();
-            let least = &mut short_prompts[tenant.policy().band as usize];
+        if sequence.is_prefill() && tenant.waiting.is_empty() && is_short() {
+            let time = tenant.virtual_time;
+            let least = &mut short_prompts[tenant.policy.band as usize];
             *least = Some(least.map_or(time, |other: u64| other.min(time)));
         }
     }
@@ -105,11 +104,11 @@ fn pauses_for_short_prompt(
         return false;
     }
     let tenant = state.queue.tenant(sequence.tenant);
-    let least = short_prompts[tenant.policy().band as usize];
-    let is_ahead = least.is_some_and(|least| tenant.virtual_time() > least);
+    let least = short_prompts[tenant.policy.band as usize];
+    let is_ahead = least.is_some_and(|least| tenant.virtual_time > least);
     is_ahead
-        && !tenant.waiting().is_empty()
-        && sequence.paused_steps() < MAX_PAUSES_FOR_SHORT_PROMPTS
+        && !tenant.waiting.is_empty()
+        && sequence.pacing.paused_steps < MAX_PAUSES_FOR_SHORT_PROMPTS
 }
 
 /// Returns whether a decode of the batch band pauses in this step for lack of time.
@@ -119,10 +118,10 @@ fn pauses_for_time(
     conditions: &Conditions,
     due: Micros,
 ) -> bool {
-    let step = plan.shape().plus(StepShape::decode(sequence.len()));
-    sequence.band() == Band::Batch
-        && sequence.paused_steps() < MAX_PAUSES
-        && !plan.is_empty()
+    let step = plan.shape.plus(StepShape::decode(sequence.len()));
+    sequence.band == Band::Batch
+        && sequence.pacing.paused_steps < MAX_PAUSES
+        && !plan.rows.is_empty()
         && conditions.predictor.predict(step) > budget_until(due, conditions)
 }
 

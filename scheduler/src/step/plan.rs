@@ -7,12 +7,13 @@ use crate::batch::NewRow;
 use crate::sequence::{Sequence, Sequences, pages_for};
 use crate::{Batch, Nanos, StepShape, TenantId, TokenId};
 
-/// The rows of a step, their drafts and their cost.
+/// The rows of a step, their drafts and their cost. The other files of this folder only read the
+/// fields.
 pub(super) struct StepPlan {
-    rows: Vec<PlannedRow>,
-    drafts: Vec<TokenId>, // Of all rows.
-    shape: StepShape,
-    budget: Nanos,
+    pub(super) rows: Vec<PlannedRow>,
+    pub(super) drafts: Vec<TokenId>, // Of all rows.
+    pub(super) shape: StepShape,
+    pub(super) budget: Nanos, // How long the step may take.
 }
 
 /// One sequence's part of a step.
@@ -43,30 +44,8 @@ impl StepPlan {
         self.budget = Nanos::MAX;
     }
 
-    pub(super) fn rows(&self) -> &[PlannedRow] {
-        &self.rows
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    pub(super) fn shape(&self) -> StepShape {
-        self.shape
-    }
-
-    /// Returns how long the step may take.
-    pub(super) fn budget(&self) -> Nanos {
-        self.budget
-    }
-
     pub(super) fn set_budget(&mut self, budget: Nanos) {
         self.budget = budget;
-    }
-
-    /// Returns how many draft tokens the step has.
-    pub(super) fn drafted(&self) -> usize {
-        self.drafts.len()
     }
 
     /// Adds the next `tokens` tokens of a sequence, which have their pages.

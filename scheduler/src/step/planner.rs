@@ -8,7 +8,6 @@ use super::decodes::plan_decodes;
 use super::plan::StepPlan;
 use super::prefills::Prefills;
 use super::speculate::plan_drafts;
-use crate::conditions::Conditions;
 use crate::state::SchedulerState;
 use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, StepShape};
 
@@ -37,15 +36,15 @@ impl Planner {
 
     /// Returns the shape of the planned step.
     pub(crate) fn shape(&self) -> StepShape {
-        self.plan.shape()
+        self.plan.shape
     }
 
     /// Plans a step of the running sequences and fills the batch. Returns `false` if none runs.
-    pub(crate) fn plan(&mut self, state: &mut SchedulerState, conditions: &Conditions) -> bool {
+    pub(crate) fn plan(&mut self, state: &mut SchedulerState) -> bool {
         let preemptions = state.log.counts().preemptions;
         let (plan, prefills) = (&mut self.plan, &mut self.prefills);
         plan.clear();
-        if conditions.policy.budget == Budget::PrefillFirst {
+        if state.conditions.policy.budget == Budget::PrefillFirst {
             prefills.clear();
             for sequence in state.sequences.iter_running() {
                 if sequence.is_prefill() {
@@ -53,41 +52,31 @@ impl Planner {
                 }
             }
         } else {
-            plan_decodes(plan, prefills, state, conditions, true);
+            plan_decodes(plan, prefills, state, true);
         }
-        prefills.plan(plan, state, conditions, self.planned_at);
-        if plan.is_empty() {
+        prefills.plan(plan, state, self.planned_at);
+        if plan.rows.is_empty() {
             // There were only prompts to plan and none, or they got no memory while the decodes
             // paused for them.
-            plan_decodes(plan, prefills, state, conditions, false);
+            plan_decodes(plan, prefills, state, false);
         }
         self.is_short_of_pages = state.log.counts().preemptions > preemptions;
         if state.sequences.running().is_empty() {
             return false;
         }
-        assert!(!plan.is_empty(), "a running sequence advances");
-        plan_drafts(plan, &state.sequences, conditions);
+        assert!(!plan.rows.is_empty(), "a running sequence advances");
+        plan_drafts(plan, &state.sequences, &state.conditions);
         plan.fill(&mut state.batch, &state.sequences);
-        self.planned_at = conditions.now;
+        self.planned_at = state.conditions.now;
         true
     }
 
     /// Commits the planned step. The predictor learns from how long it took.
-    pub(crate) fn commit(
-        &self,
-        state: &mut SchedulerState,
-        conditions: &mut Conditions,
-        sampled: &[Sampled],
-    ) {
-        let now = conditions.now;
+    pub(crate) fn commit(&self, state: &mut SchedulerState, sampled: &[Sampled]) {
         assert_eq!(sampled.len(), state.batch.logits_count());
-        charge_step(
-            &self.plan,
-            &state.batch,
-            &conditions.predictor,
-            &mut state.queue,
-        );
-        conditions.observe(self.plan.shape(), (now - self.planned_at) * 1000);
-        commit_rows(state, now, sampled);
+        charge_step(&self.plan, state);
+        let elapsed = state.conditions.now - self.planned_at;
+        state.conditions.observe(self.plan.shape, elapsed * 1000);
+        commit_rows(state, sampled);
     }
 }

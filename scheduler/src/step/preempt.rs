@@ -75,10 +75,10 @@ fn victim_of(slot: usize, state: &SchedulerState) -> Option<usize> {
         .filter(|&other| exclusive_pages(&state.sequences[other], state) > 0);
     let best = giving.min_by_key(|&other| {
         let sequence = &state.sequences[other];
-        let served = state.queue.tenant(sequence.tenant).virtual_time();
+        let served = state.queue.tenant(sequence.tenant).virtual_time;
         (
-            sequence.times_preempted() >= MAX_PREEMPTIONS,
-            Reverse(sequence.band()),
+            sequence.record.times_preempted >= MAX_PREEMPTIONS,
+            Reverse(sequence.band),
             Reverse(served),
             exclusive_pages(sequence, state),
             Reverse(sequence.arrival),
@@ -103,14 +103,14 @@ fn check_victim(slot: usize, victim: usize, state: &SchedulerState) {
     assert!(victim.rank() > taker.rank(), "S6: {id:?} is earlier");
     let leader = state.sequences.running()[0];
     assert_ne!(leader, id.slot(), "S6: {id:?} leads");
-    if victim.times_preempted() < MAX_PREEMPTIONS {
+    if victim.record.times_preempted < MAX_PREEMPTIONS {
         return;
     }
     let takes_from_all = state.pool.remaining_cap(taker.tenant) > 0;
     let spared = state.sequences.iter_running().find(|other| {
         other.rank() > taker.rank()
             && (takes_from_all || other.tenant == taker.tenant)
-            && other.times_preempted() < MAX_PREEMPTIONS
+            && other.record.times_preempted < MAX_PREEMPTIONS
             && exclusive_pages(other, state) > 0
     });
     let spared = spared.map(|other| other.id);

@@ -48,19 +48,18 @@ impl Prefills {
         &mut self,
         plan: &mut StepPlan,
         state: &mut SchedulerState,
-        conditions: &Conditions,
         planned_at: Micros,
     ) {
-        self.rank(state, conditions);
+        self.rank(state);
         let mut is_first = true;
         for rank in &self.ranks {
             let sequence = &state.sequences[rank.slot];
             // An earlier sequence may have taken its pages.
-            if !sequence.is_running() {
+            if !sequence.is_running {
                 continue;
             }
-            let since = conditions.now - planned_at.max(sequence.last_token_at());
-            let tokens = chunk(sequence, plan, conditions, is_first);
+            let since = state.conditions.now - planned_at.max(sequence.pacing.last_token_at);
+            let tokens = chunk(sequence, plan, &state.conditions, is_first);
             let planned = if tokens > 0 {
                 plan_row(plan, state, rank.slot, tokens)
             } else {
@@ -73,22 +72,17 @@ impl Prefills {
 
     /// Orders the prefills. Among equals the shortest is first, less the time that it has waited,
     /// so that no prompt waits for ever.
-    fn rank(&mut self, state: &SchedulerState, conditions: &Conditions) {
+    fn rank(&mut self, state: &SchedulerState) {
         self.ranks.clear();
         let bands = state.queue.bands();
         let sequences = self.slots.iter().map(|&slot| &state.sequences[slot]);
-        let ranks = sequences.map(|sequence| rank_of(sequence, &bands, state, conditions));
+        let ranks = sequences.map(|sequence| rank_of(sequence, &bands, state));
         self.ranks.extend(ranks);
         self.ranks.sort_unstable();
     }
 }
 
-fn rank_of(
-    sequence: &Sequence,
-    bands: &[Band; 3],
-    state: &SchedulerState,
-    conditions: &Conditions,
-) -> PrefillRank {
+fn rank_of(sequence: &Sequence, bands: &[Band; 3], state: &SchedulerState) -> PrefillRank {
     let mut rank = PrefillRank {
         band: 0,
         ahead: 0,
@@ -96,16 +90,16 @@ fn rank_of(
         arrival: sequence.arrival,
         slot: sequence.id.slot(),
     };
-    if let Order::FairShare { slack } = conditions.policy.order {
+    if let Order::FairShare { slack } = state.conditions.policy.order {
         let tenant = state.queue.tenant(sequence.tenant);
-        let band = tenant.policy().band;
+        let band = tenant.policy.band;
         let least = state.queue.least_virtual_time(band);
-        let predictor = &conditions.predictor;
+        let predictor = &state.conditions.predictor;
         let time = predictor.prefill_time(sequence.len(), sequence.remaining()) / 1000;
         let place = bands.iter().position(|&other| other == band);
         rank.band = place.unwrap_or(0);
         rank.ahead = tenant.machine_time_since(least) / slack.saturating_mul(1000).max(1);
-        rank.remaining = time as i64 - sequence.prefill_waited() as i64;
+        rank.remaining = time as i64 - sequence.pacing.prefill_waited as i64;
     }
     rank
 }
@@ -115,7 +109,7 @@ fn rank_of(
 fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first: bool) -> usize {
     let limits = &conditions.limits;
     let (start, left) = (sequence.start(), sequence.remaining());
-    let planned = plan.shape().rows as usize;
+    let planned = plan.shape.rows as usize;
     let limit = left
         .min(limits.prefill_chunk as usize)
         .min((limits.step_tokens as usize).saturating_sub(planned));
@@ -123,7 +117,7 @@ fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first
         Budget::Time { .. } => {
             let largest = |logits| {
                 let predictor = &conditions.predictor;
-                predictor.largest_chunk(plan.budget(), plan.shape(), start, limit, logits)
+                predictor.largest_chunk(plan.budget, plan.shape, start, limit, logits)
             };
             let chunk = largest(0);
             // The end of the prompt needs logits.

@@ -13,12 +13,12 @@ const MAX_DRAFTING: usize = 16;
 /// part of a later step.
 pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions: &Conditions) {
     let max_draft = conditions.policy.max_draft as usize;
-    let decodes = plan.rows().iter().filter(|row| row.tokens == 1);
+    let decodes = plan.rows.iter().filter(|row| row.tokens == 1);
     let decodes = decodes.take(MAX_DRAFTING + 1).count();
     if max_draft == 0 || !(1..=MAX_DRAFTING).contains(&decodes) {
         return;
     }
-    let shape = plan.shape();
+    let shape = plan.shape;
     let decodes_only = StepShape {
         rows: decodes as u64,
         decode_keys: shape.decode_keys,
@@ -30,19 +30,19 @@ pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions
     if predict(shape.plus(StepShape::decode(1))) - predict(shape) >= token_time {
         return; // Even a draft that is certain to be accepted would not pay.
     }
-    for index in 0..plan.rows().len() {
-        let row = plan.rows()[index];
+    for index in 0..plan.rows.len() {
+        let row = plan.rows[index];
         let sequence = &sequences[row.slot];
         if row.tokens != 1 || sequence.is_prefill() {
             continue;
         }
         let free_places = sequence.table().len() * PAGE_TOKENS - sequence.len();
-        let free_rows = conditions.limits.max_batch_tokens() - plan.shape().rows as usize;
+        let free_rows = conditions.limits.max_batch_tokens() - plan.shape.rows as usize;
         let limit = max_draft
             .min(sequence.output_left() - 1)
             .min(free_places)
             .min(free_rows)
-            .min(MAX_DRAFTED_TOKENS - plan.drafted());
+            .min(MAX_DRAFTED_TOKENS - plan.drafts.len());
         let count = worthwhile_drafts(plan, sequence, conditions, limit, token_time);
         if count > 0 {
             plan.add_drafts(index, sequence, count);
@@ -62,12 +62,12 @@ fn worthwhile_drafts(
     let predictor = &conditions.predictor;
     let one = StepShape::decode(sequence.len());
     let gain = |drafts: usize| sequence.expected_acceptance(drafts) * token_time;
-    let mut shape = plan.shape();
+    let mut shape = plan.shape;
     for count in 0..limit {
         let next = shape.plus(one);
         let cost = predictor.predict_uncorrected(next) - predictor.predict_uncorrected(shape);
         let gained = gain(count + 1) - gain(count);
-        if predictor.predict(next) > plan.budget() || gained <= cost << 16 {
+        if predictor.predict(next) > plan.budget || gained <= cost << 16 {
             return count;
         }
         shape = next;
