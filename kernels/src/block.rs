@@ -1,8 +1,8 @@
 //! The unit of memory in which quantized weights are packed.
 //!
-//! A matrix is cut into panels of 32 rows. A panel is one stream of blocks: `[block 0 of rows 0..16]
-//! [block 0 of rows 16..32][block 1 of rows 0..16]…`. A block is 64 bytes, four bytes for each of
-//! its 16 rows: a 32-bit lane of a vector register is one row.
+//! A matrix is cut into panels of 32 rows. A panel is one stream of blocks, in this order: block 0
+//! of rows 0..16, block 0 of rows 16..32, block 1 of rows 0..16, and so on. A block is 64 bytes,
+//! four bytes for each of its 16 rows: a 32-bit lane of a vector register is one row.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 

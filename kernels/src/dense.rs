@@ -1,4 +1,5 @@
-//! Float matrices (`lm_head`, the embedding, linear layers that are not ternary) and half precision.
+//! Float matrices (`lm_head`, the embedding, linear layers that are not ternary) and half
+//! precision.
 //!
 //! Invariant: rows are contiguous and not padded.
 //!

@@ -202,8 +202,8 @@ impl Kernels {
         }
     }
 
-    /// Multiplies all tokens by the rows of `panels`, exactly, without the scales of the rows. `out`
-    /// is panel-major, `[panel of the range][token][32]`.
+    /// Multiplies all tokens by the rows of `panels`, exactly, without the scales of the rows.
+    /// `out` is panel-major, `[panel of the range][token][32]`.
     pub fn int8_matmul(
         &self,
         weights: &Int8Matrix,

@@ -47,8 +47,8 @@ pub(crate) fn join_lanes<const N: usize>(lanes: &[f32; N], join: impl Fn(f32, f3
     lanes[0]
 }
 
-/// Returns `a` if it is larger than `b`, otherwise `b`. NaN is not larger than anything. This is one
-/// instruction, unlike `f32::max`.
+/// Returns `a` if it is larger than `b`, otherwise `b`. NaN is not larger than anything. This is
+/// one instruction, unlike `f32::max`.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }

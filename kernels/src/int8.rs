@@ -20,8 +20,8 @@ pub(crate) const BYTE_ZERO: u8 = 128;
 /// Weights that are rounded at a time, so that the compiler vectorizes the loop.
 const ROUNDED_AT_ONCE: usize = 64;
 
-/// A matrix of 8-bit weights, `[rows][columns]`. The value of a weight is the weight times the scale
-/// of its row.
+/// A matrix of 8-bit weights, `[rows][columns]`, with a scale for each row. A weight stands for
+/// itself times that scale.
 pub struct Int8Matrix {
     rows: usize,
     columns: usize,
@@ -30,8 +30,8 @@ pub struct Int8Matrix {
 }
 
 impl Int8Matrix {
-    /// The largest number of columns. Up to it, sums of byte · activation, the largest that a kernel
-    /// forms, fit an `i32`.
+    /// The largest number of columns. Up to it, sums of byte · activation, the largest that a
+    /// kernel forms, fit an `i32`.
     pub const MAX_COLUMNS: usize = 1 << 16;
 
     /// Makes a matrix of zeros.

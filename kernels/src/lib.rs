@@ -4,8 +4,8 @@
 //!
 //! | Kernels | Arithmetic | Used for |
 //! |---|---|---|
-//! | `quantize`, `ternary_matmul` | 8-bit activations × ternary weights, exact | linear layers |
-//! | `int8_matmul`, `scale_panel` | 8-bit activations × 8-bit weights, exact | screening `lm_head` |
+//! | `quantize`, `ternary_matmul` | int8 activations × ternary weights, exact | linear layers |
+//! | `int8_matmul`, `scale_panel` | int8 activations × int8 weights, exact | screening `lm_head` |
 //! | `dense_matmul`, `dense_dots`, `dense_row` | f32 × f16 or f32 | `lm_head`, embeddings |
 //! | `rms_norm`, `rope`, `relu2_gate`, `silu_gate` | f32 | single rows of a layer |
 //! | `store_kv`, `attention_span`, `attention_finish` | f32 × f16 | attention |

@@ -42,8 +42,8 @@ pub(crate) fn ternary_matmul(
     }
 }
 
-/// Computes `out[panel][token][row] = Σ weight(row, k) · q(token, k)` exactly, without the scales of
-/// the rows. Rows beyond the last are zero.
+/// Computes `out[panel][token][row] = Σ weight(row, k) · q(token, k)` exactly, without the scales
+/// of the rows. Rows beyond the last are zero.
 pub(crate) fn int8_matmul(
     weights: &Int8Matrix,
     panels: Range<usize>,

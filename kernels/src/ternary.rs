@@ -2,12 +2,12 @@
 //!
 //! A byte has several fields, each of which holds a weight; [`Packing`] says how they share the
 //! byte. A block of `F` fields a byte has 16 rows and `4 F` columns. Byte `4 r + i` holds, for row
-//! `r` of the block, the columns `4 f + i` for f in 0..F. So one field of the four bytes of a 32-bit
-//! lane is four neighbouring columns of a row, which the dot-product instructions multiply by four
-//! neighbouring activations.
+//! `r` of the block, the columns `4 f + i` for f in 0..F. So one field of the four bytes of a
+//! 32-bit lane is four neighbouring columns of a row, which the dot-product instructions multiply
+//! by four neighbouring activations.
 //!
-//! Invariant: a field holds the code `weight + 1`, so 0, 1 or 2. Rows and columns that only fill the
-//! last block hold 1, the weight zero.
+//! Invariant: a field holds the code `weight + 1`, so 0, 1 or 2. Rows and columns that only fill
+//! the last block hold 1, the weight zero.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ pub enum Packing {
     /// Four fields, field f in the bits 2 f and 2 f + 1. 2 bits a weight, fast to unpack on any
     /// machine.
     TwoBit,
-    /// Five fields, the digits of a number in base 3: field f counts 3^f. 1.6 bits a weight, unpacked
-    /// by looking up bytes in a table.
+    /// Five fields, the digits of a number in base 3: field f counts 3^f. 1.6 bits a weight,
+    /// unpacked by looking up bytes in a table.
     FiveTrit,
 }
 

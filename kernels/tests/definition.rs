@@ -1,4 +1,4 @@
-//! Known values of the definition: what rounds where, which layout is which.
+//! Known values of the scalar kernels: rounding, layouts and formulas.
 
 use sterna_kernels::{
     DenseMatrix, Int8Matrix, Isa, Kernels, Packing, PrefetchQueue, QuantizedActivations,
@@ -39,7 +39,7 @@ fn the_largest_activation_becomes_127() {
 }
 
 #[test]
-fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
+fn the_padding_of_a_shorter_token_is_zero() {
     let mut x = QuantizedActivations::new(2, 64);
     x.reset(2, 64);
     x.tokens_mut()
@@ -67,7 +67,7 @@ fn a_shorter_token_leaves_nothing_behind_in_the_padding() {
 }
 
 #[test]
-fn packed_weights_read_back() {
+fn packed_weights_read_back_as_written() {
     let (rows, columns) = (70, 45);
     let code = |row: usize, column: usize| ((row * 7 + column * 5) % 3) as u8;
     for (packing, bytes) in [
@@ -95,7 +95,7 @@ fn packed_weights_read_back() {
 }
 
 #[test]
-fn eight_bit_weights_are_the_nearest_steps() {
+fn eight_bit_weights_are_rounded_to_the_nearest_step() {
     let rows = [
         vec![1.0, -1.0, 0.5, -0.25, 0.004, 0.0],
         vec![0.0; 6],
@@ -114,7 +114,7 @@ fn eight_bit_weights_are_the_nearest_steps() {
 }
 
 #[test]
-fn every_half_survives_the_way_through_f32() {
+fn every_half_converts_to_f32_and_back_unchanged() {
     for half in 0..=u16::MAX {
         let value = f32_from_f16(half);
         let is_nan = half & 0x7c00 == 0x7c00 && half & 0x03ff != 0;
@@ -129,8 +129,8 @@ fn floats_round_to_the_nearest_half() {
     let cases: [(f32, u16); 16] = [
         (1.0, 0x3c00),
         (-2.0, 0xc000),
-        (1.0 + 1.0 / 2048.0, 0x3c00), // A tie, to the even one below.
-        (1.0 + 3.0 / 2048.0, 0x3c02), // A tie, to the even one above.
+        (1.0 + 1.0 / 2048.0, 0x3c00), // A tie: the half below is even.
+        (1.0 + 3.0 / 2048.0, 0x3c02), // A tie: the half above is even.
         (1.0 + 1.1 / 2048.0, 0x3c01),
         (2.0 - 1.0 / 4096.0, 0x4000), // Carries into the exponent.
         (65504.0, 0x7bff),
@@ -140,7 +140,7 @@ fn floats_round_to_the_nearest_half() {
         (f32::NEG_INFINITY, 0xfc00),
         (6.103_515_6e-5, 0x0400), // The smallest normal half.
         (5.960_464_5e-8, 0x0001), // The smallest subnormal half, 2⁻²⁴.
-        (2.980_232_2e-8, 0x0000), // Half of it: a tie, to zero.
+        (2.980_232_2e-8, 0x0000), // Half of it: a tie, which rounds to zero.
         (8.940_697e-8, 0x0002),   // One and a half of it.
         (-0.0, 0x8000),
     ];
@@ -149,9 +149,8 @@ fn floats_round_to_the_nearest_half() {
     }
 }
 
-/// Every instruction set converts all halves, and all midpoints between two of them, as the definition does.
 #[test]
-fn hardware_converts_as_the_definition_does() {
+fn every_isa_converts_halves_and_midpoints_as_scalar_does() {
     let midpoints = (0..0x7bff_u16).flat_map(|half| {
         let middle = f32::midpoint(f32_from_f16(half), f32_from_f16(half + 1));
         [middle.next_down(), middle, middle.next_up(), -middle]
@@ -206,21 +205,21 @@ fn norm_and_gates_follow_their_formulas() {
         let exact = 2.0 * f64::from(gate) / (1.0 + f64::from(-gate).exp());
         assert!(
             (f64::from(*value) - exact).abs() <= 1e-6 * exact.abs().max(1e-6),
-            "{gate}: {value}, exactly {exact}"
+            "{gate}: {value} instead of {exact}"
         );
     }
 }
 
 #[test]
-fn rotation_pairs_the_halves_of_a_head() {
-    // A quarter turn of the first pair (values 0 and 2 of each head), none of the second.
+fn rotation_pairs_a_value_with_the_one_half_a_head_later() {
+    // The first pair (values 0 and 2 of each head) turns by 90 degrees, the second not at all.
     let mut x = [1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0, 40.0];
     scalar().rope(&mut x, 4, &[0.0, 1.0], &[1.0, 0.0]);
     assert_eq!(x, [-3.0, 2.0, 1.0, 4.0, -30.0, 20.0, 10.0, 40.0]);
 }
 
 #[test]
-fn an_isa_is_named_as_it_is_parsed() {
+fn the_name_of_an_isa_parses_back_to_it() {
     for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi] {
         assert_eq!(isa.to_string().parse(), Ok(isa));
     }

@@ -36,7 +36,8 @@ const PREFETCH_BYTES: usize = 6 << 10;
 /// Half-precision values in a cache line.
 const CACHE_LINE_HALVES: usize = 32;
 
-/// Prefetches the two blocks [`PREFETCH_BYTES`] after `step`. They belong to this panel or the next.
+/// Prefetches the two blocks [`PREFETCH_BYTES`] after `step`. They belong to this panel or the
+/// next.
 #[inline(always)]
 fn prefetch_step(step: &[Block; PANEL_BLOCKS]) {
     for block in step {

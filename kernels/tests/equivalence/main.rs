@@ -1,0 +1,59 @@
+//! Every instruction set computes what the scalar kernels compute, and those compute what the
+//! formulas say, in random and adversarial cases.
+//!
+//! Integers and floats must have equal bits. A failing run prints its seed; `STERNA_SEED=<seed>`
+//! repeats it.
+
+mod attention;
+mod dense;
+mod int8;
+mod logits;
+mod rows;
+mod ternary;
+
+use sterna_kernels::{Isa, Kernels, f16_from_f32};
+use sterna_random::Random;
+
+const F16_NAN: u16 = 0x7e00;
+
+/// Returns a float in −1..1.
+fn float(random: &mut Random) -> f32 {
+    2.0 * random.fraction_f32() - 1.0
+}
+
+fn floats(random: &mut Random, count: usize) -> Vec<f32> {
+    (0..count).map(|_| float(random)).collect()
+}
+
+fn halves(random: &mut Random, count: usize) -> Vec<u16> {
+    floats(random, count)
+        .into_iter()
+        .map(f16_from_f32)
+        .collect()
+}
+
+/// Returns the kernels of every instruction set that this CPU has.
+fn each_isa() -> impl Iterator<Item = Kernels> {
+    Isa::available().map(|isa| Kernels::new(isa).expect("an available instruction set has kernels"))
+}
+
+fn scalar() -> Kernels {
+    Kernels::new(Isa::Scalar).expect("every machine runs scalar")
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn the_required_isa_is_detected() {
+    if let Ok(required) = std::env::var("REQUIRE_ISA") {
+        let required: Isa = required.parse().unwrap();
+        assert!(
+            required.is_available(),
+            "this CPU lacks the required {required}; its best is {}",
+            Isa::best()
+        );
+    }
+    println!("available: {:?}", Isa::available().collect::<Vec<_>>());
+}

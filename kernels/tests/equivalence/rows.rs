@@ -1,0 +1,100 @@
+//! Kernels over single rows of a layer.
+
+use sterna_kernels::{Kernels, QuantizedActivations};
+use sterna_random::Random;
+
+use crate::{bits, each_isa, floats, scalar};
+
+#[test]
+fn norm_and_gates_are_equal_on_every_isa() {
+    let mut random = Random::from_env();
+    for _ in 0..200 {
+        let count = 1 + random.index(300);
+        let scale = random.pick(&[1e-6, 0.1, 1.0, 30.0, 1e4]);
+        let x: Vec<f32> = floats(&mut random, count)
+            .iter()
+            .map(|x| x * scale)
+            .collect();
+        let y = floats(&mut random, count);
+        let run = |kernels: Kernels| {
+            let mut outs = vec![vec![f32::NAN; count]; 3];
+            kernels.rms_norm(&x, &y, 1e-5, &mut outs[0]);
+            kernels.relu2_gate(&x, &y, &mut outs[1]);
+            kernels.silu_gate(&x, &y, &mut outs[2]);
+            bits(&outs.concat())
+        };
+        let expected = run(scalar());
+        for kernels in each_isa() {
+            assert_eq!(
+                run(kernels),
+                expected,
+                "{} with {count} values up to {scale}",
+                kernels.isa()
+            );
+        }
+    }
+}
+
+#[test]
+fn quantization_is_equal_on_every_isa() {
+    let mut random = Random::from_env();
+    for round in 0..200 {
+        let count = 1 + random.index(300);
+        let scale = random.pick(&[0.0, 1e-7, 1.0, 1e5]);
+        // Every other row consists of multiples of one half, which are ties of rounding.
+        let halves = |x: f32| (x * 254.0).round() / 2.0;
+        let mut x: Vec<f32> = floats(&mut random, count)
+            .iter()
+            .map(|x| {
+                if round % 2 == 0 {
+                    x * scale
+                } else {
+                    halves(*x)
+                }
+            })
+            .collect();
+        if round % 2 == 1 {
+            x[count / 2] = 127.0;
+        }
+        let run = |kernels: Kernels| {
+            let mut out = QuantizedActivations::new(2, 300);
+            out.reset(1, count);
+            out.tokens_mut()
+                .for_each(|mut token| kernels.quantize(&x, &mut token));
+            (out.row(0).to_vec(), out.scales()[0].to_bits(), out.sum(0))
+        };
+        let expected = run(scalar());
+        assert_eq!(
+            expected.2,
+            expected.0.iter().map(|&q| i32::from(q)).sum::<i32>()
+        );
+        for kernels in each_isa() {
+            assert_eq!(run(kernels), expected, "{}", kernels.isa());
+        }
+    }
+}
+
+#[test]
+fn rotations_are_equal_on_every_isa() {
+    let mut random = Random::from_env();
+    for head_dim in [2, 16, 64, 80, 128] {
+        let x = floats(&mut random, 3 * head_dim);
+        let angles = floats(&mut random, head_dim / 2);
+        let cos: Vec<f32> = angles.iter().map(|a| (4.0 * a).cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| (4.0 * a).sin()).collect();
+        let run = |kernels: Kernels| {
+            let mut x = x.clone();
+            kernels.rope(&mut x, head_dim, &cos, &sin);
+            bits(&x)
+        };
+        let expected = run(scalar());
+        for kernels in each_isa() {
+            assert_eq!(
+                run(kernels),
+                expected,
+                "{} with heads of {head_dim}",
+                kernels.isa()
+            );
+        }
+    }
+}
