@@ -1,4 +1,5 @@
-//! The kernels on small shapes: large enough that what is done per row, block and token outweighs what is done once.
+//! The kernels on small shapes, large enough that the inner loops outweigh the fixed work of a
+//! call.
 
 use std::hint::black_box;
 
@@ -13,29 +14,30 @@ use crate::{Case, Round};
 const ROWS: usize = 64;
 const COLUMNS: usize = 640;
 
-/// Query heads that share a KV head, and the values of each.
+/// Query heads that share a KV head.
 const GROUP: usize = 4;
 const HEAD_DIM: usize = 128;
 
-/// Values of a token in the BitNet 2B shape.
+/// Values of a token in BitNet b1.58 2B-4T.
 const WIDTH: usize = 2560;
 
-/// Blocks of logits, and a tail.
+/// Several blocks of logits and a partial one.
 const LOGITS: usize = 10 * LOGITS_BLOCK + 7;
 
-/// Every round of a kernel is like the one before.
+/// One round is enough: every round of a kernel does the same work.
 const ROUNDS: u32 = 1;
 
 type Make = fn(Kernels, usize) -> Round;
 
-/// Every case: a kernel, what its number counts, the number, and how a round is made.
+/// Every case: a kernel, the name of its parameter, the parameter, and the function that prepares
+/// it.
 const CASES: &[(&str, &str, usize, Make)] = &[
-    ("ternary_matmul", "m", 1, ternary_matmul),
-    ("ternary_matmul", "m", 4, ternary_matmul),
-    ("ternary_matmul", "m", 8, ternary_matmul),
-    ("int8_matmul", "m", 1, int8_matmul),
-    ("int8_matmul", "m", 8, int8_matmul),
-    ("dense_matmul", "m", 1, dense_matmul),
+    ("ternary_matmul", "tokens", 1, ternary_matmul),
+    ("ternary_matmul", "tokens", 4, ternary_matmul),
+    ("ternary_matmul", "tokens", 8, ternary_matmul),
+    ("int8_matmul", "tokens", 1, int8_matmul),
+    ("int8_matmul", "tokens", 8, int8_matmul),
+    ("dense_matmul", "tokens", 1, dense_matmul),
     ("dense_dots", "columns", WIDTH, dense_dots),
     ("attention", "positions", 1, attention),
     ("attention", "positions", PAGE_TOKENS, attention),
@@ -45,7 +47,7 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("silu_gate", "values", WIDTH, silu_gate),
     ("rope", "values", WIDTH, rope),
     ("store_kv", "values", HEAD_DIM, store_kv),
-    ("scale_panel", "m", 8, scale_panel),
+    ("scale_panel", "tokens", 8, scale_panel),
     ("scan_logits", "logits", LOGITS, scan_logits),
     ("weigh_logits", "logits", LOGITS, weigh_logits),
     ("sum_weights", "logits", LOGITS, sum_weights),
@@ -53,43 +55,43 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("drop_weights", "logits", LOGITS, drop_weights),
 ];
 
-/// The cases of an instruction set. Preparing one panics where the CPU lacks the set: then nothing can be counted.
+/// Returns the cases of an instruction set. Preparing one panics if the CPU lacks the set.
 pub(crate) fn cases(isa: Isa) -> impl Iterator<Item = Case> {
     CASES.iter().map(move |&(kernel, unit, number, make)| Case {
         name: format!("{isa}/{kernel}/{unit}={number}"),
         rounds: ROUNDS,
         prepare: Box::new(move || {
-            let kernels = Kernels::new(isa).unwrap_or_else(|| panic!("this CPU has no {isa}"));
+            let kernels = Kernels::new(isa).unwrap_or_else(|| panic!("this CPU lacks {isa}"));
             make(kernels, number)
         }),
     })
 }
 
-/// Values in −1..=1 without a pattern that a kernel could meet twice in a block.
+/// Returns values in −1..=1 that do not repeat within a block.
 fn values(count: usize) -> Vec<f32> {
     (0..count)
         .map(|i| (i * 7919 % 2003) as f32 / 1001.0 - 1.0)
         .collect()
 }
 
-fn quantized(kernels: Kernels, m: usize) -> QuantizedActivations {
-    let mut x = QuantizedActivations::new(m, COLUMNS);
-    x.reset(m, COLUMNS);
+fn quantized(kernels: Kernels, tokens: usize) -> QuantizedActivations {
+    let mut x = QuantizedActivations::new(tokens, COLUMNS);
+    x.reset(tokens, COLUMNS);
     let values = values(COLUMNS);
     x.tokens_mut()
         .for_each(|mut token| kernels.quantize(&values, &mut token));
     x
 }
 
-fn ternary_matmul(kernels: Kernels, m: usize) -> Round {
+fn ternary_matmul(kernels: Kernels, tokens: usize) -> Round {
     let mut weights = TernaryMatrix::new(ROWS, COLUMNS, Packing::TwoBit);
     let codes: Vec<u8> = (0..COLUMNS).map(|i| (i * 7919 % 2003 % 3) as u8).collect();
     for mut panel in weights.panels_mut() {
         panel.rows().for_each(|row| panel.set_row(row, &codes));
     }
-    let x = quantized(kernels, m);
-    let factors = vec![0.1; m];
-    let mut out = vec![0.0; m * ROWS.next_multiple_of(PANEL_ROWS)];
+    let x = quantized(kernels, tokens);
+    let factors = vec![0.1; tokens];
+    let mut out = vec![0.0; tokens * ROWS.next_multiple_of(PANEL_ROWS)];
     Box::new(move || {
         let panels = 0..weights.panels();
         kernels.ternary_matmul(
@@ -106,14 +108,14 @@ fn ternary_matmul(kernels: Kernels, m: usize) -> Round {
     })
 }
 
-fn int8_matmul(kernels: Kernels, m: usize) -> Round {
+fn int8_matmul(kernels: Kernels, tokens: usize) -> Round {
     let mut weights = Int8Matrix::new(ROWS, COLUMNS);
     let row_values = values(COLUMNS);
     for mut panel in weights.panels_mut() {
         panel.rows().for_each(|row| panel.set_row(row, &row_values));
     }
-    let x = quantized(kernels, m);
-    let mut out = vec![0; m * ROWS.next_multiple_of(PANEL_ROWS)];
+    let x = quantized(kernels, tokens);
+    let mut out = vec![0; tokens * ROWS.next_multiple_of(PANEL_ROWS)];
     Box::new(move || {
         let panels = 0..weights.panels();
         kernels.int8_matmul(black_box(&weights), panels, &x, &mut out);
@@ -121,13 +123,13 @@ fn int8_matmul(kernels: Kernels, m: usize) -> Round {
     })
 }
 
-fn dense_matmul(kernels: Kernels, m: usize) -> Round {
+fn dense_matmul(kernels: Kernels, tokens: usize) -> Round {
     let weights = DenseMatrix::from_f32(ROWS, COLUMNS, values(ROWS * COLUMNS));
-    let x = values(m * COLUMNS);
-    let mut out = vec![0.0; m * ROWS.next_multiple_of(PANEL_ROWS)];
+    let x = values(tokens * COLUMNS);
+    let mut out = vec![0.0; tokens * ROWS.next_multiple_of(PANEL_ROWS)];
     Box::new(move || {
         let panels = 0..weights.panels();
-        kernels.dense_matmul(black_box(&weights), panels, &x, m, &mut out);
+        kernels.dense_matmul(black_box(&weights), panels, &x, tokens, &mut out);
         black_box(&mut out);
     })
 }
@@ -143,7 +145,7 @@ fn dense_dots(kernels: Kernels, columns: usize) -> Round {
     })
 }
 
-/// A whole span of keys, seen from its last positions.
+/// Attention over a whole span of keys, from its last positions.
 fn attention(kernels: Kernels, positions: usize) -> Round {
     let halves: Vec<u16> = values(2 * SPAN_TOKENS * HEAD_DIM)
         .into_iter()
@@ -226,16 +228,16 @@ fn store_kv(kernels: Kernels, head_dim: usize) -> Round {
     })
 }
 
-fn scale_panel(kernels: Kernels, m: usize) -> Round {
-    let acc = vec![77; m * PANEL_ROWS];
-    let (scales, factors) = (values(PANEL_ROWS), vec![0.5; m]);
-    let (mut out, mut largest) = (vec![0.0; m * PANEL_ROWS], vec![0.0; m]);
+fn scale_panel(kernels: Kernels, tokens: usize) -> Round {
+    let sums = vec![77; tokens * PANEL_ROWS];
+    let (scales, factors) = (values(PANEL_ROWS), vec![0.5; tokens]);
+    let (mut out, mut largest) = (vec![0.0; tokens * PANEL_ROWS], vec![0.0; tokens]);
     Box::new(move || {
         let scales = PanelScales {
             row_scales: &scales,
             token_factors: &factors,
         };
-        kernels.scale_panel(black_box(&acc), scales, &mut out, &mut largest);
+        kernels.scale_panel(black_box(&sums), scales, &mut out, &mut largest);
         black_box((&mut out, &mut largest));
     })
 }
@@ -245,7 +247,7 @@ const SCALE: LogitScale = LogitScale {
     inverse_temperature: 1.25,
 };
 
-/// The weights of some logits, and of each block their sum and the heaviest.
+/// Returns the weights of some logits, and the sum and the largest weight of each block.
 fn weighed(kernels: Kernels, count: usize) -> [Vec<f32>; 3] {
     let blocks = count.div_ceil(LOGITS_BLOCK);
     let [mut weights, mut masses, mut heaviest] = [count, blocks, blocks].map(|n| vec![0.0; n]);

@@ -1,10 +1,13 @@
-//! One piece of work, done a given number of times: what `benches/instructions/gate` counts the instructions of.
+//! Runs one piece of work a given number of times, so that `benches/instructions/gate.py` can count
+//! its instructions.
 //!
-//! `instructions` lists the cases; `instructions CASE TIMES` prepares one and does its rounds that often. Running it once and twice and
-//! subtracting leaves the rounds alone: no start of a process, no preparation, no first look-up of a function. So nothing has to be found
-//! by its name in an optimised program.
+//! `instructions` lists the cases. `instructions CASE TIMES` prepares a case and runs its rounds
+//! that often. The difference between two runs with different TIMES is the rounds alone, without
+//! the start of the process and the preparation. So the gate does not need to find functions by
+//! name in an optimized program.
 //!
-//! Always true: a case does the same work on every machine. It reads no clock, starts no thread, and names its instruction set.
+//! Invariant: a case does the same work on every machine. It reads no clock, starts no thread, and
+//! names its instruction set.
 
 mod kernels;
 mod scheduler;
@@ -13,12 +16,12 @@ use std::process::ExitCode;
 
 use sterna_kernels::Isa;
 
-/// Some work whose instructions are counted.
+/// A piece of work whose instructions are counted.
 struct Case {
     name: String,
-    /// Rounds done at a time: enough that what happens in every tenth of them counts too.
+    /// The number of rounds that are run together, so that work which only some rounds do counts.
     rounds: u32,
-    /// Makes what a round needs, and returns the round.
+    /// Prepares the work and returns a function that runs one round.
     prepare: Prepare,
 }
 
@@ -38,7 +41,7 @@ fn main() -> ExitCode {
                 ExitCode::SUCCESS
             }
             _ => {
-                eprintln!("instructions: no case {name:?}, or {times:?} is no number");
+                eprintln!("instructions: there is no case {name:?}, or {times:?} is not a number");
                 ExitCode::FAILURE
             }
         },
@@ -49,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// All cases. Valgrind knows no AVX-512, so its kernels cannot be counted.
+/// Returns all cases. Valgrind does not support AVX-512, so its kernels cannot be counted.
 fn cases() -> impl Iterator<Item = Case> {
     [Isa::Scalar, Isa::Avx2]
         .into_iter()
