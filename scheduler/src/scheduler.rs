@@ -154,7 +154,8 @@ impl Scheduler {
         self.state.conditions.advance(now);
         self.state.expire();
         self.state.queue.forget_planned();
-        // After a plan that was short of pages, a new request would take them from running ones.
+        // Admission comes first, because a new prompt may be shorter than the running ones. After a
+        // plan that was short of pages, a new request would only take more of them.
         if !self.planner.is_short_of_pages() || self.state.sequences.running().is_empty() {
             self.admission.admit(&mut self.state);
         }

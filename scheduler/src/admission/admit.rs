@@ -19,15 +19,15 @@ const COMPARED_PREFILLS: usize = 8;
 /// Times that other requests may bypass the first request of a band.
 const PATIENCE: u32 = 32;
 
-/// The same for a request that lacks only time, and for a blocked head. It is longer because the
-/// requests that bypass these are mostly of tenants that run less than their share.
+/// Times that other requests may bypass a blocked head, or a request that lacks only time. The
+/// limit is higher because most bypassing requests are of tenants that run less than their share.
 const LONG_PATIENCE: u32 = 256;
 
 /// The memory of admissions.
 #[derive(Default)]
 pub(crate) struct Admission {
-    candidates: Vec<Waiting>, // Scratch memory of `choose`.
-    /// By band: a request that was its first once and found no memory.
+    candidates: Vec<Waiting>, // Kept between calls for its memory.
+    /// By band, a request that was once the first of the band and found no memory.
     blocked_heads: [Option<SequenceId>; 3],
 }
 

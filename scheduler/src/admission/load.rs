@@ -117,5 +117,5 @@ fn promised_pages(sequence: &Sequence, state: &SchedulerState) -> usize {
             usual.saturating_sub(output).max(output / 2).clamp(1, left)
         }
     };
-    pages_for(sequence.len() + more).saturating_sub(sequence.table().len())
+    pages_for(sequence.len() + more).saturating_sub(sequence.table().len)
 }

@@ -10,26 +10,12 @@ use crate::Page;
 /// One sequence's page table: its pages in the order of positions, tree pages before private pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PageTable {
-    first: usize, // The index of its first entry in the array of all tables.
-    len: usize,
-    published: usize, // The number of its tree pages.
+    pub(crate) first: usize, // The index of its first entry in the array of all tables.
+    pub(crate) len: usize,
+    pub(crate) published: usize, // The number of its tree pages.
 }
 
 impl PageTable {
-    /// Returns the index of the table's first entry in the array of all tables.
-    pub(crate) fn first(&self) -> usize {
-        self.first
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns the number of tree pages.
-    pub(crate) fn published(&self) -> usize {
-        self.published
-    }
-
     /// Notes that the first `pages` pages are tree pages.
     pub(crate) fn mark_published(&mut self, pages: usize) {
         self.published = pages;

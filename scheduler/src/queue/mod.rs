@@ -37,7 +37,7 @@ pub(crate) struct Queue {
     active_weight: u64,
     charged: Vec<u32>, // Tenants with unsettled charges.
     planned: Vec<u32>, // Tenants with planned charges.
-    chosen: Vec<u32>,  // Scratch memory of `candidates`.
+    chosen: Vec<u32>,  // The tenants whose requests `candidates` returns; kept for its memory.
 }
 
 impl Queue {

@@ -10,7 +10,7 @@ impl Sequence {
         for (index, page) in tables.get(&self.kv.table).iter().enumerate() {
             let page = &mut uses[page.index()];
             page.users += 1;
-            if index >= self.kv.table.published() {
+            if index >= self.kv.table.published {
                 page.writer = Some(self.id);
             }
         }
@@ -26,9 +26,9 @@ impl Sequence {
         let (id, kv) = (self.id, &self.kv);
         assert!(kv.computed < self.tokens.len(), "{id:?} has work");
         assert!(self.output_left() > 0, "{id:?}");
-        assert!(kv.table.len() >= pages_for(kv.computed), "M9: {id:?}");
-        assert!(kv.table.len() <= pages_for(self.tokens.len()), "M9: {id:?}");
-        let published = kv.table.published();
+        assert!(kv.table.len >= pages_for(kv.computed), "M9: {id:?}");
+        assert!(kv.table.len <= pages_for(self.tokens.len()), "M9: {id:?}");
+        let published = kv.table.published;
         assert_eq!(published, kv.computed / PAGE_TOKENS, "M6: {id:?}");
         if let Some(copy) = kv.copy {
             let wanted = &self.reusable_tokens()[kv.computed..][..copy.tokens];
@@ -36,7 +36,7 @@ impl Sequence {
             assert_eq!(kv.computed % PAGE_TOKENS, 0, "{id:?}");
         }
         if !self.is_running {
-            assert_eq!(kv.table.len(), 0, "{id:?} waits and holds pages");
+            assert_eq!(kv.table.len, 0, "{id:?} waits and holds pages");
         }
         let known = &self.tokens[..published * PAGE_TOKENS];
         let found = pool.find(self.tenant, &kv.public, known);

@@ -28,8 +28,8 @@ impl Sequence {
         for &page in tables.get(&table) {
             pool.pin(page);
         }
-        table.mark_published(table.len());
-        self.kv.computed = table.len() * PAGE_TOKENS;
+        table.mark_published(table.len);
+        self.kv.computed = table.len * PAGE_TOKENS;
         self.kv.table = table;
         self.begin_copy(pool, tables);
     }
@@ -46,7 +46,7 @@ impl Sequence {
             return;
         };
         let revived = usize::from(!pool.is_pinned(from));
-        let missing = pages_for(self.tokens.len()).saturating_sub(self.kv.table.len());
+        let missing = pages_for(self.tokens.len()).saturating_sub(self.kv.table.len);
         if missing + revived <= pool.available(self.tenant) {
             pool.pin(from);
             self.kv.copy = Some(PendingCopy { from, tokens });
@@ -72,12 +72,12 @@ impl Sequence {
 
     /// Returns whether the page of the next token is in the table already.
     pub(crate) fn has_page_for_next(&self) -> bool {
-        self.start() < self.kv.table.len() * PAGE_TOKENS
+        self.start() < self.kv.table.len * PAGE_TOKENS
     }
 
     /// Returns whether the table does not cover the next `tokens` tokens yet.
     pub(crate) fn lacks_pages_for(&self, tokens: usize) -> bool {
-        self.kv.table.len() < pages_for(self.start() + tokens)
+        self.kv.table.len < pages_for(self.start() + tokens)
     }
 
     /// Takes pages for the next `tokens` tokens, or as many pages as there are. Returns for how
@@ -95,7 +95,7 @@ impl Sequence {
             };
             tables.push(&mut self.kv.table, page);
         }
-        tokens.min((self.kv.table.len() * PAGE_TOKENS).saturating_sub(start))
+        tokens.min((self.kv.table.len * PAGE_TOKENS).saturating_sub(start))
     }
 
     /// Returns how many pages are in no other page table. The sequence's end would free them, and
@@ -129,7 +129,7 @@ impl Sequence {
     pub(crate) fn publish(&mut self, pool: &mut PagePool, tables: &mut PageTables) -> u64 {
         let (whole_pages, _) = self.tokens[..self.kv.computed].as_chunks::<PAGE_TOKENS>();
         let pages = tables.get_mut(&self.kv.table);
-        let published = self.kv.table.published();
+        let published = self.kv.table.published;
         let mut redirected = 0;
         for (index, &tokens) in whole_pages.iter().enumerate().skip(published) {
             let parent = index.checked_sub(1).map(|parent| pages[parent]);
@@ -145,7 +145,7 @@ impl Sequence {
     /// Moves the partly filled last page of a sequence that ends into the prefix tree, so that
     /// requests with the same beginning can copy it.
     pub(crate) fn offer_tail(&mut self, pool: &mut PagePool, tables: &PageTables) {
-        let published = self.kv.table.published();
+        let published = self.kv.table.published;
         let tail = &self.tokens[published * PAGE_TOKENS..self.kv.computed];
         if tail.is_empty() {
             return;

@@ -42,7 +42,7 @@ pub(crate) struct Sequence {
 }
 
 /// Which tokens of a sequence are in KV memory, and where.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct KvState {
     public: Vec<PublicPrefix>, // Those that the tenant could use at `submit`.
     public_tokens: usize,      // Prompt tokens that a public prefix covers; whole pages.
@@ -60,7 +60,7 @@ struct PendingCopy {
 }
 
 /// What the queue and the rate limits know of a sequence.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct AdmissionRecord {
     pub(crate) estimate: Nanos, // Predicted machine time of the whole request.
     /// Prompt tokens charged to the tenant's rate; `None` for another choice of a charged request.
@@ -76,7 +76,7 @@ pub(crate) struct AdmissionRecord {
 pub(crate) struct Pacing {
     pub(crate) last_token_at: Micros, // The admission, before the first token.
     pub(crate) prefill_waited: Micros, // Since a step last computed a part of the prompt.
-    pub(crate) paused_steps: u32,     // Consecutive steps without its decode.
+    pub(crate) paused_steps: u32,     // Consecutive steps that omitted its decode.
     pub(crate) acceptance: Acceptance,
 }
 
@@ -96,21 +96,7 @@ impl KvState {
         KvState {
             public,
             public_tokens,
-            computed: 0,
-            table: PageTable::default(),
-            copy: None,
-        }
-    }
-}
-
-impl AdmissionRecord {
-    pub(crate) fn new(estimate: Nanos, rated_tokens: Option<u64>) -> AdmissionRecord {
-        AdmissionRecord {
-            estimate,
-            rated_tokens,
-            cached_tokens: None,
-            times_bypassed: 0,
-            times_preempted: 0,
+            ..KvState::default()
         }
     }
 }
@@ -255,26 +241,21 @@ impl Sequence {
         self.record.times_bypassed += 1;
     }
 
-    /// Notes that the next step omits this decode.
-    pub(crate) fn pause(&mut self) {
-        self.pacing.paused_steps += 1;
+    /// Notes whether this decode pauses in the next step.
+    pub(crate) fn note_pause(&mut self, pauses: bool) {
+        let paused = self.pacing.paused_steps;
+        self.pacing.paused_steps = if pauses { paused + 1 } else { 0 };
     }
 
-    /// Notes that the next step contains this decode.
-    pub(crate) fn unpause(&mut self) {
-        self.pacing.paused_steps = 0;
-    }
-
-    /// Notes whether a step computes a part of the prompt, `since` the last planned step.
+    /// Notes whether the next step computes a part of the prompt. `since` is the time since the
+    /// last plan.
     pub(crate) fn note_prefill(&mut self, is_planned: bool, since: Micros) {
-        self.pacing.prefill_waited = if is_planned {
-            0
-        } else {
-            self.pacing.prefill_waited + since
-        };
+        let waited = self.pacing.prefill_waited;
+        self.pacing.prefill_waited = if is_planned { 0 } else { waited + since };
     }
 
-    /// Returns how many of `drafts` draft tokens will probably be accepted, in 65,536ths.
+    /// Returns the expected number of accepted tokens of `drafts` draft tokens, in units of
+    /// 1/65,536.
     pub(crate) fn expected_acceptance(&self, drafts: usize) -> u64 {
         u64::from(self.pacing.acceptance.expected(drafts as u32))
     }

@@ -30,7 +30,7 @@ impl SchedulerState {
         let listed = self.queue.len() + running.len();
         assert_eq!(listed, self.sequences.len());
 
-        let open = self.sequences.iter_running().map(|s| s.table().first());
+        let open = self.sequences.iter_running().map(|s| s.table().first);
         let free = self.batch.tables.free().iter().copied();
         let mut tables: Vec<usize> = open.chain(free).collect();
         tables.sort_unstable();

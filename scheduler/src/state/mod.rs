@@ -32,7 +32,7 @@ pub(crate) struct SchedulerState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedPrefix {
     pub(crate) pages: usize,
-    pub(crate) unpinned: usize, // Those of them that could be evicted.
+    pub(crate) unpinned: usize, // Pages among them that could be evicted.
 }
 
 impl SchedulerState {
@@ -114,7 +114,11 @@ impl SchedulerState {
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let sequence = self.sequences.add(|id, arrival| {
             let kv = KvState::new(public, public_tokens);
-            let record = AdmissionRecord::new(estimate, rated_tokens);
+            let record = AdmissionRecord {
+                estimate,
+                rated_tokens,
+                ..AdmissionRecord::default()
+            };
             Sequence::new(id, arrival, now, request, kv, record)
         });
         let id = sequence.id;

@@ -9,7 +9,7 @@ use super::plan::StepPlan;
 use crate::state::SchedulerState;
 use crate::{FinishReason, Row, Sampled, StepShape};
 
-/// Charges each tenant for its rows: its part of what all rows share, and the attention of each row.
+/// Charges each tenant for its rows: its part of what all rows share, and each row's attention.
 pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
     let (predictor, queue) = (&state.conditions.predictor, &mut state.queue);
     let total = predictor.predict(plan.shape);

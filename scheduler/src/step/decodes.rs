@@ -20,8 +20,8 @@ const MAX_PAUSES_FOR_SHORT_PROMPTS: u32 = 7;
 /// The greatest machine time of a short prompt.
 const SHORT_PROMPT: Nanos = 2_000_000_000;
 
-/// By band: the virtual time of a tenant that computes a short prompt and has no other request
-/// waiting. Of several tenants, that of the one served least.
+/// By band, the virtual time of the tenant whose short prompt is computed while it has no request
+/// waiting. If there are several such tenants, it is the least of their virtual times.
 type ShortPrompts = [Option<u64>; 3];
 
 /// Plans the next token of every running decode and sets the step's budget. `prefills` receives the
@@ -41,14 +41,14 @@ pub(super) fn plan_decodes(
         place += 1; // A preemption below removes only sequences behind this place.
         let sequence = &state.sequences[slot];
         if sequence.is_prefill() {
-            prefills.add(slot);
+            prefills.add(sequence);
             continue;
         }
         let pauses = may_pause
             && (pauses_for_short_prompt(sequence, &short_prompts, state)
                 || pauses_for_time(sequence, plan, &state.conditions, due));
         if pauses {
-            state.sequences[slot].pause();
+            state.sequences[slot].note_pause(true);
             continue;
         }
         let last_token_at = sequence.pacing.last_token_at;
@@ -65,11 +65,13 @@ pub(super) fn plan_decodes(
         {
             due = due.min(last_token_at + inter_token_target);
         }
-        state.sequences[slot].unpause();
+        state.sequences[slot].note_pause(false);
     }
     plan.set_budget(budget_until(due, &state.conditions));
 }
 
+/// Finds the short prompts that decodes of other tenants may pause for. There are none unless
+/// requests wait and tenants share the machine by weight.
 fn short_prompts(state: &SchedulerState) -> ShortPrompts {
     let mut short_prompts = [None; 3];
     let is_fair = matches!(state.conditions.policy.order, Order::FairShare { .. });
@@ -92,9 +94,9 @@ fn short_prompts(state: &SchedulerState) -> ShortPrompts {
     short_prompts
 }
 
-/// Returns whether a decode pauses in this step for another tenant's short prompt. Only decodes of
-/// a tenant that is ahead in virtual time and has more requests waiting pause: the streams of such
-/// a tenant must not fill the machine.
+/// Returns whether a decode pauses in this step for another tenant's short prompt. It does only if
+/// its own tenant is ahead in virtual time and has more requests waiting. The streams of such a
+/// tenant must not fill the machine.
 fn pauses_for_short_prompt(
     sequence: &Sequence,
     short_prompts: &ShortPrompts,

@@ -92,14 +92,14 @@ impl StepPlan {
             let (start, tokens, table) = (sequence.start(), sequence.tokens(), sequence.table());
             let end = start + row.tokens;
             let pages = pages_for(end + row.drafts);
-            assert!(pages <= table.len(), "the plan secured its pages");
+            assert!(pages <= table.len, "the plan secured its pages");
             let is_last = end == tokens.len();
             batch.push_planned(NewRow {
                 sequence: sequence.id,
                 start,
                 known: &tokens[start..end],
                 drafts: &self.drafts[row.first_draft..][..row.drafts],
-                first_page: table.first(),
+                first_page: table.first,
                 page_count: pages,
                 logits: usize::from(is_last) + row.drafts,
             });

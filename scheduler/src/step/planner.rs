@@ -48,7 +48,7 @@ impl Planner {
             prefills.clear();
             for sequence in state.sequences.iter_running() {
                 if sequence.is_prefill() {
-                    prefills.add(sequence.id.slot());
+                    prefills.add(sequence);
                 }
             }
         } else {
@@ -56,8 +56,8 @@ impl Planner {
         }
         prefills.plan(plan, state, self.planned_at);
         if plan.rows.is_empty() {
-            // There were only prompts to plan and none, or they got no memory while the decodes
-            // paused for them.
+            // Either the policy plans prompts only and none is left, or the prompts got no pages
+            // while the decodes paused for them.
             plan_decodes(plan, prefills, state, false);
         }
         self.is_short_of_pages = state.log.counts().preemptions > preemptions;

@@ -51,18 +51,18 @@ fn secure_pages(
     state.sequences[slot].take_pages(tokens, &mut state.pool, &mut state.batch.tables)
 }
 
-/// Returns the sequence that loses its pages to the one in `slot`, which comes before it. Only a
-/// sequence whose end frees a page is worth preempting. Of these it is, in this order of
-/// importance:
-/// - one that has lost its pages less than `MAX_PREEMPTIONS` times;
-/// - one in the lowest band;
-/// - one of the tenant that was served most;
-/// - the one with the fewest pages to compute again;
-/// - the latest.
+/// Returns the sequence that loses its pages to the one in `slot`, which comes before it in the
+/// running order. Only sequences whose end frees a page are considered. Among these the victim is
+/// chosen in this order:
+/// 1. It has lost its pages fewer than `MAX_PREEMPTIONS` times.
+/// 2. It is in the lowest band.
+/// 3. Its tenant was served most.
+/// 4. It has the fewest pages to compute again.
+/// 5. It arrived last.
 ///
 /// A tenant at its page cap takes pages only from itself. If no single end frees a page, because
-/// several sequences share them, the first sequence of all, or of a tenant at its cap, takes from
-/// the last one.
+/// several sequences share each page, the first sequence (of all, or of a tenant at its cap) takes
+/// from the last one.
 fn victim_of(slot: usize, state: &SchedulerState) -> Option<usize> {
     let tenant = state.sequences[slot].tenant;
     let at_cap = state.pool.in_use(tenant) >= state.pool.cap(tenant);
@@ -92,9 +92,8 @@ fn exclusive_pages(sequence: &Sequence, state: &SchedulerState) -> usize {
     sequence.exclusive_pages(&state.pool, &state.batch.tables)
 }
 
-/// S6: a sequence gives its pages only to an earlier one, so the leader never gives any. A sequence
-/// that has lost its pages three times loses them again only if no other could give a page that has
-/// lost them less often.
+/// S6: a sequence gives its pages only to an earlier one, so the leader never gives any. After
+/// `MAX_PREEMPTIONS` losses it gives them only if no sequence with fewer losses could give a page.
 #[cfg(debug_assertions)]
 fn check_victim(slot: usize, victim: usize, state: &SchedulerState) {
     let taker = &state.sequences[slot];

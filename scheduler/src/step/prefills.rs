@@ -9,16 +9,15 @@ use crate::conditions::Conditions;
 use crate::limits::PREFILL_FLOOR;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
-use crate::{Band, Budget, Micros, Order};
+use crate::{Budget, Micros, Order};
 
-/// The running prefills, and the order in which the step serves them.
+/// The running prefills, in the order in which the step serves them.
 pub(super) struct Prefills {
-    slots: Vec<usize>,
     ranks: Vec<PrefillRank>,
 }
 
 /// A prefill's rank; the least is first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct PrefillRank {
     band: usize,    // The band's place in the order of `Queue::bands`.
     ahead: u64, // How far its tenant is ahead of the tenant served least, in units of the slack.
@@ -30,17 +29,20 @@ struct PrefillRank {
 impl Prefills {
     pub(super) fn with_capacity(max_running: usize) -> Prefills {
         Prefills {
-            slots: Vec::with_capacity(max_running),
             ranks: Vec::with_capacity(max_running),
         }
     }
 
     pub(super) fn clear(&mut self) {
-        self.slots.clear();
+        self.ranks.clear();
     }
 
-    pub(super) fn add(&mut self, slot: usize) {
-        self.slots.push(slot);
+    pub(super) fn add(&mut self, sequence: &Sequence) {
+        self.ranks.push(PrefillRank {
+            arrival: sequence.arrival,
+            slot: sequence.id.slot(),
+            ..PrefillRank::default()
+        });
     }
 
     /// Shares the rest of the budget among the prompts. `planned_at` is the time of the last plan.
@@ -73,35 +75,23 @@ impl Prefills {
     /// Orders the prefills. Among equals the shortest is first, less the time that it has waited,
     /// so that no prompt waits for ever.
     fn rank(&mut self, state: &SchedulerState) {
-        self.ranks.clear();
-        let bands = state.queue.bands();
-        let sequences = self.slots.iter().map(|&slot| &state.sequences[slot]);
-        let ranks = sequences.map(|sequence| rank_of(sequence, &bands, state));
-        self.ranks.extend(ranks);
+        if let Order::FairShare { slack } = state.conditions.policy.order {
+            let bands = state.queue.bands();
+            for rank in &mut self.ranks {
+                let sequence = &state.sequences[rank.slot];
+                let tenant = state.queue.tenant(sequence.tenant);
+                let band = tenant.policy.band;
+                let ahead = tenant.machine_time_since(state.queue.least_virtual_time(band));
+                let predictor = &state.conditions.predictor;
+                let time = predictor.prefill_time(sequence.len(), sequence.remaining()) / 1000;
+                let place = bands.iter().position(|&other| other == band);
+                rank.band = place.unwrap_or(0);
+                rank.ahead = ahead / slack.saturating_mul(1000).max(1);
+                rank.remaining = time as i64 - sequence.pacing.prefill_waited as i64;
+            }
+        }
         self.ranks.sort_unstable();
     }
-}
-
-fn rank_of(sequence: &Sequence, bands: &[Band; 3], state: &SchedulerState) -> PrefillRank {
-    let mut rank = PrefillRank {
-        band: 0,
-        ahead: 0,
-        remaining: 0,
-        arrival: sequence.arrival,
-        slot: sequence.id.slot(),
-    };
-    if let Order::FairShare { slack } = state.conditions.policy.order {
-        let tenant = state.queue.tenant(sequence.tenant);
-        let band = tenant.policy.band;
-        let least = state.queue.least_virtual_time(band);
-        let predictor = &state.conditions.predictor;
-        let time = predictor.prefill_time(sequence.len(), sequence.remaining()) / 1000;
-        let place = bands.iter().position(|&other| other == band);
-        rank.band = place.unwrap_or(0);
-        rank.ahead = tenant.machine_time_since(least) / slack.saturating_mul(1000).max(1);
-        rank.remaining = time as i64 - sequence.pacing.prefill_waited as i64;
-    }
-    rank
 }
 
 /// Returns the length of a prompt's next chunk: as many tokens as the budget allows. The first

@@ -36,7 +36,7 @@ pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions
         if row.tokens != 1 || sequence.is_prefill() {
             continue;
         }
-        let free_places = sequence.table().len() * PAGE_TOKENS - sequence.len();
+        let free_places = sequence.table().len * PAGE_TOKENS - sequence.len();
         let free_rows = conditions.limits.max_batch_tokens() - plan.shape.rows as usize;
         let limit = max_draft
             .min(sequence.output_left() - 1)
