@@ -258,6 +258,10 @@ fn simulate(name: &str, edit: impl Fn(&str, String) -> String) -> Output {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mutants");
     let copy = scratch.join(name);
+    if copy.exists() {
+        // A file of an earlier run may have moved since.
+        fs::remove_dir_all(&copy).expect("the target directory can be written");
+    }
     for folder in ["src", "tests/simulation"] {
         copy_folder(&here.join(folder), &copy.join(folder), "", &edit);
     }
