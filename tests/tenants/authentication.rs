@@ -6,11 +6,11 @@ use serde_json::json;
 use sterna::api::App;
 
 use crate::harness::{self, Server};
-use crate::{ALPHA, CHAT, CONNECTIONS, File, Guarded, JSON, TEXT, table};
+use crate::{ALPHA, CHAT, CONNECTIONS, JSON, TEXT, TempFile, TenantServer, table};
 
 #[tokio::test]
 async fn every_route_except_the_open_ones_needs_a_key() {
-    let guarded = Guarded::new(&table("a", ALPHA, "")).await;
+    let tenants = TenantServer::new(&table("a", ALPHA, "")).await;
     let without_valid_key: [&[(&str, &str)]; 9] = [
         &[],
         &[("authorization", "Bearer beta")],
@@ -36,7 +36,7 @@ async fn every_route_except_the_open_ones_needs_a_key() {
         (Method::DELETE, "/v1/requests/1"),
     ] {
         for headers in without_valid_key {
-            let rejected = guarded
+            let rejected = tenants
                 .server
                 .send(method.clone(), path, headers, "{}")
                 .await;
@@ -48,17 +48,17 @@ async fn every_route_except_the_open_ones_needs_a_key() {
             assert!(!rejected.body.contains("alpha") && !rejected.body.contains("beta"));
         }
         let known = [("authorization", "Bearer alpha")];
-        let answer = guarded.server.send(method, path, &known, "{}").await;
+        let answer = tenants.server.send(method, path, &known, "{}").await;
         assert_ne!(answer.status, 401, "{path}");
     }
     for path in ["/", "/health", "/ready"] {
-        assert_eq!(guarded.server.get(path).await.status, 200, "{path}");
+        assert_eq!(tenants.server.get(path).await.status, 200, "{path}");
     }
 }
 
 #[tokio::test]
 async fn a_key_may_be_in_either_header() {
-    let guarded = Guarded::new(&table("a", ALPHA, "")).await;
+    let tenants = TenantServer::new(&table("a", ALPHA, "")).await;
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
     for header in [
         ("authorization", "Bearer alpha"),
@@ -67,7 +67,7 @@ async fn a_key_may_be_in_either_header() {
         ("x-api-key", "alpha"),
         ("X-Api-Key", " alpha "),
     ] {
-        let answer = guarded.ask(CHAT, &[header], &body).await.ok();
+        let answer = tenants.ask(CHAT, &[header], &body).await.ok();
         assert_eq!(answer["usage"]["completion_tokens"], 2, "{header:?}");
     }
 }
@@ -85,7 +85,7 @@ async fn without_tenants_a_request_needs_no_key() {
 
 #[tokio::test]
 async fn metrics_need_no_key_if_the_operator_opens_them() {
-    let roster = File::new(&table("a", ALPHA, "")).roster();
+    let roster = TempFile::new(&table("a", ALPHA, "")).roster();
     let server = Server::start(App::for_tenants(roster.tenants(), true, CONNECTIONS), 8, 64);
     assert_eq!(server.get("/metrics").await.status, 200);
     assert_eq!(server.get("/v1/models").await.status, 401);
@@ -93,15 +93,15 @@ async fn metrics_need_no_key_if_the_operator_opens_them() {
 
 #[tokio::test]
 async fn the_server_never_reads_a_body_without_a_valid_key() {
-    let guarded = Guarded::new(&table("a", ALPHA, "")).await;
+    let tenants = TenantServer::new(&table("a", ALPHA, "")).await;
     let body = Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, String>>());
-    let rejected = guarded.server.send(Method::POST, TEXT, &[JSON], body).await;
+    let rejected = tenants.server.send(Method::POST, TEXT, &[JSON], body).await;
     assert_eq!(rejected.status, 401);
 }
 
 #[tokio::test]
 async fn keys_are_checked_while_the_model_loads() {
-    let roster = File::new(&table("a", ALPHA, "")).roster();
+    let roster = TempFile::new(&table("a", ALPHA, "")).roster();
     let router = sterna::api::router(App::for_tenants(roster.tenants(), false, CONNECTIONS));
     let get = async |key: &str| {
         let headers = [("x-api-key", key)];

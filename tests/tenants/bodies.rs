@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tower::ServiceExt;
 
 use crate::harness::Answer;
-use crate::{ALPHA, BETA, CONNECTIONS, Guarded, JSON, TEXT, table};
+use crate::{ALPHA, BETA, CONNECTIONS, JSON, TEXT, TenantServer, table};
 
 /// This many bodies of one MiB exceed the quota of one tenant, and the server's limit.
 const SLOW: usize = 70;
@@ -20,7 +20,7 @@ const MIB: usize = 1 << 20;
 
 #[tokio::test]
 async fn one_tenants_slow_bodies_leave_buffer_space_for_another_tenant() {
-    let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
+    let tenants = TenantServer::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let mut beginning = json!({"prompt": "Hello", "max_tokens": 2, "temperature": 0}).to_string();
     beginning.truncate(beginning.len() - 1);
     beginning += &" ".repeat(MIB - beginning.len());
@@ -43,21 +43,21 @@ async fn one_tenants_slow_bodies_leave_buffer_space_for_another_tenant() {
             .header("x-api-key", "alpha")
             .body(Body::from_stream(body))
             .unwrap();
-        let answering = guarded.server.router.clone().oneshot(request);
+        let answering = tenants.server.router.clone().oneshot(request);
         let answer = async move { Answer::read(answering.await.unwrap()).await };
         slow.push((rest, tokio::spawn(answer)));
     }
     let all_received = |_: &_| received.load(Ordering::SeqCst) == SLOW;
-    guarded
+    tenants
         .server
         .until("every body except its end", all_received)
         .await;
 
     let short = json!({"max_tokens": 2});
-    guarded.complete("beta", &short).await.ok();
+    tenants.complete("beta", &short).await.ok();
     let long = json!({"max_tokens": 2, "user": "x".repeat(MIB)});
-    guarded.complete("beta", &long).await.ok();
-    let rejected = guarded.complete("alpha", &short).await;
+    tenants.complete("beta", &long).await.ok();
+    let rejected = tenants.complete("alpha", &short).await;
     assert_eq!(rejected.error(), (429, "concurrency_limit".into(), None));
     assert!(rejected.headers.contains_key("retry-after"));
 
@@ -75,8 +75,8 @@ async fn one_tenants_slow_bodies_leave_buffer_space_for_another_tenant() {
         answered, 15,
         "of sixteen bodies, one exceeds the quota with its last byte"
     );
-    guarded.complete("alpha", &short).await.ok();
-    let refusals = guarded.server.metrics.render();
+    tenants.complete("alpha", &short).await.ok();
+    let refusals = tenants.server.metrics.render();
     let counted = format!(
         "tenant=\"other\",reason=\"tenant_queue_full\"}} {}",
         SLOW - answered + 1
@@ -86,7 +86,7 @@ async fn one_tenants_slow_bodies_leave_buffer_space_for_another_tenant() {
 
 #[tokio::test]
 async fn one_tenants_slow_bodies_leave_connections_for_another_tenant() {
-    let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
+    let tenants = TenantServer::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let started = Arc::new(AtomicUsize::new(0)); // Bodies whose first byte the server has.
     let slow_request = || {
         let started = Arc::clone(&started);
@@ -99,13 +99,13 @@ async fn one_tenants_slow_bodies_leave_connections_for_another_tenant() {
             .header("x-api-key", "alpha")
             .body(Body::from_stream(first.chain(stream::pending())))
             .unwrap();
-        let answering = guarded.server.router.clone().oneshot(request);
+        let answering = tenants.server.router.clone().oneshot(request);
         tokio::spawn(async move { Answer::read(answering.await.unwrap()).await })
     };
     let quota = CONNECTIONS / 4;
     let mut slow: Vec<_> = (0..quota).map(|_| slow_request()).collect();
     let all_started = |_: &_| started.load(Ordering::SeqCst) == quota;
-    guarded
+    tenants
         .server
         .until("the first byte of each", all_started)
         .await;
@@ -114,13 +114,13 @@ async fn one_tenants_slow_bodies_leave_connections_for_another_tenant() {
     assert_eq!(rejected.error(), (429, "concurrency_limit".into(), None));
     assert!(rejected.headers.contains_key("retry-after"));
     assert!(
-        all_started(&guarded.server),
+        all_started(&tenants.server),
         "the server read a rejected body"
     );
     let short = json!({"max_tokens": 2});
-    guarded.complete("beta", &short).await.ok();
+    tenants.complete("beta", &short).await.ok();
     let aborted = slow.pop().unwrap();
     aborted.abort();
     assert!(aborted.await.is_err_and(|error| error.is_cancelled()));
-    guarded.complete("alpha", &short).await.ok();
+    tenants.complete("alpha", &short).await.ok();
 }

@@ -10,7 +10,7 @@ use sterna::engine::TenantsRefused;
 
 use crate::harness::{Answer, Server, streamed_text};
 use crate::program;
-use crate::{ALPHA, BETA, CONNECTIONS, File, Guarded, JSON, TEXT, begin, table};
+use crate::{ALPHA, BETA, CONNECTIONS, JSON, TEXT, TempFile, TenantServer, begin, table};
 
 /// Waits until the clock has passed `moment`.
 async fn wait_until(server: &Server, moment: Instant) {
@@ -20,11 +20,11 @@ async fn wait_until(server: &Server, moment: Instant) {
 #[tokio::test]
 async fn a_used_up_request_rate_is_429_and_the_headers_count_down() {
     let limited = table("a", ALPHA, "requests_per_minute = 2\nrequest_burst = 2");
-    let guarded = Guarded::new(&(limited + &table("b", BETA, ""))).await;
+    let tenants = TenantServer::new(&(limited + &table("b", BETA, ""))).await;
     let short = json!({"max_tokens": 2});
     for remaining in ["1", "0"] {
-        other_tenant_is_unaffected(&guarded).await;
-        let answer = guarded.complete("alpha", &short).await;
+        other_tenant_is_unaffected(&tenants).await;
+        let answer = tenants.complete("alpha", &short).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
         assert_eq!(answer.header("x-ratelimit-remaining-requests"), remaining);
@@ -33,7 +33,7 @@ async fn a_used_up_request_rate_is_429_and_the_headers_count_down() {
     }
     for stream in [false, true] {
         let body = json!({"max_tokens": 2, "stream": stream});
-        let rejected = guarded.complete("alpha", &body).await;
+        let rejected = tenants.complete("alpha", &body).await;
         assert_eq!(rejected.error(), (429, "rate_limit_exceeded".into(), None));
         let seconds: u64 = rejected.header("retry-after").parse().unwrap();
         let millis: u64 = rejected.header("retry-after-ms").parse().unwrap();
@@ -41,12 +41,12 @@ async fn a_used_up_request_rate_is_429_and_the_headers_count_down() {
         assert_eq!(millis.div_ceil(1000), seconds);
         assert_eq!(rejected.header("x-ratelimit-remaining-requests"), "0");
     }
-    other_tenant_is_unaffected(&guarded).await;
+    other_tenant_is_unaffected(&tenants).await;
 }
 
 /// Checks that the other tenant gets its answer, without rate headers.
-async fn other_tenant_is_unaffected(guarded: &Guarded) {
-    let answer = guarded.complete("beta", &json!({"max_tokens": 2})).await;
+async fn other_tenant_is_unaffected(tenants: &TenantServer) {
+    let answer = tenants.complete("beta", &json!({"max_tokens": 2})).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(!answer.headers.contains_key("x-ratelimit-limit-requests"));
 }
@@ -54,12 +54,12 @@ async fn other_tenant_is_unaffected(guarded: &Guarded) {
 #[tokio::test]
 async fn one_request_may_exceed_the_token_rate() {
     let limited = table("a", ALPHA, "tokens_per_minute = 60\ntoken_burst = 10");
-    let guarded = Guarded::new(&limited).await;
+    let tenants = TenantServer::new(&limited).await;
     let long = json!({"max_tokens": 60});
-    let answer = guarded.complete("alpha", &long).await;
+    let answer = tenants.complete("alpha", &long).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(answer.header("x-ratelimit-limit-tokens"), "10");
-    let rejected = guarded.complete("alpha", &long).await;
+    let rejected = tenants.complete("alpha", &long).await;
     assert_eq!(rejected.error(), (429, "rate_limit_exceeded".into(), None));
     assert_eq!(rejected.header("x-ratelimit-remaining-tokens"), "0");
     assert!(
@@ -72,8 +72,8 @@ async fn one_request_may_exceed_the_token_rate() {
 #[tokio::test]
 async fn a_full_tenant_queue_is_429_and_does_not_affect_other_tenants() {
     let limited = table("a", ALPHA, "max_running = 1\nmax_queued = 1");
-    let guarded = Guarded::new(&(limited + &table("b", BETA, ""))).await;
-    let server = &guarded.server;
+    let tenants = TenantServer::new(&(limited + &table("b", BETA, ""))).await;
+    let server = &tenants.server;
     server.gate.close();
     let body = json!({"prompt": "Hello", "max_tokens": 300});
     let running = begin(server, "alpha", &body);
@@ -100,7 +100,7 @@ async fn a_full_tenant_queue_is_429_and_does_not_affect_other_tenants() {
 #[tokio::test]
 async fn a_first_token_after_its_deadline_is_504() {
     let hurried = table("a", ALPHA, "first_token_seconds = 2");
-    let roster = File::new(&(hurried + &table("b", BETA, ""))).roster();
+    let roster = TempFile::new(&(hurried + &table("b", BETA, ""))).roster();
     let server = Server::start(
         App::for_tenants(roster.tenants(), false, CONNECTIONS),
         1,
@@ -131,8 +131,8 @@ async fn a_first_token_after_its_deadline_is_504() {
 
 #[tokio::test]
 async fn an_answer_that_exceeds_its_deadline_ends_with_an_error_frame() {
-    let guarded = Guarded::new(&table("a", ALPHA, "total_seconds = 3")).await;
-    let server = &guarded.server;
+    let tenants = TenantServer::new(&table("a", ALPHA, "total_seconds = 3")).await;
+    let server = &tenants.server;
     server.gate.close();
     let start = Instant::now();
     let body = json!({"prompt": "Hello", "max_tokens": 300, "stream": true});
@@ -149,10 +149,10 @@ async fn an_answer_that_exceeds_its_deadline_ends_with_an_error_frame() {
 
 #[tokio::test]
 async fn guaranteed_pages_cannot_exceed_the_pages_of_the_server() {
-    let guarded = Guarded::new(&table("a", ALPHA, "guaranteed_pages = 1000")).await;
-    let file = File::new(&table("a", ALPHA, "guaranteed_pages = 1025"));
+    let tenants = TenantServer::new(&table("a", ALPHA, "guaranteed_pages = 1000")).await;
+    let file = TempFile::new(&table("a", ALPHA, "guaranteed_pages = 1025"));
     let roster = file.roster();
-    let rejected = guarded.server.engine.set_tenants(roster.policies()).await;
+    let rejected = tenants.server.engine.set_tenants(roster.policies()).await;
     assert!(
         matches!(rejected, Err(TenantsRefused::Impossible(_))),
         "{rejected:?}"
@@ -169,8 +169,8 @@ async fn guaranteed_pages_cannot_exceed_the_pages_of_the_server() {
 async fn every_response_to_a_tenant_with_rates_reports_them() {
     let rates =
         "requests_per_minute = 1\nrequest_burst = 2\ntokens_per_minute = 600\nmodels = [\"actor\"]";
-    let guarded = Guarded::new(&(table("a", ALPHA, rates) + &table("b", BETA, ""))).await;
-    let server = &guarded.server;
+    let tenants = TenantServer::new(&(table("a", ALPHA, rates) + &table("b", BETA, ""))).await;
+    let server = &tenants.server;
     let key = ("x-api-key", "alpha");
     let left = |answer: &Answer| {
         assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
@@ -184,7 +184,7 @@ async fn every_response_to_a_tenant_with_rates_reports_them() {
     };
     let first = server.send(Method::GET, "/v1/models", &[key], "").await;
     assert_eq!(left(&first), "2");
-    let answer = guarded.complete("alpha", &json!({"max_tokens": 2})).await;
+    let answer = tenants.complete("alpha", &json!({"max_tokens": 2})).await;
     assert_eq!((answer.status.as_u16(), left(&answer)), (200, "1".into()));
     let large = format!("\"{}\"", "x".repeat(2 << 20));
     for (method, path, kind, body, status) in [
@@ -216,32 +216,32 @@ async fn every_response_to_a_tenant_with_rates_reports_them() {
     };
     none(&server.get("/v1/models").await); // Without a key.
     none(&server.get("/health").await);
-    none(&guarded.complete("beta", &json!({"n": 0})).await);
+    none(&tenants.complete("beta", &json!({"n": 0})).await);
 }
 
 #[tokio::test]
 async fn a_changed_rate_is_in_the_next_response() {
-    let guarded = Guarded::new(&table(
+    let tenants = TenantServer::new(&table(
         "a",
         ALPHA,
         "requests_per_minute = 1\nrequest_burst = 2",
     ))
     .await;
-    guarded
+    tenants
         .complete("alpha", &json!({"max_tokens": 2}))
         .await
         .ok();
-    let file = File::new(&table(
+    let file = TempFile::new(&table(
         "a",
         ALPHA,
         "requests_per_minute = 1\nrequest_burst = 9",
     ));
     let roster = file.roster();
-    let engine = &guarded.server.engine;
+    let engine = &tenants.server.engine;
     engine.set_tenants(roster.policies()).await.unwrap();
-    guarded.app.set_tenants(roster.tenants());
+    tenants.app.set_tenants(roster.tenants());
     let key = [("x-api-key", "alpha")];
-    let answer = guarded
+    let answer = tenants
         .server
         .send(Method::GET, "/v1/models", &key, "")
         .await;
@@ -252,19 +252,19 @@ async fn a_changed_rate_is_in_the_next_response() {
 #[tokio::test]
 async fn several_choices_count_as_one_request() {
     let limited = table("a", ALPHA, "requests_per_minute = 1\nrequest_burst = 1");
-    let guarded = Guarded::new(&limited).await;
+    let tenants = TenantServer::new(&limited).await;
     let body = json!({"max_tokens": 2, "n": 3});
-    let answer = guarded.complete("alpha", &body).await;
+    let answer = tenants.complete("alpha", &body).await;
     assert_eq!(answer.header("x-ratelimit-remaining-requests"), "0");
     assert_eq!(answer.ok()["choices"].as_array().unwrap().len(), 3);
-    let rejected = guarded.complete("alpha", &json!({"max_tokens": 2})).await;
+    let rejected = tenants.complete("alpha", &json!({"max_tokens": 2})).await;
     assert_eq!(rejected.error(), (429, "rate_limit_exceeded".into(), None));
 }
 
 #[tokio::test]
 async fn the_metric_of_a_tenants_pages_follows_its_cached_pages() {
-    let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
-    let server = &guarded.server;
+    let tenants = TenantServer::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
+    let server = &tenants.server;
     let names = [(1, "a".to_owned()), (2, "b".to_owned())];
     server.metrics.set_tenants(&names);
     let pages = |server: &Server| {
@@ -272,7 +272,7 @@ async fn the_metric_of_a_tenants_pages_follows_its_cached_pages() {
         server.metric(&format!("sterna_tenant_kv_pages{labels}"))
     };
     let long = json!({"prompt": vec![20; 400], "max_tokens": 2});
-    guarded.complete("alpha", &long).await.ok();
+    tenants.complete("alpha", &long).await.ok();
     let cached = |server: &Server| pages(server) >= 25.0;
     server.until("the tenant's cached pages", cached).await;
     server.engine.reset_prefix_cache();

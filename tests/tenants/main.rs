@@ -48,15 +48,15 @@ fn table(id: &str, hash: &str, more: &str) -> String {
     format!("[[tenant]]\nid = \"{id}\"\nkey_sha256 = \"{hash}\"\n{more}\n")
 }
 
-/// A tenants file that is deleted when the test ends.
-struct File(PathBuf);
+/// A temporary file, usually a tenants file, that is deleted when the test ends.
+struct TempFile(PathBuf);
 
-impl File {
-    fn new(text: &str) -> File {
+impl TempFile {
+    fn new(text: &str) -> TempFile {
         static FILES: AtomicU32 = AtomicU32::new(0);
         let number = FILES.fetch_add(1, Ordering::Relaxed);
         let name = format!("sterna-edge-{}-{number}.toml", std::process::id());
-        let file = File(std::env::temp_dir().join(name));
+        let file = TempFile(std::env::temp_dir().join(name));
         file.write(text);
         file
     }
@@ -82,25 +82,25 @@ impl File {
     }
 }
 
-impl Drop for File {
+impl Drop for TempFile {
     fn drop(&mut self) {
         fs::remove_file(&self.0).unwrap();
     }
 }
 
 /// A server in process with the tenants of a file.
-struct Guarded {
+struct TenantServer {
     server: Server,
     app: App,
 }
 
-impl Guarded {
-    async fn new(tables: &str) -> Guarded {
-        let roster = File::new(tables).roster();
+impl TenantServer {
+    async fn new(tables: &str) -> TenantServer {
+        let roster = TempFile::new(tables).roster();
         let app = App::for_tenants(roster.tenants(), false, CONNECTIONS);
         let server = Server::start(app.clone(), 8, 64);
         server.engine.set_tenants(roster.policies()).await.unwrap();
-        Guarded { server, app }
+        TenantServer { server, app }
     }
 
     async fn ask(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {

@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::harness::PATIENCE;
-use crate::{ALPHA, BETA, CHAT, File, GAMMA, TEXT, table};
+use crate::{ALPHA, BETA, CHAT, GAMMA, TEXT, TempFile, table};
 
 /// A server process. It is killed at the end of the test.
 struct Program {
     process: Child,
     address: String,
-    log: File,
+    log: TempFile,
     client: reqwest::Client,
 }
 
 impl Program {
     fn start(flags: &[&str]) -> Program {
-        let log = File::new("");
+        let log = TempFile::new("");
         let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
             .args(["--port", "0", "--threads", "1"])
             .args(flags)
@@ -107,7 +107,7 @@ pub(crate) fn start_error(flags: &[&str]) -> String {
 #[test]
 fn a_fault_in_the_file_ends_the_start_with_its_line() {
     let good = table("a", ALPHA, "");
-    let file = File::new("");
+    let file = TempFile::new("");
     for (text, line) in [
         (String::new() + &good + &table("a", BETA, ""), 6),
         (String::new() + &good + &table("b", ALPHA, ""), 7),
@@ -132,7 +132,7 @@ fn a_fault_in_the_file_ends_the_start_with_its_line() {
 fn public_prefixes_that_are_too_short_or_too_large_end_the_start() {
     let prefix = |words: &str| {
         let text = format!("[[public_prefix]]\nname = \"x\"\nsystem = \"{words}\"\n");
-        File::new(&(table("a", ALPHA, "public = [\"x\"]") + &text))
+        TempFile::new(&(table("a", ALPHA, "public = [\"x\"]") + &text))
     };
     let long = prefix(&"All is well. ".repeat(60));
     let message = start_error(&["--tenants", long.path(), "--kv-memory", "256KiB"]);
@@ -149,7 +149,7 @@ async fn a_public_address_needs_keys_or_insecure() {
         assert!(message.contains("--tenants"), "{message}");
         assert!(message.contains("--insecure"), "{message}");
     }
-    let file = File::new(&table("a", ALPHA, ""));
+    let file = TempFile::new(&table("a", ALPHA, ""));
     for flags in [
         ["--host=0.0.0.0", "--insecure"],
         ["--host=0.0.0.0", &format!("--tenants={}", file.path())],
@@ -165,7 +165,7 @@ async fn a_key_of_keygen_is_accepted_and_never_logged() {
     let terminal = String::from_utf8(made.stderr).unwrap();
     let key = terminal.lines().last().unwrap();
     let table = String::from_utf8(made.stdout).unwrap();
-    let file = File::new(&table);
+    let file = TempFile::new(&table);
     let program = Program::start(&["--tenants", file.path()]);
     assert_eq!(program.models(key).await, 200);
     assert_eq!(program.models("sk-none").await, 401);
@@ -178,7 +178,7 @@ async fn a_key_of_keygen_is_accepted_and_never_logged() {
 
 #[tokio::test]
 async fn sighup_reads_the_file_again_and_aborts_no_request() {
-    let file = File::new(&table("a", ALPHA, ""));
+    let file = TempFile::new(&table("a", ALPHA, ""));
     let program = Program::start(&["--tenants", file.path()]);
     let body = json!({
         "prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true,
@@ -218,7 +218,7 @@ async fn sighup_reads_the_file_again_and_aborts_no_request() {
 #[tokio::test]
 async fn sighup_changes_the_models_that_a_tenant_may_use() {
     let with = |models: &str| table("a", ALPHA, models) + &table("b", BETA, "");
-    let file = File::new(&with("models = [\"elsewhere\"]"));
+    let file = TempFile::new(&with("models = [\"elsewhere\"]"));
     let program = Program::start(&["--tenants", file.path()]);
     assert!(program.log().contains("some tenants may not use"));
     let list = async |key: &str| program.list(key).await["data"].clone();
@@ -249,7 +249,7 @@ async fn sighup_changes_the_models_that_a_tenant_may_use() {
 
 #[test]
 fn a_file_in_which_no_tenant_may_use_the_model_ends_the_start() {
-    let file = File::new(&table("a", ALPHA, "models = [\"sterna-dmeo\"]"));
+    let file = TempFile::new(&table("a", ALPHA, "models = [\"sterna-dmeo\"]"));
     let message = start_error(&["--tenants", file.path()]);
     assert!(
         message.contains("no tenant may use `sterna-demo`"),
@@ -271,7 +271,7 @@ async fn a_public_prefix_is_computed_once_for_the_tenants_that_share_it() {
         table("b", BETA, sharing),
         table("c", GAMMA, ""),
     ];
-    let file = File::new(&tables.concat());
+    let file = TempFile::new(&tables.concat());
     let program = Program::start(&["--tenants", file.path()]);
     let cached = async |key: &str, question: &str| {
         let body = json!({"max_tokens": 2, "messages": [

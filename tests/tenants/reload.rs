@@ -6,12 +6,12 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::harness::{PATIENCE, Server, streamed_text};
-use crate::{ALPHA, BETA, File, GAMMA, Guarded, begin, table};
+use crate::{ALPHA, BETA, GAMMA, TempFile, TenantServer, begin, table};
 
 #[tokio::test]
 async fn a_reload_changes_the_valid_keys_and_drops_no_request() {
-    let guarded = Guarded::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
-    let server = &guarded.server;
+    let tenants = TenantServer::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
+    let server = &tenants.server;
     server.gate.close();
     let body = json!({"prompt": "Hello", "temperature": 0, "max_tokens": 200, "stream": true,
                       "stream_options": {"include_usage": true}});
@@ -19,7 +19,7 @@ async fn a_reload_changes_the_valid_keys_and_drops_no_request() {
     server.gate.arrivals(1).await;
     let waiting = begin(server, "alpha", &body);
 
-    let file = File::new(&(table("b", BETA, "weight = 2") + &table("c", GAMMA, "")));
+    let file = TempFile::new(&(table("b", BETA, "weight = 2") + &table("c", GAMMA, "")));
     let second = file.roster();
     let engine = server.engine.clone();
     let policies = second.policies();
@@ -32,7 +32,7 @@ async fn a_reload_changes_the_valid_keys_and_drops_no_request() {
         set.await.unwrap()
     };
     timeout(PATIENCE, applied).await.unwrap().unwrap();
-    guarded.app.set_tenants(second.tenants());
+    tenants.app.set_tenants(second.tenants());
     assert!(!running.is_finished(), "a running request continues");
     let models = async |key| {
         let headers = [("x-api-key", key)];
@@ -51,7 +51,7 @@ async fn a_reload_changes_the_valid_keys_and_drops_no_request() {
         let prompt_tokens = usage["prompt_tokens"].as_u64().unwrap() as usize;
         assert_eq!(streamed_text(&events), server.script(prompt_tokens, 200));
     }
-    guarded
+    tenants
         .complete("gamma", &json!({"max_tokens": 2}))
         .await
         .ok();
@@ -62,7 +62,7 @@ async fn a_reload_changes_the_valid_keys_and_drops_no_request() {
 
 #[tokio::test]
 async fn a_file_with_a_fault_changes_nothing() {
-    let file = File::new(&table("a", ALPHA, ""));
+    let file = TempFile::new(&table("a", ALPHA, ""));
     let roster = file.roster();
     file.write(&table("b", BETA, "weight = 0"));
     let error = roster.reread().unwrap_err().to_string();
