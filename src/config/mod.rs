@@ -241,8 +241,8 @@ pub struct QueueFlags {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     pub max_queued_seconds: u64,
     /// Time limit for a request's first token, in seconds from its arrival. A request that misses
-    /// it is ended with 504. One that is predicted to miss it is rejected at once. If omitted, there
-    /// is no limit. A tenant's first_token_seconds takes precedence.
+    /// it is ended with 504. One that is predicted to miss it is rejected at once. If omitted,
+    /// there is no limit. A tenant's first_token_seconds takes precedence.
     #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     pub first_token_seconds: Option<u64>,
     /// Time limit for a whole request, in seconds from its arrival. A request that exceeds it is
