@@ -1,7 +1,9 @@
-//! Sterna computes what Hugging Face `transformers` computes: logits, greedy tokens, each layer, prompts.
+//! Sterna computes what Hugging Face `transformers` computes: logits, greedy tokens, each layer,
+//! prompts.
 //!
-//! `tests/make_fixtures.py` wrote the checkpoints and the reference's answers in `tests/fixtures`, and says how "equal" is judged.
-//! `STERNA_FIXTURES=DIR` names a folder of further fixtures. Every check runs with every instruction set of this machine.
+//! `tests/make_fixtures.py` wrote the checkpoints and the reference's results in `tests/fixtures`,
+//! and explains how they are compared. `STERNA_FIXTURES=DIR` names a folder of further fixtures.
+//! Every check runs with every instruction set of this machine.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -17,15 +19,17 @@ use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
-/// Our worst difference in log-probability may be this many times the reference's own worst, and our mean this many times its mean.
+/// The limit of the worst difference in log-probability, in units of the reference's worst spread.
 const WORST_OF_SPREAD: f64 = 2.0;
+/// The limit of the mean difference in log-probability, in units of the reference's mean spread.
 const MEAN_OF_SPREAD: f64 = 1.5;
-/// Of a layer's values this share must be within this part of their root mean square.
+/// The fraction of a layer's values that must be within [`LAYER_TOLERANCE`].
 const LAYER_SHARE: f64 = 0.99;
+/// The tolerance of a layer's values, relative to their root mean square.
 const LAYER_TOLERANCE: f64 = 1e-3;
-/// How far a log-probability may move when only the best rows of the head are computed exactly.
+/// The limit of the change in log-probability if only the best rows of the head are exact.
 const SCREENED_TOLERANCE: f64 = 2e-3;
-/// Prompts are computed in chunks of this many tokens, which divides neither pages nor spans.
+/// The chunk size of prompts, in tokens. It is no multiple of a page or span.
 const CHUNK: usize = 90;
 
 /// A checkpoint and what the reference computes with it.
@@ -36,14 +40,14 @@ struct Fixture {
     tensors: Vec<u8>,
 }
 
-/// What `expected.json` holds.
+/// The content of `expected.json`.
 #[derive(Deserialize)]
 struct Expected {
     weights_crc32: u32,
     spread_worst: f64,
     spread_mean: f64,
     stop_tokens: BTreeSet<TokenId>,
-    /// By layer, tokens whose stored output hangs on the last bits of its input.
+    /// By layer, the tokens whose stored output depends on the last bits of its input.
     layer_unstable_tokens: Vec<Vec<usize>>,
     prompts: Vec<Prompt>,
     texts: Vec<Text>,
@@ -53,8 +57,9 @@ struct Expected {
 #[derive(Deserialize)]
 struct Prompt {
     prompt: Vec<TokenId>,
-    /// Greedy, and by how much each token's logit exceeds the second best.
+    /// Greedy tokens.
     continuation: Vec<TokenId>,
+    /// By how much the logit of each greedy token exceeds the second best.
     margins: Vec<f64>,
 }
 
@@ -79,7 +84,7 @@ struct ChatMessage {
 }
 
 #[test]
-fn log_probabilities_stay_within_the_references_own_spread() {
+fn log_probabilities_stay_within_the_spread_of_the_reference() {
     for_each_fixture(|fixture, kernels| {
         let mut model = fixture.model(kernels);
         let prompts = &fixture.expected.prompts;
@@ -88,7 +93,7 @@ fn log_probabilities_stay_within_the_references_own_spread() {
             .collect();
         let vocab = model.config().vocab;
         let (mut worst, mut sum, mut count) = (0.0_f64, 0.0, 0.0);
-        // Whole prompts, with the continuation one token at a time beside each other.
+        // All prompts side by side, their continuations one token at a time.
         for (index, rows) in follow(&mut model, prompts).iter().enumerate() {
             for (got, wanted) in rows.iter().zip(wanted[index].chunks(vocab)) {
                 for (got, wanted) in log_softmax(got).zip(log_softmax(wanted)) {
@@ -114,7 +119,7 @@ fn log_probabilities_stay_within_the_references_own_spread() {
 }
 
 #[test]
-fn greedy_tokens_are_the_references_wherever_its_margin_exceeds_the_spread() {
+fn greedy_tokens_equal_the_references_if_its_margin_exceeds_the_spread() {
     for_each_fixture(|fixture, kernels| {
         let mut model = fixture.model(kernels);
         let prompts = &fixture.expected.prompts;
@@ -140,9 +145,9 @@ fn greedy_tokens_are_the_references_wherever_its_margin_exceeds_the_spread() {
     });
 }
 
-/// What a request may see: the most likely tokens, up to 20 of them, and their log-probabilities.
+/// A request may see the log-probabilities of up to 20 most likely tokens.
 #[test]
-fn a_screened_head_keeps_what_can_be_seen() {
+fn a_screened_head_keeps_the_visible_log_probabilities() {
     const SEEN: usize = 20;
     for_each_fixture(|fixture, kernels| {
         let screened = LoadOptions {
@@ -181,7 +186,7 @@ fn drafted_tokens_have_the_logits_of_single_decodes() {
         let prompts = &fixture.expected.prompts;
         let single = follow(&mut model, prompts);
         for (prompt, single) in prompts.iter().zip(&single) {
-            // As if the whole continuation had been drafted, and every draft held.
+            // The whole continuation consists of accepted draft tokens.
             let drafts = &prompt.continuation[..prompt.continuation.len() - 1];
             let tokens = [prompt.prompt.as_slice(), drafts].concat();
             let known = prompt.prompt.len() - 1;
@@ -227,7 +232,7 @@ fn each_layer_fed_the_references_input_computes_its_output() {
                 .map(|value| f64::from(*value).powi(2))
                 .sum::<f64>();
             let tolerance = LAYER_TOLERANCE * (square / wanted.len() as f64).sqrt();
-            // The values of tokens that the reference itself reproduces.
+            // Only tokens whose values the reference itself reproduces.
             let tokens = hidden.chunks(width).zip(wanted.chunks(width)).enumerate();
             let tokens = tokens.filter(|(token, _)| !unstable.contains(token));
             let differences: Vec<f64> = tokens
@@ -254,7 +259,7 @@ fn each_layer_fed_the_references_input_computes_its_output() {
         let all = compared.len() * fixture.tensor("state.0").len();
         assert!(
             compared.iter().sum::<usize>() >= all / 3,
-            "{}: too little is stable to be compared",
+            "{}: too few values are stable enough to compare",
             fixture.name
         );
         Ok(())
@@ -262,7 +267,7 @@ fn each_layer_fed_the_references_input_computes_its_output() {
 }
 
 #[test]
-fn prompts_become_the_references_tokens() {
+fn prompts_become_the_tokens_of_the_reference() {
     for fixture in fixtures() {
         let (tokenizer, template) = fixture.text();
         for Text {
@@ -308,7 +313,7 @@ fn prompts_become_the_references_tokens() {
 }
 
 #[test]
-fn answers_end_at_every_end_token_of_the_checkpoint() {
+fn the_stop_tokens_are_those_of_the_reference() {
     for fixture in fixtures() {
         let model = fixture.model(Kernels::new(Isa::best()).unwrap());
         let stops: BTreeSet<TokenId> = model.config().eos_tokens.iter().copied().collect();
@@ -316,7 +321,7 @@ fn answers_end_at_every_end_token_of_the_checkpoint() {
     }
 }
 
-/// Runs `check` on each fixture with each instruction set, and fails with all that failed.
+/// Runs `check` on each fixture with each instruction set. Panics with a list of all failures.
 fn for_each_fixture(check: impl Fn(&Fixture, Kernels) -> Result<(), String>) {
     let mut failures = Vec::new();
     for fixture in fixtures() {
@@ -333,7 +338,7 @@ fn for_each_fixture(check: impl Fn(&Fixture, Kernels) -> Result<(), String>) {
     );
 }
 
-/// The committed fixtures, the demo model's, and those that the environment names.
+/// Returns the committed fixtures, including the demo's, and those that the environment names.
 fn fixtures() -> Vec<Fixture> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders = vec![root.join("tests/fixtures")];
@@ -373,7 +378,8 @@ impl Fixture {
         assert_eq!(
             weights_crc32(checkpoint),
             expected.weights_crc32,
-            "{name}: the weights in {} were changed after the reference ran; run tests/make_fixtures.py again",
+            "{name}: the weights in {} have changed since the reference ran; run \
+             tests/make_fixtures.py again",
             checkpoint.display(),
         );
         Fixture {
@@ -410,7 +416,7 @@ impl Fixture {
         )
     }
 
-    /// The values of a stored tensor.
+    /// Returns the values of a stored tensor.
     fn tensor(&self, name: &str) -> Vec<f32> {
         let file = SafeTensors::deserialize(&self.tensors).unwrap();
         let view = file
@@ -426,7 +432,7 @@ impl Fixture {
     }
 }
 
-/// The checksum that `weights_crc32` of the script computes.
+/// Returns the checksum that `weights_crc32` of the script computes.
 fn weights_crc32(checkpoint: &Path) -> u32 {
     let is_weights = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_string_lossy();
@@ -470,10 +476,10 @@ impl Sequence {
         }
     }
 
-    /// Adds up to `most` of the next tokens to a step, the last `logits` of them with logits; says the position of the last one,
-    /// if there is any left.
-    fn push_row(&mut self, batch: &mut Batch, most: usize, logits: usize) -> Option<usize> {
-        let end = self.tokens.len().min(self.computed.saturating_add(most));
+    /// Adds the next tokens to a step, at most `limit`, with logits after the last `logits` of
+    /// them. Returns the position of the last one, or `None` if no token is left.
+    fn push_row(&mut self, batch: &mut Batch, limit: usize, logits: usize) -> Option<usize> {
+        let end = self.tokens.len().min(self.computed.saturating_add(limit));
         if end == self.computed {
             return None;
         }
@@ -490,8 +496,8 @@ impl Sequence {
     }
 }
 
-/// Logits after each prompt and after each token of its continuation but the last: prompts in chunks, continuations token by token,
-/// all prompts beside each other.
+/// Returns the logits after each prompt and after each token of its continuation except the last.
+/// All prompts run side by side: the prompts in chunks, the continuations token by token.
 fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>> {
     let mut pages = 0;
     let mut sequences = Vec::new();
@@ -531,7 +537,7 @@ fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>> {
     }
 }
 
-/// Runs one layer over `hidden`, the states of a sequence's tokens from its beginning.
+/// Runs one layer on `hidden`, the hidden states of a sequence from its beginning.
 fn run_layer(model: &mut Model, layer: usize, hidden: &mut [f32]) {
     let mut sequence = Sequence::new(0, vec![0; hidden.len() / model.config().hidden]);
     let mut batch = Batch::new();
@@ -540,7 +546,7 @@ fn run_layer(model: &mut Model, layer: usize, hidden: &mut [f32]) {
     model.run_layer(layer, hidden, &batch, &mut kv);
 }
 
-/// Computes one step and hands out its rows of logits.
+/// Computes one step and calls `each` with every row of logits.
 fn step(model: &mut Model, batch: &Batch, kv: &mut KvStore, mut each: impl FnMut(usize, Vec<f32>)) {
     let vocab = model.config().vocab;
     let logits = model.forward(batch, kv);
@@ -562,7 +568,7 @@ fn log_softmax(logits: &[f32]) -> impl Iterator<Item = f64> {
     logits.iter().map(move |logit| shifted(logit) - log_sum)
 }
 
-/// The tokens of the `count` largest logits, largest first.
+/// Returns the tokens of the `count` largest logits, largest first.
 fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
     let mut tokens: Vec<usize> = (0..logits.len()).collect();
     tokens.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
@@ -570,7 +576,7 @@ fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
     tokens
 }
 
-/// The first of the largest.
+/// Returns the first token with the largest logit.
 fn greedy(logits: &[f32]) -> TokenId {
     let best = logits.iter().enumerate().fold(
         0,

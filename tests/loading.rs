@@ -1,9 +1,7 @@
-//! What loading takes: hardly more memory than the model that it leaves. Alone in its process, whose memory it measures.
+//! Loading takes hardly more memory than the loaded model. The test measures the memory of its
+//! process, so it is alone in it.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that unwraps fails, as it should"
-)]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::fs::{self, File};
 use std::io::BufWriter;
@@ -13,7 +11,8 @@ use sterna::model::synthetic::Shape;
 use sterna::model::{LoadOptions, Model, Source, toy};
 use sterna_kernels::{Isa, Kernels};
 
-/// Of the parts that a real model has much of: an embedding that becomes a screened head, and ternary weights.
+/// A shape with the large parts of a real model: an embedding that becomes a screened head, and
+/// ternary weights.
 const SHAPE: Shape = Shape {
     name: "loading",
     vocab: 40_000,
@@ -25,11 +24,11 @@ const SHAPE: Shape = Shape {
 };
 
 #[test]
-fn loading_takes_hardly_more_than_what_it_leaves() {
+fn loading_takes_hardly_more_memory_than_the_loaded_model() {
     let checkpoint = Checkpoint::new(&SHAPE);
     let kernels = Kernels::new(Isa::best()).unwrap();
     let options = LoadOptions {
-        max_step_tokens: 16, // Else what steps need would count as well.
+        max_step_tokens: 16, // So the memory of steps is small.
         max_logits_rows: 1,
         ..LoadOptions::new(kernels, 2)
     };
@@ -37,20 +36,24 @@ fn loading_takes_hardly_more_than_what_it_leaves() {
     let model = Model::load(&Source::Directory(checkpoint.0.clone()), options).unwrap();
     let (left, peak) = (kilobytes("VmRSS") - before, kilobytes("VmHWM") - before);
     let weights = model.weight_bytes() / 1024;
-    assert!(weights > 60 << 10, "{weights} kB show nothing");
-    // All of the weights have been written, so they are in memory; what steps will need, hardly.
+    assert!(
+        weights > 60 << 10,
+        "{weights} kB of weights are too few to measure"
+    );
+    // All weights have been written, so they are in memory. The memory of steps is hardly used yet.
     assert!(
         (weights..weights + weights / 10).contains(&left),
-        "{left} kB left of {weights} kB of weights"
+        "the model takes {left} kB for {weights} kB of weights"
     );
-    // As much again as the packed file if its pages stayed, or if anything were packed by way of a copy.
+    // The peak would be about twice as high if the pages of the file stayed in memory, or if
+    // packing made copies.
     assert!(
         peak <= left + left * 3 / 10,
-        "{peak} kB to load what takes {left} kB"
+        "loading takes {peak} kB for a model of {left} kB"
     );
 }
 
-/// A directory with a checkpoint, removed in the end.
+/// A directory with a checkpoint, removed on drop.
 struct Checkpoint(PathBuf);
 
 impl Checkpoint {
@@ -69,12 +72,12 @@ impl Checkpoint {
 
 impl Drop for Checkpoint {
     fn drop(&mut self) {
-        // Nothing rests on it; the system's directory for what is temporary is emptied anyway.
+        // If this fails, the system cleans its temporary directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// A figure of this process, as Linux has it.
+/// Returns a figure of this process from `/proc/self/status`.
 fn kilobytes(name: &str) -> usize {
     let status = fs::read_to_string(Path::new("/proc/self/status")).unwrap();
     let mut lines = status.lines().filter_map(|line| line.split_once(':'));

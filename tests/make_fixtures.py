@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the reference data that `tests/golden.rs` compares Sterna against.
+"""Makes the reference data that `tests/golden.rs` compares Sterna with.
 
     pip install torch transformers accelerate safetensors tokenizers jinja2
     python tests/make_fixtures.py tests/fixtures                          # the committed fixtures
@@ -16,22 +16,21 @@ expected.safetensors  `prompt.P.logits` [rows, vocab]: row r is the prediction a
                       and r tokens of the continuation; `state.L` [tokens, hidden] before layer
                       L (and after the last), for the first tokens of the longest prompt
 
-The reference computes in float32 whatever the checkpoint holds: bf16 and f16 tensors are widened,
-which is exact, before anything is quantised or multiplied. Nothing of `transformers` is replaced;
-the layers' `torch.compile` decorators are only switched off (TORCHDYNAMO_DISABLE=1).
+The reference computes in float32, whatever the checkpoint holds: bf16 and f16 tensors are widened,
+which is exact, before anything is quantised or multiplied. Nothing in `transformers` is replaced.
+Only the `torch.compile` decorators of the layers are switched off (TORCHDYNAMO_DISABLE=1).
 
-Spread. int8 rounding of activations turns a last-bit difference into a whole step now and then, so
-logits are mildly chaotic and no fixed tolerance is honest. The reference is therefore run five
-ways: whole and cached (prompt at once, then token by token), each with eager and sdpa attention,
-and once with K and V rounded to f16, as Sterna stores them. `spread_worst` and `spread_mean` are
-the largest and the mean absolute difference in log-probability between the last run and the other
-four.
+Spread. int8 rounding of activations sometimes turns a last-bit difference into a whole step. So
+logits are mildly chaotic, and no fixed tolerance fits. The reference therefore runs five ways:
+whole and cached (prompt at once, then token by token), each with eager and sdpa attention, and once
+with K and V rounded to f16, as Sterna stores them. `spread_worst` and `spread_mean` are the largest
+and the mean absolute difference in log-probability between the last run and the other four.
 
-Layers. The stored states are those of the run with rounded K and V. A value that lies on the edge of
-two int8 steps falls to either side by its last bits, and takes its token's whole output with it, by
-more than any tight tolerance in models as small as these. So each layer runs 32 times more with the
-last bits of its linears' inputs disturbed; the tokens whose output the reference does not reproduce
-then are listed in `layer_unstable_tokens`. On all others the comparison can be strict.
+Layers. The stored states are those of the run with rounded K and V. The last bits of a value decide
+to which of two int8 steps it is rounded. In models as small as these, that changes the whole output
+of its token by more than any tight tolerance. So each layer runs 32 more times with disturbed last
+bits in the inputs of its linears. If the reference does not reproduce the output of a token then,
+the token is listed in `layer_unstable_tokens`. On all others the comparison can be strict.
 
 Everything is seeded: the same versions of the packages on the same CPU write the same files.
 """
@@ -53,7 +52,15 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
 from transformers.integrations.sdpa_attention import repeat_kv
@@ -64,8 +71,8 @@ CONTINUATION_TOKENS = 24
 EMBEDDING_STD = 0.1
 LOGITS_STD = 4.0
 LAYER_TOKENS = 18  # Past one page of the cache.
-LAYER_TOLERANCE = 1e-3  # Of the root mean square of a layer's output; golden.rs has the same.
-LAST_BITS = 2.0**-22  # Relative; what another order of summation does to a float32 sum of hundreds.
+LAYER_TOLERANCE = 1e-3  # Relative to the root mean square of a layer's output; as in golden.rs.
+LAST_BITS = 2.0**-22  # The relative error of a float32 sum of hundreds in another order.
 LOGITS_ROWS = 6  # Per prompt: after the prompt and after each of the first five tokens.
 
 
@@ -100,62 +107,151 @@ class Layout:
     tokenizer: str = "llama3"  # key of TOKENIZERS
     template: str = "bitnet"  # key of TEMPLATES
     template_inline: bool = True
-    own_stops: bool = True  # False: config.json keeps the class's default, which may lie past the vocabulary
+    # False: config.json keeps the default of the class, which may be outside the vocabulary.
+    own_stops: bool = True
     eos_list: bool = False  # generation_config's eos_token_id is a list
     prompt_lengths: tuple = (1, 7, 19, 33)
 
     def is_float(self, module):
-        """Whether a linear stays float. A list that is given replaces the default, even where it leaves out the head."""
+        """Returns whether a linear stays float. A given list replaces the default."""
         listed = self.quantization_keys.get("modules_to_not_convert")
-        return any(module == name or module.startswith(name + ".") for name in (["lm_head"] if listed is None else listed))
+        names = ["lm_head"] if listed is None else listed
+        return any(module == name or module.startswith(name + ".") for name in names)
 
 
 LAYOUTS = [
     Layout("bitnet-packed", 1, hidden=192, intermediate=340, heads=6, kv_heads=3, vocab=309),
     Layout(
-        "bitnet-packed-long", 2, hidden=128, intermediate=224, heads=4, kv_heads=1, layers=3, vocab=320,
-        rms_norm_eps=1e-3, config_style="transformers4", template_inline=False, eos_list=True,
+        "bitnet-packed-long",
+        2,
+        hidden=128,
+        intermediate=224,
+        heads=4,
+        kv_heads=1,
+        layers=3,
+        vocab=320,
+        rms_norm_eps=1e-3,
+        config_style="transformers4",
+        template_inline=False,
+        eos_list=True,
         prompt_lengths=(5, 16, 300),
     ),
-    Layout("bitnet-masters-bf16", 3, packed=False, intermediate=100, heads=2, kv_heads=2, vocab=319),
     Layout(
-        "bitnet-masters-f16", 4, packed=False, dtype="float16", heads=1, kv_heads=1, tied=False, vocab=320,
-        config_style="transformers4", template="llama3", rope_theta=10000.0,
+        "bitnet-masters-bf16", 3, packed=False, intermediate=100, heads=2, kv_heads=2, vocab=319
     ),
     Layout(
-        "bitnet-masters-f32", 5, packed=False, dtype="float32", layers=1, intermediate=84, kv_heads=2, vocab=310,
+        "bitnet-masters-f16",
+        4,
+        packed=False,
+        dtype="float16",
+        heads=1,
+        kv_heads=1,
+        tied=False,
+        vocab=320,
+        config_style="transformers4",
+        template="llama3",
+        rope_theta=10000.0,
+    ),
+    Layout(
+        "bitnet-masters-f32",
+        5,
+        packed=False,
+        dtype="float32",
+        layers=1,
+        intermediate=84,
+        kv_heads=2,
+        vocab=310,
         own_stops=False,
     ),
     Layout(
-        "llama-packed", 6, architecture="llama", linear_class=None, hidden=96, intermediate=276, heads=3, kv_heads=3,
-        tied=False, vocab=337, config_style="transformers4", tokenizer="gpt2", template="falcon3",
-        rope_theta=1000042.0, rms_norm_eps=1e-6, eos_list=True,
+        "llama-packed",
+        6,
+        architecture="llama",
+        linear_class=None,
+        hidden=96,
+        intermediate=276,
+        heads=3,
+        kv_heads=3,
+        tied=False,
+        vocab=337,
+        config_style="transformers4",
+        tokenizer="gpt2",
+        template="falcon3",
+        rope_theta=1000042.0,
+        rms_norm_eps=1e-6,
+        eos_list=True,
     ),
     Layout(
-        "llama-packed-rms-norm", 7, architecture="llama", linear_class="bitlinear", hidden=128, intermediate=200,
-        heads=4, kv_heads=2, head_dim=64, tied=False, tie_key=False, use_rms_norm=True, dtype="float16", vocab=330,
+        "llama-packed-rms-norm",
+        7,
+        architecture="llama",
+        linear_class="bitlinear",
+        hidden=128,
+        intermediate=200,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        tied=False,
+        tie_key=False,
+        use_rms_norm=True,
+        dtype="float16",
+        vocab=330,
         quantization_keys={"rms_norm_eps": 0.02, "modules_to_not_convert": ["lm_head"]},
-        template="llama3", template_inline=False,
+        template="llama3",
+        template_inline=False,
     ),
     Layout(
-        "llama-sharded", 8, architecture="llama", linear_class="autobitlinear", hidden=108, intermediate=332, heads=2,
-        kv_heads=1, head_dim=32, shards=3, vocab=329, template="llama3", eos_list=True,
+        "llama-sharded",
+        8,
+        architecture="llama",
+        linear_class="autobitlinear",
+        hidden=108,
+        intermediate=332,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        shards=3,
+        vocab=329,
+        template="llama3",
+        eos_list=True,
     ),
     Layout(
-        "llama-masters-rms-norm", 9, architecture="llama", packed=False, linear_class="autobitlinear", hidden=64,
-        intermediate=84, heads=2, kv_heads=1, use_rms_norm=True, tied=False, vocab=460,
-        tokenizer="sentencepiece", template="inst", config_style="transformers4", rope_theta=10000.0,
+        "llama-masters-rms-norm",
+        9,
+        architecture="llama",
+        packed=False,
+        linear_class="autobitlinear",
+        hidden=64,
+        intermediate=84,
+        heads=2,
+        kv_heads=1,
+        use_rms_norm=True,
+        tied=False,
+        vocab=460,
+        tokenizer="sentencepiece",
+        template="inst",
+        config_style="transformers4",
+        rope_theta=10000.0,
     ),
     Layout(
-        "llama-float-modules", 10, architecture="llama", intermediate=96, tied=False, vocab=300, tokenizer="gpt2",
-        quantization_keys={"modules_to_not_convert": ["model.layers.0.self_attn.k_proj", "model.layers.1.mlp"]},
-        template="falcon3", template_inline=False,
+        "llama-float-modules",
+        10,
+        architecture="llama",
+        intermediate=96,
+        tied=False,
+        vocab=300,
+        tokenizer="gpt2",
+        quantization_keys={
+            "modules_to_not_convert": ["model.layers.0.self_attn.k_proj", "model.layers.1.mlp"]
+        },
+        template="falcon3",
+        template_inline=False,
     ),
 ]
 
 
 def random_layout(seed):
-    """A layout that none of the committed fixtures has, drawn from `seed`."""
+    """Returns a random layout that depends on `seed` alone."""
     rng = random.Random(seed)
     architecture = rng.choice(["bitnet", "llama"])
     packed = rng.random() < 0.65
@@ -166,25 +262,46 @@ def random_layout(seed):
         kv_heads, heads = 1, rng.choice([1, 2, 3])
     hidden = heads * head_dim
     own_head_dim = architecture == "llama" and rng.random() < 0.5
-    if own_head_dim:  # Heads need not add up to the hidden size.
+    if own_head_dim:  # heads * head_dim may differ from the hidden size.
         hidden = heads * rng.choice([20, 36, 44, 52, 100])
         hidden -= hidden % (4 * heads)
-    linear_class = "autobitlinear" if not packed else rng.choice([None, "bitlinear", "autobitlinear"])
+    linear_class = (
+        "autobitlinear" if not packed else rng.choice([None, "bitlinear", "autobitlinear"])
+    )
     tokenizer = rng.choice(["llama3", "gpt2", "sentencepiece"])
     return Layout(
-        f"random-{seed}", seed, architecture=architecture, packed=packed, linear_class=linear_class,
-        dtype=rng.choice(["bfloat16", "float16", "float32"]), hidden=hidden,
-        intermediate=4 * rng.randrange(20, 180), layers=rng.choice([1, 2, 3, 4]), heads=heads, kv_heads=kv_heads,
-        head_dim=head_dim if own_head_dim or rng.random() < 0.5 else None, vocab=rng.randrange(470, 900),
-        tied=rng.random() < 0.5, use_rms_norm=rng.random() < 0.4,
-        quantization_keys=rng.choice([{}, {"modules_to_not_convert": None}, {"modules_to_not_convert": ["lm_head"]}])
+        f"random-{seed}",
+        seed,
+        architecture=architecture,
+        packed=packed,
+        linear_class=linear_class,
+        dtype=rng.choice(["bfloat16", "float16", "float32"]),
+        hidden=hidden,
+        intermediate=4 * rng.randrange(20, 180),
+        layers=rng.choice([1, 2, 3, 4]),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim if own_head_dim or rng.random() < 0.5 else None,
+        vocab=rng.randrange(470, 900),
+        tied=rng.random() < 0.5,
+        use_rms_norm=rng.random() < 0.4,
+        quantization_keys=rng.choice(
+            [{}, {"modules_to_not_convert": None}, {"modules_to_not_convert": ["lm_head"]}]
+        )
         | rng.choice([{}, {"rms_norm_eps": 1e-3}]),
         config_style=rng.choice(["transformers4", "transformers5"]),
-        rope_theta=rng.choice([10000.0, 500000.0, 1000042.0]), rms_norm_eps=rng.choice([1e-5, 1e-6]),
-        shards=rng.choice([1, 1, 2, 4]), tokenizer=tokenizer,
-        template="inst" if tokenizer == "sentencepiece" else "falcon3" if tokenizer == "gpt2"
-        else rng.choice(["bitnet", "llama3"]),
-        template_inline=rng.random() < 0.5, own_stops=rng.random() < 0.7, eos_list=rng.random() < 0.5,
+        rope_theta=rng.choice([10000.0, 500000.0, 1000042.0]),
+        rms_norm_eps=rng.choice([1e-5, 1e-6]),
+        shards=rng.choice([1, 1, 2, 4]),
+        tokenizer=tokenizer,
+        template=(
+            "inst"
+            if tokenizer == "sentencepiece"
+            else "falcon3" if tokenizer == "gpt2" else rng.choice(["bitnet", "llama3"])
+        ),
+        template_inline=rng.random() < 0.5,
+        own_stops=rng.random() < 0.7,
+        eos_list=rng.random() < 0.5,
         prompt_lengths=(1, rng.randrange(2, 16), rng.randrange(17, 60), rng.randrange(250, 400)),
     )
 
@@ -214,81 +331,129 @@ def train(tokenizer, trainer):
 
 
 def llama3_tokenizer(vocab):
-    """Byte-level BPE as Llama 3 and BitNet 2B-4T have it; the beginning token is added by the post-processor."""
-    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    """Byte-level BPE, as in Llama 3 and BitNet 2B-4T. The post-processor adds the first token."""
+    special = [
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ]
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(LLAMA3_SPLIT), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(LLAMA3_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    train(tokenizer, trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    ))
-    begin = tokenizer.token_to_id("<|begin_of_text|>")
-    tokenizer.post_processor = processors.Sequence([
-        processors.ByteLevel(trim_offsets=False),
-        processors.TemplateProcessing(
-            single="<|begin_of_text|> $A", pair="<|begin_of_text|> $A <|begin_of_text|>:1 $B:1",
-            special_tokens=[("<|begin_of_text|>", begin)],
+    train(
+        tokenizer,
+        trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=special,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         ),
-    ])
+    )
+    begin = tokenizer.token_to_id("<|begin_of_text|>")
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single="<|begin_of_text|> $A",
+                pair="<|begin_of_text|> $A <|begin_of_text|>:1 $B:1",
+                special_tokens=[("<|begin_of_text|>", begin)],
+            ),
+        ]
+    )
     return tokenizer, {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
 
 
 def gpt2_tokenizer(vocab):
-    """Byte-level BPE as Falcon 3 has it: punctuation and digits apart, no beginning token, role markers special."""
+    """Byte-level BPE, as in Falcon 3.
+
+    Punctuation and digits are split off, there is no first token, and role markers are special.
+    """
     special = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|pad|>"]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Punctuation(behavior="contiguous"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
-        pre_tokenizers.Digits(individual_digits=True),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation(behavior="contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
+            pre_tokenizers.Digits(individual_digits=True),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    train(tokenizer, trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=special, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    ))
+    train(
+        tokenizer,
+        trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=special,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     return tokenizer, {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
 
 
 def sentencepiece_tokenizer(vocab):
-    """BPE over characters as Llama 2 has it: spaces become `▁`, unknown characters fall back to bytes."""
+    """BPE over characters, as in Llama 2: spaces become `▁`, unknown characters become bytes."""
     special = ["<unk>", "<s>", "</s>"]
     octets = [f"<0x{octet:02X}>" for octet in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0),
-    ])
-    train(tokenizer, trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=special + octets, show_progress=False,
-    ))
-    # The trainer's octets are ordinary tokens, not special ones, in a real checkpoint.
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    train(
+        tokenizer,
+        trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=special + octets,
+            show_progress=False,
+        ),
+    )
+    # In a real checkpoint the byte tokens are ordinary tokens, not special ones.
     state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in special]
+    state["added_tokens"] = [
+        token for token in state["added_tokens"] if token["content"] in special
+    ]
     tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))],
+        single="<s> $A",
+        pair="<s> $A <s>:1 $B:1",
+        special_tokens=[("<s>", tokenizer.token_to_id("<s>"))],
     )
     return tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-TOKENIZERS = {"llama3": llama3_tokenizer, "gpt2": gpt2_tokenizer, "sentencepiece": sentencepiece_tokenizer}
+TOKENIZERS = {
+    "llama3": llama3_tokenizer,
+    "gpt2": gpt2_tokenizer,
+    "sentencepiece": sentencepiece_tokenizer,
+}
 
 TEMPLATES = {
     "bitnet": (
-        "{% set loop_messages = messages %}{% for message in loop_messages %}"
-        "{% set content = message['role'] | capitalize + ': '+ message['content'] | trim + '<|eot_id|>' %}"
-        "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+        "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content ="
+        " message['role'] | capitalize + ': '+ message['content'] | trim + '<|eot_id|>' %}{% if"
+        " loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{%"
+        " endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
     ),
     "llama3": (
-        "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
-        "{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content.strip() + '<|eot_id|>' }}"
-        "{% endfor %}\n{%- if add_generation_prompt %}\n"
-        "    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\n{%- endif %}"
+        "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}{{"
+        " '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content.strip()"
+        " + '<|eot_id|>' }}{% endfor %}\n{%- if add_generation_prompt %}\n    {{-"
+        " '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\n{%- endif %}"
     ),
     "falcon3": (
         "{% for message in messages %}{% if message['role'] == 'system' %}"
@@ -300,17 +465,16 @@ TEMPLATES = {
         "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
     ),
     "inst": (
-        "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-        "{% set system_message = messages[0]['content'] %}"
-        "{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
-        "{% for message in loop_messages %}"
-        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-        "{% if loop.index0 == 0 and system_message != false %}"
-        "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-        "{% else %}{% set content = message['content'] %}{% endif %}"
-        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-        "{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+        "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set"
+        " system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{%"
+        " set system_message = false %}{% endif %}{% for message in loop_messages %}{% if"
+        " (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation"
+        " roles must alternate user/assistant/user/assistant/...') }}{% endif %}{% if loop.index0"
+        " == 0 and system_message != false %}{% set content = '<<SYS>>\\n' + system_message +"
+        " '\\n<</SYS>>\\n\\n' + message['content'] %}{% else %}{% set content = message['content']"
+        " %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip()"
+        " + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' +"
+        " eos_token }}{% endif %}{% endfor %}"
     ),
 }
 
@@ -342,7 +506,12 @@ CHATS = [
     chat("Hello!"),
     chat("system=You are a helpful assistant.", "What is the capital of France?"),
     chat("What is two plus two?", "Four.", "And three more?"),
-    chat("system=  Be brief. \n", "  leading and trailing  \n\n", "Yes.\nNo.", "\tone\n\n two  three\r\n"),
+    chat(
+        "system=  Be brief. \n",
+        "  leading and trailing  \n\n",
+        "Yes.\nNo.",
+        "\tone\n\n two  three\r\n",
+    ),
     chat("Grüße aus Köln! 你好，世界。 Привет 👩‍👩‍👧 🇫🇷 e\u0301"),
     chat("x = {'a': \"b\"} {{ messages }} {% if true %} <b>&amp;</b> \\n 'quoted' | [INST]"),
     chat("12345678 + 9 = ?", " 12345687", "It's right, isn't it? "),
@@ -354,7 +523,7 @@ CHATS = [
 
 
 def write_config(layout, tokenizer, directory):
-    """config.json as the named generation of `transformers` writes it."""
+    """Writes config.json as the layout's version of `transformers` does."""
     architecture = "BitNetForCausalLM" if layout.architecture == "bitnet" else "LlamaForCausalLM"
     quantization = {"quant_method": "bitnet"}
     if layout.linear_class is not None:
@@ -365,39 +534,57 @@ def write_config(layout, tokenizer, directory):
     config = {
         "architectures": [architecture],
         "hidden_act": "relu2" if layout.architecture == "bitnet" else "silu",
-        "hidden_size": layout.hidden, "intermediate_size": layout.intermediate, "max_position_embeddings": 512,
-        "num_attention_heads": layout.heads, "num_key_value_heads": layout.kv_heads,
-        "num_hidden_layers": layout.layers, "rms_norm_eps": layout.rms_norm_eps, "vocab_size": layout.vocab,
+        "hidden_size": layout.hidden,
+        "intermediate_size": layout.intermediate,
+        "max_position_embeddings": 512,
+        "num_attention_heads": layout.heads,
+        "num_key_value_heads": layout.kv_heads,
+        "num_hidden_layers": layout.layers,
+        "rms_norm_eps": layout.rms_norm_eps,
+        "vocab_size": layout.vocab,
         "quantization_config": quantization | layout.quantization_keys,
     }
     if layout.head_dim is not None:
         config["head_dim"] = layout.head_dim
     if layout.own_stops:
-        config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": first_eos(layout, tokenizer)}
+        config |= {
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": first_eos(layout, tokenizer),
+        }
     if layout.tied or layout.tie_key:
         config["tie_word_embeddings"] = layout.tied
     if layout.config_style == "transformers5":
         rope = {"rope_theta": layout.rope_theta, "rope_type": "default"}
-        written = AutoConfig.for_model(layout.architecture, **config, dtype=layout.dtype, rope_parameters=rope)
+        written = AutoConfig.for_model(
+            layout.architecture, **config, dtype=layout.dtype, rope_parameters=rope
+        )
         written.save_pretrained(directory)
         if not layout.tied and not layout.tie_key:
             written = json.loads((directory / "config.json").read_text())
             del written["tie_word_embeddings"]
             write_json(directory / "config.json", written)
     else:
-        config |= {"model_type": layout.architecture, "rope_theta": layout.rope_theta, "torch_dtype": layout.dtype}
+        config |= {
+            "model_type": layout.architecture,
+            "rope_theta": layout.rope_theta,
+            "torch_dtype": layout.dtype,
+        }
         config |= {"attention_bias": False, "rope_scaling": None, "use_cache": True}
         write_json(directory / "config.json", config)
 
 
 def first_eos(layout, tokenizer):
-    """BitNet 2B-4T names another end token in config.json than its tokenizer does; so do these."""
+    """Returns a stop token for config.json. It differs from the tokenizer's, as in BitNet."""
     other = tokenizer.convert_tokens_to_ids("<|end_of_text|>")
-    return other if layout.architecture == "bitnet" and isinstance(other, int) else tokenizer.eos_token_id
+    return (
+        other
+        if layout.architecture == "bitnet" and isinstance(other, int)
+        else tokenizer.eos_token_id
+    )
 
 
 def random_tensors(layout):
-    """Every tensor of the model, float32, as training leaves them: masters near normal, norms near one."""
+    """Returns every tensor in float32, as after training: masters near normal, norms near one."""
     generator = torch.Generator().manual_seed(layout.seed)
 
     def normal(*shape, std):
@@ -410,11 +597,15 @@ def random_tensors(layout):
     hidden, inner = layout.hidden, layout.intermediate
     queries, keys = layout.heads * head_dim, layout.kv_heads * head_dim
     ternary = {
-        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    # Small embeddings leave the prediction to the layers: a tied head would else repeat its input.
+    # With large embeddings, a tied head would repeat its input whatever the layers compute.
     tensors = {"model.embed_tokens.weight": normal(layout.vocab, hidden, std=EMBEDDING_STD)}
     masters = {}
     for index in range(layout.layers):
@@ -436,7 +627,7 @@ def random_tensors(layout):
 
 
 def checkpoint_tensors(layout):
-    """The tensors of the file: masters as they are, or quantised by mean magnitude and packed."""
+    """Returns the tensors of the file: masters, or packed weights quantised by mean magnitude."""
     dtype = getattr(torch, layout.dtype)
     tensors, masters = random_tensors(layout)
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -460,7 +651,11 @@ def save_tensors(tensors, directory, shards):
     weight_map = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        part = {name: tensor for index, (name, tensor) in enumerate(tensors.items()) if index % shards == shard}
+        part = {
+            name: tensor
+            for index, (name, tensor) in enumerate(tensors.items())
+            if index % shards == shard
+        }
         save_file(part, directory / file, metadata=metadata)
         weight_map |= {name: file for name in part}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -469,29 +664,37 @@ def save_tensors(tensors, directory, shards):
 
 
 def write_checkpoint(layout, directory):
-    """A checkpoint directory as it would be downloaded."""
+    """Writes a checkpoint directory that looks like a downloaded one."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     core, special = TOKENIZERS[layout.tokenizer](layout.vocab)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, clean_up_tokenization_spaces=False, **special
+    )
     tokenizer.chat_template = TEMPLATES[layout.template]
     tokenizer.save_pretrained(directory, save_jinja_files=not layout.template_inline)
     assert (directory / "chat_template.jinja").exists() != layout.template_inline
     write_config(layout, tokenizer, directory)
     eos = tokenizer.eos_token_id
-    write_json(directory / "generation_config.json", {
-        "_from_model_config": True, "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": sorted({eos, eos + 2}) if layout.eos_list else eos,
-        "transformers_version": transformers.__version__,
-    })
+    write_json(
+        directory / "generation_config.json",
+        {
+            "_from_model_config": True,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": sorted({eos, eos + 2}) if layout.eos_list else eos,
+            "transformers_version": transformers.__version__,
+        },
+    )
     save_tensors(checkpoint_tensors(layout), directory, layout.shards)
 
 
 # ---- Running the reference ----------------------------------------------------------------------
 
 
-def attention_with_f16_cache(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """Eager attention over keys and values rounded to f16, as Sterna's cache holds them."""
+def attention_with_f16_cache(
+    module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs
+):
+    """Eager attention over keys and values rounded to f16, as in Sterna's KV store."""
     key = repeat_kv(key.half().float(), module.num_key_value_groups)
     value = repeat_kv(value.half().float(), module.num_key_value_groups)
     scores = query @ key.transpose(2, 3) * scaling
@@ -506,35 +709,44 @@ ALL_MASK_ATTENTION_FUNCTIONS.register("f16_cache", eager_mask)
 
 
 class Reference:
-    """A checkpoint as `transformers` runs it, in float32 on the CPU."""
+    """A checkpoint that `transformers` runs in float32 on the CPU."""
 
     def __init__(self, directory):
         self.model, report = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, local_files_only=True,
+            directory,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            local_files_only=True,
         )
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             assert not report[problem], f"{directory}: {problem}: {report[problem]}"
-        # Loading a quantised checkpoint leaves norms and embeddings as they are in the file.
+        # Loading a quantised checkpoint keeps norms and embeddings in the format of the file.
         torch.nn.Module.float(self.model).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
     def whole(self, tokens, attention):
-        """Logits [tokens, vocab] of one pass over all tokens."""
+        """Returns the logits [tokens, vocab] of one pass over all tokens."""
         self.model.set_attn_implementation(attention)
         return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
 
     def cached(self, tokens, prompt_tokens, attention):
-        """The same logits from `prompt_tokens` at once and the rest one by one through the cache."""
+        """Returns the same logits with `prompt_tokens` at once and the rest one by one, cached."""
         self.model.set_attn_implementation(attention)
         output = self.model(torch.tensor([tokens[:prompt_tokens]]), use_cache=True)
         rows = [output.logits[0]]
         for token in tokens[prompt_tokens:]:
-            output = self.model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+            output = self.model(
+                torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True
+            )
             rows.append(output.logits[0])
         return torch.cat(rows)
 
     def continuation(self, prompt):
-        """Greedy tokens after `prompt`, stop tokens not heeded, and by how much each beat the second best."""
+        """Returns greedy tokens after `prompt`, and each one's margin over the second best.
+
+        Stop tokens do not end the continuation.
+        """
         self.model.set_attn_implementation("eager")
         output = self.model(torch.tensor([prompt]), use_cache=True)
         tokens, margins = [], []
@@ -542,17 +754,25 @@ class Reference:
             best = output.logits[0, -1].topk(2)
             tokens.append(best.indices[0].item())
             margins.append((best.values[0] - best.values[1]).item())
-            output = self.model(torch.tensor([tokens[-1:]]), past_key_values=output.past_key_values, use_cache=True)
+            output = self.model(
+                torch.tensor([tokens[-1:]]), past_key_values=output.past_key_values, use_cache=True
+            )
         return tokens, margins
 
     def layers(self, tokens):
-        """Hidden states before, between and after the layers, K and V rounded to f16; and each layer's unstable tokens."""
+        """Returns the hidden states before and after each layer, and each layer's unstable tokens.
+
+        K and V are rounded to f16.
+        """
         calls = []
 
         def record(layer, args, kwargs, output):
             calls.append((layer, args, kwargs, output))
 
-        hooks = [layer.register_forward_hook(record, with_kwargs=True) for layer in self.model.model.layers]
+        hooks = [
+            layer.register_forward_hook(record, with_kwargs=True)
+            for layer in self.model.model.layers
+        ]
         self.whole(tokens, "f16_cache")
         for hook in hooks:
             hook.remove()
@@ -561,15 +781,19 @@ class Reference:
 
 
 def unstable_tokens(layer, args, kwargs, output):
-    """Tokens whose output the layer does not reproduce when the last bits of its linears' inputs change."""
+    """Returns the tokens whose output changes with the last bits of the inputs of the linears."""
     generator = torch.Generator().manual_seed(0)
 
     def disturb(_, inputs):
         return (inputs[0] * (1 + LAST_BITS * torch.randn(inputs[0].shape, generator=generator)),)
 
-    linears = [module for module in layer.modules() if isinstance(module, (BitLinear, AutoBitLinear))]
+    linears = [
+        module for module in layer.modules() if isinstance(module, (BitLinear, AutoBitLinear))
+    ]
     hooks = [linear.register_forward_pre_hook(disturb) for linear in linears]
-    worst = torch.stack([(layer(*args, **kwargs) - output).abs()[0].amax(-1) for _ in range(32)]).amax(0)
+    worst = torch.stack(
+        [(layer(*args, **kwargs) - output).abs()[0].amax(-1) for _ in range(32)]
+    ).amax(0)
     for hook in hooks:
         hook.remove()
     limit = 0.5 * LAYER_TOLERANCE * output.square().mean().sqrt()
@@ -577,11 +801,13 @@ def unstable_tokens(layer, args, kwargs, output):
 
 
 def compare_runs(reference, prompt, continuation):
-    """The logits to store, and the differences between the run with an f16 cache and the others."""
+    """Returns the logits to store, and how the run with an f16 cache differs from the others."""
     tokens = prompt + continuation[: LOGITS_ROWS - 1]
     rows = slice(len(prompt) - 1, None)
     runs = [reference.whole(tokens, attention)[rows] for attention in ("eager", "sdpa")]
-    runs += [reference.cached(tokens, len(prompt), attention)[rows] for attention in ("eager", "sdpa")]
+    runs += [
+        reference.cached(tokens, len(prompt), attention)[rows] for attention in ("eager", "sdpa")
+    ]
     rounded = reference.whole(tokens, "f16_cache")[rows].log_softmax(-1)
     differences = [(run.log_softmax(-1) - rounded).abs() for run in runs]
     return runs[0], torch.stack(differences)
@@ -589,28 +815,32 @@ def compare_runs(reference, prompt, continuation):
 
 def random_prompts(tokenizer, vocab, lengths, seed):
     rng = random.Random(seed)
-    lowest = 5 if vocab > 10 else 0  # Past the special tokens of every tokenizer above.
+    lowest = 5 if vocab > 10 else 0  # Above the special tokens of every tokenizer.
     prompts = [[rng.randrange(lowest, vocab) for _ in range(length)] for length in lengths]
     text = tokenizer("The capital of France is")["input_ids"]
     return [token for token in [text] if max(token) < vocab] + prompts
 
 
 def expected_of(reference, directory, prompts):
-    """Everything that is stored, as (JSON value, tensors)."""
+    """Returns everything that is stored, as (JSON value, tensors)."""
     entries, tensors, differences = [], {}, []
     for index, prompt in enumerate(prompts):
         tokens, margins = reference.continuation(prompt)
         logits, difference = compare_runs(reference, prompt, tokens)
         tensors[f"prompt.{index}.logits"] = logits.contiguous()
         differences.append(difference.flatten())
-        entries.append({"prompt": prompt, "continuation": tokens, "margins": [round(m, 6) for m in margins]})
+        entries.append(
+            {"prompt": prompt, "continuation": tokens, "margins": [round(m, 6) for m in margins]}
+        )
     states, unstable = reference.layers(max(prompts, key=len)[:LAYER_TOKENS])
     tensors |= {f"state.{index}": state.contiguous() for index, state in enumerate(states)}
     differences = torch.cat(differences)
     tokenizer = reference.tokenizer
     return {
         "made_with": {
-            "python": sys.version.split()[0], "torch": torch.__version__, "transformers": transformers.__version__,
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
             "tokenizers": tokenizers.__version__,
         },
         "weights_crc32": weights_crc32(directory),
@@ -626,17 +856,23 @@ def expected_of(reference, directory, prompts):
 
 def text_entry(tokenizer, text):
     tokens = tokenizer(text)["input_ids"]
-    return {"text": text, "tokens": tokens, "decoded": tokenizer.decode(tokens, skip_special_tokens=True)}
+    return {
+        "text": text,
+        "tokens": tokens,
+        "decoded": tokenizer.decode(tokens, skip_special_tokens=True),
+    }
 
 
 def chat_entry(tokenizer, messages):
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    tokens = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)
+    tokens = tokenizer.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=True, return_dict=True
+    )
     return {"messages": messages, "rendered": rendered, "tokens": tokens["input_ids"]}
 
 
 def stop_tokens(directory, tokenizer, vocab):
-    """The union of the end tokens that config, generation config and tokenizer name, if they can occur."""
+    """Returns the stop tokens of config, generation config and tokenizer that can occur."""
     stops = {tokenizer.eos_token_id}
     for file in ("config.json", "generation_config.json"):
         if (directory / file).exists():
@@ -646,7 +882,7 @@ def stop_tokens(directory, tokenizer, vocab):
 
 
 def weights_crc32(directory):
-    """CRC-32 over the weights' files in the order of their names: tells when they were changed afterwards."""
+    """Returns the CRC-32 of the weight files in the order of their names."""
     crc = 0
     for file in sorted(directory.glob("model*.safetensors")):
         crc = zlib.crc32(file.read_bytes(), crc)
@@ -654,7 +890,10 @@ def weights_crc32(directory):
 
 
 def write_json(path, value):
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False, separators=(",", ": ")) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(value, indent=1, ensure_ascii=False, separators=(",", ": ")) + "\n",
+        encoding="utf-8",
+    )
 
 
 def write_expected(checkpoint, directory, prompts_of):
@@ -662,7 +901,7 @@ def write_expected(checkpoint, directory, prompts_of):
         reference = Reference(checkpoint)
         value, tensors = expected_of(reference, checkpoint, prompts_of(reference))
     directory.mkdir(parents=True, exist_ok=True)
-    # One prompt, text or chat per line keeps differences readable and the file small.
+    # One prompt, text or chat per line keeps diffs readable and the file small.
     lines = [f"{json.dumps(key)}: {compact(item)}" for key, item in value.items()]
     (directory / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     save_file(tensors, directory / "expected.safetensors")
@@ -670,9 +909,10 @@ def write_expected(checkpoint, directory, prompts_of):
     unstable = sum(map(len, value["layer_unstable_tokens"]))
     exceeding = sum(margin > value["spread_worst"] for margin in margins)
     print(
-        f"{directory}: spread worst {value['spread_worst']:.2e} mean {value['spread_mean']:.2e}, "
-        f"margin median {margins[len(margins) // 2]:.2f}, {exceeding}/{len(margins)} margins exceed the spread, "
-        f"{unstable} of {LAYER_TOKENS * len(value['layer_unstable_tokens'])} layer outputs unstable",
+        f"{directory}: spread worst {value['spread_worst']:.2e} mean {value['spread_mean']:.2e},"
+        f" margin median {margins[len(margins) // 2]:.2f}, {exceeding}/{len(margins)} margins"
+        f" exceed the spread, {unstable} of {LAYER_TOKENS * len(value['layer_unstable_tokens'])}"
+        " layer outputs unstable",
         flush=True,
     )
 
@@ -687,8 +927,11 @@ def make_layout(layout, root):
     directory = root / layout.name
     write_checkpoint(layout, directory)
     write_expected(
-        directory, directory,
-        lambda reference: random_prompts(reference.tokenizer, layout.vocab, layout.prompt_lengths, layout.seed),
+        directory,
+        directory,
+        lambda reference: random_prompts(
+            reference.tokenizer, layout.vocab, layout.prompt_lengths, layout.seed
+        ),
     )
 
 
@@ -696,13 +939,17 @@ DEMO_CHATS = [CHATS[1], CHATS[2], chat("Who are you?")]
 
 
 def demo_prompts(reference):
-    """Chats as a user has them, one of them past the 256 keys of an attention span, and a bare text."""
+    """Returns realistic chats, one of them longer than an attention span (256 keys), and a text."""
     tokenizer = reference.tokenizer
 
     def tokens(messages):
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True
+        )["input_ids"]
 
-    prompts = [tokens(messages) for messages in DEMO_CHATS] + [tokenizer("The capital of France is")["input_ids"]]
+    prompts = [tokens(messages) for messages in DEMO_CHATS] + [
+        tokenizer("The capital of France is")["input_ids"]
+    ]
     long = ["What is the capital of France?", "The capital of France is Paris."]
     while len(tokens(chat(*long, "Thank you!"))) <= 280:
         long += long[:2]
@@ -710,9 +957,13 @@ def demo_prompts(reference):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, help="where the fixtures go")
-    parser.add_argument("--demo", type=Path, metavar="CHECKPOINT", help="store what this checkpoint computes")
+    parser.add_argument(
+        "--demo", type=Path, metavar="CHECKPOINT", help="store what this checkpoint computes"
+    )
     parser.add_argument("--random", type=int, metavar="N", help="make N layouts drawn at random")
     parser.add_argument("--seed", type=int, default=1, help="of the first random layout")
     parser.add_argument("--only", help="make only the committed fixture of this name")
@@ -723,7 +974,9 @@ def main():
         write_expected(arguments.demo, arguments.directory, demo_prompts)
         return
     if arguments.random:
-        layouts = [random_layout(1000 * arguments.seed + index) for index in range(arguments.random)]
+        layouts = [
+            random_layout(1000 * arguments.seed + index) for index in range(arguments.random)
+        ]
     else:
         layouts = [layout for layout in LAYOUTS if arguments.only in (None, layout.name)]
     for layout in layouts:

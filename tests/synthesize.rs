@@ -1,9 +1,6 @@
-//! A synthesised checkpoint means the same tokens in all of its files.
+//! All files of a synthesized checkpoint agree on the tokens.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that unwraps fails, as it should"
-)]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::fs;
 
@@ -13,7 +10,7 @@ use sterna::synthesize::synthesize;
 use sterna::text::{TextFiles, Tokenizer};
 
 #[test]
-fn its_tokens_begin_and_end_texts_as_the_demos_do() {
+fn special_tokens_are_those_of_the_demo() {
     let name = format!("sterna-synthesized-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);
     synthesize("tiny", 1, &directory).unwrap();
@@ -24,13 +21,16 @@ fn its_tokens_begin_and_end_texts_as_the_demos_do() {
     assert_eq!(tokenizer.vocabulary(), 4096);
     assert_eq!(stops, demo_stops);
     for &stop in &stops {
-        assert!(tokenizer.is_special(stop), "{stop} ends a text");
+        assert!(tokenizer.is_special(stop), "{stop} is a stop token");
         assert_eq!(tokenizer.token_bytes(stop), demos.token_bytes(stop));
     }
     let text = "Who are you?";
     let tokens = tokenizer.encode_prompt(text).unwrap();
     assert_eq!(tokens, demos.encode_prompt(text).unwrap());
-    assert!(tokenizer.is_special(tokens[0]), "{tokens:?} begin a text");
+    assert!(
+        tokenizer.is_special(tokens[0]),
+        "{tokens:?} begin with a special token"
+    );
     assert_eq!(tokenizer.decode(&tokens, true), text);
 }
 
