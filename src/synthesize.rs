@@ -1,8 +1,10 @@
-//! `sterna synthesize`: a checkpoint of the shape of a real model with random weights, to measure speed
-//! and memory without a download.
+//! `sterna synthesize`: writes a checkpoint in the shape of a real model with random weights, to
+//! measure speed and memory without a download.
 //!
-//! Always true: every token id decodes to text, and is the same token to every reader of the files. The tokenizer is
-//! the demo's, with filler words for the ids that it does not have; merges it has none for them.
+//! The tokenizer is the demo's, with filler words for the ids that the demo lacks. The filler words
+//! have no merges.
+//!
+//! Invariant: every token id decodes to text, and all files agree on its text.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
@@ -13,15 +15,15 @@ use serde_json::Value;
 use crate::demo;
 use crate::model::synthetic::{SHAPES, Shape};
 
-/// Writes a checkpoint into `directory`, which is made if need be and must be empty.
+/// Writes a checkpoint into `directory`. Creates the directory if it does not exist.
 ///
 /// # Errors
-/// If there is no such shape, the directory has something in it, or writing fails.
+/// If there is no such shape, the directory is not empty, or writing fails.
 pub fn synthesize(shape: &str, seed: u64, directory: &Path) -> io::Result<()> {
     let shape = Shape::named(shape).ok_or_else(|| {
         let names: Vec<_> = SHAPES.iter().map(|shape| shape.name).collect();
         invalid(format!(
-            "no shape {shape:?}; there are {}",
+            "unknown shape {shape:?}; the shapes are {}",
             names.join(", ")
         ))
     })?;
@@ -54,9 +56,10 @@ pub fn synthesize(shape: &str, seed: u64, directory: &Path) -> io::Result<()> {
     shape.write_tensors(seed, BufWriter::new(file))
 }
 
-/// `tokenizer` with a filler word for each id below `vocab` that it does not have.
+/// Adds a filler word to `tokenizer` for each id below `vocab` that has no token.
 fn filled_up(mut tokenizer: Value, vocab: usize) -> io::Result<Value> {
-    // Readers number an added token that the vocabulary lacks after all that it has, whatever id is written beside it.
+    // If the vocabulary lacks an added token, readers ignore its stored id and number it after the
+    // whole vocabulary. So the added tokens go into the vocabulary.
     let added = tokenizer["added_tokens"].as_array().cloned();
     for token in added.into_iter().flatten() {
         let content = token["content"].as_str().unwrap_or_default();
@@ -71,7 +74,9 @@ fn filled_up(mut tokenizer: Value, vocab: usize) -> io::Result<Value> {
         let id = id.as_u64().and_then(|id| usize::try_from(id).ok());
         let taken = id.and_then(|id| is_taken.get_mut(id));
         *taken.ok_or_else(|| {
-            invalid("the demo's tokenizer has more tokens than this shape".to_owned())
+            invalid(format!(
+                "the demo's tokenizer has more than the {vocab} tokens of this shape"
+            ))
         })? = true;
     }
     for id in (0..vocab).filter(|&id| !is_taken[id]) {

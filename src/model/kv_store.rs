@@ -1,10 +1,14 @@
-//! The memory of keys and values, indexed by page. It knows no sequence.
+//! The KV store: keys and values of all sequences, by page. It has no notion of sequences.
 //!
-//! Always true: a page holds 16 tokens of every layer; for each layer and key-value head its keys,
-//! `[d][16]`, stand right before its values, `[16][d]`, in half precision, beginning at a cache line.
-//! All pages of a layer are neighbours: a step reads all of one layer before anything of the next, so the fewest pages of the system
-//! are in use at a time. Of a layer, [`RUN_PAGES`] pages at a time stand head by head, so a sequence whose pages follow each other is
-//! read in long runs. Memory that was never written costs nothing.
+//! Invariant: a page holds 16 tokens of every layer. For each layer and key-value head, the keys,
+//! `[d][16]`, are followed by the values, `[16][d]`, in half precision, from a cache line on.
+//!
+//! Invariant: all pages of a layer are neighbours. A step reads all of one layer before it reads
+//! the next, so it uses as few pages of the system at a time as possible. Within a layer, runs of
+//! [`RUN_PAGES`] pages are stored head by head, so a sequence with neighbouring pages is read in
+//! long runs.
+//!
+//! Memory that was never written takes no physical memory.
 
 use std::ops::RangeInclusive;
 
@@ -12,10 +16,10 @@ use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS, prefetch};
 
 use super::placement::PageWrite;
 
-/// Pages that stand head by head.
+/// The number of neighbouring pages that are stored head by head.
 const RUN_PAGES: usize = 64;
 
-/// Sizes of what a token leaves in the store.
+/// The sizes of the keys and values of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KvShape {
     pub(super) layers: usize,
@@ -24,23 +28,23 @@ pub(super) struct KvShape {
 }
 
 impl KvShape {
-    /// Values of one page of one head: keys and values.
+    /// Returns the number of values of one head in one page: keys and values.
     fn head(self) -> usize {
         2 * PAGE_TOKENS * self.head_dim
     }
 
-    /// Values of one page.
+    /// Returns the number of values of one page.
     fn page(self) -> usize {
         self.layers * self.kv_heads * self.head()
     }
 
-    /// Bytes of one page.
+    /// Returns the bytes of one page.
     pub(super) fn page_bytes(self) -> usize {
         self.page() * size_of::<u16>()
     }
 }
 
-/// Keys and values of all sequences, in pages of [`PAGE_TOKENS`] tokens.
+/// The keys and values of all sequences, in pages of [`PAGE_TOKENS`] tokens.
 pub struct KvStore {
     shape: KvShape,
     pages: usize,
@@ -56,7 +60,7 @@ impl KvStore {
         }
     }
 
-    /// How many pages there are.
+    /// Returns the number of pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.pages
@@ -72,15 +76,15 @@ impl KvStore {
         self.shape
     }
 
-    /// Copies all of page `from`, every layer, to page `to`.
+    /// Copies page `from` to page `to`, in every layer.
     ///
     /// # Panics
-    /// If there is no such page.
+    /// If one of the pages does not exist.
     pub(super) fn copy_page(&mut self, from: usize, to: usize) {
+        let pages = self.pages;
         assert!(
-            from < self.pages && to < self.pages,
-            "page {from} is copied to {to}, of {}",
-            self.pages
+            from < pages && to < pages,
+            "cannot copy page {from} to page {to} in a store of {pages} pages"
         );
         for layer in 0..self.shape.layers {
             for head in 0..self.shape.kv_heads {
@@ -91,27 +95,30 @@ impl KvStore {
         }
     }
 
-    /// What `layer` has at a place.
+    /// Returns the keys and values of `layer` at a place.
     pub(super) fn head(&self, layer: usize, place: HeadPage) -> KvPage<'_> {
         let both = self.keys_and_values(layer, place);
         let (keys, values) = both.split_at(PAGE_TOKENS * self.shape.head_dim);
         KvPage { keys, values }
     }
 
-    /// The same in one piece.
+    /// Returns the keys and values of `layer` at a place as one slice.
     pub(super) fn keys_and_values(&self, layer: usize, place: HeadPage) -> &[u16] {
         let start = self.start(layer, place);
         &self.values[start..][..self.shape.head()]
     }
 
-    /// Where a head's part of a page begins.
+    /// Returns the index of the first value at a place.
     fn start(&self, layer: usize, place: HeadPage) -> usize {
         let heads = layer * self.pages * self.shape.kv_heads + place.index(self.pages, self.shape);
         heads * self.shape.head()
     }
 
-    /// The memory of `layer`, to be written: of each of `ranges` all from its first place to its last, in the order of
-    /// [`write_in_order`]. The ranges must ascend.
+    /// Returns the memory of `layer` for each of `ranges`, from its first place to its last, in the
+    /// order of [`write_in_order`].
+    ///
+    /// # Panics
+    /// If the ranges do not ascend.
     pub(super) fn ranges_mut(
         &mut self,
         layer: usize,
@@ -124,7 +131,7 @@ impl KvStore {
             let [first, last] = [range.start(), range.end()].map(|place| place.index(pages, shape));
             let skip = first
                 .checked_sub(at)
-                .expect("places ascend: each page is written by one sequence");
+                .expect("places ascend, because one sequence writes each page");
             at = last + 1;
             let (values, after) = std::mem::take(&mut rest)[skip * shape.head()..]
                 .split_at_mut((at - first) * shape.head());
@@ -139,7 +146,7 @@ impl KvStore {
     }
 }
 
-/// One head's part of a page.
+/// The place of one head's keys and values: a head and a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeadPage {
     pub(super) head: usize,
@@ -147,7 +154,8 @@ pub(super) struct HeadPage {
 }
 
 impl HeadPage {
-    /// Which one it is of all that a layer has, as they stand in memory. The last run may be of fewer pages than the others.
+    /// Returns the index of the place in a layer of `pages` pages, in the order of memory. The last
+    /// run may have fewer pages than the others.
     fn index(self, pages: usize, shape: KvShape) -> usize {
         assert!(self.page < pages, "no page {} of {pages}", self.page);
         let first = self.page - self.page % RUN_PAGES;
@@ -156,14 +164,15 @@ impl HeadPage {
     }
 }
 
-/// The `index`th write of one head to one page: of all that a layer is given by `writes`, whose pages ascend, as they stand in memory.
+/// Returns write `index` of a layer, as a head and a write of its page, in the order of memory. The
+/// pages of `writes` ascend.
 pub(super) fn write_in_order(
     writes: &[PageWrite],
     kv_heads: usize,
     index: usize,
 ) -> (usize, &PageWrite) {
     let run_of = |write: &PageWrite| write.page / RUN_PAGES;
-    // All heads of the writes before a run stand before all of the run.
+    // All heads of the runs before come first.
     let run = run_of(&writes[index / kv_heads]);
     let first = writes.partition_point(|write| run_of(write) < run);
     let count = writes[first..].partition_point(|write| run_of(write) == run);
@@ -171,7 +180,7 @@ pub(super) fn write_in_order(
     (index / count, &writes[first + index % count])
 }
 
-/// Neighbouring pages of the heads of one layer.
+/// The memory of neighbouring places in one layer.
 pub(super) struct HeadPagesMut<'a> {
     first: usize,
     pages: usize,
@@ -180,7 +189,8 @@ pub(super) struct HeadPagesMut<'a> {
 }
 
 impl HeadPagesMut<'_> {
-    /// Asks for the memory that is about to be written: it was last used a step ago, and a token's key lies in every line of the keys.
+    /// Prefetches the memory that `write` is about to change. It was last used a step ago, and a
+    /// token's key is spread over every cache line of the keys.
     pub(super) fn prefetch(&mut self, head: usize, write: &PageWrite) {
         let head_dim = self.shape.head_dim;
         let (keys, values) = self.page_mut(head, write.page);
@@ -188,7 +198,7 @@ impl HeadPagesMut<'_> {
         prefetch(&values[write.slot * head_dim..][..write.tokens * head_dim]);
     }
 
-    /// Keys and values of a head in a page.
+    /// Returns the keys and the values of a head in a page.
     pub(super) fn page_mut(&mut self, head: usize, page: usize) -> (&mut [u16], &mut [u16]) {
         let at = HeadPage { head, page }.index(self.pages, self.shape) - self.first;
         self.values[at * self.shape.head()..][..self.shape.head()]
@@ -206,7 +216,7 @@ mod tests {
         head_dim: 16,
     };
 
-    /// More than a run, and not a whole number of them.
+    /// More than one run, and not a multiple of it.
     const PAGES: usize = 2 * RUN_PAGES + 3;
 
     fn places() -> impl Iterator<Item = (usize, usize, usize)> {
@@ -228,7 +238,7 @@ mod tests {
         pages.iter().map(write).collect()
     }
 
-    /// Writes marks to some pages of a layer, in shares of the given lengths.
+    /// Writes a mark to each given page of a layer, in shares of the given lengths.
     fn fill(store: &mut KvStore, layer: usize, pages: &[usize], shares: &[usize]) {
         let writes = writes(pages);
         let place = |index: usize| {
@@ -259,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_nothing_else_changes() {
+    fn written_pages_are_read_back_and_no_other_page_changes() {
         let pages = [
             0,
             1,
@@ -305,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_copied_whole_and_no_other_changes() {
+    fn a_copy_covers_the_whole_page_and_no_other_page_changes() {
         let mut store = KvStore::new(SHAPE, PAGES);
         let all: Vec<usize> = (0..PAGES).collect();
         for layer in 0..SHAPE.layers {
@@ -327,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "page 1 is copied to 4, of 4")]
-    fn a_page_that_is_not_there_is_not_written() {
+    #[should_panic(expected = "cannot copy page 1 to page 4 in a store of 4 pages")]
+    fn a_copy_to_a_page_that_does_not_exist_panics() {
         KvStore::new(SHAPE, 4).copy_page(1, 4);
     }
 
     #[test]
-    fn a_page_is_as_large_as_announced() {
+    fn a_page_has_the_size_that_the_shape_states() {
         let store = KvStore::new(SHAPE, 7);
         assert_eq!(store.values.len(), 7 * SHAPE.page_bytes() / 2);
         assert_eq!(SHAPE.page_bytes(), 3 * 2 * 2 * 16 * 16 * 2);

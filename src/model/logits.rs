@@ -1,10 +1,10 @@
-//! What a step ends in: a row of logits for each token of the batch whose logits are wanted.
+//! The logits of a step: one row for each token of the batch that gets logits.
 
 use sterna_kernels::{HugeSlice, Kernels, PANEL_ROWS};
 
 use super::pool::Pool;
 
-/// The logits of one step. Its memory is reused by the next.
+/// The logits of one step. The next step reuses its memory.
 pub struct Logits {
     vocab: usize,
     rows: usize,
@@ -12,7 +12,7 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// Room for `max_values` values, padded to whole panels; holds no row yet.
+    /// Allocates the memory for `max_values` values, padded to whole panels.
     pub(super) fn new(vocab: usize, max_values: usize) -> Logits {
         Logits {
             vocab,
@@ -21,25 +21,25 @@ impl Logits {
         }
     }
 
-    /// Sets how many rows there are, and lends the memory to write them.
+    /// Sets the number of rows, and returns the memory to write them.
     pub(super) fn reset(&mut self, rows: usize) -> &mut [f32] {
         self.rows = rows;
         &mut self.values
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Copies the logits of a row, one for each token id.
+    /// Copies the logits of a row to `out`, one per token id.
     ///
     /// # Panics
-    /// If there is no such row, or `out` is not as long as the vocabulary.
+    /// If the row does not exist, or `out` is not as long as the vocabulary.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "no row {row} of {}", self.rows);
-        assert_eq!(out.len(), self.vocab, "one logit a token id");
+        assert_eq!(out.len(), self.vocab, "one logit per token id");
         let panels = self.values.chunks_exact(self.rows * PANEL_ROWS);
         for (out, panel) in out.chunks_mut(PANEL_ROWS).zip(panels) {
             out.copy_from_slice(&panel[row * PANEL_ROWS..][..out.len()]);
@@ -55,28 +55,28 @@ pub struct StepLogits<'a> {
 }
 
 impl StepLogits<'_> {
-    /// The logits.
+    /// Returns the logits.
     #[must_use]
     pub fn logits(&self) -> &Logits {
         self.logits
     }
 
-    /// What the model computes with.
+    /// Returns the kernels of the model.
     #[must_use]
     pub fn kernels(&self) -> Kernels {
         self.kernels
     }
 
-    /// How many threads there are, the caller included.
+    /// Returns the number of threads, including the caller.
     #[must_use]
     pub fn workers(&self) -> usize {
         self.pool.workers()
     }
 
-    /// Hands each part, with the logits, to a thread of its own, and waits for all.
+    /// Calls `work(part, logits)` for each part on a thread of its own, and waits for all.
     ///
     /// # Panics
-    /// If there are more parts than workers, or with the panic of a worker.
+    /// If there are more parts than threads, or with the panic of a thread.
     pub fn run_parts<T: Send>(
         &mut self,
         parts: impl Iterator<Item = T>,

@@ -1,7 +1,8 @@
-//! Where each token of a batch stands: its position, the page that it is written to, the angles that it
-//! is rotated by.
+//! The placement of each token of a batch: its position, the page that holds its keys and values,
+//! and its rotary angles.
 //!
-//! Always true: this depends on the batch alone, so it is worked out once a step and serves all layers.
+//! Invariant: the placement depends on the batch alone, so it is computed once per step for all
+//! layers.
 
 use std::ops::Range;
 
@@ -10,48 +11,42 @@ use sterna_scheduler::Batch;
 
 use super::config::ModelConfig;
 
-// A page of the scheduler's is a page of the kernels'.
+// The scheduler and the kernels have the same pages.
 const _: () = assert!(PAGE_TOKENS == sterna_scheduler::PAGE_TOKENS);
 
-/// Work on a query that does not depend on how many keys it sees, in keys.
+/// The work on a query that does not depend on the number of its keys, as a number of keys.
 const QUERY_COST: u64 = 32;
 
-/// Consecutive tokens of one sequence that go to one page.
+/// Consecutive tokens of one sequence whose keys and values go to one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageWrite {
     pub(super) page: usize,
     /// The slot of the first token.
     pub(super) slot: usize,
-    /// The tokens, as indices into the batch.
+    /// The index of the first token in the batch.
     pub(super) first_token: usize,
     pub(super) tokens: usize,
 }
 
-/// The batch, token by token. Its buffers are reused from step to step.
+/// The placement of the tokens of a batch. Steps reuse its buffers.
 pub(super) struct Placement {
-    inverse_frequencies: Vec<f32>,
+    frequencies: Vec<f32>,
     max_tokens: usize,
-    rows: Vec<usize>,      // By token: the batch's row.
+    rows: Vec<usize>,      // By token: the index of its row in the batch.
     positions: Vec<usize>, // By token.
     cosines: Vec<f32>,     // By token, head_dim / 2 each.
     sines: Vec<f32>,
-    cost: Vec<u64>, // By token: of all tokens before it.
+    cost: Vec<u64>, // By token: the attention cost of all tokens before it.
     writes: Vec<PageWrite>,
     logits: Vec<usize>,
 }
 
 impl Placement {
-    /// Room for `max_tokens` tokens.
+    /// Allocates the memory for `max_tokens` tokens.
     pub(super) fn new(config: &ModelConfig, max_tokens: usize) -> Placement {
         let half = config.head_dim / 2;
-        // Single precision where the reference has it: at far positions a more exact frequency would be
-        // a different angle.
-        let inverse_frequency = |i: usize| {
-            let exponent = (2 * i) as f32 / config.head_dim as f32;
-            1.0 / (config.rope_theta.powf(f64::from(exponent)) as f32)
-        };
         Placement {
-            inverse_frequencies: (0..half).map(inverse_frequency).collect(),
+            frequencies: config.rotary.frequencies(config.head_dim).collect(),
             max_tokens,
             rows: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
@@ -63,15 +58,16 @@ impl Placement {
         }
     }
 
-    /// Works out where the tokens of `batch` stand.
+    /// Places the tokens of `batch`.
     ///
     /// # Panics
-    /// If there are more tokens than room, two rows write to one page, or a row to a page that is copied.
+    /// If there are more than `max_tokens` tokens, if two rows write to one page, or if a row
+    /// writes to a page that is copied.
     pub(super) fn place(&mut self, batch: &Batch) {
         let tokens = batch.token_count();
         assert!(
             tokens <= self.max_tokens,
-            "{tokens} tokens in a step, room for {}",
+            "a step has {tokens} tokens, but the limit is {}",
             self.max_tokens
         );
         self.clear();
@@ -128,7 +124,7 @@ impl Placement {
     fn push_token(&mut self, row: usize, position: usize) {
         self.rows.push(row);
         self.positions.push(position);
-        for &frequency in &self.inverse_frequencies {
+        for &frequency in &self.frequencies {
             let angle = f64::from(position as f32 * frequency);
             self.cosines.push(angle.cos() as f32);
             self.sines.push(angle.sin() as f32);
@@ -137,37 +133,45 @@ impl Placement {
         self.cost.push(before + position as u64 + QUERY_COST);
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     pub(super) fn tokens(&self) -> usize {
         self.positions.len()
     }
 
-    /// The row of the batch and the position of a token.
-    pub(super) fn of(&self, token: usize) -> (usize, usize) {
-        (self.rows[token], self.positions[token])
+    /// Returns the index of a token's row in the batch.
+    pub(super) fn row(&self, token: usize) -> usize {
+        self.rows[token]
     }
 
-    /// Cosines and sines of a token's angles.
+    /// Returns the position of a token in its sequence.
+    pub(super) fn position(&self, token: usize) -> usize {
+        self.positions[token]
+    }
+
+    /// Returns the cosines and sines of a token's angles.
     pub(super) fn rotation(&self, token: usize) -> (&[f32], &[f32]) {
-        let half = self.inverse_frequencies.len();
+        let half = self.frequencies.len();
         (
             &self.cosines[token * half..][..half],
             &self.sines[token * half..][..half],
         )
     }
 
-    /// What is written to which page; pages ascend.
+    /// Returns the writes to pages; the pages ascend.
     pub(super) fn writes(&self) -> &[PageWrite] {
         &self.writes
     }
 
-    /// The tokens whose logits are wanted, in the order of the rows.
+    /// Returns the tokens that get logits, in the order of the rows.
     pub(super) fn logits(&self) -> &[usize] {
         &self.logits
     }
 
-    /// Shares the attention of `kv_heads` groups of `group` query heads among `parts`, by the keys to be seen. An item is one query,
-    /// `(kv head * tokens + token) * group + head of the group`; the ranges are contiguous from 0, and some may be empty.
+    /// Divides the attention of `kv_heads` groups of `group` query heads into `parts` shares of
+    /// equal cost. The cost follows the number of keys.
+    ///
+    /// An item is one query: `(kv head * tokens + token) * group + head of the group`. The ranges
+    /// are contiguous from 0, and some may be empty.
     pub(super) fn attention_shares(
         &self,
         kv_heads: usize,
@@ -189,7 +193,7 @@ impl Placement {
         (0..parts).map(move |part| item_at(part)..item_at(part + 1))
     }
 
-    /// Cuts a share of the items into blocks that attention takes at once.
+    /// Cuts a share of the items into the blocks that attention computes at once.
     pub(super) fn attention_blocks(
         &self,
         mut items: Range<usize>,
@@ -213,21 +217,23 @@ impl Placement {
         })
     }
 
-    /// How many tokens from `token` on, up to `most`, are neighbours in one page of one sequence.
-    fn neighbours(&self, token: usize, most: usize) -> usize {
+    /// Returns how many tokens from `token` on, at most `limit`, are neighbours in one page of one
+    /// sequence.
+    fn neighbours(&self, token: usize, limit: usize) -> usize {
         let in_page = PAGE_TOKENS - self.positions[token] % PAGE_TOKENS;
-        let rows = self.rows[token..].iter().take(most.min(in_page));
+        let rows = self.rows[token..].iter().take(limit.min(in_page));
         rows.take_while(|&&row| row == self.rows[token]).count()
     }
 }
 
-/// Queries that attention takes at once: some heads of a group, at neighbouring positions of a sequence, within one page.
+/// Queries that attention computes at once: some heads of a group, at neighbouring positions of a
+/// sequence, within one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AttentionBlock {
     pub(super) kv_head: usize,
-    /// Of the group.
+    /// Their indices in the group.
     pub(super) heads: Range<usize>,
-    /// As indices into the batch.
+    /// Their indices in the batch.
     pub(super) tokens: Range<usize>,
 }
 
@@ -235,12 +241,12 @@ pub(super) struct AttentionBlock {
 mod tests {
     use super::*;
 
-    /// Rows of tokens from a position on: a long chunk, decodes, and a chunk that begins amid a page.
+    /// The positions of each row: a long chunk, two decodes, and a chunk that begins inside a page.
     const ROWS: [Range<usize>; 4] = [500..700, 4000..4001, 17..18, 9..50];
 
     fn placement() -> Placement {
         let mut placement = Placement {
-            inverse_frequencies: Vec::new(),
+            frequencies: Vec::new(),
             max_tokens: 1000,
             rows: Vec::new(),
             positions: Vec::new(),
@@ -258,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn every_query_is_in_one_block_and_shares_cost_alike() {
+    fn every_query_is_in_one_block_and_shares_have_equal_costs() {
         let placement = placement();
         let tokens = placement.tokens();
         let cost = |item: usize, group| {
@@ -272,12 +278,16 @@ mod tests {
                     assert_eq!(share.start, item, "shares are contiguous");
                     costs.push(share.clone().map(|item| cost(item, group)).sum::<u64>());
                     for block in placement.attention_blocks(share.clone(), group) {
-                        let first = block.kv_head * tokens + block.tokens.start;
-                        assert_eq!(first * group + block.heads.start, item, "in order");
+                        let query = block.kv_head * tokens + block.tokens.start;
+                        assert_eq!(query * group + block.heads.start, item, "in order");
                         assert!(block.tokens.len() == 1 || block.heads == (0..group));
-                        let (row, position) = placement.of(block.tokens.start);
+                        let first = block.tokens.start;
+                        let (row, position) = (placement.row(first), placement.position(first));
                         for (i, token) in block.tokens.clone().enumerate() {
-                            assert_eq!(placement.of(token), (row, position + i));
+                            assert_eq!(
+                                (placement.row(token), placement.position(token)),
+                                (row, position + i)
+                            );
                         }
                         assert!(position % PAGE_TOKENS + block.tokens.len() <= PAGE_TOKENS);
                         item += block.tokens.len() * block.heads.len();
@@ -285,8 +295,8 @@ mod tests {
                     assert_eq!(item, share.end, "blocks fill their share");
                 }
                 assert_eq!(item, kv_heads * tokens * group);
-                let (least, most) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
-                assert!(most - least <= 4096, "{costs:?} among {parts}");
+                let (min, max) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
+                assert!(max - min <= 4096, "{costs:?} among {parts}");
             }
         }
     }

@@ -1,27 +1,27 @@
-//! Where the time of forward passes goes, by stage.
+//! The time that forward passes spend in each stage.
 //!
-//! Always on: a border between two stages takes one reading of the clock, some 25 ns.
+//! It is always measured: the end of a stage costs one reading of the clock, about 25 ns.
 
 use std::time::{Duration, Instant};
 
 /// A kind of work in a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// All that is done to one token's row: embedding, norms, sums, quantization; and finding the tokens' places.
+    /// The work on single rows: embedding, norms, additions, quantization and placement.
     Rows,
-    /// Products with the weights of the layers.
+    /// The products with the weights of the layers.
     Products,
-    /// Rotation, storing keys and values, attention.
+    /// Rotation, the writes of keys and values, and attention.
     Attention,
     /// The output head, with the norm before it.
     Head,
 }
 
 impl Stage {
-    /// All of them.
+    /// All stages.
     pub const ALL: [Stage; 4] = [Stage::Rows, Stage::Products, Stage::Attention, Stage::Head];
 
-    /// Its name in reports.
+    /// Returns the name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,34 +33,34 @@ impl Stage {
     }
 }
 
-/// Time spent in each stage since the model was loaded.
+/// The time spent in each stage since the model was loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
     spent: [Duration; Stage::ALL.len()], // By stage.
-    border: Instant,
+    stage_start: Instant,
 }
 
 impl Profile {
     pub(super) fn new() -> Profile {
         Profile {
             spent: Default::default(),
-            border: Instant::now(),
+            stage_start: Instant::now(),
         }
     }
 
-    /// A pass begins here.
+    /// Starts the first stage of a forward pass.
     pub(super) fn begin(&mut self) {
-        self.border = Instant::now();
+        self.stage_start = Instant::now();
     }
 
-    /// What was done since the last border was `stage`.
+    /// Ends `stage`, and starts the next one.
     pub(super) fn end(&mut self, stage: Stage) {
         let now = Instant::now();
-        self.spent[stage as usize] += now - self.border;
-        self.border = now;
+        self.spent[stage as usize] += now - self.stage_start;
+        self.stage_start = now;
     }
 
-    /// Time spent in `stage`.
+    /// Returns the time spent in `stage`.
     #[must_use]
     pub fn spent(&self, stage: Stage) -> Duration {
         self.spent[stage as usize]

@@ -1,12 +1,15 @@
-//! A forward pass that is as plain as it can be, and checkpoints of every kind to compare it on. For tests.
+//! A forward pass in plain Rust, in double precision, and checkpoints of every kind to compare the
+//! model with it. For tests.
 
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
+use sterna_random::Random;
 
-use super::{Architecture, Source};
+use super::architecture::{Activation, Architecture, BITNET, LLAMA as LLAMA_FAMILY};
+use super::checkpoint::Source;
 
 /// How a checkpoint holds its ternary weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,20 +22,20 @@ pub(super) enum Form {
 /// A kind of checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
-    pub(super) architecture: Architecture,
+    pub(super) architecture: &'static Architecture,
     pub(super) tied: bool,
     pub(super) form: Form,
     pub(super) multiply: bool,
     pub(super) rms_norm: bool,
     pub(super) embedding: Dtype,
-    /// Besides the head.
+    /// A module that stays float besides the head.
     pub(super) float_module: Option<&'static str>,
     pub(super) ternary_head: bool,
     pub(super) head_dim: usize,
 }
 
 pub(super) const PLAIN: Kind = Kind {
-    architecture: Architecture::BitNet,
+    architecture: &BITNET,
     tied: true,
     form: Form::Packed,
     multiply: true,
@@ -44,7 +47,7 @@ pub(super) const PLAIN: Kind = Kind {
 };
 
 pub(super) const LLAMA: Kind = Kind {
-    architecture: Architecture::Llama,
+    architecture: &LLAMA_FAMILY,
     tied: false,
     multiply: false,
     ..PLAIN
@@ -59,24 +62,12 @@ const KV_HEADS: usize = 2;
 const THETA: f64 = 10_000.0;
 const EPS: f64 = 1e-5;
 
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn unit(&mut self) -> f64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f64 / f64::from(1 << 24)
-    }
-
-    /// Roughly normal.
-    fn normal(&mut self) -> f64 {
-        (0..6).map(|_| self.unit() - 0.5).sum::<f64>() * 2.0_f64.sqrt()
-    }
+/// Returns an approximately normal value.
+fn normal(random: &mut Random) -> f64 {
+    (0..6).map(|_| random.fraction() - 0.5).sum::<f64>() * 2.0_f64.sqrt()
 }
 
-/// One linear, as plain numbers.
+/// One linear in double precision.
 pub(super) struct PlainLinear {
     weights: Vec<Vec<f64>>, // [row][column], scaled.
     quantized: bool,
@@ -106,7 +97,7 @@ fn rms_norm(x: &[f64], weight: &[f64]) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
 }
 
-/// A checkpoint under construction: its files' tensors, and the same as plain numbers.
+/// A checkpoint under construction: its tensors as stored, and as doubles.
 pub(super) struct Made {
     pub(super) kind: Kind,
     pub(super) random: Random,
@@ -118,7 +109,7 @@ pub(super) struct Made {
 
 impl Made {
     pub(super) fn new(kind: Kind, seed: u64) -> Made {
-        let random = Random(seed);
+        let random = Random::new(seed);
         let (tensors, linears, norms, embedding) = (
             BTreeMap::new(),
             BTreeMap::new(),
@@ -152,7 +143,7 @@ impl Made {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
             made.norm(&name("input_layernorm"), HIDDEN);
             made.norm(&name("post_attention_layernorm"), HIDDEN);
-            if kind.architecture == Architecture::BitNet {
+            if kind.architecture.layer.attention_sub_norm.is_some() {
                 made.norm(&name("self_attn.attn_sub_norm"), HIDDEN);
                 made.norm(&name("mlp.ffn_sub_norm"), INTERMEDIATE);
             }
@@ -206,7 +197,7 @@ impl Made {
 
     fn norm(&mut self, module: &str, width: usize) {
         let values: Vec<f64> = (0..width)
-            .map(|_| 1.0 + 0.2 * self.random.normal())
+            .map(|_| 1.0 + 0.2 * normal(&mut self.random))
             .collect();
         let kept = self.put(&format!("{module}.weight"), Dtype::F32, &[width], &values);
         self.norms.insert(module.to_owned(), kept);
@@ -220,7 +211,7 @@ impl Made {
         dtype: Dtype,
     ) -> Vec<Vec<f64>> {
         let values: Vec<f64> = (0..rows * columns)
-            .map(|_| self.random.normal() * 0.5)
+            .map(|_| normal(&mut self.random) * 0.5)
             .collect();
         self.put(name, dtype, &[rows, columns], &values)
             .chunks(columns)
@@ -261,7 +252,7 @@ impl Made {
         self.linears.insert(module.to_owned(), linear);
     }
 
-    /// Floats, and the ternary weights and scale that they stand for.
+    /// Stores floats, and returns the ternary weights and the scale that they mean.
     fn masters(
         &mut self,
         name: &str,
@@ -279,15 +270,16 @@ impl Made {
         (rounded.collect(), mean)
     }
 
-    /// Ternary weights and the scale that they are multiplied by, which is stored as the direction asks.
+    /// Stores ternary weights, and a scale in the direction of the kind. Returns both, the scale as
+    /// a factor.
     fn ternary(&mut self, name: &str, rows: usize, columns: usize) -> (Vec<Vec<f64>>, f64) {
         let mut row = || {
             (0..columns)
-                .map(|_| (self.random.unit() * 3.0).floor() - 1.0)
+                .map(|_| (self.random.fraction() * 3.0).floor() - 1.0)
                 .collect()
         };
         let weights: Vec<Vec<f64>> = (0..rows).map(|_| row()).collect();
-        let scale = 0.1 + 0.1 * self.random.unit();
+        let scale = 0.1 + 0.1 * self.random.fraction();
         let stored = if self.kind.multiply {
             scale
         } else {
@@ -328,31 +320,34 @@ impl Made {
         let Kind {
             architecture,
             tied,
-            form,
             multiply,
             rms_norm,
             head_dim,
             ..
         } = self.kind;
-        let bitnet = architecture == Architecture::BitNet;
+        let online = matches!(self.kind.form, Form::Masters(_));
         let mut float_modules: Vec<&str> = self.kind.float_module.into_iter().collect();
         if !self.kind.ternary_head {
             float_modules.push("lm_head");
         }
         json!({
-            "architectures": [if bitnet { "BitNetForCausalLM" } else { "LlamaForCausalLM" }],
-            "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": head_dim, "rms_norm_eps": EPS,
-            "rope_parameters": {"rope_theta": THETA, "rope_type": "default"}, "tie_word_embeddings": tied,
+            "architectures": [architecture.class],
+            "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
+            "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS, "head_dim": head_dim, "rms_norm_eps": EPS,
+            "rope_parameters": {"rope_theta": THETA, "rope_type": "default"},
+            "tie_word_embeddings": tied,
             "quantization_config": {
-                "quant_method": "bitnet", "linear_class": if multiply { "autobitlinear" } else { "bitlinear" },
-                "quantization_mode": if matches!(form, Form::Masters(_)) { "online" } else { "offline" },
-                "use_rms_norm": rms_norm, "rms_norm_eps": EPS, "modules_to_not_convert": float_modules,
+                "quant_method": "bitnet",
+                "linear_class": if multiply { "autobitlinear" } else { "bitlinear" },
+                "quantization_mode": if online { "online" } else { "offline" },
+                "use_rms_norm": rms_norm, "rms_norm_eps": EPS,
+                "modules_to_not_convert": float_modules,
             },
         })
     }
 
-    /// The checkpoint in `shards` files.
+    /// Returns the checkpoint in `shards` files.
     pub(super) fn source(&self, shards: usize) -> Source {
         let mut files = vec![(
             "config.json".to_owned(),
@@ -400,7 +395,7 @@ impl Made {
             .map_or_else(|| x.to_vec(), |weight| rms_norm(x, weight))
     }
 
-    /// One layer over a whole sequence.
+    /// Computes one layer for a whole sequence.
     pub(super) fn layer(&self, layer: usize, hidden: &mut [Vec<f64>]) {
         let d = self.kind.head_dim;
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
@@ -451,9 +446,9 @@ impl Made {
                 self.apply(layer, "mlp.gate_proj", &y),
                 self.apply(layer, "mlp.up_proj", &y),
             );
-            let act = |gate: f64| match self.kind.architecture {
-                Architecture::BitNet => gate.max(0.0).powi(2),
-                Architecture::Llama => gate / (1.0 + (-gate).exp()),
+            let act = |gate: f64| match self.kind.architecture.activation {
+                Activation::Relu2 => gate.max(0.0).powi(2),
+                Activation::Silu => gate / (1.0 + (-gate).exp()),
             };
             let gated: Vec<f64> = gate
                 .iter()

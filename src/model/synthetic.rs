@@ -1,52 +1,55 @@
-//! Checkpoints with random ternary weights, of the shapes of real models: for measuring, and for tests
-//! that need no trained weights.
+//! Checkpoints with random ternary weights in the shapes of real models: for measurements, and for
+//! tests that need no trained weights.
 //!
-//! Always true: one seed and shape give the same bytes; weights are −1, 0 and 1 in equal shares, and
-//! scales such that hidden states keep their size through the layers.
+//! Invariant: one seed and one shape give the same bytes.
+//!
+//! Invariant: −1, 0 and 1 are equally frequent, and the scales keep the magnitude of hidden states
+//! through the layers.
 
 use std::io::{self, Write};
 
 use serde_json::{Map, Value, json};
+use sterna_random::Random;
 
-use super::config::Architecture;
+use super::architecture::{Architecture, BITNET, LLAMA, ScaleDirection};
 
-/// Embedding values written at once.
+/// The number of values that are written at once.
 const CHUNK: usize = 1 << 16;
 
 /// The sizes of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// As the command line calls it.
+    /// The name on the command line.
     pub name: &'static str,
-    /// The family; decides activation, sub-norms, scale direction.
-    pub architecture: Architecture,
-    /// Token ids.
+    /// The model family.
+    pub architecture: &'static Architecture,
+    /// The number of token ids.
     pub vocab: usize,
-    /// Values of a hidden state.
+    /// The number of values in a hidden state.
     pub hidden: usize,
-    /// Values between the halves of a feed-forward part.
+    /// The number of values between gate and down in the feed-forward half.
     pub intermediate: usize,
-    /// Layers.
+    /// The number of layers.
     pub layers: usize,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// The number of key-value heads.
     pub kv_heads: usize,
-    /// Values of a head.
+    /// The number of values in a head.
     pub head_dim: usize,
-    /// Positions.
+    /// The number of positions.
     pub max_position: usize,
     /// The base of the rotary frequencies.
     pub rope_theta: f64,
-    /// The output head is the embedding.
+    /// Whether the output head is the embedding.
     pub tied: bool,
 }
 
-/// The shapes that can be asked for by name.
+/// The shapes that `sterna synthesize` knows by name.
 pub const SHAPES: [Shape; 3] = [
     Shape {
         name: "2b-4t",
-        architecture: Architecture::BitNet,
+        architecture: &BITNET,
         vocab: 128_256,
         hidden: 2560,
         intermediate: 6912,
@@ -60,7 +63,7 @@ pub const SHAPES: [Shape; 3] = [
     },
     Shape {
         name: "falcon3-1b",
-        architecture: Architecture::Llama,
+        architecture: &LLAMA,
         vocab: 131_072,
         hidden: 2048,
         intermediate: 8192,
@@ -74,7 +77,7 @@ pub const SHAPES: [Shape; 3] = [
     },
     Shape {
         name: "tiny",
-        architecture: Architecture::BitNet,
+        architecture: &BITNET,
         vocab: 4096,
         hidden: 256,
         intermediate: 640,
@@ -89,22 +92,18 @@ pub const SHAPES: [Shape; 3] = [
 ];
 
 impl Shape {
-    /// The shape of this name.
+    /// Returns the shape of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Shape> {
         SHAPES.into_iter().find(|shape| shape.name == name)
     }
 
-    /// `config.json`, without the tokens that begin and end a text.
+    /// Returns `config.json`, without the tokens that begin and end a text.
     #[must_use]
     pub fn config(&self) -> Value {
-        let (architecture, model_type, activation, linear_class) = match self.architecture {
-            Architecture::BitNet => ("BitNetForCausalLM", "bitnet", "relu2", "autobitlinear"),
-            Architecture::Llama => ("LlamaForCausalLM", "llama", "silu", "bitlinear"),
-        };
         json!({
-            "architectures": [architecture],
-            "model_type": model_type,
+            "architectures": [self.architecture.class],
+            "model_type": self.architecture.model_type,
             "vocab_size": self.vocab,
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
@@ -112,7 +111,7 @@ impl Shape {
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "hidden_act": activation,
+            "hidden_act": self.architecture.activation.name(),
             "max_position_embeddings": self.max_position,
             "rope_theta": self.rope_theta,
             "rms_norm_eps": 1e-5,
@@ -122,7 +121,7 @@ impl Shape {
             "torch_dtype": "bfloat16",
             "quantization_config": {
                 "quant_method": "bitnet",
-                "linear_class": linear_class,
+                "linear_class": self.architecture.scale.linear_class(),
                 "quantization_mode": "offline",
                 "modules_to_not_convert": ["lm_head"],
             },
@@ -136,65 +135,55 @@ impl Shape {
     pub fn write_tensors(&self, seed: u64, mut out: impl Write) -> io::Result<()> {
         let tensors = self.tensors();
         let mut header = Map::new();
-        let mut at = 0;
+        let mut offset = 0;
         for tensor in &tensors {
-            let end = at + tensor.bytes();
-            let entry =
-                json!({"dtype": tensor.dtype(), "shape": tensor.shape, "data_offsets": [at, end]});
+            let end = offset + tensor.bytes();
+            let entry = json!({
+                "dtype": tensor.dtype(),
+                "shape": tensor.shape,
+                "data_offsets": [offset, end],
+            });
             header.insert(tensor.name.clone(), entry);
-            at = end;
+            offset = end;
         }
         let mut header = Value::Object(header).to_string();
         header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(header.as_bytes())?;
-        let mut random = Random(seed);
-        tensors
-            .iter()
-            .try_for_each(|tensor| tensor.write(&mut random, &mut out))?;
+        let mut random = Random::new(seed);
+        for tensor in &tensors {
+            tensor.write(&mut random, &mut out)?;
+        }
         out.flush()
     }
 
-    /// All tensors; those of two bytes a value come last, so that all are aligned.
-    fn tensors(&self) -> Vec<Tensor> {
+    /// Lists all tensors. Those of two bytes per value come last, so that all are aligned.
+    fn tensors(&self) -> Vec<RandomTensor> {
+        let modules = &self.architecture.layer;
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let mut tensors = vec![norm("model.norm".to_owned(), self.hidden)];
         for layer in 0..self.layers {
-            let name = |part: &str| format!("model.layers.{layer}.{part}");
-            tensors.push(norm(name("input_layernorm"), self.hidden));
-            tensors.push(norm(name("post_attention_layernorm"), self.hidden));
-            if self.architecture == Architecture::BitNet {
-                tensors.push(norm(name("self_attn.attn_sub_norm"), q));
-                tensors.push(norm(name("mlp.ffn_sub_norm"), self.intermediate));
+            let name = |module: &str| format!("model.layers.{layer}.{module}");
+            let norms = [
+                (Some(modules.attention_norm), self.hidden),
+                (Some(modules.feed_forward_norm), self.hidden),
+                (modules.attention_sub_norm, q),
+                (modules.feed_forward_sub_norm, self.intermediate),
+            ];
+            for (module, width) in norms {
+                tensors.extend(module.map(|module| norm(name(module), width)));
             }
             let linears = [
-                ("self_attn.q_proj", q, self.hidden),
-                ("self_attn.k_proj", kv, self.hidden),
-                ("self_attn.v_proj", kv, self.hidden),
-                ("self_attn.o_proj", self.hidden, q),
-                ("mlp.gate_proj", self.intermediate, self.hidden),
-                ("mlp.up_proj", self.intermediate, self.hidden),
-                ("mlp.down_proj", self.hidden, self.intermediate),
+                (modules.query, q, self.hidden),
+                (modules.key, kv, self.hidden),
+                (modules.value, kv, self.hidden),
+                (modules.attention_output, self.hidden, q),
+                (modules.gate, self.intermediate, self.hidden),
+                (modules.up, self.intermediate, self.hidden),
+                (modules.down, self.hidden, self.intermediate),
             ];
-            for (part, rows, columns) in linears {
-                // Two thirds of the weights are not zero, so this gives products the size of their inputs.
-                let scale = 1.0 / (columns as f32 * 2.0 / 3.0).sqrt();
-                let stored = if self.architecture == Architecture::BitNet {
-                    scale
-                } else {
-                    1.0 / scale
-                };
-                let weight = name(part) + ".weight";
-                tensors.push(Tensor {
-                    name: format!("{weight}_scale"),
-                    shape: vec![1],
-                    content: Content::Scale(stored),
-                });
-                tensors.push(Tensor {
-                    name: weight,
-                    shape: vec![rows / 4, columns],
-                    content: Content::Codes,
-                });
+            for (module, rows, columns) in linears {
+                tensors.extend(self.ternary(name(module), rows, columns));
             }
         }
         let embeddings: &[&str] = if self.tied {
@@ -202,12 +191,36 @@ impl Shape {
         } else {
             &["model.embed_tokens", "lm_head"]
         };
-        tensors.extend(embeddings.iter().map(|module| Tensor {
+        tensors.extend(embeddings.iter().map(|module| RandomTensor {
             name: format!("{module}.weight"),
             shape: vec![self.vocab, self.hidden],
             content: Content::Embedding,
         }));
         tensors
+    }
+
+    /// Returns the scale and the packed weights of a ternary linear.
+    fn ternary(&self, module: String, rows: usize, columns: usize) -> [RandomTensor; 2] {
+        // Two thirds of the weights are not zero, so with this scale products have the magnitude of
+        // their inputs.
+        let scale = 1.0 / (columns as f32 * 2.0 / 3.0).sqrt();
+        let stored = match self.architecture.scale {
+            ScaleDirection::Multiply => scale,
+            ScaleDirection::Divide => 1.0 / scale,
+        };
+        let weight = module + ".weight";
+        [
+            RandomTensor {
+                name: format!("{weight}_scale"),
+                shape: vec![1],
+                content: Content::Scale(stored),
+            },
+            RandomTensor {
+                name: weight,
+                shape: vec![rows / 4, columns],
+                content: Content::Codes,
+            },
+        ]
     }
 }
 
@@ -223,21 +236,22 @@ enum Content {
     Embedding,
 }
 
-struct Tensor {
+/// A tensor of random values.
+struct RandomTensor {
     name: String,
     shape: Vec<usize>,
     content: Content,
 }
 
-fn norm(module: String, width: usize) -> Tensor {
-    Tensor {
+fn norm(module: String, width: usize) -> RandomTensor {
+    RandomTensor {
         name: module + ".weight",
         shape: vec![width],
         content: Content::Norm,
     }
 }
 
-impl Tensor {
+impl RandomTensor {
     fn dtype(&self) -> &'static str {
         match self.content {
             Content::Norm | Content::Scale(_) => "F32",
@@ -263,78 +277,58 @@ impl Tensor {
         let mut bytes = Vec::with_capacity(2 * CHUNK);
         let mut left = self.values();
         while left > 0 {
-            let now = left.min(CHUNK);
+            let count = left.min(CHUNK);
             bytes.clear();
             match self.content {
                 Content::Scale(scale) => bytes.extend_from_slice(&scale.to_le_bytes()),
                 Content::Norm => {
-                    bytes.extend((0..now).flat_map(|_| (0.9 + 0.2 * random.unit()).to_le_bytes()))
+                    let mut value = || 0.9 + 0.2 * random.fraction_f32();
+                    bytes.extend((0..count).flat_map(|_| value().to_le_bytes()));
                 }
-                Content::Codes => random.push_codes(now, &mut bytes),
-                Content::Embedding => random.push_bf16(now, &mut bytes),
+                Content::Codes => push_codes(random, count, &mut bytes),
+                Content::Embedding => push_bf16(random, count, &mut bytes),
             }
             out.write_all(&bytes)?;
-            left -= now;
+            left -= count;
         }
         Ok(())
     }
 }
 
-/// SplitMix64: a counter, scrambled.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in 0..1.
-    fn unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 24) as f32
-    }
-
-    /// `count` bytes of four codes of 0, 1 or 2.
-    fn push_codes(&mut self, count: usize, bytes: &mut Vec<u8>) {
-        // All 81 bytes there are; a random byte picks one, so close to evenly that the shares differ by
-        // a percent.
-        const PICKED: [u8; 256] = {
-            let mut picked = [0; 256];
-            let mut i = 0;
-            while i < 256 {
-                let n = i * 81 / 256;
-                let trits = [n % 3, n / 3 % 3, n / 9 % 3, n / 27];
-                picked[i] = (trits[0] + 4 * trits[1] + 16 * trits[2] + 64 * trits[3]) as u8;
-                i += 1;
-            }
-            picked
-        };
-        let end = bytes.len() + count;
-        while bytes.len() < end {
-            bytes.extend(
-                self.next()
-                    .to_le_bytes()
-                    .map(|byte| PICKED[usize::from(byte)]),
-            );
+/// Appends `count` bytes of four random codes of 0, 1 or 2.
+fn push_codes(random: &mut Random, count: usize, bytes: &mut Vec<u8>) {
+    // A random byte picks one of the 81 possible bytes. The frequencies of the codes differ by
+    // about a percent.
+    const PICKED: [u8; 256] = {
+        let mut picked = [0; 256];
+        let mut i = 0;
+        while i < 256 {
+            let n = i * 81 / 256;
+            let trits = [n % 3, n / 3 % 3, n / 9 % 3, n / 27];
+            picked[i] = (trits[0] + 4 * trits[1] + 16 * trits[2] + 64 * trits[3]) as u8;
+            i += 1;
         }
-        bytes.truncate(end);
+        picked
+    };
+    let end = bytes.len() + count;
+    while bytes.len() < end {
+        let random = random.next_u64().to_le_bytes();
+        bytes.extend(random.map(|byte| PICKED[usize::from(byte)]));
     }
+    bytes.truncate(end);
+}
 
-    /// `count` bf16 numbers, uniform in ±0.04.
-    fn push_bf16(&mut self, count: usize, bytes: &mut Vec<u8>) {
-        let end = bytes.len() + 2 * count;
-        while bytes.len() < end {
-            for bits in self.next().to_le_bytes().as_chunks::<2>().0 {
-                let value = f32::from(i16::from_le_bytes(*bits)) * (0.04 / 32_768.0);
-                // The upper half of a float is the same number in bf16, cut off.
-                bytes.extend_from_slice(&((value.to_bits() >> 16) as u16).to_le_bytes());
-            }
+/// Appends `count` bf16 values, uniform in ±0.04.
+fn push_bf16(random: &mut Random, count: usize, bytes: &mut Vec<u8>) {
+    let end = bytes.len() + 2 * count;
+    while bytes.len() < end {
+        for bits in random.next_u64().to_le_bytes().as_chunks::<2>().0 {
+            let value = f32::from(i16::from_le_bytes(*bits)) * (0.04 / 32_768.0);
+            // Truncating an f32 to its upper half gives bf16.
+            bytes.extend_from_slice(&((value.to_bits() >> 16) as u16).to_le_bytes());
         }
-        bytes.truncate(end);
     }
+    bytes.truncate(end);
 }
 
 #[cfg(test)]
@@ -354,19 +348,15 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_valid_and_about_as_frequent_as_the_others() {
+    fn every_code_is_valid_and_the_codes_are_equally_frequent() {
         let mut bytes = Vec::new();
-        Random(3).push_codes(30_001, &mut bytes);
+        push_codes(&mut Random::new(3), 30_001, &mut bytes);
         let mut counts = [0; 4];
         for byte in &bytes {
             (0..4).for_each(|i| counts[usize::from(byte >> (2 * i) & 3)] += 1);
         }
         assert_eq!((bytes.len(), counts[3]), (30_001, 0));
-        assert!(
-            counts[..3]
-                .iter()
-                .all(|&count| (38_000..42_000).contains(&count)),
-            "{counts:?}"
-        );
+        let is_fair = |&count: &i32| (38_000..42_000).contains(&count);
+        assert!(counts[..3].iter().all(is_fair), "{counts:?}");
     }
 }

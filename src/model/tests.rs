@@ -1,13 +1,13 @@
-//! The whole model against the plain forward pass, over every kind of checkpoint; and what must not
-//! change a result: chunks, neighbours, threads, shards, drafts, copied pages, a step that failed.
+//! Tests of the whole model. Part of them compare it with the plain forward pass of `reference.rs`,
+//! for every kind of checkpoint. The others show what must not change a result: chunks, neighbours,
+//! threads, shards, drafts, copied pages and a step that failed.
 
 use safetensors::Dtype;
 use sterna_kernels::{Isa, Kernels};
+use sterna_random::Random;
 use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 
-use super::reference::{
-    Form, HIDDEN, INTERMEDIATE, Kind, LAYERS, LLAMA, Made, PLAIN, Random, VOCAB,
-};
+use super::reference::{Form, HIDDEN, INTERMEDIATE, Kind, LAYERS, LLAMA, Made, PLAIN, VOCAB};
 use super::{KvStore, LoadError, LoadOptions, Logits, Model, Source, toy};
 
 fn options(threads: usize) -> LoadOptions {
@@ -18,7 +18,7 @@ fn options(threads: usize) -> LoadOptions {
     }
 }
 
-/// The toy with every instruction set of this machine.
+/// Loads the toy with every instruction set of this machine.
 fn toys(threads: usize) -> impl Iterator<Item = (Isa, Model)> {
     Isa::available().map(move |isa| {
         let kernels = Kernels::new(isa).unwrap();
@@ -34,21 +34,21 @@ fn load(made: &Made, threads: usize) -> Model {
     Model::load(&made.source(1), options(threads)).unwrap()
 }
 
-/// A row: which sequence, from where to where, and the pages of that sequence.
-type Part<'a> = (&'a [u32], std::ops::Range<usize>, u32);
+/// A row: a sequence, the positions in it, and its first page.
+type RowSpec<'a> = (&'a [u32], std::ops::Range<usize>, u32);
 
-/// A batch of parts of sequences, with the logits after the last token of each. The pages of a sequence are `first`,
-/// `first + 3`, …
-fn batch(parts: &[Part<'_>]) -> Batch {
+/// Returns a batch of rows with the logits after the last token of each. The pages of a sequence
+/// are `first`, `first + 3`, …
+fn batch(rows: &[RowSpec<'_>]) -> Batch {
     let mut batch = Batch::new();
-    for part in parts {
-        push(&mut batch, part, 1);
+    for row in rows {
+        push(&mut batch, row, 1);
     }
     batch
 }
 
-/// Adds a part of a sequence, with the logits after its last `logits` tokens.
-fn push(batch: &mut Batch, (sequence, range, first): &Part<'_>, logits: usize) {
+/// Adds a row, with the logits after its last `logits` tokens.
+fn push(batch: &mut Batch, (sequence, range, first): &RowSpec<'_>, logits: usize) {
     let pages: Vec<Page> = (0..range.end.div_ceil(16) as u32)
         .map(|i| Page::new(first + 3 * i))
         .collect();
@@ -71,10 +71,8 @@ fn read(logits: &Logits, vocab: usize) -> Vec<Vec<f32>> {
 }
 
 fn prompt(len: usize, seed: u64, vocab: usize) -> Vec<u32> {
-    let mut random = Random(seed);
-    (0..len)
-        .map(|_| (random.unit() * vocab as f64) as u32)
-        .collect()
+    let mut random = Random::new(seed);
+    (0..len).map(|_| random.index(vocab) as u32).collect()
 }
 
 fn check(kind: Kind) {
@@ -100,8 +98,8 @@ fn check(kind: Kind) {
         let mut hidden: Vec<f32> = plain.concat().iter().map(|&x| x as f32).collect();
         model.run_layer(layer, &mut hidden, &batch, &mut kv);
         made.layer(layer, &mut plain);
-        // A sum that falls on the other side of a half rounds an activation the other way, which is one
-        // token of 37: at most two may.
+        // Different last bits may round an activation the other way, which changes one token of 37.
+        // At most two tokens may differ.
         check_close(
             &hidden,
             &plain.concat(),
@@ -109,8 +107,8 @@ fn check(kind: Kind) {
             &format!("{kind:?}, seed {seed}: layer {layer}"),
         );
     }
-    // Through both layers, a rounding that falls the other way spreads: fewer values agree closely, none
-    // is far off.
+    // Such a difference spreads through the second layer: fewer values agree closely, but none is
+    // far off.
     let logits = rows(&mut model, &batch, &mut kv).remove(0);
     let expected = made.logits(plain.last().unwrap());
     let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
@@ -125,7 +123,7 @@ fn check(kind: Kind) {
     );
 }
 
-/// At least `share` of the values are within 1e-3 of the RMS.
+/// Checks that at least `share` of the values are within 1e-3 of the RMS.
 fn check_close(values: &[f32], expected: &[f64], share: f64, what: &str) {
     let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
     let close = values
@@ -160,7 +158,7 @@ fn packed_weights_of_both_families_match_a_plain_forward() {
 }
 
 #[test]
-fn masters_are_made_ternary_as_they_should_be() {
+fn master_weights_are_made_ternary_on_loading() {
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
         check(Kind {
             form: Form::Masters(dtype),
@@ -178,7 +176,7 @@ fn masters_are_made_ternary_as_they_should_be() {
 }
 
 #[test]
-fn norms_before_linears_and_float_linears_are_computed() {
+fn input_norms_and_float_linears_match_a_plain_forward() {
     check(Kind {
         rms_norm: true,
         ..LLAMA
@@ -217,9 +215,9 @@ fn shards_hold_the_same_model() {
     assert_eq!(run(&made.source(1)), run(&made.source(3)));
 }
 
-/// In a pass, each layer adds what the one before it left.
+/// In a forward pass, each layer adds the pending output of the layer before.
 #[test]
-fn a_pass_is_its_layers_one_after_the_other() {
+fn a_forward_pass_equals_its_layers_run_one_by_one() {
     for (isa, mut model) in toys(2) {
         let (width, vocab) = (model.config().hidden, model.config().vocab);
         let tokens = prompt(37, 5, vocab);
@@ -231,8 +229,8 @@ fn a_pass_is_its_layers_one_after_the_other() {
         for layer in 0..model.config().layers {
             model.run_layer(layer, &mut hidden, &batch, &mut kv);
         }
-        model.project(&hidden);
-        assert_eq!(read(&model.logits, vocab), expected, "{isa}");
+        model.compute_logits(&hidden);
+        assert_eq!(read(model.step_logits().logits(), vocab), expected, "{isa}");
     }
 }
 
@@ -255,9 +253,9 @@ fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
     for threads in [1, 2, 3] {
         let mut model = Model::load(&source, options(threads)).unwrap();
         let mut kv = model.new_kv_store(120);
-        // Whatever a recycled page holds, also NaN, is never looked at.
+        // The old content of a recycled page is never read, not even NaN.
         kv.poison();
-        let steps: [&[Part<'_>]; 5] = [
+        let steps: [&[RowSpec<'_>]; 5] = [
             &[(&a, 0..7, 0), (&b, 0..1, 1)],
             &[(&b, 1..32, 1), (&a, 7..300, 0), (&c, 0..255, 2)],
             &[(&a, 300..301, 0)],
@@ -278,9 +276,10 @@ fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
 
 #[test]
 fn drafted_tokens_have_the_logits_of_single_decodes() {
-    // The rows cross a page (16) and a span of attention (256 keys); the last is a prompt of which all logits are wanted.
+    // The rows cross a page (16 tokens) and a span of attention (256 keys). The last one is a
+    // prompt with all logits.
     let (a, b, c) = (prompt(270, 1, 512), prompt(40, 2, 512), prompt(9, 3, 512));
-    let parts: [Part<'_>; 3] = [(&a, 250..258, 0), (&b, 29..34, 1), (&c, 0..9, 2)];
+    let specs: [RowSpec<'_>; 3] = [(&a, 250..258, 0), (&b, 29..34, 1), (&c, 0..9, 2)];
     for threads in [1, 2, 3] {
         for (isa, mut model) in toys(threads) {
             let mut kv = model.new_kv_store(120);
@@ -288,19 +287,19 @@ fn drafted_tokens_have_the_logits_of_single_decodes() {
             let prompts = batch(&[(&a, 0..250, 0), (&b, 0..29, 1)]);
             rows(&mut model, &prompts, &mut kv);
             let mut single = Vec::new();
-            for (tokens, range, first) in &parts {
+            for (tokens, range, first) in &specs {
                 for at in range.clone() {
                     let step = batch(&[(tokens, at..at + 1, *first)]);
                     single.extend(rows(&mut model, &step, &mut kv));
                 }
             }
-            // What was drafted in these places before, and refused, is in the pages still; it is overwritten.
+            // Rejected draft tokens are still in the pages; the next ones overwrite them.
             let refused = prompt(300, 7, 512);
             let wrong = batch(&[(&refused, 250..260, 0), (&refused, 29..36, 1)]);
             rows(&mut model, &wrong, &mut kv);
             let mut drafted = Batch::new();
-            for part in &parts {
-                push(&mut drafted, part, part.1.len());
+            for spec in &specs {
+                push(&mut drafted, spec, spec.1.len());
             }
             assert!(
                 rows(&mut model, &drafted, &mut kv) == single,
@@ -311,11 +310,11 @@ fn drafted_tokens_have_the_logits_of_single_decodes() {
 }
 
 #[test]
-fn a_copied_page_overwritten_at_its_end_is_a_page_computed_afresh() {
+fn a_copied_page_with_new_tokens_at_its_end_equals_a_computed_page() {
     let (a, tail) = (prompt(48, 1, 512), prompt(48, 2, 512));
     for (isa, mut model) in toys(2) {
         for shared in [1, 25, 31, 40] {
-            // As long as a, and equal to it for `shared` tokens.
+            // b is as long as a, and begins with the same `shared` tokens.
             let b = [&a[..shared], &tail[shared..]].concat();
             let mut kv = model.new_kv_store(20);
             let mut fresh = Batch::new();
@@ -324,7 +323,7 @@ fn a_copied_page_overwritten_at_its_end_is_a_page_computed_afresh() {
 
             kv.poison();
             let before = rows(&mut model, &batch(&[(&a, 0..47, 0)]), &mut kv);
-            // b reads the whole shared pages where they are, and owns a copy of the one that it shares in part.
+            // b reads the fully shared pages of a, and owns a copy of the partly shared page.
             let whole = shared / 16;
             let pages: Vec<Page> = (0..3)
                 .map(|page| Page::new(3 * page as u32 + u32::from(page >= whole)))
@@ -340,7 +339,7 @@ fn a_copied_page_overwritten_at_its_end_is_a_page_computed_afresh() {
                 rows(&mut model, &copied, &mut kv) == expected,
                 "{shared} shared tokens, {isa}"
             );
-            // The page that was copied is as it was.
+            // The copied page has not changed.
             let again = rows(&mut model, &batch(&[(&a, 46..47, 0)]), &mut kv);
             assert!(again == before, "{shared} shared tokens, {isa}");
         }
@@ -349,7 +348,7 @@ fn a_copied_page_overwritten_at_its_end_is_a_page_computed_afresh() {
 
 #[test]
 #[should_panic(expected = "a row writes to a page that is copied")]
-fn a_page_that_is_copied_is_not_written_in_the_same_step() {
+fn a_step_that_writes_to_a_copied_page_panics() {
     let tokens = prompt(20, 1, 512);
     let mut model = toy::model(1);
     let mut kv = model.new_kv_store(8);
@@ -362,7 +361,7 @@ fn a_page_that_is_copied_is_not_written_in_the_same_step() {
 }
 
 #[test]
-fn a_step_that_panics_harms_no_other() {
+fn the_step_after_a_panic_is_computed_correctly() {
     let mut model = toy::model(2);
     let mut kv = model.new_kv_store(4);
     let tokens = prompt(20, 4, 512);
@@ -372,7 +371,7 @@ fn a_step_that_panics_harms_no_other() {
     let step = std::panic::AssertUnwindSafe(|| drop(rows(&mut model, &bad, &mut kv)));
     assert!(
         std::panic::catch_unwind(step).is_err(),
-        "there is no token 512"
+        "token 512 does not exist"
     );
     assert_eq!(rows(&mut model, &good, &mut kv), before);
 }
@@ -415,7 +414,7 @@ fn tensors_that_are_missing_unknown_or_misshapen_are_named() {
 }
 
 #[test]
-fn a_missing_directory_and_a_missing_file_are_told_apart() {
+fn a_missing_directory_and_a_missing_file_have_different_errors() {
     let error = |directory: &std::path::Path| {
         let source = Source::Directory(directory.to_owned());
         let result = Model::load(&source, options(1));
@@ -457,7 +456,7 @@ fn weights_that_are_not_ternary_are_refused() {
 }
 
 #[test]
-fn a_head_beside_a_tied_embedding_counts_when_it_differs() {
+fn a_head_beside_a_tied_embedding_is_used_if_it_differs() {
     let tokens = prompt(5, 9, VOCAB);
     let run = |made: &Made| {
         let mut model = load(made, 1);
@@ -474,7 +473,7 @@ fn a_head_beside_a_tied_embedding_counts_when_it_differs() {
     assert_eq!(
         run(&made),
         (plain.clone(), bytes),
-        "an equal copy changes nothing"
+        "an equal head changes nothing"
     );
     made.floats("lm_head.weight", VOCAB, HIDDEN, Dtype::BF16);
     let (own, more_bytes) = run(&made);
@@ -482,5 +481,9 @@ fn a_head_beside_a_tied_embedding_counts_when_it_differs() {
     made.tensors.remove("lm_head.weight");
     let embedding = made.tensors.remove("model.embed_tokens.weight").unwrap();
     made.tensors.insert("lm_head.weight".into(), embedding);
-    assert_eq!(run(&made).0, plain, "either name may hold what both share");
+    assert_eq!(
+        run(&made).0,
+        plain,
+        "either name may hold the shared matrix"
+    );
 }

@@ -1,20 +1,21 @@
-//! A tiny model with seeded random weights, for fast tests of what stands above the model. It is loaded
-//! like any other.
+//! A tiny model with seeded random weights, for fast tests of the code above the model. It is
+//! loaded like any other model.
 
 use sterna_kernels::{Isa, Kernels};
 
-use super::config::Architecture;
-use super::load::Source;
+use super::architecture::BITNET;
+use super::checkpoint::Source;
+use super::forward::Model;
+use super::options::LoadOptions;
 use super::synthetic::Shape;
-use super::{LoadOptions, Model};
 
-/// The token that ends an answer of the toy.
+/// The stop token of the toy.
 pub const EOS: u32 = 0;
 
-/// Two layers of width 64, 512 tokens.
+/// The shape of the toy: two layers of width 64, 512 tokens.
 pub const SHAPE: Shape = Shape {
     name: "toy",
-    architecture: Architecture::BitNet,
+    architecture: &BITNET,
     vocab: 512,
     hidden: 64,
     intermediate: 96,
@@ -27,13 +28,13 @@ pub const SHAPE: Shape = Shape {
     tied: true,
 };
 
-/// The toy's checkpoint.
+/// Returns the checkpoint of the toy.
 #[must_use]
 pub fn source() -> Source {
     of_shape(&SHAPE, 1)
 }
 
-/// A checkpoint of any shape in memory.
+/// Returns a checkpoint of `shape` in memory.
 #[must_use]
 pub fn of_shape(shape: &Shape, seed: u64) -> Source {
     let mut config = shape.config();
@@ -41,14 +42,14 @@ pub fn of_shape(shape: &Shape, seed: u64) -> Source {
     let mut tensors = Vec::new();
     shape
         .write_tensors(seed, &mut tensors)
-        .expect("memory takes all that is written");
+        .expect("writing to memory cannot fail");
     Source::in_memory([
         ("config.json".to_owned(), config.to_string().into_bytes()),
         ("model.safetensors".to_owned(), tensors),
     ])
 }
 
-/// The toy, loaded for `threads` threads and the best instruction set.
+/// Loads the toy for `threads` threads and the best instruction set.
 #[must_use]
 pub fn model(threads: usize) -> Model {
     let kernels = Kernels::new(Isa::best()).expect("the best instruction set is available");

@@ -74,7 +74,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("tokenizers", &["src/text/"]),
     (
         "memmap2",
-        &["src/model/load/weights.rs", "kernels/src/huge.rs"],
+        &["src/model/checkpoint/files.rs", "kernels/src/huge.rs"],
     ),
     ("zerocopy", &["kernels/"]),
     ("metrics_exporter_prometheus", &["src/metrics/"]),
@@ -93,7 +93,8 @@ const UNSAFE_FILES: &[&str] = &[
     "kernels/src/dispatch.rs",
     "kernels/src/x86_64/registers.rs",
     "src/model/pool/mod.rs",
-    "src/model/load/weights.rs",
+    "src/model/pool/slots.rs",
+    "src/model/checkpoint/files.rs",
 ];
 
 const TOP_LEVEL: &[&str] = &[

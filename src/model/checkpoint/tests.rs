@@ -1,8 +1,11 @@
 //! Tests of the checkpoint's files: malformed headers, indices and shards.
 
+use std::collections::BTreeMap;
+
+use super::tensors::{MAX_HEADER_BYTES, MAX_TENSORS};
 use super::*;
 
-/// A safetensors file with the given header and `data` zero bytes.
+/// Returns a safetensors file with the given header and `data` zero bytes.
 fn file(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
@@ -18,12 +21,9 @@ fn one(name: &str) -> Vec<u8> {
 }
 
 fn names(files: &[(&str, Vec<u8>)]) -> Result<Vec<String>, LoadError> {
-    let source = Source::in_memory(
-        files
-            .iter()
-            .map(|(name, bytes)| ((*name).to_owned(), bytes.clone())),
-    );
-    let listed = source.tensor_files()?;
+    let files = files.iter();
+    let source = Source::in_memory(files.map(|(name, bytes)| ((*name).to_owned(), bytes.clone())));
+    let listed = TensorFiles::list(&source)?;
     let contents: Vec<Vec<u8>> = listed
         .names
         .iter()
@@ -38,10 +38,10 @@ fn check_refused(files: &[(&str, Vec<u8>)], named: &str) {
     assert!(error.contains(named), "{error}");
 }
 
-/// One of the files that the system makes up when they are read says that it has no bytes.
+/// Files in `/proc` report a length of 0, whatever they hold.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_file_that_is_longer_than_it_says_is_an_error() {
+fn a_file_longer_than_its_reported_length_is_an_error() {
     let error = Source::Directory("/proc".into())
         .read("version")
         .unwrap_err();
@@ -75,12 +75,13 @@ fn malformed_files_are_refused_by_name() {
     let mut cut = one("a");
     cut.pop();
     check_refused(&[("model.safetensors", cut)], "model.safetensors");
-    let twice = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
-    check_refused(&[("model.safetensors", file(twice, 1))], "tensor a");
+    let entry = r#""a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+    let twice = file(&format!("{{{entry},{entry}}}"), 1);
+    check_refused(&[("model.safetensors", twice)], "tensor a");
 }
 
 #[test]
-fn a_header_without_measure_is_refused_before_it_is_read() {
+fn an_oversized_header_is_refused_before_it_is_parsed() {
     let mut long = one("a");
     long[..8].copy_from_slice(&(MAX_HEADER_BYTES as u64 + 1).to_le_bytes());
     check_refused(&[("model.safetensors", long)], "too long");
@@ -95,7 +96,7 @@ fn a_header_without_measure_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn an_index_that_lies_is_refused() {
+fn an_index_at_odds_with_its_shards_is_refused() {
     let with = |map: &str, shards: &[(&'static str, Vec<u8>)]| {
         let mut files = vec![("model.safetensors.index.json", index(map))];
         files.extend_from_slice(shards);
@@ -130,7 +131,7 @@ fn only_regular_files_are_read() {
 }
 
 #[test]
-fn what_nothing_took_is_an_error() {
+fn a_tensor_that_the_loader_does_not_take_is_an_error() {
     let (known, bytes) = (
         TensorFiles {
             names: vec!["f".into()],

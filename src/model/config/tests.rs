@@ -1,17 +1,26 @@
 //! Tests of reading `config.json` and its companions.
 
-use super::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
-/// The published configuration of 2B-4T, cut to what matters, with `changes` laid over it (null
-/// removes a key).
+use super::ModelConfig;
+use super::stop_tokens::token_id;
+use crate::model::architecture::{Activation, BITNET, LLAMA, ScaleDirection};
+use crate::model::checkpoint::{LoadError, Source};
+
+/// Reads the relevant part of the published configuration of 2B-4T, with `changes` applied to it.
+/// A null removes a field.
 fn read(changes: &Value) -> Result<ModelConfig, LoadError> {
     let mut config = json!({
-        "architectures": ["BitNetForCausalLM"], "bos_token_id": 128_000, "eos_token_id": 128_001, "hidden_act": "relu2",
-        "hidden_size": 2560, "intermediate_size": 6912, "max_position_embeddings": 4096, "num_attention_heads": 20,
-        "num_hidden_layers": 30, "num_key_value_heads": 5, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+        "architectures": ["BitNetForCausalLM"], "bos_token_id": 128_000, "eos_token_id": 128_001,
+        "hidden_act": "relu2", "hidden_size": 2560, "intermediate_size": 6912,
+        "max_position_embeddings": 4096, "num_attention_heads": 20, "num_hidden_layers": 30,
+        "num_key_value_heads": 5, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
         "tie_word_embeddings": true, "vocab_size": 128_256,
-        "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+        "quantization_config": {
+            "quant_method": "bitnet",
+            "linear_class": "autobitlinear",
+            "quantization_mode": "offline",
+        },
     });
     for (key, value) in changes.as_object().unwrap() {
         config.as_object_mut().unwrap().shift_remove(key);
@@ -27,7 +36,10 @@ fn read(changes: &Value) -> Result<ModelConfig, LoadError> {
         ),
         (
             "tokenizer_config.json",
-            json!({"eos_token": "<|eot_id|>", "added_tokens_decoder": {"128009": {"content": "<|eot_id|>"}}}),
+            json!({
+                "eos_token": "<|eot_id|>",
+                "added_tokens_decoder": {"128009": {"content": "<|eot_id|>"}},
+            }),
         ),
     ];
     ModelConfig::read(&Source::in_memory(
@@ -44,7 +56,7 @@ fn check_refused(changes: &Value, named: &str) {
 fn the_published_configuration_is_understood() {
     let config = read(&json!({})).unwrap();
     assert_eq!(
-        (config.head_dim, config.group(), config.rope_theta),
+        (config.head_dim, config.group(), config.rotary.theta),
         (128, 4, 500_000.0)
     );
     assert_eq!(config.quantization.scale, ScaleDirection::Multiply);
@@ -58,7 +70,7 @@ fn the_published_configuration_is_understood() {
 }
 
 #[test]
-fn a_token_is_looked_up_among_the_added_ones_then_in_the_vocabulary() {
+fn a_token_is_looked_up_in_the_added_tokens_then_in_the_vocabulary() {
     let id = |token, json: Value| token_id(token, json.to_string().as_bytes()).unwrap();
     let both =
         json!({"added_tokens": [{"id": 7, "content": "a"}], "model": {"vocab": {"a": 1, "b": 2}}});
@@ -77,13 +89,15 @@ fn a_token_is_looked_up_among_the_added_ones_then_in_the_vocabulary() {
 }
 
 #[test]
-fn both_generations_of_keys_are_understood() {
-    let new = json!({"rope_theta": null, "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"}});
-    assert_eq!(read(&new).unwrap().rope_theta, 10_000.0);
+fn the_rope_fields_of_both_transformers_versions_are_understood() {
+    let rope = json!({"rope_theta": 10_000.0, "rope_type": "default"});
+    let new = json!({"rope_theta": null, "rope_parameters": rope});
+    assert_eq!(read(&new).unwrap().rotary.theta, 10_000.0);
     assert_eq!(
         read(&json!({"rope_scaling": {"type": "default"}}))
             .unwrap()
-            .rope_theta,
+            .rotary
+            .theta,
         500_000.0
     );
 }
@@ -91,7 +105,7 @@ fn both_generations_of_keys_are_understood() {
 #[test]
 fn a_rope_object_may_name_its_type_twice() {
     let both = json!({"rope_scaling": {"type": "default", "rope_type": "default"}});
-    assert_eq!(read(&both).unwrap().rope_theta, 500_000.0);
+    assert_eq!(read(&both).unwrap().rotary.theta, 500_000.0);
     check_refused(
         &json!({"rope_scaling": {"type": "default", "rope_type": "yarn"}}),
         "yarn",
@@ -100,14 +114,14 @@ fn a_rope_object_may_name_its_type_twice() {
 }
 
 #[test]
-fn a_base_inside_the_rope_object_counts_more() {
-    let theta = |changes: &Value| read(changes).unwrap().rope_theta;
+fn a_base_inside_the_rope_object_overrides_the_one_beside_it() {
+    let theta = |changes: &Value| read(changes).unwrap().rotary.theta;
     let inside = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
     assert_eq!(theta(&json!({"rope_scaling": inside(1e4)})), 1e4);
     let both = json!({"rope_scaling": inside(1e4), "rope_parameters": inside(2e4)});
-    assert_eq!(theta(&both), 1e4, "rope_scaling is asked first");
+    assert_eq!(theta(&both), 1e4, "rope_scaling comes first");
     let other = json!({"rope_scaling": {"rope_type": "default"}, "rope_parameters": inside(2e4)});
-    assert_eq!(theta(&other), 500_000.0, "one object counts");
+    assert_eq!(theta(&other), 500_000.0, "only one object counts");
     let empty = json!({"rope_scaling": {}, "rope_parameters": inside(2e4)});
     assert_eq!(theta(&empty), 2e4);
 }
@@ -118,8 +132,8 @@ fn a_family_may_be_named_by_its_model_type() {
         let changes = json!({"architectures": null, "model_type": model_type});
         read(&changes).unwrap().architecture
     };
-    assert_eq!(family("bitnet"), Architecture::BitNet);
-    assert_eq!(family("llama"), Architecture::Llama);
+    assert_eq!(family("bitnet"), &BITNET);
+    assert_eq!(family("llama"), &LLAMA);
     check_refused(
         &json!({"architectures": null, "model_type": "mistral"}),
         "mistral",
@@ -128,7 +142,7 @@ fn a_family_may_be_named_by_its_model_type() {
 }
 
 #[test]
-fn swish_is_silu_and_only_llama_has_a_bias_of_its_feed_forward_part() {
+fn swish_is_silu_and_only_llama_has_feed_forward_biases() {
     let swish = read(&json!({"hidden_act": "swish"})).unwrap();
     assert_eq!(swish.activation, Activation::Silu);
     assert!(read(&json!({"mlp_bias": true})).is_ok());
@@ -139,7 +153,7 @@ fn swish_is_silu_and_only_llama_has_a_bias_of_its_feed_forward_part() {
 }
 
 #[test]
-fn numbers_that_would_make_everything_nan_are_refused() {
+fn values_that_would_make_every_activation_nan_are_refused() {
     for eps in [-1e-5, 1e300] {
         check_refused(&json!({"rms_norm_eps": eps}), "rms_norm_eps");
         let quantization =
@@ -156,7 +170,7 @@ fn numbers_that_would_make_everything_nan_are_refused() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_name() {
+fn unsupported_settings_are_refused_by_field() {
     check_refused(&json!({"rope_theta": null}), "rope_theta");
     check_refused(
         &json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
@@ -180,14 +194,17 @@ fn what_is_not_computed_is_refused_by_name() {
     );
     check_refused(&json!({"num_key_value_heads": 3}), "num_key_value_heads");
     check_refused(&json!({"head_dim": 64}), "head_dim");
-    check_refused(&json!({"head_dim": 512}), "more than 256 values");
+    check_refused(&json!({"head_dim": 512}), "at most 256; got 512");
     check_refused(&json!({"vocab_size": null}), "vocab_size");
     check_refused(&json!({"hidden_size": 0, "head_dim": 128}), "hidden_size");
 }
 
 #[test]
 fn modules_that_stay_float_are_matched_at_boundaries() {
-    let modules = json!({"quant_method": "bitnet", "modules_to_not_convert": ["model.layers.1", "down_proj", "lm_head"]});
+    let modules = json!({
+        "quant_method": "bitnet",
+        "modules_to_not_convert": ["model.layers.1", "down_proj", "lm_head"],
+    });
     let config = read(&json!({"quantization_config": modules})).unwrap();
     assert!(config.is_float("model.layers.1.mlp.up_proj"));
     assert!(!config.is_float("model.layers.11.mlp.up_proj"));

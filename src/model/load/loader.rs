@@ -1,143 +1,58 @@
-//! The weights of a checkpoint, checked and packed into the kernels' layouts.
-//!
-//! Always true: what is returned is anonymous memory. The files are mapped only while this runs, so a
-//! file that is cut off later cannot hurt a running server; every tensor has the shape that the
-//! configuration asks for, and every value is finite.
-#![expect(unsafe_code, reason = "mapping a file")]
+//! Takes the tensors of a checkpoint one after the other, and builds the layers from them.
 
-use std::fs::File;
 use std::io::IsTerminal;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use memmap2::{Advice, Mmap, UncheckedAdvice};
 use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, Int8Matrix, TernaryMatrix};
 
-use super::checkpoint::{FileBytes, LoadError, Source, Tensors, regular_file};
 use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite};
-use super::statistics::Census;
-use crate::model::LoadOptions;
+use super::statistics::WeightStatistics;
+use crate::model::architecture::ScaleDirection;
 use crate::model::attention::Attention;
-use crate::model::config::{Architecture, ModelConfig, ScaleDirection};
-use crate::model::head::ScreenedHead;
-use crate::model::layer::{FeedForward, Layer};
-use crate::model::linear::{Linear, Norm, Projections, TernaryLinear};
+use crate::model::checkpoint::{LoadError, MappedFiles, Source, Tensor, TensorFiles, Tensors};
+use crate::model::config::ModelConfig;
+use crate::model::feed_forward::FeedForward;
+use crate::model::layer::Layer;
+use crate::model::linear::{Linear, Projections, TernaryLinear};
+use crate::model::norm::Norm;
+use crate::model::options::LoadOptions;
+use crate::model::output_head::{OutputHead, ScreenedHead};
 use crate::model::pool::Pool;
+use crate::model::weights::Weights;
 
-/// All weights of a model.
-pub(crate) struct Weights {
-    pub(crate) embedding: Arc<DenseMatrix>,
-    pub(crate) layers: Vec<Layer>,
-    pub(crate) norm: Norm,
-    /// One linear: the output head, which may be the embedding.
-    pub(crate) head: Projections,
-    /// Bytes of all matrices; a shared head counts once.
-    pub(crate) bytes: usize,
-}
+/// The smallest mean magnitude of master weights that is divided by, as in the reference.
+const MIN_MEAN_MAGNITUDE: f32 = 1e-5;
 
-impl Weights {
-    /// Reads, checks and packs all tensors of `source`, on all workers of `pool`.
-    pub(crate) fn load(
-        source: &Source,
-        config: &ModelConfig,
-        pool: &mut Pool,
-        options: &LoadOptions,
-    ) -> Result<Weights, LoadError> {
-        let files = source.tensor_files()?;
-        let opened = Files::open(source, &files.names)?;
-        let contents: Vec<&[u8]> = opened.0.iter().map(Contents::bytes).collect();
-        let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
-        let tensors = Tensors::parse(&files, &contents)?;
-        let census = Census::default();
-        let progress = progress_bar(bytes, options.progress);
-        let packer = Packer {
+/// Reads, checks and packs all tensors of `source`, on all workers of `pool`.
+pub(crate) fn load_weights(
+    source: &Source,
+    config: &ModelConfig,
+    pool: &mut Pool,
+    options: &LoadOptions,
+) -> Result<Weights, LoadError> {
+    let files = TensorFiles::list(source)?;
+    let mapped = MappedFiles::open(source, &files.names)?;
+    let contents = mapped.contents();
+    let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
+    let mut loader = Loader {
+        config,
+        options,
+        tensors: Tensors::parse(&files, &contents)?,
+        packer: Packer {
             pool,
             packing: options.kernels.packing(),
-            census,
-            progress,
-            files: &opened,
-        };
-        let mut loader = Loader {
-            config,
-            options,
-            tensors,
-            packer,
-        };
-        let weights = loader.weights()?;
-        loader.packer.progress.finish_and_clear();
-        loader.packer.census.warn_if_unusual();
-        loader.tensors.finish()?;
-        Ok(weights)
-    }
-}
-
-/// The files that hold tensors.
-pub(crate) struct Files<'a>(Vec<Contents<'a>>);
-
-impl<'a> Files<'a> {
-    fn open(source: &'a Source, names: &[String]) -> Result<Files<'a>, LoadError> {
-        let contents = names.iter().map(|name| Contents::open(source, name));
-        Ok(Files(contents.collect::<Result<_, _>>()?))
-    }
-
-    /// Gives the memory of `bytes` of these files back to the system, which reads the file again should they be asked for again. Else
-    /// the model would be in memory twice when the last tensor is packed.
-    pub(crate) fn release(&self, bytes: &[u8]) {
-        for contents in &self.0 {
-            let Contents::Mapped(map) = contents else {
-                continue; // Somebody else's memory.
-            };
-            let Some(offset) = bytes.as_ptr().addr().checked_sub(map.as_ptr().addr()) else {
-                continue;
-            };
-            if offset + bytes.len() <= map.len() {
-                // SAFETY: pages of a file that is mapped for reading hold nothing but what the file holds,
-                // so they can be dropped and read anew, with the neighbours that share the first and last.
-                let dropped = unsafe {
-                    map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes.len())
-                };
-                let _ = dropped; // A system that keeps them has them twice for a while.
-            }
-        }
-    }
-}
-
-/// The bytes of one file.
-enum Contents<'a> {
-    Mapped(Mmap),
-    Memory(FileBytes<'a>),
-}
-
-impl<'a> Contents<'a> {
-    fn open(source: &'a Source, name: &str) -> Result<Contents<'a>, LoadError> {
-        let Source::Directory(directory) = source else {
-            return source
-                .read(name)?
-                .map(Contents::Memory)
-                .ok_or_else(|| LoadError::missing_file(source, name));
-        };
-        let path = directory.join(name);
-        if regular_file(&path)?.is_none() {
-            return Err(LoadError::missing_file(source, name));
-        }
-        let file = File::open(&path).map_err(|error| LoadError::file(&path, error))?;
-        // SAFETY: the file is only read, and the map does not outlive `Weights::load`. Whoever cuts the
-        // file off during these seconds ends the process by a signal, before it has begun to serve;
-        // whoever overwrites it changes weights, which are plain numbers, all of whose bit patterns are
-        // valid.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::file(&path, error))?;
-        // Only a hint: a system that does not take it reads a little slower.
-        let _ = map.advise(Advice::WillNeed);
-        Ok(Contents::Mapped(map))
-    }
-
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Contents::Mapped(map) => map,
-            Contents::Memory(bytes) => bytes,
-        }
-    }
+            statistics: WeightStatistics::default(),
+            progress: progress_bar(bytes, options.progress),
+            files: &mapped,
+        },
+    };
+    let weights = loader.weights()?;
+    loader.packer.progress.finish_and_clear();
+    loader.packer.statistics.warn_if_unusual();
+    loader.tensors.finish()?;
+    Ok(weights)
 }
 
 fn progress_bar(bytes: u64, wanted: bool) -> ProgressBar {
@@ -148,7 +63,7 @@ fn progress_bar(bytes: u64, wanted: bool) -> ProgressBar {
     ProgressBar::new(bytes).with_style(style.expect("the template is well-formed"))
 }
 
-/// Takes one tensor after the other.
+/// Builds the weights from the tensors that are left.
 struct Loader<'a> {
     config: &'a ModelConfig,
     options: &'a LoadOptions,
@@ -163,33 +78,24 @@ impl Loader<'_> {
         let mut layers = (0..config.layers)
             .map(|layer| self.layer(layer))
             .collect::<Result<Vec<_>, _>>()?;
-        let linears = layers.iter_mut().flat_map(Layer::projections_mut);
-        let linears = linears.flat_map(Projections::linears_mut);
-        let ternary = linears.filter_map(|linear| match linear {
-            Linear::Ternary(linear) => Some(&mut linear.weights),
-            Linear::Dense(_) | Linear::Screened(_) => None,
-        });
-        TernaryMatrix::put_side_by_side(&mut ternary.collect::<Vec<_>>());
+        put_ternary_matrices_side_by_side(&mut layers);
         let norm = self.norm("model.norm", config.hidden)?;
-        let tied = matches!(&head, Linear::Dense(head) if Arc::ptr_eq(head, &embedding));
-        let own_head = if tied { 0 } else { head.bytes() };
-        let head = self.screened(head);
-        let screen = match &head {
-            Linear::Screened(head) => head.screen().bytes(),
-            Linear::Ternary(_) | Linear::Dense(_) => 0,
+        let is_shared = matches!(&head, Linear::Dense(head) if Arc::ptr_eq(head, &embedding));
+        let head_bytes = if is_shared { 0 } else { head.bytes() };
+        let head = self.output_head(head);
+        let screen_bytes = match &head {
+            OutputHead::Screened(head) => head.screen_bytes(),
+            OutputHead::Exact(_) => 0,
         };
-        let projections = layers
-            .iter()
-            .flat_map(Layer::projections)
-            .flat_map(Projections::linears);
-        let bytes =
-            embedding.bytes() + projections.map(Linear::bytes).sum::<usize>() + own_head + screen;
+        let projections = layers.iter().flat_map(Layer::projections);
+        let linears = projections.flat_map(Projections::linears);
+        let layer_bytes = linears.map(Linear::bytes).sum::<usize>();
         Ok(Weights {
+            bytes: embedding.bytes() + layer_bytes + head_bytes + screen_bytes,
             embedding,
             layers,
             norm,
-            head: Projections::new(vec![head]),
-            bytes,
+            head,
         })
     }
 
@@ -202,12 +108,13 @@ impl Loader<'_> {
             let embedding = Arc::new(self.packer.dense(&embedding, vocab, hidden)?);
             return Ok((embedding, self.linear("lm_head", vocab, hidden)?));
         }
-        // Either name may hold what both share. A checkpoint that holds both means both, when they differ.
+        // Either name may hold the shared matrix. If both names exist and the tensors differ, the
+        // checkpoint means both.
         let (embedding, head) = match (self.tensors.take(EMBEDDING), self.tensors.take(HEAD)) {
             (Some(embedding), Some(head)) => {
-                let same = (embedding.dtype, &embedding.shape, embedding.bytes)
+                let is_same = (embedding.dtype, &embedding.shape, embedding.bytes)
                     == (head.dtype, &head.shape, head.bytes);
-                (embedding, (!same).then_some(head))
+                (embedding, (!is_same).then_some(head))
             }
             (Some(shared), None) | (None, Some(shared)) => (shared, None),
             (None, None) => return Err(LoadError::tensor(EMBEDDING, "missing")),
@@ -225,65 +132,75 @@ impl Loader<'_> {
         Ok((embedding, Linear::Dense(head)))
     }
 
-    /// A large float head gets an 8-bit first pass, unless its rows are too wide for that.
-    fn screened(&mut self, head: Linear) -> Linear {
-        let is_screened = |exact: &DenseMatrix| {
-            exact.bytes() > self.options.exact_head_bytes
-                && exact.columns() <= Int8Matrix::MAX_COLUMNS
-        };
+    /// Screens a large float head, unless its rows are too wide for the 8-bit kernels.
+    fn output_head(&mut self, head: Linear) -> OutputHead {
+        let LoadOptions {
+            kernels,
+            max_logits_rows,
+            exact_head_bytes,
+            ..
+        } = *self.options;
         match head {
-            Linear::Dense(exact) if is_screened(&exact) => {
-                let kernels = self.options.kernels;
-                Linear::Screened(ScreenedHead::new(kernels, self.packer.pool, exact))
+            Linear::Dense(exact)
+                if exact.bytes() > exact_head_bytes
+                    && exact.columns() <= Int8Matrix::MAX_COLUMNS =>
+            {
+                let pool = &mut *self.packer.pool;
+                OutputHead::Screened(ScreenedHead::new(kernels, pool, exact, max_logits_rows))
             }
-            other => other,
+            head => OutputHead::Exact(Projections::new(vec![head])),
         }
     }
 
+    /// Builds a layer as the architecture describes it.
     fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
-        let config = self.config;
+        let (config, modules) = (self.config, &self.config.architecture.layer);
         let (hidden, intermediate) = (config.hidden, config.intermediate);
-        let (q, kv) = (
-            config.heads * config.head_dim,
-            config.kv_heads * config.head_dim,
-        );
-        let sub_norms = config.architecture == Architecture::BitNet;
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let attention = Attention {
-            norm: self.norm(&name("input_layernorm"), hidden)?,
-            qkv: Projections::new(vec![
-                self.linear(&name("self_attn.q_proj"), q, hidden)?,
-                self.linear(&name("self_attn.k_proj"), kv, hidden)?,
-                self.linear(&name("self_attn.v_proj"), kv, hidden)?,
-            ]),
-            sub_norm: sub_norms
-                .then(|| self.norm(&name("self_attn.attn_sub_norm"), q))
-                .transpose()?,
-            output: Projections::new(vec![self.linear(&name("self_attn.o_proj"), hidden, q)?]),
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-        };
-        let feed_forward = FeedForward {
-            norm: self.norm(&name("post_attention_layernorm"), hidden)?,
-            gate_up: Projections::new(vec![
-                self.linear(&name("mlp.gate_proj"), intermediate, hidden)?,
-                self.linear(&name("mlp.up_proj"), intermediate, hidden)?,
-            ]),
-            activation: config.activation,
-            sub_norm: sub_norms
-                .then(|| self.norm(&name("mlp.ffn_sub_norm"), intermediate))
-                .transpose()?,
-            down: Projections::new(vec![self.linear(
-                &name("mlp.down_proj"),
-                hidden,
-                intermediate,
-            )?]),
-        };
+        let q = config.heads * config.head_dim;
+        let kv = config.kv_heads * config.head_dim;
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
         Ok(Layer {
-            attention,
-            feed_forward,
+            attention_norm: self.norm(&name(modules.attention_norm), hidden)?,
+            attention: Attention {
+                layer,
+                heads: config.heads,
+                kv_heads: config.kv_heads,
+                head_dim: config.head_dim,
+                qkv: Projections::new(vec![
+                    self.linear(&name(modules.query), q, hidden)?,
+                    self.linear(&name(modules.key), kv, hidden)?,
+                    self.linear(&name(modules.value), kv, hidden)?,
+                ]),
+                sub_norm: self.sub_norm(modules.attention_sub_norm.map(name), q)?,
+                output: Projections::new(vec![self.linear(
+                    &name(modules.attention_output),
+                    hidden,
+                    q,
+                )?]),
+            },
+            feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
+            feed_forward: FeedForward {
+                gate_up: Projections::new(vec![
+                    self.linear(&name(modules.gate), intermediate, hidden)?,
+                    self.linear(&name(modules.up), intermediate, hidden)?,
+                ]),
+                activation: config.activation,
+                sub_norm: self.sub_norm(modules.feed_forward_sub_norm.map(name), intermediate)?,
+                down: Projections::new(vec![self.linear(
+                    &name(modules.down),
+                    hidden,
+                    intermediate,
+                )?]),
+            },
         })
+    }
+
+    fn sub_norm(
+        &mut self,
+        module: Option<String>,
+        width: usize,
+    ) -> Result<Option<Norm>, LoadError> {
+        module.map(|module| self.norm(&module, width)).transpose()
     }
 
     fn norm(&mut self, module: &str, width: usize) -> Result<Norm, LoadError> {
@@ -298,63 +215,14 @@ impl Loader<'_> {
         })
     }
 
-    /// One linear in whatever form the checkpoint has it.
+    /// Reads a linear in the form in which the checkpoint stores it.
     fn linear(&mut self, module: &str, rows: usize, columns: usize) -> Result<Linear, LoadError> {
         let tensor = self.tensors.require(&format!("{module}.weight"))?;
         if self.config.is_float(module) {
-            return Ok(Linear::Dense(Arc::new(
-                self.packer.dense(&tensor, rows, columns)?,
-            )));
+            let weights = self.packer.dense(&tensor, rows, columns)?;
+            return Ok(Linear::Dense(Arc::new(weights)));
         }
-        let scale = self
-            .tensors
-            .take(&format!("{module}.weight_scale"))
-            .map(|scale| one_float(&scale))
-            .transpose()?;
-        let scale = scale.map(|scale| match self.config.quantization.scale {
-            ScaleDirection::Multiply => scale,
-            ScaleDirection::Divide => 1.0 / scale,
-        });
-        let online = self.config.quantization.online;
-        let (weights, scale) = match (tensor.dtype, scale) {
-            (Dtype::U8, Some(scale)) => (self.packer.packed(&tensor, rows, columns)?, scale),
-            // Floats with a scale: already ternary, only not packed.
-            (_, Some(scale)) if !online => (
-                self.packer
-                    .masters(&tensor, rows, columns, Rounding::MustBeTernary)?,
-                scale,
-            ),
-            (Dtype::U8, None) => {
-                return Err(LoadError::tensor(
-                    format!("{module}.weight_scale"),
-                    "missing",
-                ));
-            }
-            (_, None) if online => {
-                tensor.expect_shape(&[rows, columns])?;
-                let factor = 1.0
-                    / self
-                        .packer
-                        .mean_magnitude(&tensor, rows, columns)?
-                        .max(1e-5);
-                (
-                    self.packer
-                        .masters(&tensor, rows, columns, Rounding::Scaled(factor))?,
-                    1.0 / factor,
-                )
-            }
-            (_, Some(_)) => {
-                return Err(
-                    tensor.error("floats with a weight_scale, though quantization_mode is online")
-                );
-            }
-            (dtype, None) => {
-                let problem = format!(
-                    "{dtype:?} without a weight_scale: masters need \"quantization_mode\": \"online\""
-                );
-                return Err(tensor.error(problem));
-            }
-        };
+        let (weights, scale) = self.ternary_weights(module, &tensor, rows, columns)?;
         let input_norm = match self.config.quantization.input_norm_eps {
             Some(eps) => Some(Norm {
                 eps,
@@ -368,4 +236,58 @@ impl Loader<'_> {
             input_norm,
         }))
     }
+
+    /// Returns ternary weights and the scale that their product is multiplied by.
+    fn ternary_weights(
+        &mut self,
+        module: &str,
+        tensor: &Tensor<'_>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<(TernaryMatrix, f32), LoadError> {
+        let scale_name = format!("{module}.weight_scale");
+        let scale = self.tensors.take(&scale_name);
+        let scale = scale.map(|scale| one_float(&scale)).transpose()?;
+        let scale = scale.map(|scale| match self.config.quantization.scale {
+            ScaleDirection::Multiply => scale,
+            ScaleDirection::Divide => 1.0 / scale,
+        });
+        let packer = &mut self.packer;
+        match (tensor.dtype, scale, self.config.quantization.online) {
+            (Dtype::U8, Some(scale), _) => Ok((packer.packed(tensor, rows, columns)?, scale)),
+            (Dtype::U8, None, _) => Err(LoadError::tensor(scale_name, "missing")),
+            // Floats with a scale are ternary already, only not packed.
+            (_, Some(scale), false) => {
+                let rounding = Rounding::MustBeTernary;
+                Ok((packer.masters(tensor, rows, columns, rounding)?, scale))
+            }
+            (_, None, true) => {
+                tensor.expect_shape(&[rows, columns])?;
+                let mean = packer.mean_magnitude(tensor, rows, columns)?;
+                let factor = 1.0 / mean.max(MIN_MEAN_MAGNITUDE);
+                let rounding = Rounding::Scaled(factor);
+                let weights = packer.masters(tensor, rows, columns, rounding)?;
+                Ok((weights, 1.0 / factor))
+            }
+            (dtype, Some(_), true) => Err(tensor.error(format!(
+                "it is {dtype:?} with a weight_scale, but quantization_mode is \"online\", which \
+                 means master weights without one"
+            ))),
+            (dtype, None, false) => Err(tensor.error(format!(
+                "it is {dtype:?} without a weight_scale; master weights need \
+                 \"quantization_mode\": \"online\" in config.json"
+            ))),
+        }
+    }
+}
+
+/// Moves all ternary matrices into one piece of memory.
+fn put_ternary_matrices_side_by_side(layers: &mut [Layer]) {
+    let linears = layers.iter_mut().flat_map(Layer::projections_mut);
+    let linears = linears.flat_map(Projections::linears_mut);
+    let ternary = linears.filter_map(|linear| match linear {
+        Linear::Ternary(linear) => Some(&mut linear.weights),
+        Linear::Dense(_) => None,
+    });
+    TernaryMatrix::put_side_by_side(&mut ternary.collect::<Vec<_>>());
 }

@@ -1,9 +1,13 @@
-//! Loading: the files of a checkpoint become the weights of a model.
+//! Loading: the tensors of a checkpoint become the weights of a model.
+//!
+//! Invariant: the result is anonymous memory. Files are mapped only while loading, so truncating a
+//! file later cannot hurt a running server.
+//!
+//! Invariant: every tensor has the shape that the configuration asks for, and every value is
+//! finite.
 
-mod checkpoint;
+mod loader;
 mod packing;
 mod statistics;
-mod weights;
 
-pub use checkpoint::{FileBytes, LoadError, Source};
-pub(super) use weights::Weights;
+pub(super) use loader::load_weights;

@@ -1,7 +1,10 @@
-//! Tensors into the kernels' layouts: two bits a ternary weight, half or single precision for the rest.
+//! Packs tensors into the layouts of the kernels: two bits per ternary weight, and half or single
+//! precision for the rest.
 //!
-//! Always true: every value that is kept is finite and every weight code is 0, 1 or 2, or it is an error
-//! that names the tensor. The number of workers changes no value.
+//! Invariant: every packed value is finite and every weight code is 0, 1 or 2. Otherwise packing
+//! returns an error that names the tensor.
+//!
+//! Invariant: the number of workers changes no value.
 
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -9,38 +12,39 @@ use indicatif::ProgressBar;
 use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
-use super::checkpoint::{LoadError, Tensor};
-use super::statistics::Census;
-use super::weights::Files;
+use super::statistics::WeightStatistics;
+use crate::model::checkpoint::{LoadError, MappedFiles, Tensor};
 use crate::model::pool::{Pool, ranges, split_rows};
 
-/// Magnitudes from here on round to infinity in half precision.
+/// The smallest magnitude that rounds to infinity in half precision.
 const F16_OVERFLOW: f32 = 65_520.0;
-/// Values that are converted at once.
+
+/// The number of values that are converted at once.
 const CHUNK: usize = 1024;
-/// Bytes of a file after which its pages are given back, in the middle of a tensor.
+
+/// The number of bytes of a tensor after which the pages of its file are released.
 const RELEASED_AT_ONCE: usize = 32 << 20;
 
-/// Packs one matrix after the other on all workers, and counts what it packs.
-pub(crate) struct Packer<'a> {
-    pub(crate) pool: &'a mut Pool,
-    pub(crate) packing: Packing,
-    pub(crate) census: Census,
-    pub(crate) progress: ProgressBar,
-    pub(crate) files: &'a Files<'a>,
+/// Packs one matrix after the other on all workers, and counts the weights.
+pub(super) struct Packer<'a> {
+    pub(super) pool: &'a mut Pool,
+    pub(super) packing: Packing,
+    pub(super) statistics: WeightStatistics,
+    pub(super) progress: ProgressBar,
+    pub(super) files: &'a MappedFiles<'a>,
 }
 
 impl Packer<'_> {
-    /// Packs U8 `[rows / 4, columns]`: bits 2i and 2i + 1 of byte (j, c) are the code of row i · rows /
-    /// 4 + j.
-    pub(crate) fn packed(
+    /// Packs U8 `[rows / 4, columns]`. Bits 2i and 2i + 1 of byte (j, c) are the code of row
+    /// i · rows / 4 + j.
+    pub(super) fn packed(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
         columns: usize,
     ) -> Result<TernaryMatrix, LoadError> {
         if !rows.is_multiple_of(4) {
-            return Err(tensor.error(format!("{rows} rows cannot be packed by four")));
+            return Err(tensor.error(format!("its {rows} rows are not a multiple of four")));
         }
         let quarter = rows / 4;
         tensor.expect_shape(&[quarter, columns])?;
@@ -49,13 +53,15 @@ impl Packer<'_> {
             if take_codes(bytes, row / quarter, codes) {
                 Ok(())
             } else {
-                Err(tensor.error(format!("a packed code of row {row} is 3")))
+                Err(tensor.error(format!(
+                    "a packed code of row {row} is 3; 0, 1 and 2 are valid"
+                )))
             }
         })
     }
 
     /// Packs floats `[rows, columns]`.
-    pub(crate) fn masters(
+    pub(super) fn masters(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
@@ -71,7 +77,7 @@ impl Packer<'_> {
                 floats,
             )?;
             match rounding {
-                // Rounding half to even and clamping: ±0.5 becomes 0, and everything beyond ±1.
+                // Rounding half to even and clamping: ±0.5 becomes 0, and larger magnitudes ±1.
                 Rounding::Scaled(factor) => {
                     for (code, float) in codes.iter_mut().zip(floats) {
                         let scaled = *float * factor;
@@ -81,7 +87,7 @@ impl Packer<'_> {
                 Rounding::MustBeTernary => {
                     if floats.iter().any(|float| ![-1.0, 0.0, 1.0].contains(float)) {
                         return Err(
-                            tensor.error(format!("row {row} has a weight that is not -1, 0 or 1"))
+                            tensor.error(format!("a weight of row {row} is not -1, 0 or 1"))
                         );
                     }
                     for (code, float) in codes.iter_mut().zip(floats) {
@@ -93,8 +99,8 @@ impl Packer<'_> {
         })
     }
 
-    /// Packs a matrix on all workers. `write_codes(row, codes, floats)` writes weight + 1 for a row;
-    /// `floats` is memory for it.
+    /// Packs a matrix on all workers. `write_codes(row, codes, floats)` writes the codes of a row;
+    /// `floats` is scratch memory for a row.
     fn pack(
         &mut self,
         tensor: &Tensor<'_>,
@@ -108,27 +114,28 @@ impl Packer<'_> {
         let results = self
             .pool
             .run_parts(split_rows(&mut panels, 1, shares), |_, panels| {
-                let (mut codes, mut floats, mut census) =
-                    (vec![1; columns], vec![0.0; columns], Census::default());
+                let (mut codes, mut floats) = (vec![1; columns], vec![0.0; columns]);
+                let mut statistics = WeightStatistics::default();
                 for panel in panels {
                     for row in panel.rows() {
                         write_codes(row, &mut codes, &mut floats)?;
-                        census.count(&codes);
+                        statistics.count(&codes);
                         panel.set_row(row, &codes);
                     }
                 }
-                Ok(census)
+                Ok(statistics)
             });
-        for census in results {
-            self.census += census?;
+        for statistics in results {
+            self.statistics += statistics?;
         }
         drop(panels);
         self.consumed(tensor.bytes);
         Ok(matrix)
     }
 
-    /// mean|W|. Sums of rows are added in the order of the rows, so the number of workers does not matter.
-    pub(crate) fn mean_magnitude(
+    /// Computes mean|W|. The sums of the rows are added in the order of the rows, so the number of
+    /// workers does not matter.
+    pub(super) fn mean_magnitude(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
@@ -156,12 +163,12 @@ impl Packer<'_> {
         if mean.is_finite() {
             Ok(mean)
         } else {
-            Err(tensor.error("it has values that are not finite"))
+            Err(tensor.error("it has infinite or NaN values"))
         }
     }
 
-    /// A float matrix: half precision from both half formats, single from single.
-    pub(crate) fn dense(
+    /// Packs a float matrix: in half precision from F16 and BF16, in single precision from F32.
+    pub(super) fn dense(
         &mut self,
         tensor: &Tensor<'_>,
         rows: usize,
@@ -207,7 +214,7 @@ impl Packer<'_> {
         Ok(())
     }
 
-    /// What was read of a file and is not needed any more.
+    /// Records that `bytes` of a file are packed, and releases their memory.
     fn consumed(&mut self, bytes: &[u8]) {
         self.progress.inc(bytes.len() as u64);
         self.files.release(bytes);
@@ -216,14 +223,15 @@ impl Packer<'_> {
 
 /// How floats become −1, 0 or 1.
 #[derive(Clone, Copy)]
-pub(crate) enum Rounding {
-    /// round(w · factor), clamped.
+pub(super) enum Rounding {
+    /// As round(w · factor), clamped.
     Scaled(f32),
-    /// They are already.
+    /// Not at all: other values are an error.
     MustBeTernary,
 }
 
-/// Takes the codes of one quarter of the rows (0..4) out of packed bytes, eight at once. Is none of them 3?
+/// Extracts the codes of one quarter of the rows (0..4) from packed bytes, eight at once. Returns
+/// whether none of them is 3.
 fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
     let take = |bytes: u64| bytes >> (2 * quarter) & u64::from_ne_bytes([3; 8]);
     let mut both_bits = 0;
@@ -242,19 +250,17 @@ fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
     both_bits & u64::from_ne_bytes([1; 8]) == 0
 }
 
-/// Bytes of a row of a float tensor.
+/// Returns the bytes of a row of a float tensor.
 fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> Result<usize, LoadError> {
     match tensor.dtype {
         Dtype::F32 => Ok(columns * 4),
         Dtype::F16 | Dtype::BF16 => Ok(columns * 2),
-        dtype => Err(tensor.error(format!(
-            "{dtype:?} where floats (F32, F16 or BF16) are expected"
-        ))),
+        dtype => Err(tensor.error(format!("its type must be F32, F16 or BF16; got {dtype:?}"))),
     }
 }
 
 /// Converts values of a float tensor.
-pub(crate) fn read_floats(
+pub(super) fn read_floats(
     tensor: &Tensor<'_>,
     bytes: &[u8],
     out: &mut [f32],
@@ -262,7 +268,7 @@ pub(crate) fn read_floats(
     assert_eq!(
         bytes.len(),
         row_bytes(tensor, out.len())?,
-        "the bytes of as many values"
+        "the bytes of the values of `out`"
     );
     if tensor.dtype == Dtype::F32 {
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
@@ -272,7 +278,7 @@ pub(crate) fn read_floats(
     }
     if tensor.dtype == Dtype::BF16 {
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-            // The upper half of a float.
+            // BF16 is the upper half of an f32.
             *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
         }
         return Ok(());
@@ -288,7 +294,7 @@ pub(crate) fn read_floats(
     Ok(())
 }
 
-/// Converts values of a half-precision tensor of either format to IEEE half precision, as bits.
+/// Converts values of an F16 or BF16 tensor to the bits of IEEE half precision.
 fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> Result<(), LoadError> {
     let mut floats = [0.0; CHUNK];
     for (out, bytes) in out.chunks_mut(CHUNK).zip(bytes.chunks(2 * CHUNK)) {
@@ -303,13 +309,13 @@ fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> Result<(),
 
 /// # Errors
 /// If a value is not finite, or its magnitude is `limit` or more.
-pub(crate) fn refuse_non_finite(
+pub(super) fn refuse_non_finite(
     tensor: &Tensor<'_>,
     values: &[f32],
     limit: f32,
 ) -> Result<(), LoadError> {
-    let fits = |value: &f32| value.abs() < limit; // NaN does not.
-    // Without leaving early, so that this takes several values at once.
+    let fits = |value: &f32| value.abs() < limit; // False for NaN.
+    // Without an early exit, the compiler checks several values at once.
     if values.iter().fold(true, |all, value| all & fits(value)) {
         return Ok(());
     }
@@ -318,15 +324,15 @@ pub(crate) fn refuse_non_finite(
         .find(|value| !fits(value))
         .unwrap_or(&f32::NAN);
     Err(tensor.error(format!(
-        "{value} does not fit the range of the format that it is kept in"
+        "its value {value} must be finite and below {limit} in magnitude"
     )))
 }
 
-/// The only value of a scale.
-pub(crate) fn one_float(tensor: &Tensor<'_>) -> Result<f32, LoadError> {
+/// Returns the value of a scale.
+pub(super) fn one_float(tensor: &Tensor<'_>) -> Result<f32, LoadError> {
     if tensor.shape.iter().product::<usize>() != 1 {
         return Err(tensor.error(format!(
-            "its shape is {:?}, a scale is one value",
+            "its shape is {:?}, but a scale is one value",
             tensor.shape
         )));
     }
@@ -335,11 +341,11 @@ pub(crate) fn one_float(tensor: &Tensor<'_>) -> Result<f32, LoadError> {
     read_floats(tensor, tensor.bytes, &mut value)?;
     match value[0] {
         scale if scale.is_normal() && scale > 0.0 => Ok(scale),
-        scale => Err(tensor.error(format!("{scale} cannot be a scale"))),
+        scale => Err(tensor.error(format!("a scale must be positive and finite; got {scale}"))),
     }
 }
 
-/// Σ|x| over eight lanes, in double precision.
+/// Computes Σ|x| over eight lanes, in double precision.
 fn sum_magnitudes(values: &[f32]) -> f64 {
     let (chunks, rest) = values.as_chunks::<8>();
     let mut lanes = [0.0; 8];
@@ -367,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn bf16_becomes_f16_or_is_refused_when_too_large() {
+    fn bf16_becomes_f16_or_is_refused_if_too_large() {
         let to_bytes = |values: &[f32]| {
             values
                 .iter()
@@ -390,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_taken_from_their_quarter_and_3_is_seen_anywhere() {
+    fn codes_come_from_their_quarter_and_a_3_is_found_anywhere() {
         for columns in [1, 7, 8, 9, 40, 67] {
             let code = |quarter: usize, column: usize| ((quarter + column * column) % 3) as u8;
             let byte = |column| {
@@ -415,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn magnitudes_are_summed_whole() {
+    fn magnitudes_of_all_values_are_summed() {
         let values: Vec<f32> = (0..1003)
             .map(|i| if i % 2 == 0 { i as f32 } else { -(i as f32) })
             .collect();

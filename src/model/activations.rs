@@ -1,0 +1,286 @@
+//! The activations of a step, from stage to stage of a layer.
+//!
+//! Each stage takes the value that the stage before returned, and returns the next:
+//!
+//! ```text
+//! Pending   ─ add_and_norm ──► InputRows   the norm before attention
+//! InputRows ─ multiply ──────► Projected   query, key, value
+//! Projected ─ attend ────────► Attended
+//! Attended  ─ into_rows ─────► InputRows   the sub-norm, if there is one
+//! InputRows ─ multiply ──────► Pending     the output projection
+//! Pending   ─ add_and_norm ──► InputRows   the norm before feed-forward
+//! InputRows ─ multiply_gated ► Gated       activation(gate) · up
+//! Gated     ─ into_rows ─────► InputRows   the sub-norm, if there is one
+//! InputRows ─ multiply ──────► Pending     the down projection
+//! ```
+//!
+//! Invariant: one value at a time holds the memory of the activations, so no stage can read what a
+//! later stage has overwritten.
+
+use sterna_kernels::HugeSlice;
+
+use super::architecture::Activation;
+use super::context::ForwardContext;
+use super::inputs::{InputFormat, Inputs};
+use super::linear::Projections;
+use super::norm::Norm;
+use super::product::Product;
+use super::profile::Stage;
+use super::workers::Workers;
+
+/// The memory of the activations, sized for the largest step. Every layer reuses it.
+pub(super) struct StepBuffers {
+    pub(super) inputs: Inputs,
+    products: HugeSlice<f32>,
+    attended: HugeSlice<f32>,
+}
+
+impl StepBuffers {
+    /// Allocates the memory for steps of up to `max_tokens` tokens. `formats` are those of all
+    /// linears, `product_width` is the largest of their products, and attention writes
+    /// `attended_width` values per token.
+    pub(super) fn new<'a>(
+        max_tokens: usize,
+        formats: impl Iterator<Item = InputFormat<'a>> + Clone,
+        product_width: usize,
+        attended_width: usize,
+    ) -> StepBuffers {
+        StepBuffers {
+            inputs: Inputs::new(max_tokens, formats),
+            products: HugeSlice::new(max_tokens * product_width),
+            attended: HugeSlice::new(max_tokens * attended_width),
+        }
+    }
+}
+
+/// The output of a half of a layer that is not yet added to the residual.
+///
+/// The next stage adds it while it makes its input rows, so the addition takes no pass of its own
+/// over memory.
+pub(super) struct Pending<'m> {
+    buffers: &'m mut StepBuffers,
+    output: Option<&'m Projections>,
+}
+
+impl<'m> Pending<'m> {
+    /// Starts a step: nothing is pending.
+    pub(super) fn nothing(buffers: &'m mut StepBuffers) -> Pending<'m> {
+        Pending {
+            buffers,
+            output: None,
+        }
+    }
+
+    /// Adds the pending output to `residual`, `[token][hidden]`, and returns the rows
+    /// `norm(residual)` as input of `projections`.
+    pub(super) fn add_and_norm(
+        self,
+        context: &mut ForwardContext<'_>,
+        residual: &mut [f32],
+        norm: &Norm,
+        projections: &'m Projections,
+    ) -> InputRows<'m> {
+        let StepBuffers {
+            inputs, products, ..
+        } = &mut *self.buffers;
+        let before = inputs.tokens();
+        let pending = (self.output).map(|output| output.product(0, products, before));
+        let (kernels, format) = (context.workers.kernels, projections.input_format());
+        let tokens = residual.len() / norm.width();
+        inputs.fill_blocks(context.workers, &format, tokens, residual, |block| {
+            if let Some(pending) = pending {
+                pending.add_to(block.tokens, block.residual);
+            }
+            norm.apply_rows(kernels, block.residual, block.rows);
+        });
+        context.profile.end(Stage::Rows);
+        InputRows {
+            buffers: self.buffers,
+            projections,
+        }
+    }
+
+    /// Adds the pending output to `residual`.
+    pub(super) fn add(self, context: &mut ForwardContext<'_>, residual: &mut [f32]) {
+        if let Some(output) = self.output {
+            let StepBuffers {
+                inputs, products, ..
+            } = self.buffers;
+            let pending = output.product(0, products, inputs.tokens());
+            pending.add_to_all(context.workers, residual);
+        }
+        context.profile.end(Stage::Rows);
+    }
+}
+
+/// Rows of all tokens, ready to be multiplied by `projections`.
+pub(super) struct InputRows<'m> {
+    buffers: &'m mut StepBuffers,
+    projections: &'m Projections,
+}
+
+impl<'m> InputRows<'m> {
+    /// Multiplies the rows by the projections.
+    pub(super) fn multiply(self, context: &mut ForwardContext<'_>) -> Projected<'m> {
+        let projected = self.multiply_and_prefetch(context.workers, |_| std::iter::empty());
+        context.profile.end(Stage::Products);
+        projected
+    }
+
+    /// Multiplies the rows by the projections. Meanwhile each worker prefetches `next(worker)`.
+    /// The caller ends the stage, because `next` may borrow from the context.
+    pub(super) fn multiply_and_prefetch<'n, I: Iterator<Item = &'n [u16]>>(
+        self,
+        workers: &mut Workers,
+        next: impl Fn(usize) -> I + Sync,
+    ) -> Projected<'m> {
+        let StepBuffers {
+            inputs, products, ..
+        } = &mut *self.buffers;
+        (self.projections).multiply_and_prefetch(workers, inputs, products, next);
+        Projected {
+            buffers: self.buffers,
+            projections: self.projections,
+        }
+    }
+
+    /// Computes activation(gate) · up; the projections are gate and up.
+    pub(super) fn multiply_gated(
+        self,
+        context: &mut ForwardContext<'_>,
+        activation: Activation,
+    ) -> Gated<'m> {
+        let StepBuffers {
+            inputs, products, ..
+        } = &mut *self.buffers;
+        (self.projections).multiply_gated(context.workers, inputs, activation, products);
+        context.profile.end(Stage::Products);
+        Gated {
+            buffers: self.buffers,
+            gate_up: self.projections,
+        }
+    }
+}
+
+/// The products of all tokens with one set of projections.
+pub(super) struct Projected<'m> {
+    buffers: &'m mut StepBuffers,
+    projections: &'m Projections,
+}
+
+impl<'m> Projected<'m> {
+    /// Returns the product of linear `index`.
+    pub(super) fn product(&self, index: usize) -> Product<'_> {
+        let StepBuffers {
+            inputs, products, ..
+        } = &*self.buffers;
+        (self.projections).product(index, products, inputs.tokens())
+    }
+
+    /// Returns the product of the only linear as pending for the residual.
+    pub(super) fn into_pending(self) -> Pending<'m> {
+        Pending {
+            buffers: self.buffers,
+            output: Some(self.projections),
+        }
+    }
+
+    /// Calls `attend(queries, attended)`, which writes what attention makes of the queries. The
+    /// queries are the product of the first linear.
+    pub(super) fn attend(self, attend: impl FnOnce(Product<'_>, &mut [f32])) -> Attended<'m> {
+        let StepBuffers {
+            inputs,
+            products,
+            attended,
+        } = &mut *self.buffers;
+        let queries = self.projections.product(0, products, inputs.tokens());
+        attend(queries, &mut attended[..queries.tokens * queries.rows]);
+        Attended {
+            buffers: self.buffers,
+        }
+    }
+}
+
+/// What attention returned for all query heads of all tokens.
+pub(super) struct Attended<'m> {
+    buffers: &'m mut StepBuffers,
+}
+
+impl<'m> Attended<'m> {
+    /// Makes the rows that feed `projections`. `gather(attended, token, row)` writes one row, to
+    /// which `norm` is applied if there is one.
+    pub(super) fn into_rows(
+        self,
+        context: &mut ForwardContext<'_>,
+        projections: &'m Projections,
+        norm: Option<&Norm>,
+        gather: impl Fn(&[f32], usize, &mut [f32]) + Sync,
+    ) -> InputRows<'m> {
+        let StepBuffers {
+            inputs, attended, ..
+        } = &mut *self.buffers;
+        let attended = &attended[..];
+        let (kernels, format) = (context.workers.kernels, projections.input_format());
+        inputs.fill(
+            context.workers,
+            &format,
+            inputs.tokens(),
+            |token, row, spare| match norm {
+                Some(norm) => {
+                    let spare = &mut spare[..row.len()];
+                    gather(attended, token, spare);
+                    norm.apply(kernels, spare, row);
+                }
+                None => gather(attended, token, row),
+            },
+        );
+        context.profile.end(Stage::Rows);
+        InputRows {
+            buffers: self.buffers,
+            projections,
+        }
+    }
+}
+
+/// activation(gate) · up of all tokens.
+pub(super) struct Gated<'m> {
+    buffers: &'m mut StepBuffers,
+    gate_up: &'m Projections,
+}
+
+impl<'m> Gated<'m> {
+    /// Makes the rows that feed `projections`, to which `norm` is applied if there is one.
+    pub(super) fn into_rows(
+        self,
+        context: &mut ForwardContext<'_>,
+        projections: &'m Projections,
+        norm: Option<&Norm>,
+    ) -> InputRows<'m> {
+        let StepBuffers {
+            inputs, products, ..
+        } = &mut *self.buffers;
+        let tokens = inputs.tokens();
+        // The gated values take the place of the gate's product.
+        let gated = self.gate_up.product(0, products, tokens);
+        let (kernels, format) = (context.workers.kernels, projections.input_format());
+        inputs.fill_blocks(
+            context.workers,
+            &format,
+            tokens,
+            &mut [],
+            |block| match norm {
+                Some(norm) => {
+                    let spare = &mut block.spare[..block.rows.len()];
+                    gated.copy_to(block.tokens, spare);
+                    norm.apply_rows(kernels, spare, block.rows);
+                }
+                None => gated.copy_to(block.tokens, block.rows),
+            },
+        );
+        context.profile.end(Stage::Rows);
+        InputRows {
+            buffers: self.buffers,
+            projections,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The fields that describe a model family.
+
+use serde::Deserialize;
+
+/// What distinguishes a model family. A field that `config.json` can override is a default here.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Architecture {
+    /// The name in `architectures` of `config.json`.
+    pub class: &'static str,
+    /// The name in `model_type` of `config.json`.
+    pub model_type: &'static str,
+    /// The modules of a layer. An optional norm that the family lacks is `None`.
+    pub layer: LayerModules,
+    /// The default function of the gate.
+    pub activation: Activation,
+    /// The default epsilon of the norms.
+    pub norm_eps: f32,
+    /// The fields of `config.json` that add biases to linears of this family. This engine computes
+    /// no biases, so it refuses a checkpoint that sets one of them.
+    pub bias_fields: &'static [&'static str],
+    /// What stored scales do in the family's published checkpoints. `config.json` states it, so
+    /// this is only for synthetic checkpoints.
+    pub scale: ScaleDirection,
+}
+
+/// The names of a layer's modules, after the prefix `model.layers.N.`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerModules {
+    /// The norm before query, key and value.
+    pub attention_norm: &'static str,
+    /// The query projection.
+    pub query: &'static str,
+    /// The key projection.
+    pub key: &'static str,
+    /// The value projection.
+    pub value: &'static str,
+    /// The norm before the output projection.
+    pub attention_sub_norm: Option<&'static str>,
+    /// The output projection.
+    pub attention_output: &'static str,
+    /// The norm before gate and up.
+    pub feed_forward_norm: &'static str,
+    /// The gate projection.
+    pub gate: &'static str,
+    /// The up projection.
+    pub up: &'static str,
+    /// The norm before the down projection.
+    pub feed_forward_sub_norm: Option<&'static str>,
+    /// The down projection.
+    pub down: &'static str,
+}
+
+/// The function of the gate in the feed-forward half of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum Activation {
+    /// max(x, 0)².
+    #[serde(rename = "relu2")]
+    Relu2,
+    /// x · sigmoid(x).
+    #[serde(rename = "silu", alias = "swish")]
+    Silu,
+}
+
+impl Activation {
+    /// Returns the name in `config.json`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Relu2 => "relu2",
+            Activation::Silu => "silu",
+        }
+    }
+}
+
+/// What a stored `weight_scale` does to a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleDirection {
+    /// y = (W·q / s) · weight_scale.
+    Multiply,
+    /// y = W·q / (s · weight_scale).
+    Divide,
+}
+
+impl ScaleDirection {
+    /// Both directions.
+    pub const ALL: [ScaleDirection; 2] = [ScaleDirection::Multiply, ScaleDirection::Divide];
+
+    /// Returns the `linear_class` in `config.json` that means this direction.
+    #[must_use]
+    pub fn linear_class(self) -> &'static str {
+        match self {
+            ScaleDirection::Multiply => "autobitlinear",
+            ScaleDirection::Divide => "bitlinear",
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The contents of the files that hold tensors, mapped into memory.
+#![expect(unsafe_code, reason = "mapping a file")]
+
+use std::fs::File;
+
+use memmap2::{Advice, Mmap, UncheckedAdvice};
+
+use super::error::LoadError;
+use super::source::{FileBytes, Source, regular_file};
+
+/// The contents of the files that hold tensors.
+pub(crate) struct MappedFiles<'a>(Vec<FileContents<'a>>);
+
+/// The content of one file.
+enum FileContents<'a> {
+    Mapped(Mmap),
+    Memory(FileBytes<'a>),
+}
+
+impl<'a> MappedFiles<'a> {
+    /// Opens the files of these names.
+    ///
+    /// # Errors
+    /// If one of them is missing or cannot be mapped.
+    pub(crate) fn open(source: &'a Source, names: &[String]) -> Result<MappedFiles<'a>, LoadError> {
+        let contents = names.iter().map(|name| FileContents::open(source, name));
+        Ok(MappedFiles(contents.collect::<Result<_, _>>()?))
+    }
+
+    /// Returns the bytes of each file.
+    pub(crate) fn contents(&self) -> Vec<&[u8]> {
+        self.0.iter().map(FileContents::bytes).collect()
+    }
+
+    /// Returns the memory of `bytes`, a part of these files, to the system. If these bytes are read
+    /// again, the system reads the file again.
+    ///
+    /// Otherwise the model would be in memory twice by the time that the last tensor is packed.
+    pub(crate) fn release(&self, bytes: &[u8]) {
+        for contents in &self.0 {
+            let FileContents::Mapped(map) = contents else {
+                continue; // The memory belongs to the source.
+            };
+            let Some(offset) = bytes.as_ptr().addr().checked_sub(map.as_ptr().addr()) else {
+                continue;
+            };
+            if offset + bytes.len() <= map.len() {
+                // SAFETY: the map is read-only, so its pages hold nothing except what the file
+                // holds. Dropping pages, including the neighbours that share the first and the last
+                // page, only makes the system read them again.
+                let dropped = unsafe {
+                    map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes.len())
+                };
+                let _ = dropped; // If the system refuses, the bytes stay until the file is closed.
+            }
+        }
+    }
+}
+
+impl<'a> FileContents<'a> {
+    fn open(source: &'a Source, name: &str) -> Result<FileContents<'a>, LoadError> {
+        let Source::Directory(directory) = source else {
+            let bytes = source.read(name)?.map(FileContents::Memory);
+            return bytes.ok_or_else(|| source.missing_file(name));
+        };
+        let path = directory.join(name);
+        if regular_file(&path)?.is_none() {
+            return Err(source.missing_file(name));
+        }
+        let file = File::open(&path).map_err(|error| LoadError::file(&path, error))?;
+        // SAFETY: the file is only read, and the map does not outlive the loading of the weights.
+        // Truncating the file meanwhile ends the process by a signal, before it serves.
+        // Overwriting it changes weights, which are plain numbers with no invalid bit patterns.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::file(&path, error))?;
+        // Only a hint: without it, reading is a little slower.
+        let _ = map.advise(Advice::WillNeed);
+        Ok(FileContents::Mapped(map))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            FileContents::Mapped(map) => map,
+            FileContents::Memory(bytes) => bytes,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Which files of a checkpoint hold tensors: one file, or the shards that an index lists.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+
+use super::error::LoadError;
+use super::source::{Source, parse_json};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The files that hold tensors.
+pub(crate) struct TensorFiles {
+    pub(crate) names: Vec<String>,
+    /// The shard of each tensor, as the index states it. Empty without an index.
+    pub(super) shard_of: BTreeMap<String, String>,
+}
+
+impl TensorFiles {
+    /// Lists the files of `source` that hold tensors.
+    ///
+    /// # Errors
+    /// If there are none, or the index is malformed or lists a file that is missing.
+    pub(crate) fn list(source: &Source) -> Result<TensorFiles, LoadError> {
+        #[derive(Deserialize)]
+        struct ShardIndex {
+            weight_map: BTreeMap<String, String>,
+        }
+        if source.has(SINGLE)? {
+            return Ok(TensorFiles {
+                names: vec![SINGLE.to_owned()],
+                shard_of: BTreeMap::new(),
+            });
+        }
+        let text = source.read(INDEX)?;
+        let text = text.ok_or_else(|| source.missing_file(&format!("{SINGLE} or {INDEX}")))?;
+        let index: ShardIndex = parse_json(INDEX, &text)?;
+        let mut names: Vec<String> = index.weight_map.values().cloned().collect();
+        names.sort();
+        names.dedup();
+        for name in &names {
+            if !is_plain_name(name) {
+                let problem = format!("the shard {name:?} must be the name of a file beside it");
+                return Err(LoadError::named_file(INDEX, problem));
+            }
+            if !source.has(name)? {
+                let problem = format!("the shard {name} is missing");
+                return Err(LoadError::named_file(INDEX, problem));
+            }
+        }
+        Ok(TensorFiles {
+            names,
+            shard_of: index.weight_map,
+        })
+    }
+}
+
+fn is_plain_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    let is_one = matches!(
+        (components.next(), components.next()),
+        (Some(Component::Normal(_)), None)
+    );
+    is_one && !name.contains('\\')
+}

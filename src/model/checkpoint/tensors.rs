@@ -1,0 +1,181 @@
+//! The tensors of a checkpoint by name, read from safetensors files.
+//!
+//! Invariant: every tensor is taken exactly once, or is known to be of no use.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use super::error::LoadError;
+use super::index::TensorFiles;
+
+/// The longest header of a safetensors file. The safetensors library has the same limit.
+pub(super) const MAX_HEADER_BYTES: usize = 100_000_000;
+
+/// The maximum number of tensors in one file: about 20 times those of the largest models.
+pub(super) const MAX_TENSORS: usize = 1 << 16;
+
+/// One tensor as it is in its file.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor<'a> {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Tensor<'_> {
+    /// Returns an error that names the tensor.
+    pub(crate) fn error(&self, problem: impl fmt::Display) -> LoadError {
+        LoadError::tensor(&self.name, problem)
+    }
+
+    /// # Errors
+    /// If the shape is another.
+    pub(crate) fn expect_shape(&self, shape: &[usize]) -> Result<(), LoadError> {
+        if self.shape == shape {
+            return Ok(());
+        }
+        Err(self.error(format!(
+            "its shape is {:?}, but config.json asks for {shape:?}",
+            self.shape
+        )))
+    }
+}
+
+/// All tensors of a checkpoint that the loader has not taken yet.
+pub(crate) struct Tensors<'a>(pub(super) BTreeMap<String, Tensor<'a>>);
+
+impl<'a> Tensors<'a> {
+    /// Lists the tensors of `files`. `contents` are the bytes of each file, in the order of
+    /// `files.names`.
+    pub(crate) fn parse(
+        files: &TensorFiles,
+        contents: &[&'a [u8]],
+    ) -> Result<Tensors<'a>, LoadError> {
+        let mut tensors = BTreeMap::new();
+        for (file, bytes) in files.names.iter().zip(contents) {
+            refuse_duplicate_names(file, bytes)?;
+            let parsed = SafeTensors::deserialize(bytes).map_err(|error| {
+                LoadError::named_file(file, format!("not a complete safetensors file: {error}"))
+            })?;
+            for (name, view) in parsed.iter() {
+                if let Some(shard) = files.shard_of.get(name).filter(|&shard| shard != file) {
+                    let problem = format!("it is in {file}, but the index says {shard}");
+                    return Err(LoadError::tensor(name, problem));
+                }
+                let tensor = Tensor {
+                    name: name.to_owned(),
+                    dtype: view.dtype(),
+                    shape: view.shape().to_vec(),
+                    bytes: view.data(),
+                };
+                if tensors.insert(name.to_owned(), tensor).is_some() {
+                    return Err(LoadError::tensor(name, "it is in two files"));
+                }
+            }
+        }
+        let mut indexed = files.shard_of.iter();
+        match indexed.find(|(name, _)| !tensors.contains_key(*name)) {
+            Some((name, shard)) => {
+                let problem = format!("the index says it is in {shard}, but it is not");
+                Err(LoadError::tensor(name, problem))
+            }
+            None => Ok(Tensors(tensors)),
+        }
+    }
+
+    /// Takes a tensor, if there is one of this name.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
+        self.0.remove(name)
+    }
+
+    /// Takes a tensor that must exist.
+    pub(crate) fn require(&mut self, name: &str) -> Result<Tensor<'a>, LoadError> {
+        self.take(name)
+            .ok_or_else(|| LoadError::tensor(name, "missing"))
+    }
+
+    /// # Errors
+    /// If the loader has not taken every tensor. Stored rotary frequencies are ignored, because
+    /// they follow from the configuration.
+    pub(crate) fn finish(self) -> Result<(), LoadError> {
+        let is_unknown = |tensor: &Tensor<'_>| !tensor.name.ends_with("rotary_emb.inv_freq");
+        let mut unknown = self.0.into_values().filter(is_unknown);
+        match unknown.next() {
+            None => Ok(()),
+            Some(tensor) => Err(tensor.error(format!(
+                "this architecture has no such tensor ({} more are unknown)",
+                unknown.count()
+            ))),
+        }
+    }
+}
+
+/// Refuses a header that names a tensor twice. The safetensors parser would keep the last one, but
+/// which one the writer meant is unknown.
+fn refuse_duplicate_names(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
+    let mut names: HeaderNames = serde_json::from_slice(header(file, bytes)?)
+        .map_err(|error| LoadError::named_file(file, error))?;
+    names.0.sort();
+    match names.0.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(LoadError::tensor(
+            &pair[0],
+            format!("it is in {file} twice"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Returns the JSON header of a safetensors file.
+fn header<'a>(file: &str, bytes: &'a [u8]) -> Result<&'a [u8], LoadError> {
+    let header = bytes.split_first_chunk::<8>().map(|(length, rest)| {
+        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        (length, rest)
+    });
+    if let Some((length, _)) = header.filter(|(length, _)| *length > MAX_HEADER_BYTES) {
+        let problem = format!("its header of {length} bytes is too long; the limit is 100 MB");
+        return Err(LoadError::named_file(file, problem));
+    }
+    let header = header.and_then(|(length, rest)| rest.get(..length));
+    header.ok_or_else(|| {
+        LoadError::named_file(
+            file,
+            "not a complete safetensors file: its header is cut off",
+        )
+    })
+}
+
+/// The names in the header of a safetensors file, with repetitions.
+struct HeaderNames(Vec<String>);
+
+impl<'de> Deserialize<'de> for HeaderNames {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<HeaderNames, D::Error> {
+        deserializer.deserialize_map(HeaderNames(Vec::new()))
+    }
+}
+
+impl<'de> Visitor<'de> for HeaderNames {
+    type Value = HeaderNames;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<HeaderNames, A::Error> {
+        while let Some((name, IgnoredAny)) = map.next_entry()? {
+            if name == "__metadata__" {
+                continue;
+            }
+            if self.0.len() == MAX_TENSORS {
+                let problem = format!("more than {MAX_TENSORS} tensors");
+                return Err(serde::de::Error::custom(problem));
+            }
+            self.0.push(name);
+        }
+        Ok(self)
+    }
+}

@@ -1,0 +1,306 @@
+//! `config.json`: which fields it may have, and what they mean.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::hyperparameters::{ModelConfig, Quantization};
+use super::limits;
+use super::stop_tokens::{self, TokenIds};
+use crate::model::architecture::{self, Activation, Architecture, Rotary, ScaleDirection};
+use crate::model::checkpoint::{LoadError, Source, parse_json};
+
+impl ModelConfig {
+    /// Reads the configuration of a checkpoint.
+    ///
+    /// # Errors
+    /// If `config.json` is missing, malformed or contradictory, or asks for something that this
+    /// engine does not compute. The error names the field.
+    pub fn read(source: &Source) -> Result<ModelConfig, LoadError> {
+        let name = "config.json";
+        let text = source.read(name)?;
+        let text = text.ok_or_else(|| source.missing_file(name))?;
+        let json: ConfigJson = parse_json(name, &text)?;
+        let mut config = json.to_config()?;
+        limits::check(&config)?;
+        config.eos_tokens = stop_tokens::read(source, json.eos_token_id.as_ref(), config.vocab)?;
+        Ok(config)
+    }
+}
+
+/// The fields of `config.json`, as `transformers` 4 and 5 write them.
+#[derive(Deserialize)]
+struct ConfigJson {
+    architectures: Option<Vec<String>>,
+    model_type: Option<String>,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: Option<usize>,
+    rms_norm_eps: Option<f32>,
+    hidden_act: Option<Activation>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<RopeJson>,
+    rope_parameters: Option<RopeJson>,
+    partial_rotary_factor: Option<f64>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    quantization_config: Option<QuantizationJson>,
+    eos_token_id: Option<TokenIds>,
+    bos_token_id: Option<TokenIds>,
+}
+
+impl ConfigJson {
+    fn to_config(&self) -> Result<ModelConfig, LoadError> {
+        let architecture = self.architecture()?;
+        self.refuse_biases(architecture)?;
+        let bos = self.bos_token_id.as_ref();
+        Ok(ModelConfig {
+            architecture,
+            vocab: self.vocab_size,
+            hidden: self.hidden_size,
+            intermediate: self.intermediate_size,
+            layers: self.num_hidden_layers,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
+            head_dim: self.head_dim()?,
+            max_position: self.max_position_embeddings.unwrap_or(2048),
+            rotary: self.rotary()?,
+            norm_eps: self.rms_norm_eps.unwrap_or(architecture.norm_eps),
+            activation: self.hidden_act.unwrap_or(architecture.activation),
+            tied: self.tie_word_embeddings.unwrap_or(false),
+            quantization: match &self.quantization_config {
+                Some(json) => json.to_quantization()?,
+                None => {
+                    return Err(LoadError::config(
+                        "quantization_config",
+                        "missing, so the linears of this checkpoint are not ternary",
+                    ));
+                }
+            },
+            eos_tokens: Vec::new(),
+            bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
+        })
+    }
+
+    /// Returns the architecture that `architectures` names. If that field is missing, `model_type`
+    /// decides.
+    fn architecture(&self) -> Result<&'static Architecture, LoadError> {
+        let find = |names: fn(&Architecture) -> &'static str, given: Option<&str>| {
+            let mut all = architecture::ALL.into_iter();
+            all.find(|known| Some(names(known)) == given)
+        };
+        let (found, given) = match &self.architectures {
+            Some(classes) => {
+                let only = match &classes[..] {
+                    [class] => Some(class.as_str()),
+                    _ => None,
+                };
+                (find(|known| known.class, only), format!("{classes:?}"))
+            }
+            None => {
+                let model_type = self.model_type.as_deref();
+                (
+                    find(|known| known.model_type, model_type),
+                    format!("no architectures, and model_type {model_type:?}"),
+                )
+            }
+        };
+        found.ok_or_else(|| {
+            let classes = architecture::ALL.map(|known| known.class).join(" or ");
+            let problem = format!("must be {classes}, with ternary linears; got {given}");
+            LoadError::config("architectures", problem)
+        })
+    }
+
+    /// # Errors
+    /// If a field is set that adds biases in this architecture. Other bias fields mean nothing to
+    /// it.
+    fn refuse_biases(&self, architecture: &Architecture) -> Result<(), LoadError> {
+        let fields = [
+            ("attention_bias", self.attention_bias),
+            ("mlp_bias", self.mlp_bias),
+        ];
+        for (field, value) in fields {
+            if value == Some(true) && architecture.bias_fields.contains(&field) {
+                return Err(LoadError::config(
+                    field,
+                    "must be false; linears with a bias are not supported",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the fields of the rotary embedding. `transformers` 4 writes `rope_theta` and
+    /// `rope_scaling`; version 5 writes all in `rope_parameters`.
+    fn rotary(&self) -> Result<Rotary, LoadError> {
+        for (field, rope) in [
+            ("rope_scaling", &self.rope_scaling),
+            ("rope_parameters", &self.rope_parameters),
+        ] {
+            if let Some(rope) = rope {
+                rope.check(field, self.partial_rotary_factor)?;
+            }
+        }
+        check_partial("partial_rotary_factor", self.partial_rotary_factor)?;
+        match self.rope_base() {
+            // The frequencies are computed in f32, where a smaller or larger base makes them NaN.
+            Some(theta) if theta > 0.0 && (theta as f32).is_normal() => Ok(Rotary { theta }),
+            Some(theta) => Err(LoadError::config(
+                "rope_theta",
+                format!("must be positive and fit a 32-bit float; got {theta}"),
+            )),
+            None => Err(LoadError::config(
+                "rope_theta",
+                "missing, also in rope_scaling and rope_parameters",
+            )),
+        }
+    }
+
+    /// Returns the base of the frequencies. The first of `rope_scaling` and `rope_parameters` that
+    /// is not empty counts. A base inside that object overrides the one beside it.
+    fn rope_base(&self) -> Option<f64> {
+        let scaling = self.rope_scaling.as_ref().filter(|rope| !rope.is_empty());
+        let rope = scaling.or(self.rope_parameters.as_ref());
+        rope.and_then(|rope| rope.rope_theta).or(self.rope_theta)
+    }
+
+    fn head_dim(&self) -> Result<usize, LoadError> {
+        let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
+        match self.head_dim {
+            Some(head_dim) => Ok(head_dim),
+            None if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
+            None => Err(LoadError::config(
+                "hidden_size",
+                format!(
+                    "must be a multiple of num_attention_heads ({heads}) if head_dim is missing; \
+                     got {hidden}"
+                ),
+            )),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct RopeJson {
+    rope_theta: Option<f64>,
+    rope_type: Option<String>,
+    /// The older name of `rope_type`. Some writers store both.
+    #[serde(rename = "type")]
+    legacy_type: Option<String>,
+    partial_rotary_factor: Option<f64>,
+    /// The parameters of other types. The default type ignores them if it is named.
+    #[serde(flatten)]
+    other_parameters: BTreeMap<String, Value>,
+}
+
+impl RopeJson {
+    /// Returns whether Python would take the object for none: it has no known key.
+    fn is_empty(&self) -> bool {
+        self.rope_theta.is_none()
+            && self.rope_type().is_none()
+            && self.partial_rotary_factor.is_none()
+    }
+
+    fn rope_type(&self) -> Option<&str> {
+        self.rope_type.as_deref().or(self.legacy_type.as_deref())
+    }
+
+    /// # Errors
+    /// If the object asks for anything except the default type. `field` is its name, and `partial`
+    /// is the factor beside it.
+    fn check(&self, field: &str, partial: Option<f64>) -> Result<(), LoadError> {
+        match (self.rope_type(), self.other_parameters.keys().next()) {
+            (Some("default"), _) | (None, None) => {}
+            (None, Some(parameter)) => {
+                let problem = format!("has {parameter:?}, but no rope_type");
+                return Err(LoadError::config(field, problem));
+            }
+            (Some(other), _) => {
+                let problem = format!("rope_type must be \"default\"; got {other:?}");
+                return Err(LoadError::config(field, problem));
+            }
+        }
+        check_partial(field, self.partial_rotary_factor.or(partial))
+    }
+}
+
+fn check_partial(field: &str, factor: Option<f64>) -> Result<(), LoadError> {
+    match factor {
+        Some(factor) if factor != 1.0 => Err(LoadError::config(
+            field,
+            format!("partial_rotary_factor must be 1; got {factor}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[derive(Deserialize)]
+struct QuantizationJson {
+    quant_method: Option<String>,
+    linear_class: Option<String>,
+    quantization_mode: Option<String>,
+    use_rms_norm: Option<bool>,
+    rms_norm_eps: Option<f32>,
+    modules_to_not_convert: Option<Vec<String>>,
+}
+
+impl QuantizationJson {
+    fn to_quantization(&self) -> Result<Quantization, LoadError> {
+        if self.quant_method.as_deref() != Some("bitnet") {
+            let problem = format!("must be \"bitnet\"; got {:?}", self.quant_method);
+            return Err(LoadError::config("quant_method", problem));
+        }
+        let online = match self.quantization_mode.as_deref() {
+            Some("online") => true,
+            Some("offline") | None => false,
+            Some(other) => {
+                let problem = format!("must be \"online\" or \"offline\"; got {other:?}");
+                return Err(LoadError::config("quantization_mode", problem));
+            }
+        };
+        let uses_norm = self.use_rms_norm.unwrap_or(false);
+        Ok(Quantization {
+            scale: self.scale_direction()?,
+            online,
+            input_norm_eps: uses_norm.then(|| self.rms_norm_eps.unwrap_or(1e-6)),
+            float_modules: self.float_modules()?,
+        })
+    }
+
+    fn scale_direction(&self) -> Result<ScaleDirection, LoadError> {
+        let Some(class) = self.linear_class.as_deref() else {
+            return Ok(ScaleDirection::Divide);
+        };
+        let mut directions = ScaleDirection::ALL.into_iter();
+        let found = directions.find(|direction| direction.linear_class() == class);
+        found.ok_or_else(|| {
+            let classes = ScaleDirection::ALL.map(ScaleDirection::linear_class);
+            let problem = format!("must be {}; got {class:?}", classes.join(" or "));
+            LoadError::config("linear_class", problem)
+        })
+    }
+
+    fn float_modules(&self) -> Result<Vec<String>, LoadError> {
+        let Some(modules) = self.modules_to_not_convert.clone() else {
+            return Ok(vec!["lm_head".to_owned()]);
+        };
+        let is_pattern = |module: &&String| {
+            module.is_empty() || module.contains(|c| r"*+?()[]{}|^$\".contains(c))
+        };
+        match modules.iter().find(is_pattern) {
+            Some(pattern) => Err(LoadError::config(
+                "modules_to_not_convert",
+                format!("must list names of modules, without patterns; got {pattern:?}"),
+            )),
+            None => Ok(modules),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The model: it loads a checkpoint and computes forward passes.
+
+use std::ops::Range;
+
+use sterna_kernels::AttentionState;
+use sterna_scheduler::Batch;
+
+use super::activations::{Pending, StepBuffers};
+use super::checkpoint::{LoadError, Source};
+use super::config::ModelConfig;
+use super::context::ForwardContext;
+use super::kv_store::{KvShape, KvStore};
+use super::layer::Layer;
+use super::linear::Projections;
+use super::load::load_weights;
+use super::logits::{Logits, StepLogits};
+use super::options::LoadOptions;
+use super::placement::Placement;
+use super::pool::Pool;
+use super::profile::{Profile, Stage};
+use super::sizes::Sizes;
+use super::weights::Weights;
+use super::workers::{Scratch, Workers};
+
+/// A loaded model, its threads, and the memory that its steps reuse.
+pub struct Model {
+    config: ModelConfig,
+    weights: Weights,
+    workers: Workers,
+    memory: StepMemory,
+    logits: Logits,
+    max_logits_rows: usize,
+    profile: Profile,
+}
+
+/// The memory of a step, sized for the largest one.
+struct StepMemory {
+    placement: Placement,
+    residual: Vec<f32>, // [token][hidden]
+    buffers: StepBuffers,
+}
+
+impl StepMemory {
+    fn new(config: &ModelConfig, weights: &Weights, max_tokens: usize) -> StepMemory {
+        let projections = weights.layers.iter().flat_map(Layer::projections);
+        let product_width = projections.clone().map(Projections::product_width).max();
+        let formats = projections.map(Projections::input_format);
+        StepMemory {
+            placement: Placement::new(config, max_tokens),
+            residual: Vec::with_capacity(max_tokens * config.hidden),
+            buffers: StepBuffers::new(
+                max_tokens,
+                formats.chain([weights.head.input_format()]),
+                product_width.unwrap_or(0),
+                config.heads * config.head_dim,
+            ),
+        }
+    }
+}
+
+impl Model {
+    /// Loads a checkpoint.
+    ///
+    /// # Errors
+    /// If a file or tensor is missing, malformed or at odds with the configuration, or if the
+    /// configuration asks for something that this engine does not compute. The error names the
+    /// file, the field or the tensor.
+    ///
+    /// # Panics
+    /// If `max_step_tokens`, `max_logits_rows` or `threads` is zero.
+    pub fn load(source: &Source, options: LoadOptions) -> Result<Model, LoadError> {
+        assert!(
+            options.max_step_tokens > 0 && options.max_logits_rows > 0,
+            "a step has room for a token and its logits"
+        );
+        let config = ModelConfig::read(source)?;
+        let mut pool = Pool::new(options.threads, options.pin_threads);
+        let weights = load_weights(source, &config, &mut pool, &options)?;
+        let max_width = (config.hidden)
+            .max(config.intermediate)
+            .max(config.heads * config.head_dim);
+        let max_tokens = options.max_step_tokens.max(options.max_logits_rows);
+        let scratch = (0..pool.workers()).map(|_| {
+            let attention = AttentionState::new(config.group(), config.head_dim);
+            Scratch::new(max_width, max_tokens, attention)
+        });
+        let scratch = scratch.collect();
+        let logits = weights.head.padded_rows() * options.max_logits_rows;
+        Ok(Model {
+            memory: StepMemory::new(&config, &weights, options.max_step_tokens),
+            logits: Logits::new(config.vocab, logits),
+            config,
+            weights,
+            workers: Workers {
+                kernels: options.kernels,
+                pool,
+                scratch,
+            },
+            max_logits_rows: options.max_logits_rows,
+            profile: Profile::new(),
+        })
+    }
+
+    /// Returns the hyperparameters.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Returns the number of threads that compute, including the caller.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.workers.pool.workers()
+    }
+
+    /// Returns the bytes of all matrices.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes
+    }
+
+    /// Returns how much a step reads and multiplies.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        Sizes::of(&self.weights, self.kv_shape())
+    }
+
+    /// Returns the time that forward passes have spent in each stage.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Returns the bytes of keys and values of one page, all layers.
+    #[must_use]
+    pub fn kv_bytes_per_page(&self) -> usize {
+        self.kv_shape().page_bytes()
+    }
+
+    /// Allocates the keys and values of `pages` pages.
+    #[must_use]
+    pub fn new_kv_store(&self, pages: usize) -> KvStore {
+        KvStore::new(self.kv_shape(), pages)
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        KvShape {
+            layers: self.config.layers,
+            kv_heads: self.config.kv_heads,
+            head_dim: self.config.head_dim,
+        }
+    }
+
+    /// Computes a step: copies the pages that the batch asks for, writes the keys and values of the
+    /// batch's tokens into `kv`, and returns the logits. Logits are in the order of the rows and of
+    /// their tokens.
+    ///
+    /// # Panics
+    /// If one of these holds:
+    /// - the batch is larger than the options allow;
+    /// - it names a page or token that does not exist;
+    /// - it writes to a page that it also copies from;
+    /// - `kv` was made by a model of another shape.
+    pub fn forward(&mut self, batch: &Batch, kv: &mut KvStore) -> &Logits {
+        // If a step panics, this memory is lost; the next step allocates it again.
+        let mut residual = std::mem::take(&mut self.memory.residual);
+        self.profile.begin();
+        residual.resize(batch.token_count() * self.config.hidden, 0.0);
+        self.embed(batch, &mut residual);
+        self.memory.placement.place(batch);
+        for copy in batch.copies() {
+            kv.copy_page(copy.from.index(), copy.to.index());
+        }
+        self.profile.end(Stage::Rows);
+        self.run_placed_layers(0..self.config.layers, &mut residual, batch, kv);
+        self.compute_logits(&residual);
+        self.profile.end(Stage::Head);
+        self.memory.residual = residual;
+        &self.logits
+    }
+
+    /// Returns the logits of the last step, with the threads to work on them.
+    pub fn step_logits(&mut self) -> StepLogits<'_> {
+        StepLogits {
+            logits: &self.logits,
+            kernels: self.workers.kernels,
+            pool: &mut self.workers.pool,
+        }
+    }
+
+    /// Writes the embeddings of the batch's tokens, `[token][hidden]`: the input of the first
+    /// layer.
+    ///
+    /// # Panics
+    /// If a token does not exist or `hidden` has another size.
+    pub fn embed(&mut self, batch: &Batch, hidden: &mut [f32]) {
+        let width = self.config.hidden;
+        assert_eq!(
+            hidden.len(),
+            batch.token_count() * width,
+            "one hidden state per token"
+        );
+        let kernels = self.workers.kernels;
+        let tokens = batch.rows().iter().flat_map(|row| batch.tokens(row));
+        for (state, &token) in hidden.chunks_exact_mut(width).zip(tokens) {
+            kernels.dense_row(&self.weights.embedding, token as usize, state);
+        }
+    }
+
+    /// Runs one layer on the hidden states of the batch's tokens, `[token][hidden]`, in place.
+    ///
+    /// [`Model::forward`] computes [`Model::embed`], then this for each layer, then the logits.
+    ///
+    /// # Panics
+    /// Under the conditions of [`Model::forward`].
+    pub fn run_layer(&mut self, layer: usize, hidden: &mut [f32], batch: &Batch, kv: &mut KvStore) {
+        self.memory.placement.place(batch);
+        self.run_placed_layers(layer..layer + 1, hidden, batch, kv);
+    }
+
+    /// Runs some layers one after the other. The placement must be that of `batch`.
+    fn run_placed_layers(
+        &mut self,
+        layers: Range<usize>,
+        residual: &mut [f32],
+        batch: &Batch,
+        kv: &mut KvStore,
+    ) {
+        assert_eq!(
+            kv.shape(),
+            self.kv_shape(),
+            "the KV store has the shape of this model"
+        );
+        assert_eq!(
+            residual.len(),
+            batch.token_count() * self.config.hidden,
+            "one hidden state per token"
+        );
+        if residual.is_empty() {
+            return;
+        }
+        let mut context = ForwardContext {
+            workers: &mut self.workers,
+            batch,
+            placement: &self.memory.placement,
+            kv,
+            profile: &mut self.profile,
+        };
+        let mut pending = Pending::nothing(&mut self.memory.buffers);
+        for layer in &self.weights.layers[layers] {
+            pending = layer.forward(&mut context, residual, pending);
+        }
+        pending.add(&mut context, residual);
+    }
+
+    /// Computes the logits: the output head on the normed hidden states of the tokens that get
+    /// logits.
+    pub(super) fn compute_logits(&mut self, hidden: &[f32]) {
+        let Model {
+            weights, workers, ..
+        } = self;
+        let tokens = self.memory.placement.logits();
+        assert!(
+            tokens.len() <= self.max_logits_rows,
+            "{} tokens ask for logits, but the limit is {}",
+            tokens.len(),
+            self.max_logits_rows
+        );
+        let logits = self.logits.reset(tokens.len());
+        if tokens.is_empty() {
+            return;
+        }
+        let (kernels, width, norm) = (workers.kernels, self.config.hidden, &weights.norm);
+        let inputs = &mut self.memory.buffers.inputs;
+        let format = weights.head.input_format();
+        inputs.fill(workers, &format, tokens.len(), |row, normed, _| {
+            norm.apply(kernels, &hidden[tokens[row] * width..][..width], normed);
+        });
+        weights.head.multiply(workers, inputs, logits);
+    }
+}

@@ -1,0 +1,43 @@
+//! How a model is loaded, and the limits of its steps.
+
+use sterna_kernels::Kernels;
+
+/// How a model is loaded, and the limits of its steps.
+#[derive(Clone, Copy)]
+pub struct LoadOptions {
+    /// The kernels of one instruction set.
+    pub kernels: Kernels,
+    /// The number of threads that compute, including the caller of
+    /// [`Model::forward`](super::Model::forward).
+    pub threads: usize,
+    /// Whether to bind each thread except the caller to a core of its own, if there are enough
+    /// cores.
+    pub pin_threads: bool,
+    /// The maximum number of tokens in a step.
+    pub max_step_tokens: usize,
+    /// The maximum number of tokens in a step that get logits. Each takes a row of logits.
+    pub max_logits_rows: usize,
+    /// The size from which on a float output head is screened: multiplied in 8 bits first, then the
+    /// best rows of each token again from the floats.
+    pub exact_head_bytes: usize,
+    /// Whether to show a progress bar while loading, if stderr is a terminal.
+    pub progress: bool,
+}
+
+impl LoadOptions {
+    /// Returns options for `threads` threads that are not bound to cores, steps of up to 512 tokens
+    /// and 64 rows of logits, without a progress bar.
+    #[must_use]
+    pub fn new(kernels: Kernels, threads: usize) -> LoadOptions {
+        LoadOptions {
+            kernels,
+            threads,
+            pin_threads: false,
+            max_step_tokens: 512,
+            max_logits_rows: 64,
+            // Heads below this size cost little: about half of one fits a cache.
+            exact_head_bytes: 16 << 20,
+            progress: false,
+        }
+    }
+}

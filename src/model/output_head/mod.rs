@@ -1,0 +1,64 @@
+//! The output head: from normed hidden states to logits.
+
+mod screened;
+mod top;
+
+use sterna_kernels::PANEL_ROWS;
+
+use super::inputs::{InputFormat, Inputs};
+use super::linear::Projections;
+use super::workers::Workers;
+
+pub(super) use screened::ScreenedHead;
+
+/// The output head of a model.
+pub(super) enum OutputHead {
+    /// One linear, ternary or float, that computes every logit in its own precision.
+    Exact(Projections),
+    /// A large float matrix that computes most logits in 8 bits.
+    Screened(ScreenedHead),
+}
+
+impl OutputHead {
+    /// Returns the number of rows: the logits of a token.
+    pub(super) fn rows(&self) -> usize {
+        match self {
+            OutputHead::Exact(head) => head.linears()[0].rows(),
+            OutputHead::Screened(head) => head.rows(),
+        }
+    }
+
+    /// Returns the number of weights.
+    pub(super) fn weights(&self) -> usize {
+        self.rows() * self.input_format().columns
+    }
+
+    /// Returns the bytes that a step reads: of the 8-bit weights if the head is screened.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            OutputHead::Exact(head) => head.linears()[0].bytes(),
+            OutputHead::Screened(head) => head.screen_bytes(),
+        }
+    }
+
+    /// Returns the number of logits of a token, padded to whole panels.
+    pub(super) fn padded_rows(&self) -> usize {
+        self.rows().next_multiple_of(PANEL_ROWS)
+    }
+
+    /// Returns the form of the input rows.
+    pub(super) fn input_format(&self) -> InputFormat<'_> {
+        match self {
+            OutputHead::Exact(head) => head.input_format(),
+            OutputHead::Screened(head) => head.input_format(),
+        }
+    }
+
+    /// Writes the logits of all rows of `inputs`, panel-major, `[panel][row][PANEL_ROWS]`.
+    pub(super) fn multiply(&mut self, workers: &mut Workers, inputs: &Inputs, logits: &mut [f32]) {
+        match self {
+            OutputHead::Exact(head) => head.multiply(workers, inputs, logits),
+            OutputHead::Screened(head) => head.multiply(workers, inputs, logits),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The workers of a step: the kernels, the threads and the memory that each thread has for itself.
+
+use sterna_kernels::{AttentionState, Kernels, PANEL_ROWS};
+
+use super::pool::Pool;
+
+/// The number of input rows that a worker makes at once.
+///
+/// Products are panel-major, so the values of neighbouring tokens are neighbours in memory. Making
+/// their rows together fetches those values together.
+pub(super) const BLOCK_TOKENS: usize = 8;
+
+/// The number of gate values that a worker computes before it multiplies them with their ups. They
+/// fit its cache, and the kernels are called seldom.
+const GATES_AT_ONCE: usize = 1 << 14;
+
+/// The threads of a model, with what they compute with.
+pub(super) struct Workers {
+    pub(super) kernels: Kernels,
+    pub(super) pool: Pool,
+    pub(super) scratch: Vec<Scratch>, // [worker]
+}
+
+/// The memory of one worker. Stages reuse it; nothing in it outlives a stage.
+pub(super) struct Scratch {
+    pub(super) rows: Vec<f32>,
+    pub(super) spare: Vec<f32>,
+    /// Integer sums of one panel.
+    pub(super) sums: Vec<i32>,
+    /// Scale factors, by token.
+    pub(super) factors: Vec<f32>,
+    pub(super) gates: Vec<f32>,
+    pub(super) ups: Vec<f32>,
+    pub(super) attention: AttentionState,
+}
+
+impl Scratch {
+    /// Allocates the memory for rows of up to `max_width` values and for up to `max_tokens` tokens.
+    pub(super) fn new(max_width: usize, max_tokens: usize, attention: AttentionState) -> Scratch {
+        let values = GATES_AT_ONCE.max(max_tokens * PANEL_ROWS);
+        Scratch {
+            rows: vec![0.0; BLOCK_TOKENS * max_width],
+            spare: vec![0.0; BLOCK_TOKENS * max_width],
+            sums: vec![0; max_tokens * PANEL_ROWS],
+            factors: Vec::with_capacity(max_tokens),
+            gates: vec![0.0; values],
+            ups: vec![0.0; values],
+            attention,
+        }
+    }
+
+    /// Returns how many panels of gates fit the memory of gates, for `tokens` tokens.
+    pub(super) fn panels_at_once(&self, tokens: usize) -> usize {
+        self.gates.len() / (tokens * PANEL_ROWS)
+    }
+}
