@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sterna::bench::{Limits, Probe};
+use sterna::bench::{LimitsProbe, MachineLimits};
 use sterna::cores;
 use sterna_kernels::{
     AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
@@ -100,9 +100,9 @@ fn main() {
 
 fn run(bench: KernelBench<'_>) {
     let probe = if bench.smoke {
-        Probe::smoke(bench.kernels, bench.threads)
+        LimitsProbe::smoke(bench.kernels, bench.threads)
     } else {
-        Probe::new(bench.kernels, bench.threads, bench.stream_bytes)
+        LimitsProbe::new(bench.kernels, bench.threads, bench.stream_bytes)
     };
     let (isa, threads) = (bench.kernels.isa(), bench.threads);
     if bench.smoke {
@@ -138,7 +138,7 @@ fn run(bench: KernelBench<'_>) {
 }
 
 /// Measures the ternary matrices of a layer.
-fn ternary_products(bench: KernelBench<'_>, probe: &Probe) {
+fn ternary_products(bench: KernelBench<'_>, probe: &LimitsProbe) {
     let shrink = if bench.smoke { 20 } else { 1 };
     for (rows, columns) in [(640, 2560), (2560, 2560), (6912, 2560), (2560, 6912)] {
         let (rows, columns) = (rows / shrink, columns / shrink);
@@ -167,7 +167,7 @@ fn ternary_products(bench: KernelBench<'_>, probe: &Probe) {
 }
 
 /// Measures `lm_head` in both precisions.
-fn heads(bench: KernelBench<'_>, probe: &Probe) {
+fn heads(bench: KernelBench<'_>, probe: &LimitsProbe) {
     let scalar = bench.kernels.isa() == Isa::Scalar;
     let (rows, columns) = if bench.smoke || scalar {
         (1000, 256)
@@ -238,7 +238,7 @@ impl KernelBench<'_> {
         thread * count / self.threads..(thread + 1) * count / self.threads
     }
 
-    fn print(&self, limits: &Limits, name: &str, work: Work, time: Duration) {
+    fn print(&self, limits: &MachineLimits, name: &str, work: Work, time: Duration) {
         let read = per_nanosecond(work.bytes, time);
         let computed = per_nanosecond(work.operations, time);
         if self.smoke {
@@ -261,7 +261,12 @@ fn per_nanosecond(count: usize, time: Duration) -> f64 {
 }
 
 /// Measures the product of some tokens and every matrix of the set.
-fn ternary(bench: KernelBench<'_>, limits: &Limits, set: &[TernaryMatrix], case: &ProductCase) {
+fn ternary(
+    bench: KernelBench<'_>,
+    limits: &MachineLimits,
+    set: &[TernaryMatrix],
+    case: &ProductCase,
+) {
     let tokens = case.tokens;
     let (rows, columns) = (set[0].rows(), set[0].columns());
     let mut x = QuantizedActivations::new(tokens, columns);
@@ -300,7 +305,7 @@ fn ternary(bench: KernelBench<'_>, limits: &Limits, set: &[TernaryMatrix], case:
 }
 
 /// Measures the product of some tokens and an 8-bit head.
-fn int8(bench: KernelBench<'_>, limits: &Limits, head: &Int8Matrix, case: &ProductCase) {
+fn int8(bench: KernelBench<'_>, limits: &MachineLimits, head: &Int8Matrix, case: &ProductCase) {
     let tokens = case.tokens;
     let mut x = QuantizedActivations::new(tokens, head.columns());
     x.reset(tokens, head.columns());
@@ -327,7 +332,7 @@ fn int8(bench: KernelBench<'_>, limits: &Limits, head: &Int8Matrix, case: &Produ
 }
 
 /// Measures the product of some tokens and a float head.
-fn dense(bench: KernelBench<'_>, limits: &Limits, head: &DenseMatrix, case: &ProductCase) {
+fn dense(bench: KernelBench<'_>, limits: &MachineLimits, head: &DenseMatrix, case: &ProductCase) {
     let tokens = case.tokens;
     let x = vec![0.5; tokens * head.columns()];
     let time = bench.best(bench.passes.min(3), |thread| {
@@ -380,7 +385,7 @@ fn attend(
 
 /// Measures one decode step's attention of one sequence: 30 layers of 5 KV heads, each with 4 query
 /// heads of 128 values.
-fn attention(bench: KernelBench<'_>, limits: &Limits, context: usize) {
+fn attention(bench: KernelBench<'_>, limits: &MachineLimits, context: usize) {
     let kv_heads = if bench.smoke { 2 } else { 30 * 5 };
     let name = format!("attention, {kv_heads} × {context} keys");
     if !bench.measures(&name) {

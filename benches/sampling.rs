@@ -1,20 +1,22 @@
-//! What drawing a token from a row of logits takes, for a vocabulary of 128,256.
+//! Measures how long it takes to draw a token from a row of logits, with a vocabulary of 128,256.
 //!
-//! `cargo bench --bench sampling` prints the fastest of many rows for each way to draw. Without `--bench` (so in `cargo test --benches`),
-//! or with `--test`, everything runs once and small, and prints no figures, since they would mean nothing.
+//! `cargo bench --bench sampling` prints the fastest of many rows for each set of parameters.
+//! Without `--bench`, as in `cargo test --benches`, or with `--test`, everything runs once with a
+//! small vocabulary and prints nothing, since the times would mean nothing.
 
 use std::time::{Duration, Instant};
 
-use sterna::engine::{BatchSampler, Continued, LogitRows, SamplingParams, Terms};
-use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
+use sterna::engine::{BatchSampler, Continuation, LogitRows, SamplingParams};
+use sterna_random::Random;
+use sterna_scheduler::{Batch, OutputRules, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 const VOCABULARY: usize = 128_256;
 const KNOWN_TOKENS: usize = 256;
 
-/// One row, whatever the step.
-struct Row(Vec<f32>);
+/// The same row of logits for every step.
+struct FixedRow(Vec<f32>);
 
-impl LogitRows for &Row {
+impl LogitRows for &FixedRow {
     fn copy_row(&self, _: usize, logits: &mut [f32]) {
         logits.copy_from_slice(&self.0[..logits.len()]);
     }
@@ -25,22 +27,22 @@ fn main() {
     let given = |name: &str| arguments.iter().any(|argument| argument == name);
     let smoke = given("--test") || !given("--bench");
     let (vocabulary, draws) = if smoke { (1_000, 2) } else { (VOCABULARY, 100) };
-    // The spread of the logits: a model that is sure of what comes next has a large one.
+    // The standard deviation of the logits. It is large if the model is sure of the next token.
     let spreads = [1.0, 3.0, 6.0];
-    let rows = spreads.map(|spread| Row(normal(vocabulary, spread)));
+    let rows = spreads.map(|spread| FixedRow(normal(vocabulary, spread)));
     if !smoke {
         println!("{:<28}{:>12}{:>12}{:>12}", "µs a row, spread", 1, 3, 6);
     }
-    for (name, params) in ways() {
+    for (name, params) in parameter_sets() {
         let times = rows.each_ref().map(|row| fastest(row, &params, draws));
-        let [flat, middle, sure] = times.map(|time| time.as_nanos() as f64 / 1e3);
+        let [flat, middle, peaked] = times.map(|time| time.as_nanos() as f64 / 1e3);
         if !smoke {
-            println!("{name:<28}{flat:>12.1}{middle:>12.1}{sure:>12.1}");
+            println!("{name:<28}{flat:>12.1}{middle:>12.1}{peaked:>12.1}");
         }
     }
 }
 
-fn ways() -> Vec<(&'static str, SamplingParams)> {
+fn parameter_sets() -> Vec<(&'static str, SamplingParams)> {
     let plain = SamplingParams::default();
     vec![
         (
@@ -98,7 +100,7 @@ fn ways() -> Vec<(&'static str, SamplingParams)> {
     ]
 }
 
-fn fastest(row: &Row, params: &SamplingParams, draws: u64) -> Duration {
+fn fastest(row: &FixedRow, params: &SamplingParams, draws: u64) -> Duration {
     let known: Vec<TokenId> = (0..KNOWN_TOKENS as TokenId).collect();
     let pages: Vec<Page> = (0..)
         .map(Page::new)
@@ -113,19 +115,19 @@ fn fastest(row: &Row, params: &SamplingParams, draws: u64) -> Duration {
         1,
     );
     let mut sampler = BatchSampler::new(row.0.len());
+    let rules = OutputRules {
+        max_new_tokens: 1_000,
+        ..OutputRules::default()
+    };
     let draw = |seed| {
-        let terms = Terms {
-            sampling: SamplingParams {
-                seed,
-                ..params.clone()
-            },
-            min_new_tokens: 0,
-            max_new_tokens: 100,
-            stop_tokens: Vec::new(),
+        let params = SamplingParams {
+            seed,
+            ..params.clone()
         };
         let started = Instant::now();
-        sampler.sample(&batch, &mut &*row, |_| Continued {
-            terms: &terms,
+        sampler.sample(&batch, &mut &*row, |_| Continuation {
+            params: &params,
+            rules: &rules,
             known: &known,
             prompt_tokens: KNOWN_TOKENS / 2,
         });
@@ -134,15 +136,10 @@ fn fastest(row: &Row, params: &SamplingParams, draws: u64) -> Duration {
     (0..draws).map(draw).min().unwrap_or_default()
 }
 
-/// Numbers around 0, from a fixed seed.
+/// Returns normally distributed numbers with mean 0, from a fixed seed.
 fn normal(count: usize, spread: f64) -> Vec<f32> {
-    let mut state = 1_u64;
-    let mut uniform = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
-    };
+    let mut random = Random::new(1);
+    let mut uniform = || ((random.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
     let one = |_| {
         let (radius, angle) = (uniform(), uniform());
         (spread * (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32

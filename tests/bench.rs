@@ -1,4 +1,4 @@
-//! `sterna bench` times nothing that computes wrong, and reports what it says it does.
+//! `sterna bench` times no model that computes wrong tokens, and its report has every figure.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,29 +10,29 @@ use std::process::Command;
 use indicatif::ProgressBar;
 use serde_json::Value;
 use sterna::bench::{
-    DEMO_ANSWERS, Effort, Grid, Machine, ModelCard, Probe, Report, Subject,
-    company_changes_nothing, demo_answers, equal_models, measure,
+    BenchReport, DEMO_ANSWERS, Effort, Grid, LimitsProbe, MachineInfo, ModelInfo, Subject,
+    check_batching, check_demo, check_isa, measure,
 };
 use sterna::engine::{Forward, LogitRows};
 use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, Page, SequenceId};
 
-/// A model whose last row of logits is wrong in some steps.
+/// A model whose last row of logits is wrong in the steps that `is_wrong` selects.
 struct Corrupted {
     model: Model,
     is_wrong: fn(&Batch) -> bool,
-    error: Error,
+    error: LogitError,
 }
 
 #[derive(Clone, Copy)]
-enum Error {
-    /// Another token is drawn.
+enum LogitError {
+    /// The engine draws another token.
     Token,
-    /// The same token is drawn, from logits that differ by a bit or two.
+    /// The engine draws the same token with another log-probability.
     Bits,
-    /// No token can be drawn.
-    NotANumber,
+    /// The engine can draw no token.
+    Nan,
 }
 
 struct CorruptedRows {
@@ -68,12 +68,12 @@ impl Forward for Corrupted {
             .collect();
         if let Some(last) = rows.last_mut().filter(|_| (self.is_wrong)(batch)) {
             match self.error {
-                Error::Token => last.reverse(),
-                Error::Bits => {
-                    let least = last.iter_mut().min_by(|a, b| a.total_cmp(b)).unwrap();
-                    *least += 1.0;
+                LogitError::Token => last.reverse(),
+                LogitError::Bits => {
+                    let smallest = last.iter_mut().min_by(|a, b| a.total_cmp(b)).unwrap();
+                    *smallest += 1.0;
                 }
-                Error::NotANumber => last[7] = f32::NAN,
+                LogitError::Nan => last[7] = f32::NAN,
             }
         }
         CorruptedRows { rows }
@@ -96,7 +96,7 @@ fn always(_: &Batch) -> bool {
     true
 }
 
-fn with_company(batch: &Batch) -> bool {
+fn beside_other_rows(batch: &Batch) -> bool {
     batch.rows().len() > 1
 }
 
@@ -108,68 +108,67 @@ fn in_a_later_chunk(batch: &Batch) -> bool {
 }
 
 #[test]
-fn a_wrong_demo_is_refused() {
+fn a_demo_with_wrong_answers_is_refused() {
     let check = |is_wrong: fn(&Batch) -> bool, error| {
         let mut demo = Corrupted {
             model: demo(),
             is_wrong,
             error,
         };
-        demo_answers(&mut demo)
+        check_demo(&mut demo)
     };
-    assert_eq!(check(never, Error::Token), Ok(()));
-    let mismatch = check(always, Error::Token).unwrap_err();
+    assert_eq!(check(never, LogitError::Token), Ok(()));
+    let mismatch = check(always, LogitError::Token).unwrap_err();
     assert_eq!((mismatch.prompt, mismatch.token), (0, 0));
     assert_eq!(mismatch.expected, Some(DEMO_ANSWERS[0].1[0]));
     assert!(
         mismatch.to_string().contains("nothing was timed"),
         "{mismatch}"
     );
-    let mismatch = check(always, Error::NotANumber).unwrap_err();
+    let mismatch = check(always, LogitError::Nan).unwrap_err();
     assert_eq!(mismatch.computed, None);
 }
 
 #[test]
-fn an_instruction_set_that_is_off_by_bits_is_refused() {
+fn an_instruction_set_with_other_logprob_bits_is_refused() {
     let check = |is_wrong: fn(&Batch) -> bool, error| {
         let mut toy = Corrupted {
             model: toy::model(2),
             is_wrong,
             error,
         };
-        equal_models(&mut toy, &mut toy::model(1))
+        check_isa(&mut toy, &mut toy::model(1))
     };
-    assert_eq!(check(never, Error::Bits), Ok(()));
-    let mismatch = check(always, Error::Bits).unwrap_err();
+    assert_eq!(check(never, LogitError::Bits), Ok(()));
+    let mismatch = check(always, LogitError::Bits).unwrap_err();
     assert_eq!(mismatch.expected, mismatch.computed);
     assert!(
         mismatch.to_string().contains("another log-probability"),
         "{mismatch}"
     );
-    assert!(check(always, Error::Token).is_err());
-    assert!(check(always, Error::NotANumber).is_err());
+    assert!(check(always, LogitError::Token).is_err());
+    assert!(check(always, LogitError::Nan).is_err());
 }
 
 #[test]
-fn a_model_whose_answers_depend_on_company_is_refused() {
+fn a_model_whose_answers_depend_on_the_batch_is_refused() {
     let check = |is_wrong: fn(&Batch) -> bool| {
         let mut toy = Corrupted {
             model: toy::model(2),
             is_wrong,
-            error: Error::Bits,
+            error: LogitError::Bits,
         };
-        company_changes_nothing(&mut toy)
+        check_batching(&mut toy)
     };
     assert_eq!(check(never), Ok(()));
-    let mismatch = check(with_company).unwrap_err();
+    let mismatch = check(beside_other_rows).unwrap_err();
     assert_eq!(mismatch.check, "alone and batched");
     let mismatch = check(in_a_later_chunk).unwrap_err();
     assert_eq!(mismatch.check, "alone and chunked");
 }
 
-/// What is committed in the program is what the reference says, as far as its lead is beyond what rounding may change.
 #[test]
-fn the_committed_answers_are_the_references() {
+fn the_recorded_demo_answers_are_those_of_the_reference() {
     let expected: Value =
         serde_json::from_str(include_str!("fixtures/demo/expected.json")).unwrap();
     let spread = 2.0 * expected["spread_worst"].as_f64().unwrap();
@@ -193,9 +192,9 @@ fn the_committed_answers_are_the_references() {
     }
 }
 
-/// Else drawing would take as many times longer here than in a server.
+/// A benchmark that samples on one thread would be slower than the server.
 #[test]
-fn what_is_measured_draws_on_all_threads() {
+fn a_measured_model_samples_on_all_threads() {
     let mut subject = Subject::new(toy::model(2));
     let mut kv_store = subject.new_kv_store(1);
     let mut batch = Batch::new();
@@ -204,7 +203,7 @@ fn what_is_measured_draws_on_all_threads() {
 }
 
 #[test]
-fn the_report_has_a_row_for_each_figure_and_says_why_one_is_missing() {
+fn the_report_has_all_figures_and_says_why_some_are_missing() {
     let kernels = Kernels::new(Isa::best()).unwrap();
     let model = toy::model(2);
     let page = model.kv_bytes_per_page();
@@ -215,18 +214,18 @@ fn the_report_has_a_row_for_each_figure_and_says_why_one_is_missing() {
         kv_bytes: 200 * page,
         effort: Effort::SMOKE,
     };
-    let probe = Probe::smoke(kernels, 2);
-    let card = ModelCard::of("toy", &model);
-    let report = Report {
+    let probe = LimitsProbe::smoke(kernels, 2);
+    let card = ModelInfo::of("toy", &model);
+    let report = BenchReport {
         version: "0",
-        machine: Machine {
+        machine: MachineInfo {
             cpu: "a cpu".to_owned(),
             isa: kernels.isa().to_string(),
             threads: 2,
             probe_bytes: probe.bytes(),
         },
         model: card,
-        checks: vec!["held".to_owned()],
+        checks: vec!["a check".to_owned()],
         rows: measure(
             &mut Subject::new(model),
             &grid,
@@ -236,7 +235,7 @@ fn the_report_has_a_row_for_each_figure_and_says_why_one_is_missing() {
     };
     let json = serde_json::to_value(&report).unwrap();
     let rows = json["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), grid.rows());
+    assert_eq!(rows.len(), grid.figures());
     let decode = |streams, depth, skipped| ("decode".to_owned(), streams, depth, 0, skipped);
     let expected = [
         decode(1, 40, false),
@@ -250,7 +249,7 @@ fn the_report_has_a_row_for_each_figure_and_says_why_one_is_missing() {
     ];
     assert_eq!(rows.iter().map(named).collect::<Vec<_>>(), expected);
     assert_measured(&rows[1]);
-    assert_eq!(rows[6]["steps"], 2, "600 tokens are more than a step takes");
+    assert_eq!(rows[6]["steps"], 2, "600 tokens need two steps");
     assert!(rows[2]["skipped"].as_str().unwrap().contains("GB"));
     assert!(rows[3]["skipped"].as_str().unwrap().contains("1024 tokens"));
     assert_eq!(json["machine"]["threads"], 2);
@@ -262,13 +261,13 @@ fn the_report_has_a_row_for_each_figure_and_says_why_one_is_missing() {
         "decode  12 at 40",
         "prefill 600",
         "roofline",
-        "held",
+        "a check",
     ] {
         assert!(table.contains(text), "{text} is not in\n{table}");
     }
 }
 
-/// What a row is of, and whether it was left out.
+/// Returns what a figure measures, and whether it was left out.
 fn named(row: &Value) -> (String, u64, u64, u64, bool) {
     let number = |name| row[name].as_u64().unwrap_or(0);
     (
@@ -300,7 +299,7 @@ fn assert_measured(row: &Value) {
 }
 
 #[test]
-fn a_report_that_cannot_be_written_is_refused_before_anything_is_measured() {
+fn an_unwritable_report_fails_before_anything_is_measured() {
     let sterna = |flags: &[&str]| {
         let mut program = Command::new(env!("CARGO_BIN_EXE_sterna"));
         program.arg("bench").args(flags).output().unwrap()

@@ -179,7 +179,7 @@ fn config() -> EngineConfig {
     }
 }
 
-fn start_model(model: impl Forward, config: EngineConfig) -> Running {
+fn start_model(model: impl Forward + 'static, config: EngineConfig) -> Running {
     let metrics = Metrics::new(&Identity {
         model_name: "recorder".into(),
         isa: "none".into(),
@@ -343,7 +343,7 @@ fn mixed_requests() -> Vec<GenerationRequest> {
 // ---- answers ---------------------------------------------------------------------------------------------------------------
 
 /// Answers the mixed requests one after the other, cold, on one thread; then all at once, in too little memory, on two.
-async fn check_company<F: Forward>(model: impl Fn(usize) -> F) {
+async fn check_company<F: Forward + 'static>(model: impl Fn(usize) -> F) {
     let mut alone = Vec::new();
     let running = start_model(model(1), config());
     for request in mixed_requests() {

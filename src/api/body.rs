@@ -53,8 +53,7 @@ pub(super) async fn read<T: Send + 'static>(
     let tenant = Arc::clone(&caller.tenant);
     let quota = app.body_limits().quota(&tenant);
     let rejected = |limit: BodyLimitReached| {
-        let number = tenant.number.0;
-        serving.metrics.rejected(number, limit.reason());
+        serving.metrics.rejected(tenant.number, limit.reason());
         ApiError::from(limit)
     };
     // The server does not read a body beyond the limit: that would occupy a connection after all.

@@ -1,22 +1,23 @@
-//! Does the engine compute what it should? Asked before anything is timed: a fast wrong answer is no figure.
+//! Checks that the engine computes the right tokens, before anything is timed.
 //!
-//! Greedy tokens and the bits of their log-probabilities are compared, so one wrong sum shows.
+//! The checks compare greedy tokens and the bits of their log-probabilities, so one wrong sum shows.
 
 use std::error::Error;
 use std::fmt;
 
 use sterna_kernels::{Isa, Kernels};
+use sterna_random::Random;
 use sterna_scheduler::PAGE_TOKENS;
 
-use super::measure::unhurried;
-use super::seeded::Seeded;
+use super::workload::{random_tokens, untimed_policy};
 use crate::demo;
-use crate::engine::{Direct, Forward, Limits, SamplingParams, TokenId};
+use crate::engine::{Direct, Draw, DrawOutcome, Forward, Limits, SamplingParams, TokenId};
 use crate::model::synthetic::Shape;
 use crate::model::{LoadError, LoadOptions, Model, ModelConfig, Source, toy};
 
-/// What the demo answers to three prompts, as Hugging Face `transformers` computes it: as far as its lead over the second best is beyond
-/// doubt (`tests/fixtures/demo`).
+/// Three prompts and the demo's answers, as Hugging Face `transformers` computes them. Each answer
+/// ends before the first token whose lead over the second best is within rounding errors
+/// (`tests/fixtures/demo`).
 pub const DEMO_ANSWERS: [(&[TokenId], &[TokenId]); 3] = [
     (
         &[
@@ -40,45 +41,41 @@ pub const DEMO_ANSWERS: [(&[TokenId], &[TokenId]); 3] = [
     ),
 ];
 
-/// A model of up to so many bytes of weights is itself computed a second time in plain Rust. A larger one would take minutes: a single
-/// layer of its widths stands for it.
-const SMALL: usize = 32 << 20;
-/// Token ids of that stand-in.
-const STAND_IN_VOCABULARY: usize = 512;
+/// Up to this many bytes of weights, the model itself is computed a second time in plain Rust. A
+/// larger model would take minutes, so one layer of the same widths is computed instead.
+const SMALL_MODEL_BYTES: usize = 32 << 20;
+/// The vocabulary of that layer's model.
+const LAYER_VOCABULARY: usize = 512;
 
-/// Lengths of the prompts: less than a page, more than one, more than two, and none in step with another.
-const PROMPTS: [usize; 3] = [5, 23, 37];
+/// Lengths of the prompts: less than one page, more than one, more than two, none a multiple of
+/// another.
+const PROMPT_LENGTHS: [usize; 3] = [5, 23, 37];
 const NEW_TOKENS: usize = 4;
 
-/// One greedy token and the bits of its log-probability; nothing where the logits allowed none.
-type Drawn = Option<(TokenId, u32)>;
+/// A greedy token and the bits of its log-probability; `None` if no token could be drawn.
+type GreedyToken = Option<(TokenId, u32)>;
 
-/// Two answers that should be equal are not.
+/// Two answers that should be equal differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// What was compared.
     pub check: &'static str,
-    /// Which of the prompts.
+    /// The index of the prompt.
     pub prompt: usize,
-    /// Which token of the answer.
+    /// The index of the token in the answer.
     pub token: usize,
-    /// What it should be.
+    /// The right token.
     pub expected: Option<TokenId>,
-    /// What was computed.
+    /// The computed token.
     pub computed: Option<TokenId>,
 }
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mismatch {
-            check,
-            prompt,
-            token,
-            ..
-        } = self;
         write!(
             f,
-            "nothing was timed, for what is computed is wrong: {check}, prompt {prompt}, token {token}: "
+            "The engine computes wrong tokens, so nothing was timed. Check '{}', prompt {}, token {}: ",
+            self.check, self.prompt, self.token
         )?;
         let name = |token: Option<TokenId>| token.map_or("none".to_owned(), |id| id.to_string());
         let (expected, computed) = (name(self.expected), name(self.computed));
@@ -92,10 +89,11 @@ impl fmt::Display for Mismatch {
 
 impl Error for Mismatch {}
 
-/// Checks `model`, loaded from `source` with `options`, and the instruction set that it uses. Returns what was found to hold.
+/// Checks `model`, loaded from `source` with `options`, and its instruction set. Returns a
+/// description of each check that passed.
 ///
 /// # Errors
-/// A [`Mismatch`], or what keeps a model to compare with from being loaded.
+/// A [`Mismatch`], or why a model to compare with cannot be loaded.
 pub fn check(
     model: &mut Model,
     source: &Source,
@@ -106,47 +104,46 @@ pub fn check(
         progress: false,
         ..options
     };
-    let mut held = Vec::new();
-    demo_answers(&mut Model::load(&demo::source(), options)?)?;
-    held.push("the demo model answers as its reference does".to_owned());
+    let mut passed = Vec::new();
+    check_demo(&mut Model::load(&demo::source(), options)?)?;
+    passed.push("the demo model answers like the reference".to_owned());
     if isa != Isa::Scalar {
-        let plain = Kernels::new(Isa::Scalar).expect("every machine runs plain Rust");
-        let plain = LoadOptions {
-            kernels: plain,
+        let scalar = LoadOptions {
+            kernels: Kernels::new(Isa::Scalar).expect("every machine runs plain Rust"),
             ..options
         };
-        let of_same = |source: &Source| -> Result<(), Box<dyn Error>> {
-            let mut one = Model::load(source, options)?;
-            let mut other = Model::load(source, plain)?;
-            Ok(equal_models(&mut one, &mut other)?)
+        let compare = |source: &Source| -> Result<(), Box<dyn Error>> {
+            let mut model = Model::load(source, options)?;
+            let mut reference = Model::load(source, scalar)?;
+            Ok(check_isa(&mut model, &mut reference)?)
         };
-        if model.weight_bytes() <= SMALL {
-            of_same(source)?;
-            held.push(format!("{isa} computes the bits of plain Rust"));
+        if model.weight_bytes() <= SMALL_MODEL_BYTES {
+            compare(source)?;
+            passed.push(format!("{isa} computes the same bits as plain Rust"));
         } else {
-            of_same(&stand_in(model.config())?)?;
-            held.push(format!(
-                "{isa} computes the bits of plain Rust in a layer of these widths"
+            compare(&one_layer(model.config())?)?;
+            passed.push(format!(
+                "{isa} computes the same bits as plain Rust in one layer of these widths"
             ));
         }
     }
-    company_changes_nothing(model)?;
-    held.push("answers are equal alone, batched and chunked".to_owned());
-    Ok(held)
+    check_batching(model)?;
+    passed.push("answers are the same alone, batched and chunked".to_owned());
+    Ok(passed)
 }
 
-/// The demo gives its committed answers.
+/// Checks that the demo gives its recorded answers.
 ///
 /// # Errors
 /// If it does not.
-pub fn demo_answers<F: Forward>(demo: &mut F) -> Result<(), Mismatch> {
+pub fn check_demo<F: Forward>(demo: &mut F) -> Result<(), Mismatch> {
     for (index, (prompt, answer)) in DEMO_ANSWERS.iter().enumerate() {
         let prompts = [prompt.to_vec()];
-        let drawn = answers(demo, &prompts, Chunks::Whole, answer.len());
-        let bitless = |drawn: &Drawn| drawn.map(|(token, _)| (token, 0));
-        let computed = drawn[0].iter().map(bitless).collect();
+        let drawn = answers(demo, &prompts, PromptSplit::Whole, answer.len());
+        let without_bits = |token: &GreedyToken| token.map(|(token, _)| (token, 0));
+        let computed = drawn[0].iter().map(without_bits).collect();
         let expected = answer.iter().map(|&token| Some((token, 0))).collect();
-        equal("the demo and its reference", &[expected], &[computed]).map_err(|mismatch| {
+        compare("the demo and its reference", &[expected], &[computed]).map_err(|mismatch| {
             Mismatch {
                 prompt: index,
                 ..mismatch
@@ -156,51 +153,51 @@ pub fn demo_answers<F: Forward>(demo: &mut F) -> Result<(), Mismatch> {
     Ok(())
 }
 
-/// Two models of the same weights compute the same.
+/// Checks that two models with the same weights give the same answers.
 ///
 /// # Errors
-/// If they do not; `other` is what should be.
-pub fn equal_models<F: Forward, G: Forward>(one: &mut F, other: &mut G) -> Result<(), Mismatch> {
-    let prompts = prompts(one.vocabulary());
-    let computed = answers(one, &prompts, Chunks::Whole, NEW_TOKENS);
-    let expected = answers(other, &prompts, Chunks::Whole, NEW_TOKENS);
-    equal("this instruction set and plain Rust", &expected, &computed)
+/// If they do not. `reference` is the model that is right.
+pub fn check_isa<F: Forward, G: Forward>(model: &mut F, reference: &mut G) -> Result<(), Mismatch> {
+    let prompts = prompts(model.vocabulary());
+    let computed = answers(model, &prompts, PromptSplit::Whole, NEW_TOKENS);
+    let expected = answers(reference, &prompts, PromptSplit::Whole, NEW_TOKENS);
+    compare("this instruction set and plain Rust", &expected, &computed)
 }
 
-/// Answers depend neither on who else is answered, nor on how prompts are cut.
+/// Checks that answers depend neither on other requests in the batch nor on chunked prefill.
 ///
 /// # Errors
 /// If they do.
-pub fn company_changes_nothing<F: Forward>(model: &mut F) -> Result<(), Mismatch> {
+pub fn check_batching<F: Forward>(model: &mut F) -> Result<(), Mismatch> {
     let prompts = prompts(model.vocabulary());
     let mut alone = Vec::new();
     for prompt in prompts.chunks(1) {
-        alone.extend(answers(model, prompt, Chunks::Whole, NEW_TOKENS));
+        alone.extend(answers(model, prompt, PromptSplit::Whole, NEW_TOKENS));
     }
-    let batched = answers(model, &prompts, Chunks::Whole, NEW_TOKENS);
-    equal("alone and batched", &alone, &batched)?;
-    let chunked = answers(model, &prompts, Chunks::Pages, NEW_TOKENS);
-    equal("alone and chunked", &alone, &chunked)
+    let batched = answers(model, &prompts, PromptSplit::Whole, NEW_TOKENS);
+    compare("alone and batched", &alone, &batched)?;
+    let chunked = answers(model, &prompts, PromptSplit::Pages, NEW_TOKENS);
+    compare("alone and chunked", &alone, &chunked)
 }
 
-/// How prompts are cut.
+/// How prefill splits prompts.
 #[derive(Clone, Copy)]
-enum Chunks {
+enum PromptSplit {
     Whole,
     Pages,
 }
 
-/// The greedy answers to `prompts`, asked all at once.
+/// Returns the greedy answers to `prompts`, submitted at once.
 fn answers<F: Forward>(
     model: &mut F,
     prompts: &[Vec<TokenId>],
-    chunks: Chunks,
+    split: PromptSplit,
     new_tokens: usize,
-) -> Vec<Vec<Drawn>> {
+) -> Vec<Vec<GreedyToken>> {
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + new_tokens;
-    let chunk = match chunks {
-        Chunks::Whole => prompts.iter().map(Vec::len).sum::<usize>(),
-        Chunks::Pages => PAGE_TOKENS,
+    let chunk = match split {
+        PromptSplit::Whole => prompts.iter().map(Vec::len).sum::<usize>(),
+        PromptSplit::Pages => PAGE_TOKENS,
     };
     let chunk = chunk.max(PAGE_TOKENS) as u32;
     let count = prompts.len() as u32;
@@ -213,39 +210,44 @@ fn answers<F: Forward>(
         prefill_chunk: chunk,
         max_sequence_tokens: longest as u32,
     };
-    let mut direct = Direct::new(model, limits, unhurried());
-    let ask = |prompt: &Vec<TokenId>| {
-        let greedy = SamplingParams {
-            temperature: 0.0,
+    let mut direct = Direct::new(model, limits, untimed_policy());
+    let submit = |prompt: &Vec<TokenId>| {
+        let params = SamplingParams {
             logprobs: Some(0),
-            ..SamplingParams::default()
+            ..SamplingParams::greedy()
         };
-        let id = direct.submit(prompt.clone(), new_tokens as u32, greedy);
-        id.expect("the limits were made for it")
+        let id = direct.submit(prompt.clone(), new_tokens as u32, params);
+        id.expect("the limits allow it")
     };
-    let ids: Vec<_> = prompts.iter().map(ask).collect();
+    let ids: Vec<_> = prompts.iter().map(submit).collect();
     let mut answers = vec![Vec::new(); prompts.len()];
     while direct.step().is_some() {
-        for (id, output) in direct.outputs() {
-            let place = ids.iter().position(|&asked| asked == id);
-            let drawn = output.map(|output| {
-                let logprob = output.logprob.expect("it was asked for");
-                (output.token, logprob.to_bits())
-            });
-            answers[place.expect("nobody else asked")].push(drawn);
+        for draw in direct.draws() {
+            let index = ids.iter().position(|&id| id == draw.sequence);
+            answers[index.expect("no other request runs")].push(greedy_token(draw));
         }
     }
     answers
 }
 
-fn equal(
+fn greedy_token(draw: &Draw) -> GreedyToken {
+    match &draw.outcome {
+        DrawOutcome::Token(output) => {
+            let logprob = output.logprob.expect("the request wants it");
+            Some((output.token, logprob.to_bits()))
+        }
+        DrawOutcome::Failed(_) | DrawOutcome::Void => None,
+    }
+}
+
+fn compare(
     check: &'static str,
-    expected: &[Vec<Drawn>],
-    computed: &[Vec<Drawn>],
+    expected: &[Vec<GreedyToken>],
+    computed: &[Vec<GreedyToken>],
 ) -> Result<(), Mismatch> {
     for (prompt, (expected, computed)) in expected.iter().zip(computed).enumerate() {
         for token in 0..expected.len().max(computed.len()) {
-            let at = |drawn: &[Drawn]| drawn.get(token).copied().flatten();
+            let at = |answer: &[GreedyToken]| answer.get(token).copied().flatten();
             let (expected, computed) = (at(expected), at(computed));
             if expected != computed || expected.is_none() {
                 return Err(Mismatch {
@@ -262,17 +264,19 @@ fn equal(
 }
 
 fn prompts(vocabulary: usize) -> Vec<Vec<TokenId>> {
-    let mut seeded = Seeded::new(4);
-    let prompts = PROMPTS.iter().map(|&len| seeded.tokens(len, vocabulary));
-    prompts.collect()
+    let mut random = Random::new(4);
+    let lengths = PROMPT_LENGTHS.iter();
+    lengths
+        .map(|&len| random_tokens(&mut random, len, vocabulary))
+        .collect()
 }
 
-/// A model of one layer with the widths of another.
-fn stand_in(config: &ModelConfig) -> Result<Source, LoadError> {
+/// Returns a model of one layer with the widths of another model.
+fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
     let shape = Shape {
         name: "stand-in",
         architecture: config.architecture,
-        vocab: STAND_IN_VOCABULARY,
+        vocab: LAYER_VOCABULARY,
         hidden: config.hidden,
         intermediate: config.intermediate,
         layers: 1,

@@ -1,102 +1,100 @@
-//! The figures: decode steps at some numbers of streams and depths, and whole prompts, through the engine's own parts on this thread.
+//! Measures the figures: decode steps at some numbers of streams and depths, and whole prompts.
 //!
-//! Streams get to their depth without being computed: their pages hold keys and values already (those of another text), and the model
-//! is left out until all of them decode. The scheduler never knows.
+//! The streams reach their depth without computation: their pages already hold keys and values of
+//! another text, and the steps leave out the model until all streams decode. The scheduler does not
+//! notice.
 
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use sterna_kernels::Kernels;
+use sterna_random::Random;
 use sterna_scheduler::{Batch, PAGE_TOKENS};
 
-use super::limits::{Limits, Probe};
-use super::report::{Measured, Outcome, Row, What};
-use super::seeded::Seeded;
-use crate::engine::{
-    Budget, CopyRow, Direct, DirectStep, Forward, Limits as SchedulerLimits, LogitRows, Policy,
-    SamplingParams,
-};
+use super::figure::{Figure, FigureKind, FigureResult, Measurement, Repetition};
+use super::machine_limits::LimitsProbe;
+use super::workload::{random_tokens, untimed_policy};
+use crate::engine::{CopyRow, Direct, Forward, Limits, LogitRows, SamplingParams};
 use crate::model::{KvStore, Model, Sizes, Stage, StepLogits};
 
-/// Tokens of a step at most, as in a server by default.
+/// The maximum number of tokens in a step, as in a server by default.
 pub const STEP_TOKENS: usize = 512;
 
-/// Decode steps of a repetition at most.
-const MOST_STEPS: usize = 16;
-/// Tokens of a prompt that is computed before those that are timed.
+/// The maximum number of decode steps in a repetition.
+const MAX_STEPS: usize = 16;
+/// The length of the prompt that warms up before a timed prompt.
 const WARM_UP_TOKENS: usize = 128;
 
-/// Prompts that begin to decode in the same step at least; see `scheduler/src/admission/load.rs`.
+/// The scheduler lets at least this many prompts begin to decode in the same step; see
+/// `scheduler/src/admission/load.rs`.
 const STARTED_AT_ONCE: usize = 8;
 
-/// Longer than anything takes, in microseconds.
-const HOUR: u64 = 3_600_000_000;
-
-/// What is measured, and how long.
+/// What is measured, and with which effort.
 #[derive(Clone, Debug)]
 pub struct Grid {
-    /// Sequences that decode at the same time.
+    /// Numbers of sequences that decode together.
     pub streams: Vec<usize>,
-    /// Tokens before each of them.
+    /// Numbers of tokens before the decoded ones.
     pub depths: Vec<usize>,
-    /// Tokens of single prompts.
+    /// Lengths of single prompts.
     pub prompts: Vec<usize>,
-    /// Memory that keys and values may take, in bytes.
+    /// The memory for keys and values, in bytes.
     pub kv_bytes: usize,
-    /// How often, how long.
+    /// The effort for each figure.
     pub effort: Effort,
 }
 
-/// How much is done for a figure.
+/// How often and how long each figure is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Repetitions at least.
-    pub least: usize,
-    /// So many, unless they take longer than `long`; as many as fill `short`, up to five times as many, where they are quick.
-    pub usual: usize,
-    /// Time of a figure that is short.
+    /// The minimum number of repetitions.
+    pub min_repetitions: usize,
+    /// The number of repetitions of a figure that takes from `short` to `long` in all. A quicker
+    /// figure has up to five times as many, a slower one has fewer.
+    pub repetitions: usize,
+    /// Quick figures are repeated until they have taken this long.
     pub short: Duration,
-    /// Time of a figure that is long.
+    /// Slow figures are not repeated any more once they have taken this long.
     pub long: Duration,
-    /// Decode steps of a repetition at most; no more than 16.
+    /// The maximum number of decode steps in a repetition, at most 16.
     pub steps: usize,
-    /// Time of a repetition's decode steps, about, unless that is less than two.
+    /// The approximate duration of a repetition's decode steps. There are at least two steps.
     pub repetition: Duration,
 }
 
 impl Effort {
-    /// For figures to be quoted.
+    /// For figures that are published.
     pub const FULL: Effort = Effort {
-        least: 3,
-        usual: 5,
+        min_repetitions: 3,
+        repetitions: 5,
         short: Duration::from_secs(1),
         long: Duration::from_secs(10),
-        steps: MOST_STEPS,
+        steps: MAX_STEPS,
         repetition: Duration::from_millis(800),
     };
     /// For a first look.
     pub const QUICK: Effort = Effort {
-        least: 2,
-        usual: 2,
+        min_repetitions: 2,
+        repetitions: 2,
         short: Duration::from_millis(200),
         long: Duration::from_secs(1),
         steps: 8,
         repetition: Duration::from_millis(300),
     };
-    /// Everything once.
+    /// For tests: everything once.
     pub const SMOKE: Effort = Effort {
-        least: 1,
-        usual: 1,
+        min_repetitions: 1,
+        repetitions: 1,
         short: Duration::ZERO,
         long: Duration::ZERO,
         steps: 2,
         repetition: Duration::ZERO,
     };
 
-    fn wants_more(&self, done: usize, took: Duration) -> bool {
-        done < self.least
-            || (done < self.usual && took < self.long)
-            || (done < 5 * self.usual && took < self.short)
+    fn wants_more(&self, done: usize, spent: Duration) -> bool {
+        done < self.min_repetitions
+            || (done < self.repetitions && spent < self.long)
+            || (done < 5 * self.repetitions && spent < self.short)
     }
 
     fn steps_of(&self, step: Duration) -> usize {
@@ -106,96 +104,73 @@ impl Effort {
 }
 
 impl Grid {
-    /// How many rows there will be.
+    /// Returns the number of figures.
     #[must_use]
-    pub fn rows(&self) -> usize {
+    pub fn figures(&self) -> usize {
         self.streams.len() * self.depths.len() + self.prompts.len()
     }
 }
 
-/// A repetition: its steps, and what the stages of their forward passes took.
-#[derive(Clone, Debug, Default)]
-pub struct Repetition {
-    /// In their order.
-    pub steps: Vec<DirectStep>,
-    /// Of all steps together, in the order of [`Stage::ALL`].
-    pub stages: [Duration; Stage::ALL.len()],
-    /// The machine's, sampled right before and right after.
-    pub limits: Limits,
-}
-
-/// The product's policy, but that no step is cut for want of time, and nothing is guessed: guesses are as good as the text, and text
-/// made up by a benchmark repeats itself.
-pub(super) fn unhurried() -> Policy {
-    Policy {
-        budget: Budget::Time {
-            inter_token_target: HOUR,
-            min_step: HOUR,
-            max_step: HOUR,
-        },
-        max_draft: 0,
-        ..Policy::default()
-    }
-}
-
-/// Measures everything in `grid`, with limits sampled between any two repetitions; each has the better of those before and after it.
+/// Measures everything in `grid`. The limits are sampled between repetitions, and each repetition
+/// has the higher of those before and after it.
 ///
 /// # Panics
-/// If `model` takes fewer tokens a step than [`STEP_TOKENS`], or fewer rows of logits than there are streams.
+/// If `model` takes fewer tokens per step than [`STEP_TOKENS`], or fewer rows of logits than there
+/// are streams.
 pub fn measure(
     model: &mut Subject,
     grid: &Grid,
-    probe: &Probe,
+    probe: &LimitsProbe,
     progress: &ProgressBar,
-) -> Vec<Row> {
+) -> Vec<Figure> {
     let mut figures = Figures {
         sizes: model.model.sizes(),
         probe,
         progress,
-        rows: Vec::new(),
+        figures: Vec::new(),
     };
-    let mut seeded = Seeded::new(1);
+    let mut random = Random::new(1);
     for &depth in &grid.depths {
-        decodes(model, grid, depth, &mut figures, &mut seeded);
+        decodes(model, grid, depth, &mut figures, &mut random);
     }
-    prefills(model, grid, &mut figures, &mut seeded);
-    figures.rows
+    prefills(model, grid, &mut figures, &mut random);
+    figures.figures
 }
 
-/// What was measured so far.
+/// The figures so far, and how to measure the next one.
 struct Figures<'a> {
     sizes: Sizes,
-    probe: &'a Probe,
+    probe: &'a LimitsProbe,
     progress: &'a ProgressBar,
-    rows: Vec<Row>,
+    figures: Vec<Figure>,
 }
 
 impl Figures<'_> {
-    fn add(&mut self, what: What, measure: impl FnOnce(&Probe) -> Vec<Repetition>) {
-        self.progress.set_message(what.to_string());
+    fn add(&mut self, kind: FigureKind, measure: impl FnOnce(&LimitsProbe) -> Vec<Repetition>) {
+        self.progress.set_message(kind.to_string());
         let repetitions = measure(self.probe);
-        let measured = Measured::of(&what, &repetitions, &self.sizes);
-        self.push(what, Outcome::Measured(measured));
+        let measured = Measurement::of(&kind, &repetitions, &self.sizes);
+        self.push(kind, FigureResult::Measured(measured));
     }
 
-    fn skip(&mut self, what: What, skipped: String) {
-        self.push(what, Outcome::Skipped { skipped });
+    fn skip(&mut self, kind: FigureKind, skipped: String) {
+        self.push(kind, FigureResult::Skipped { skipped });
     }
 
-    fn push(&mut self, what: What, outcome: Outcome) {
-        self.rows.push(Row { what, outcome });
+    fn push(&mut self, kind: FigureKind, result: FigureResult) {
+        self.figures.push(Figure { kind, result });
         self.progress.inc(1);
     }
 }
 
-/// A model that can be left out of steps.
+/// A model that steps can leave out.
 pub struct Subject {
     model: Model,
     is_left_out: bool,
 }
 
 impl Subject {
-    /// Of this model.
+    /// Returns a subject whose steps run the model.
     #[must_use]
     pub fn new(model: Model) -> Subject {
         Subject {
@@ -204,13 +179,13 @@ impl Subject {
         }
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&mut self) -> &mut Model {
         &mut self.model
     }
 }
 
-/// Logits, or zeros.
+/// The logits of a step, or zeros if it left out the model.
 enum SubjectRows<'a> {
     Computed(StepLogits<'a>),
     LeftOut,
@@ -273,85 +248,90 @@ impl LogitRows for SubjectRows<'_> {
     }
 }
 
-/// All numbers of streams at one depth.
+/// Measures all numbers of streams at one depth.
 fn decodes(
     subject: &mut Subject,
     grid: &Grid,
     depth: usize,
     figures: &mut Figures<'_>,
-    seeded: &mut Seeded,
+    random: &mut Random,
 ) {
     let longest = subject.model.config().max_position;
     let page_bytes = subject.model.kv_bytes_per_page();
     let problem = |streams: usize| {
-        let bytes = Deep::pages(streams, depth) * page_bytes;
+        let bytes = DecodeStreams::pages(streams, depth) * page_bytes;
         if depth > longest {
-            Some(format!("the model was made for {longest} tokens"))
+            Some(too_long(longest))
         } else {
             (bytes > grid.kv_bytes).then(|| too_large(bytes, grid.kv_bytes))
         }
     };
     let feasible = grid.streams.iter().filter(|&&n| problem(n).is_none());
-    let most = feasible.copied().max();
-    let mut deep = most.map(|most| Deep::new(subject, most, depth, longest, seeded));
+    let max = feasible.copied().max();
+    let mut deep = max.map(|max| DecodeStreams::new(subject, max, depth, longest, random));
     for &streams in &grid.streams {
-        let what = What::Decode { streams, depth };
+        let kind = FigureKind::Decode { streams, depth };
         match (problem(streams), &mut deep) {
-            (None, Some(deep)) => figures.add(what, |probe| {
-                deep.decode(streams, &grid.effort, probe, seeded)
+            (None, Some(deep)) => figures.add(kind, |probe| {
+                deep.decode(streams, &grid.effort, probe, random)
             }),
-            (Some(why), _) => figures.skip(what, why),
-            (None, None) => unreachable!("what is feasible was prepared for"),
+            (Some(problem), _) => figures.skip(kind, problem),
+            (None, None) => unreachable!("streams without a problem are prepared"),
         }
     }
 }
 
-fn too_large(bytes: usize, room: usize) -> String {
-    let [bytes, room] = [bytes, room].map(|bytes| bytes as f64 / 1e9);
-    format!("its keys and values take {bytes:.1} GB, and there is room for {room:.1}")
+fn too_long(limit: usize) -> String {
+    format!("longer than the model's context of {limit} tokens")
 }
 
-/// Streams of one depth.
-struct Deep<'a> {
+fn too_large(bytes: usize, limit: usize) -> String {
+    let [bytes, limit] = [bytes, limit].map(|bytes| bytes as f64 / 1e9);
+    format!("its keys and values need {bytes:.1} GB of memory; {limit:.1} GB are free")
+}
+
+/// Streams that decode at one depth.
+struct DecodeStreams<'a> {
     direct: Direct<'a, Subject>,
     depth: usize,
     longest: usize,
     vocabulary: usize,
 }
 
-impl<'a> Deep<'a> {
-    /// Pages for so many streams, while they decode.
+impl<'a> DecodeStreams<'a> {
+    /// Returns the pages that the streams need while they decode.
     fn pages(streams: usize, depth: usize) -> usize {
-        let more = Deep::steps_before(streams) + MOST_STEPS;
-        streams * ((depth + more).div_ceil(PAGE_TOKENS) + 1)
+        let decoded = DecodeStreams::steps_before(streams) + MAX_STEPS;
+        streams * ((depth + decoded).div_ceil(PAGE_TOKENS) + 1)
     }
 
-    /// Steps until the last of the streams decodes, of which the first has decoded as often, and one to warm up.
+    /// Returns the maximum number of decode steps before the timed ones: the streams begin to decode
+    /// in groups, and one step warms up.
     fn steps_before(streams: usize) -> usize {
         streams.div_ceil(STARTED_AT_ONCE) + 1
     }
 
     fn new(
         subject: &'a mut Subject,
-        most: usize,
+        max: usize,
         depth: usize,
         longest: usize,
-        seeded: &mut Seeded,
-    ) -> Deep<'a> {
-        let limits = SchedulerLimits {
-            pages: Deep::pages(most, depth) as u32,
-            max_running: most as u32,
-            max_queued: most as u32,
+        random: &mut Random,
+    ) -> DecodeStreams<'a> {
+        let limits = Limits {
+            pages: DecodeStreams::pages(max, depth) as u32,
+            max_running: max as u32,
+            max_queued: max as u32,
             max_queued_time: u64::MAX,
-            // The model is left out while prompts are computed, so they may be of any length.
-            step_tokens: (most * depth).max(STEP_TOKENS) as u32,
+            // Steps leave out the model while they compute prompts, so prompts have any length.
+            step_tokens: (max * depth).max(STEP_TOKENS) as u32,
             prefill_chunk: depth.max(STEP_TOKENS) as u32,
             max_sequence_tokens: longest as u32,
         };
         let vocabulary = subject.vocabulary();
-        let mut direct = Direct::new(subject, limits, unhurried());
-        direct.fill_pages(&seeded.tokens(PAGE_TOKENS, vocabulary));
-        Deep {
+        let mut direct = Direct::new(subject, limits, untimed_policy());
+        direct.fill_pages(&random_tokens(random, PAGE_TOKENS, vocabulary));
+        DecodeStreams {
             direct,
             depth,
             longest,
@@ -359,46 +339,49 @@ impl<'a> Deep<'a> {
         }
     }
 
-    /// Repetitions of some steps each, whose keys come to the depth on average.
+    /// Measures repetitions of some steps each. Their mean depth is the wanted one.
     fn decode(
         &mut self,
         streams: usize,
         effort: &Effort,
-        probe: &Probe,
-        seeded: &mut Seeded,
+        probe: &LimitsProbe,
+        random: &mut Random,
     ) -> Vec<Repetition> {
-        let trial = self.repetition(streams, 2, seeded);
-        let step = trial.steps.iter().map(DirectStep::total).min();
+        let trial = self.repetition(streams, 2, random);
+        let step = trial.steps.iter().map(|step| step.times.total()).min();
         let steps = effort.steps_of(step.unwrap_or_default());
-        repeat(effort, probe, || self.repetition(streams, steps, seeded))
+        repeat(effort, probe, || self.repetition(streams, steps, random))
     }
 
-    fn repetition(&mut self, streams: usize, steps: usize, seeded: &mut Seeded) -> Repetition {
-        let more = Deep::steps_before(streams) + steps;
-        let prompt =
-            (self.depth - more.min(self.depth) / 2).min(self.longest.saturating_sub(more + 1));
+    fn repetition(&mut self, streams: usize, steps: usize, random: &mut Random) -> Repetition {
+        let decoded = DecodeStreams::steps_before(streams) + steps;
+        let prompt = (self.depth - decoded.min(self.depth) / 2)
+            .min(self.longest.saturating_sub(decoded + 1));
         for seed in 0..streams {
             let sampling = SamplingParams {
                 seed: seed as u64,
                 ..SamplingParams::default()
             };
-            let tokens = seeded.tokens(prompt.max(1), self.vocabulary);
+            let tokens = random_tokens(random, prompt.max(1), self.vocabulary);
             self.direct
-                .submit(tokens, more as u32 + 1, sampling)
-                .expect("the limits were made for it");
+                .submit(tokens, decoded as u32 + 1, sampling)
+                .expect("the limits allow it");
         }
         self.direct.model().is_left_out = true;
         loop {
             let step = self.direct.step().expect("the streams are not over");
-            if (step.tokens, step.logits) == (streams, streams) {
+            if (step.size.tokens, step.size.logits) == (streams, streams) {
                 break;
             }
         }
         self.direct.model().is_left_out = false;
-        self.direct.step().expect("the streams are not over"); // Finds cold caches.
+        self.direct.step().expect("the streams are not over"); // Warms up the caches.
         let repetition = run(&mut self.direct, steps);
         assert!(
-            repetition.steps.iter().all(|step| step.logits == streams),
+            repetition
+                .steps
+                .iter()
+                .all(|step| step.size.logits == streams),
             "all streams decode in all steps"
         );
         self.direct.clear();
@@ -406,23 +389,23 @@ impl<'a> Deep<'a> {
     }
 }
 
-/// Single prompts, each up to its first token.
-fn prefills(subject: &mut Subject, grid: &Grid, figures: &mut Figures<'_>, seeded: &mut Seeded) {
+/// Measures single prompts, each up to its first token.
+fn prefills(subject: &mut Subject, grid: &Grid, figures: &mut Figures<'_>, random: &mut Random) {
     let longest = subject.model.config().max_position;
     let page_bytes = subject.model.kv_bytes_per_page();
     let vocabulary = subject.vocabulary();
     for &tokens in &grid.prompts {
-        let what = What::Prefill { tokens };
+        let kind = FigureKind::Prefill { tokens };
         let pages = (tokens + 1).div_ceil(PAGE_TOKENS) + 1;
         if tokens >= longest {
-            figures.skip(what, format!("the model was made for {longest} tokens"));
+            figures.skip(kind, too_long(longest));
             continue;
         }
         if pages * page_bytes > grid.kv_bytes {
-            figures.skip(what, too_large(pages * page_bytes, grid.kv_bytes));
+            figures.skip(kind, too_large(pages * page_bytes, grid.kv_bytes));
             continue;
         }
-        let limits = SchedulerLimits {
+        let limits = Limits {
             pages: pages as u32,
             max_running: 1,
             max_queued: 1,
@@ -431,24 +414,28 @@ fn prefills(subject: &mut Subject, grid: &Grid, figures: &mut Figures<'_>, seede
             prefill_chunk: STEP_TOKENS as u32,
             max_sequence_tokens: longest as u32,
         };
-        let mut direct = Direct::new(subject, limits, unhurried());
-        direct.fill_pages(&seeded.tokens(PAGE_TOKENS, vocabulary));
+        let mut direct = Direct::new(subject, limits, untimed_policy());
+        direct.fill_pages(&random_tokens(random, PAGE_TOKENS, vocabulary));
         let mut once = |tokens: usize| {
-            let prompt = seeded.tokens(tokens, vocabulary);
+            let prompt = random_tokens(random, tokens, vocabulary);
             direct
                 .submit(prompt, 1, SamplingParams::default())
-                .expect("the limits were made for it");
+                .expect("the limits allow it");
             let repetition = run(&mut direct, usize::MAX);
             direct.clear();
             repetition
         };
         once(tokens.min(WARM_UP_TOKENS));
-        figures.add(what, |probe| repeat(&grid.effort, probe, || once(tokens)));
+        figures.add(kind, |probe| repeat(&grid.effort, probe, || once(tokens)));
     }
 }
 
-/// As many repetitions as the effort asks for.
-fn repeat(effort: &Effort, probe: &Probe, mut once: impl FnMut() -> Repetition) -> Vec<Repetition> {
+/// Measures as many repetitions as the effort wants.
+fn repeat(
+    effort: &Effort,
+    probe: &LimitsProbe,
+    mut once: impl FnMut() -> Repetition,
+) -> Vec<Repetition> {
     let mut spent = Duration::ZERO;
     let mut repetitions = Vec::new();
     let mut limits = probe.sample();
@@ -463,7 +450,7 @@ fn repeat(effort: &Effort, probe: &Probe, mut once: impl FnMut() -> Repetition) 
     repetitions
 }
 
-/// So many steps, or all that there are.
+/// Runs `steps` steps, or all steps if there are fewer.
 fn run(direct: &mut Direct<'_, Subject>, steps: usize) -> Repetition {
     let before = direct.model().model.profile();
     let mut repetition = Repetition::default();

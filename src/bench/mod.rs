@@ -1,14 +1,17 @@
-//! `sterna bench`: how fast a model runs on this machine, beside the least time that the machine's limits allow.
+//! `sterna bench`: measures how fast a model runs, and compares it with the machine's limits.
 //!
-//! Always true: nothing is timed before the engine was seen to compute what it should; a figure stands beside limits that were sampled
-//! within seconds of it, on the same threads.
+//! Invariant: nothing is timed before the engine has computed the right tokens.
+//!
+//! Invariant: a figure is compared with limits that were sampled within seconds of it, on the same
+//! threads.
 
+mod figure;
 mod golden;
-mod limits;
+mod machine_limits;
 mod measure;
 mod report;
 mod roofline;
-mod seeded;
+mod workload;
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -18,12 +21,11 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 use sterna_kernels::Kernels;
 
-pub use golden::{
-    DEMO_ANSWERS, Mismatch, check, company_changes_nothing, demo_answers, equal_models,
-};
-pub use limits::{Limits, PROBE_BYTES, Probe};
-pub use measure::{Effort, Grid, Repetition, STEP_TOKENS, Subject, measure};
-pub use report::{Machine, Measured, ModelCard, Outcome, Parts, Report, Row, Spread, What};
+pub use figure::{Figure, FigureKind, FigureResult, Measurement, Repetition, Spread, StepParts};
+pub use golden::{DEMO_ANSWERS, Mismatch, check, check_batching, check_demo, check_isa};
+pub use machine_limits::{LimitsProbe, MachineLimits, PROBE_BYTES};
+pub use measure::{Effort, Grid, STEP_TOKENS, Subject, measure};
+pub use report::{BenchReport, MachineInfo, ModelInfo};
 pub use roofline::{Bound, Work};
 
 use crate::config::{BenchConfig, usable_memory};
@@ -32,35 +34,36 @@ use crate::demo;
 use crate::model::{LoadOptions, Model, Source};
 use crate::startup::kernels;
 
-/// Sequences that decode at the same time.
+/// Numbers of sequences that decode together.
 pub const STREAMS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Tokens of single prompts.
+/// Lengths of single prompts.
 pub const PROMPTS: [usize; 3] = [128, 512, 2048];
 
 const DEMO: &str = "the embedded demo";
 
-/// Of the memory that is left once the model is loaded, the part that keys and values may take: a machine that swaps measures its disk.
+/// The share of the memory left after loading the model that keys and values may take. A machine that
+/// swaps would measure its disk.
 const KV_MEMORY_SHARE: f64 = 0.8;
-/// Of the memory that may be used, the part that the bandwidth is sampled on at most.
+/// The share of the usable memory that the bandwidth probe may read.
 const PROBE_MEMORY_SHARE: f64 = 0.25;
 
-/// A first look: some streams, a short prompt, and memory that is read in a moment.
+/// The streams, prompts and probe of `--quick`.
 const QUICK_STREAMS: [usize; 4] = [1, 4, 16, 64];
 const QUICK_PROMPTS: [usize; 1] = [128];
 const QUICK_PROBE_BYTES: usize = 256 << 20;
 
-/// Measures as the flags say.
+/// Runs the benchmark that the flags describe.
 ///
 /// # Errors
-/// When the model can't be loaded, the engine computes something else than it should, or the report can't be written.
+/// If the model cannot be loaded, the engine computes wrong tokens, or the report cannot be written.
 pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
     let kernels = kernels(config.machine.isa.as_deref())?;
-    let json = Json::open(config.json.as_deref())?;
+    let json = JsonOutput::open(config.json.as_deref())?;
     let (name, source) = match &config.model {
         Some(directory) => (named(directory)?, Source::Directory(directory.clone())),
         None => (DEMO.to_owned(), demo::source()),
     };
-    let run = Run {
+    let run = BenchRun {
         name,
         source,
         kernels,
@@ -77,7 +80,7 @@ pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
     json.write(&report)?;
     if config.model.is_none() {
         eprintln!(
-            "The demo is so small that these figures say little about real models: see --model."
+            "The demo model is too small to say much about real models. Name one with --model."
         );
     }
     Ok(())
@@ -99,62 +102,63 @@ fn grid(config: &BenchConfig) -> Grid {
     }
 }
 
-/// A model, what computes it, and what is measured.
-pub struct Run {
-    /// What the report calls the model.
+/// A benchmark run: the model, the compute threads, and what to measure.
+pub struct BenchRun {
+    /// The model's name in the report.
     pub name: String,
-    /// Its checkpoint.
+    /// The model's checkpoint.
     pub source: Source,
-    /// The arithmetic.
+    /// The kernels.
     pub kernels: Kernels,
-    /// Compute threads.
+    /// The number of compute threads.
     pub threads: usize,
-    /// Whether each is bound to a core.
+    /// Whether each thread is pinned to a core.
     pub pin_threads: bool,
-    /// The figures.
+    /// What to measure.
     pub grid: Grid,
-    /// Memory read in a pass that samples the bandwidth; less is taken where there is little.
+    /// The memory that one pass of the bandwidth probe reads, unless the machine has too little.
     pub probe_bytes: usize,
 }
 
-impl Run {
-    /// Loads, checks, and only then measures, on this thread, which stays bound to a core if threads are.
+impl BenchRun {
+    /// Loads the model, checks it, then measures it. If `pin_threads` is set, the calling thread
+    /// stays pinned to a core.
     ///
     /// # Errors
-    /// When the model can't be loaded, or the engine computes something else than it should.
-    pub fn report(self) -> Result<Report, Box<dyn Error>> {
+    /// If the model cannot be loaded, or the engine computes wrong tokens.
+    pub fn report(self) -> Result<BenchReport, Box<dyn Error>> {
         let options = LoadOptions {
             pin_threads: self.pin_threads,
             progress: true,
             ..LoadOptions::new(self.kernels, self.threads)
         };
         let mut model = Model::load(&self.source, options)?;
-        let progress = progress_bar(self.grid.rows());
-        progress.set_message("checking that the engine computes what it should");
+        let progress = progress_bar(self.grid.figures());
+        progress.set_message("checking that the engine computes the right tokens");
         let checks = check(&mut model, &self.source, options)?;
 
-        let room = (usable_memory() as f64 * PROBE_MEMORY_SHARE) as usize;
-        let probe = Probe::new(self.kernels, self.threads, self.probe_bytes.min(room));
-        let room = (usable_memory() as f64 * KV_MEMORY_SHARE) as usize;
+        let share = |share: f64| (usable_memory() as f64 * share) as usize;
+        let probe_bytes = self.probe_bytes.min(share(PROBE_MEMORY_SHARE));
+        let probe = LimitsProbe::new(self.kernels, self.threads, probe_bytes);
         let grid = Grid {
-            kv_bytes: self.grid.kv_bytes.min(room),
+            kv_bytes: self.grid.kv_bytes.min(share(KV_MEMORY_SHARE)),
             ..self.grid
         };
-        let model_card = ModelCard::of(&self.name, &model);
+        let model_info = ModelInfo::of(&self.name, &model);
         if self.pin_threads {
             pin_to_first_core();
         }
         let rows = measure(&mut Subject::new(model), &grid, &probe, &progress);
         progress.finish_and_clear();
-        Ok(Report {
+        Ok(BenchReport {
             version: env!("CARGO_PKG_VERSION"),
-            machine: Machine {
+            machine: MachineInfo {
                 cpu: cpu_name(),
                 isa: self.kernels.isa().to_string(),
                 threads: self.threads,
                 probe_bytes: probe.bytes(),
             },
-            model: model_card,
+            model: model_info,
             checks,
             rows,
         })
@@ -169,15 +173,15 @@ fn named(directory: &Path) -> io::Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// As the engine's thread, which is worker 0 of the model's threads.
+/// Pins this thread like the engine thread, as worker 0 of the model's pool.
 fn pin_to_first_core() {
     let first = cores::physical().first().copied();
     if !first.is_some_and(cores::pin) {
-        eprintln!("this thread could not be bound to a core: figures may vary more");
+        eprintln!("The calling thread could not be pinned to a core, so figures may vary more.");
     }
 }
 
-/// The processor's name, as the system tells it.
+/// Returns the processor's name.
 fn cpu_name() -> String {
     let lines = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = lines.lines().find_map(|line| {
@@ -187,43 +191,44 @@ fn cpu_name() -> String {
     name.unwrap_or_else(|| format!("an unnamed {} processor", std::env::consts::ARCH))
 }
 
-/// A bar of so many figures, if somebody watches.
-fn progress_bar(rows: usize) -> ProgressBar {
+/// Returns a progress bar, which is hidden unless standard error is a terminal.
+fn progress_bar(figures: usize) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{elapsed_precise} {bar:40} {pos}/{len} {msg}");
-    ProgressBar::new(rows as u64).with_style(style.expect("the template is well-formed"))
+    ProgressBar::new(figures as u64).with_style(style.expect("the template is well-formed"))
 }
 
-/// Where the report goes.
-enum Json {
+/// Where the JSON report goes.
+enum JsonOutput {
     Nowhere,
-    Output,
+    StandardOutput,
     File(File),
 }
 
-impl Json {
-    /// Made before anything is measured: whoever has waited for a minute wants the file.
-    fn open(path: Option<&Path>) -> Result<Json, String> {
+impl JsonOutput {
+    /// Opens the output. This comes before the measurement, which takes minutes.
+    fn open(path: Option<&Path>) -> Result<JsonOutput, String> {
         match path {
-            None => Ok(Json::Nowhere),
-            Some(path) if path.as_os_str() == "-" => Ok(Json::Output),
+            None => Ok(JsonOutput::Nowhere),
+            Some(path) if path.as_os_str() == "-" => Ok(JsonOutput::StandardOutput),
             Some(path) => File::create(path)
-                .map(Json::File)
+                .map(JsonOutput::File)
                 .map_err(|error| format!("--json {}: {error}", path.display())),
         }
     }
 
-    /// The table goes to standard output, unless the JSON does.
-    fn write(self, report: &Report) -> io::Result<()> {
+    /// Writes the table and the JSON. The table goes to standard error if the JSON goes to standard
+    /// output.
+    fn write(self, report: &BenchReport) -> io::Result<()> {
         match self {
-            Json::Nowhere => write!(io::stdout(), "{report}"),
-            Json::Output => {
+            JsonOutput::Nowhere => write!(io::stdout(), "{report}"),
+            JsonOutput::StandardOutput => {
                 write!(io::stderr(), "{report}")?;
                 writeln!(io::stdout(), "{}", serde_json::to_string_pretty(report)?)
             }
-            Json::File(mut file) => {
+            JsonOutput::File(mut file) => {
                 writeln!(file, "{}", serde_json::to_string_pretty(report)?)?;
                 write!(io::stdout(), "{report}")
             }

@@ -1,28 +1,30 @@
-//! The least time that a step can take on a machine of given limits: `max(bytes / bandwidth, operations / int8 peak)`, as if all of a
-//! step were read while all of it is multiplied; and in turn, the same of each part, one after the other, for a part is not multiplied
-//! while another one is read.
+//! The roofline: the shortest time that a step can take on a machine with given limits.
 //!
-//! Bytes are all that the step must read: the packed weights of the layers, the head as it is stored if logits are wanted, the keys and
-//! values of every sequence. Operations are a multiplication and an addition for each ternary weight and token, and for each weight of
-//! the head and row of logits. Attention's floats, norms and the embedding's rows are left out: a share of the roofline that is reached
-//! has paid for them as well.
+//! It is `max(bytes / bandwidth, operations / int8 peak)`: the machine reads all memory of the step
+//! while it multiplies. A second figure adds up the same maximum over the parts of the step, because
+//! the machine does not multiply one part while it reads another.
+//!
+//! Bytes are the memory that the step must read: the packed weights of the layers, the keys and
+//! values of every sequence, and, if logits are wanted, the stored head. Operations are one
+//! multiplication and one addition for each ternary weight and token, and for each weight of the
+//! head and row of logits. Attention, norms and embeddings do not count, so no step reaches 100 %.
 
 use serde::Serialize;
 
-use super::limits::Limits;
-use crate::engine::DirectStep;
+use super::machine_limits::MachineLimits;
+use crate::engine::StepSize;
 use crate::model::Sizes;
 
-/// What a step cannot do without.
+/// The work that a step cannot avoid.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// To be read from memory.
+    /// Bytes read from memory.
     pub bytes: f64,
-    /// Of small integers.
+    /// Operations on small integers.
     pub operations: f64,
 }
 
-/// Which limit a step meets first.
+/// The limit that a step reaches first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
@@ -33,16 +35,16 @@ pub enum Bound {
 }
 
 impl Work {
-    /// The work of a step of a model.
+    /// Returns the work of a step.
     #[must_use]
-    pub fn of(step: &DirectStep, sizes: &Sizes) -> Work {
+    pub fn of(step: &StepSize, sizes: &Sizes) -> Work {
         let parts = Work::parts(step, sizes).into_iter();
         parts.fold(Work::default(), Work::plus)
     }
 
-    /// The work of its parts: the products of the layers, attention, the head.
+    /// Returns the work of a step's parts: the matrix products of the layers, attention, the head.
     #[must_use]
-    pub fn parts(step: &DirectStep, sizes: &Sizes) -> [Work; 3] {
+    pub fn parts(step: &StepSize, sizes: &Sizes) -> [Work; 3] {
         let work = |bytes: usize, multiplications: f64| Work {
             bytes: bytes as f64,
             operations: 2.0 * multiplications,
@@ -58,7 +60,7 @@ impl Work {
         ]
     }
 
-    /// Both.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Work) -> Work {
         Work {
@@ -67,16 +69,16 @@ impl Work {
         }
     }
 
-    /// The least seconds that it takes.
+    /// Returns the shortest time for the work, in seconds.
     #[must_use]
-    pub fn least_seconds(&self, limits: &Limits) -> f64 {
+    pub fn min_seconds(&self, limits: &MachineLimits) -> f64 {
         let [reading, multiplying] = self.seconds(limits);
         reading.max(multiplying)
     }
 
-    /// Which limit it meets first.
+    /// Returns the limit that the work reaches first.
     #[must_use]
-    pub fn bound(&self, limits: &Limits) -> Bound {
+    pub fn bound(&self, limits: &MachineLimits) -> Bound {
         let [reading, multiplying] = self.seconds(limits);
         if reading >= multiplying {
             Bound::Bandwidth
@@ -85,7 +87,7 @@ impl Work {
         }
     }
 
-    fn seconds(&self, limits: &Limits) -> [f64; 2] {
+    fn seconds(&self, limits: &MachineLimits) -> [f64; 2] {
         [
             self.bytes / limits.gigabytes_per_second / 1e9,
             self.operations / limits.gigaops_per_second / 1e9,
@@ -105,17 +107,16 @@ mod tests {
         head_weights: 300_000_000,
         kv_bytes_per_token: 100_000,
     };
-    const LIMITS: Limits = Limits {
+    const LIMITS: MachineLimits = MachineLimits {
         gigabytes_per_second: 40.0,
         gigaops_per_second: 2_000.0,
     };
 
     fn check(tokens: usize, logits: usize, keys: usize, bytes: f64, operations: f64) -> Work {
-        let step = DirectStep {
+        let step = StepSize {
             tokens,
             logits,
             keys,
-            ..DirectStep::default()
         };
         let work = Work::of(&step, &SIZES);
         assert_eq!(work, Work { bytes, operations });
@@ -123,23 +124,23 @@ mod tests {
     }
 
     #[test]
-    fn one_stream_is_bound_by_what_it_reads() {
+    fn one_stream_is_bound_by_bandwidth() {
         let work = check(1, 1, 1000, 0.9e9, 4.6e9);
         assert_eq!(work.bound(&LIMITS), Bound::Bandwidth);
-        assert!((work.least_seconds(&LIMITS) - 0.0225).abs() < 1e-12);
+        assert!((work.min_seconds(&LIMITS) - 0.0225).abs() < 1e-12);
     }
 
     #[test]
-    fn a_few_streams_read_the_head_after_they_multiplied_the_layers() {
-        let step = DirectStep {
+    fn parts_of_a_step_may_have_different_bounds() {
+        let step = StepSize {
             tokens: 8,
             logits: 8,
             keys: 2000,
-            ..DirectStep::default()
         };
-        // Layers: 16 ms of multiplying, 12.5 of reading. Keys: 5 of reading. Head: 7.5 of reading, 2.4 of multiplying.
+        // Layers: 16 ms of multiplying, 12.5 ms of reading. Keys: 5 ms of reading.
+        // Head: 7.5 ms of reading, 2.4 ms of multiplying.
         let parts = Work::parts(&step, &SIZES);
-        let seconds = parts.map(|part| part.least_seconds(&LIMITS));
+        let seconds = parts.map(|part| part.min_seconds(&LIMITS));
         let expected = [0.016, 0.005, 0.0075];
         assert!(
             seconds
@@ -147,18 +148,18 @@ mod tests {
                 .zip(expected)
                 .all(|(a, b)| (a - b).abs() < 1e-12)
         );
-        assert!((Work::of(&step, &SIZES).least_seconds(&LIMITS) - 0.025).abs() < 1e-12);
+        assert!((Work::of(&step, &SIZES).min_seconds(&LIMITS) - 0.025).abs() < 1e-12);
     }
 
     #[test]
-    fn many_streams_are_bound_by_what_they_multiply() {
+    fn many_streams_are_bound_by_the_int8_peak() {
         let work = check(32, 32, 32 * 250, 1.6e9, 147.2e9);
         assert_eq!(work.bound(&LIMITS), Bound::Int8);
-        assert!((work.least_seconds(&LIMITS) - 0.0736).abs() < 1e-12);
+        assert!((work.min_seconds(&LIMITS) - 0.0736).abs() < 1e-12);
     }
 
     #[test]
-    fn a_chunk_that_wants_no_logits_reads_no_head() {
+    fn a_chunk_without_logits_does_not_read_the_head() {
         check(512, 0, 512, 0.5512e9, 2048e9);
     }
 }

@@ -1,91 +1,87 @@
-//! What a step costs on this machine: a few hand-built steps, timed before the engine takes requests.
+//! Measures the cost of a step: times a few hand-built steps before the engine takes requests.
 //!
-//! The keys and values that they write stay in pages that are all free, so nobody will read them. Histories are not
-//! computed but read as they lie in fresh memory, which caches serve faster than a long conversation: the scheduler
-//! corrects its predictions by what steps then take.
+//! The steps write into pages that are all free, so no request reads what they wrote. The steps with
+//! a long history do not compute that history: they read memory that nobody wrote. Caches serve such
+//! memory faster than a real history, and the scheduler corrects its predictions by the times of
+//! real steps.
 
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{
-    Batch, CostModel, Limits, Nanos, PAGE_TOKENS, Page, SequenceId, StepShape, TokenId,
+    Batch, CostModel, Limits, Nanos, OutputRules, PAGE_TOKENS, Page, SequenceId, StepShape, TokenId,
 };
 
-use super::batch_sampler::{BatchSampler, Continued, Terms};
-use super::{Forward, SamplingParams};
+use super::batch_runner::BatchRunner;
+use super::batch_sampler::Continuation;
+use super::forward::Forward;
+use super::sampling_params::SamplingParams;
 
-/// How long it may take; a machine too slow for one round of the small steps takes longer.
+/// The time for the whole calibration. A machine that is too slow for one round of the small steps
+/// takes longer.
 const TIME_LIMIT: Duration = Duration::from_millis(1_800);
 
-/// Repetitions of a step. The fastest counts: what else the machine does makes a step longer, never shorter.
+/// Repetitions of a step. The fastest counts, because other load makes a step longer, never shorter.
 const REPETITIONS: usize = 8;
 
-/// Keys of the steps that show what attention costs.
+/// The context length of the steps that measure attention.
 const LONG_CONTEXT: usize = 1024;
 
-/// Sequences of such a step.
+/// The number of sequences in a step that measures attention.
 const LONG_SEQUENCES: usize = 4;
 
-/// Measures steps of `model`, and fits a cost model to them. `kv_store` holds `limits.pages` pages, all free. What serves takes
-/// part (`sampler` draws the tokens), so that the first request finds less that was never used.
-pub(super) fn calibrate<F: Forward>(
-    model: &mut F,
-    kv_store: &mut F::KvStore,
-    sampler: &mut BatchSampler,
-    limits: &Limits,
-) -> CostModel {
+/// Times steps and fits a cost model to them. All pages that `limits` allow are free. The sampler
+/// takes part, so that its memory is warm for the first request.
+pub(super) fn calibrate<F: Forward>(runner: &mut BatchRunner<F>, limits: &Limits) -> CostModel {
     let started = Instant::now();
-    let mut bench = Bench {
-        model,
-        kv_store,
-        sampler,
-    };
-    let mut probes = probes(limits);
-    // The first step finds cold caches, sleeping threads, and pages that the system has not given yet: it is one that all need.
-    let needed = probes.iter().filter(|probe| !probe.is_large);
-    if let Some(widest) = needed.max_by_key(|probe| probe.pages()) {
-        bench.time(&widest.batch);
+    let mut steps = calibration_steps(limits);
+    // The first step finds cold caches, sleeping threads and unmapped pages. So the largest of the
+    // small steps runs once, untimed.
+    let small = steps.iter().filter(|step| !step.is_large);
+    if let Some(largest) = small.max_by_key(|step| step.pages()) {
+        time(runner, &largest.batch);
     }
     let mut longest = Duration::ZERO;
-    for probe in &mut probes {
-        if probe.is_large && started.elapsed() + 3 * longest > TIME_LIMIT {
+    for step in &mut steps {
+        if step.is_large && started.elapsed() + 3 * longest > TIME_LIMIT {
             continue;
         }
-        probe.fastest = bench.time(&probe.batch);
-        longest = longest.max(probe.fastest);
+        step.fastest = time(runner, &step.batch);
+        longest = longest.max(step.fastest);
     }
-    probes.retain(|probe| probe.fastest > Duration::ZERO);
+    steps.retain(|step| step.fastest > Duration::ZERO);
     for _ in 1..REPETITIONS {
-        for probe in &mut probes {
-            if started.elapsed() + probe.fastest <= TIME_LIMIT {
-                probe.fastest = probe.fastest.min(bench.time(&probe.batch));
+        for step in &mut steps {
+            if started.elapsed() + step.fastest <= TIME_LIMIT {
+                step.fastest = step.fastest.min(time(runner, &step.batch));
             }
         }
     }
-    let samples: Vec<(StepShape, Nanos)> = probes
+    let samples: Vec<(StepShape, Nanos)> = steps
         .iter()
-        .map(|probe| (probe.shape, probe.fastest.as_nanos() as Nanos))
+        .map(|step| (step.shape, step.fastest.as_nanos() as Nanos))
         .collect();
     let cost = CostModel::fit(&samples);
     tracing::info!(
         milliseconds = started.elapsed().as_millis() as u64,
         samples = samples.len(),
         ?cost,
-        "measured what a step takes"
+        "measured the cost of a step"
     );
     cost
 }
 
-/// A step to be timed.
-struct Probe {
+/// A step whose time is measured.
+struct CalibrationStep {
     batch: Batch,
     shape: StepShape,
-    is_large: bool, // Only if there is time for it.
+    is_large: bool, // Runs only if there is time for it.
     fastest: Duration,
 }
 
-impl Probe {
-    /// A step of `count` sequences, each with `tokens` tokens after `history` others, in pages of its own.
-    fn new(count: usize, history: usize, tokens: usize, logits: usize) -> Probe {
+impl CalibrationStep {
+    /// Returns a step of `count` sequences. Each has `tokens` tokens after a history of `history`
+    /// tokens, in its own pages.
+    fn new(count: usize, history: usize, tokens: usize, logits: usize) -> CalibrationStep {
         let mut batch = Batch::new();
         let mut shape = StepShape::default();
         let ids = vec![TokenId::default(); tokens];
@@ -105,7 +101,7 @@ impl Probe {
                 _ => StepShape::chunk(history, tokens, logits),
             });
         }
-        Probe {
+        CalibrationStep {
             batch,
             shape,
             is_large: false,
@@ -113,96 +109,86 @@ impl Probe {
         }
     }
 
-    /// How many of the store's pages it uses.
+    /// Returns the number of pages that the step uses.
     fn pages(&self) -> usize {
         let rows = self.batch.rows().iter();
         rows.map(|row| self.batch.pages(row).len()).sum()
     }
 
-    fn large(self) -> Probe {
-        Probe {
+    fn large(self) -> CalibrationStep {
+        CalibrationStep {
             is_large: true,
             ..self
         }
     }
 }
 
-/// The steps to time, as far as `limits` allow: tokens, keys of decodes, keys of a chunk, logits, and many of each last.
-fn probes(limits: &Limits) -> Vec<Probe> {
+/// Returns the steps to time, as far as `limits` allow. They measure tokens, keys of decodes, keys
+/// of a chunk and logits; then come the large steps.
+fn calibration_steps(limits: &Limits) -> Vec<CalibrationStep> {
     let pages = limits.pages as usize;
     let running = limits.max_running as usize;
     let sequences = running.min(pages).min(limits.max_batch_tokens());
     let longest = usize::try_from(limits.longest_sequence()).unwrap_or(usize::MAX);
     let long = LONG_CONTEXT.min(longest) / PAGE_TOKENS * PAGE_TOKENS;
-    // Each a sequence of its own, or all of one where there may not be as many.
+    // Each token has its own sequence, or all are in one if the limits allow fewer sequences.
     let tokens = |count| {
         if count <= sequences {
-            Some(Probe::new(count, 0, 1, 0))
+            Some(CalibrationStep::new(count, 0, 1, 0))
         } else {
-            (count <= longest.min(limits.max_batch_tokens())).then(|| Probe::new(1, 0, count, 0))
+            (count <= longest.min(limits.max_batch_tokens()))
+                .then(|| CalibrationStep::new(1, 0, count, 0))
         }
     };
-    let mut probes: Vec<Probe> = [1, 2, 4, 8, 16].into_iter().filter_map(tokens).collect();
+    let small = [1, 2, 4, 8, 16].into_iter().filter_map(tokens);
+    let mut steps: Vec<CalibrationStep> = small.collect();
     if long > PAGE_TOKENS {
-        let many = LONG_SEQUENCES
+        let count = LONG_SEQUENCES
             .min(sequences)
             .min(pages / (long / PAGE_TOKENS));
-        probes.push(Probe::new(many, long - 1, 1, 0));
-        probes.push(Probe::new(1, long - PAGE_TOKENS, PAGE_TOKENS, 0));
+        steps.push(CalibrationStep::new(count, long - 1, 1, 0));
+        steps.push(CalibrationStep::new(1, long - PAGE_TOKENS, PAGE_TOKENS, 0));
     }
     for count in [1, 4] {
         if count <= sequences {
-            probes.push(Probe::new(count, 0, 1, 1));
+            steps.push(CalibrationStep::new(count, 0, 1, 1));
         }
     }
-    let many = [32, 64, 128].into_iter().filter_map(tokens);
-    probes.extend(many.map(Probe::large));
+    let large = [32, 64, 128].into_iter().filter_map(tokens);
+    steps.extend(large.map(CalibrationStep::large));
     if sequences >= 16 {
-        probes.push(Probe::new(16, 0, 1, 1).large());
+        steps.push(CalibrationStep::new(16, 0, 1, 1).large());
     }
-    probes
+    steps
 }
 
-struct Bench<'a, F: Forward> {
-    model: &'a mut F,
-    kv_store: &'a mut F::KvStore,
-    sampler: &'a mut BatchSampler,
-}
-
-impl<F: Forward> Bench<'_, F> {
-    /// One step, with greedy draws.
-    fn time(&mut self, batch: &Batch) -> Duration {
-        let greedy = SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        };
-        let terms = Terms {
-            sampling: greedy,
-            min_new_tokens: 0,
-            max_new_tokens: 1,
-            stop_tokens: Vec::new(),
-        };
-        let started = Instant::now();
-        let mut logits = self.model.forward(batch, self.kv_store);
-        // Whatever a model makes of a context that nobody wrote, a number or none, takes the same time.
-        self.sampler.sample(batch, &mut logits, |_| Continued {
-            terms: &terms,
-            known: &[0],
-            prompt_tokens: 1,
-        });
-        let took = started.elapsed();
-        self.sampler.outputs.clear(); // Nobody asked for them.
-        took
-    }
+/// Runs one step with greedy draws, and returns its duration. NaN logits, which unwritten memory may
+/// lead to, take as long as others.
+fn time<F: Forward>(runner: &mut BatchRunner<F>, batch: &Batch) -> Duration {
+    let params = SamplingParams::greedy();
+    let rules = OutputRules {
+        max_new_tokens: 1,
+        ..OutputRules::default()
+    };
+    let started = Instant::now();
+    runner.run(batch, |_| Continuation {
+        params: &params,
+        rules: &rules,
+        known: &[0],
+        prompt_tokens: 1,
+    });
+    let duration = started.elapsed();
+    runner.sampler().take_draws().for_each(drop);
+    duration
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every step that a model is asked for is one that it could be asked for in service.
+    /// The model only runs steps that it could also run in service.
     #[test]
-    fn probes_respect_the_limits() {
+    fn calibration_steps_respect_the_limits() {
         for (pages, max_running, max_sequence_tokens) in [
             (1, 1, 16),
             (2, 3, 20),
@@ -219,7 +205,7 @@ mod tests {
                 prefill_chunk: 16,
                 max_sequence_tokens,
             };
-            for Probe { batch, shape, .. } in probes(&limits) {
+            for CalibrationStep { batch, shape, .. } in calibration_steps(&limits) {
                 assert!(
                     batch.token_count() <= limits.max_batch_tokens(),
                     "{limits:?}"
@@ -233,10 +219,10 @@ mod tests {
                     .flat_map(|row| batch.pages(row))
                     .map(|page| page.index())
                     .collect();
-                let all = used.len();
+                let count = used.len();
                 used.sort_unstable();
                 used.dedup();
-                assert_eq!(used.len(), all, "pages are distinct");
+                assert_eq!(used.len(), count, "pages are distinct");
                 assert!(used.iter().all(|&page| page < pages as usize), "{limits:?}");
                 let end = batch.rows().iter().map(|row| row.end()).max();
                 assert!(end <= Some(max_sequence_tokens as usize), "{limits:?}");

@@ -1,7 +1,10 @@
-//! The way out: what a step produced goes to each request's stream, and its latencies are recorded as they happen.
+//! Sends the output of each step to the requests' streams, and records latencies.
 //!
-//! A thread of its own, fed by one message a step, so that neither metrics nor wake-ups of readers cost the engine thread time.
-//! Invariant: nothing here blocks on a reader. A request's stream holds at most its `max_new_tokens` tokens and two events more.
+//! It runs on its own thread, which receives one message for each step. So neither metrics nor the
+//! wake-ups of readers delay the engine thread.
+//!
+//! Invariant: nothing here waits for a reader. A stream holds at most `max_new_tokens` tokens and
+//! two more events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,41 +12,42 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{FinishReason, SequenceId, Snapshot, TenantId, TenantState};
+use sterna_scheduler::{Event, FinishReason, SequenceId, Snapshot, TenantId, TenantState};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::status::Shared;
-use super::{StreamEvent, SubmitError, TokenOutput};
-use crate::metrics::{Ending, Metrics, Occupancy, TenantLoad, Timeline};
-
-pub(super) use crate::metrics::StepTimes;
+use super::request::{StreamEvent, SubmitError};
+use super::sampling_params::TokenOutput;
+use super::status::SharedState;
+use crate::metrics::{Metrics, StepTimes, Timeline};
 
 pub(super) type EventSender = UnboundedSender<StreamEvent>;
 pub(super) type EventReceiver = UnboundedReceiver<StreamEvent>;
 
 /// How often recorded samples are folded into histograms.
-const UPKEEP: Duration = Duration::from_secs(5);
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The channel of one request. Unbounded in type only: `max_new_tokens` bounds what is ever sent.
-pub(super) fn event_lane() -> (EventSender, EventReceiver) {
+/// Returns the channel of one request. Its type is unbounded, but `max_new_tokens` bounds how many
+/// events are ever sent.
+pub(super) fn event_channel() -> (EventSender, EventReceiver) {
     unbounded_channel()
 }
 
-/// What one turn of the engine tells the world.
-pub(super) struct Turn {
-    /// When the turn was planned, and so who was admitted in it.
-    pub(super) planned: Instant,
-    /// When it was committed, and so its tokens drawn.
-    pub(super) committed: Instant,
-    pub(super) step: Option<StepTimes>,
+/// The output of one turn of the engine thread.
+pub(super) struct StepOutput {
+    /// When the turn began. Admissions count from here.
+    pub(super) began: Instant,
+    /// When the tokens were drawn, or when the turn began if no step ran.
+    pub(super) drawn: Instant,
+    /// The durations of the step, if one ran.
+    pub(super) times: Option<StepTimes>,
     pub(super) snapshot: Snapshot,
-    /// Of some tenants, now and then.
+    /// The tenants whose gauges are due.
     pub(super) tenants: Vec<(TenantId, TenantState)>,
-    pub(super) notices: Vec<Notice>,
+    pub(super) updates: Vec<RequestUpdate>,
 }
 
-/// One thing that happened to one request.
-pub(super) enum Notice {
+/// An event of one request.
+pub(super) enum RequestUpdate {
     Accepted {
         id: SequenceId,
         events: EventSender,
@@ -54,28 +58,20 @@ pub(super) enum Notice {
         tenant: TenantId,
         error: SubmitError,
     },
-    Admitted {
-        id: SequenceId,
-    },
     Token {
         id: SequenceId,
         output: TokenOutput,
     },
-    Finished {
-        id: SequenceId,
-        reason: FinishReason,
-        prompt_tokens: u32,
-        cached_tokens: u32,
-        output_tokens: u32,
-    },
+    /// The scheduler admitted, preempted or ended the request.
+    Scheduled(Event),
 }
 
-/// Starts the thread; it ends, and every open stream with it, when the sender is dropped.
+/// Starts the thread. When the sender is dropped, it closes all streams and ends.
 pub(super) fn start(
     metrics: Metrics,
-    shared: Arc<Shared>,
-) -> std::io::Result<(mpsc::Sender<Turn>, JoinHandle<()>)> {
-    let (sender, turns) = mpsc::channel();
+    shared: Arc<SharedState>,
+) -> std::io::Result<(mpsc::Sender<StepOutput>, JoinHandle<()>)> {
+    let (sender, outputs) = mpsc::channel();
     let mut egress = Egress {
         metrics,
         shared,
@@ -83,10 +79,11 @@ pub(super) fn start(
     };
     let thread = std::thread::Builder::new()
         .name("sterna-egress".into())
-        .spawn(move || egress.run(&turns))?;
+        .spawn(move || egress.run(&outputs))?;
     Ok((sender, thread))
 }
 
+/// Where a request's events go, and its moments so far.
 struct Route {
     events: EventSender,
     timeline: Timeline,
@@ -94,27 +91,26 @@ struct Route {
 
 struct Egress {
     metrics: Metrics,
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     routes: HashMap<SequenceId, Route>,
 }
 
 impl Egress {
-    fn run(&mut self, turns: &mpsc::Receiver<Turn>) {
+    fn run(&mut self, outputs: &mpsc::Receiver<StepOutput>) {
         let mut last_upkeep = Instant::now();
-        for turn in turns {
-            // The gauges first: a client that has read its last event finds them true.
-            self.metrics.occupancy(&occupancy(&turn.snapshot));
-            for (id, state) in &turn.tenants {
-                self.metrics.tenant(id.0, tenant_load(state));
+        for output in outputs {
+            // Gauges before events: a client that has read its last event finds them up to date.
+            self.metrics.snapshot(&output.snapshot);
+            for (id, state) in &output.tenants {
+                self.metrics.tenant(*id, *state);
             }
-            if let Some(step) = &turn.step {
-                let whole = turn.committed.saturating_duration_since(turn.planned);
-                self.metrics.step(whole, step);
+            if let Some(times) = &output.times {
+                self.metrics.step(times);
             }
-            for notice in turn.notices {
-                self.route(notice, turn.planned, turn.committed);
+            for update in output.updates {
+                self.route(update, output.began, output.drawn);
             }
-            if last_upkeep.elapsed() > UPKEEP {
+            if last_upkeep.elapsed() > UPKEEP_INTERVAL {
                 self.metrics.run_upkeep();
                 last_upkeep = Instant::now();
             }
@@ -122,9 +118,9 @@ impl Egress {
         self.metrics.ended();
     }
 
-    fn route(&mut self, notice: Notice, planned: Instant, committed: Instant) {
-        match notice {
-            Notice::Accepted {
+    fn route(&mut self, update: RequestUpdate, began: Instant, drawn: Instant) {
+        match update {
+            RequestUpdate::Accepted {
                 id,
                 events,
                 timeline,
@@ -132,37 +128,44 @@ impl Egress {
                 send(&events, StreamEvent::Accepted);
                 self.routes.insert(id, Route { events, timeline });
             }
-            Notice::Refused {
+            RequestUpdate::Refused {
                 events,
                 tenant,
                 error,
             } => {
-                self.metrics.rejected(tenant.0, error.label());
+                self.metrics.rejected(tenant, error.label());
                 send(&events, StreamEvent::Refused(error));
             }
-            Notice::Admitted { id } => {
-                let route = self
-                    .routes
-                    .get_mut(&id)
-                    .expect("admitted after it was accepted");
-                self.metrics.admitted(&mut route.timeline, planned);
-            }
-            Notice::Token { id, output } => {
-                let route = self
-                    .routes
-                    .get_mut(&id)
-                    .expect("runs after it was accepted");
-                self.metrics.token(&mut route.timeline, committed);
+            RequestUpdate::Token { id, output } => {
+                let route = self.routes.get_mut(&id).expect("accepted before it runs");
+                self.metrics.token(&mut route.timeline, drawn);
                 send(&route.events, StreamEvent::Token(output));
             }
-            Notice::Finished {
+            RequestUpdate::Scheduled(event) => self.scheduled(event, began, drawn),
+        }
+    }
+
+    fn scheduled(&mut self, event: Event, began: Instant, drawn: Instant) {
+        match event {
+            Event::Admitted { id, .. } => {
+                let route = self.routes.get_mut(&id).expect("accepted before admitted");
+                self.metrics.admitted(&mut route.timeline, began);
+            }
+            Event::Preempted { .. } => {} // Clients do not see it; the snapshot counts it.
+            Event::Finished {
                 id,
                 reason,
                 prompt_tokens,
                 cached_tokens,
                 output_tokens,
+                ..
             } => {
-                let route = self.end(id, reason, cached_tokens, committed);
+                let route = self.routes.remove(&id).expect("accepted, and ends once");
+                self.metrics
+                    .finished(&route.timeline, reason, cached_tokens, drawn);
+                if let Some(service) = route.timeline.service_time(drawn) {
+                    self.shared.served(service);
+                }
                 let last = match reason {
                     FinishReason::Error => {
                         StreamEvent::Failed("the model could not compute the next token".into())
@@ -178,65 +181,9 @@ impl Egress {
             }
         }
     }
-
-    fn end(
-        &mut self,
-        id: SequenceId,
-        reason: FinishReason,
-        cached_tokens: u32,
-        at: Instant,
-    ) -> Route {
-        let route = self
-            .routes
-            .remove(&id)
-            .expect("ends once, after it was accepted");
-        self.metrics
-            .finished(&route.timeline, ending(reason), cached_tokens, at);
-        if let Some(service) = route.timeline.service_time(at) {
-            self.shared.served(service);
-        }
-        route
-    }
 }
 
 fn send(events: &EventSender, event: StreamEvent) {
-    // A client that has left has sent its cancel; what still comes for it is nobody's.
+    // A client that has left has cancelled its request, so its events may be lost.
     let _ = events.send(event);
-}
-
-fn ending(reason: FinishReason) -> Ending {
-    match reason {
-        FinishReason::Stop => Ending::Stop,
-        FinishReason::Length => Ending::Length,
-        FinishReason::Cancelled | FinishReason::Shutdown => Ending::Abort,
-        FinishReason::Error | FinishReason::Deadline => Ending::Error,
-    }
-}
-
-fn occupancy(snapshot: &Snapshot) -> Occupancy {
-    Occupancy {
-        running: snapshot.running,
-        waiting: snapshot.queued,
-        pages_free: snapshot.free,
-        pages_private: snapshot.private,
-        pages_tree_pinned: snapshot.pinned,
-        pages_tree_cached: snapshot.tree - snapshot.pinned,
-        prefix_queries: snapshot.prefix_queries,
-        prefix_hits: snapshot.prefix_hits,
-        preemptions: snapshot.preemptions,
-        evictions: snapshot.evictions,
-        drafted: snapshot.drafted,
-        accepted: snapshot.accepted,
-        page_copies: snapshot.copies,
-        queued: Duration::from_micros(snapshot.queued_time),
-    }
-}
-
-fn tenant_load(state: &TenantState) -> TenantLoad {
-    TenantLoad {
-        running: state.running,
-        waiting: state.queued,
-        pages: state.pages,
-        service: Duration::from_micros(state.service),
-    }
 }

@@ -1,4 +1,6 @@
-//! What the engine asks of a model: one step's batch in, rows of logits out. Tests wrap a model to make it fail.
+//! The engine's view of a model: a step's batch in, rows of logits out.
+//!
+//! Tests wrap a model to make it fail.
 
 use sterna_kernels::Kernels;
 use sterna_scheduler::Batch;
@@ -6,38 +8,38 @@ use sterna_scheduler::Batch;
 use crate::model::{KvStore, Model, StepLogits};
 
 /// A model that can run a step.
-pub trait Forward: Send + 'static {
+pub trait Forward: Send {
     /// The memory of keys and values, indexed by page.
-    type KvStore: Send;
+    type KvStore: Send + 'static;
 
-    /// How many logits a row has.
+    /// Returns the number of logits in a row.
     fn vocabulary(&self) -> usize;
 
-    /// Memory for `pages` pages; asked for once, before the engine takes requests.
+    /// Returns memory for `pages` pages. The engine calls this once, before it takes requests.
     fn new_kv_store(&self, pages: usize) -> Self::KvStore;
 
-    /// Computes `batch`, after making its copies: one row of logits for each token whose logits are wanted, in the order of
-    /// the rows and of their tokens.
+    /// Makes the batch's page copies, then computes its rows. The result has one row of logits for
+    /// each token whose logits are wanted, in the order of the batch's rows and of their tokens.
     fn forward(&mut self, batch: &Batch, kv_store: &mut Self::KvStore) -> impl LogitRows;
 }
 
-/// The logits of one step, and who may work on them.
+/// The logits of one step.
 pub trait LogitRows {
-    /// Copies row `row` into `logits`, one for each token of the vocabulary.
+    /// Copies row `row` into `logits`, which has one place for each token of the vocabulary.
     fn copy_row(&self, row: usize, logits: &mut [f32]);
 
-    /// What the rows are worked on with.
+    /// Returns the kernels to process the rows with.
     fn kernels(&self) -> Kernels {
         Kernels::best()
     }
 
-    /// How many parts of the rows can be worked on at the same time.
+    /// Returns how many threads can process rows at the same time.
     fn workers(&self) -> usize {
         1
     }
 
-    /// Does `work` on every part, with [`copy_row`](Self::copy_row) as its second argument: on a thread each where there are
-    /// several `workers`, one after the other otherwise.
+    /// Calls `work` once for each of `parts`, with [`copy_row`](Self::copy_row) as its second
+    /// argument. With several `workers`, each call runs on its own thread.
     fn share<T: Send>(
         &mut self,
         parts: impl Iterator<Item = T>,
@@ -51,6 +53,22 @@ pub trait LogitRows {
 
 /// [`LogitRows::copy_row`] of one step.
 pub type CopyRow<'a> = dyn Fn(usize, &mut [f32]) + 'a;
+
+impl<F: Forward> Forward for &mut F {
+    type KvStore = F::KvStore;
+
+    fn vocabulary(&self) -> usize {
+        F::vocabulary(self)
+    }
+
+    fn new_kv_store(&self, pages: usize) -> F::KvStore {
+        F::new_kv_store(self, pages)
+    }
+
+    fn forward(&mut self, batch: &Batch, kv_store: &mut F::KvStore) -> impl LogitRows {
+        F::forward(self, batch, kv_store)
+    }
+}
 
 impl Forward for Model {
     type KvStore = KvStore;

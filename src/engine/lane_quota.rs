@@ -1,66 +1,71 @@
-//! How much of the submit lane each tenant fills, so that one tenant's flood leaves room in it for the others.
+//! Limits how much of the submit queue each tenant may fill, so that one tenant's flood leaves room
+//! for the others.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sterna_scheduler::TenantId;
 
-/// A tenant that the operator has set may fill one such part of the lane.
-const LANE_PART: usize = 4;
-/// So much it may always fill: a request of several choices is several submissions.
-const LEAST_ROOM: usize = 8;
+/// A configured tenant may fill one such part of the queue.
+const QUEUE_PARTS: usize = 4;
+/// Each tenant may have this many submissions in the queue even if its part is smaller. A request
+/// with several choices is several submissions.
+const MIN_QUOTA: usize = 8;
 
-/// Counts submissions from the door until the engine thread takes them. Tenants that were never set may fill the lane.
+/// Counts each tenant's submissions in the submit queue. Only tenants that the operator configured
+/// have a quota; the others may fill the queue.
 pub(super) struct LaneQuota {
-    room: usize,
-    counts: Mutex<Counts>,
+    quota: usize,
+    counts: Mutex<QueuedCounts>,
 }
 
 #[derive(Default)]
-struct Counts {
-    set: HashSet<TenantId>,
-    untaken: HashMap<TenantId, usize>, // None is 0.
+struct QueuedCounts {
+    configured: HashSet<TenantId>,
+    queued: HashMap<TenantId, usize>, // Without tenants that have none.
 }
 
 impl LaneQuota {
-    /// For a lane of `lane` submissions.
-    pub(super) fn new(lane: usize) -> LaneQuota {
+    /// Returns the quota for a queue of `capacity` submissions.
+    pub(super) fn new(capacity: usize) -> LaneQuota {
         LaneQuota {
-            room: (lane / LANE_PART).max(LEAST_ROOM),
+            quota: (capacity / QUEUE_PARTS).max(MIN_QUOTA),
             counts: Mutex::default(),
         }
     }
 
-    /// These tenants have no more than their part from now on.
+    /// Gives these tenants a quota from now on.
     pub(super) fn set(&self, tenants: impl Iterator<Item = TenantId>) {
-        self.counts().set.extend(tenants);
+        self.counts().configured.extend(tenants);
     }
 
-    /// Counts one more submission of `tenant`; false, and uncounted, if its part is full.
+    /// Counts one more submission of `tenant`. Returns false, and counts nothing, if the tenant's
+    /// quota is used up.
     pub(super) fn enter(&self, tenant: TenantId) -> bool {
         let mut counts = self.counts();
-        let is_set = counts.set.contains(&tenant);
-        let untaken = counts.untaken.entry(tenant).or_default();
-        if is_set && *untaken >= self.room {
+        let has_quota = counts.configured.contains(&tenant);
+        let queued = counts.queued.entry(tenant).or_default();
+        if has_quota && *queued >= self.quota {
             return false;
         }
-        *untaken += 1;
+        *queued += 1;
         true
     }
 
-    /// A submission that was counted lies in the lane no more.
+    /// Counts one submission less, because it has left the queue.
     pub(super) fn leave(&self, tenant: TenantId) {
         let mut counts = self.counts();
-        if let Some(untaken) = counts.untaken.get_mut(&tenant) {
-            *untaken -= 1;
-            if *untaken == 0 {
-                counts.untaken.remove(&tenant);
+        if let Some(queued) = counts.queued.get_mut(&tenant) {
+            *queued -= 1;
+            if *queued == 0 {
+                counts.queued.remove(&tenant);
             }
         }
     }
 
-    /// Nothing in here panics halfway through a change, so the counts of a poisoned lock are true.
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    /// Locks the counts. No method panics halfway through a change, so those of a poisoned lock are
+    /// right.
+    fn counts(&self) -> MutexGuard<'_, QueuedCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

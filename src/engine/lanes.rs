@@ -1,6 +1,8 @@
-//! The two lanes into the engine thread: a bounded one for requests, and one for everything that must never queue behind them.
+//! The two queues into the engine thread.
 //!
-//! The second is unbounded in type only: it holds at most one `End` for each request, and what the operator asks.
+//! The submit queue is bounded. The control queue holds everything that must not wait behind
+//! submissions. Its type is unbounded, but it holds at most one `End` for each request, and the
+//! operator's messages.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -10,22 +12,23 @@ use crossbeam::channel::{Receiver, Select};
 use sterna_scheduler::{FinishReason, Rates, TenantId, TenantPolicy, TenantsError};
 use tokio::sync::oneshot;
 
-use super::GenerationRequest;
-use super::egress;
-use super::status::Shared;
+use super::egress::EventSender;
+use super::request::GenerationRequest;
+use super::status::SharedState;
 
-/// A request's number, never reused. (The scheduler's `SequenceId` is not known yet when a client may already have left.)
+/// The number of a request, never reused. It exists before the scheduler's `SequenceId`, because a
+/// client may leave before the scheduler takes its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ticket(pub(super) u64);
 
-/// What both ends of a request know without a message.
+/// State of a request that its stream and the engine thread share.
 #[derive(Default)]
-pub(super) struct Common {
-    /// Set by the stream, once, if its side ends the request.
+pub(super) struct SharedRequest {
+    /// Set by the stream, once, if it ends the request.
     pub(super) ending: OnceLock<FinishReason>,
-    /// Set by the engine thread when the request is first admitted, before any of its tokens leaves.
+    /// Set by the engine thread at the first admission, before the first token.
     pub(super) cached_tokens: OnceLock<u32>,
-    /// Where the tenant's rates stand. Set by the engine thread when it has taken or refused the request, before it says so.
+    /// The tenant's rates. Set by the engine thread before it sends `Accepted` or `Refused`.
     pub(super) rates: OnceLock<Rates>,
 }
 
@@ -33,10 +36,11 @@ pub(super) struct Common {
 pub(super) struct Submission {
     pub(super) ticket: Ticket,
     pub(super) request: GenerationRequest,
-    pub(super) events: egress::EventSender,
-    pub(super) common: Arc<Common>,
+    pub(super) events: EventSender,
+    pub(super) shared: Arc<SharedRequest>,
 }
 
+/// A message on the control queue.
 pub(super) enum Control {
     /// The request's stream has set its `ending`.
     End(Ticket),
@@ -48,36 +52,36 @@ pub(super) enum Control {
     ResetPrefixCache,
 }
 
-/// The engine thread's end of the two lanes.
-pub(super) struct Lanes {
+/// The engine thread's end of both queues.
+pub(super) struct CommandReceiver {
     pub(super) submissions: Receiver<Submission>,
     pub(super) control: Receiver<Control>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedState>,
 }
 
-impl Lanes {
-    /// The next submission, if one lies in the lane; its tenant has room for another.
+impl CommandReceiver {
+    /// Takes the next submission, and frees its place in the tenant's quota.
     pub(super) fn take(&self) -> Option<Submission> {
         let submission = self.submissions.try_recv().ok()?;
         self.shared.lane_quota.leave(submission.request.tenant);
         Some(submission)
     }
 
-    /// Blocks until something lies in a lane, every sender is gone, or `limit` has passed.
+    /// Blocks until a queue has a message, every sender is gone, or `limit` has passed.
     pub(super) fn wait(&self, limit: Option<Duration>) {
-        let mut lanes = Select::new();
-        lanes.recv(&self.submissions);
-        lanes.recv(&self.control);
+        let mut queues = Select::new();
+        queues.recv(&self.submissions);
+        queues.recv(&self.control);
         match limit {
-            // Passing the limit is as good an answer as a message: the caller looks again.
-            Some(limit) => drop(lanes.ready_timeout(limit)),
-            None => drop(lanes.ready()),
+            // The caller looks at the queues again, so it need not know which of them is ready.
+            Some(limit) => drop(queues.ready_timeout(limit)),
+            None => drop(queues.ready()),
         }
     }
 }
 
-impl Drop for Lanes {
-    /// Runs when the engine thread ends, also by a panic. Drops the submissions left in the lane,
+impl Drop for CommandReceiver {
+    /// Runs when the engine thread ends, also by a panic. Drops the submissions left in the queue,
     /// so that their streams end now.
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -1,124 +1,145 @@
-//! A request seen from its client: events in, at most one early ending out.
+//! The events of one request, as its client reads them.
 //!
-//! Invariant: exactly one terminal event is delivered, whatever happens to the engine; a stream dropped before it is a cancel.
+//! Invariant: a stream ends with one terminal event, also when the engine dies.
 
 use std::sync::Arc;
 
+use crossbeam::channel::Sender;
 use sterna_scheduler::{FinishReason, Rates};
 
-use super::lanes::{Common, Control, Ticket};
-use super::{EngineHandle, StreamEvent, SubmitError, egress};
+use super::egress::EventReceiver;
+use super::lanes::{Control, SharedRequest, Ticket};
+use super::request::{StreamEvent, SubmitError};
+use super::status::SharedState;
+use crate::metrics::Metrics;
 
 /// The events of one request. Dropping it before the terminal event cancels the request.
 pub struct EventStream {
     ticket: Ticket,
-    events: egress::EventReceiver,
-    common: Arc<Common>,
+    events: EventReceiver,
+    request: Arc<SharedRequest>,
     prompt_tokens: u32,
-    accepted: bool,
-    over: bool,
+    is_accepted: bool,
+    is_over: bool,
     received_tokens: u32,
-    engine: EngineHandle,
+    engine: EngineLink,
+}
+
+/// What a stream needs of the engine.
+pub(super) struct EngineLink {
+    pub(super) control: Sender<Control>,
+    pub(super) state: Arc<SharedState>,
+    pub(super) metrics: Metrics,
 }
 
 impl EventStream {
     pub(super) fn new(
         ticket: Ticket,
-        events: egress::EventReceiver,
-        common: Arc<Common>,
+        events: EventReceiver,
+        request: Arc<SharedRequest>,
         prompt_tokens: u32,
-        engine: EngineHandle,
+        engine: EngineLink,
     ) -> EventStream {
         EventStream {
             ticket,
             events,
-            common,
+            request,
             prompt_tokens,
-            accepted: false,
-            over: false,
+            is_accepted: false,
+            is_over: false,
             received_tokens: 0,
             engine,
         }
     }
 
-    /// Waits until the scheduler has taken the request: for the step under way and the next at most.
-    /// Call it first to choose an HTTP status.
+    /// Waits until the scheduler has accepted or refused the request: until the end of the next
+    /// step at the latest. Call it first, to choose an HTTP status.
     ///
     /// # Errors
     /// Why the engine rejected the request.
     pub async fn accepted(&mut self) -> Result<(), SubmitError> {
-        assert!(!self.accepted, "accepted() comes before everything else");
+        assert!(!self.is_accepted, "accepted() is called first and once");
         match self.recv().await {
             Some(StreamEvent::Refused(error)) => Err(error),
             Some(StreamEvent::Accepted) => Ok(()),
-            other => unreachable!("the first event is an answer to the submission, not {other:?}"),
+            other => unreachable!("the first event answers the submission, not {other:?}"),
         }
     }
 
-    /// The next event; `None` after the terminal one.
+    /// Returns the next event; `None` after the terminal one.
     pub async fn recv(&mut self) -> Option<StreamEvent> {
-        while !self.over {
+        while !self.is_over {
             let event = match self.events.recv().await {
                 Some(event) => event,
-                None if self.accepted => StreamEvent::Failed("the engine stopped".into()),
-                None => StreamEvent::Refused(self.engine.shared.gone()),
+                None if self.is_accepted => StreamEvent::Failed("the engine stopped".into()),
+                None => StreamEvent::Refused(self.engine.state.gone()),
             };
-            if let Some(event) = self.as_seen_from_here(event) {
+            if let Some(event) = self.after_finish(event) {
                 return Some(event);
             }
         }
         None
     }
 
-    /// Where the tenant's rates stood when the scheduler took or refused the request; `None` until its answer has been received, and
-    /// when it was never asked.
+    /// Returns the tenant's rates when the scheduler accepted or refused the request. `None` before
+    /// its answer has been received, and if the request never reached the scheduler.
     pub fn rates(&self) -> Option<Rates> {
-        let answered = self.accepted || self.over;
-        self.common.rates.get().copied().filter(|_| answered)
+        let is_answered = self.is_accepted || self.is_over;
+        self.request.rates.get().copied().filter(|_| is_answered)
     }
 
-    /// Ends the request early, as a stop string does. Later tokens are swallowed; the next event is the terminal one, and
-    /// counts the tokens received so far.
+    /// Ends the request early, as a stop string does. The stream drops later tokens. Its next event
+    /// is the terminal one, which counts the tokens received so far.
     pub fn finish(&mut self, reason: FinishReason) {
-        if !self.over && self.common.ending.set(reason).is_ok() {
-            self.engine.send(Control::End(self.ticket));
+        if !self.is_over && self.request.ending.set(reason).is_ok() {
+            self.engine.end(self.ticket);
         }
     }
 
-    fn as_seen_from_here(&mut self, mut event: StreamEvent) -> Option<StreamEvent> {
+    /// Returns the event as the client sees it, which may have called `finish`.
+    fn after_finish(&mut self, mut event: StreamEvent) -> Option<StreamEvent> {
         match &event {
-            StreamEvent::Accepted => self.accepted = true,
-            StreamEvent::Token(_) if self.common.ending.get().is_some() => return None,
+            StreamEvent::Accepted => self.is_accepted = true,
+            StreamEvent::Token(_) if self.request.ending.get().is_some() => return None,
             StreamEvent::Token(_) => self.received_tokens += 1,
             StreamEvent::Finished { .. } | StreamEvent::Failed(_) => {
-                self.over = true;
-                // The engine may have gone on, ended by itself, or failed, before it heard of `finish`: the answer was complete.
-                if let Some(ending) = self.common.ending.get() {
+                self.is_over = true;
+                // The engine may have continued, ended or failed before it heard of `finish`. The
+                // answer was complete at that call.
+                if let Some(ending) = self.request.ending.get() {
                     event = StreamEvent::Finished {
                         reason: *ending,
                         prompt_tokens: self.prompt_tokens,
-                        cached_tokens: self.common.cached_tokens.get().copied().unwrap_or(0),
+                        cached_tokens: self.request.cached_tokens.get().copied().unwrap_or(0),
                         completion_tokens: self.received_tokens,
                     };
                 }
             }
-            StreamEvent::Refused(_) => self.over = true,
+            StreamEvent::Refused(_) => self.is_over = true,
         }
         Some(event)
     }
 
-    /// Nothing was queued, so there is nothing to cancel.
+    /// Ends a stream whose request never reached the engine thread, so that nothing is cancelled.
     pub(super) fn rejected(mut self, error: SubmitError) -> SubmitError {
-        self.over = true;
+        self.is_over = true;
         error
     }
 }
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        if !self.over && self.common.ending.set(FinishReason::Cancelled).is_ok() {
+        if !self.is_over && self.request.ending.set(FinishReason::Cancelled).is_ok() {
             self.engine.metrics.client_disconnected();
-            self.engine.send(Control::End(self.ticket));
+            self.engine.end(self.ticket);
         }
+    }
+}
+
+impl EngineLink {
+    /// Tells the engine thread that the stream has set its request's `ending`.
+    fn end(&self, ticket: Ticket) {
+        // An engine thread that has ended has no request left to cancel.
+        let _ = self.control.send(Control::End(ticket));
     }
 }

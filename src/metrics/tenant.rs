@@ -1,178 +1,159 @@
-//! The series that carry a tenant's name. At most [`NAMED`] tenants have series of their own; the rest share `other`.
+//! The series with a tenant's name. At most [`MAX_NAMED`] tenants have their own series; the others
+//! share the tenant label `other`.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram};
-use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use sterna_scheduler::{Micros, TenantId, TenantState};
 
-use super::{Definition, ENDINGS, REJECTION_REASONS, define};
+use super::labels::{FINISHED_REASONS, REJECTION_REASONS, TOKEN_KINDS};
+use super::registry::{Definition, Registry};
 
-/// Tenants with series of their own, so that their number is bounded.
-const NAMED: usize = 128;
+/// The number of tenants with their own series. It bounds the number of series.
+const MAX_NAMED: usize = 128;
 
+const DEFAULT: &str = "default";
 const OTHER: &str = "other";
-const TOKEN_KINDS: [&str; 3] = ["prompt", "cached", "completion"];
-const WAIT_BUCKETS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+const LATENCY_BUCKETS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 
-/// A tenant's numbers at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TenantLoad {
-    /// Its sequences that hold pages.
-    pub running: u32,
-    /// Its sequences that wait.
-    pub waiting: u32,
-    /// Pages it holds, cached ones included.
-    pub pages: u32,
-    /// Machine time that it was charged since the start.
-    pub service: Duration,
-}
-
-/// The handles of one value of the label `tenant`.
-pub(super) struct Series {
+/// The series of one value of the label `tenant`.
+pub(super) struct TenantSeries {
     pub(super) finished: [Counter; 4],
     pub(super) tokens: [Counter; 3],
     pub(super) rejected: [Counter; 8],
     pub(super) time_to_first_token: Histogram,
-    pub(super) whole_time: Histogram,
-    pub(super) queue_time: Histogram,
+    pub(super) whole: Histogram,
+    pub(super) queue: Histogram,
     running: Gauge,
     waiting: Gauge,
     pages: Gauge,
     service: Counter,
 }
 
-/// All tenants that were ever named.
-pub(super) struct Tenants {
-    series: HashMap<u32, Arc<Series>>,
-    loads: HashMap<u32, TenantLoad>, // As told last.
-    other: Arc<Series>,
-    other_service: Duration, // Summed over those who share `other`.
+/// The series of all tenants that were ever named.
+pub(super) struct AllTenantSeries {
+    named: HashMap<TenantId, TenantSeries>,
+    other: TenantSeries,
+    states: HashMap<TenantId, TenantState>, // The last reported ones.
+    other_service: Micros,                  // The sum over the tenants that share `other`.
 }
 
-impl Tenants {
-    /// With the series of `other` and of tenant 0, `default`; call it with the recorder in place.
-    pub(super) fn new(all: &mut Vec<Definition>) -> Tenants {
-        let other = Arc::new(Series::register(all, OTHER));
-        let default = Arc::new(Series::register(&mut Vec::new(), "default"));
-        Tenants {
-            series: HashMap::from([(0, default)]),
-            loads: HashMap::new(),
+impl AllTenantSeries {
+    /// Registers the series of `other` and of tenant 0, which is called `default`. The recorder must
+    /// be in place. Also returns the metrics.
+    pub(super) fn register() -> (AllTenantSeries, Vec<Definition>) {
+        let mut registry = Registry::of_tenant(OTHER);
+        let other = TenantSeries::register(&mut registry);
+        let default = TenantSeries::register(&mut Registry::of_tenant(DEFAULT));
+        let series = AllTenantSeries {
+            named: HashMap::from([(TenantId(0), default)]),
             other,
-            other_service: Duration::ZERO,
-        }
-    }
-
-    /// Gives tenants that were not known before series of their own, while there is room; call it with the recorder in place.
-    pub(super) fn name(&mut self, tenants: &[(u32, String)]) {
-        for (id, name) in tenants {
-            if !self.series.contains_key(id) && self.series.len() < NAMED {
-                let series = Series::register(&mut Vec::new(), name);
-                self.series.insert(*id, Arc::new(series));
-            }
-        }
-    }
-
-    pub(super) fn of(&self, id: u32) -> &Series {
-        self.series.get(&id).unwrap_or(&self.other)
-    }
-
-    /// Changes the series by as much as the tenant's numbers have changed, so that those who share series add up.
-    pub(super) fn load(&mut self, id: u32, now: TenantLoad) {
-        let before = self.loads.insert(id, now).unwrap_or_default();
-        let series = self.series.get(&id);
-        let total = match series {
-            Some(_) => now.service,
-            None => {
-                self.other_service += now.service.saturating_sub(before.service);
-                self.other_service
-            }
+            states: HashMap::new(),
+            other_service: 0,
         };
-        let series = series.unwrap_or(&self.other);
+        (series, registry.definitions)
+    }
+
+    /// Gives unknown tenants their own series, as long as there are fewer than [`MAX_NAMED`]. The
+    /// recorder must be in place.
+    pub(super) fn name(&mut self, tenants: &[(TenantId, String)]) {
+        for (id, name) in tenants {
+            if !self.named.contains_key(id) && self.named.len() < MAX_NAMED {
+                let series = TenantSeries::register(&mut Registry::of_tenant(name));
+                self.named.insert(*id, series);
+            }
+        }
+    }
+
+    pub(super) fn of(&self, id: TenantId) -> &TenantSeries {
+        self.named.get(&id).unwrap_or(&self.other)
+    }
+
+    /// Changes the series by the difference to the tenant's last state, so that those of tenants
+    /// that share series add up.
+    pub(super) fn set(&mut self, id: TenantId, now: TenantState) {
+        let before = self.states.insert(id, now).unwrap_or_default();
+        let service = if self.named.contains_key(&id) {
+            now.service
+        } else {
+            self.other_service += now.service.saturating_sub(before.service);
+            self.other_service
+        };
+        let series = self.of(id);
         let change = |now: u32, before: u32| f64::from(now) - f64::from(before);
-        series
-            .running
-            .increment(change(now.running, before.running));
-        series
-            .waiting
-            .increment(change(now.waiting, before.waiting));
+        let running = change(now.running, before.running);
+        series.running.increment(running);
+        series.waiting.increment(change(now.queued, before.queued));
         series.pages.increment(change(now.pages, before.pages));
-        series.service.absolute(total.as_secs());
+        series.service.absolute(service / 1_000_000);
     }
 
-    /// The engine has ended: nobody runs, waits or holds anything.
+    /// Sets all gauges to 0, because the engine has ended.
     pub(super) fn clear(&mut self) {
-        let known: Vec<(u32, TenantLoad)> =
-            self.loads.iter().map(|(&id, &load)| (id, load)).collect();
-        for (id, TenantLoad { service, .. }) in known {
-            self.load(
-                id,
-                TenantLoad {
-                    service,
-                    ..TenantLoad::default()
-                },
-            );
+        let ids: Vec<TenantId> = self.states.keys().copied().collect();
+        for id in ids {
+            let ended = TenantState {
+                service: self.states[&id].service,
+                ..TenantState::default()
+            };
+            self.set(id, ended);
         }
     }
 }
 
-impl Series {
-    #[rustfmt::skip] // One metric, one line, so that the list reads as a table.
-    fn register(all: &mut Vec<Definition>, tenant: &str) -> Series {
-        Series {
-            finished: counters(all, "sterna_tenant_requests_total", "A tenant's requests that ended, by reason.", tenant, "finished_reason", ENDINGS),
-            tokens: counters(all, "sterna_tenant_tokens_total", "A tenant's tokens: of prompts, those of them found in the cache, and generated.", tenant, "kind", TOKEN_KINDS),
-            rejected: counters(all, "sterna_tenant_refusals_total", "A tenant's requests turned away, by reason.", tenant, "reason", REJECTION_REASONS),
-            time_to_first_token: latency(all, "sterna_tenant_time_to_first_token_seconds", "From arrival to the first token, by tenant.", tenant),
-            whole_time: latency(all, "sterna_tenant_request_seconds", "From arrival to the end, by tenant.", tenant),
-            queue_time: latency(all, "sterna_tenant_queue_seconds", "From arrival to the first admission, by tenant.", tenant),
-            running: tenant_gauge(all, "sterna_tenant_requests_running", "A tenant's sequences in the running batch.", tenant),
-            waiting: tenant_gauge(all, "sterna_tenant_requests_waiting", "A tenant's sequences waiting to run.", tenant),
-            pages: tenant_gauge(all, "sterna_tenant_kv_pages", "KV pages that a tenant holds, cached ones included.", tenant),
-            service: service(all, tenant),
+impl TenantSeries {
+    fn register(to: &mut Registry) -> TenantSeries {
+        TenantSeries {
+            finished: to.counters(
+                "sterna_tenant_requests_total",
+                "A tenant's requests that ended, by reason.",
+                "finished_reason",
+                FINISHED_REASONS,
+            ),
+            tokens: to.counters(
+                "sterna_tenant_tokens_total",
+                "A tenant's tokens: in prompts, in prompts and found in the prefix cache, \
+                 generated.",
+                "kind",
+                TOKEN_KINDS,
+            ),
+            rejected: to.counters(
+                "sterna_tenant_refusals_total",
+                "A tenant's rejected requests, by reason.",
+                "reason",
+                REJECTION_REASONS,
+            ),
+            time_to_first_token: to.histogram(
+                "sterna_tenant_time_to_first_token_seconds",
+                "Time from arrival to the first token, by tenant.",
+                LATENCY_BUCKETS,
+            ),
+            whole: to.histogram(
+                "sterna_tenant_request_seconds",
+                "Time from arrival to the end, by tenant.",
+                LATENCY_BUCKETS,
+            ),
+            queue: to.histogram(
+                "sterna_tenant_queue_seconds",
+                "Time from arrival to the first admission, by tenant.",
+                LATENCY_BUCKETS,
+            ),
+            running: to.gauge(
+                "sterna_tenant_requests_running",
+                "A tenant's sequences in the running batch.",
+            ),
+            waiting: to.gauge(
+                "sterna_tenant_requests_waiting",
+                "A tenant's sequences waiting to run.",
+            ),
+            pages: to.gauge(
+                "sterna_tenant_kv_pages",
+                "A tenant's KV pages, cached ones included.",
+            ),
+            service: to.counter(
+                "sterna_tenant_service_seconds_total",
+                "Machine time charged to a tenant, in whole seconds.",
+            ),
         }
     }
-}
-
-fn service(all: &mut Vec<Definition>, tenant: &str) -> Counter {
-    let name = "sterna_tenant_service_seconds_total";
-    define(all, name, None);
-    describe_counter!(name, "Machine time charged to a tenant, in whole seconds.");
-    counter!(name, "tenant" => tenant.to_owned())
-}
-
-fn tenant_gauge(
-    all: &mut Vec<Definition>,
-    name: &'static str,
-    help: &'static str,
-    tenant: &str,
-) -> Gauge {
-    define(all, name, None);
-    describe_gauge!(name, help);
-    gauge!(name, "tenant" => tenant.to_owned())
-}
-
-fn latency(
-    all: &mut Vec<Definition>,
-    name: &'static str,
-    help: &'static str,
-    tenant: &str,
-) -> Histogram {
-    define(all, name, Some(WAIT_BUCKETS));
-    describe_histogram!(name, help);
-    histogram!(name, "tenant" => tenant.to_owned())
-}
-
-fn counters<const N: usize>(
-    all: &mut Vec<Definition>,
-    name: &'static str,
-    help: &'static str,
-    tenant: &str,
-    label: &'static str,
-    values: [&'static str; N],
-) -> [Counter; N] {
-    define(all, name, None);
-    describe_counter!(name, help);
-    values.map(|value| counter!(name, "tenant" => tenant.to_owned(), label => value))
 }

@@ -1,5 +1,6 @@
-//! Tests of `mod.rs`.
+//! Tests of the metrics: what each record function changes in the rendered text.
 
+use super::labels::FINISHED_REASONS;
 use super::*;
 
 fn metrics() -> Metrics {
@@ -11,7 +12,7 @@ fn metrics() -> Metrics {
     })
 }
 
-/// The value of the series whose text begins with `series`.
+/// Returns the value of the series whose line begins with `series`.
 #[track_caller]
 fn value(text: &str, series: &str) -> f64 {
     let line = text
@@ -22,7 +23,7 @@ fn value(text: &str, series: &str) -> f64 {
 }
 
 #[test]
-fn every_metric_renders_from_the_start_and_nothing_else_does() {
+fn exactly_the_named_metrics_render_from_the_start() {
     let text = metrics().render();
     let mut rendered: Vec<&str> = text
         .lines()
@@ -41,7 +42,7 @@ fn every_metric_renders_from_the_start_and_nothing_else_does() {
             "{line}"
         );
     }
-    for reason in ENDINGS {
+    for reason in FINISHED_REASONS {
         assert!(
             text.contains(&format!("finished_reason=\"{reason}\"}} 0")),
             "{reason}"
@@ -64,16 +65,16 @@ fn the_build_and_the_cache_are_described_by_labels() {
 }
 
 #[test]
-fn a_request_leaves_each_latency_once() {
+fn a_request_records_each_latency_once() {
     let metrics = metrics();
     let start = Instant::now();
     let after = |ms: u64| start + Duration::from_millis(ms);
-    let mut timeline = Timeline::new(start, 0, 7);
+    let mut timeline = Timeline::new(start, TenantId(0), 7);
     metrics.admitted(&mut timeline, after(100));
     for ms in [1100, 1600, 2600] {
         metrics.token(&mut timeline, after(ms));
     }
-    metrics.finished(&timeline, Ending::Length, 4, after(2700));
+    metrics.finished(&timeline, FinishReason::Length, 4, after(2700));
 
     let text = metrics.render();
     let close = |series: &str, expected: f64| {
@@ -104,7 +105,7 @@ fn a_request_leaves_each_latency_once() {
 fn tokens_of_one_step_have_no_gap_between_them() {
     let metrics = metrics();
     let start = Instant::now();
-    let mut timeline = Timeline::new(start, 0, 7);
+    let mut timeline = Timeline::new(start, TenantId(0), 7);
     for ms in [100, 200, 200, 200] {
         metrics.token(&mut timeline, start + Duration::from_millis(ms));
     }
@@ -116,12 +117,12 @@ fn tokens_of_one_step_have_no_gap_between_them() {
 }
 
 #[test]
-fn a_request_that_ends_in_the_queue_leaves_no_token_latency() {
+fn a_request_that_ends_in_the_queue_records_no_token_latency() {
     let metrics = metrics();
     let start = Instant::now();
     metrics.finished(
-        &Timeline::new(start, 0, 3),
-        Ending::Abort,
+        &Timeline::new(start, TenantId(0), 3),
+        FinishReason::Cancelled,
         0,
         start + Duration::from_secs(1),
     );
@@ -134,14 +135,13 @@ fn a_request_that_ends_in_the_queue_leaves_no_token_latency() {
 #[test]
 fn cached_pages_do_not_count_as_used() {
     let metrics = metrics();
-    let now = Occupancy {
-        pages_free: 2,
-        pages_private: 1,
-        pages_tree_pinned: 1,
-        pages_tree_cached: 4,
-        ..Occupancy::default()
-    };
-    metrics.occupancy(&now);
+    metrics.snapshot(&Snapshot {
+        free: 2,
+        private: 1,
+        tree: 5,
+        pinned: 1,
+        ..Snapshot::default()
+    });
     let text = metrics.render();
     assert_eq!(value(&text, "vllm:kv_cache_usage_perc"), 0.25);
     assert!(
@@ -150,7 +150,7 @@ fn cached_pages_do_not_count_as_used() {
     );
 }
 
-/// The beginning, up to the value, of the one series of `name` that has all these label values.
+/// Returns the line, without its value, of the one series of `name` with all these label values.
 #[track_caller]
 fn labelled(text: &str, name: &str, labels: &[&str]) -> String {
     let found: Vec<&str> = text
@@ -169,20 +169,22 @@ fn labelled(text: &str, name: &str, labels: &[&str]) -> String {
 }
 
 #[test]
-fn tenants_have_series_of_their_own_and_those_without_share_one() {
+fn tenants_have_their_own_series_and_the_rest_share_one() {
     let metrics = metrics();
-    let names: Vec<(u32, String)> = (1..200).map(|id| (id, format!("t{id}"))).collect();
+    let names: Vec<(TenantId, String)> = (1..200)
+        .map(|id| (TenantId(id), format!("t{id}")))
+        .collect();
     metrics.set_tenants(&names);
-    metrics.set_tenants(&[(1, "renamed".into())]);
-    let load = |running, seconds: u64| TenantLoad {
+    metrics.set_tenants(&[(TenantId(1), "renamed".into())]);
+    let state = |running, seconds: u64| TenantState {
         running,
-        service: Duration::from_millis(seconds * 1000 + 600),
-        ..TenantLoad::default()
+        service: seconds * 1_000_000 + 600_000,
+        ..TenantState::default()
     };
     for (id, running, seconds) in [(1, 2, 3), (150, 4, 1), (160, 5, 1), (150, 1, 2)] {
-        metrics.tenant(id, load(running, seconds));
+        metrics.tenant(TenantId(id), state(running, seconds));
     }
-    metrics.rejected(160, RejectionReason::QueueFull);
+    metrics.rejected(TenantId(160), RejectionReason::QueueFull);
     let text = metrics.render();
     let read = |name: &str, labels: &[&str]| value(&text, &labelled(&text, name, labels));
     assert_eq!(read("sterna_tenant_requests_running", &["t1"]), 2.0);
@@ -198,7 +200,7 @@ fn tenants_have_series_of_their_own_and_those_without_share_one() {
     assert_eq!(
         text.matches(running).count(),
         129,
-        "128 tenants, and the others"
+        "128 tenants and `other`"
     );
 
     metrics.ended();
@@ -214,11 +216,12 @@ fn a_step_is_compared_with_its_prediction() {
         tokens: 4,
         predicted: Duration::from_millis(20),
         calibrated: Duration::from_millis(25),
+        whole: Duration::from_millis(31),
         computing: Duration::from_millis(30),
         deciding: Duration::from_micros(8),
         overhead: Duration::from_micros(70),
     };
-    metrics.step(Duration::from_millis(31), &step);
+    metrics.step(&step);
     let text = metrics.render();
     assert_eq!(value(&text, "sterna_step_prediction_ratio_sum"), 1.5);
     assert_eq!(value(&text, "sterna_step_seconds_sum"), 0.031);
@@ -228,23 +231,24 @@ fn a_step_is_compared_with_its_prediction() {
 }
 
 #[test]
-fn each_part_of_a_steps_cost_stands_under_its_own_name() {
+fn each_part_of_a_steps_cost_has_its_own_label() {
     let metrics = metrics();
     let rows: [u64; 8] = std::array::from_fn(|knot| 1 << knot);
-    metrics.calibrated(&StepCost {
-        rows: rows.map(Duration::from_secs),
-        kilo_decode_keys: Duration::from_secs(201),
-        kilo_chunk_keys: Duration::from_secs(202),
-        head: Duration::from_secs(203),
-        logit: Duration::from_secs(204),
+    const SECOND: u64 = 1_000_000_000;
+    metrics.calibrated(&CostModel {
+        rows: rows.map(|rows| rows * SECOND),
+        kilo_decode_keys: 201 * SECOND,
+        kilo_chunk_keys: 202 * SECOND,
+        head: 203 * SECOND,
+        logit: 204 * SECOND,
     });
     let text = metrics.render();
     let read = |part: &str| value(&text, &labelled(&text, "sterna_step_cost_seconds", &[part]));
     for count in rows {
         assert_eq!(read(&format!("rows_{count}")), count as f64);
     }
-    let others = ["kilo_decode_keys", "kilo_chunk_keys", "head", "logit"].map(read);
-    assert_eq!(others, [201.0, 202.0, 203.0, 204.0]);
+    let rest = ["kilo_decode_keys", "kilo_chunk_keys", "head", "logit"].map(read);
+    assert_eq!(rest, [201.0, 202.0, 203.0, 204.0]);
 }
 
 #[test]

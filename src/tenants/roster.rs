@@ -86,9 +86,9 @@ impl Roster {
     }
 
     /// Returns the numbers and ids of all tenants.
-    pub fn names(&self) -> Vec<(u32, String)> {
+    pub fn names(&self) -> Vec<(TenantId, String)> {
         self.numbered()
-            .map(|(number, entry)| (number.0, entry.id.clone()))
+            .map(|(number, entry)| (number, entry.id.clone()))
             .collect()
     }
 

@@ -6,7 +6,7 @@ use axum::http::Method;
 use futures_util::future::select_all;
 use serde_json::json;
 use sterna::api::App;
-use sterna::engine::TenantsRefused;
+use sterna::engine::{TenantId, TenantsRefused};
 
 use crate::harness::{Answer, Server, streamed_text};
 use crate::program;
@@ -265,7 +265,7 @@ async fn several_choices_count_as_one_request() {
 async fn the_metric_of_a_tenants_pages_follows_its_cached_pages() {
     let tenants = TenantServer::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let server = &tenants.server;
-    let names = [(1, "a".to_owned()), (2, "b".to_owned())];
+    let names = [(TenantId(1), "a".to_owned()), (TenantId(2), "b".to_owned())];
     server.metrics.set_tenants(&names);
     let pages = |server: &Server| {
         let labels = "{model_name=\"actor\",engine=\"0\",tenant=\"a\"}";

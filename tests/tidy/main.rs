@@ -53,6 +53,7 @@ const HOMES: &[(&str, &[&str])] = &[
             "src/bench/",
             "src/config/",
             "src/engine/",
+            "src/metrics/",
             "src/model/",
             "src/startup/",
             "benches/",

@@ -1,34 +1,27 @@
-//! Tests of `mod.rs`.
+//! Tests of the batch sampler: draft tokens change no answer, and rows end where they must.
 
+use sterna_random::Random;
 use sterna_scheduler::{PAGE_TOKENS, Page};
 
 use super::*;
 
 const VOCABULARY: usize = 12;
 const STOP: TokenId = 3;
-/// No sequence is longer.
-const LONGEST: usize = 64;
+/// The maximum length of a sequence.
+const MAX_TOKENS: usize = 64;
 
-/// SplitMix64.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
+/// The logits of a step. Each row is a hash of all tokens up to it.
+struct HashedLogits(Vec<Vec<f32>>);
 
-/// The logits of a step, each row a hash of all tokens up to it.
-struct Logits(Vec<Vec<f32>>);
-
-impl Logits {
-    /// What a model would compute after `history`; NaN where `breaks_at` tokens precede.
+impl HashedLogits {
+    /// Adds the row after `history`. It has a NaN if the history has `breaks_at` tokens.
     fn push(&mut self, history: &[TokenId], breaks_at: usize) {
         let mut state = 1;
         for &token in history {
-            state = next(&mut state) ^ u64::from(token);
+            state = Random::new(state).next_u64() ^ u64::from(token);
         }
-        let mut logit = || (next(&mut state) % 64) as f32 / 16.0;
+        let mut random = Random::new(state);
+        let mut logit = || random.below(64) as f32 / 16.0;
         let mut row: Vec<f32> = (0..VOCABULARY).map(|_| logit()).collect();
         if history.len() == breaks_at {
             row[5] = f32::NAN;
@@ -37,29 +30,30 @@ impl Logits {
     }
 }
 
-impl LogitRows for Logits {
+impl LogitRows for HashedLogits {
     fn copy_row(&self, row: usize, logits: &mut [f32]) {
         logits.copy_from_slice(&self.0[row]);
     }
 }
 
-/// A token, the bits of its log-probability and of the most likely ones.
+/// A token, the bits of its log-probability and those of the most likely tokens.
 type Answer = (TokenId, u32, Vec<(TokenId, u32)>);
 
-struct Sequence {
-    terms: Terms,
+struct TestSequence {
+    params: SamplingParams,
+    rules: OutputRules,
     prompt_tokens: usize,
     tokens: Vec<TokenId>,
     breaks_at: usize,
     answer: Vec<Result<Answer, Unsampleable>>,
     accepted: usize,
-    over: bool,
+    is_over: bool,
 }
 
-fn sequence(seed: u64) -> Sequence {
-    let mut state = seed;
-    let mut one_in = |n: u64| next(&mut state).is_multiple_of(n);
-    let sampling = SamplingParams {
+fn sequence(seed: u64) -> TestSequence {
+    let mut random = Random::new(seed);
+    let mut one_in = |n: u64| random.below(n) == 0;
+    let params = SamplingParams {
         temperature: if one_in(2) { 0.0 } else { 0.8 },
         top_k: if one_in(3) { 4 } else { 0 },
         top_p: if one_in(3) { 0.8 } else { 1.0 },
@@ -75,44 +69,44 @@ fn sequence(seed: u64) -> Sequence {
         },
         logprobs: Some(2),
     };
-    let terms = Terms {
-        sampling,
+    let rules = OutputRules {
         min_new_tokens: if one_in(2) { 9 } else { 0 },
         max_new_tokens: if one_in(2) { 40 } else { 11 },
         stop_tokens: if one_in(4) { Vec::new() } else { vec![STOP, 8] },
     };
     let breaks_at = if one_in(6) { 17 } else { usize::MAX };
-    let prompt_tokens = 1 + (next(&mut state) % 14) as usize;
-    let token = |_| (next(&mut state) % VOCABULARY as u64) as TokenId;
-    let tokens = (0..prompt_tokens).map(token).collect();
-    Sequence {
-        terms,
+    let prompt_tokens = 1 + random.below(14) as usize;
+    let token = |_| random.below(VOCABULARY as u64) as TokenId;
+    TestSequence {
+        params,
+        rules,
         prompt_tokens,
-        tokens,
+        tokens: (0..prompt_tokens).map(token).collect(),
         breaks_at,
         answer: Vec::new(),
         accepted: 0,
-        over: false,
+        is_over: false,
     }
 }
 
-/// Runs all sequences to their ends, side by side, with whatever `draft` proposes for each (by index).
+/// Runs all sequences to their ends, side by side. `draft` proposes the draft tokens of the sequence
+/// with an index.
 fn run(
-    mut sequences: Vec<Sequence>,
-    mut draft: impl FnMut(usize, &Sequence) -> Vec<TokenId>,
-) -> Vec<Sequence> {
+    mut sequences: Vec<TestSequence>,
+    mut draft: impl FnMut(usize, &TestSequence) -> Vec<TokenId>,
+) -> Vec<TestSequence> {
     let mut sampler = BatchSampler::new(VOCABULARY);
-    let pages: Vec<Page> = (0..LONGEST as u32).map(Page::new).collect();
+    let pages: Vec<Page> = (0..MAX_TOKENS as u32).map(Page::new).collect();
     let table = |end: usize| &pages[..end.div_ceil(PAGE_TOKENS)];
     let mut batch = Batch::new();
-    while sequences.iter().any(|sequence| !sequence.over) {
+    while sequences.iter().any(|sequence| !sequence.is_over) {
         batch.clear();
-        let mut logits = Logits(Vec::new());
+        let mut logits = HashedLogits(Vec::new());
         for (index, sequence) in sequences.iter().enumerate() {
             let start = sequence.tokens.len() - 1;
-            // Beside each sequence a prompt that wants no logits.
+            // Beside each sequence, a prompt that wants no logits.
             batch.push_row(SequenceId::new(99, 0), 0, &[1, 2, 3], table(3), 0);
-            if !sequence.over {
+            if !sequence.is_over {
                 let drafts = draft(index, sequence);
                 let mut history = sequence.tokens.clone();
                 logits.push(&history, sequence.breaks_at);
@@ -120,7 +114,7 @@ fn run(
                     history.push(token);
                     logits.push(&history, sequence.breaks_at);
                 }
-                // The end of a prompt, and a decode, look the same but for the tokens before.
+                // The end of a prompt looks like a decode, except for the tokens before it.
                 let start = if sequence.answer.is_empty() { 0 } else { start };
                 batch.push_row(
                     SequenceId::new(index as u32, 0),
@@ -131,80 +125,81 @@ fn run(
                 );
             }
         }
-        sampler.sample(&batch, &mut logits, |id| {
+        let draws = sampler.sample(&batch, &mut logits, |id| {
             let index = (0..sequences.len()).find(|&i| SequenceId::new(i as u32, 0) == id);
             let sequence = &sequences[index.expect("a row that wants logits")];
-            Continued {
-                terms: &sequence.terms,
+            Continuation {
+                params: &sequence.params,
+                rules: &sequence.rules,
                 known: &sequence.tokens,
                 prompt_tokens: sequence.prompt_tokens,
             }
         });
-        assert_eq!(sampler.sampled.len(), batch.logits_count());
-        take(&batch, &mut sampler, &mut sequences);
+        assert_eq!(draws.len(), batch.logits_count());
+        commit(&batch, draws, &mut sequences);
     }
     sequences
 }
 
-/// What the scheduler does with a step's result: a row's entries count up to the first that was not drafted.
-fn take(batch: &Batch, sampler: &mut BatchSampler, sequences: &mut [Sequence]) {
-    let mut sampled = sampler.sampled.iter();
-    let mut outputs = sampler.outputs.drain(..);
+/// Commits a step as the scheduler does: a row's draws count up to the first one that differs from
+/// its draft token.
+fn commit(batch: &Batch, draws: &[Draw], sequences: &mut [TestSequence]) {
+    let mut draws = draws.iter();
     for row in batch.rows().iter().filter(|row| row.logits > 0) {
         let index = (0..).find(|&i| SequenceId::new(i, 0) == row.sequence);
         let sequence = &mut sequences[index.unwrap() as usize];
         let drafts = batch.tokens(row)[row.len() + 1 - row.logits as usize..].iter();
         let mut counts = true;
         for (place, draft) in drafts.map(Some).chain([None]).enumerate() {
-            let entry = *sampled.next().unwrap();
+            let draw = draws.next().unwrap();
+            assert_eq!(draw.sequence, row.sequence);
             if !counts {
-                assert_eq!(entry, Sampled::Void);
+                assert_eq!(draw.outcome, DrawOutcome::Void);
                 continue;
             }
-            let (id, outcome) = outputs.next().unwrap();
-            assert_eq!(id, row.sequence);
             sequence.accepted += usize::from(place > 0);
-            match entry {
-                Sampled::Void => panic!("an entry that counts was not drawn"),
-                Sampled::Failed => sequence.over = true,
-                Sampled::Token(token) => {
-                    sequence.tokens.push(token);
-                    let output = sequence.tokens.len() - sequence.prompt_tokens;
-                    let stops = sequence.terms.stop_tokens.contains(&token)
-                        && output >= sequence.terms.min_new_tokens;
-                    sequence.over = stops || output == sequence.terms.max_new_tokens;
-                    counts = !sequence.over && draft == Some(&token);
+            let answer = match &draw.outcome {
+                DrawOutcome::Void => panic!("a draw that counts is void"),
+                DrawOutcome::Failed(error) => {
+                    sequence.is_over = true;
+                    Err(*error)
                 }
-            }
-            counts &= !sequence.over;
-            sequence.answer.push(outcome.map(|output| {
-                let bits = |(token, logprob): &(TokenId, f32)| (*token, logprob.to_bits());
-                let top = output.top.iter().map(bits).collect();
-                (output.token, output.logprob.unwrap().to_bits(), top)
-            }));
+                DrawOutcome::Token(output) => {
+                    sequence.tokens.push(output.token);
+                    let len = sequence.tokens.len() - sequence.prompt_tokens;
+                    let stops = sequence.rules.stop_tokens.contains(&output.token)
+                        && len >= sequence.rules.min_new_tokens;
+                    sequence.is_over = stops || len == sequence.rules.max_new_tokens;
+                    counts = draft == Some(&output.token);
+                    let bits = |(token, logprob): &(TokenId, f32)| (*token, logprob.to_bits());
+                    let top = output.top.iter().map(bits).collect();
+                    Ok((output.token, output.logprob.unwrap().to_bits(), top))
+                }
+            };
+            counts &= !sequence.is_over;
+            sequence.answer.push(answer);
         }
     }
-    assert!(outputs.next().is_none(), "nothing else was drawn");
-    assert!(sampled.next().is_none());
+    assert!(draws.next().is_none(), "each row of logits has one draw");
 }
 
 #[test]
 fn tokens_and_logprob_bits_are_equal_with_and_without_drafts() {
-    let (mut accepted, mut refused, mut endings) = (0, 0, [0; 3]);
+    let (mut accepted, mut wrong, mut endings) = (0, 0, [0; 3]);
     for round in 0..60_u64 {
         let sequences = || (5 * round..5 * round + 5).map(sequence).collect();
         let plain = run(sequences(), |_, _| Vec::new());
-        let mut state = round;
-        // What will be said, now and then with a wrong token, and always with some beyond the end.
+        let mut random = Random::new(round);
+        // The right tokens, some beyond the end, and sometimes a wrong one.
         let drafted = run(sequences(), |index, so_far| {
             let left = &plain[index].tokens[so_far.tokens.len()..];
             let mut drafts = left.to_vec();
             drafts.extend([STOP, 1, 2]);
-            drafts.truncate((next(&mut state) % 7) as usize);
-            if next(&mut state).is_multiple_of(3) && !drafts.is_empty() {
-                let place = next(&mut state) as usize % drafts.len();
-                drafts[place] = (next(&mut state) % VOCABULARY as u64) as TokenId;
-                refused += 1;
+            drafts.truncate(random.below(7) as usize);
+            if random.below(3) == 0 && !drafts.is_empty() {
+                let place = random.index(drafts.len());
+                drafts[place] = random.below(VOCABULARY as u64) as TokenId;
+                wrong += 1;
             }
             drafts
         });
@@ -212,7 +207,7 @@ fn tokens_and_logprob_bits_are_equal_with_and_without_drafts() {
             assert_eq!(drafted.answer, plain.answer, "seed {seed}");
             accepted += drafted.accepted;
             let last = plain.answer.last().unwrap();
-            let is_full = plain.answer.len() == plain.terms.max_new_tokens;
+            let is_full = plain.answer.len() == plain.rules.max_new_tokens;
             endings[if last.is_err() {
                 0
             } else {
@@ -220,66 +215,64 @@ fn tokens_and_logprob_bits_are_equal_with_and_without_drafts() {
             }] += 1;
         }
     }
-    assert!(accepted > 1000 && refused > 100, "{accepted}, {refused}");
+    assert!(accepted > 1000 && wrong > 100, "{accepted}, {wrong}");
     assert!(endings.iter().all(|&count| count > 10), "{endings:?}");
 }
 
-/// A sequence with greedy logits whose largest are `tokens` in turn, with the same tokens as drafts: what is sampled.
-fn follow(tokens: &[TokenId], terms: &Terms) -> Vec<Sampled> {
+/// Returns what a greedy sequence samples if the largest logits are those of `tokens` in turn, and
+/// the same tokens are its draft tokens.
+fn sample_drafted(tokens: &[TokenId], rules: &OutputRules) -> Vec<Sampled> {
     let logits = tokens.iter().map(|&token| {
         let mut row = vec![0.0; VOCABULARY];
         row[token as usize] = 9.0;
-        row[1] += 5.0; // The runner-up.
+        row[1] += 5.0; // The second most likely token.
         row
     });
-    let mut logits = Logits(logits.collect());
+    let mut logits = HashedLogits(logits.collect());
     let mut batch = Batch::new();
     let row = [&[10, 11][..], &tokens[..tokens.len() - 1]].concat();
-    batch.push_row(
-        SequenceId::new(0, 0),
-        0,
-        &row,
-        &[Page::new(0)],
-        tokens.len(),
-    );
+    let pages = [Page::new(0)];
+    batch.push_row(SequenceId::new(0, 0), 0, &row, &pages, tokens.len());
     let mut sampler = BatchSampler::new(VOCABULARY);
-    sampler.sample(&batch, &mut logits, |_| Continued {
-        terms,
+    let params = SamplingParams::greedy();
+    let draws = sampler.sample(&batch, &mut logits, |_| Continuation {
+        params: &params,
+        rules,
         known: &[10, 11],
         prompt_tokens: 1,
     });
-    sampler.sampled
+    draws.iter().map(Draw::sampled).collect()
 }
 
 #[test]
 fn a_row_ends_at_a_stop_token_unless_the_output_is_too_short() {
     use Sampled::{Token, Void};
-    let mut terms = Terms {
-        sampling: SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
+    let mut rules = OutputRules {
         min_new_tokens: 0,
         max_new_tokens: 40,
         stop_tokens: vec![STOP],
     };
     assert_eq!(
-        follow(&[6, STOP, 7, 8], &terms),
+        sample_drafted(&[6, STOP, 7, 8], &rules),
         [Token(6), Token(STOP), Void, Void]
     );
-    // One token is known, so the stop token would be the third: it may not be drawn, and the runner-up is no draft.
-    terms.min_new_tokens = 3;
+    // The output has one token already, so the stop token would be the third. It is forbidden, and
+    // the second most likely token is not the draft token.
+    rules.min_new_tokens = 3;
     assert_eq!(
-        follow(&[6, STOP, 7, 8], &terms),
+        sample_drafted(&[6, STOP, 7, 8], &rules),
         [Token(6), Token(1), Void, Void]
     );
-    terms.min_new_tokens = 2;
+    rules.min_new_tokens = 2;
     assert_eq!(
-        follow(&[6, STOP, 7, 8], &terms),
+        sample_drafted(&[6, STOP, 7, 8], &rules),
         [Token(6), Token(STOP), Void, Void]
     );
-    terms.max_new_tokens = 2;
-    assert_eq!(follow(&[6, 7, 8], &terms), [Token(6), Void, Void]);
-    terms.max_new_tokens = 4;
-    assert_eq!(follow(&[6, 7, 8], &terms), [Token(6), Token(7), Token(8)]);
+    rules.max_new_tokens = 2;
+    assert_eq!(sample_drafted(&[6, 7, 8], &rules), [Token(6), Void, Void]);
+    rules.max_new_tokens = 4;
+    assert_eq!(
+        sample_drafted(&[6, 7, 8], &rules),
+        [Token(6), Token(7), Token(8)]
+    );
 }

@@ -1,4 +1,4 @@
-//! Tests of `mod.rs`.
+//! Tests of the sampler: filters, penalties, log-probabilities and the distribution of draws.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn output(
     history: &[TokenId],
     prompt_tokens: usize,
 ) -> TokenOutput {
-    let draw = Draw {
+    let draw = DrawContext {
         params,
         history,
         prompt_tokens,
@@ -30,12 +30,12 @@ fn output(
     sampler(logits.len()).sample(logits, &draw).unwrap()
 }
 
-/// The token after a prompt of one token.
+/// Returns the token after a prompt of one token.
 fn token(logits: &[f32], params: &SamplingParams) -> TokenId {
     output(logits, params, &[0], 1).token
 }
 
-/// How often each token is drawn, over `draws` seeds.
+/// Returns how often each token is drawn, over `draws` seeds.
 fn histogram(logits: &[f32], params: &SamplingParams, draws: u64) -> Vec<u32> {
     let mut counts = vec![0; logits.len()];
     for seed in 0..draws {
@@ -50,7 +50,7 @@ fn histogram(logits: &[f32], params: &SamplingParams, draws: u64) -> Vec<u32> {
     counts
 }
 
-/// Pseudo-random logits with many ties.
+/// Returns pseudo-random logits with many ties.
 fn row(seed: u64, length: u64) -> Vec<f32> {
     (0..length)
         .map(|i| (uniform(seed, i) * 40.0).round() as f32 / 4.0 - 5.0)
@@ -58,14 +58,14 @@ fn row(seed: u64, length: u64) -> Vec<f32> {
 }
 
 #[test]
-fn greedy_takes_the_largest_and_the_lowest_id_of_a_tie() {
+fn greedy_takes_the_largest_logit_and_the_lowest_id_on_a_tie() {
     assert_eq!(token(&[1.0, 3.0, 3.0, -9.0], &at(0.0)), 1);
     assert_eq!(token(&[-5.0, -4.0, -4.0], &at(0.0)), 1);
     assert_eq!(token(&[f32::MIN, f32::MIN], &at(0.0)), 0);
 }
 
 #[test]
-fn settings_that_leave_one_token_are_greedy() {
+fn parameters_that_keep_one_token_are_greedy() {
     let logits = row(3, 500);
     let greedy = token(&logits, &at(0.0));
     for seed in 0..50 {
@@ -129,7 +129,7 @@ fn bias_can_leave_one_token_or_none() {
         assert_eq!(token(&logits, &params), 2);
     }
     params.logit_bias.push((2, FORBID));
-    let draw = Draw {
+    let draw = DrawContext {
         params: &params,
         history: &[0],
         prompt_tokens: 1,
@@ -145,10 +145,10 @@ fn bias_can_leave_one_token_or_none() {
 }
 
 #[test]
-fn non_finite_logits_have_no_token() {
+fn no_token_is_drawn_from_logits_that_are_not_finite() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let params = at(1.0);
-        let draw = Draw {
+        let draw = DrawContext {
             params: &params,
             history: &[0],
             prompt_tokens: 1,
@@ -161,7 +161,7 @@ fn non_finite_logits_have_no_token() {
 
 #[test]
 fn forbidden_tokens_are_not_drawn() {
-    let draw = Draw {
+    let draw = DrawContext {
         params: &at(0.0),
         history: &[0],
         prompt_tokens: 1,
@@ -177,7 +177,7 @@ fn repetition_counts_distinct_tokens_of_prompt_and_output() {
         repetition_penalty: 2.0,
         ..at(0.0)
     };
-    // 3.0 / 2 = 1.5 once, however often token 0 stands there; the negative one moves away from zero.
+    // 3.0 / 2 = 1.5, however often token 0 occurs. A negative logit moves away from zero.
     assert_eq!(
         output(&[3.0, 1.4, -1.0], &params, &[0, 0, 0, 2], 1).token,
         0
@@ -228,15 +228,15 @@ fn a_draw_depends_on_seed_and_position_only() {
             ..at(0.7)
         };
         let history = [1, 2, 3, 4];
-        let draw = Draw {
+        let draw = DrawContext {
             params: &noise,
             history: &history,
             prompt_tokens: 2,
             forbidden: &[9],
         };
         sampler.sample(&row(other, 300), &draw).unwrap();
-        // Same length of history, other tokens, no penalties: the same draw, to the bit.
-        let draw = Draw {
+        // Other tokens in a history of the same length, no penalties: the same draw.
+        let draw = DrawContext {
             params: &params,
             history: &[8, 8, 8],
             prompt_tokens: 2,
@@ -299,8 +299,8 @@ fn draws_follow_the_softmax() {
 }
 
 #[test]
-fn filters_keep_exactly_the_likely_ones() {
-    // Probabilities 0.4, 0.3, 0.2, 0.1, in this order of ids: 2, 0, 3, 1.
+fn filters_keep_exactly_the_likely_tokens() {
+    // The tokens 2, 0, 3, 1 have the probabilities 0.4, 0.3, 0.2, 0.1.
     let logits = [0.3_f32.ln(), 0.1_f32.ln(), 0.4_f32.ln(), 0.2_f32.ln()];
     let check = |top_k: u32, top_p: f32, min_p: f32, expected: &[usize]| {
         let params = SamplingParams {
@@ -322,15 +322,15 @@ fn filters_keep_exactly_the_likely_ones() {
     check(0, 1.0, 0.45, &[0, 2, 3]);
     check(0, 1.0, 0.6, &[0, 2]);
     check(3, 0.85, 0.6, &[0, 2]);
-    // top-p counts within what top-k left: of 0.4 and 0.3, the first alone is more than half.
+    // top-p refers to the tokens that top-k keeps: 0.4 is more than half of 0.4 + 0.3.
     check(2, 0.5, 0.0, &[2]);
     check(3, 0.5, 0.0, &[0, 2]);
 }
 
-/// What is drawn by the definition: sort everything, keep the nucleus and what is likely enough, walk the rest by id.
+/// Draws by the definition: sort all tokens, apply top-p and min-p, pick in the order of ids.
 fn draw_by_sorting(logits: &[f32], params: &SamplingParams) -> TokenId {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let scale = scale(most, params.temperature);
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let scale = scale(max, params.temperature);
     let mut all: Vec<Candidate> = (0..)
         .zip(logits)
         .map(|(token, &logit)| Candidate {
@@ -356,7 +356,7 @@ fn top_p_agrees_with_a_full_sort() {
             min_p: if seed % 3 == 0 { 0.05 } else { 0.0 },
             ..at(0.8)
         };
-        // Many ties, few, none; rows shorter than a block, of whole blocks, and with a tail.
+        // Rows with many, few and no ties; shorter than a block, of whole blocks, and with a tail.
         let length = [20, 256, 700, 5000, 5120][seed as usize % 5];
         let tied = row(seed, length);
         let flat: Vec<f32> = (0..length).map(|i| uniform(seed, i) as f32).collect();
@@ -373,7 +373,7 @@ fn top_p_agrees_with_a_full_sort() {
 }
 
 #[test]
-fn the_largest_are_those_of_a_full_sort() {
+fn the_largest_logits_are_those_of_a_full_sort() {
     for seed in 0..50 {
         let logits = row(seed, 1000);
         let mut order: Vec<TokenId> = (0..1000).collect();
@@ -393,7 +393,7 @@ fn the_largest_are_those_of_a_full_sort() {
 }
 
 #[test]
-fn logprobs_are_raw_whatever_is_drawn() {
+fn logprobs_ignore_bias_penalties_and_temperature() {
     let logits = [1.0, 2.0, 0.5, 2.0];
     let params = SamplingParams {
         logprobs: Some(3),

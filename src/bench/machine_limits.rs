@@ -1,7 +1,7 @@
-//! What the machine can do, measured: how fast it reads memory, and how fast it multiplies small integers.
+//! Measures what the machine can do: how fast it reads memory and multiplies small integers.
 //!
-//! Memory that is shared with other machines is faster and slower by the minute, so a figure means something only beside limits that
-//! were sampled within seconds of it.
+//! The speed of memory that other machines share changes by the minute. So a figure is compared with
+//! limits that were sampled within seconds of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -11,60 +11,60 @@ use crate::cores;
 use serde::Serialize;
 use sterna_kernels::{HugeSlice, Kernels};
 
-/// Memory read in a pass: more than caches hold.
+/// The memory that one pass reads; more than caches hold.
 pub const PROBE_BYTES: usize = 1 << 30;
 
-/// How long a pass of the multiplier takes, about.
+/// The approximate duration of one pass of multiplications.
 const INT8_PASS: Duration = Duration::from_millis(30);
-/// Rounds that tell how long a pass of them takes.
-const FEW_ROUNDS: u64 = 20_000;
+/// The number of rounds that show how many rounds fill a pass.
+const TRIAL_ROUNDS: u64 = 20_000;
 
-/// The limits of some threads at some moment.
+/// The limits of a number of threads at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Limits {
+pub struct MachineLimits {
     /// Bytes read from memory.
     pub gigabytes_per_second: f64,
     /// Multiplications and additions of 8-bit integers.
     pub gigaops_per_second: f64,
 }
 
-impl Limits {
-    /// The better of both, each limit for itself.
+impl MachineLimits {
+    /// Returns the higher of both values for each limit.
     #[must_use]
-    pub fn best(self, other: Limits) -> Limits {
-        Limits {
+    pub fn best(self, other: MachineLimits) -> MachineLimits {
+        MachineLimits {
             gigabytes_per_second: self.gigabytes_per_second.max(other.gigabytes_per_second),
             gigaops_per_second: self.gigaops_per_second.max(other.gigaops_per_second),
         }
     }
 }
 
-/// Samples the limits, again and again.
-pub struct Probe {
+/// Samples the machine's limits.
+pub struct LimitsProbe {
     kernels: Kernels,
     threads: usize,
-    cores: Vec<usize>, // One for each thread, or none.
+    cores: Vec<usize>, // One for each thread, or empty.
     memory: HugeSlice<u8>,
     passes: usize,
     rounds: u64,
 }
 
-impl Probe {
-    /// For `threads` threads that read `bytes` in a pass, each bound to a core if there are as many. It must be made by a thread that
-    /// is bound to none itself.
+impl LimitsProbe {
+    /// Returns a probe for `threads` threads that read `bytes` in a pass. If there are as many
+    /// cores, each thread is pinned to one. The calling thread must not be pinned.
     ///
     /// # Panics
-    /// If there are no threads.
+    /// If `threads` is 0.
     #[must_use]
-    pub fn new(kernels: Kernels, threads: usize, bytes: usize) -> Probe {
-        assert!(threads > 0, "somebody measures");
+    pub fn new(kernels: Kernels, threads: usize, bytes: usize) -> LimitsProbe {
+        assert!(threads > 0, "a probe needs a thread");
         let started = Instant::now();
-        kernels.probe_int8(FEW_ROUNDS);
-        let few = started.elapsed().as_secs_f64().max(1e-9);
+        kernels.probe_int8(TRIAL_ROUNDS);
+        let trial = started.elapsed().as_secs_f64().max(1e-9);
         let cores = cores::physical();
-        let mut memory = HugeSlice::new(bytes); // As weights are kept.
-        memory.fill(1); // Zeros would all be the same page.
-        Probe {
+        let mut memory = HugeSlice::new(bytes); // Huge pages, as weights have.
+        memory.fill(1); // The system would map all pages of zeros to one page.
+        LimitsProbe {
             kernels,
             threads,
             cores: if cores.len() == threads {
@@ -74,30 +74,30 @@ impl Probe {
             },
             memory,
             passes: 5,
-            rounds: (FEW_ROUNDS as f64 * INT8_PASS.as_secs_f64() / few) as u64 + 1,
+            rounds: (TRIAL_ROUNDS as f64 * INT8_PASS.as_secs_f64() / trial) as u64 + 1,
         }
     }
 
-    /// One that is over at once, and whose figures mean nothing: to see that everything runs.
+    /// Returns a probe for tests: it ends at once, and its values mean nothing.
     #[must_use]
-    pub fn smoke(kernels: Kernels, threads: usize) -> Probe {
-        Probe {
+    pub fn smoke(kernels: Kernels, threads: usize) -> LimitsProbe {
+        LimitsProbe {
             passes: 1,
             rounds: 1000,
-            ..Probe::new(kernels, threads, 1 << 16)
+            ..LimitsProbe::new(kernels, threads, 1 << 16)
         }
     }
 
-    /// Bytes read in a pass.
+    /// Returns the number of bytes that a pass reads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// The limits now: the best pass of several; of reading, plain and prefetching, on 1, 2, 4, … and all threads, for a few may be
-    /// faster than all.
+    /// Samples the limits: the best of several passes. Reading is tried with and without prefetching
+    /// on 1, 2, 4, … and all threads, because a few threads may be faster than all.
     #[must_use]
-    pub fn sample(&self) -> Limits {
+    pub fn sample(&self) -> MachineLimits {
         let counts = (0..).map(|power| 1 << power);
         let counts = counts
             .take_while(|&threads| threads < self.threads)
@@ -118,13 +118,13 @@ impl Probe {
             self.kernels.probe_int8(self.rounds);
         });
         let operations = self.kernels.probe_int8(1) * self.rounds * self.threads as u64;
-        Limits {
+        MachineLimits {
             gigabytes_per_second: per_nanosecond(self.memory.len() as f64, read),
             gigaops_per_second: per_nanosecond(operations as f64, multiplied),
         }
     }
 
-    /// The shortest pass of `work(thread)` on so many threads at once.
+    /// Returns the duration of the shortest pass of `work(thread)` on `threads` threads at once.
     fn fastest(&self, threads: usize, work: impl Fn(usize) + Sync) -> Duration {
         let arrived = AtomicUsize::new(0);
         let meet = |meeting: usize| {
@@ -147,7 +147,7 @@ impl Probe {
             times.min().expect("at least one pass")
         };
         thread::scope(|scope| {
-            // The caller may be bound to a core, so all threads are new ones.
+            // The calling thread may be pinned to a core, so all threads are new.
             let passes = &passes;
             let threads: Vec<_> = (0..threads)
                 .map(|thread| scope.spawn(move || passes(thread)))
@@ -155,7 +155,7 @@ impl Probe {
             let times = threads
                 .into_iter()
                 .map(|thread| thread.join().expect("nothing panics"));
-            // Each saw the same passes; the longest view has seen both ends.
+            // All threads timed the same passes. The longest time includes both ends.
             times.max().expect("at least one thread")
         })
     }
@@ -174,7 +174,7 @@ mod tests {
     fn every_instruction_set_has_limits() {
         for isa in Isa::available() {
             for threads in [1, 3] {
-                let probe = Probe::smoke(Kernels::new(isa).unwrap(), threads);
+                let probe = LimitsProbe::smoke(Kernels::new(isa).unwrap(), threads);
                 let limits = probe.sample();
                 assert!(limits.gigabytes_per_second > 0.0, "{isa}");
                 assert!(limits.gigaops_per_second > 0.0, "{isa}");
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_best_of_two_samples_has_the_better_of_each_limit() {
-        let limits = |gigabytes_per_second, gigaops_per_second| Limits {
+        let limits = |gigabytes_per_second, gigaops_per_second| MachineLimits {
             gigabytes_per_second,
             gigaops_per_second,
         };

@@ -1,59 +1,63 @@
-//! Which tenants' numbers leave with a turn, so that metrics follow them at a cost that does not show.
+//! Decides which tenants' gauges leave with a step's output, so that metrics follow them at little
+//! cost.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{TenantId, TenantState};
 
-/// Between two reports of all active tenants.
+/// The time between two reports of all active tenants.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The tenants with work or pages, and those for whom some has just ended.
+/// The tenants with work or pages, and those with a request that has just ended.
 #[derive(Default)]
-pub(super) struct Tenants {
+pub(super) struct TenantReports {
     active: HashSet<TenantId>,
     ended: Vec<TenantId>,
-    reported: Option<Instant>, // All active ones.
-    has_changed: bool,         // Since then.
+    last_report: Option<Instant>, // Of all active tenants.
+    has_changed: bool,            // Since the last report.
 }
 
-impl Tenants {
-    /// A request of this tenant was accepted.
+impl TenantReports {
+    /// Notes that a request of this tenant was accepted.
     pub(super) fn begun(&mut self, tenant: TenantId) {
         self.active.insert(tenant);
     }
 
-    /// A request of this tenant has ended: its numbers may now stay as they are for long, so they leave at once.
+    /// Notes that a request of this tenant has ended. The tenant's gauges leave with the next
+    /// report, since they may not change again for a long time.
     pub(super) fn ended(&mut self, tenant: TenantId) {
         if !self.ended.contains(&tenant) {
             self.ended.push(tenant);
         }
     }
 
-    /// Pages may have changed hands outside a step.
+    /// Notes that pages may have changed hands outside a step.
     pub(super) fn changed(&mut self) {
         self.has_changed = true;
     }
 
-    /// What to report at `now`; most often nothing, without allocation. Others may evict the pages of a tenant without work, so it is
-    /// reported while it has any, and once more when the engine comes to rest.
+    /// Returns the gauges to report at `now`. Usually there are none, and nothing is allocated.
+    ///
+    /// Other tenants may evict the pages of a tenant without work. So a tenant is reported as long
+    /// as it has pages, and once more when the engine becomes idle.
     pub(super) fn report(
         &mut self,
         now: Instant,
-        stepped: bool,
+        has_stepped: bool,
         state: impl Fn(TenantId) -> TenantState,
     ) -> Vec<(TenantId, TenantState)> {
         let is_due = self
-            .reported
+            .last_report
             .is_none_or(|last| now.saturating_duration_since(last) >= INTERVAL)
-            || (self.has_changed && !stepped);
-        self.has_changed |= stepped;
+            || (self.has_changed && !has_stepped);
+        self.has_changed |= has_stepped;
         let mut report = Vec::new();
         for tenant in self.ended.drain(..) {
             report.push((tenant, state(tenant)));
         }
         if is_due && !self.active.is_empty() {
-            self.reported = Some(now);
+            self.last_report = Some(now);
             self.has_changed = false;
             self.active.retain(|&tenant| {
                 let state = state(tenant);
@@ -70,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_is_reported_until_its_last_page_is_gone() {
+    fn a_tenant_is_reported_until_its_last_page_is_free() {
         let pages = |pages| {
             move |_| TenantState {
                 pages,
@@ -78,12 +82,12 @@ mod tests {
             }
         };
         let start = Instant::now();
-        let mut tenants = Tenants::default();
+        let mut tenants = TenantReports::default();
         tenants.begun(TenantId(1));
         assert_eq!(tenants.report(start, true, pages(3)).len(), 1);
         assert_eq!(tenants.report(start, true, pages(3)), [], "too soon");
-        let told = tenants.report(start, false, pages(2));
-        assert_eq!(told[0].1.pages, 2, "the engine comes to rest");
+        let reported = tenants.report(start, false, pages(2));
+        assert_eq!(reported[0].1.pages, 2, "the engine becomes idle");
         assert_eq!(tenants.report(start, false, pages(2)), [], "nothing is new");
         tenants.changed();
         assert_eq!(tenants.report(start, false, pages(1)).len(), 1);

@@ -1,0 +1,196 @@
+//! The engine's interface: submit a request, cancel it, drain, set tenants, read the status.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use crossbeam::channel::{Sender, TrySendError, bounded, unbounded};
+use sterna_scheduler::{Refusal, TenantId, TenantPolicy};
+use tokio::sync::oneshot;
+
+use super::config::EngineConfig;
+use super::egress;
+use super::forward::Forward;
+use super::lanes::{CommandReceiver, Control, SharedRequest, Submission, Ticket};
+use super::request::{GenerationRequest, SubmitError, TenantsRefused};
+use super::serve;
+use super::status::{SharedState, Status};
+use super::stream::{EngineLink, EventStream};
+use crate::metrics::Metrics;
+
+/// The engine's threads.
+pub struct Engine {
+    serving: JoinHandle<()>,
+    egress: JoinHandle<()>,
+}
+
+/// An engine thread panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineDied;
+
+impl Engine {
+    /// Starts the engine thread (`sterna-engine`) and the egress thread (`sterna-egress`). Allocates
+    /// the KV store and measures the cost of a step before it returns, so that a server that is
+    /// ready has both.
+    ///
+    /// # Errors
+    /// If the system does not start a thread.
+    pub fn start<F: Forward + 'static>(
+        model: F,
+        config: EngineConfig,
+        metrics: Metrics,
+    ) -> std::io::Result<(EngineHandle, Engine)> {
+        let kv_store = model.new_kv_store(config.limits.pages as usize);
+        let state = Arc::new(SharedState::new(&config, model.vocabulary()));
+        let (submissions, submission_receiver) = bounded(config.submit_lane);
+        let (control, control_receiver) = unbounded();
+        let commands = CommandReceiver {
+            submissions: submission_receiver,
+            control: control_receiver,
+            shared: Arc::clone(&state),
+        };
+        let (calibrated, calibration) = mpsc::channel();
+        let (outputs, egress) = egress::start(metrics.clone(), Arc::clone(&state))?;
+        let serving = std::thread::Builder::new()
+            .name("sterna-engine".into())
+            .spawn(move || serve::serve(model, kv_store, config, commands, outputs, calibrated))?;
+        // An engine thread that panics during the calibration drops its end of the channel. The
+        // first submission then fails.
+        if let Ok(cost) = calibration.recv() {
+            metrics.calibrated(&cost);
+        }
+        let handle = EngineHandle {
+            submissions,
+            control,
+            state,
+            metrics,
+        };
+        Ok((handle, Engine { serving, egress }))
+    }
+
+    /// Waits until a drain has ended, or every handle is gone. Blocks the calling thread.
+    ///
+    /// # Errors
+    /// If an engine thread panicked.
+    pub fn join(self) -> Result<(), EngineDied> {
+        let serving = self.serving.join();
+        let egress = self.egress.join();
+        serving.and(egress).map_err(|_| EngineDied)
+    }
+}
+
+/// A handle to a running engine. Clones refer to the same engine.
+#[derive(Clone)]
+pub struct EngineHandle {
+    submissions: Sender<Submission>,
+    control: Sender<Control>,
+    state: Arc<SharedState>,
+    metrics: Metrics,
+}
+
+impl EngineHandle {
+    /// Puts a request into the submit queue. Never blocks.
+    ///
+    /// # Errors
+    /// Why the request is rejected, if the engine knows it without the scheduler. The stream's first
+    /// event tells the scheduler's refusal; see `EventStream::accepted`.
+    pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
+        let tenant = request.tenant;
+        self.try_submit(request)
+            .inspect_err(|error| self.metrics.rejected(tenant, error.label()))
+    }
+
+    fn try_submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
+        request.check(self.state.vocabulary)?;
+        if self.state.draining.load(Ordering::SeqCst) {
+            return Err(Refusal::Draining.into());
+        }
+        let tenant = request.tenant;
+        if !self.state.lane_quota.enter(tenant) {
+            let retry_after = self.state.retry_after();
+            return Err(Refusal::TenantQueueFull { retry_after }.into());
+        }
+        let ticket = Ticket(self.state.tickets.fetch_add(1, Ordering::Relaxed));
+        let (sender, events) = egress::event_channel();
+        let shared = Arc::new(SharedRequest::default());
+        let prompt_tokens = request.prompt.len() as u32;
+        let stream = EventStream::new(
+            ticket,
+            events,
+            Arc::clone(&shared),
+            prompt_tokens,
+            self.link(),
+        );
+        let submission = Submission {
+            ticket,
+            request,
+            events: sender,
+            shared,
+        };
+        match self.submissions.try_send(submission) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                self.state.lane_quota.leave(tenant);
+                let retry_after = self.state.retry_after();
+                return Err(stream.rejected(Refusal::Overloaded { retry_after }.into()));
+            }
+            Err(TrySendError::Disconnected(_)) => {
+                self.state.lane_quota.leave(tenant);
+                return Err(stream.rejected(self.state.gone()));
+            }
+        }
+        // An engine thread that ends sets `ended` before it empties the queue. So either it saw
+        // this submission, or this check sees that it has ended.
+        if self.state.ended.load(Ordering::SeqCst) {
+            return Err(stream.rejected(self.state.gone()));
+        }
+        Ok(stream)
+    }
+
+    fn link(&self) -> EngineLink {
+        EngineLink {
+            control: self.control.clone(),
+            state: Arc::clone(&self.state),
+            metrics: self.metrics.clone(),
+        }
+    }
+
+    /// Rejects new requests from now on. Accepted requests may finish within the drain limit; the
+    /// rest then end with `FinishReason::Shutdown`.
+    pub fn drain(&self) {
+        self.state.draining.store(true, Ordering::SeqCst);
+        self.send(Control::Drain);
+    }
+
+    /// Sets the policies of these tenants; other tenants keep theirs. Requests that run or wait
+    /// continue. Waits for the current step.
+    ///
+    /// # Errors
+    /// If the scheduler cannot grant the policies. All tenants then keep their previous policies.
+    pub async fn set_tenants(
+        &self,
+        tenants: Vec<(TenantId, TenantPolicy)>,
+    ) -> Result<(), TenantsRefused> {
+        let (done, answer) = oneshot::channel();
+        self.send(Control::SetTenants { tenants, done });
+        match answer.await {
+            Ok(answer) => answer.map_err(TenantsRefused::Impossible),
+            Err(_) => Err(TenantsRefused::Gone),
+        }
+    }
+
+    /// Drops the cached prefixes that no running sequence uses.
+    pub fn reset_prefix_cache(&self) {
+        self.send(Control::ResetPrefixCache);
+    }
+
+    /// Returns the engine's gauges. Never waits for a step.
+    pub fn status(&self) -> Status {
+        self.state.status()
+    }
+
+    fn send(&self, control: Control) {
+        // An engine that has ended has nothing left to drain, set or reset.
+        let _ = self.control.send(control);
+    }
+}

@@ -1,0 +1,327 @@
+//! The engine thread: take commands, run a step, publish its output. It does nothing outside this
+//! order.
+//!
+//! Invariant: a panic outside the model and the sampler is a bug in serving state itself. It ends
+//! the thread, and with it every stream, at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::TryRecvError;
+use sterna_scheduler::{CostModel, Event, FinishReason, Micros, Request, Scheduler, SequenceId};
+
+use super::batch_runner::BatchRunner;
+use super::batch_sampler::DrawOutcome;
+use super::calibrate::calibrate;
+use super::clock::micros;
+use super::config::EngineConfig;
+use super::egress::{RequestUpdate, StepOutput};
+use super::forward::Forward;
+use super::lanes::{CommandReceiver, Control, SharedRequest, Submission, Ticket};
+use super::request::GenerationRequest;
+use super::sampling_params::SamplingParams;
+use super::step_loop::{StepLoop, StepOutcome};
+use super::tenant_reports::TenantReports;
+use crate::cores;
+use crate::metrics::{StepTimes, Timeline};
+
+/// Runs the engine thread until a drain has ended or every handle is gone.
+pub(super) fn serve<F: Forward>(
+    model: F,
+    kv_store: F::KvStore,
+    config: EngineConfig,
+    commands: CommandReceiver,
+    outputs: mpsc::Sender<StepOutput>,
+    calibrated: mpsc::Sender<CostModel>,
+) {
+    if config.pin {
+        pin_to_first_core();
+    }
+    let mut runner = BatchRunner::new(model, kv_store);
+    let cost = config
+        .cost
+        .unwrap_or_else(|| calibrate(&mut runner, &config.limits));
+    let mut scheduler = Scheduler::new(config.limits, config.policy);
+    scheduler.calibrate(cost);
+    for prefix in config.public_prefixes {
+        scheduler.declare_public(&prefix);
+    }
+    // `Engine::start` waits for the cost, unless its caller has given up.
+    let _ = calibrated.send(cost);
+    let mut thread = EngineThread {
+        steps: StepLoop::new(scheduler, runner, commands.shared.clock),
+        requests: HashMap::new(),
+        tickets: HashMap::new(),
+        updates: Vec::new(),
+        endings: Vec::new(),
+        tenants: TenantReports::default(),
+        drain_limit: config.drain_limit,
+        drain_deadline: None,
+        commands,
+        outputs,
+        publishing: Duration::ZERO,
+    };
+    while !thread.is_over() {
+        thread.turn();
+    }
+}
+
+/// Pins the engine thread as worker 0 of the model's pool, whose other workers take the next cores.
+fn pin_to_first_core() {
+    if !cores::physical().first().copied().is_some_and(cores::pin) {
+        tracing::warn!("the engine thread could not be pinned to a core");
+    }
+}
+
+/// All serving state.
+struct EngineThread<F: Forward> {
+    steps: StepLoop<F>,
+    requests: HashMap<SequenceId, RequestState>,
+    tickets: HashMap<Ticket, SequenceId>,
+    updates: Vec<RequestUpdate>, // Since the last publication.
+    endings: Vec<RequestUpdate>, // Empty between turns; kept for its memory.
+    tenants: TenantReports,
+    drain_limit: Duration,
+    drain_deadline: Option<Micros>, // Set when a drain begins.
+    commands: CommandReceiver,
+    outputs: mpsc::Sender<StepOutput>,
+    publishing: Duration, // The time that the last publication took.
+}
+
+/// The engine's part of a request's state; the scheduler has the rest.
+struct RequestState {
+    ticket: Ticket,
+    sampling: SamplingParams,
+    shared: Arc<SharedRequest>,
+}
+
+impl<F: Forward> EngineThread<F> {
+    fn turn(&mut self) {
+        let began = Instant::now();
+        self.take_commands(began);
+        let commanded = Instant::now();
+        if !self.requests.is_empty() {
+            self.commands.shared.begin_step(commanded);
+        }
+        let requests = &self.requests;
+        let outcome = self.steps.step(began, |id| &requests[&id].sampling);
+        let Some(outcome) = outcome else {
+            self.publish(began, began, None);
+            return self.wait();
+        };
+        let times = self.step_times(&outcome, began, commanded);
+        let committed = Instant::now();
+        self.publish(began, outcome.drawn_at, Some(times));
+        self.publishing = committed.elapsed();
+    }
+
+    fn step_times(&self, outcome: &StepOutcome, began: Instant, commanded: Instant) -> StepTimes {
+        let times = &outcome.times;
+        let deciding = times.plan + times.commit;
+        StepTimes {
+            tokens: outcome.size.tokens,
+            predicted: outcome.predicted,
+            calibrated: outcome.calibrated,
+            whole: outcome.drawn_at - began,
+            computing: times.forward + times.sample,
+            deciding,
+            overhead: (commanded - began) + deciding + times.sample + self.publishing,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.drain_deadline.is_some()
+            && self.requests.is_empty()
+            && self.commands.submissions.is_empty()
+    }
+
+    fn take_commands(&mut self, at: Instant) {
+        let now = self.commands.shared.clock.micros(at);
+        loop {
+            match self.commands.control.try_recv() {
+                Ok(Control::End(ticket)) => self.end(ticket),
+                Ok(Control::Drain) => {
+                    self.drain(now, now.saturating_add(micros(self.drain_limit)));
+                }
+                Ok(Control::SetTenants { tenants, done }) => {
+                    let answer = self.steps.scheduler.set_tenants(&tenants);
+                    if answer.is_ok() {
+                        let configured = tenants.iter().map(|(tenant, _)| *tenant);
+                        self.commands.shared.lane_quota.set(configured);
+                    }
+                    // The caller may have stopped waiting.
+                    let _ = done.send(answer);
+                }
+                Ok(Control::ResetPrefixCache) => {
+                    self.steps.scheduler.reset_prefix_cache();
+                    self.tenants.changed();
+                }
+                Err(TryRecvError::Empty) => break,
+                // Every handle and stream is gone, so no command can follow.
+                Err(TryRecvError::Disconnected) => {
+                    self.drain(now, now);
+                    break;
+                }
+            }
+        }
+        self.take_submissions(now);
+        if self.drain_deadline.is_some_and(|deadline| deadline <= now) {
+            for &id in self.requests.keys() {
+                self.steps.scheduler.cancel(id, FinishReason::Shutdown);
+            }
+        }
+    }
+
+    /// Takes the submissions that are in the queue now. Later ones wait for the next turn, so that
+    /// a flood cannot delay a step.
+    fn take_submissions(&mut self, now: Micros) {
+        for _ in 0..self.commands.submissions.len() {
+            let Some(submission) = self.commands.take() else {
+                break;
+            };
+            self.take(submission, now);
+        }
+    }
+
+    fn take(&mut self, submission: Submission, now: Micros) {
+        let Submission {
+            ticket,
+            request,
+            events,
+            shared,
+        } = submission;
+        let tenant = request.tenant;
+        let timeline = Timeline::new(request.arrived, tenant, request.prompt.len() as u32);
+        let waited = now.saturating_sub(self.commands.shared.clock.micros(request.arrived));
+        let (request, sampling) = for_scheduler(request, waited);
+        let answer = self.steps.scheduler.submit(now, request);
+        let rates = self.steps.scheduler.rates(now, tenant);
+        shared.rates.get_or_init(|| rates);
+        match answer {
+            Ok(id) => {
+                self.tenants.begun(tenant);
+                self.updates.push(RequestUpdate::Accepted {
+                    id,
+                    events,
+                    timeline,
+                });
+                self.tickets.insert(ticket, id);
+                let state = RequestState {
+                    ticket,
+                    sampling,
+                    shared,
+                };
+                self.requests.insert(id, state);
+                self.end_if_requested(id); // Its `End` may have overtaken the submission.
+            }
+            Err(refusal) => self.updates.push(RequestUpdate::Refused {
+                events,
+                tenant,
+                error: refusal.into(),
+            }),
+        }
+    }
+
+    /// Ends the request of a ticket. An unknown ticket belongs to a request that has ended or is
+    /// still in the submit queue.
+    fn end(&mut self, ticket: Ticket) {
+        if let Some(&id) = self.tickets.get(&ticket) {
+            self.end_if_requested(id);
+        }
+    }
+
+    fn end_if_requested(&mut self, id: SequenceId) {
+        if let Some(reason) = self.requests[&id].shared.ending.get() {
+            self.steps.scheduler.cancel(id, *reason);
+        }
+    }
+
+    /// Begins a drain that ends at `deadline` at the latest. Submissions already in the queue came
+    /// before the drain, so they are taken first.
+    fn drain(&mut self, now: Micros, deadline: Micros) {
+        self.take_submissions(now);
+        self.steps.scheduler.drain();
+        let earlier = self.drain_deadline.unwrap_or(Micros::MAX);
+        self.drain_deadline = Some(earlier.min(deadline));
+    }
+
+    /// Sends this turn's output to the egress thread. A request's updates leave in the order in
+    /// which its client should see them.
+    fn publish(&mut self, began: Instant, drawn: Instant, times: Option<StepTimes>) {
+        let mut updates = std::mem::take(&mut self.updates);
+        for event in self.steps.scheduler.events() {
+            match event {
+                Event::Admitted { id, cached_tokens } => {
+                    if let Some(request) = self.requests.get(&id) {
+                        let shared = &request.shared.cached_tokens;
+                        shared.get_or_init(|| cached_tokens);
+                    }
+                    updates.push(RequestUpdate::Scheduled(event));
+                }
+                Event::Preempted { .. } => {}
+                Event::Finished { id, tenant, .. } => {
+                    self.tenants.ended(tenant);
+                    let request = self.requests.remove(&id).expect("a sequence ends once");
+                    self.tickets.remove(&request.ticket);
+                    self.endings.push(RequestUpdate::Scheduled(event));
+                }
+            }
+        }
+        for draw in self.steps.runner.sampler().take_draws() {
+            let id = draw.sequence;
+            match draw.outcome {
+                DrawOutcome::Token(output) => updates.push(RequestUpdate::Token { id, output }),
+                DrawOutcome::Failed(error) => {
+                    tracing::error!("no token can be drawn from a row of logits: {error:?}");
+                }
+                DrawOutcome::Void => {}
+            }
+        }
+        updates.append(&mut self.endings);
+        self.updates = Vec::with_capacity(updates.len()); // The next turn usually has as many.
+        let has_stepped = times.is_some();
+        let scheduler = &self.steps.scheduler;
+        let snapshot = scheduler.snapshot();
+        let tenants = (self.tenants).report(drawn, has_stepped, |id| scheduler.tenant(id));
+        (self.commands.shared).end_turn(drawn, has_stepped, &snapshot);
+        let output = StepOutput {
+            began,
+            drawn,
+            times,
+            snapshot,
+            tenants,
+            updates,
+        };
+        self.outputs
+            .send(output)
+            .expect("the egress thread lives as long as this thread");
+    }
+
+    /// Waits for a command or for the drain deadline, because no request runs or waits.
+    fn wait(&self) {
+        if self.is_over() {
+            return;
+        }
+        let now = self.commands.shared.clock.micros(Instant::now());
+        let left = |deadline: Micros| Duration::from_micros(deadline.saturating_sub(now));
+        self.commands.wait(self.drain_deadline.map(left));
+    }
+}
+
+/// Splits a request into the scheduler's part and its sampling parameters. `waited` is the time
+/// since its arrival, which its deadlines include.
+fn for_scheduler(request: GenerationRequest, waited: Micros) -> (Request, SamplingParams) {
+    let left = |limit: Duration| micros(limit).saturating_sub(waited);
+    let scheduled = Request {
+        prompt: request.prompt,
+        max_new_tokens: request.max_new_tokens,
+        min_new_tokens: request.min_new_tokens,
+        stop_tokens: request.stop_tokens,
+        tenant: request.tenant,
+        is_another_choice: request.is_another_choice,
+        first_token_within: request.first_token_within.map(left),
+        ends_within: request.ends_within.map(left),
+    };
+    (scheduled, request.sampling)
+}

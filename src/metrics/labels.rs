@@ -1,0 +1,67 @@
+//! The closed sets of label values.
+
+use sterna_scheduler::FinishReason;
+
+/// Why a request was rejected: the label `reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RejectionReason {
+    /// Too many requests wait.
+    QueueFull,
+    /// Its tenant has used up its rate.
+    RateLimited,
+    /// Too many requests of its tenant wait.
+    TenantQueueFull,
+    /// It could not meet its deadline.
+    Deadline,
+    /// Prompt and output exceed the memory or the model's context.
+    TooLong,
+    /// The model cannot run it.
+    Invalid,
+    /// The server is shutting down.
+    Draining,
+    /// The engine has stopped after a bug.
+    Dead,
+}
+
+pub(super) const REJECTION_REASONS: [&str; 8] = [
+    "queue_full",
+    "rate_limited",
+    "tenant_queue_full",
+    "deadline",
+    "too_long",
+    "invalid",
+    "draining",
+    "dead",
+];
+
+pub(super) const FINISHED_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+
+/// Returns the index of a finish reason's label in [`FINISHED_REASONS`].
+pub(super) fn finished_reason(reason: FinishReason) -> usize {
+    match reason {
+        FinishReason::Stop => 0,
+        FinishReason::Length => 1,
+        FinishReason::Cancelled | FinishReason::Shutdown => 2,
+        FinishReason::Error | FinishReason::Deadline => 3,
+    }
+}
+
+pub(super) const PAGE_STATES: [&str; 4] = ["free", "private", "tree_pinned", "tree_cached"];
+
+/// The parts of a `CostModel`, in the order of its fields.
+pub(super) const COST_PARTS: [&str; 12] = [
+    "rows_1",
+    "rows_2",
+    "rows_4",
+    "rows_8",
+    "rows_16",
+    "rows_32",
+    "rows_64",
+    "rows_128",
+    "kilo_decode_keys",
+    "kilo_chunk_keys",
+    "head",
+    "logit",
+];
+
+pub(super) const TOKEN_KINDS: [&str; 3] = ["prompt", "cached", "completion"];
