@@ -46,7 +46,7 @@ enum Readiness {
 }
 
 /// Whether other requests may still bypass a candidate.
-enum Patience {
+enum HeadPatience {
     Ample,
     /// None may, except while the candidate lacks only time.
     Short,
@@ -151,7 +151,7 @@ impl Admission {
             }
             let readiness = classify(slot, has_time, load, state);
             let is_head = head.is_none() && readiness != Readiness::AwaitsPrefix;
-            let mut patience = Patience::Ample;
+            let mut patience = HeadPatience::Ample;
             if is_head {
                 head = Some(slot);
                 patience = patience_of(slot, state);
@@ -159,7 +159,7 @@ impl Admission {
                     self.block_head(band, slot, state);
                 }
             }
-            use {Patience::*, Readiness::*};
+            use {HeadPatience::*, Readiness::*};
             match (readiness, patience) {
                 (AwaitsPrefix, _) => state.log.deferred(),
                 (Ready { cached_tokens }, Ample) => {
@@ -184,13 +184,13 @@ impl Admission {
 }
 
 /// Returns whether other requests may bypass the head of a band.
-fn patience_of(slot: usize, state: &SchedulerState) -> Patience {
+fn patience_of(slot: usize, state: &SchedulerState) -> HeadPatience {
     let is_strict = state.conditions.policy.order == Order::FirstCome;
     match state.sequences[slot].record.times_bypassed {
-        LONG_PATIENCE.. => Patience::Exhausted,
-        _ if is_strict => Patience::Exhausted,
-        PATIENCE.. => Patience::Short,
-        _ => Patience::Ample,
+        LONG_PATIENCE.. => HeadPatience::Exhausted,
+        _ if is_strict => HeadPatience::Exhausted,
+        PATIENCE.. => HeadPatience::Short,
+        _ => HeadPatience::Ample,
     }
 }
 

@@ -44,6 +44,16 @@ impl BandQueue {
         self.left_at = virtual_time;
     }
 
+    /// Moves a tenant to its keys in the two orders. It is absent from an order without a key.
+    pub(super) fn place(&mut self, tenant: u32, active: Option<u64>, eligible: Option<u64>) {
+        for (order, key) in [(&mut self.active, active), (&mut self.eligible, eligible)] {
+            match key {
+                Some(key) => order.set(tenant, key),
+                None => order.remove(tenant),
+            }
+        }
+    }
+
     fn is_busy(&self) -> bool {
         self.active.len() > 0
     }

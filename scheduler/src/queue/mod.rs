@@ -108,9 +108,7 @@ impl Queue {
     pub(crate) fn set_tenant(&mut self, now: Micros, id: TenantId, policy: TenantPolicy) {
         if let Some(tenant) = self.tenants.find(id) {
             let was_active = tenant.is_active();
-            let band = self.bands.get_mut(tenant.band());
-            band.active.remove(id.0);
-            band.eligible.remove(id.0);
+            self.bands.get_mut(tenant.band()).place(id.0, None, None);
             if was_active {
                 self.active_weight -= tenant.weight();
                 self.active_weight += u64::from(policy.weight);
@@ -191,22 +189,14 @@ impl Queue {
     /// Moves a tenant to its place after a change.
     fn refresh(&mut self, id: TenantId) {
         let tenant = self.tenants.get(id);
+        let active = tenant.is_active().then_some(tenant.virtual_time);
+        let first = tenant.waiting.front().filter(|_| tenant.may_run_more());
+        let eligible = first.map(|first| match self.order {
+            Order::FairShare { .. } => tenant.planned_time(),
+            Order::FirstCome | Order::LongestPrefix => first.arrival,
+        });
         let band = self.bands.get_mut(tenant.band());
-        if tenant.is_active() {
-            band.active.set(id.0, tenant.virtual_time);
-        } else {
-            band.active.remove(id.0);
-        }
-        match tenant.waiting.front() {
-            Some(first) if tenant.may_run_more() => {
-                let key = match self.order {
-                    Order::FairShare { .. } => tenant.planned_time(),
-                    Order::FirstCome | Order::LongestPrefix => first.arrival,
-                };
-                band.eligible.set(id.0, key);
-            }
-            _ => band.eligible.remove(id.0),
-        }
+        band.place(id.0, active, eligible);
     }
 
     /// Charges a tenant for its part of a committed step.

@@ -80,8 +80,8 @@ pub(crate) struct Pacing {
     pub(crate) acceptance: Acceptance,
 }
 
-/// The result of a row of logits.
-pub(crate) struct Drawn {
+/// What a committed row adds to its sequence.
+pub(crate) struct DrawnTokens {
     pub(crate) tokens: usize,
     pub(crate) ending: Option<FinishReason>,
 }
@@ -267,7 +267,7 @@ impl Sequence {
         row_tokens: usize,
         drafts: &[TokenId],
         sampled: &[Sampled],
-    ) -> Drawn {
+    ) -> DrawnTokens {
         self.kv.computed += row_tokens - drafts.len();
         let drawn = self.draw(drafts, sampled);
         let accepted = drawn.tokens.saturating_sub(1);
@@ -281,33 +281,30 @@ impl Sequence {
     }
 
     /// Appends the drawn tokens of a row: the first one, and each next one whose draft was right.
-    pub(crate) fn draw(&mut self, drafts: &[TokenId], sampled: &[Sampled]) -> Drawn {
-        let mut tokens = 0;
+    pub(crate) fn draw(&mut self, drafts: &[TokenId], sampled: &[Sampled]) -> DrawnTokens {
+        let mut drawn = DrawnTokens {
+            tokens: 0,
+            ending: None,
+        };
         for (place, entry) in sampled.iter().enumerate() {
-            let ending = match entry {
+            match entry {
                 Sampled::Token(token) => {
-                    tokens += 1;
                     self.tokens.push(*token);
-                    let ending = self.output_rules.ending(*token, self.output_len());
-                    if ending.is_none() && drafts.get(place) == Some(token) {
+                    drawn.tokens += 1;
+                    drawn.ending = self.output_rules.ending(*token, self.output_len());
+                    if drawn.ending.is_none() && drafts.get(place) == Some(token) {
                         self.kv.computed += 1;
                         continue;
                     }
-                    ending
                 }
-                Sampled::Failed => Some(FinishReason::Error),
+                Sampled::Failed => drawn.ending = Some(FinishReason::Error),
                 Sampled::Void => panic!("a token was due"),
-            };
+            }
             let rest = &sampled[place + 1..];
-            assert!(
-                rest.iter().all(|entry| *entry == Sampled::Void),
-                "nothing more was due"
-            );
-            return Drawn { tokens, ending };
+            let is_over = rest.iter().all(|entry| *entry == Sampled::Void);
+            assert!(is_over, "nothing more was due");
+            break;
         }
-        Drawn {
-            tokens,
-            ending: None,
-        }
+        drawn
     }
 }
