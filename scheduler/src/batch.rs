@@ -113,6 +113,7 @@ impl Batch {
     }
 
     /// Adds a row whose page table is already here.
+    #[inline]
     pub(crate) fn push_planned(&mut self, row: NewRow) {
         let count = row.known.len() + row.drafts.len();
         assert!(count > 0, "a row has at least one token");

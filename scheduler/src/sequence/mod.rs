@@ -281,30 +281,34 @@ impl Sequence {
     }
 
     /// Appends the drawn tokens of a row: the first one, and each next one whose draft was right.
+    #[inline]
     pub(crate) fn draw(&mut self, drafts: &[TokenId], sampled: &[Sampled]) -> DrawnTokens {
-        let mut drawn = DrawnTokens {
-            tokens: 0,
-            ending: None,
-        };
+        let mut tokens = 0;
         for (place, entry) in sampled.iter().enumerate() {
-            match entry {
+            let ending = match entry {
                 Sampled::Token(token) => {
+                    tokens += 1;
                     self.tokens.push(*token);
-                    drawn.tokens += 1;
-                    drawn.ending = self.output_rules.ending(*token, self.output_len());
-                    if drawn.ending.is_none() && drafts.get(place) == Some(token) {
+                    let ending = self.output_rules.ending(*token, self.output_len());
+                    if ending.is_none() && drafts.get(place) == Some(token) {
                         self.kv.computed += 1;
                         continue;
                     }
+                    ending
                 }
-                Sampled::Failed => drawn.ending = Some(FinishReason::Error),
+                Sampled::Failed => Some(FinishReason::Error),
                 Sampled::Void => panic!("a token was due"),
-            }
-            let rest = &sampled[place + 1..];
-            let is_over = rest.iter().all(|entry| *entry == Sampled::Void);
-            assert!(is_over, "nothing more was due");
-            break;
+            };
+            let mut rest = sampled[place + 1..].iter();
+            assert!(
+                rest.all(|entry| *entry == Sampled::Void),
+                "nothing more was due"
+            );
+            return DrawnTokens { tokens, ending };
         }
-        drawn
+        DrawnTokens {
+            tokens,
+            ending: None,
+        }
     }
 }

@@ -34,6 +34,7 @@ impl OutputRules {
 
     /// Returns how the output ends with `token`, or `None` if it goes on. `output_tokens` includes
     /// `token`.
+    #[inline]
     pub(crate) fn ending(&self, token: TokenId, output_tokens: usize) -> Option<FinishReason> {
         if output_tokens >= self.min_new_tokens && self.stop_tokens.contains(&token) {
             return Some(FinishReason::Stop);
