@@ -1,7 +1,8 @@
-//! The cores that this process may compute on.
+//! The CPU cores that this process may compute on.
 //!
-//! Two hyperthreads of a physical core share its vector units and its way to memory, so a second thread there adds nothing to
-//! arithmetic that already fills them; it only takes turns. So threads are counted, and bound, by physical core.
+//! Two hyperthreads of a physical core share its vector units and its path to memory. A second
+//! thread there does not make saturated arithmetic faster. So threads are counted and pinned by
+//! physical core.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,25 +11,26 @@ use std::thread;
 
 use core_affinity::CoreId;
 
-/// Where Linux says which logical CPUs are one physical core.
+/// The directory in which Linux describes the CPU topology.
 const TOPOLOGY: &str = "/sys/devices/system/cpu";
 
-/// One logical CPU of each physical core that this thread may run on, ascending. Ask before a thread is bound to one.
-/// Empty where the system does not say.
+/// Returns one logical CPU of each physical core that this thread may run on, in ascending order.
+/// Returns none if the system does not tell. Call it before the thread is pinned.
 pub fn physical() -> Vec<usize> {
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
     let allowed = allowed.into_iter().map(|core| core.id).collect();
     one_of_each_core(&allowed, Path::new(TOPOLOGY))
 }
 
-/// How many threads compute fastest: one for each physical core, or fewer where a cgroup's quota allows less than all of them.
+/// Returns the number of threads that compute fastest: one for each physical core, or fewer if the
+/// quota of a cgroup allows less.
 pub fn usable() -> usize {
-    // Looks at affinity and at the quota of cgroup 1 or 2, whichever there is.
+    // The standard library considers the affinity and the quota of cgroup version 1 or 2.
     let logical = thread::available_parallelism().map_or(1, usize::from);
     threads(logical, physical().len())
 }
 
-/// Binds the calling thread to a logical CPU; whether the system did.
+/// Pins the calling thread to a logical CPU. Returns whether the system did so.
 pub fn pin(cpu: usize) -> bool {
     core_affinity::set_for_current(CoreId { id: cpu })
 }
@@ -41,7 +43,8 @@ fn threads(logical: usize, physical: usize) -> usize {
     }
 }
 
-/// The lowest of the `allowed` CPUs of each core. A CPU about which `topology` says nothing is a core of its own.
+/// Returns the lowest `allowed` CPU of each core. A CPU that `topology` does not describe counts as
+/// a core.
 fn one_of_each_core(allowed: &BTreeSet<usize>, topology: &Path) -> Vec<usize> {
     let mut taken = BTreeSet::new();
     let mut firsts = Vec::new();
@@ -61,7 +64,7 @@ fn one_of_each_core(allowed: &BTreeSet<usize>, topology: &Path) -> Vec<usize> {
     firsts
 }
 
-/// The numbers of a list like `0,4` or `0-1,8`; nothing if it is none.
+/// Reads a list of CPUs such as `0,4` or `0-1,8`. Returns `None` if the text is malformed.
 fn cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for range in text.trim().split(',') {
@@ -75,33 +78,33 @@ fn cpu_list(text: &str) -> Option<Vec<usize>> {
 mod tests {
     use super::*;
 
-    /// The CPUs taken of `allowed`, where CPU i's list of siblings is `lists[i]`.
-    fn taken(name: &str, lists: &[&str], allowed: &[usize]) -> Vec<usize> {
+    /// Returns the CPUs chosen among `allowed`. The siblings of CPU i are `lists[i]`.
+    fn chosen(name: &str, lists: &[&str], allowed: &[usize]) -> Vec<usize> {
         let folder = std::env::temp_dir().join(format!("sterna-{name}-{}", std::process::id()));
         for (cpu, list) in lists.iter().enumerate() {
             let topology = folder.join(format!("cpu{cpu}/topology"));
             fs::create_dir_all(&topology).unwrap();
             fs::write(topology.join("thread_siblings_list"), list).unwrap();
         }
-        let taken = one_of_each_core(&allowed.iter().copied().collect(), &folder);
+        let chosen = one_of_each_core(&allowed.iter().copied().collect(), &folder);
         fs::remove_dir_all(&folder).unwrap();
-        taken
+        chosen
     }
 
     #[test]
     fn hyperthreads_count_once() {
-        let beside = ["0-1\n", "0-1\n", "2-3\n", "2-3\n"];
-        assert_eq!(taken("beside", &beside, &[0, 1, 2, 3]), [0, 2]);
+        let adjacent = ["0-1\n", "0-1\n", "2-3\n", "2-3\n"];
+        assert_eq!(chosen("adjacent", &adjacent, &[0, 1, 2, 3]), [0, 2]);
         let apart = [
             "0,4\n", "1,5\n", "2,6\n", "3,7\n", "0,4\n", "1,5\n", "2,6\n", "3,7\n",
         ];
         assert_eq!(
-            taken("apart", &apart, &[0, 1, 2, 3, 4, 5, 6, 7]),
+            chosen("apart", &apart, &[0, 1, 2, 3, 4, 5, 6, 7]),
             [0, 1, 2, 3]
         );
-        assert_eq!(taken("alone", &["0\n", "1\n"], &[0, 1]), [0, 1]);
+        assert_eq!(chosen("alone", &["0\n", "1\n"], &[0, 1]), [0, 1]);
         let four = ["0-3", "0-3", "0-3", "0-3", "4-7", "4-7", "4-7", "4-7"];
-        assert_eq!(taken("four", &four, &[0, 1, 2, 3, 4, 5, 6, 7]), [0, 4]);
+        assert_eq!(chosen("four", &four, &[0, 1, 2, 3, 4, 5, 6, 7]), [0, 4]);
     }
 
     #[test]
@@ -109,15 +112,15 @@ mod tests {
         let apart = [
             "0,4\n", "1,5\n", "2,6\n", "3,7\n", "0,4\n", "1,5\n", "2,6\n", "3,7\n",
         ];
-        // The second thread of core 0 alone, both of core 1, the first of core 3.
-        assert_eq!(taken("allowed", &apart, &[4, 1, 5, 3]), [1, 3, 4]);
-        assert_eq!(taken("nothing-allowed", &apart, &[]), [0; 0]);
+        // The second thread of core 0, both threads of core 1, the first thread of core 3.
+        assert_eq!(chosen("allowed", &apart, &[4, 1, 5, 3]), [1, 3, 4]);
+        assert_eq!(chosen("nothing-allowed", &apart, &[]), [0; 0]);
     }
 
     #[test]
-    fn a_silent_or_garbled_topology_makes_every_cpu_a_core() {
-        assert_eq!(taken("silent", &["0"], &[0, 1, 2]), [0, 1, 2]);
-        assert_eq!(taken("garbled", &["0-", "?"], &[0, 1]), [0, 1]);
+    fn without_a_readable_topology_every_cpu_is_a_core() {
+        assert_eq!(chosen("missing", &["0"], &[0, 1, 2]), [0, 1, 2]);
+        assert_eq!(chosen("garbled", &["0-", "?"], &[0, 1]), [0, 1]);
     }
 
     #[test]

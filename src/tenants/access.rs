@@ -24,7 +24,7 @@ impl Tenants {
     }
 
     /// Accepts the holders of these keys.
-    pub fn with_keys(keys: impl IntoIterator<Item = (KeyHash, Tenant)>) -> Tenants {
+    pub(super) fn with_keys(keys: impl IntoIterator<Item = (KeyHash, Tenant)>) -> Tenants {
         let shared = |(key, tenant)| (key, Arc::new(tenant));
         Tenants {
             keys: keys.into_iter().map(shared).collect(),

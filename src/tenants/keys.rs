@@ -10,16 +10,16 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 /// The SHA-256 of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KeyHash([u8; 32]);
+pub(super) struct KeyHash([u8; 32]);
 
 impl KeyHash {
     /// Returns the hash of `key`.
-    pub fn of(key: &[u8]) -> KeyHash {
+    pub(super) fn of(key: &[u8]) -> KeyHash {
         KeyHash(Sha256::digest(key).into())
     }
 
     /// Reads 64 hexadecimal digits. Returns `None` if `digits` is something else.
-    pub fn from_hex(digits: &str) -> Option<KeyHash> {
+    pub(super) fn from_hex(digits: &str) -> Option<KeyHash> {
         let digits: Vec<u8> = digits
             .chars()
             .map(|digit| digit.to_digit(16).map(|value| value as u8))

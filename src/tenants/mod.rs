@@ -24,7 +24,6 @@ pub use access::Tenants;
 pub use entry::{Defaults, PublicText};
 pub use fault::FileError;
 pub use keygen::keygen;
-pub use keys::KeyHash;
 pub use roster::Roster;
 pub use tenant::{Deadlines, Tenant};
 

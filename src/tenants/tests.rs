@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::keys::KeyHash;
 use super::*;
 use crate::engine::{Band, PublicPrefix, Rate, TenantId, TenantPolicy, TenantsError};
 
