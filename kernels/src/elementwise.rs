@@ -15,7 +15,7 @@ pub(crate) const LANES: usize = 16;
 
 /// The sum of this and a number below 2²² in magnitude holds in its low bits that number, rounded
 /// to the nearest integer, ties to even.
-const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
+pub(crate) const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
 
 /// Adds up sixteen lanes in the one order used everywhere: the upper half onto the lower, until one
 /// lane remains.
@@ -58,21 +58,27 @@ pub(crate) fn larger(a: f32, b: f32) -> f32 {
 /// that range.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
+    exp_with::<true>(x)
+}
+
+/// Computes `e^x`, with multiplications and additions fused or not. Returns 0 below −87. Unless
+/// fused, x must not be positive.
+#[inline(always)]
+pub(crate) fn exp_with<const FUSED: bool>(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 355.0 / 512.0; // Few bits, so that n · LN_2_HIGH is exact.
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let bounded = if x > 88.0 { 88.0 } else { x };
-    let shifted = bounded.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let bounded = if FUSED && x > 88.0 { 88.0 } else { x };
+    let shifted = multiply_add::<FUSED>(bounded, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, bounded));
+    let r = multiply_add::<FUSED>(n, -LN_2_HIGH, bounded);
+    let r = multiply_add::<FUSED>(n, -LN_2_LOW, r);
     // e^r = 1 + r + r² p(r) on |r| ≤ ln 2 / 2, with the coefficients of Cephes' expf.
-    let p = 1.987_569_1e-4_f32
-        .mul_add(r, 1.398_199_9e-3)
-        .mul_add(r, 8.333_452e-3);
-    let p = p
-        .mul_add(r, 4.166_579_6e-2)
-        .mul_add(r, 1.666_666_5e-1)
-        .mul_add(r, 0.5);
-    let e_r = p.mul_add(r * r, r) + 1.0;
+    let p = multiply_add::<FUSED>(1.987_569_1e-4, r, 1.398_199_9e-3);
+    let p = multiply_add::<FUSED>(p, r, 8.333_452e-3);
+    let p = multiply_add::<FUSED>(p, r, 4.166_579_6e-2);
+    let p = multiply_add::<FUSED>(p, r, 1.666_666_5e-1);
+    let p = multiply_add::<FUSED>(p, r, 0.5);
+    let e_r = multiply_add::<FUSED>(p, r * r, r) + 1.0;
     let power = shifted
         .to_bits()
         .wrapping_sub(ROUND.to_bits())
@@ -83,6 +89,12 @@ pub(crate) fn exp(x: f32) -> f32 {
     } else {
         e_r * f32::from_bits(power)
     }
+}
+
+/// Returns a · b + c, rounded once if fused.
+#[inline(always)]
+fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// Computes `out = weight · (x / sqrt(mean(x²) + eps))`.
@@ -198,7 +210,7 @@ pub(crate) fn quantize(x: &[f32], values: &mut [i8]) -> (f32, i32) {
 
 /// Returns the largest magnitude, ignoring NaN.
 #[inline(always)]
-fn largest_magnitude(x: &[f32]) -> f32 {
+pub(crate) fn largest_magnitude(x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
     for chunk in chunks {
@@ -212,7 +224,7 @@ fn largest_magnitude(x: &[f32]) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::exp;
+    use super::{exp, largest_magnitude};
 
     #[test]
     fn the_relative_error_of_exp_is_below_2e_7() {
@@ -232,5 +244,17 @@ mod tests {
         assert_eq!(exp(-87.5), 0.0);
         assert_eq!(exp(f32::INFINITY), exp(88.0));
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_largest_magnitude_is_found_at_every_index() {
+        for len in [1, 7, 8, 9, 64, 67] {
+            for at in 0..len {
+                let mut weights = vec![0.5; len];
+                weights[at] = -3.0;
+                assert_eq!(largest_magnitude(&weights), 3.0, "{len}, {at}");
+            }
+        }
+        assert_eq!(largest_magnitude(&[f32::NAN, -1.0]), 1.0);
     }
 }

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::elementwise::{ROUND, largest_magnitude};
 use crate::huge::HugeSlice;
 
 /// Columns of a block.
@@ -180,25 +181,6 @@ impl Int8PanelMut<'_> {
     }
 }
 
-/// Returns max|w|, ignoring NaN. Eight lanes are compared side by side.
-fn largest_magnitude(weights: &[f32]) -> f32 {
-    let mut largest = [0.0_f32; 8];
-    let (chunks, rest) = weights.as_chunks::<8>();
-    for chunk in chunks {
-        for (largest, weight) in largest.iter_mut().zip(chunk) {
-            let magnitude = weight.abs();
-            // Not `f32::max`, which has rules for NaN on either side.
-            *largest = if magnitude > *largest {
-                magnitude
-            } else {
-                *largest
-            };
-        }
-    }
-    let all = largest.into_iter().chain(rest.iter().map(|w| w.abs()));
-    all.fold(0.0, f32::max)
-}
-
 /// Returns the byte of the nearest integer in −127..=127, ties to even.
 ///
 /// Floats near 1.5 · 2²³ are integers: the addition rounds, and its result has the integer in the
@@ -206,7 +188,6 @@ fn largest_magnitude(weights: &[f32]) -> f32 {
 /// compiled for a CPU without a rounding instruction.
 #[inline(always)]
 fn rounded(steps: f32) -> u8 {
-    const ROUND: f32 = 12_582_912.0;
     let above = if steps > -127.0 { steps } else { -127.0 };
     let within = if above < 127.0 { above } else { 127.0 };
     (within + ROUND).to_bits() as u8
@@ -228,17 +209,5 @@ mod tests {
         for (steps, expected) in [(f32::INFINITY, 127), (f32::NEG_INFINITY, -127), (-0.0, 0)] {
             assert_eq!(rounded(steps).cast_signed(), expected, "{steps}");
         }
-    }
-
-    #[test]
-    fn the_largest_magnitude_is_found_at_every_index() {
-        for len in [1, 7, 8, 9, 64, 67] {
-            for at in 0..len {
-                let mut weights = vec![0.5; len];
-                weights[at] = -3.0;
-                assert_eq!(largest_magnitude(&weights), 3.0, "{len}, {at}");
-            }
-        }
-        assert_eq!(largest_magnitude(&[f32::NAN, -1.0]), 1.0);
     }
 }

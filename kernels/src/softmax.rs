@@ -7,7 +7,7 @@
 //! Invariant: no multiplication is fused with an addition. On a CPU without fused instructions, the
 //! scalar kernels would call a function for each.
 
-use crate::elementwise::{LANES, join_lanes, larger, largest_lane, sum_lanes};
+use crate::elementwise::{LANES, exp_with, join_lanes, larger, largest_lane, sum_lanes};
 
 /// Logits of a block.
 pub const LOGITS_BLOCK: usize = 256;
@@ -217,30 +217,10 @@ fn sum_counts(lanes: &[u32; LANES]) -> usize {
     lanes.iter().sum::<u32>() as usize
 }
 
-/// Computes `e^x` for x ≤ 0 with a relative error below 3e-7. Returns 0 below −87. This is the
-/// exponential of `elementwise.rs` without fused operations.
+/// Computes `e^x` for x ≤ 0 with a relative error below 3e-7. Returns 0 below −87.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
-    const LN_2_HIGH: f32 = 355.0 / 512.0; // Few bits, so that n · LN_2_HIGH is exact.
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
-    let p = 1.987_569_1e-4 * r + 1.398_199_9e-3;
-    let p = (p * r + 8.333_452e-3) * r + 4.166_579_6e-2;
-    let p = (p * r + 1.666_666_5e-1) * r + 0.5;
-    let e_r = (p * (r * r) + r) + 1.0;
-    let power = shifted
-        .to_bits()
-        .wrapping_sub(ROUND.to_bits())
-        .wrapping_add(127)
-        << 23;
-    if x < -87.0 {
-        0.0
-    } else {
-        e_r * f32::from_bits(power)
-    }
+    exp_with::<false>(x)
 }
 
 #[cfg(test)]
