@@ -4,8 +4,8 @@
 /// processor enough outstanding requests for the weights that the product itself reads.
 const STEP_VALUES: usize = 6 * 32;
 
-/// Prefetches the cache lines that `values` begins in and continues over. It is for memory whose
-/// addresses the processor cannot predict.
+/// Prefetches the cache lines of `values`. This helps if the processor cannot predict their
+/// addresses. `values` must begin at a cache line, or its last line may be missed.
 #[inline(always)]
 pub fn prefetch<T>(values: &[T]) {
     const { assert!(size_of::<T>() > 0 && 64 % size_of::<T>() == 0) };

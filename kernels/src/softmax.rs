@@ -45,7 +45,7 @@ pub(crate) fn scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool {
             (largest, zeros) = scan_chunk(chunk, &largest, &zeros);
         }
         if let Some(&first) = rest.first() {
-            let mut chunk = [first; SCAN_LANES]; // Comparing it again changes zeros.
+            let mut chunk = [first; SCAN_LANES]; // Comparing a logit twice changes nothing.
             chunk[..rest.len()].copy_from_slice(rest);
             (largest, zeros) = scan_chunk(&chunk, &largest, &zeros);
         }

@@ -95,7 +95,7 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Attention of a step that decodes. What is read next is prefetched.
+            /// Computes attention in a step that decodes, and prefetches what is read next.
             #[target_feature(enable = $features)]
             #[inline]
             fn one_position(span: Span<'_>, state: &mut AttentionState) {
@@ -250,8 +250,8 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Attention of a chunk of a prompt: each key and value, widened once, serves the
-            /// queries of all positions.
+            /// Computes attention of a chunk of a prompt. Each key and value is widened once, for
+            /// the queries of all positions.
             #[target_feature(enable = $features)]
             #[inline]
             fn many_positions(span: Span<'_>, state: &mut AttentionState) {

@@ -1,8 +1,9 @@
-//! What AVX2 and AVX-512 call differently but both can do with sixteen floats, and their loads and
-//! stores.
+//! Vector registers: loads, stores, prefetches, and the operations on sixteen floats.
 //!
-//! Both modules have functions of the same names, so that `dense.rs` and `attention.rs` are written
-//! once. All `unsafe` code of the x86-64 kernels is here.
+//! The modules for AVX2 and AVX-512 name their functions alike, so that `dense.rs` and
+//! `attention.rs` are written once for both.
+//!
+//! Invariant: this file has all `unsafe` code of the x86-64 kernels.
 #![expect(unsafe_code, reason = "vector loads and stores, prefetches")]
 
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
