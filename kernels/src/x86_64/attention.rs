@@ -5,7 +5,7 @@
 //! precision one panel at a time, and all queries are multiplied by the panel while it is in the
 //! first-level cache, with the sums of a tile of queries in registers.
 //!
-//! Each query's sums run in the order of the scalar definition.
+//! Invariant: the sums of each query run in the order of the scalar definition.
 
 use std::ops::Range;
 
