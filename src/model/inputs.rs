@@ -101,7 +101,7 @@ impl Inputs {
         format: &InputFormat<'_>,
         tokens: usize,
         residual: &mut [f32],
-        write_rows: impl Fn(RowBlock<'_>) + Sync,
+        write_rows: impl Fn(InputBlock<'_>) + Sync,
     ) {
         self.tokens = tokens;
         let float_columns = if format.floats { format.columns } else { 0 };
@@ -143,14 +143,14 @@ struct WorkerRows<'a> {
 }
 
 impl WorkerRows<'_> {
-    fn fill(mut self, kernels: Kernels, format: &InputFormat<'_>, write: impl Fn(RowBlock<'_>)) {
+    fn fill(mut self, kernels: Kernels, format: &InputFormat<'_>, write: impl Fn(InputBlock<'_>)) {
         let columns = format.columns;
         let Scratch { rows, spare, .. } = self.scratch;
         for start in self.tokens.clone().step_by(BLOCK_TOKENS) {
             let tokens = start..self.tokens.end.min(start + BLOCK_TOKENS);
             let (done, count) = (start - self.tokens.start, tokens.len());
             let rows = &mut rows[..count * columns];
-            write(RowBlock {
+            write(InputBlock {
                 tokens,
                 residual: &mut self.residual[done * self.width..][..count * self.width],
                 rows,
@@ -177,7 +177,7 @@ impl WorkerRows<'_> {
 }
 
 /// Rows of up to [`BLOCK_TOKENS`] neighbouring tokens.
-pub(super) struct RowBlock<'a> {
+pub(super) struct InputBlock<'a> {
     pub(super) tokens: Range<usize>,
     /// The residual of these tokens, if the caller gave one.
     pub(super) residual: &'a mut [f32],

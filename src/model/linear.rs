@@ -1,7 +1,7 @@
 //! Linear layers, multiplied by all workers.
 //!
-//! Invariant: a token's product depends on that token alone. Workers share out panels of rows and
-//! never split a sum.
+//! Invariant: a token's product depends on that token alone. Workers divide panels of rows among
+//! them and never split a sum.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(super) struct TernaryLinear {
     pub(super) input_norm: Option<Norm>,
 }
 
-/// What one worker multiplies by, and the memory that it uses.
+/// The panels that one worker multiplies by, and the memory that it uses.
 struct PanelTask<'t, 'p, 'm> {
     /// The place of the linear among its projections.
     index: usize,

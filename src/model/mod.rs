@@ -37,8 +37,6 @@ mod placement;
 mod pool;
 mod product;
 mod profile;
-#[cfg(test)]
-mod reference;
 mod sizes;
 pub mod synthetic;
 #[cfg(test)]

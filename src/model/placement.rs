@@ -11,10 +11,10 @@ use sterna_scheduler::Batch;
 
 use super::config::ModelConfig;
 
-// The scheduler and the kernels have the same pages.
+// The scheduler and the kernels have the same page size.
 const _: () = assert!(PAGE_TOKENS == sterna_scheduler::PAGE_TOKENS);
 
-/// The work on a query that does not depend on the number of its keys, as a number of keys.
+/// The fixed cost of a query, in units of the cost of one key.
 const QUERY_COST: u64 = 32;
 
 /// Consecutive tokens of one sequence whose keys and values go to one page.

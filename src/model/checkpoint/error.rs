@@ -54,6 +54,10 @@ impl LoadError {
             problem: problem.to_string(),
         }
     }
+
+    pub(crate) fn missing_tensor(name: impl Into<String>) -> LoadError {
+        LoadError::tensor(name, "missing in the files of the checkpoint")
+    }
 }
 
 impl fmt::Display for LoadError {

@@ -9,10 +9,10 @@ use super::error::LoadError;
 use super::source::{FileBytes, Source, regular_file};
 
 /// The contents of the files that hold tensors.
-pub(crate) struct MappedFiles<'a>(Vec<FileContents<'a>>);
+pub(crate) struct MappedFiles<'a>(Vec<OpenedFile<'a>>);
 
 /// The content of one file.
-enum FileContents<'a> {
+enum OpenedFile<'a> {
     Mapped(Mmap),
     Memory(FileBytes<'a>),
 }
@@ -23,13 +23,13 @@ impl<'a> MappedFiles<'a> {
     /// # Errors
     /// If one of them is missing or cannot be mapped.
     pub(crate) fn open(source: &'a Source, names: &[String]) -> Result<MappedFiles<'a>, LoadError> {
-        let contents = names.iter().map(|name| FileContents::open(source, name));
+        let contents = names.iter().map(|name| OpenedFile::open(source, name));
         Ok(MappedFiles(contents.collect::<Result<_, _>>()?))
     }
 
     /// Returns the bytes of each file.
     pub(crate) fn contents(&self) -> Vec<&[u8]> {
-        self.0.iter().map(FileContents::bytes).collect()
+        self.0.iter().map(OpenedFile::bytes).collect()
     }
 
     /// Returns the memory of `bytes`, a part of these files, to the system. If these bytes are read
@@ -38,7 +38,7 @@ impl<'a> MappedFiles<'a> {
     /// Otherwise the model would be in memory twice by the time that the last tensor is packed.
     pub(crate) fn release(&self, bytes: &[u8]) {
         for contents in &self.0 {
-            let FileContents::Mapped(map) = contents else {
+            let OpenedFile::Mapped(map) = contents else {
                 continue; // The memory belongs to the source.
             };
             let Some(offset) = bytes.as_ptr().addr().checked_sub(map.as_ptr().addr()) else {
@@ -57,10 +57,10 @@ impl<'a> MappedFiles<'a> {
     }
 }
 
-impl<'a> FileContents<'a> {
-    fn open(source: &'a Source, name: &str) -> Result<FileContents<'a>, LoadError> {
+impl<'a> OpenedFile<'a> {
+    fn open(source: &'a Source, name: &str) -> Result<OpenedFile<'a>, LoadError> {
         let Source::Directory(directory) = source else {
-            let bytes = source.read(name)?.map(FileContents::Memory);
+            let bytes = source.read(name)?.map(OpenedFile::Memory);
             return bytes.ok_or_else(|| source.missing_file(name));
         };
         let path = directory.join(name);
@@ -74,13 +74,13 @@ impl<'a> FileContents<'a> {
         let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::file(&path, error))?;
         // Only a hint: without it, reading is a little slower.
         let _ = map.advise(Advice::WillNeed);
-        Ok(FileContents::Mapped(map))
+        Ok(OpenedFile::Mapped(map))
     }
 
     fn bytes(&self) -> &[u8] {
         match self {
-            FileContents::Mapped(map) => map,
-            FileContents::Memory(bytes) => bytes,
+            OpenedFile::Mapped(map) => map,
+            OpenedFile::Memory(bytes) => bytes,
         }
     }
 }

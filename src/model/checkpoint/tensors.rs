@@ -96,7 +96,7 @@ impl<'a> Tensors<'a> {
     /// Takes a tensor that must exist.
     pub(crate) fn require(&mut self, name: &str) -> Result<Tensor<'a>, LoadError> {
         self.take(name)
-            .ok_or_else(|| LoadError::tensor(name, "missing"))
+            .ok_or_else(|| LoadError::missing_tensor(name))
     }
 
     /// # Errors

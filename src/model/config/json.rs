@@ -11,6 +11,9 @@ use super::stop_tokens::{self, TokenIds};
 use crate::model::architecture::{self, Activation, Architecture, Rotary, ScaleDirection};
 use crate::model::checkpoint::{LoadError, Source, parse_json};
 
+/// The default of `max_position_embeddings` in `transformers`.
+const DEFAULT_MAX_POSITION: usize = 2048;
+
 impl ModelConfig {
     /// Reads the configuration of a checkpoint.
     ///
@@ -61,6 +64,10 @@ impl ConfigJson {
         let architecture = self.architecture()?;
         self.refuse_biases(architecture)?;
         let bos = self.bos_token_id.as_ref();
+        let quantization = self.quantization_config.as_ref().ok_or_else(|| {
+            let problem = "missing, so the linears of this checkpoint are not ternary";
+            LoadError::config("quantization_config", problem)
+        })?;
         Ok(ModelConfig {
             architecture,
             vocab: self.vocab_size,
@@ -70,20 +77,12 @@ impl ConfigJson {
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim: self.head_dim()?,
-            max_position: self.max_position_embeddings.unwrap_or(2048),
+            max_position: self.max_position_embeddings.unwrap_or(DEFAULT_MAX_POSITION),
             rotary: self.rotary()?,
             norm_eps: self.rms_norm_eps.unwrap_or(architecture.norm_eps),
             activation: self.hidden_act.unwrap_or(architecture.activation),
             tied: self.tie_word_embeddings.unwrap_or(false),
-            quantization: match &self.quantization_config {
-                Some(json) => json.to_quantization()?,
-                None => {
-                    return Err(LoadError::config(
-                        "quantization_config",
-                        "missing, so the linears of this checkpoint are not ternary",
-                    ));
-                }
-            },
+            quantization: quantization.to_quantization()?,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
         })
@@ -92,29 +91,17 @@ impl ConfigJson {
     /// Returns the architecture that `architectures` names. If that field is missing, `model_type`
     /// decides.
     fn architecture(&self) -> Result<&'static Architecture, LoadError> {
-        let find = |names: fn(&Architecture) -> &'static str, given: Option<&str>| {
-            let mut all = architecture::ALL.into_iter();
-            all.find(|known| Some(names(known)) == given)
+        let is_named = |known: &&Architecture| match (&self.architectures, &self.model_type) {
+            (Some(classes), _) => classes[..] == [known.class],
+            (None, Some(model_type)) => model_type == known.model_type,
+            (None, None) => false,
         };
-        let (found, given) = match &self.architectures {
-            Some(classes) => {
-                let only = match &classes[..] {
-                    [class] => Some(class.as_str()),
-                    _ => None,
-                };
-                (find(|known| known.class, only), format!("{classes:?}"))
-            }
-            None => {
-                let model_type = self.model_type.as_deref();
-                (
-                    find(|known| known.model_type, model_type),
-                    format!("no architectures, and model_type {model_type:?}"),
-                )
-            }
-        };
-        found.ok_or_else(|| {
+        architecture::ALL.into_iter().find(is_named).ok_or_else(|| {
             let classes = architecture::ALL.map(|known| known.class).join(" or ");
-            let problem = format!("must be {classes}, with ternary linears; got {given}");
+            let problem = match (&self.architectures, &self.model_type) {
+                (Some(given), _) => format!("must be {classes}; got {given:?}"),
+                (None, given) => format!("missing, and model_type is {given:?}; use {classes}"),
+            };
             LoadError::config("architectures", problem)
         })
     }

@@ -117,7 +117,9 @@ impl Loader<'_> {
                 (embedding, (!is_same).then_some(head))
             }
             (Some(shared), None) | (None, Some(shared)) => (shared, None),
-            (None, None) => return Err(LoadError::tensor(EMBEDDING, "missing")),
+            (None, None) => {
+                return Err(LoadError::missing_tensor(EMBEDDING));
+            }
         };
         let embedding = Arc::new(self.packer.dense(&embedding, vocab, hidden)?);
         let head = match head {
@@ -255,7 +257,7 @@ impl Loader<'_> {
         let packer = &mut self.packer;
         match (tensor.dtype, scale, self.config.quantization.online) {
             (Dtype::U8, Some(scale), _) => Ok((packer.packed(tensor, rows, columns)?, scale)),
-            (Dtype::U8, None, _) => Err(LoadError::tensor(scale_name, "missing")),
+            (Dtype::U8, None, _) => Err(LoadError::missing_tensor(scale_name)),
             // Floats with a scale are ternary already, only not packed.
             (_, Some(scale), false) => {
                 let rounding = Rounding::MustBeTernary;

@@ -224,9 +224,9 @@ impl Packer<'_> {
 /// How floats become −1, 0 or 1.
 #[derive(Clone, Copy)]
 pub(super) enum Rounding {
-    /// As round(w · factor), clamped.
+    /// Round w · factor, and clamp the result.
     Scaled(f32),
-    /// Not at all: other values are an error.
+    /// Keep −1, 0 and 1; other values are an error.
     MustBeTernary,
 }
 

@@ -1,5 +1,5 @@
-//! A forward pass in plain Rust, in double precision, and checkpoints of every kind to compare the
-//! model with it. For tests.
+//! A plain forward pass in double precision, and checkpoints of every kind to compare the model
+//! with it.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use sterna_random::Random;
 
-use super::architecture::{Activation, Architecture, BITNET, LLAMA as LLAMA_FAMILY};
-use super::checkpoint::Source;
+use crate::model::architecture::{Activation, Architecture, BITNET, LLAMA};
+use crate::model::checkpoint::Source;
 
 /// How a checkpoint holds its ternary weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,12 +21,15 @@ pub(super) enum Form {
 
 /// A kind of checkpoint.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kind {
+pub(super) struct CheckpointKind {
     pub(super) architecture: &'static Architecture,
     pub(super) tied: bool,
     pub(super) form: Form,
+    /// Whether stored scales multiply, rather than divide.
     pub(super) multiply: bool,
+    /// Whether every ternary linear has an input norm.
     pub(super) rms_norm: bool,
+    /// The type of the embedding.
     pub(super) embedding: Dtype,
     /// A module that stays float besides the head.
     pub(super) float_module: Option<&'static str>,
@@ -34,7 +37,8 @@ pub(super) struct Kind {
     pub(super) head_dim: usize,
 }
 
-pub(super) const PLAIN: Kind = Kind {
+/// A packed BitNet checkpoint.
+pub(super) const BITNET_KIND: CheckpointKind = CheckpointKind {
     architecture: &BITNET,
     tied: true,
     form: Form::Packed,
@@ -46,11 +50,12 @@ pub(super) const PLAIN: Kind = Kind {
     head_dim: 16,
 };
 
-pub(super) const LLAMA: Kind = Kind {
-    architecture: &LLAMA_FAMILY,
+/// A packed Llama checkpoint.
+pub(super) const LLAMA_KIND: CheckpointKind = CheckpointKind {
+    architecture: &LLAMA,
     tied: false,
     multiply: false,
-    ..PLAIN
+    ..BITNET_KIND
 };
 
 pub(super) const VOCAB: usize = 76;
@@ -98,8 +103,8 @@ fn rms_norm(x: &[f64], weight: &[f64]) -> Vec<f64> {
 }
 
 /// A checkpoint under construction: its tensors as stored, and as doubles.
-pub(super) struct Made {
-    pub(super) kind: Kind,
+pub(super) struct TestCheckpoint {
+    pub(super) kind: CheckpointKind,
     pub(super) random: Random,
     pub(super) tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
     pub(super) linears: BTreeMap<String, PlainLinear>,
@@ -107,8 +112,8 @@ pub(super) struct Made {
     pub(super) embedding: Vec<Vec<f64>>,
 }
 
-impl Made {
-    pub(super) fn new(kind: Kind, seed: u64) -> Made {
+impl TestCheckpoint {
+    pub(super) fn new(kind: CheckpointKind, seed: u64) -> TestCheckpoint {
         let random = Random::new(seed);
         let (tensors, linears, norms, embedding) = (
             BTreeMap::new(),
@@ -116,7 +121,7 @@ impl Made {
             BTreeMap::new(),
             Vec::new(),
         );
-        let mut made = Made {
+        let mut checkpoint = TestCheckpoint {
             kind,
             random,
             tensors,
@@ -125,27 +130,28 @@ impl Made {
             embedding,
         };
         let (q, kv) = (HEADS * kind.head_dim, KV_HEADS * kind.head_dim);
-        made.embedding = made.floats("model.embed_tokens.weight", VOCAB, HIDDEN, kind.embedding);
+        checkpoint.embedding =
+            checkpoint.floats("model.embed_tokens.weight", VOCAB, HIDDEN, kind.embedding);
         if kind.tied {
-            made.linears.insert(
+            checkpoint.linears.insert(
                 "lm_head".into(),
                 PlainLinear {
-                    weights: made.embedding.clone(),
+                    weights: checkpoint.embedding.clone(),
                     quantized: false,
                     norm: None,
                 },
             );
         } else {
-            made.linear("lm_head", VOCAB, HIDDEN, kind.ternary_head);
+            checkpoint.linear("lm_head", VOCAB, HIDDEN, kind.ternary_head);
         }
-        made.norm("model.norm", HIDDEN);
+        checkpoint.norm("model.norm", HIDDEN);
         for layer in 0..LAYERS {
             let name = |part: &str| format!("model.layers.{layer}.{part}");
-            made.norm(&name("input_layernorm"), HIDDEN);
-            made.norm(&name("post_attention_layernorm"), HIDDEN);
+            checkpoint.norm(&name("input_layernorm"), HIDDEN);
+            checkpoint.norm(&name("post_attention_layernorm"), HIDDEN);
             if kind.architecture.layer.attention_sub_norm.is_some() {
-                made.norm(&name("self_attn.attn_sub_norm"), HIDDEN);
-                made.norm(&name("mlp.ffn_sub_norm"), INTERMEDIATE);
+                checkpoint.norm(&name("self_attn.attn_sub_norm"), HIDDEN);
+                checkpoint.norm(&name("mlp.ffn_sub_norm"), INTERMEDIATE);
             }
             for (part, rows, columns) in [
                 ("self_attn.q_proj", q, HIDDEN),
@@ -159,10 +165,10 @@ impl Made {
                 let ternary = kind
                     .float_module
                     .is_none_or(|module| !part.ends_with(module));
-                made.linear(&name(part), rows, columns, ternary);
+                checkpoint.linear(&name(part), rows, columns, ternary);
             }
         }
-        made
+        checkpoint
     }
 
     pub(super) fn put(
@@ -317,7 +323,7 @@ impl Made {
     }
 
     fn config(&self) -> Value {
-        let Kind {
+        let CheckpointKind {
             architecture,
             tied,
             multiply,

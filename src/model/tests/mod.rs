@@ -2,13 +2,18 @@
 //! for every kind of checkpoint. The others show what must not change a result: chunks, neighbours,
 //! threads, shards, drafts, copied pages and a step that failed.
 
+mod reference;
+
 use safetensors::Dtype;
 use sterna_kernels::{Isa, Kernels};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 
-use super::reference::{Form, HIDDEN, INTERMEDIATE, Kind, LAYERS, LLAMA, Made, PLAIN, VOCAB};
 use super::{KvStore, LoadError, LoadOptions, Logits, Model, Source, toy};
+use reference::{
+    BITNET_KIND, CheckpointKind, Form, HIDDEN, INTERMEDIATE, LAYERS, LLAMA_KIND, TestCheckpoint,
+    VOCAB,
+};
 
 fn options(threads: usize) -> LoadOptions {
     let kernels = Kernels::new(Isa::best()).unwrap();
@@ -30,8 +35,8 @@ fn toys(threads: usize) -> impl Iterator<Item = (Isa, Model)> {
     })
 }
 
-fn load(made: &Made, threads: usize) -> Model {
-    Model::load(&made.source(1), options(threads)).unwrap()
+fn load(checkpoint: &TestCheckpoint, threads: usize) -> Model {
+    Model::load(&checkpoint.source(1), options(threads)).unwrap()
 }
 
 /// A row: a sequence, the positions in it, and its first page.
@@ -75,17 +80,17 @@ fn prompt(len: usize, seed: u64, vocab: usize) -> Vec<u32> {
     (0..len).map(|_| random.index(vocab) as u32).collect()
 }
 
-fn check(kind: Kind) {
+fn check(kind: CheckpointKind) {
     let seed = 11;
-    let made = Made::new(kind, seed);
-    let mut model = load(&made, 2);
+    let checkpoint = TestCheckpoint::new(kind, seed);
+    let mut model = load(&checkpoint, 2);
     let mut kv = model.new_kv_store(10);
     let tokens = prompt(37, seed, VOCAB);
     let batch = batch(&[(&tokens, 0..tokens.len(), 1)]);
 
     let mut plain: Vec<Vec<f64>> = tokens
         .iter()
-        .map(|&token| made.embedding[token as usize].clone())
+        .map(|&token| checkpoint.embedding[token as usize].clone())
         .collect();
     let mut hidden = vec![0.0; tokens.len() * HIDDEN];
     model.embed(&batch, &mut hidden);
@@ -97,7 +102,7 @@ fn check(kind: Kind) {
     for layer in 0..LAYERS {
         let mut hidden: Vec<f32> = plain.concat().iter().map(|&x| x as f32).collect();
         model.run_layer(layer, &mut hidden, &batch, &mut kv);
-        made.layer(layer, &mut plain);
+        checkpoint.layer(layer, &mut plain);
         // Different last bits may round an activation the other way, which changes one token of 37.
         // At most two tokens may differ.
         check_close(
@@ -110,7 +115,7 @@ fn check(kind: Kind) {
     // Such a difference spreads through the second layer: fewer values agree closely, but none is
     // far off.
     let logits = rows(&mut model, &batch, &mut kv).remove(0);
-    let expected = made.logits(plain.last().unwrap());
+    let expected = checkpoint.logits(plain.last().unwrap());
     let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
     let worst = logits
         .iter()
@@ -140,79 +145,79 @@ fn check_close(values: &[f32], expected: &[f64], share: f64, what: &str) {
 
 #[test]
 fn packed_weights_of_both_families_match_a_plain_forward() {
-    check(PLAIN);
-    check(LLAMA);
-    check(Kind {
+    check(BITNET_KIND);
+    check(LLAMA_KIND);
+    check(CheckpointKind {
         multiply: false,
         tied: false,
         embedding: Dtype::F16,
-        ..PLAIN
+        ..BITNET_KIND
     });
-    check(Kind {
+    check(CheckpointKind {
         multiply: true,
         tied: true,
         embedding: Dtype::F32,
         head_dim: 32,
-        ..LLAMA
+        ..LLAMA_KIND
     });
 }
 
 #[test]
 fn master_weights_are_made_ternary_on_loading() {
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
-        check(Kind {
+        check(CheckpointKind {
             form: Form::Masters(dtype),
-            ..PLAIN
+            ..BITNET_KIND
         });
     }
-    check(Kind {
+    check(CheckpointKind {
         form: Form::Masters(Dtype::BF16),
-        ..LLAMA
+        ..LLAMA_KIND
     });
-    check(Kind {
+    check(CheckpointKind {
         form: Form::Unpacked,
-        ..PLAIN
+        ..BITNET_KIND
     });
 }
 
 #[test]
 fn input_norms_and_float_linears_match_a_plain_forward() {
-    check(Kind {
+    check(CheckpointKind {
         rms_norm: true,
-        ..LLAMA
+        ..LLAMA_KIND
     });
-    check(Kind {
+    check(CheckpointKind {
         rms_norm: true,
         form: Form::Masters(Dtype::F32),
-        ..PLAIN
+        ..BITNET_KIND
     });
     for module in ["k_proj", "mlp.down_proj", "up_proj"] {
-        check(Kind {
+        check(CheckpointKind {
             float_module: Some(module),
-            ..PLAIN
+            ..BITNET_KIND
         });
-        check(Kind {
+        check(CheckpointKind {
             float_module: Some(module),
             rms_norm: true,
-            ..LLAMA
+            ..LLAMA_KIND
         });
     }
-    check(Kind {
+    check(CheckpointKind {
         ternary_head: true,
-        ..LLAMA
+        ..LLAMA_KIND
     });
 }
 
 #[test]
 fn shards_hold_the_same_model() {
-    let made = Made::new(PLAIN, 5);
+    let checkpoint = TestCheckpoint::new(BITNET_KIND, 5);
     let tokens = prompt(20, 5, VOCAB);
     let run = |source: &Source| {
         let mut model = Model::load(source, options(1)).unwrap();
         let mut kv = model.new_kv_store(8);
         rows(&mut model, &batch(&[(&tokens, 0..20, 0)]), &mut kv)
     };
-    assert_eq!(run(&made.source(1)), run(&made.source(3)));
+    assert_eq!(run(&checkpoint.source(1)), run(&checkpoint.source(3)));
 }
 
 /// In a forward pass, each layer adds the pending output of the layer before.
@@ -376,10 +381,10 @@ fn the_step_after_a_panic_is_computed_correctly() {
     assert_eq!(rows(&mut model, &good, &mut kv), before);
 }
 
-fn refusal(change: impl FnOnce(&mut Made)) -> String {
-    let mut made = Made::new(PLAIN, 7);
-    change(&mut made);
-    let result: Result<Model, LoadError> = Model::load(&made.source(1), options(2));
+fn refusal(change: impl FnOnce(&mut TestCheckpoint)) -> String {
+    let mut checkpoint = TestCheckpoint::new(BITNET_KIND, 7);
+    change(&mut checkpoint);
+    let result: Result<Model, LoadError> = Model::load(&checkpoint.source(1), options(2));
     result.err().expect("the checkpoint is refused").to_string()
 }
 
@@ -396,20 +401,24 @@ fn tensors_that_are_missing_unknown_or_misshapen_are_named() {
         "model.embed_tokens.weight",
         "model.norm.weight",
     ] {
-        let error = refusal(|made| drop(made.tensors.remove(missing)));
+        let error = refusal(|checkpoint| drop(checkpoint.tensors.remove(missing)));
         assert!(
             error.contains(missing) && error.contains("missing"),
             "{error}"
         );
     }
     let unknown = "model.layers.0.mlp.up_proj.lrc_U";
-    let error = refusal(|made| drop(made.put(unknown, Dtype::F32, &[1], &[0.0])));
+    let error = refusal(|checkpoint| drop(checkpoint.put(unknown, Dtype::F32, &[1], &[0.0])));
     assert!(error.contains(unknown), "{error}");
-    let error = refusal(|made| drop(made.put(up, Dtype::U8, &[2, HIDDEN], &[0.0; 2 * HIDDEN])));
+    let error =
+        refusal(|checkpoint| drop(checkpoint.put(up, Dtype::U8, &[2, HIDDEN], &[0.0; 2 * HIDDEN])));
     assert!(error.contains(up) && error.contains("shape"), "{error}");
-    let error = refusal(|made| drop(made.put(norm, Dtype::U8, &[HIDDEN], &[0.0; HIDDEN])));
+    let error =
+        refusal(|checkpoint| drop(checkpoint.put(norm, Dtype::U8, &[HIDDEN], &[0.0; HIDDEN])));
     assert!(error.contains(norm), "{error}");
-    let error = refusal(|made| drop(made.put(norm, Dtype::F32, &[HIDDEN], &[f64::NAN; HIDDEN])));
+    let error = refusal(|checkpoint| {
+        drop(checkpoint.put(norm, Dtype::F32, &[HIDDEN], &[f64::NAN; HIDDEN]))
+    });
     assert!(error.contains(norm), "{error}");
 }
 
@@ -430,10 +439,10 @@ fn a_missing_directory_and_a_missing_file_have_different_errors() {
 #[test]
 fn weights_that_are_not_ternary_are_refused() {
     let up = "model.layers.1.mlp.up_proj.weight";
-    let error = refusal(|made| made.tensors.get_mut(up).unwrap().2[77] |= 0b11);
+    let error = refusal(|checkpoint| checkpoint.tensors.get_mut(up).unwrap().2[77] |= 0b11);
     assert!(error.contains(up) && error.contains("is 3"), "{error}");
-    let error = refusal(|made| {
-        drop(made.put(
+    let error = refusal(|checkpoint| {
+        drop(checkpoint.put(
             up,
             Dtype::F32,
             &[INTERMEDIATE, HIDDEN],
@@ -441,9 +450,9 @@ fn weights_that_are_not_ternary_are_refused() {
         ))
     });
     assert!(error.contains(up), "{error}");
-    let error = refusal(|made| {
-        made.tensors.remove(&format!("{up}_scale"));
-        made.put(
+    let error = refusal(|checkpoint| {
+        checkpoint.tensors.remove(&format!("{up}_scale"));
+        checkpoint.put(
             up,
             Dtype::F32,
             &[INTERMEDIATE, HIDDEN],
@@ -451,38 +460,47 @@ fn weights_that_are_not_ternary_are_refused() {
         );
     });
     assert!(error.contains(up) && error.contains("online"), "{error}");
-    let error = refusal(|made| drop(made.put(&format!("{up}_scale"), Dtype::F32, &[1], &[0.0])));
+    let error = refusal(|checkpoint| {
+        drop(checkpoint.put(&format!("{up}_scale"), Dtype::F32, &[1], &[0.0]))
+    });
     assert!(error.contains("weight_scale"), "{error}");
 }
 
 #[test]
 fn a_head_beside_a_tied_embedding_is_used_if_it_differs() {
     let tokens = prompt(5, 9, VOCAB);
-    let run = |made: &Made| {
-        let mut model = load(made, 1);
+    let run = |checkpoint: &TestCheckpoint| {
+        let mut model = load(checkpoint, 1);
         let mut kv = model.new_kv_store(1);
         (
             rows(&mut model, &batch(&[(&tokens, 0..5, 0)]), &mut kv),
             model.weight_bytes(),
         )
     };
-    let mut made = Made::new(PLAIN, 9);
-    let (plain, bytes) = run(&made);
-    let embedding = made.tensors["model.embed_tokens.weight"].clone();
-    made.tensors.insert("lm_head.weight".into(), embedding);
+    let mut checkpoint = TestCheckpoint::new(BITNET_KIND, 9);
+    let (plain, bytes) = run(&checkpoint);
+    let embedding = checkpoint.tensors["model.embed_tokens.weight"].clone();
+    checkpoint
+        .tensors
+        .insert("lm_head.weight".into(), embedding);
     assert_eq!(
-        run(&made),
+        run(&checkpoint),
         (plain.clone(), bytes),
         "an equal head changes nothing"
     );
-    made.floats("lm_head.weight", VOCAB, HIDDEN, Dtype::BF16);
-    let (own, more_bytes) = run(&made);
+    checkpoint.floats("lm_head.weight", VOCAB, HIDDEN, Dtype::BF16);
+    let (own, more_bytes) = run(&checkpoint);
     assert!(own != plain && more_bytes > bytes);
-    made.tensors.remove("lm_head.weight");
-    let embedding = made.tensors.remove("model.embed_tokens.weight").unwrap();
-    made.tensors.insert("lm_head.weight".into(), embedding);
+    checkpoint.tensors.remove("lm_head.weight");
+    let embedding = checkpoint
+        .tensors
+        .remove("model.embed_tokens.weight")
+        .unwrap();
+    checkpoint
+        .tensors
+        .insert("lm_head.weight".into(), embedding);
     assert_eq!(
-        run(&made).0,
+        run(&checkpoint).0,
         plain,
         "either name may hold the shared matrix"
     );
