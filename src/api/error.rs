@@ -21,48 +21,94 @@ const RETRY_SOON: Duration = Duration::from_secs(1);
 /// The retry delay for a server that is loading or shutting down.
 const RETRY_LATER: Duration = Duration::from_secs(5);
 
-/// A failed request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ApiError {
+/// The status code, `type` and `code` of an error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ErrorClass {
     status: StatusCode,
     kind: &'static str,
     code: &'static str,
-    param: Option<String>,
-    message: String,
-    retry_after: Option<Duration>,
+}
+
+const fn class(status: StatusCode, kind: &'static str, code: &'static str) -> ErrorClass {
+    ErrorClass { status, kind, code }
 }
 
 const INVALID: &str = "invalid_request_error";
 const OVERLOADED: &str = "overloaded_error";
 const RATE_LIMIT: &str = "rate_limit_error";
+const SERVER: &str = "server_error";
+
+const INVALID_VALUE: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "invalid_value");
+const UNSUPPORTED: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "unsupported_parameter");
+const INVALID_JSON: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "invalid_json");
+const CONTEXT: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "context_length_exceeded");
+const NO_TEMPLATE: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "chat_template_missing");
+const INVALID_KEY: ErrorClass = class(
+    StatusCode::UNAUTHORIZED,
+    "authentication_error",
+    "invalid_api_key",
+);
+const FORBIDDEN: ErrorClass = class(
+    StatusCode::FORBIDDEN,
+    "permission_error",
+    "model_not_allowed",
+);
+const NO_MODEL: ErrorClass = class(StatusCode::NOT_FOUND, INVALID, "model_not_found");
+const NO_ENDPOINT: ErrorClass = class(StatusCode::NOT_FOUND, INVALID, "not_found");
+const METHOD: ErrorClass = class(
+    StatusCode::METHOD_NOT_ALLOWED,
+    INVALID,
+    "method_not_allowed",
+);
+const TIMEOUT: ErrorClass = class(StatusCode::REQUEST_TIMEOUT, INVALID, "request_timeout");
+const TOO_LARGE: ErrorClass = class(StatusCode::PAYLOAD_TOO_LARGE, INVALID, "request_too_large");
+const CONTENT_TYPE: ErrorClass = class(
+    StatusCode::UNSUPPORTED_MEDIA_TYPE,
+    INVALID,
+    "unsupported_content_type",
+);
+const RATE: ErrorClass = class(
+    StatusCode::TOO_MANY_REQUESTS,
+    RATE_LIMIT,
+    "rate_limit_exceeded",
+);
+const QUOTA: ErrorClass = class(
+    StatusCode::TOO_MANY_REQUESTS,
+    RATE_LIMIT,
+    "concurrency_limit",
+);
+const INTERNAL: ErrorClass = class(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal_error");
+const LOADING: ErrorClass = class(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED, "loading");
+const DRAINING: ErrorClass = class(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED, "draining");
+const BUSY: ErrorClass = class(
+    StatusCode::SERVICE_UNAVAILABLE,
+    OVERLOADED,
+    "engine_overloaded",
+);
+const DEAD: ErrorClass = class(StatusCode::SERVICE_UNAVAILABLE, SERVER, "engine_dead");
+const DEADLINE: ErrorClass = class(
+    StatusCode::GATEWAY_TIMEOUT,
+    "timeout_error",
+    "deadline_exceeded",
+);
+
+/// A failed request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    class: ErrorClass,
+    param: Option<String>,
+    message: String,
+    retry_after: Option<Duration>,
+}
 
 impl ApiError {
-    fn new(
-        status: StatusCode,
-        kind: &'static str,
-        code: &'static str,
-        message: impl Into<String>,
-    ) -> ApiError {
+    fn new(class: ErrorClass, message: impl Into<String>) -> ApiError {
         ApiError {
-            status,
-            kind,
-            code,
+            class,
             param: None,
             message: message.into(),
             retry_after: None,
         }
-    }
-
-    fn bad_request(code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::BAD_REQUEST, INVALID, code, message)
-    }
-
-    fn too_many_requests(code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::TOO_MANY_REQUESTS, RATE_LIMIT, code, message)
-    }
-
-    fn unavailable(code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED, code, message)
     }
 
     fn about(mut self, param: impl Into<String>) -> ApiError {
@@ -77,17 +123,17 @@ impl ApiError {
 
     /// The field `param` has an invalid value. `message` says which values are valid.
     pub(super) fn invalid_value(param: impl Into<String>, message: impl Into<String>) -> ApiError {
-        ApiError::bad_request("invalid_value", message).about(param)
+        ApiError::new(INVALID_VALUE, message).about(param)
     }
 
     /// The server knows the field `param` but does not support its value.
     pub(super) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> ApiError {
-        ApiError::bad_request("unsupported_parameter", message).about(param)
+        ApiError::new(UNSUPPORTED, message).about(param)
     }
 
     /// The body is not a JSON object.
     pub(super) fn invalid_json(message: impl Into<String>) -> ApiError {
-        ApiError::bad_request("invalid_json", message)
+        ApiError::new(INVALID_JSON, message)
     }
 
     /// The prompt in the field `param` contains no tokens.
@@ -100,7 +146,7 @@ impl ApiError {
     /// `found` says what the request needs and how to shorten it.
     pub(super) fn context_length(param: &str, limit: u32, found: &str) -> ApiError {
         let message = format!("This model's maximum context length is {limit} tokens. {found}");
-        ApiError::bad_request("context_length_exceeded", message).about(param)
+        ApiError::new(CONTEXT, message).about(param)
     }
 
     /// The model has no chat template.
@@ -110,7 +156,7 @@ impl ApiError {
              `chat_template` in its tokenizer_config.json nor a chat_template.jinja. \
              Use POST /v1/completions instead."
         );
-        ApiError::bad_request("chat_template_missing", message).about("messages")
+        ApiError::new(NO_TEMPLATE, message).about("messages")
     }
 
     /// The server does not serve the model `requested`.
@@ -124,7 +170,7 @@ impl ApiError {
             }
             None => format!("The model {requested} does not exist."),
         };
-        ApiError::new(StatusCode::NOT_FOUND, INVALID, "model_not_found", message).about("model")
+        ApiError::new(NO_MODEL, message).about("model")
     }
 
     /// The tenant may not use the served model.
@@ -135,20 +181,13 @@ impl ApiError {
             }
             None => "Your API key may not use the model of this server.".to_owned(),
         };
-        ApiError::new(
-            StatusCode::FORBIDDEN,
-            "permission_error",
-            "model_not_allowed",
-            message,
-        )
-        .about("model")
+        ApiError::new(FORBIDDEN, message).about("model")
     }
 
     /// The path does not exist.
     pub(super) fn not_found(method: &str, path: &str) -> ApiError {
         let endpoint = quoted(&format!("{method} {path}"));
-        let message = format!("There is no endpoint {endpoint}.");
-        ApiError::new(StatusCode::NOT_FOUND, INVALID, "not_found", message)
+        ApiError::new(NO_ENDPOINT, format!("There is no endpoint {endpoint}."))
     }
 
     /// The path exists for other methods only.
@@ -158,75 +197,55 @@ impl ApiError {
             quoted(path),
             quoted(method)
         );
-        ApiError::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            INVALID,
-            "method_not_allowed",
-            message,
-        )
+        ApiError::new(METHOD, message)
     }
 
     /// The body has more than `limit` bytes.
     pub(super) fn too_large(limit: usize) -> ApiError {
         let message = format!("The request body may have at most {limit} bytes. Shorten it.");
-        ApiError::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            INVALID,
-            "request_too_large",
-            message,
-        )
+        ApiError::new(TOO_LARGE, message)
     }
 
     /// The request does not declare its body as JSON.
     pub(super) fn content_type() -> ApiError {
         let message =
             "The request body must be JSON. Set the header 'content-type: application/json'.";
-        ApiError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            INVALID,
-            "unsupported_content_type",
-            message,
-        )
+        ApiError::new(CONTENT_TYPE, message)
     }
 
     /// The connection ended before the body did.
     pub(super) fn body_incomplete() -> ApiError {
-        ApiError::request_timeout("The request body ended early. Send the request again.".into())
+        ApiError::new(
+            TIMEOUT,
+            "The request body ended early. Send the request again.",
+        )
     }
 
     /// The body did not arrive within `deadline`.
     pub(super) fn body_too_slow(deadline: Duration) -> ApiError {
-        ApiError::request_timeout(format!(
+        let message = format!(
             "The request body did not arrive within {} seconds. Send the request again.",
             deadline.as_secs()
-        ))
-    }
-
-    fn request_timeout(message: String) -> ApiError {
-        ApiError::new(
-            StatusCode::REQUEST_TIMEOUT,
-            INVALID,
-            "request_timeout",
-            message,
-        )
+        );
+        ApiError::new(TIMEOUT, message)
     }
 
     /// The server is still loading its model.
     pub(super) fn loading() -> ApiError {
         let message = "The server is still loading its model. Retry later.";
-        ApiError::unavailable("loading", message).retry_after(RETRY_LATER)
+        ApiError::new(LOADING, message).retry_after(RETRY_LATER)
     }
 
     /// The server is shutting down.
     pub(super) fn draining() -> ApiError {
         let message = "The server is shutting down and accepts no new requests. Retry later.";
-        ApiError::unavailable("draining", message).retry_after(RETRY_LATER)
+        ApiError::new(DRAINING, message).retry_after(RETRY_LATER)
     }
 
     /// The server's queue is full.
     fn overloaded(retry_after: Duration) -> ApiError {
         let message = "The server is overloaded: too many requests are waiting. Retry later.";
-        ApiError::unavailable("engine_overloaded", message).retry_after(retry_after)
+        ApiError::new(BUSY, message).retry_after(retry_after)
     }
 
     /// The request has no API key, or one that the server does not know.
@@ -237,12 +256,7 @@ impl ApiError {
             "This server requires an API key. \
              Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
         };
-        ApiError::new(
-            StatusCode::UNAUTHORIZED,
-            "authentication_error",
-            "invalid_api_key",
-            message,
-        )
+        ApiError::new(INVALID_KEY, message)
     }
 
     /// The tenant has used up one of its rates.
@@ -255,46 +269,41 @@ impl ApiError {
             "You have used up your {rate} per minute. Retry in {:.3} seconds.",
             retry_after.as_secs_f64()
         );
-        ApiError::too_many_requests("rate_limit_exceeded", message).retry_after(retry_after)
+        ApiError::new(RATE, message).retry_after(retry_after)
     }
 
     /// The tenant's queue is full.
     fn tenant_queue_full(retry_after: Duration) -> ApiError {
         let message = "You have too many requests waiting. Wait for some to finish and retry.";
-        ApiError::too_many_requests("concurrency_limit", message).retry_after(retry_after)
+        ApiError::new(QUOTA, message).retry_after(retry_after)
     }
 
     /// The tenant's bodies exceed its quota.
     fn tenant_bodies_full() -> ApiError {
         let message =
             "You have too many request bodies in flight. Wait for some to finish and retry.";
-        ApiError::too_many_requests("concurrency_limit", message).retry_after(RETRY_SOON)
+        ApiError::new(QUOTA, message).retry_after(RETRY_SOON)
     }
 
     /// The first token would miss its deadline, because the server has other work.
     fn too_late(retry_after: Duration) -> ApiError {
         let message = "The server is overloaded: your first token would miss its deadline. \
                        Retry later.";
-        ApiError::unavailable("engine_overloaded", message).retry_after(retry_after)
+        ApiError::new(BUSY, message).retry_after(retry_after)
     }
 
     /// The first token would miss its deadline even on an idle server.
     fn never_in_time() -> ApiError {
         let message = "Your prompt is too long: even on an idle server its first token would miss \
                        its deadline. Shorten the prompt.";
-        ApiError::bad_request("context_length_exceeded", message).about("messages")
+        ApiError::new(CONTEXT, message).about("messages")
     }
 
     /// The request exceeded a deadline of its tenant or of the server.
     pub(super) fn too_slow() -> ApiError {
         let message = "The request exceeded its deadline, and the server ended it. \
                        Retry later or request fewer tokens.";
-        ApiError::new(
-            StatusCode::GATEWAY_TIMEOUT,
-            "timeout_error",
-            "deadline_exceeded",
-            message,
-        )
+        ApiError::new(DEADLINE, message)
     }
 
     /// The engine's thread has ended, and only a restart brings it back.
@@ -302,12 +311,7 @@ impl ApiError {
     /// Probes repeat this error, so it is not logged here.
     pub(super) fn dead() -> ApiError {
         let message = "The server's engine has failed. Restart the server.";
-        ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "server_error",
-            "engine_dead",
-            message,
-        )
+        ApiError::new(DEAD, message)
     }
 
     /// A bug, or a broken machine. Logs `why`, which the client must not see.
@@ -315,21 +319,16 @@ impl ApiError {
         tracing::error!(why, "a request failed");
         let message = "The server failed to process this request. \
                        Its log has the details under this response's x-request-id.";
-        ApiError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "server_error",
-            "internal_error",
-            message,
-        )
+        ApiError::new(INTERNAL, message)
     }
 
     /// Returns the JSON of the error, for a response's body or a stream.
     pub(super) fn body(&self) -> Value {
         json!({"error": {
             "message": self.message,
-            "type": self.kind,
+            "type": self.class.kind,
             "param": self.param,
-            "code": self.code,
+            "code": self.class.code,
         }})
     }
 }
@@ -368,8 +367,8 @@ impl From<Refusal> for ApiError {
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,
-            } => ApiError::bad_request(
-                "context_length_exceeded",
+            } => ApiError::new(
+                CONTEXT,
                 format!(
                     "Prompt and output need {needed_tokens} tokens; this server has memory for \
                      {limit_tokens}. Shorten the prompt or reduce 'max_tokens'."
@@ -398,13 +397,13 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = self.body().to_string();
         let mut response = (
-            self.status,
+            self.class.status,
             [(header::CONTENT_TYPE, "application/json")],
             body,
         )
             .into_response();
         let headers = response.headers_mut();
-        if self.status == StatusCode::UNAUTHORIZED {
+        if self.class.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(delay) = self.retry_after {
