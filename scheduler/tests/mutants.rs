@@ -197,7 +197,7 @@ pub(crate) struct Edge {",
         name: "M9-pages-beyond-the-row",
         file: "step/plan.rs",
         original: "page_count: pages,",
-        mistake: "page_count: table.len(),",
+        mistake: "page_count: table.len,",
     },
 ];
 

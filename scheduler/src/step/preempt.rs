@@ -13,24 +13,9 @@ use crate::state::SchedulerState;
 /// Times that a sequence may lose its pages while others could give theirs.
 const MAX_PREEMPTIONS: u32 = 3;
 
-/// Adds up to `tokens` tokens of a running sequence to the plan, as many as it gets pages for.
-/// Returns how many.
+/// Adds the next `tokens` tokens of a running sequence to the plan, or as many as it gets pages
+/// for. If no page is available, later sequences lose theirs. Returns how many tokens it adds.
 pub(super) fn plan_row(
-    plan: &mut StepPlan,
-    state: &mut SchedulerState,
-    slot: usize,
-    tokens: usize,
-) -> usize {
-    let tokens = secure_pages(plan, state, slot, tokens);
-    if tokens > 0 {
-        plan.add(&state.sequences[slot], tokens);
-    }
-    tokens
-}
-
-/// Takes the pages for the next `tokens` tokens of a running sequence. Returns for how many tokens
-/// there are pages now. If none is available, later sequences lose theirs.
-fn secure_pages(
     plan: &mut StepPlan,
     state: &mut SchedulerState,
     slot: usize,
@@ -48,7 +33,12 @@ fn secure_pages(
             state.preempt(victim);
         }
     }
-    state.sequences[slot].take_pages(tokens, &mut state.pool, &mut state.batch.tables)
+    let sequence = &mut state.sequences[slot];
+    let tokens = sequence.take_pages(tokens, &mut state.pool, &mut state.batch.tables);
+    if tokens > 0 {
+        plan.add(sequence, tokens);
+    }
+    tokens
 }
 
 /// Returns the sequence that loses its pages to the one in `slot`, which comes before it in the
