@@ -1,4 +1,5 @@
-//! Several answers to one request: are they those that it would get one by one, and do they stand and fall together?
+//! Several choices of one request: each equals the answer to a single request, and they succeed or
+//! fail together.
 
 #![expect(
     clippy::unwrap_used,
@@ -20,10 +21,10 @@ use tower::ServiceExt;
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
-/// More than is drawn before anybody leaves.
+/// More tokens than a test draws before its client leaves.
 const LONG: u32 = 3000;
 
-/// A prompt for either endpoint, and `more`.
+/// Returns a body with a prompt for either endpoint, and `more`.
 fn body(more: Value) -> Value {
     merged(
         json!({"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi"}),
@@ -31,7 +32,8 @@ fn body(more: Value) -> Value {
     )
 }
 
-/// Free draws, which must not come upon the token that makes a step fail, with everything that is told of them.
+/// Returns a request with random draws, token ids and log-probabilities. The token that makes a step
+/// fail is forbidden.
 fn drawn(path: &str, more: Value) -> Value {
     let logprobs = if path == CHAT { json!(true) } else { json!(2) };
     body(merged(
@@ -41,16 +43,17 @@ fn drawn(path: &str, more: Value) -> Value {
     ))
 }
 
-/// Asks in a task of its own.
+/// Sends a request from its own task.
 fn spawn(server: &Server, path: &'static str, body: &Value) -> JoinHandle<Answer> {
     let (router, body) = (server.router.clone(), body.to_string());
     tokio::spawn(async move { send(&router, Method::POST, path, &JSON, body).await })
 }
 
-/// Lets steps through the closed gate, of which `arrived` have come there, one by one until `holds`. Returns how many have come then.
+/// Lets steps through the closed gate one by one until `holds`. `arrived` steps have arrived there
+/// already. Returns how many have arrived in the end.
 async fn step_until(server: &Server, mut arrived: u64, holds: impl Fn() -> bool) -> u64 {
     while !holds() {
-        assert!(arrived < 1000, "in vain");
+        assert!(arrived < 1000, "the condition never held");
         server.gate.pass(1);
         arrived += 1;
         server.gate.arrivals(arrived).await;
@@ -59,7 +62,7 @@ async fn step_until(server: &Server, mut arrived: u64, holds: impl Fn() -> bool)
     arrived
 }
 
-async fn nothing_is_left(server: &Server) {
+async fn wait_until_idle(server: &Server) {
     let idle = |server: &Server| {
         let status = server.engine.status();
         (status.running, status.queued) == (0, 0)
@@ -69,7 +72,8 @@ async fn nothing_is_left(server: &Server) {
     server.until("nothing runs or waits", idle).await;
 }
 
-/// The text, tokens, log-probabilities and ends of a stream's choices, put together as the answer that is not streamed has them.
+/// Returns the text, tokens, log-probabilities and finish reasons of a stream's choices, in the form
+/// of an answer that is not streamed.
 fn assembled(events: &[Value], count: usize) -> Vec<(String, Vec<Value>, Vec<Value>, Value)> {
     let mut choices = vec![(String::new(), Vec::new(), Vec::new(), Value::Null); count];
     for event in events {
@@ -99,7 +103,7 @@ fn whole(choice: &Value) -> (String, Vec<Value>, Vec<Value>, Value) {
     )
 }
 
-/// Of either endpoint.
+/// Returns the tokens with their log-probabilities, from either endpoint.
 fn tokens_with_logprobs(logprobs: &Value) -> Vec<Value> {
     match (
         logprobs["content"].as_array(),
@@ -116,7 +120,7 @@ fn tokens_with_logprobs(logprobs: &Value) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn each_choice_is_the_answer_to_its_own_seed() {
+async fn each_choice_equals_the_answer_to_its_own_seed() {
     let server = Server::new();
     for (path, seed) in [(CHAT, 7_i64), (CHAT, -2), (TEXT, 7), (TEXT, -2)] {
         let together = drawn(path, json!({"n": 4, "seed": seed}));
@@ -149,9 +153,9 @@ async fn each_choice_is_the_answer_to_its_own_seed() {
 #[tokio::test]
 async fn without_a_seed_the_choices_differ() {
     let server = Server::new();
-    let asked = drawn(TEXT, json!({"n": 2}));
-    let one = server.post(TEXT, &asked).await.ok();
-    let other = server.post(TEXT, &asked).await.ok();
+    let request = drawn(TEXT, json!({"n": 2}));
+    let one = server.post(TEXT, &request).await.ok();
+    let other = server.post(TEXT, &request).await.ok();
     let tokens = |answer: &Value, index: usize| answer["choices"][index]["token_ids"].clone();
     assert_ne!(tokens(&one, 0), tokens(&one, 1));
     assert_ne!(tokens(&one, 0), tokens(&other, 0));
@@ -188,11 +192,11 @@ async fn greedy_choices_are_all_the_same_and_the_prompt_counts_once() {
 }
 
 #[tokio::test]
-async fn streamed_choices_come_in_turn_and_the_stream_ends_once() {
+async fn streamed_choices_interleave_and_the_stream_ends_once() {
     let server = Server::new();
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
-    let asked = json!({"n": 3, "max_tokens": 60, "stream": true, "stream_options": options, "return_token_ids": true});
-    let events = server.chat(asked.clone()).await.events();
+    let request = json!({"n": 3, "max_tokens": 60, "stream": true, "stream_options": options, "return_token_ids": true});
+    let events = server.chat(request.clone()).await.events();
     for (index, event) in events[..3].iter().enumerate() {
         let choice = &event["choices"][0];
         assert_eq!(choice["index"], index);
@@ -210,7 +214,7 @@ async fn streamed_choices_come_in_turn_and_the_stream_ends_once() {
             later[..first_end]
                 .iter()
                 .any(|event| event["choices"][0]["index"] == index),
-            "choice {index} waits for the end of another"
+            "choice {index} waits for the end of another choice"
         );
     }
     let (usage, chunks) = events.split_last().unwrap();
@@ -226,33 +230,37 @@ async fn streamed_choices_come_in_turn_and_the_stream_ends_once() {
         .collect();
     assert!(counts.is_sorted(), "{counts:?}");
 
-    let events = server.complete(asked).await.events();
-    let told = |event: &&Value| event["choices"][0]["prompt_token_ids"].is_array();
-    assert_eq!(events.iter().filter(told).count(), 3, "each choice once");
+    let events = server.complete(request).await.events();
+    let has_prompt = |event: &&Value| event["choices"][0]["prompt_token_ids"].is_array();
+    assert_eq!(
+        events.iter().filter(has_prompt).count(),
+        3,
+        "each choice once"
+    );
 }
 
 #[tokio::test]
 async fn a_stop_string_ends_its_own_choice_only() {
     let server = Server::new();
-    let asked = json!({"n": 4, "seed": 3});
-    let free = server.post(TEXT, &drawn(TEXT, asked.clone())).await.ok();
+    let request = json!({"n": 4, "seed": 3});
+    let free = server.post(TEXT, &drawn(TEXT, request.clone())).await.ok();
     let text = |index: usize| free["choices"][index]["text"].as_str().unwrap();
     let stop = text(2)
         .chars()
         .find(|c| c.is_ascii_graphic() && !text(0).contains(*c))
         .expect("the choices differ");
-    let asked = drawn(TEXT, merged(asked, json!({"stop": stop.to_string()})));
-    let answer = server.post(TEXT, &asked).await.ok();
+    let request = drawn(TEXT, merged(request, json!({"stop": stop.to_string()})));
+    let answer = server.post(TEXT, &request).await.ok();
     let stopped = &answer["choices"][2];
     assert_eq!(stopped["text"], text(2).split(stop).next().unwrap());
     assert_eq!(stopped["finish_reason"], "stop");
     assert_eq!(answer["choices"][0], free["choices"][0]);
 }
 
-// -------------------------------------------------------------------------------------------------- standing or falling
+// ---- succeed or fail together ----
 
 #[tokio::test]
-async fn a_choice_that_finds_no_room_in_the_lane_cancels_the_others() {
+async fn a_choice_that_the_submit_queue_rejects_cancels_the_others() {
     for stream in [false, true] {
         let server = Server::start(App::loading(), 1, 2);
         server.gate.close();
@@ -262,13 +270,13 @@ async fn a_choice_that_finds_no_room_in_the_lane_cancels_the_others() {
             &body(json!({"max_tokens": 2, "temperature": 0})),
         );
         server.gate.arrivals(1).await;
-        let asked = json!({"n": 3, "max_tokens": LONG, "stream": stream});
-        let refused = server.complete(asked).await;
+        let request = json!({"n": 3, "max_tokens": LONG, "stream": stream});
+        let refused = server.complete(request).await;
         assert_eq!(refused.error(), (503, "engine_overloaded".into(), None));
         assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
         server.gate.open();
         running.await.unwrap().ok();
-        nothing_is_left(&server).await;
+        wait_until_idle(&server).await;
         assert_eq!(server.metric("vllm:generation_tokens_total"), 2.0);
         assert_eq!(server.metric("sterna_client_disconnects_total"), 0.0);
         server.complete(json!({"n": 2})).await.ok();
@@ -276,7 +284,7 @@ async fn a_choice_that_finds_no_room_in_the_lane_cancels_the_others() {
 }
 
 #[tokio::test]
-async fn a_choice_that_the_scheduler_refuses_cancels_the_others() {
+async fn a_choice_that_the_scheduler_rejects_cancels_the_others() {
     for stream in [false, true] {
         let server = Server::start(App::loading(), 1, 128);
         server.gate.close();
@@ -288,7 +296,7 @@ async fn a_choice_that_the_scheduler_refuses_cancels_the_others() {
         }
         let queued = || server.engine.status().queued;
         let arrived = step_until(&server, 1, || queued() == 61).await;
-        // Of these, three fit into the queue.
+        // The queue has room for three of these eight choices.
         let refused = spawn(&server, TEXT, &merged(long(8), json!({"stream": stream})));
         let arrived = step_until(&server, arrived, || refused.is_finished()).await;
         let refused = refused.await.unwrap();
@@ -297,7 +305,7 @@ async fn a_choice_that_the_scheduler_refuses_cancels_the_others() {
         assert_eq!(server.metric("sterna_client_disconnects_total"), 0.0);
         waiting.iter().for_each(JoinHandle::abort);
         server.gate.open();
-        nothing_is_left(&server).await;
+        wait_until_idle(&server).await;
     }
 }
 
@@ -306,19 +314,19 @@ async fn a_choice_that_fails_cancels_the_others() {
     for stream in [false, true] {
         let server = Server::start(App::loading(), 2, 64);
         server.gate.close();
-        let asked = body(json!({"n": 3, "max_tokens": LONG, "temperature": 0, "stream": stream}));
-        let asking = spawn(&server, TEXT, &asked);
+        let request = body(json!({"n": 3, "max_tokens": LONG, "temperature": 0, "stream": stream}));
+        let response = spawn(&server, TEXT, &request);
         server.gate.arrivals(1).await;
-        // Two run and have begun to speak; the third waits.
-        let spoken = || {
+        // Two choices run and have tokens; the third waits.
+        let has_tokens = || {
             let status = server.engine.status();
             (status.running, status.queued) == (2, 1)
                 && server.metric("vllm:generation_tokens_total") >= 20.0
         };
-        let arrived = step_until(&server, 1, spoken).await;
+        let arrived = step_until(&server, 1, has_tokens).await;
         server.gate.failing.store(true, Ordering::SeqCst);
         server.gate.pass(1);
-        let failed = asking.await.unwrap();
+        let failed = response.await.unwrap();
         if stream {
             let events = failed.events();
             let error = events.last().unwrap();
@@ -328,9 +336,12 @@ async fn a_choice_that_fails_cancels_the_others() {
         }
         server.gate.failing.store(false, Ordering::SeqCst);
         server.gate.open();
-        nothing_is_left(&server).await;
+        wait_until_idle(&server).await;
         let drawn = server.metric("vllm:generation_tokens_total");
-        assert!(drawn <= 2.0 * arrived as f64 + 1.0, "{drawn} for nobody");
+        assert!(
+            drawn <= 2.0 * arrived as f64 + 1.0,
+            "{drawn} tokens after the failure"
+        );
         assert_eq!(server.metric("sterna_client_disconnects_total"), 0.0);
         server.complete(json!({"n": 2})).await.ok();
     }
@@ -342,17 +353,17 @@ async fn a_client_that_leaves_cancels_every_choice() {
         let server = Server::new();
         server.gate.close();
         server.gate.pass(3);
-        let asked = body(json!({"n": 3, "max_tokens": LONG, "temperature": 0, "stream": stream}));
+        let request = body(json!({"n": 3, "max_tokens": LONG, "temperature": 0, "stream": stream}));
         let request = Request::post(path)
             .header("content-type", "application/json")
-            .body(Body::from(asked.to_string()))
+            .body(Body::from(request.to_string()))
             .unwrap();
-        let asking = tokio::spawn(server.router.clone().oneshot(request));
+        let response = tokio::spawn(server.router.clone().oneshot(request));
         server.gate.arrivals(4).await;
         if stream {
-            drop(asking.await.unwrap().unwrap());
+            drop(response.await.unwrap().unwrap());
         } else {
-            asking.abort();
+            response.abort();
         }
         server
             .until("the server notices", |server| {
@@ -360,9 +371,12 @@ async fn a_client_that_leaves_cancels_every_choice() {
             })
             .await;
         server.gate.open();
-        nothing_is_left(&server).await;
+        wait_until_idle(&server).await;
         let drawn = server.metric("vllm:generation_tokens_total");
-        assert!(drawn <= 15.0, "{path} stream {stream}: {drawn} for nobody");
+        assert!(
+            drawn <= 15.0,
+            "{path} stream {stream}: {drawn} tokens after the client left"
+        );
         assert_eq!(server.get("/health").await.status, 200);
     }
 }

@@ -1,5 +1,7 @@
-//! The engine from its door: answers, refusals, early endings, faults, drain. Its model keeps the tokens themselves in its pages,
-//! and derives logits from all it reads back, so a page that is shared or reused wrongly changes the answer.
+//! The engine through its handle: answers, rejections, early endings, faults, drain.
+//!
+//! The test model stores the tokens themselves in its pages and derives logits from all tokens that
+//! it reads back. So a page that is shared or reused wrongly changes the answer.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -16,30 +18,30 @@ use sterna_scheduler::{Batch, PAGE_TOKENS};
 
 const VOCABULARY: usize = 100;
 const PAGES: u32 = 64;
-/// Never passes unless something hangs.
+/// A timeout that only a hanging test reaches.
 const GUARD: Duration = Duration::from_secs(60);
 
-// ---- the model -------------------------------------------------------------------------------------------------------------
+// ---- the model ----
 
 /// A step with a prompt that begins with this token panics.
 const PANICS: TokenId = 90;
-/// The second token of a prompt that begins with this one has no finite logits.
+/// After a prompt that begins with this token, the logits of every later step are NaN.
 const COMPUTES_NAN: TokenId = 91;
-/// The step of such a prompt's second token ends the engine thread.
+/// The second step of a prompt that begins with this token ends the engine thread.
 const KILLS_THE_THREAD: TokenId = 92;
 
-/// Pages hold the tokens themselves; `gate` holds each step back until the test lets it pass.
+/// A model whose pages hold the tokens themselves. Each step waits at `gate`, if there is one.
 struct Recorder {
     gate: Option<Gate>,
 }
 
-/// The model's side of a test that goes step by step.
+/// The model's side of a gate that lets steps pass one by one.
 struct Gate {
     entered: mpsc::Sender<()>,
     pass: mpsc::Receiver<()>,
 }
 
-/// The test's side.
+/// The test's side of a gate.
 struct Steps {
     entered: mpsc::Receiver<()>,
     pass: mpsc::Sender<()>,
@@ -58,7 +60,7 @@ fn gate() -> (Gate, Steps) {
 }
 
 impl Steps {
-    /// Waits until the engine is inside a step, which stays open.
+    /// Waits until the engine is inside a step.
     fn wait_inside(&self) {
         self.entered.recv_timeout(GUARD).expect("a step begins");
     }
@@ -67,11 +69,11 @@ impl Steps {
         self.pass.send(()).expect("the engine waits in a step");
     }
 
-    /// This step and all later ones pass.
+    /// Lets this step and all later ones pass.
     fn open(self) {}
 }
 
-/// Panics when it is dropped, which is after the engine has caught it.
+/// A panic payload that panics again when the engine drops it.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -97,7 +99,7 @@ impl Forward for Recorder {
 
     fn forward(&mut self, batch: &Batch, pages: &mut Self::KvStore) -> impl LogitRows {
         if let Some(gate) = &self.gate {
-            // Both ends are gone once the test has opened the gate.
+            // Both channels are closed once the test has opened the gate.
             let _ = gate.entered.send(());
             let _ = gate.pass.recv();
         }
@@ -150,7 +152,7 @@ fn mix(bits: u64) -> u64 {
     bits ^ (bits >> 29)
 }
 
-// ---- the engine under test -------------------------------------------------------------------------------------------------
+// ---- the engine under test ----
 
 struct Running {
     handle: EngineHandle,
@@ -203,7 +205,7 @@ fn start() -> Running {
 }
 
 impl Running {
-    /// Ends the engine as the end of its last handle does.
+    /// Drops the last handle and waits for the end of the engine.
     async fn stop(self) -> Result<(), EngineDied> {
         drop(self.handle);
         let engine = self.engine;
@@ -223,7 +225,7 @@ impl Running {
         value.parse().expect("the value is a number")
     }
 
-    /// Serves one more request, so that everything sent before it has been heard; then nothing may be left.
+    /// Serves one more request, which comes after all earlier messages. Then the engine is empty.
     async fn assert_empty(&self) {
         let probe = self.handle.submit(request(&[1, 2, 3], 2));
         let probe = Answer::of(probe.expect("there is room")).await;
@@ -285,7 +287,7 @@ async fn next(stream: &mut EventStream) -> Option<StreamEvent> {
     guarded(stream.recv()).await
 }
 
-/// Everything a stream said.
+/// All events of a stream.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     tokens: Vec<TokenOutput>,
@@ -321,7 +323,8 @@ impl Answer {
     }
 }
 
-/// Requests of every kind: short and long, shared prefixes, greedy and sampled, with penalties and logprobs.
+/// Returns short and long requests: with shared prefixes, greedy and sampled, with penalties and
+/// log-probabilities.
 fn mixed_requests() -> Vec<GenerationRequest> {
     (0..40_u32)
         .map(|i| {
@@ -340,10 +343,11 @@ fn mixed_requests() -> Vec<GenerationRequest> {
         .collect()
 }
 
-// ---- answers ---------------------------------------------------------------------------------------------------------------
+// ---- answers ----
 
-/// Answers the mixed requests one after the other, cold, on one thread; then all at once, in too little memory, on two.
-async fn check_company<F: Forward + 'static>(model: impl Fn(usize) -> F) {
+/// Answers the mixed requests one after the other with a cold cache on one thread, then all at once
+/// with too few pages on two threads.
+async fn check_batching<F: Forward + 'static>(model: impl Fn(usize) -> F) {
     let mut alone = Vec::new();
     let running = start_model(model(1), config());
     for request in mixed_requests() {
@@ -374,13 +378,13 @@ async fn check_company<F: Forward + 'static>(model: impl Fn(usize) -> F) {
 }
 
 #[tokio::test]
-async fn many_at_once_answer_as_each_alone() {
-    check_company(|_threads| Recorder { gate: None }).await;
+async fn requests_answer_alike_alone_and_batched() {
+    check_batching(|_threads| Recorder { gate: None }).await;
 }
 
 #[tokio::test]
-async fn many_at_once_answer_as_each_alone_on_a_real_model() {
-    check_company(toy::model).await;
+async fn requests_of_a_real_model_answer_alike_alone_and_batched() {
+    check_batching(toy::model).await;
 }
 
 #[tokio::test]
@@ -411,22 +415,22 @@ async fn an_answer_ends_at_a_stop_token_or_at_its_length() {
         Some(end(FinishReason::Stop, 2, 1, first as u32 + 1))
     );
 
-    let patient = GenerationRequest {
+    let too_short_to_stop = GenerationRequest {
         min_new_tokens: 12,
         ..stopping
     };
-    let patient = Answer::of(running.handle.submit(patient).unwrap()).await;
-    assert_eq!(patient.tokens.len(), 12);
-    assert!(patient.tokens.iter().all(|output| output.token != stop));
+    let answer = Answer::of(running.handle.submit(too_short_to_stop).unwrap()).await;
+    assert_eq!(answer.tokens.len(), 12);
+    assert!(answer.tokens.iter().all(|output| output.token != stop));
     assert_eq!(running.metric("vllm:request_success_total{model_name=\"recorder\",engine=\"0\",finished_reason=\"stop\"}"), 1.0);
 }
 
 #[tokio::test]
-async fn logprobs_come_as_asked() {
+async fn logprobs_have_the_requested_number_of_tokens() {
     let running = start();
-    let mut asked = request(&[1], 3);
-    asked.sampling.logprobs = Some(2);
-    let answer = Answer::of(running.handle.submit(asked).unwrap()).await;
+    let mut wanted = request(&[1], 3);
+    wanted.sampling.logprobs = Some(2);
+    let answer = Answer::of(running.handle.submit(wanted).unwrap()).await;
     for output in answer.tokens {
         assert_eq!(output.top.len(), 2);
         assert_eq!(
@@ -437,25 +441,25 @@ async fn logprobs_come_as_asked() {
     }
 }
 
-// ---- early endings ---------------------------------------------------------------------------------------------------------
+// ---- early endings ----
 
 #[tokio::test]
-async fn clients_that_leave_at_any_moment_leave_nothing_behind() {
+async fn requests_of_disconnected_clients_leave_no_state() {
     let running = start();
     let mut streams = Vec::new();
-    for (i, asked) in mixed_requests().into_iter().enumerate() {
+    for (i, request) in mixed_requests().into_iter().enumerate() {
         let mut stream = running
             .handle
             .submit(GenerationRequest {
                 max_new_tokens: 100,
-                ..asked
+                ..request
             })
             .unwrap();
         for _ in 0..i % 6 {
             next(&mut stream).await;
         }
         if i % 4 == 0 {
-            streams.push(stream); // These leave all at once, at the end.
+            streams.push(stream); // These are dropped at once, at the end.
         }
     }
     drop(streams);
@@ -465,7 +469,7 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_cancel_may_overtake_its_submission() {
+async fn a_cancel_that_overtakes_its_submission_takes_effect() {
     let (gate, steps) = gate();
     let running = start_with(config(), Some(gate));
     let first = running.handle.submit(request(&[1], 1)).unwrap();
@@ -477,12 +481,12 @@ async fn a_cancel_may_overtake_its_submission() {
     assert_eq!(
         running.metric("vllm:generation_tokens_total"),
         3.0,
-        "none for the client that left"
+        "the cancelled request has none"
     );
 }
 
 #[tokio::test]
-async fn finish_ends_with_what_was_received() {
+async fn finish_counts_the_tokens_received_so_far() {
     let (gate, steps) = gate();
     let running = start_with(config(), Some(gate));
     let mut stream = running.handle.submit(request(&[7, 8, 9], 50)).unwrap();
@@ -502,7 +506,7 @@ async fn finish_ends_with_what_was_received() {
     assert_eq!(
         next(&mut stream).await,
         Some(end(FinishReason::Stop, 3, 0, 2)),
-        "later tokens are swallowed"
+        "the stream drops later tokens"
     );
     assert_eq!(next(&mut stream).await, None);
     drop(stream);
@@ -511,7 +515,7 @@ async fn finish_ends_with_what_was_received() {
 }
 
 #[tokio::test]
-async fn a_complete_answer_outlives_a_failure_that_comes_before_the_engine_hears_of_its_end() {
+async fn a_failure_after_finish_does_not_change_the_answer() {
     for fatal in [COMPUTES_NAN, KILLS_THE_THREAD] {
         let (gate, steps) = gate();
         let running = start_with(config(), Some(gate));
@@ -535,7 +539,7 @@ async fn a_complete_answer_outlives_a_failure_that_comes_before_the_engine_hears
 }
 
 #[tokio::test]
-async fn an_early_end_still_tells_what_was_cached() {
+async fn an_early_end_reports_the_cached_tokens() {
     let running = start();
     let prompt: Vec<TokenId> = (0..40).collect();
     let cold = Answer::of(running.handle.submit(request(&prompt, 1)).unwrap()).await;
@@ -555,10 +559,10 @@ async fn an_early_end_still_tells_what_was_cached() {
     );
 }
 
-// ---- refusals --------------------------------------------------------------------------------------------------------------
+// ---- refusals ----
 
 #[tokio::test]
-async fn a_full_lane_refuses_at_once_and_a_full_queue_within_a_step() {
+async fn a_full_submit_queue_rejects_at_once_and_a_full_scheduler_within_a_step() {
     let (gate, steps) = gate();
     let mut small = config();
     small.submit_lane = 2;
@@ -566,16 +570,16 @@ async fn a_full_lane_refuses_at_once_and_a_full_queue_within_a_step() {
     small.limits.max_running = 1;
     let running = start_with(small, Some(gate));
     let first = running.handle.submit(request(&[1], 1)).unwrap();
-    steps.wait_inside(); // The engine takes nothing now.
+    steps.wait_inside(); // The engine takes no submission now.
     let waiting = running.handle.submit(request(&[2], 1)).unwrap();
     let mut too_many = running.handle.submit(request(&[3], 1)).unwrap();
     match running.handle.submit(request(&[4], 1)).map(|_| ()) {
         Err(SubmitError::Refused(Refusal::Overloaded { retry_after })) => {
             assert!(retry_after >= 1_000_000);
         }
-        other => panic!("the lane is full, yet {other:?}"),
+        other => panic!("the submit queue is full, yet {other:?}"),
     }
-    // Of the two in the lane, one may queue.
+    // The scheduler accepts one of the two submissions.
     steps.open();
     let refused = guarded(too_many.accepted());
     assert!(matches!(
@@ -595,9 +599,9 @@ async fn a_full_lane_refuses_at_once_and_a_full_queue_within_a_step() {
 }
 
 #[tokio::test]
-async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
+async fn a_tenants_flood_leaves_room_in_the_submit_queue_for_others() {
     let (gate, steps) = gate();
-    let running = start_with(config(), Some(gate)); // A quarter of the lane is 16.
+    let running = start_with(config(), Some(gate)); // A quarter of the submit queue is 16.
     let tenants = [1, 2].map(|id| (TenantId(id), TenantPolicy::default()));
     let set = running.handle.set_tenants(tenants.to_vec());
     assert_eq!(guarded(set).await, Ok(()));
@@ -608,13 +612,13 @@ async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
         })
     };
     let mut streams = vec![submit(0).unwrap()];
-    steps.wait_inside(); // The engine takes nothing now.
+    steps.wait_inside(); // The engine takes no submission now.
     streams.extend((0..16).map(|_| submit(1).unwrap()));
     match submit(1).map(|_| ()) {
         Err(SubmitError::Refused(Refusal::TenantQueueFull { retry_after })) => {
             assert!(retry_after >= 1_000_000);
         }
-        other => panic!("its part of the lane is full, yet {other:?}"),
+        other => panic!("its quota is used up, yet {other:?}"),
     }
     streams.push(submit(2).unwrap());
     streams.extend((0..47).map(|_| submit(0).unwrap()));
@@ -629,7 +633,7 @@ async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
     for stream in streams {
         Answer::of(stream).await;
     }
-    // What was taken counts no more, and what found the lane full never did.
+    // Submissions that were taken or rejected do not count any more.
     for _ in 0..40 {
         for id in [1, 2] {
             Answer::of(submit(id).unwrap()).await;
@@ -638,7 +642,7 @@ async fn a_tenants_flood_leaves_room_in_the_lane_for_others() {
 }
 
 #[tokio::test]
-async fn what_can_never_run_is_refused_with_its_reason() {
+async fn invalid_requests_are_rejected_with_a_reason() {
     let running = start();
     let refusal = |request| running.handle.submit(request).map(|_| ()).unwrap_err();
     assert_eq!(refusal(request(&[], 1)), Refusal::EmptyPrompt.into());
@@ -699,10 +703,10 @@ async fn what_can_never_run_is_refused_with_its_reason() {
     running.assert_empty().await;
 }
 
-// ---- faults ----------------------------------------------------------------------------------------------------------------
+// ---- faults ----
 
 #[tokio::test]
-async fn a_panicking_step_fails_its_requests_and_serving_goes_on() {
+async fn a_panicking_step_fails_its_requests_and_serving_continues() {
     let running = start();
     for _ in 0..3 {
         let answer = Answer::of(running.handle.submit(request(&[PANICS, 1], 5)).unwrap()).await;
@@ -718,7 +722,7 @@ async fn a_panicking_step_fails_its_requests_and_serving_goes_on() {
 }
 
 #[tokio::test]
-async fn a_row_that_is_not_finite_fails_alone() {
+async fn a_row_with_nan_fails_only_its_own_request() {
     let running = start();
     let expected = Answer::of(running.handle.submit(request(&[1, 2], 20)).unwrap()).await;
     let (gate, steps) = gate();
@@ -737,7 +741,7 @@ async fn a_row_that_is_not_finite_fails_alone() {
 }
 
 #[tokio::test]
-async fn a_dead_engine_answers_every_waiter_and_refuses_the_rest() {
+async fn a_dead_engine_ends_every_stream_and_rejects_new_requests() {
     let (gate, steps) = gate();
     let running = start_with(config(), Some(gate));
     let fatal = running
@@ -745,14 +749,14 @@ async fn a_dead_engine_answers_every_waiter_and_refuses_the_rest() {
         .submit(request(&[KILLS_THE_THREAD, 1], 5))
         .unwrap();
     steps.wait_inside();
-    let in_the_lane = running.handle.submit(request(&[1], 5)).unwrap();
+    let queued = running.handle.submit(request(&[1], 5)).unwrap();
     steps.open();
     assert!(matches!(
         Answer::of(fatal).await.end,
         Some(StreamEvent::Failed(_))
     ));
     assert_eq!(
-        Answer::of(in_the_lane).await.end,
+        Answer::of(queued).await.end,
         Some(StreamEvent::Refused(SubmitError::Dead))
     );
     assert_eq!(
@@ -765,7 +769,7 @@ async fn a_dead_engine_answers_every_waiter_and_refuses_the_rest() {
 }
 
 #[tokio::test]
-async fn a_step_that_never_ends_shows_in_the_status() {
+async fn a_stalled_step_makes_the_status_unhealthy() {
     let (gate, steps) = gate();
     let running = start_with(
         EngineConfig {
@@ -789,7 +793,7 @@ async fn a_step_that_never_ends_shows_in_the_status() {
     assert_eq!(running.handle.status().steps, 1);
 }
 
-/// A model too large for its machine.
+/// A model without enough memory for its KV store.
 struct TooLarge;
 
 impl Forward for TooLarge {
@@ -809,24 +813,28 @@ impl Forward for TooLarge {
 }
 
 #[test]
-fn memory_that_is_not_there_is_missed_before_the_engine_has_started() {
+fn start_fails_if_the_kv_store_does_not_fit() {
     assert!(std::panic::catch_unwind(|| start_model(TooLarge, config())).is_err());
 }
 
 #[tokio::test]
-async fn tenants_are_set_until_the_engine_has_ended() {
+async fn tenants_can_be_set_until_the_engine_has_ended() {
     let running = start();
     let tenants = vec![(TenantId(1), TenantPolicy::default())];
     let set = running.handle.set_tenants(tenants.clone());
     assert_eq!(guarded(set).await, Ok(()));
-    let theirs = GenerationRequest {
+    let of_tenant = GenerationRequest {
         tenant: TenantId(1),
         ..request(&[1, 2, 3], 2)
     };
-    let mut stream = running.handle.submit(theirs).unwrap();
-    assert_eq!(stream.rates(), None, "nobody has answered yet");
+    let mut stream = running.handle.submit(of_tenant).unwrap();
+    assert_eq!(stream.rates(), None, "the engine has not answered yet");
     guarded(stream.accepted()).await.unwrap();
-    assert_eq!(stream.rates(), Some(Rates::default()), "it has none");
+    assert_eq!(
+        stream.rates(),
+        Some(Rates::default()),
+        "the tenant has no rates"
+    );
     while next(&mut stream).await.is_some() {}
 
     let handle = running.handle.clone();
@@ -836,10 +844,10 @@ async fn tenants_are_set_until_the_engine_has_ended() {
     assert_eq!(guarded(set).await, Err(TenantsRefused::Gone));
 }
 
-// ---- the end ---------------------------------------------------------------------------------------------------------------
+// ---- the end ----
 
 #[tokio::test]
-async fn a_drain_finishes_what_was_accepted_and_refuses_the_rest() {
+async fn a_drain_finishes_accepted_requests_and_rejects_new_ones() {
     let (gate, steps) = gate();
     let mut narrow = config();
     narrow.limits.max_running = 2;
@@ -883,25 +891,25 @@ async fn a_drain_finishes_what_was_accepted_and_refuses_the_rest() {
 }
 
 #[tokio::test]
-async fn a_drain_without_end_finishes_what_lay_in_the_lane() {
+async fn a_drain_without_limit_finishes_queued_submissions() {
     let (gate, steps) = gate();
-    let mut patient = config();
-    patient.drain_limit = Duration::MAX;
-    let running = start_with(patient, Some(gate));
-    let running_already = running.handle.submit(request(&[1], 6)).unwrap();
-    steps.wait_inside(); // The engine takes nothing now.
-    let in_the_lane = running.handle.submit(request(&[2, 3], 6)).unwrap();
+    let mut unlimited = config();
+    unlimited.drain_limit = Duration::MAX;
+    let running = start_with(unlimited, Some(gate));
+    let first = running.handle.submit(request(&[1], 6)).unwrap();
+    steps.wait_inside(); // The engine takes no submission now.
+    let queued = running.handle.submit(request(&[2, 3], 6)).unwrap();
     running.handle.drain();
     steps.open();
-    let first = Answer::of(running_already).await;
+    let first = Answer::of(first).await;
     assert_eq!(first.end, Some(end(FinishReason::Length, 1, 0, 6)));
-    let second = Answer::of(in_the_lane).await;
+    let second = Answer::of(queued).await;
     assert_eq!(second.end, Some(end(FinishReason::Length, 2, 0, 6)));
     assert_eq!(running.stop().await, Ok(()));
 }
 
 #[tokio::test]
-async fn a_drain_past_its_limit_ends_what_is_left() {
+async fn a_drain_past_its_limit_ends_the_remaining_requests() {
     let (gate, steps) = gate();
     let running = start_with(
         EngineConfig {
@@ -928,7 +936,7 @@ async fn a_drain_past_its_limit_ends_what_is_left() {
 }
 
 #[tokio::test]
-async fn the_engine_ends_with_its_last_handle() {
+async fn the_engine_ends_when_its_last_handle_is_dropped() {
     let running = start();
     let stream = running.handle.submit(request(&[1], 200)).unwrap();
     drop(stream);

@@ -1,6 +1,7 @@
 //! Checks that the engine computes the right tokens, before anything is timed.
 //!
-//! The checks compare greedy tokens and the bits of their log-probabilities, so one wrong sum shows.
+//! The checks compare greedy tokens and the bits of their log-probabilities, so one wrong sum
+//! shows.
 
 use std::error::Error;
 use std::fmt;
@@ -74,7 +75,8 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "The engine computes wrong tokens, so nothing was timed. Check '{}', prompt {}, token {}: ",
+            "The engine computes wrong tokens, so nothing was timed. \
+             Check '{}', prompt {}, token {}: ",
             self.check, self.prompt, self.token
         )?;
         let name = |token: Option<TokenId>| token.map_or("none".to_owned(), |id| id.to_string());

@@ -1,7 +1,7 @@
 //! Measures what the machine can do: how fast it reads memory and multiplies small integers.
 //!
-//! The speed of memory that other machines share changes by the minute. So a figure is compared with
-//! limits that were sampled within seconds of it.
+//! The speed of memory that other machines share changes by the minute. So a figure is compared
+//! with limits that were sampled within seconds of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -94,8 +94,8 @@ impl LimitsProbe {
         self.memory.len()
     }
 
-    /// Samples the limits: the best of several passes. Reading is tried with and without prefetching
-    /// on 1, 2, 4, … and all threads, because a few threads may be faster than all.
+    /// Samples the limits: the best of several passes. Reading is tried with and without
+    /// prefetching on 1, 2, 4, … and all threads, because a few threads may be faster than all.
     #[must_use]
     pub fn sample(&self) -> MachineLimits {
         let counts = (0..).map(|power| 1 << power);

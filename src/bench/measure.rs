@@ -305,8 +305,8 @@ impl<'a> DecodeStreams<'a> {
         streams * ((depth + decoded).div_ceil(PAGE_TOKENS) + 1)
     }
 
-    /// Returns the maximum number of decode steps before the timed ones: the streams begin to decode
-    /// in groups, and one step warms up.
+    /// Returns the maximum number of decode steps before the timed ones: the streams begin to
+    /// decode in groups, and one step warms up.
     fn steps_before(streams: usize) -> usize {
         streams.div_ceil(STARTED_AT_ONCE) + 1
     }

@@ -41,8 +41,8 @@ pub const PROMPTS: [usize; 3] = [128, 512, 2048];
 
 const DEMO: &str = "the embedded demo";
 
-/// The share of the memory left after loading the model that keys and values may take. A machine that
-/// swaps would measure its disk.
+/// The share of the memory left after loading the model that keys and values may take. A machine
+/// that swaps would measure its disk.
 const KV_MEMORY_SHARE: f64 = 0.8;
 /// The share of the usable memory that the bandwidth probe may read.
 const PROBE_MEMORY_SHARE: f64 = 0.25;
@@ -55,7 +55,8 @@ const QUICK_PROBE_BYTES: usize = 256 << 20;
 /// Runs the benchmark that the flags describe.
 ///
 /// # Errors
-/// If the model cannot be loaded, the engine computes wrong tokens, or the report cannot be written.
+/// If the model cannot be loaded, the engine computes wrong tokens, or the report cannot be
+/// written.
 pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
     let kernels = kernels(config.machine.isa.as_deref())?;
     let json = JsonOutput::open(config.json.as_deref())?;

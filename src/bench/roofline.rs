@@ -1,8 +1,8 @@
 //! The roofline: the shortest time that a step can take on a machine with given limits.
 //!
 //! It is `max(bytes / bandwidth, operations / int8 peak)`: the machine reads all memory of the step
-//! while it multiplies. A second figure adds up the same maximum over the parts of the step, because
-//! the machine does not multiply one part while it reads another.
+//! while it multiplies. A second figure adds up the same maximum over the parts of the step,
+//! because the machine does not multiply one part while it reads another.
 //!
 //! Bytes are the memory that the step must read: the packed weights of the layers, the keys and
 //! values of every sequence, and, if logits are wanted, the stored head. Operations are one

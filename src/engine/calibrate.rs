@@ -1,9 +1,9 @@
 //! Measures the cost of a step: times a few hand-built steps before the engine takes requests.
 //!
-//! The steps write into pages that are all free, so no request reads what they wrote. The steps with
-//! a long history do not compute that history: they read memory that nobody wrote. Caches serve such
-//! memory faster than a real history, and the scheduler corrects its predictions by the times of
-//! real steps.
+//! The steps write into pages that are all free, so no request reads what they wrote. The steps
+//! with a long history do not compute that history: they read memory that nobody wrote. Caches
+//! serve such memory faster than a real history, and the scheduler corrects its predictions by the
+//! times of real steps.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ use super::sampling_params::SamplingParams;
 /// takes longer.
 const TIME_LIMIT: Duration = Duration::from_millis(1_800);
 
-/// Repetitions of a step. The fastest counts, because other load makes a step longer, never shorter.
+/// Repetitions of a step. The fastest counts, because other load makes a step longer, never
+/// shorter.
 const REPETITIONS: usize = 8;
 
 /// The context length of the steps that measure attention.
@@ -162,8 +163,8 @@ fn calibration_steps(limits: &Limits) -> Vec<CalibrationStep> {
     steps
 }
 
-/// Runs one step with greedy draws, and returns its duration. NaN logits, which unwritten memory may
-/// lead to, take as long as others.
+/// Runs one step with greedy draws, and returns its duration. NaN logits, which unwritten memory
+/// may lead to, take as long as others.
 fn time<F: Forward>(runner: &mut BatchRunner<F>, batch: &Batch) -> Duration {
     let params = SamplingParams::greedy();
     let rules = OutputRules {

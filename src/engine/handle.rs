@@ -29,9 +29,9 @@ pub struct Engine {
 pub struct EngineDied;
 
 impl Engine {
-    /// Starts the engine thread (`sterna-engine`) and the egress thread (`sterna-egress`). Allocates
-    /// the KV store and measures the cost of a step before it returns, so that a server that is
-    /// ready has both.
+    /// Starts the engine thread (`sterna-engine`) and the egress thread (`sterna-egress`).
+    /// Allocates the KV store and measures the cost of a step before it returns, so that a server
+    /// that is ready has both.
     ///
     /// # Errors
     /// If the system does not start a thread.
@@ -92,8 +92,8 @@ impl EngineHandle {
     /// Puts a request into the submit queue. Never blocks.
     ///
     /// # Errors
-    /// Why the request is rejected, if the engine knows it without the scheduler. The stream's first
-    /// event tells the scheduler's refusal; see `EventStream::accepted`.
+    /// Why the request is rejected, if the engine knows it without the scheduler. The stream's
+    /// first event tells the scheduler's refusal; see `EventStream::accepted`.
     pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
         let tenant = request.tenant;
         self.try_submit(request)

@@ -1,8 +1,8 @@
 //! The engine: requests of token ids in, streams of generated tokens out.
 //!
-//! One thread owns all serving state (`serve.rs`). Two queues lead to it (`lanes.rs`): a bounded one
-//! for requests, and one for control messages, so that a full submit queue never delays a cancel.
-//! After each step it sends one message to the egress thread (`egress.rs`).
+//! One thread owns all serving state (`serve.rs`). Two queues lead to it (`lanes.rs`): a bounded
+//! one for requests, and one for control messages, so that a full submit queue never delays a
+//! cancel. After each step it sends one message to the egress thread (`egress.rs`).
 //!
 //! Invariant: every submitted request ends with exactly one terminal event: `Finished`, `Failed` or
 //! `Refused`.

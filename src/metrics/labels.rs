@@ -1,6 +1,19 @@
-//! The closed sets of label values.
+//! The labels: properties of the server, and closed sets of values.
 
 use sterna_scheduler::FinishReason;
+
+/// Properties of the server that become labels.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The name of the served model, on every series.
+    pub model_name: String,
+    /// The instruction set of the kernels.
+    pub isa: String,
+    /// KV pages in the pool.
+    pub kv_pages: u32,
+    /// Tokens in a page.
+    pub page_tokens: u32,
+}
 
 /// Why a request was rejected: the label `reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

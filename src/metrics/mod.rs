@@ -1,8 +1,8 @@
 //! The metrics of one engine, and the only functions that record them.
 //!
 //! A metric that vLLM has too carries vLLM's name; the others begin with `sterna_`. Times are in
-//! seconds, names of counters end in `_total`, label values come from closed sets. Each `Metrics` has
-//! its own registry, so that one process can have several.
+//! seconds, names of counters end in `_total`, label values come from closed sets. Each `Metrics`
+//! has its own registry, so that one process can have several.
 //!
 //! Invariant: every series exists from the start, at zero, except those of tenants named later.
 
@@ -26,21 +26,8 @@ use registry::{Definition, Registry};
 use series::EngineSeries;
 use tenant::AllTenantSeries;
 
-pub use labels::RejectionReason;
+pub use labels::{Identity, RejectionReason};
 pub use timeline::Timeline;
-
-/// Properties of the server that become labels.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// The name of the served model, on every series.
-    pub model_name: String,
-    /// The instruction set of the kernels.
-    pub isa: String,
-    /// KV pages in the pool.
-    pub kv_pages: u32,
-    /// Tokens in a page.
-    pub page_tokens: u32,
-}
 
 /// The durations of a step.
 #[derive(Clone, Copy, Debug)]
@@ -192,8 +179,8 @@ impl Metrics {
         self.tenants().of(timeline.tenant).queue.record(waited);
     }
 
-    /// Records the next token of a request. All tokens of one step have the same moment, so the gaps
-    /// between them are 0, as the client sees them.
+    /// Records the next token of a request. All tokens of one step have the same moment, so the
+    /// gaps between them are 0, as the client sees them.
     pub fn token(&self, timeline: &mut Timeline, at: Instant) {
         match timeline.last_token {
             Some(last) => {

@@ -2,8 +2,7 @@
 
 use metrics::{Counter, Gauge, Histogram};
 
-use super::Identity;
-use super::labels::{COST_PARTS, FINISHED_REASONS, PAGE_STATES, REJECTION_REASONS};
+use super::labels::{COST_PARTS, FINISHED_REASONS, Identity, PAGE_STATES, REJECTION_REASONS};
 use super::registry::Registry;
 
 const FIRST_TOKEN_BUCKETS: &[f64] = &[

@@ -39,8 +39,8 @@ pub(super) struct AllTenantSeries {
 }
 
 impl AllTenantSeries {
-    /// Registers the series of `other` and of tenant 0, which is called `default`. The recorder must
-    /// be in place. Also returns the metrics.
+    /// Registers the series of `other` and of tenant 0, which is called `default`. The recorder
+    /// must be in place. Also returns the metrics.
     pub(super) fn register() -> (AllTenantSeries, Vec<Definition>) {
         let mut registry = Registry::of_tenant(OTHER);
         let other = TenantSeries::register(&mut registry);

@@ -1,4 +1,4 @@
-//! The router in process, over an engine whose model's every word is known beforehand.
+//! An API router in the test process, over an engine whose model says a fixed script.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -24,16 +24,17 @@ pub(crate) const CONFIG: &[u8] = include_bytes!("../fixtures/bitnet-packed/token
 pub(crate) const VOCABULARY: u32 = 309;
 pub(crate) const END_OF_TURN: u32 = 4;
 pub(crate) const MAX_MODEL_LEN: u32 = 4096;
-/// What the model says, over and over: the token at each position of prompt and answer is the script's.
+/// The text that the model repeats. The token at each position of prompt and answer is the script's
+/// token at that position.
 pub(crate) const SCRIPT: &str = "Grüße, 你好 👩\u{200d}👩\u{200d}👧! One two three, naïve Привет. ";
-/// A step that computes this token fails.
+/// A step with this token fails.
 pub(crate) const POISON: u32 = 300;
-/// Long enough for anything that will happen at all.
+/// A timeout that only a hanging test reaches.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-// ---------------------------------------------------------------------------------------------------------- the model
+// ---- the model ----
 
-/// Says the script. Each step waits at the gate.
+/// A model that says the script. Each step waits at the gate.
 pub(crate) struct Actor {
     script: Vec<u32>,
     gate: Arc<Gate>,
@@ -63,13 +64,13 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Lets so many more steps through.
+    /// Lets `steps` more steps through.
     pub(crate) fn pass(&self, steps: u64) {
         self.state.lock().unwrap().passes += steps;
         self.changed.notify_all();
     }
 
-    /// A step, by the engine's thread.
+    /// Waits at the gate, on the engine thread.
     pub(crate) fn walk_through(&self) {
         let mut state = self.state.lock().unwrap();
         state.arrived += 1;
@@ -80,7 +81,7 @@ impl Gate {
         state.passes = state.passes.saturating_sub(u64::from(state.closed));
     }
 
-    /// Waits until so many steps have come to the gate since the start.
+    /// Waits until `steps` steps have arrived at the gate since the start.
     pub(crate) async fn arrivals(self: &Arc<Gate>, steps: u64) {
         let gate = Arc::clone(self);
         let wait = tokio::task::spawn_blocking(move || {
@@ -95,9 +96,9 @@ impl Gate {
     }
 }
 
-struct Rows(Vec<u32>);
+struct ScriptRows(Vec<u32>);
 
-impl LogitRows for Rows {
+impl LogitRows for ScriptRows {
     fn copy_row(&self, row: usize, logits: &mut [f32]) {
         logits.fill(0.0);
         logits[self.0[row] as usize] = 12.0;
@@ -126,7 +127,7 @@ impl Forward for Actor {
         );
         let rows = batch.rows().iter();
         let wanted = rows.flat_map(|row| row.end() - row.logits as usize..row.end());
-        Rows(
+        ScriptRows(
             wanted
                 .map(|position| self.script[(position + 1) % self.script.len()])
                 .collect(),
@@ -134,7 +135,7 @@ impl Forward for Actor {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------- the server
+// ---- the server ----
 
 pub(crate) struct Server {
     pub(crate) router: Router,
@@ -145,14 +146,15 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Open to everybody.
+    /// Starts a server without tenants.
     pub(crate) fn new() -> Server {
         Server::start(App::loading(), 8, 64)
     }
 
-    /// Serves `app`, which still loads.
+    /// Starts a server for `app`, which is still loading.
     pub(crate) fn start(app: App, max_running: u32, submit_lane: usize) -> Server {
-        // A script repeats itself: with drafts a step would say any number of its tokens, and no test could count steps.
+        // Without draft tokens: the script repeats itself, so a step with draft tokens would say
+        // several tokens, and no test could count steps.
         Server::drafting(app, max_running, submit_lane, 0)
     }
 
@@ -270,7 +272,7 @@ impl Server {
         .await
     }
 
-    /// What the actor says after `prompt_tokens` tokens, in so many.
+    /// Returns the `tokens` tokens that the actor says after `prompt_tokens` tokens, as text.
     pub(crate) fn script(&self, prompt_tokens: usize, tokens: usize) -> String {
         let script = self.tokenizer.encode_prompt(SCRIPT).unwrap().split_off(1);
         let said: Vec<u32> = (prompt_tokens..prompt_tokens + tokens)
@@ -279,7 +281,7 @@ impl Server {
         self.tokenizer.decode(&said, true)
     }
 
-    /// The value of a metric without labels of its own.
+    /// Returns the value of a metric without its own labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.metrics.render();
         let line = text
@@ -297,7 +299,7 @@ impl Server {
         };
         timeout(PATIENCE, waiting)
             .await
-            .unwrap_or_else(|_| panic!("in vain waited for: {what}"));
+            .unwrap_or_else(|_| panic!("timed out waiting for: {what}"));
     }
 }
 
@@ -338,7 +340,7 @@ impl Answer {
         let (parts, body) = response.into_parts();
         let body = timeout(PATIENCE, to_bytes(body, 64 << 20))
             .await
-            .expect("the answer ends")
+            .expect("the answer ends in time")
             .unwrap();
         Answer {
             status: parts.status,
@@ -360,7 +362,7 @@ impl Answer {
             .unwrap()
     }
 
-    /// Status, code and param of an error in OpenAI's shape.
+    /// Returns status, code and param of an error in OpenAI's format.
     pub(crate) fn error(&self) -> (u16, String, Option<String>) {
         let body: Value =
             serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.body));
@@ -380,7 +382,7 @@ impl Answer {
         )
     }
 
-    /// The objects of a stream, which must end with `[DONE]`, once.
+    /// Returns the objects of a stream, which must end with exactly one `[DONE]`.
     pub(crate) fn events(&self) -> Vec<Value> {
         assert_eq!(self.status, 200, "{}", self.body);
         assert_eq!(self.header("content-type"), "text/event-stream");
@@ -397,7 +399,7 @@ impl Answer {
     }
 }
 
-/// The text of a stream of either kind.
+/// Returns the text of a stream from either endpoint.
 pub(crate) fn streamed_text(events: &[Value]) -> String {
     let text = |event: &Value| {
         let choice = &event["choices"][0];

@@ -134,7 +134,7 @@ impl BatchSampler {
         &'a mut self,
         batch: &'a Batch,
         worker_count: usize,
-    ) -> impl Iterator<Item = WorkerRows<'a>> {
+    ) -> impl Iterator<Item = WorkerPart<'a>> {
         let (draw_count, mut first) = (self.draws.len(), 0);
         let mut rows = batch.rows();
         let mut draws = &mut self.draws[..];
@@ -147,7 +147,7 @@ impl BatchSampler {
                 end += rows[count].logits as usize;
                 count += 1;
             }
-            let part = WorkerRows {
+            let part = WorkerPart {
                 rows: rows.split_off(..count).expect("the batch has as many rows"),
                 first,
                 draws: draws
@@ -161,15 +161,15 @@ impl BatchSampler {
     }
 }
 
-/// The rows that one worker draws from.
-struct WorkerRows<'a> {
+/// A worker's part of the batch.
+struct WorkerPart<'a> {
     rows: &'a [Row],
     first: usize, // The index of the first of their rows of logits.
     draws: &'a mut [Draw],
     worker: &'a mut SamplerWorker,
 }
 
-impl WorkerRows<'_> {
+impl WorkerPart<'_> {
     fn sample<'a>(
         self,
         batch: &Batch,

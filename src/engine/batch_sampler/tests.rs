@@ -89,8 +89,8 @@ fn sequence(seed: u64) -> TestSequence {
     }
 }
 
-/// Runs all sequences to their ends, side by side. `draft` proposes the draft tokens of the sequence
-/// with an index.
+/// Runs all sequences to their ends, side by side. `draft` proposes the draft tokens of the
+/// sequence with an index.
 fn run(
     mut sequences: Vec<TestSequence>,
     mut draft: impl FnMut(usize, &TestSequence) -> Vec<TokenId>,

@@ -89,7 +89,7 @@ impl Sampler {
         let top = match context.params.logprobs {
             // Before `adjust`, while `peaks` are those of the model's own logits.
             Some(count) => self.most_likely(logits, raw.max, count as usize),
-            None => TopLogprobs::default(),
+            None => RowLogprobs::default(),
         };
         let token = if changes_logits(context) {
             let mut adjusted = std::mem::take(&mut self.adjusted);
@@ -183,12 +183,12 @@ impl Sampler {
 
     /// Returns the `count` most likely tokens, and the sum that every log-probability of the row
     /// needs.
-    fn most_likely(&mut self, logits: &[f32], max: f32, count: usize) -> TopLogprobs {
+    fn most_likely(&mut self, logits: &[f32], max: f32, count: usize) -> RowLogprobs {
         let log_sum = self.weights.sum(logits, scale(max, 1.0)).ln();
         let count = count.min(logits.len());
         largest(logits, &self.peaks, count, &mut self.candidates);
         let tokens = self.candidates.iter();
-        TopLogprobs {
+        RowLogprobs {
             log_sum: Some(log_sum),
             tokens: tokens
                 .map(|c| (c.token, logprob(c.logit, max, log_sum)))
@@ -199,7 +199,7 @@ impl Sampler {
 
 /// The log-probabilities of a row, if the request wants them.
 #[derive(Default)]
-struct TopLogprobs {
+struct RowLogprobs {
     log_sum: Option<f64>, // ln of the sum of e^(logit - max).
     tokens: Vec<(TokenId, f32)>,
 }

@@ -105,8 +105,8 @@ impl TokenWeights {
     }
 
     /// Drops all weights below `min_weight`, and all outside the nucleus: the heaviest tokens that
-    /// together have the share `top_p` of the total. The nucleus has at least one token. Among equal
-    /// weights it has those with the lowest ids.
+    /// together have the share `top_p` of the total. The nucleus has at least one token. Among
+    /// equal weights it has those with the lowest ids.
     pub(super) fn keep(&mut self, top_p: f32, min_weight: f32) {
         let (bound, last) = if top_p < 1.0 {
             let total = self.total();
@@ -181,8 +181,8 @@ impl TokenWeights {
 
     /// Drops all weights below `bound`, and the weights equal to it of tokens after `last`.
     fn drop_below(&mut self, bound: f32, last: usize) {
-        // The blocks up to that of `last` keep weights equal to the bound. In the rest of its block,
-        // such weights are dropped here.
+        // The blocks up to that of `last` keep weights equal to the bound. In the rest of its
+        // block, such weights are dropped here.
         let blocks = (last / LOGITS_BLOCK + 1).min(self.masses.len());
         let tokens = (blocks * LOGITS_BLOCK).min(self.values.len());
         for weight in self.values[..tokens]
@@ -200,8 +200,8 @@ impl TokenWeights {
             .drop_weights(bound.next_up(), values, later_heaviest, masses);
     }
 
-    /// Returns the token at `point`, 0 to 1, of the line that the tokens divide by their weights, in
-    /// the order of their ids.
+    /// Returns the token at `point`, 0 to 1, of the line that the tokens divide by their weights,
+    /// in the order of their ids.
     pub(super) fn pick(&self, point: f64) -> TokenId {
         let target = point * self.total();
         let (first, before) = self.block_at(target);
@@ -226,8 +226,8 @@ impl TokenWeights {
     }
 }
 
-/// Returns the token at which the sum of weights exceeds `target`. `weights` are those of the tokens
-/// from `first` on, and `sum` is the sum before them.
+/// Returns the token at which the sum of weights exceeds `target`. `weights` are those of the
+/// tokens from `first` on, and `sum` is the sum before them.
 fn token_at(
     target: f64,
     mut sum: f64,
