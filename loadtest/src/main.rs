@@ -10,6 +10,7 @@ mod coefficients;
 mod drive;
 mod flags;
 mod latency;
+mod output;
 mod simulate;
 mod workload;
 
@@ -44,14 +45,12 @@ enum LoadtestCommand {
 
 fn main() -> ExitCode {
     let cli = LoadtestCli::parse();
-    match cli.command.unwrap_or(LoadtestCommand::Drive(cli.drive)) {
+    let result = match cli.command.unwrap_or(LoadtestCommand::Drive(cli.drive)) {
         LoadtestCommand::Drive(args) => drive(&args),
-        LoadtestCommand::Simulate(args) => match simulate(&args) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("sterna-loadtest: {error}");
-                ExitCode::from(2)
-            }
-        },
-    }
+        LoadtestCommand::Simulate(args) => simulate(&args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("sterna-loadtest: {error}");
+        ExitCode::from(2)
+    })
 }

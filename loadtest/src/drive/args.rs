@@ -1,12 +1,12 @@
 //! The flags of `drive`, and the workload that they describe.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
 use super::conversation::read_keys;
 use crate::flags::{fraction, positive};
-use crate::workload::{Count, Disconnects, NAMES, SessionClass, SharedPrefix, Workload, named};
+use crate::workload::{Count, Disconnects, SessionClass, SharedPrefix, Workload, named, names};
 
 /// The latest disconnect under `--disconnect-fraction`, in seconds. Long enough that some clients
 /// disconnect while decoding, short enough that some disconnect while queued.
@@ -25,7 +25,7 @@ pub(crate) struct DriveArgs {
     /// describes each. Add --ignore-eos to get answers of the lengths that the workload defines.
     #[arg(
         long,
-        value_parser = NAMES,
+        value_parser = names(),
         conflicts_with_all = [
             "max_tokens",
             "prompt_tokens",
@@ -41,8 +41,8 @@ pub(crate) struct DriveArgs {
     pub(super) only: Option<String>,
     /// File of API keys, one `tenant=key` per line. The first line is the key of the workload's
     /// tenant 0, the second that of tenant 1, and so on. The names before `=` are ignored.
-    #[arg(long, value_name = "FILE", value_parser = parse_keys)]
-    keys: Option<TenantKeys>,
+    #[arg(long, value_name = "FILE", value_parser = read_keys)]
+    keys: Option<Box<[String]>>,
     /// Number of parallel clients (closed loop). Each starts its next session when its last one
     /// has ended.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
@@ -94,18 +94,10 @@ pub(crate) struct DriveArgs {
     pub(super) json: bool,
 }
 
-/// API keys, indexed by tenant.
-#[derive(Clone, Debug)]
-struct TenantKeys(Vec<String>);
-
-fn parse_keys(path: &str) -> Result<TenantKeys, String> {
-    read_keys(Path::new(path)).map(TenantKeys)
-}
-
 impl DriveArgs {
     /// Returns the API keys, indexed by tenant. Empty without `--keys`.
     pub(super) fn keys(&self) -> &[String] {
-        self.keys.as_ref().map_or(&[], |keys| &keys.0)
+        self.keys.as_deref().unwrap_or_default()
     }
 
     /// Returns the named workload, or the one that the other flags describe.
@@ -141,17 +133,11 @@ impl DriveArgs {
     pub(super) fn check_keys(&self, workload: &Workload) -> Result<(), String> {
         let tenants = workload.tenants() as usize;
         match &self.keys {
-            Some(TenantKeys(keys)) if keys.len() < tenants => Err(format!(
+            Some(keys) if keys.len() < tenants => Err(format!(
                 "--keys: the workload has {tenants} tenants, but the file has {} keys",
                 keys.len()
             )),
             _ => Ok(()),
         }
-    }
-
-    /// Returns the index of the class that `--only` names.
-    pub(super) fn only_class(&self, workload: &Workload) -> Result<Option<usize>, String> {
-        let class = self.only.as_ref().map(|name| workload.class_index(name));
-        class.transpose()
     }
 }

@@ -1,6 +1,5 @@
 //! Sends a session as HTTP requests. Each turn repeats the conversation with the real answers.
 
-use std::path::Path;
 use std::time::Duration;
 
 use sterna_random::mix;
@@ -78,7 +77,7 @@ impl ConversationSettings {
 }
 
 /// Reads a file of `tenant=key` lines: the first line is the key of tenant 0, and so on.
-pub(super) fn read_keys(path: &Path) -> Result<Vec<String>, String> {
+pub(super) fn read_keys(path: &str) -> Result<Box<[String]>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let key = |(number, line): (usize, &str)| match line.split_once('=') {
         Some((_, key)) if !key.trim().is_empty() => Ok(key.trim().to_owned()),

@@ -45,19 +45,13 @@ impl StepCosts {
         }
         let slowdown = (self.seconds - before.seconds) / calibrated;
         let scaled = |nanoseconds: u64| (nanoseconds as f64 * slowdown).round() as u64;
-        let Coefficients {
-            rows,
-            kilo_decode_keys,
-            kilo_chunk_keys,
-            head,
-            logit,
-        } = self.at_start;
+        let at_start = &self.at_start;
         Ok(Coefficients {
-            rows: rows.map(scaled),
-            kilo_decode_keys: scaled(kilo_decode_keys),
-            kilo_chunk_keys: scaled(kilo_chunk_keys),
-            head: scaled(head),
-            logit: scaled(logit),
+            rows: at_start.rows.map(scaled),
+            kilo_decode_keys: scaled(at_start.kilo_decode_keys),
+            kilo_chunk_keys: scaled(at_start.kilo_chunk_keys),
+            head: scaled(at_start.head),
+            logit: scaled(at_start.logit),
         })
     }
 }

@@ -18,10 +18,10 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::mpsc;
 
-use crate::workload::{Session, Trace, Workload};
+use crate::output::{print, progress_bar};
+use crate::workload::{Session, Trace};
 pub(crate) use args::DriveArgs;
 use client::{ChatClient, ChatOptions};
 use conversation::{ConversationSettings, run_session};
@@ -31,105 +31,87 @@ use prompt_text::{TextScale, all_words};
 use report::{LiveRecorder, LiveReport};
 
 /// Drives the server and prints the report. Returns the exit code.
+///
+/// # Errors
+/// If flags do not fit the workload.
 #[tokio::main]
-pub(crate) async fn drive(args: &DriveArgs) -> ExitCode {
+pub(crate) async fn drive(args: &DriveArgs) -> Result<ExitCode, String> {
     let workload = args.workload();
-    let class = args
-        .check_keys(&workload)
-        .and_then(|()| args.only_class(&workload));
-    let class = match class {
-        Ok(class) => class,
-        Err(error) => {
-            eprintln!("sterna-loadtest: {error}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(args, &workload, class).await {
-        Ok(LiveResult { report, costs }) => {
-            print(args, &report);
-            if let Err(error) = &costs {
-                eprintln!("sterna-loadtest: --costs: {error}");
-            }
-            ExitCode::from(u8::from(report.failed > 0 || costs.is_err()))
-        }
-        Err(failure) => {
-            eprintln!("sterna-loadtest: {}: {failure}", args.url);
-            ExitCode::FAILURE
-        }
-    }
+    args.check_keys(&workload)?;
+    let only = workload.only_class(args.only.as_deref())?;
+    let classes = workload.classes.iter().map(|class| class.name).collect();
+    let trace = Trace::new(&workload, args.seed, args.rate.unwrap_or(1.0))
+        .requests(args.requests)
+        .only(only);
+    Ok(run(args, classes, trace).await.unwrap_or_else(|failure| {
+        eprintln!("sterna-loadtest: {}: {failure}", args.url);
+        ExitCode::FAILURE
+    }))
 }
 
-/// The result of a run.
-struct LiveResult {
-    report: LiveReport,
-    /// Whether the file of `--costs` could be written.
-    costs: Result<(), String>,
-}
-
-/// Sends all requests. Fails only if the server cannot be reached before the first request.
+/// Sends all requests and prints the report. Fails only if the server cannot be reached before the
+/// first request.
 async fn run(
     args: &DriveArgs,
-    workload: &Workload,
-    class: Option<usize>,
-) -> Result<LiveResult, String> {
+    classes: Vec<&'static str>,
+    trace: Trace,
+) -> Result<ExitCode, String> {
     let options = ChatOptions {
         temperature: args.temperature,
         ignore_eos: args.ignore_eos,
         timeout: Duration::from_secs_f64(args.timeout_seconds),
     };
-    let key = args.keys().first().map(String::as_str);
+    let key = args.keys().first().cloned();
     let client = ChatClient::connect(&args.url, args.model.clone(), key, options).await;
     let client = Arc::new(client.map_err(|failure| failure.to_string())?);
-    let scale = measure_scale(&client, key).await;
+    let scale = measure_scale(&client).await;
     let settings = ConversationSettings {
         scale: scale.map_err(|failure| failure.to_string())?,
         exact_length: args.ignore_eos,
         keys: args.keys().to_vec(),
     };
     let costs_before = match args.costs {
-        Some(_) => Some(step_costs(&client, key).await?),
+        Some(_) => Some(step_costs(&client).await?),
         None => None,
     };
-    let trace = Trace::new(workload, args.seed, args.rate.unwrap_or(1.0))
-        .requests(args.requests)
-        .only(class);
     let (outcomes, received) = mpsc::unbounded_channel();
-    let clients = LiveClients {
+    let clients = Arc::new(LiveClients {
         client: Arc::clone(&client),
         settings,
-        classes: workload.classes.iter().map(|class| class.name).collect(),
+        classes,
         outcomes,
-    };
+    });
     let start = Instant::now();
     match args.rate {
-        Some(_) => Arc::new(clients).open_loop(trace),
-        None => Arc::new(clients).closed_loop(trace, args.clients),
+        Some(_) => clients.open_loop(trace),
+        None => clients.closed_loop(trace, args.clients),
     }
     let recorder = record_outcomes(args.requests, received).await;
     let report = recorder.report(start.elapsed());
+    print(args.json, &report, &table(args, &report));
     let costs = match (&args.costs, costs_before) {
-        (Some(file), Some(before)) => write_costs(&client, key, &before, file).await,
+        (Some(file), Some(before)) => write_costs(&client, &before, file).await,
         _ => Ok(()),
     };
-    Ok(LiveResult { report, costs })
+    if let Err(error) = &costs {
+        eprintln!("sterna-loadtest: --costs: {error}");
+    }
+    Ok(ExitCode::from(u8::from(
+        report.failed > 0 || costs.is_err(),
+    )))
 }
 
 /// Writes the server's step costs since `before` to `file`.
-async fn write_costs(
-    client: &ChatClient,
-    key: Option<&str>,
-    before: &StepCosts,
-    file: &Path,
-) -> Result<(), String> {
-    let costs = step_costs(client, key).await?.since(before)?;
+async fn write_costs(client: &ChatClient, before: &StepCosts, file: &Path) -> Result<(), String> {
+    let costs = step_costs(client).await?.since(before)?;
     costs
         .write(file)
         .map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
 /// Reads the server's step costs so far from its metrics.
-async fn step_costs(client: &ChatClient, key: Option<&str>) -> Result<StepCosts, String> {
-    let metrics = client.metrics(key).await;
+async fn step_costs(client: &ChatClient) -> Result<StepCosts, String> {
+    let metrics = client.metrics().await;
     StepCosts::read(&metrics.map_err(|failure| failure.to_string())?)
 }
 
@@ -137,13 +119,13 @@ async fn step_costs(client: &ChatClient, key: Option<&str>) -> Result<StepCosts,
 ///
 /// A prompt of a word twice has one word more than a prompt of the word once. The rest of the
 /// prompt is the template. A prompt of all words then gives the mean tokens of a word.
-async fn measure_scale(client: &ChatClient, key: Option<&str>) -> Result<TextScale, Failure> {
+async fn measure_scale(client: &ChatClient) -> Result<TextScale, Failure> {
     let words = all_words();
     let texts = [1, 2].map(|times| [words[0]].repeat(times).join(" "));
-    let [once, twice] = texts.map(|text| client.prompt_tokens(text, key));
+    let [once, twice] = texts.map(|text| client.prompt_tokens(text));
     let (once, twice) = (once.await?, twice.await?);
     let template = (2 * once).saturating_sub(twice);
-    let all = client.prompt_tokens(words.join(" "), key).await?;
+    let all = client.prompt_tokens(words.join(" ")).await?;
     Ok(TextScale {
         tokens_per_word: all.saturating_sub(template).max(1) as f64 / words.len() as f64,
         template_tokens: template as u32,
@@ -203,13 +185,9 @@ async fn record_outcomes(
     requests: u64,
     mut outcomes: mpsc::UnboundedReceiver<(&'static str, ChatOutcome)>,
 ) -> LiveRecorder {
-    let style = "{elapsed_precise} {bar:40} {pos}/{len} requests, {msg}";
-    let style = ProgressStyle::with_template(style).expect("the template is well formed");
-    let bar = ProgressBar::new(requests)
-        .with_style(style)
-        .with_message("0 failed");
+    let bar = progress_bar(requests).with_message("0 failed");
     bar.enable_steady_tick(Duration::from_millis(200));
-    let mut recorder = LiveRecorder::new();
+    let mut recorder = LiveRecorder::default();
     while let Some((class, outcome)) = outcomes.recv().await {
         recorder.record(class, &outcome);
         bar.set_message(format!("{} failed", recorder.failed()));
@@ -219,21 +197,11 @@ async fn record_outcomes(
     recorder
 }
 
-fn print(args: &DriveArgs, report: &LiveReport) {
-    if args.json {
-        println!(
-            "{}",
-            serde_json::to_string_pretty(report).expect("a report has only numbers and strings")
-        );
-        return;
-    }
+fn table(args: &DriveArgs, report: &LiveReport) -> String {
     let load = match args.rate {
         Some(rate) => format!("{rate} sessions/s"),
         None => format!("{} clients", args.clients),
     };
-    println!(
-        "{load}, {} requests to {}, seed {}",
-        args.requests, args.url, args.seed
-    );
-    print!("{report}");
+    let (requests, url, seed) = (args.requests, &args.url, args.seed);
+    format!("{load}, {requests} requests to {url}, seed {seed}\n{report}")
 }

@@ -14,26 +14,23 @@ use super::outcome::{ChatOutcome, Timing};
 use crate::latency::{Latencies, Percentiles};
 
 /// Collects outcomes during a run.
+#[derive(Default)]
 pub(super) struct LiveRecorder {
+    counts: LiveReport, // Without rates and percentiles, which follow from the whole run.
     all: ClassLatencies,
     classes: BTreeMap<&'static str, ClassLatencies>,
     end_to_end: Latencies,
-    complete: u64,
-    disconnected: u64,
-    failures: BTreeMap<String, u64>,
-    prompt_tokens: u64,
-    cached_tokens: u64,
-    output_tokens: u64,
 }
 
 /// The latencies of one class of sessions.
+#[derive(Default)]
 struct ClassLatencies {
     first_text: Latencies,
     inter_token: Latencies,
 }
 
 /// The figures of a whole run.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct LiveReport {
     /// Requests whose whole answer arrived.
     pub(super) complete: u64,
@@ -75,13 +72,6 @@ pub(super) struct ClassReport {
 }
 
 impl ClassLatencies {
-    fn new() -> ClassLatencies {
-        ClassLatencies {
-            first_text: Latencies::new(),
-            inter_token: Latencies::new(),
-        }
-    }
-
     fn record(&mut self, timing: &Timing) {
         if let Some(latency) = timing.first_text {
             self.first_text.record_micros(micros(latency));
@@ -104,73 +94,53 @@ fn micros(time: Duration) -> u64 {
 }
 
 impl LiveRecorder {
-    /// Creates an empty recorder.
-    pub(super) fn new() -> LiveRecorder {
-        LiveRecorder {
-            all: ClassLatencies::new(),
-            classes: BTreeMap::new(),
-            end_to_end: Latencies::new(),
-            complete: 0,
-            disconnected: 0,
-            failures: BTreeMap::new(),
-            prompt_tokens: 0,
-            cached_tokens: 0,
-            output_tokens: 0,
-        }
-    }
-
     /// Adds the outcome of a request of `class`.
     pub(super) fn record(&mut self, class: &'static str, outcome: &ChatOutcome) {
+        let counts = &mut self.counts;
         let answer = match outcome {
             ChatOutcome::Complete(answer) => answer,
             ChatOutcome::Disconnected => {
-                self.disconnected += 1;
+                counts.left += 1;
                 return;
             }
             ChatOutcome::Failed(failure) => {
-                *self.failures.entry(failure.to_string()).or_default() += 1;
+                counts.failed += 1;
+                *counts.failures.entry(failure.to_string()).or_default() += 1;
                 return;
             }
         };
-        self.complete += 1;
-        self.prompt_tokens += answer.usage.prompt_tokens;
-        self.cached_tokens += answer.usage.cached_tokens();
-        self.output_tokens += answer.usage.completion_tokens;
+        counts.complete += 1;
+        counts.prompt_tokens += answer.usage.prompt_tokens;
+        counts.cached_tokens += answer.usage.cached_tokens();
+        counts.output_tokens += answer.usage.completion_tokens;
         self.all.record(&answer.timing);
-        let class = self.classes.entry(class);
-        class
-            .or_insert_with(ClassLatencies::new)
+        self.classes
+            .entry(class)
+            .or_default()
             .record(&answer.timing);
         self.end_to_end.record_micros(micros(answer.timing.total));
     }
 
     /// Returns the number of requests that have failed so far.
     pub(super) fn failed(&self) -> u64 {
-        self.failures.values().sum()
+        self.counts.failed
     }
 
     /// Returns the figures of a run that took `elapsed`.
     pub(super) fn report(self, elapsed: Duration) -> LiveReport {
         let seconds = elapsed.as_secs_f64();
+        let classes = self.classes.iter();
         LiveReport {
-            complete: self.complete,
-            left: self.disconnected,
-            failed: self.failed(),
-            failures: self.failures,
             seconds,
-            prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.cached_tokens,
-            output_tokens: self.output_tokens,
-            output_tokens_per_second: self.output_tokens as f64 / seconds,
-            requests_per_second: self.complete as f64 / seconds,
+            output_tokens_per_second: self.counts.output_tokens as f64 / seconds,
+            requests_per_second: self.counts.complete as f64 / seconds,
             time_to_first_token_seconds: self.all.first_text.percentiles(),
             inter_token_seconds: self.all.inter_token.percentiles(),
             end_to_end_seconds: self.end_to_end.percentiles(),
-            classes: self
-                .classes
-                .iter()
+            classes: classes
                 .map(|(name, class)| (*name, class.report()))
                 .collect(),
+            ..self.counts
         }
     }
 }
@@ -212,18 +182,12 @@ impl fmt::Display for LiveReport {
 
 impl LiveReport {
     fn fmt_outcomes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LiveReport {
-            complete,
-            left,
-            failed,
-            seconds,
-            ..
-        } = self;
+        let (complete, failed) = (self.complete, self.failed);
         write!(f, "{complete} requests complete, {failed} failed")?;
-        if *left > 0 {
-            write!(f, ", {left} disconnected on purpose")?;
+        if self.left > 0 {
+            write!(f, ", {} disconnected on purpose", self.left)?;
         }
-        writeln!(f, ", in {seconds:.2} s")?;
+        writeln!(f, ", in {:.2} s", self.seconds)?;
         for (failure, count) in &self.failures {
             writeln!(f, "  {count} x {failure}")?;
         }
@@ -267,7 +231,7 @@ mod tests {
     }
 
     fn report(outcomes: &[ChatOutcome], seconds: u64) -> LiveReport {
-        let mut recorder = LiveRecorder::new();
+        let mut recorder = LiveRecorder::default();
         outcomes
             .iter()
             .for_each(|outcome| recorder.record("chat", outcome));

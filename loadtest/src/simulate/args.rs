@@ -5,13 +5,13 @@ use sterna_scheduler::INTER_TOKEN_TARGET;
 
 use super::policies;
 use crate::flags::{fraction, positive};
-use crate::workload::NAMES;
+use crate::workload::names;
 
 /// The flags of `simulate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulateArgs {
     /// Workload to run. --list describes each.
-    #[arg(long, default_value = "chat", value_parser = NAMES)]
+    #[arg(long, default_value = "chat", value_parser = names())]
     pub(super) workload: String,
     /// List the workloads and exit.
     #[arg(long)]

@@ -24,23 +24,11 @@ pub(super) struct Fairness {
     backlogged: Vec<usize>, // The tenants that were backlogged in the previous window.
     // The service over weight of each of these tenants, since the same tenants are backlogged.
     together: Vec<f64>,
-    sums: WindowSums,
-}
-
-/// Sums and extremes over all measured windows.
-#[derive(Default)]
-struct WindowSums {
-    windows: u64,
-    jain: f64,
-    min_jain: f64,
-    error: f64,
-    max_error: f64,
-    max_lag: f64,
-    long_run_error: f64,
+    sums: FairnessReport, // With sums in place of means.
 }
 
 /// The figures over all windows with at least two backlogged tenants.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct FairnessReport {
     /// The number of these windows.
     pub(super) windows: u64,
@@ -73,9 +61,9 @@ impl Fairness {
             now: 0,
             backlogged: Vec::new(),
             together: Vec::new(),
-            sums: WindowSums {
-                min_jain: 1.0,
-                ..WindowSums::default()
+            sums: FairnessReport {
+                least_jain: 1.0,
+                ..FairnessReport::default()
             },
         }
     }
@@ -112,15 +100,11 @@ impl Fairness {
 
     /// Returns the figures, or `None` if no window had two backlogged tenants.
     pub(super) fn report(&self) -> Option<FairnessReport> {
-        let WindowSums { windows, .. } = self.sums;
-        (windows > 0).then(|| FairnessReport {
-            windows,
-            jain: self.sums.jain / windows as f64,
-            least_jain: self.sums.min_jain,
-            share_error: self.sums.error / windows as f64,
-            largest_share_error: self.sums.max_error,
-            long_run_share_error: self.sums.long_run_error,
-            largest_lag_seconds: self.sums.max_lag,
+        let sums = self.sums;
+        (sums.windows > 0).then(|| FairnessReport {
+            jain: sums.jain / sums.windows as f64,
+            share_error: sums.share_error / sums.windows as f64,
+            ..sums
         })
     }
 
@@ -150,13 +134,13 @@ impl Fairness {
         let error = max_error(&shares);
         sums.windows += 1;
         sums.jain += index;
-        sums.min_jain = sums.min_jain.min(index);
-        sums.error += error;
-        sums.max_error = sums.max_error.max(error);
-        sums.long_run_error = max_error(&self.together);
+        sums.least_jain = sums.least_jain.min(index);
+        sums.share_error += error;
+        sums.largest_share_error = sums.largest_share_error.max(error);
+        sums.long_run_share_error = max_error(&self.together);
         let max = self.together.iter().fold(0.0, |a: f64, b| a.max(*b));
         let min = self.together.iter().fold(f64::INFINITY, |a, b| a.min(*b));
-        sums.max_lag = sums.max_lag.max((max - min) / 1e9);
+        sums.largest_lag_seconds = sums.largest_lag_seconds.max((max - min) / 1e9);
     }
 }
 

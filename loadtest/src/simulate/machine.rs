@@ -113,9 +113,8 @@ pub(super) fn row_shape(row: &Row, prompt_len: usize) -> StepShape {
     if start < prompt_len || logits < row.len() {
         return StepShape::chunk(start, row.len(), logits);
     }
-    let decode = |len| StepShape::decode(len);
     (start + 1..=row.end())
-        .map(decode)
+        .map(StepShape::decode)
         .fold(StepShape::default(), StepShape::plus)
 }
 

@@ -9,12 +9,13 @@ mod print;
 mod record;
 mod report;
 
+use std::process::ExitCode;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use sterna_scheduler::{Budget, CostModel, Limits};
 
-use crate::workload::{CONTEXT, NAMES, Trace, Workload, named};
+use crate::output::{print, progress_bar};
+use crate::workload::{CONTEXT, Trace, Workload, all, named};
 pub(crate) use args::SimulateArgs;
 use event_loop::EventLoop;
 use machine::{SimulatedMachine, cost_model, session_rate};
@@ -26,35 +27,28 @@ use report::{RunLabel, SimulationReport};
 const SAMPLE: u64 = 4000;
 
 /// Runs the simulation and prints its report.
-pub(crate) fn simulate(args: &SimulateArgs) -> Result<(), String> {
+///
+/// # Errors
+/// If flags do not fit the workload, or if the file of `--cost` cannot be read.
+pub(crate) fn simulate(args: &SimulateArgs) -> Result<ExitCode, String> {
     if args.list {
-        for workload in NAMES.iter().filter_map(|name| named(name)) {
+        for workload in all() {
             println!(
                 "{:<18}load {:>4.1}: {}",
                 workload.name, workload.load, workload.description
             );
         }
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let simulation = Simulation::new(args)?;
     if args.compare {
-        let reports: Vec<SimulationReport> =
-            policies::NAMES.map(|name| simulation.run(name)).into();
-        print(args, &reports, &comparison(&reports));
+        let reports = policies::NAMES.map(|name| simulation.run(name));
+        print(args.json, &reports, &comparison(&reports));
     } else {
         let report = simulation.run(&args.policy);
-        print(args, &report, &report.to_string());
+        print(args.json, &report, &report.to_string());
     }
-    Ok(())
-}
-
-fn print(args: &SimulateArgs, report: &impl serde::Serialize, text: &str) {
-    if args.json {
-        let json = serde_json::to_string_pretty(report);
-        println!("{}", json.expect("a report has only numbers and strings"));
-    } else {
-        print!("{text}");
-    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A workload and a machine, to be run under any policy.
@@ -70,10 +64,7 @@ struct Simulation<'a> {
 impl Simulation<'_> {
     fn new(args: &SimulateArgs) -> Result<Simulation<'_>, String> {
         let workload = named(&args.workload).expect("clap accepts only known names");
-        let only = match &args.only {
-            Some(name) => Some(workload.class_index(name)?),
-            None => None,
-        };
+        let only = workload.only_class(args.only.as_deref())?;
         let cost = cost_model(&args.cost)?;
         let sample = Trace::new(&workload, args.seed, 1.0).requests(SAMPLE);
         let sample: Vec<_> = sample.collect();
@@ -118,7 +109,7 @@ impl Simulation<'_> {
         let machine = SimulatedMachine::new(self.cost, args.noise, args.seed);
         let recorder = SimulationRecorder::new(&self.workload, objective);
         let events = EventLoop::new(&self.workload, trace, preset, machine, recorder);
-        let bar = progress_bar(args.requests, name);
+        let bar = progress_bar(args.requests).with_prefix(format!("{name:<14}"));
         let start = Instant::now();
         let mut steps = 0u64;
         let record = events.run(|now, ended| {
@@ -135,16 +126,7 @@ impl Simulation<'_> {
             seed: args.seed,
             load: self.load,
             sessions_per_second: self.rate,
-            wall_seconds: start.elapsed().as_secs_f64(),
         };
-        SimulationReport::new(&label, record)
+        SimulationReport::new(label, record, start.elapsed().as_secs_f64())
     }
-}
-
-fn progress_bar(requests: u64, policy: &'static str) -> ProgressBar {
-    let style = "{prefix:<14}{elapsed_precise} {bar:40} {pos}/{len} requests, {msg}";
-    let style = ProgressStyle::with_template(style).expect("the template is well formed");
-    ProgressBar::new(requests)
-        .with_style(style)
-        .with_prefix(policy)
 }

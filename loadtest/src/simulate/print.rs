@@ -7,10 +7,11 @@ use crate::latency::Percentiles;
 
 impl fmt::Display for SimulationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let label = &self.label;
         writeln!(
             f,
             "workload {}, policy {}, seed {}, load {:.2} ({:.3} sessions/s)",
-            self.workload, self.policy, self.seed, self.load, self.sessions_per_second,
+            label.workload, label.policy, label.seed, label.load, label.sessions_per_second,
         )?;
         writeln!(
             f,
@@ -154,7 +155,7 @@ pub(super) fn comparison(reports: &[SimulationReport]) -> String {
         let jain = jain.map_or("-".to_owned(), |fairness| format!("{:.3}", fairness.jain));
         text += &format!(
             "{:<16}{:>9}{:>10.1}{:>9.3}{:>10.1}{:>14.2}{:>11.3}{:>10.2}{jain:>7}{:>9.1}\n",
-            report.policy,
+            report.label.policy,
             report.complete(),
             report.output_tokens_per_second,
             report.goodput,
@@ -190,7 +191,7 @@ fn class_table(name: &str, reports: &[SimulationReport]) -> String {
         let (first, inter) = (class.first_token_seconds, class.inter_token_seconds);
         text += &format!(
             "{:<24}{:>22}{:>11}{:>20}{:>11}{:>11}\n",
-            report.policy,
+            report.label.policy,
             ms(first, |found| found.p50),
             ms(first, |found| found.p99),
             ms(inter, |found| found.p50),

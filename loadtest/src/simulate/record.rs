@@ -11,10 +11,8 @@ use hdrhistogram::Histogram;
 use sterna_scheduler::{FinishReason, Micros, Refusal, Row, Snapshot};
 
 use super::fairness::Fairness;
-use crate::latency::Latencies;
+use crate::latency::{Latencies, histogram};
 use crate::workload::{ChatTurn, Session, SessionClass, Workload};
-
-const GROWS: &str = "the histogram grows with its values";
 
 /// The latency objective. A complete answer that meets it is good.
 #[derive(Clone, Copy, Debug)]
@@ -144,12 +142,11 @@ impl SimulatedRequest {
 impl SimulationRecorder {
     /// Creates an empty record.
     pub(super) fn new(workload: &Workload, objective: Objective) -> SimulationRecorder {
-        let three_digits = || Histogram::new(3).expect("the histogram supports three digits");
         let class = |class: &SessionClass| ClassRecord {
             name: class.name,
-            first_token: Latencies::new(),
-            inter_token: Latencies::new(),
-            steps_to_first_token: three_digits(),
+            first_token: Latencies::default(),
+            inter_token: Latencies::default(),
+            steps_to_first_token: histogram(),
             complete: 0,
             prefix: PrefixTokens::default(),
         };
@@ -162,8 +159,8 @@ impl SimulationRecorder {
             refusals: BTreeMap::new(),
             totals: Totals::default(),
             steps: StepHistograms {
-                scheduling: three_digits(),
-                prediction: three_digits(),
+                scheduling: histogram(),
+                prediction: histogram(),
             },
             seen: HashSet::new(),
         }
@@ -242,7 +239,7 @@ impl SimulationRecorder {
             class.first_token.record_micros(wait);
             // The current step is not counted in the totals yet.
             let steps = self.totals.steps + 1 - request.steps_before;
-            class.steps_to_first_token.record(steps).expect(GROWS);
+            class.steps_to_first_token += steps;
             self.first_tokens.push((request.tenant, wait as f32 / 1e6));
         } else {
             class.inter_token.record_micros(at - answer.last_token);
@@ -257,10 +254,9 @@ impl SimulationRecorder {
     pub(super) fn step(&mut self, scheduling: Duration, predicted: Micros, nanos: u64) {
         self.totals.steps += 1;
         self.totals.busy_nanos += nanos;
-        let scheduling = scheduling.as_nanos() as u64;
-        self.steps.scheduling.record(scheduling).expect(GROWS);
+        self.steps.scheduling += scheduling.as_nanos() as u64;
         if let Some(ratio) = nanos.checked_div(predicted) {
-            self.steps.prediction.record(ratio).expect(GROWS);
+            self.steps.prediction += ratio;
         }
     }
 

@@ -11,12 +11,8 @@ use crate::latency::Percentiles;
 /// The figures of one policy on one workload. Times are virtual seconds, except where noted.
 #[derive(Serialize)]
 pub(crate) struct SimulationReport {
-    pub(super) workload: &'static str,
-    pub(super) policy: &'static str,
-    pub(super) seed: u64,
-    /// Machine seconds of work that arrive per second.
-    pub(super) load: f64,
-    pub(super) sessions_per_second: f64,
+    #[serde(flatten)]
+    pub(super) label: RunLabel,
     /// The number of requests by how they ended.
     pub(super) ends: BTreeMap<&'static str, u64>,
     /// The number of rejected requests by reason.
@@ -99,18 +95,23 @@ pub(super) struct StepQuantiles {
 }
 
 /// Identifies a run in its report.
+#[derive(Serialize)]
 pub(super) struct RunLabel {
     pub(super) workload: &'static str,
     pub(super) policy: &'static str,
     pub(super) seed: u64,
+    /// Machine seconds of work that arrive per second.
     pub(super) load: f64,
     pub(super) sessions_per_second: f64,
-    pub(super) wall_seconds: f64,
 }
 
 impl SimulationReport {
-    /// Computes the figures of a finished run.
-    pub(super) fn new(label: &RunLabel, mut record: SimulationRecorder) -> SimulationReport {
+    /// Computes the figures of a finished run that took `wall_seconds`.
+    pub(super) fn new(
+        label: RunLabel,
+        mut record: SimulationRecorder,
+        wall_seconds: f64,
+    ) -> SimulationReport {
         let totals = record.totals;
         let seconds = totals.end as f64 / 1e6;
         let busy_seconds = totals.busy_nanos as f64 / 1e9;
@@ -121,12 +122,8 @@ impl SimulationReport {
         };
         let has_predictions = !record.steps.prediction.is_empty();
         SimulationReport {
-            workload: label.workload,
-            policy: label.policy,
-            seed: label.seed,
-            load: label.load,
-            sessions_per_second: label.sessions_per_second,
-            wall_seconds: label.wall_seconds,
+            label,
+            wall_seconds,
             seconds,
             busy_seconds,
             steps: totals.steps,

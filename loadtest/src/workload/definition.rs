@@ -133,16 +133,18 @@ impl Workload {
         self.classes.iter().map(end).max().unwrap_or(0)
     }
 
-    /// Returns the index of the class `name`, or an error that lists the classes.
-    pub(crate) fn class_index(&self, name: &str) -> Result<usize, String> {
-        let index = self.classes.iter().position(|class| class.name == name);
-        index.ok_or_else(|| {
-            let names: Vec<&str> = self.classes.iter().map(|class| class.name).collect();
-            format!(
-                "--only: workload {} has no class '{name}'; its classes are: {}",
-                self.name,
-                names.join(", ")
-            )
+    /// Returns the index of the class that the flag `--only` names, if it is given.
+    ///
+    /// # Errors
+    /// If the workload has no such class. The error lists the classes.
+    pub(crate) fn only_class(&self, only: Option<&str>) -> Result<Option<usize>, String> {
+        let Some(name) = only else { return Ok(None) };
+        let names: Vec<&str> = self.classes.iter().map(|class| class.name).collect();
+        let index = names.iter().position(|class| *class == name);
+        index.map(Some).ok_or_else(|| {
+            let names = names.join(", ");
+            let workload = self.name;
+            format!("--only: workload {workload} has no class '{name}'; its classes are: {names}")
         })
     }
 

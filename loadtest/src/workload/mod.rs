@@ -15,7 +15,7 @@ mod trace;
 
 pub(crate) use definition::{CONTEXT, Disconnects, SessionClass, SharedPrefix, Workload};
 pub(crate) use distributions::{Count, stream};
-pub(crate) use named::{NAMES, named};
+pub(crate) use named::{all, named, names};
 #[cfg(test)]
 pub(crate) use session::token;
 pub(crate) use session::{ChatTurn, STOP, SeededText, Session};

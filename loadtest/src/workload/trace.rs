@@ -155,7 +155,7 @@ impl ClassSessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{NAMES, STOP, named};
+    use crate::workload::{STOP, named, names};
 
     fn sessions(name: &str, seed: u64) -> Vec<Session> {
         let workload = named(name).unwrap();
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn equal_seeds_give_equal_traces() {
-        for name in NAMES {
+        for name in names() {
             assert_eq!(sessions(name, 7), sessions(name, 7), "{name}");
             assert_ne!(sessions(name, 7), sessions(name, 8), "{name}");
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use reqwest::RequestBuilder;
+use reqwest::{RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::outcome::{ChatOutcome, Failure};
@@ -14,6 +14,7 @@ pub(super) struct ChatClient {
     http: reqwest::Client,
     base: String,
     model: String,
+    key: Option<String>,
     options: ChatOptions,
 }
 
@@ -54,11 +55,12 @@ pub(super) struct Disconnect {
 
 impl ChatClient {
     /// Creates a client of the server at `url`, with or without `/v1`. If `model` is omitted, the
-    /// client uses the first model that the server lists.
+    /// client uses the first model that the server lists. Requests outside a session have the API
+    /// key `key`.
     pub(super) async fn connect(
         url: &str,
         model: Option<String>,
-        key: Option<&str>,
+        key: Option<String>,
         options: ChatOptions,
     ) -> Result<ChatClient, Failure> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
@@ -67,36 +69,34 @@ impl ChatClient {
             .no_proxy()
             .build()
             .map_err(connection)?;
-        let model = match model {
-            Some(model) => model,
-            None => first_model(&http, &base, key).await?,
-        };
-        Ok(ChatClient {
+        let mut client = ChatClient {
             http,
             base,
-            model,
+            model: String::new(),
+            key,
             options,
-        })
+        };
+        client.model = match model {
+            Some(model) => model,
+            None => client.first_model().await?,
+        };
+        Ok(client)
     }
 
     /// Returns the server's metrics in Prometheus's text format.
-    pub(super) async fn metrics(&self, key: Option<&str>) -> Result<String, Failure> {
-        let bytes = get(&self.http, &format!("{}/metrics", self.base), key).await?;
+    pub(super) async fn metrics(&self) -> Result<String, Failure> {
+        let bytes = self.get("/metrics").await?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Returns the length of the prompt with this user message, as the server counts it.
-    pub(super) async fn prompt_tokens(
-        &self,
-        user: String,
-        key: Option<&str>,
-    ) -> Result<u64, Failure> {
+    pub(super) async fn prompt_tokens(&self, user: String) -> Result<u64, Failure> {
         let request = ChatRequest {
             messages: vec![("user", user)],
             max_tokens: 1,
             sampling_seed: 0,
             disconnect: None,
-            key: key.map(str::to_owned),
+            key: self.key.clone(),
         };
         match self.chat(&request).await {
             ChatOutcome::Complete(answer) => Ok(answer.usage.prompt_tokens),
@@ -126,10 +126,7 @@ impl ChatClient {
     fn post(&self, request: &ChatRequest) -> RequestBuilder {
         let url = format!("{}/v1/chat/completions", self.base);
         let post = self.http.post(url).json(&self.body(request));
-        match &request.key {
-            Some(key) => post.bearer_auth(key),
-            None => post,
-        }
+        with_key(post, request.key.as_ref())
     }
 
     fn body(&self, request: &ChatRequest) -> Value {
@@ -148,18 +145,46 @@ impl ChatClient {
         }
         body
     }
+
+    async fn first_model(&self) -> Result<String, Failure> {
+        let list: Value = serde_json::from_slice(&self.get("/v1/models").await?)
+            .map_err(|error| Failure::Protocol(format!("/v1/models: {error}")))?;
+        let model = list["data"][0]["id"].as_str();
+        let model = model.ok_or_else(|| Failure::Protocol("/v1/models lists no model".into()))?;
+        Ok(model.to_owned())
+    }
+
+    /// Returns the body of a GET request.
+    async fn get(&self, path: &str) -> Result<Vec<u8>, Failure> {
+        let get = self.http.get(format!("{}{path}", self.base));
+        let response = send(with_key(get, self.key.as_ref())).await?;
+        Ok(response.bytes().await.map_err(connection)?.into())
+    }
+}
+
+fn with_key(request: RequestBuilder, key: Option<&String>) -> RequestBuilder {
+    match key {
+        Some(key) => request.bearer_auth(key),
+        None => request,
+    }
+}
+
+/// Sends a request. Every status except 200 is a failure.
+async fn send(request: RequestBuilder) -> Result<Response, Failure> {
+    let response = request.send().await.map_err(connection)?;
+    let status = response.status();
+    if status != StatusCode::OK {
+        let body = response.bytes().await.map_err(connection)?;
+        return Err(Failure::Status(status.as_u16(), error_code(&body)));
+    }
+    Ok(response)
 }
 
 /// Sends a request and reads its stream. Disconnects after `pieces` pieces of text, if given.
 /// After `[DONE]` the body must end too.
 async fn read(sending: RequestBuilder, pieces: Option<u32>) -> Result<ChatOutcome, Failure> {
     let sent = Instant::now();
-    let mut response = sending.send().await.map_err(connection)?;
-    if response.status() != reqwest::StatusCode::OK {
-        let status = response.status().as_u16();
-        let body = response.bytes().await.map_err(connection)?;
-        return Err(Failure::Status(status, error_code(&body)));
-    }
+    let mut response = send(sending).await?;
     let mut parser = SseParser::default();
     let mut stream = AnswerStream::default();
     loop {
@@ -175,36 +200,6 @@ async fn read(sending: RequestBuilder, pieces: Option<u32>) -> Result<ChatOutcom
             stream.event(&event, now)?;
         }
     }
-}
-
-async fn first_model(
-    http: &reqwest::Client,
-    base: &str,
-    key: Option<&str>,
-) -> Result<String, Failure> {
-    let bytes = get(http, &format!("{base}/v1/models"), key).await?;
-    let list: Value = serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::Protocol(format!("/v1/models: {error}")))?;
-    let model = list["data"][0]["id"].as_str();
-    model
-        .map(str::to_owned)
-        .ok_or_else(|| Failure::Protocol("/v1/models lists no model".into()))
-}
-
-/// Returns the body of a GET request whose status is 200.
-async fn get(http: &reqwest::Client, url: &str, key: Option<&str>) -> Result<Vec<u8>, Failure> {
-    let request = http.get(url);
-    let request = match key {
-        Some(key) => request.bearer_auth(key),
-        None => request,
-    };
-    let response = request.send().await.map_err(connection)?;
-    let status = response.status();
-    let bytes = response.bytes().await.map_err(connection)?;
-    if status != reqwest::StatusCode::OK {
-        return Err(Failure::Status(status.as_u16(), error_code(&bytes)));
-    }
-    Ok(bytes.into())
 }
 
 /// Returns the innermost cause, such as "connection refused". The outer ones repeat the address.
