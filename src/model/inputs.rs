@@ -117,7 +117,7 @@ impl Inputs {
         let width = residual.len() / tokens;
         let residuals = split_rows(residual, width, shares.clone());
         let parts = shares.zip(floats).zip(residuals).zip(&mut workers.scratch);
-        let parts = parts.map(|(((tokens, floats), residual), scratch)| WorkerRows {
+        let parts = parts.map(|(((tokens, floats), residual), scratch)| FillTask {
             tokens,
             streams: streams.each_mut().map(|stream| stream.as_mut()?.next()),
             floats,
@@ -132,8 +132,8 @@ impl Inputs {
     }
 }
 
-/// The rows that one worker makes.
-struct WorkerRows<'a> {
+/// The rows that one worker makes, and the memory that it uses.
+struct FillTask<'a> {
     tokens: Range<usize>,
     streams: [Option<QuantizedTokensMut<'a>>; MAX_STREAMS],
     floats: &'a mut [f32],
@@ -142,7 +142,7 @@ struct WorkerRows<'a> {
     scratch: &'a mut Scratch,
 }
 
-impl WorkerRows<'_> {
+impl FillTask<'_> {
     fn fill(mut self, kernels: Kernels, format: &InputFormat<'_>, write: impl Fn(InputBlock<'_>)) {
         let columns = format.columns;
         let Scratch { rows, spare, .. } = self.scratch;
