@@ -80,9 +80,7 @@ impl<'m> Pending<'m> {
         norm: &Norm,
         projections: &'m Projections,
     ) -> InputRows<'m> {
-        let StepBuffers {
-            inputs, products, ..
-        } = &mut *self.buffers;
+        let (inputs, products) = (&mut self.buffers.inputs, &self.buffers.products);
         let before = inputs.tokens();
         let pending = (self.output).map(|output| output.product(0, products, before));
         let (kernels, format) = (context.workers.kernels, projections.input_format());
@@ -103,10 +101,8 @@ impl<'m> Pending<'m> {
     /// Adds the pending output to `residual`.
     pub(super) fn add(self, context: &mut ForwardContext<'_>, residual: &mut [f32]) {
         if let Some(output) = self.output {
-            let StepBuffers {
-                inputs, products, ..
-            } = self.buffers;
-            let pending = output.product(0, products, inputs.tokens());
+            let tokens = self.buffers.inputs.tokens();
+            let pending = output.product(0, &self.buffers.products, tokens);
             pending.add_to_all(context.workers, residual);
         }
         context.profile.end(Stage::Rows);
@@ -134,9 +130,7 @@ impl<'m> InputRows<'m> {
         workers: &mut Workers,
         next: impl Fn(usize) -> I + Sync,
     ) -> Projected<'m> {
-        let StepBuffers {
-            inputs, products, ..
-        } = &mut *self.buffers;
+        let (inputs, products) = (&self.buffers.inputs, &mut self.buffers.products);
         (self.projections).multiply_and_prefetch(workers, inputs, products, next);
         Projected {
             buffers: self.buffers,
@@ -150,9 +144,7 @@ impl<'m> InputRows<'m> {
         context: &mut ForwardContext<'_>,
         activation: Activation,
     ) -> Gated<'m> {
-        let StepBuffers {
-            inputs, products, ..
-        } = &mut *self.buffers;
+        let (inputs, products) = (&self.buffers.inputs, &mut self.buffers.products);
         (self.projections).multiply_gated(context.workers, inputs, activation, products);
         context.profile.end(Stage::Products);
         Gated {
@@ -171,10 +163,8 @@ pub(super) struct Projected<'m> {
 impl<'m> Projected<'m> {
     /// Returns the product of linear `index`.
     pub(super) fn product(&self, index: usize) -> Product<'_> {
-        let StepBuffers {
-            inputs, products, ..
-        } = &*self.buffers;
-        (self.projections).product(index, products, inputs.tokens())
+        let tokens = self.buffers.inputs.tokens();
+        (self.projections).product(index, &self.buffers.products, tokens)
     }
 
     /// Returns the product of the only linear as pending for the residual.
@@ -188,13 +178,10 @@ impl<'m> Projected<'m> {
     /// Calls `attend(queries, attended)`, which writes what attention makes of the queries. The
     /// queries are the product of the first linear.
     pub(super) fn attend(self, attend: impl FnOnce(Product<'_>, &mut [f32])) -> Attended<'m> {
-        let StepBuffers {
-            inputs,
-            products,
-            attended,
-        } = &mut *self.buffers;
-        let queries = self.projections.product(0, products, inputs.tokens());
-        attend(queries, &mut attended[..queries.tokens * queries.rows]);
+        let buffers = &mut *self.buffers;
+        let tokens = buffers.inputs.tokens();
+        let queries = self.projections.product(0, &buffers.products, tokens);
+        attend(queries, &mut buffers.attended[..tokens * queries.rows]);
         Attended {
             buffers: self.buffers,
         }
@@ -216,24 +203,18 @@ impl<'m> Attended<'m> {
         norm: Option<&Norm>,
         gather: impl Fn(&[f32], usize, &mut [f32]) + Sync,
     ) -> InputRows<'m> {
-        let StepBuffers {
-            inputs, attended, ..
-        } = &mut *self.buffers;
-        let attended = &attended[..];
+        let (inputs, attended) = (&mut self.buffers.inputs, &self.buffers.attended[..]);
+        let tokens = inputs.tokens();
         let (kernels, format) = (context.workers.kernels, projections.input_format());
-        inputs.fill(
-            context.workers,
-            &format,
-            inputs.tokens(),
-            |token, row, spare| match norm {
-                Some(norm) => {
-                    let spare = &mut spare[..row.len()];
-                    gather(attended, token, spare);
-                    norm.apply(kernels, spare, row);
-                }
-                None => gather(attended, token, row),
-            },
-        );
+        let write_row = |token, row: &mut [f32], spare: &mut [f32]| match norm {
+            Some(norm) => {
+                let spare = &mut spare[..row.len()];
+                gather(attended, token, spare);
+                norm.apply(kernels, spare, row);
+            }
+            None => gather(attended, token, row),
+        };
+        inputs.fill(context.workers, &format, tokens, write_row);
         context.profile.end(Stage::Rows);
         InputRows {
             buffers: self.buffers,
@@ -256,9 +237,7 @@ impl<'m> Gated<'m> {
         projections: &'m Projections,
         norm: Option<&Norm>,
     ) -> InputRows<'m> {
-        let StepBuffers {
-            inputs, products, ..
-        } = &mut *self.buffers;
+        let (inputs, products) = (&mut self.buffers.inputs, &self.buffers.products);
         let tokens = inputs.tokens();
         // The gated values take the place of the gate's product.
         let gated = self.gate_up.product(0, products, tokens);
