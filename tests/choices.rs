@@ -32,13 +32,18 @@ fn body(more: Value) -> Value {
     )
 }
 
-/// Returns a request with random draws, token ids and log-probabilities. The token that makes a step
-/// fail is forbidden.
+/// Returns a request with random draws, token ids and log-probabilities. The token that makes a
+/// step fail is forbidden.
 fn drawn(path: &str, more: Value) -> Value {
     let logprobs = if path == CHAT { json!(true) } else { json!(2) };
     body(merged(
-        json!({"temperature": 2, "max_tokens": 30, "logit_bias": {POISON.to_string(): -100}, "return_token_ids": true,
-            "logprobs": logprobs}),
+        json!({
+            "temperature": 2,
+            "max_tokens": 30,
+            "logit_bias": {POISON.to_string(): -100},
+            "return_token_ids": true,
+            "logprobs": logprobs,
+        }),
         more,
     ))
 }
@@ -72,8 +77,8 @@ async fn wait_until_idle(server: &Server) {
     server.until("nothing runs or waits", idle).await;
 }
 
-/// Returns the text, tokens, log-probabilities and finish reasons of a stream's choices, in the form
-/// of an answer that is not streamed.
+/// Returns the text, tokens, log-probabilities and finish reasons of a stream's choices, in the
+/// form of an answer that is not streamed.
 fn assembled(events: &[Value], count: usize) -> Vec<(String, Vec<Value>, Vec<Value>, Value)> {
     let mut choices = vec![(String::new(), Vec::new(), Vec::new(), Value::Null); count];
     for event in events {
@@ -176,7 +181,9 @@ async fn greedy_choices_are_all_the_same_and_the_prompt_counts_once() {
     let prompt_tokens = alone["usage"]["prompt_tokens"].as_u64().unwrap();
     let text = server.script(prompt_tokens as usize, 9);
     let expected: Vec<Value> = (0..8)
-        .map(|index| json!({"index": index, "text": text, "logprobs": null, "finish_reason": "length"}))
+        .map(|index| {
+            json!({"index": index, "text": text, "logprobs": null, "finish_reason": "length"})
+        })
         .collect();
     assert_eq!(answer["choices"], json!(expected));
     let usage = &answer["usage"];
@@ -195,7 +202,13 @@ async fn greedy_choices_are_all_the_same_and_the_prompt_counts_once() {
 async fn streamed_choices_interleave_and_the_stream_ends_once() {
     let server = Server::new();
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
-    let request = json!({"n": 3, "max_tokens": 60, "stream": true, "stream_options": options, "return_token_ids": true});
+    let request = json!({
+        "n": 3,
+        "max_tokens": 60,
+        "stream": true,
+        "stream_options": options,
+        "return_token_ids": true,
+    });
     let events = server.chat(request.clone()).await.events();
     for (index, event) in events[..3].iter().enumerate() {
         let choice = &event["choices"][0];

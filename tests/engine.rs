@@ -225,6 +225,15 @@ impl Running {
         value.parse().expect("the value is a number")
     }
 
+    /// Returns the number of requests that finished for a reason.
+    #[track_caller]
+    fn finished(&self, reason: &str) -> f64 {
+        self.metric(&format!(
+            "vllm:request_success_total{{model_name=\"recorder\",engine=\"0\",\
+             finished_reason=\"{reason}\"}}"
+        ))
+    }
+
     /// Serves one more request, which comes after all earlier messages. Then the engine is empty.
     async fn assert_empty(&self) {
         let probe = self.handle.submit(request(&[1, 2, 3], 2));
@@ -422,7 +431,7 @@ async fn an_answer_ends_at_a_stop_token_or_at_its_length() {
     let answer = Answer::of(running.handle.submit(too_short_to_stop).unwrap()).await;
     assert_eq!(answer.tokens.len(), 12);
     assert!(answer.tokens.iter().all(|output| output.token != stop));
-    assert_eq!(running.metric("vllm:request_success_total{model_name=\"recorder\",engine=\"0\",finished_reason=\"stop\"}"), 1.0);
+    assert_eq!(running.finished("stop"), 1.0);
 }
 
 #[tokio::test]
@@ -717,7 +726,7 @@ async fn a_panicking_step_fails_its_requests_and_serving_continues() {
         assert_eq!(answer.tokens, []);
         running.assert_empty().await;
     }
-    assert_eq!(running.metric("vllm:request_success_total{model_name=\"recorder\",engine=\"0\",finished_reason=\"error\"}"), 3.0);
+    assert_eq!(running.finished("error"), 3.0);
     running.stop().await.unwrap();
 }
 

@@ -63,7 +63,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// For figures that are published.
+    /// The effort for published figures.
     pub const FULL: Effort = Effort {
         min_repetitions: 3,
         repetitions: 5,
@@ -72,7 +72,7 @@ impl Effort {
         steps: MAX_STEPS,
         repetition: Duration::from_millis(800),
     };
-    /// For a first look.
+    /// The effort for a first look.
     pub const QUICK: Effort = Effort {
         min_repetitions: 2,
         repetitions: 2,
@@ -81,7 +81,7 @@ impl Effort {
         steps: 8,
         repetition: Duration::from_millis(300),
     };
-    /// For tests: everything once.
+    /// The effort for tests: everything runs once.
     pub const SMOKE: Effort = Effort {
         min_repetitions: 1,
         repetitions: 1,

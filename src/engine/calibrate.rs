@@ -1,9 +1,9 @@
 //! Measures the cost of a step: times a few hand-built steps before the engine takes requests.
 //!
 //! The steps write into pages that are all free, so no request reads what they wrote. The steps
-//! with a long history do not compute that history: they read memory that nobody wrote. Caches
-//! serve such memory faster than a real history, and the scheduler corrects its predictions by the
-//! times of real steps.
+//! with a long history do not compute that history: they read unwritten memory. Caches serve such
+//! memory faster than a real history, and the scheduler corrects its predictions by the times of
+//! real steps.
 
 use std::time::{Duration, Instant};
 

@@ -119,7 +119,7 @@ impl BatchSampler {
         &self.draws
     }
 
-    /// Returns the draws of the last call of `sample` that nobody has taken.
+    /// Returns the draws of the last call of `sample`, unless they were taken.
     pub(super) fn draws(&self) -> &[Draw] {
         &self.draws
     }

@@ -250,6 +250,19 @@ fn a_draw_depends_on_seed_and_position_only() {
     assert!(at_positions.iter().any(|token| *token != at_positions[0]));
 }
 
+/// Seeded answers must stay the same from one version to the next.
+#[test]
+fn the_random_numbers_of_seeds_and_positions_are_fixed() {
+    for (seed, position, bits) in [
+        (0, 0, 5_876_733_520_225_071_u64),
+        (42, 7, 6_617_773_565_905_164),
+        (u64::MAX, 1000, 305_201_395_430_618),
+    ] {
+        let expected = bits as f64 / (1_u64 << 53) as f64;
+        assert_eq!(uniform(seed, position), expected);
+    }
+}
+
 #[test]
 fn uniform_is_flat_over_positions_and_seeds() {
     for axis in 0..2 {
