@@ -254,6 +254,7 @@ mod tests {
             predicted: Duration::ZERO,
             calibrated: Duration::ZERO,
             drawn_at: Instant::now(),
+            panicked: false,
         };
         Repetition {
             steps: vec![step; 2],

@@ -89,9 +89,13 @@ impl<'a, F: Forward> Direct<'a, F> {
     }
 
     /// Runs one step. Returns `None` if nothing runs or waits.
+    ///
+    /// # Panics
+    /// If the model or the sampler panics, because no figure of such a step is true.
     pub fn step(&mut self) -> Option<StepOutcome> {
         let params = &self.params;
         let outcome = self.steps.step(Instant::now(), |id| &params[&id])?;
+        assert!(!outcome.panicked, "a step panicked; the log says why");
         for event in self.steps.scheduler.events() {
             if let Event::Finished { id, .. } = event {
                 self.params.remove(&id);
@@ -168,5 +172,16 @@ mod tests {
         assert!(direct.step().is_some());
         direct.clear();
         assert!(direct.step().is_none());
+    }
+    #[test]
+    #[should_panic(expected = "a step panicked")]
+    fn a_panic_of_the_model_reaches_the_caller() {
+        let mut model = toy::model(1);
+        let mut direct = Direct::new(&mut model, LIMITS, Policy::default());
+        let no_such_token = vec![TokenId::MAX];
+        direct
+            .submit(no_such_token, 2, SamplingParams::default())
+            .unwrap();
+        direct.step();
     }
 }

@@ -36,6 +36,8 @@ pub struct StepOutcome {
     pub calibrated: Duration,
     /// When the tokens were drawn.
     pub drawn_at: Instant,
+    /// The model or the sampler panicked, and the requests of the step have failed.
+    pub panicked: bool,
 }
 
 /// The amount of work in a step.
@@ -99,6 +101,7 @@ impl<F: Forward> StepLoop<F> {
         }));
         let drawn_at = Instant::now();
         let forwarded = *computed.as_ref().unwrap_or(&drawn_at);
+        let panicked = computed.is_err();
         match computed {
             Ok(_) => {
                 let draws = self.runner.sampler().draws();
@@ -123,6 +126,7 @@ impl<F: Forward> StepLoop<F> {
             predicted,
             calibrated,
             drawn_at,
+            panicked,
         })
     }
 }
