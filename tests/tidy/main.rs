@@ -1,15 +1,19 @@
-//! Is the house in order? Arrows between modules, the list of files with `unsafe`, first lines, names.
+//! Checks the structure of the repository: arrows between modules, files with `unsafe`, headers,
+//! names, circles and the width of lines.
 
 #![allow(
     clippy::unwrap_used,
     reason = "a test that unwraps fails, as it should"
 )]
 
-use std::collections::BTreeSet;
+mod circles;
+mod lines;
+mod names;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Which modules of `src/` each module may use. `main.rs` builds everything and may use all.
+/// The modules of `src/` that each module may use. `main.rs` may use all.
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["engine", "text", "metrics", "tenants"]),
     (
@@ -33,7 +37,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("text", &[]),
 ];
 
-/// Which packages of ours, or with one prescribed home, may be named where (paths from the repository's root).
+/// The paths, from the root, where each of our crates and each package with one home may be named.
 const HOMES: &[(&str, &[&str])] = &[
     (
         "sterna_kernels",
@@ -157,7 +161,7 @@ fn packages_stay_in_their_homes() {
             assert!(
                 !named
                     || homes.iter().any(|home| source.path.starts_with(home))
-                    || is_this_file(&source.path),
+                    || is_tidy(&source.path),
                 "{}: {package} has its home in {homes:?}",
                 source.path
             );
@@ -170,7 +174,7 @@ fn unsafe_stands_only_where_the_architecture_lists_it() {
     for source in rust_files() {
         let has = code_lines(&source.text)
             .any(|line| UNSAFE_FORMS.iter().any(|form| line.contains(form)));
-        let listed = UNSAFE_FILES.contains(&source.path.as_str()) || is_this_file(&source.path);
+        let listed = UNSAFE_FILES.contains(&source.path.as_str()) || is_tidy(&source.path);
         assert!(
             !has || listed,
             "{}: unsafe is not allowed here",
@@ -219,30 +223,10 @@ fn nothing_is_left_open() {
         "#[ignore",
         "allow(dead_code)",
     ];
-    for source in rust_files().filter(|source| !is_this_file(&source.path)) {
+    for source in rust_files().filter(|source| !is_tidy(&source.path)) {
         for mark in marks {
             assert!(!source.text.contains(mark), "{}: {mark}", source.path);
         }
-    }
-}
-
-#[test]
-fn no_file_is_named_for_no_idea() {
-    let banned: BTreeSet<&str> = [
-        "utils", "util", "common", "helpers", "helper", "manager", "misc", "types",
-    ]
-    .into();
-    for source in rust_files() {
-        let path = Path::new(&source.path);
-        let stem = path
-            .file_stem()
-            .and_then(|stem| stem.to_str())
-            .unwrap_or_default();
-        assert!(
-            !banned.contains(stem),
-            "{}: name it for its idea",
-            source.path
-        );
     }
 }
 
@@ -261,24 +245,27 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The repository's Rust files, by path from the root.
+/// Returns the repository's Rust files.
 fn rust_files() -> impl Iterator<Item = Source> {
+    text_files(&["rs"])
+}
+
+/// Returns the Rust files of the product: no tests, no benchmarks.
+fn product_files() -> impl Iterator<Item = Source> {
+    let folders = ["src/", "scheduler/src/", "kernels/src/", "loadtest/src/"];
+    rust_files().filter(move |source| {
+        let in_product = folders.iter().any(|folder| source.path.starts_with(folder));
+        let stem = source.path.trim_end_matches(".rs");
+        let for_tests = ["/tests", "/reference", "/random"];
+        in_product && !for_tests.iter().any(|name| stem.ends_with(name))
+    })
+}
+
+/// Returns the repository's files with one of these extensions.
+fn text_files(extensions: &[&str]) -> impl Iterator<Item = Source> + use<> {
     let mut paths = Vec::new();
-    for folder in [
-        "src",
-        "scheduler",
-        "kernels",
-        "benches",
-        "loadtest",
-        "tests",
-    ] {
-        collect(&root().join(folder), &mut paths);
-    }
-    assert!(
-        paths.len() > 20,
-        "the walk found only {} files",
-        paths.len()
-    );
+    collect(&root(), extensions, &mut paths);
+    assert!(!paths.is_empty(), "the walk found no {extensions:?} files");
     paths.into_iter().map(|path| Source {
         text: fs::read_to_string(&path).unwrap(),
         path: path
@@ -290,14 +277,21 @@ fn rust_files() -> impl Iterator<Item = Source> {
     })
 }
 
-fn collect(folder: &Path, paths: &mut Vec<PathBuf>) {
+fn collect(folder: &Path, extensions: &[&str], paths: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
         if path.is_dir() {
-            if path.file_name().is_some_and(|name| name != "target") {
-                collect(&path, paths);
+            if name != "target" && name != "fixtures" && !name.starts_with('.') {
+                collect(&path, extensions, paths);
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path
+            .extension()
+            .is_some_and(|own| extensions.iter().any(|e| own == *e))
+        {
             paths.push(path);
         }
     }
@@ -352,6 +346,6 @@ fn names_package(line: &str, package: &str) -> bool {
         || line.starts_with(&format!("{package}::"))
 }
 
-fn is_this_file(path: &str) -> bool {
+fn is_tidy(path: &str) -> bool {
     path.starts_with("tests/tidy/")
 }
