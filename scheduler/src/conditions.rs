@@ -1,7 +1,7 @@
 //! What every decision depends on besides the requests themselves.
 
 use crate::cost::Predictor;
-use crate::{CostModel, Limits, Micros, Nanos, Policy, StepShape};
+use crate::{CostModel, Limits, Micros, Policy};
 
 /// The limits, the policy, the predicted speed of the machine, and the time.
 ///
@@ -37,11 +37,6 @@ impl Conditions {
 
     pub(crate) fn calibrate(&mut self, model: CostModel) {
         self.predictor = Predictor::new(model);
-    }
-
-    /// Learns from how long a step took.
-    pub(crate) fn observe(&mut self, step: StepShape, actual: Nanos) {
-        self.predictor.observe(step, actual);
     }
 
     pub(crate) fn drain(&mut self) {

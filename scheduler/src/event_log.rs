@@ -1,29 +1,17 @@
 //! What has happened: events for the caller to collect, and counts since the start.
 
-use crate::{Event, SequenceId};
+use crate::{Event, SequenceId, Snapshot};
 
 /// Events that the caller has not collected yet, and counts.
 #[derive(Default)]
 pub(crate) struct EventLog {
     events: Vec<Event>,
-    counts: EventCounts,
-}
-
-/// Counts since the start. `Snapshot` explains each of them.
-#[derive(Clone, Default)]
-pub(crate) struct EventCounts {
-    pub(crate) prefix_queries: u64,
-    pub(crate) prefix_hits: u64,
-    pub(crate) preemptions: u64,
-    pub(crate) redirects: u64,
-    pub(crate) deferrals: u64,
-    pub(crate) copies: u64,
-    pub(crate) drafted: u64,
-    pub(crate) accepted: u64,
+    counts: Snapshot, // Only the fields that the methods below change.
 }
 
 impl EventLog {
-    pub(crate) fn counts(&self) -> &EventCounts {
+    /// Returns the counts of what was recorded. The other fields are 0.
+    pub(crate) fn counts(&self) -> &Snapshot {
         &self.counts
     }
 

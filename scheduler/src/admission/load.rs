@@ -10,6 +10,7 @@ use crate::{Band, Budget, Growth, StepShape};
 const PREFILL_PLACES: usize = 8;
 
 /// The load of the running sequences.
+#[derive(Default)]
 pub(super) struct RunningLoad {
     decodes: StepShape, // Of all sequences once they decode, except those of the batch band.
     batch_decodes: StepShape, // The same of the batch band.
@@ -19,12 +20,7 @@ pub(super) struct RunningLoad {
 
 impl RunningLoad {
     pub(super) fn of(state: &SchedulerState) -> RunningLoad {
-        let mut load = RunningLoad {
-            decodes: StepShape::default(),
-            batch_decodes: StepShape::default(),
-            promised_pages: 0,
-            prefills: 0,
-        };
+        let mut load = RunningLoad::default();
         for sequence in state.sequences.iter_running() {
             load.add(sequence, state);
         }

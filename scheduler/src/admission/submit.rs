@@ -2,7 +2,9 @@
 
 use crate::pages::common_prefix;
 use crate::state::SchedulerState;
-use crate::{Micros, Nanos, PAGE_TOKENS, Refusal, Request, SequenceId, StepShape, TenantId};
+use crate::{
+    Limits, Micros, Nanos, PAGE_TOKENS, Refusal, Request, SequenceId, StepShape, TenantId,
+};
 
 /// Running sequences that a new request is compared with.
 const COMPARED: usize = 8;
@@ -15,7 +17,12 @@ pub(crate) fn submit(state: &mut SchedulerState, request: Request) -> Result<Seq
     check_possible(state, &request)?;
     let (tenant, len) = (request.tenant, request.prompt.len());
     let public = &state.queue.tenant(tenant).policy.public;
-    let cached = state.pool.find(tenant, public, &request.prompt).count() * PAGE_TOKENS;
+    let cached = state
+        .pool
+        .tree()
+        .find(tenant, public, &request.prompt)
+        .count()
+        * PAGE_TOKENS;
     let uncached = len - cached.min(len - 1);
     let expected_uncached = uncached.min(len - prefix_on_its_way(state, &request));
     let estimate = estimate(state, &request, expected_uncached);
@@ -48,8 +55,8 @@ fn longest_sequence(state: &SchedulerState, tenant: TenantId) -> u64 {
     let limits = &state.conditions.limits;
     let cap = state.queue.tenant(tenant).policy.max_pages;
     let pages = cap.min(limits.pages - state.pool.reserved());
-    let memory = u64::from(pages) * PAGE_TOKENS as u64;
-    memory.min(u64::from(limits.max_sequence_tokens))
+    let limits = limits.clone();
+    Limits { pages, ..limits }.longest_sequence()
 }
 
 /// Returns how many tokens of a prompt, in whole pages, the last waiting request of its tenant or a
@@ -114,22 +121,14 @@ fn check_capacity(
         return Err(Refusal::Overloaded { retry_after });
     }
     let latest = request.first_token_within.unwrap_or(Micros::MAX);
-    let prefill = state
-        .conditions
-        .predictor
-        .prefill_time(request.prompt.len(), uncached)
-        / 1000;
-    let expected = prefill + expected_wait(state, request.tenant);
+    let predictor = &state.conditions.predictor;
+    let prefill = predictor.prefill_time(request.prompt.len(), uncached) / 1000;
+    // How long the waiting requests keep another request of this tenant from running.
+    let at_share = queue.time_at_share(request.tenant, tenant.queued_time);
+    let expected = prefill + at_share.min(queue.queued_time() / 1000);
     if expected > latest {
         let retry_after = (prefill <= latest).then(|| expected - latest);
         return Err(Refusal::Deadline { retry_after });
     }
     Ok(())
-}
-
-/// Returns how long the waiting requests keep another request of this tenant from running.
-fn expected_wait(state: &SchedulerState, tenant: TenantId) -> Micros {
-    let own = state.queue.tenant(tenant).queued_time;
-    let at_share = state.queue.time_at_share(tenant, own);
-    at_share.min(state.queue.queued_time() / 1000)
 }

@@ -136,40 +136,6 @@ impl CostModel {
         let rise = self.rows[knot + 1].saturating_sub(self.rows[knot]);
         self.rows[knot] + rise * (count - below) / below
     }
-
-    /// Returns the largest chunk after `history` earlier tokens, of at most `limit` tokens, with
-    /// which `base` fits the budget. Returns 0 if one token does not fit. `logits` tokens of the
-    /// chunk need logits.
-    pub(crate) fn largest_chunk(
-        &self,
-        budget: Nanos,
-        base: StepShape,
-        history: usize,
-        limit: usize,
-        logits: usize,
-    ) -> usize {
-        let fits = |tokens: u64| {
-            let chunk = StepShape::chunk(history, tokens as usize, logits);
-            self.predict(base.plus(chunk)) <= budget
-        };
-        largest(limit as u64, fits) as usize
-    }
-}
-
-/// Returns the largest number of `1..=limit` that fits, or 0 if 1 does not fit. No number may fit
-/// if a smaller one does not.
-fn largest(limit: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    let (mut fitting, mut left) = (0, limit);
-    while left > 0 {
-        let tried = fitting + left.div_ceil(2);
-        if fits(tried) {
-            left -= tried - fitting;
-            fitting = tried;
-        } else {
-            left = tried - fitting - 1;
-        }
-    }
-    fitting
 }
 
 #[cfg(test)]
@@ -191,30 +157,6 @@ pub(crate) mod tests {
             kilo_chunk_keys: random.below(100_000),
             head: random.below(3_000_000),
             logit: random.below(500_000),
-        }
-    }
-
-    #[test]
-    fn the_largest_chunk_is_that_of_trying_all_sizes() {
-        let mut random = Random::new(1);
-        for _ in 0..2000 {
-            let model = random_model(&mut random);
-            let base = match random.below(3) {
-                0 => StepShape::default(),
-                decodes => (0..decodes * 5).fold(StepShape::default(), |shape, _| {
-                    shape.plus(StepShape::decode(1 + random.below(4000) as usize))
-                }),
-            };
-            let (history, limit) = (random.below(4000) as usize, random.below(300) as usize);
-            let logits = random.below(2) as usize;
-            let cost = |tokens| model.predict(base.plus(StepShape::chunk(history, tokens, logits)));
-            let budget = random.below(cost(400) + 1);
-            let expected = (1..=limit).rev().find(|&tokens| cost(tokens) <= budget);
-            assert_eq!(
-                model.largest_chunk(budget, base, history, limit, logits),
-                expected.unwrap_or(0),
-                "{random:?} {model:?} {budget}"
-            );
         }
     }
 

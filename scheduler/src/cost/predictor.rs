@@ -47,7 +47,8 @@ impl Predictor {
     }
 
     /// Returns the length of the longest chunk after `history` tokens, up to `limit`, with which
-    /// `base` stays within `budget`.
+    /// `base` stays within `budget`. Returns 0 if one token does not fit. `logits` tokens of the
+    /// chunk need logits.
     pub(crate) fn largest_chunk(
         &self,
         budget: Nanos,
@@ -57,8 +58,10 @@ impl Predictor {
         logits: usize,
     ) -> usize {
         let budget = self.correction.unapply(budget);
-        self.model
-            .largest_chunk(budget, base, history, limit, logits)
+        largest(limit, |tokens| {
+            let chunk = StepShape::chunk(history, tokens, logits);
+            self.model.predict(base.plus(chunk)) <= budget
+        })
     }
 
     /// Divides the time of a step among its tokens and its rows of logits.
@@ -84,5 +87,53 @@ impl Predictor {
     pub(crate) fn observe(&mut self, step: StepShape, actual: Nanos) {
         let predicted = self.model.predict(step);
         self.correction.observe(predicted, actual);
+    }
+}
+
+/// Returns the largest number of `1..=limit` that fits, or 0 if 1 does not fit. No number may fit
+/// if a smaller one does not.
+fn largest(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut fitting, mut left) = (0, limit);
+    while left > 0 {
+        let tried = fitting + left.div_ceil(2);
+        if fits(tried) {
+            left -= tried - fitting;
+            fitting = tried;
+        } else {
+            left = tried - fitting - 1;
+        }
+    }
+    fitting
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_random::Random;
+
+    use super::*;
+    use crate::cost::model::tests::random_model;
+
+    #[test]
+    fn the_largest_chunk_is_that_of_trying_all_sizes() {
+        let mut random = Random::new(1);
+        for _ in 0..2000 {
+            let model = random_model(&mut random);
+            let base = match random.below(3) {
+                0 => StepShape::default(),
+                decodes => (0..decodes * 5).fold(StepShape::default(), |shape, _| {
+                    shape.plus(StepShape::decode(1 + random.below(4000) as usize))
+                }),
+            };
+            let (history, limit) = (random.below(4000) as usize, random.below(300) as usize);
+            let logits = random.below(2) as usize;
+            let cost = |tokens| model.predict(base.plus(StepShape::chunk(history, tokens, logits)));
+            let budget = random.below(cost(400) + 1);
+            let expected = (1..=limit).rev().find(|&tokens| cost(tokens) <= budget);
+            assert_eq!(
+                Predictor::new(model).largest_chunk(budget, base, history, limit, logits),
+                expected.unwrap_or(0),
+                "{random:?} {model:?} {budget}"
+            );
+        }
     }
 }

@@ -107,14 +107,9 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.tree.declared() as u32
     }
 
-    /// Returns the number of declared prefixes.
-    pub(crate) fn prefixes(&self) -> u32 {
-        self.tree.prefixes()
-    }
-
-    /// Returns how many of `tokens` are the start of one of the `public` prefixes, in whole pages.
-    pub(crate) fn public_tokens(&self, public: &[PublicPrefix], tokens: &[TokenId]) -> usize {
-        self.tree.public_pages(public, tokens) * PAGE_TOKENS
+    /// Returns the cached pages by their prefixes.
+    pub(crate) fn tree(&self) -> &PrefixTree<S> {
+        &self.tree
     }
 
     /// Returns the number of pages of each kind.
@@ -165,42 +160,6 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         let others = others.filter(|&(tenant, _)| tenant != except);
         let unmet = |(tenant, pages): (TenantId, u32)| pages.saturating_sub(self.in_use(tenant));
         others.map(|guarantee| unmet(guarantee) as usize).sum()
-    }
-
-    /// Returns the cached pages of the longest prefix of `tokens`, first to last: pages of the
-    /// `public` prefixes, then the tenant's own. Pins nothing.
-    pub(crate) fn find<'a>(
-        &'a self,
-        tenant: TenantId,
-        public: &'a [PublicPrefix],
-        tokens: &'a [TokenId],
-    ) -> impl Iterator<Item = Page> + 'a {
-        self.tree.find(tenant, public, tokens)
-    }
-
-    /// Returns the cached page after `parent` that shares the most first tokens with `tokens`, and
-    /// their number, which is at least 1. A sequence copies this page if no whole page is found.
-    /// Pins nothing.
-    pub(crate) fn similar(
-        &self,
-        tenant: TenantId,
-        public: &[PublicPrefix],
-        parent: Option<Page>,
-        tokens: &[TokenId],
-    ) -> Option<(Page, usize)> {
-        self.tree.similar(tenant, public, parent, tokens)
-    }
-
-    /// Returns the edge of a page of these tokens after `parent`. The owner is the public if the
-    /// page continues one of the `public` prefixes; otherwise it is the tenant.
-    pub(crate) fn edge(
-        &self,
-        tenant: TenantId,
-        public: &[PublicPrefix],
-        parent: Option<Page>,
-        tokens: [TokenId; PAGE_TOKENS],
-    ) -> Edge {
-        self.tree.edge_for(tenant, public, parent, tokens)
     }
 
     /// Returns whether the page has exactly one pin, whose removal makes it free or cold.

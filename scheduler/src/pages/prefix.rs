@@ -91,7 +91,8 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         shared.max().unwrap_or(0)
     }
 
-    /// Returns the edge at which a tenant that may use these public prefixes has these tokens.
+    /// Returns the edge of a page of these tokens after `parent`. The owner is the public if the
+    /// page continues one of the `public` prefixes; otherwise it is the tenant.
     pub(crate) fn edge_for(
         &self,
         tenant: TenantId,
@@ -112,7 +113,8 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         }
     }
 
-    /// Returns the pages of the longest cached prefix of `tokens`, first to last. Changes nothing.
+    /// Returns the cached pages of the longest prefix of `tokens`, first to last: pages of the
+    /// `public` prefixes, then the tenant's own. Pins nothing.
     pub(crate) fn find<'a>(
         &'a self,
         tenant: TenantId,
@@ -137,8 +139,9 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         pages.find(|&page| self.edge(page) == Some(edge))
     }
 
-    /// Returns the page after `parent` that shares the most first tokens with `tokens`, and their
-    /// number. Among equals, the most recently used page of the tenant's own wins.
+    /// Returns the cached page after `parent` that shares the most first tokens with `tokens`, and
+    /// their number, which is at least 1. Among equals, the most recently used page of the
+    /// tenant's own wins. A sequence copies this page if no whole page is found. Pins nothing.
     pub(crate) fn similar(
         &self,
         tenant: TenantId,

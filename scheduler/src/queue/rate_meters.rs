@@ -4,7 +4,7 @@ use super::rate::Meter;
 use crate::{Micros, Rate, RateKind, Rates, TenantPolicy};
 
 /// The meters of the rates that a tenant has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RateMeters {
     requests: Option<Meter>,
     tokens: Option<Meter>,

@@ -17,7 +17,7 @@ pub(crate) struct Waiting {
 }
 
 /// The requests of one tenant, as the queue sees them. Only the queue can change it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TenantQueue {
     pub(crate) policy: TenantPolicy,
     pub(crate) rates: RateMeters,
@@ -37,15 +37,8 @@ impl TenantQueue {
         TenantQueue {
             rates: RateMeters::new(&policy),
             policy,
-            waiting: VecDeque::new(),
-            running: 0,
-            queued_time: 0,
-            service: 0,
-            virtual_time: 0,
-            remainder: 0,
-            charged: 0,
-            planned: 0,
             mean_output: FIRST_GUESS * 16,
+            ..TenantQueue::default()
         }
     }
 

@@ -39,7 +39,7 @@ impl Sequence {
             assert_eq!(kv.table.len, 0, "{id:?} waits and holds pages");
         }
         let known = &self.tokens[..published * PAGE_TOKENS];
-        let found = pool.find(self.tenant, &kv.public, known);
+        let found = pool.tree().find(self.tenant, &kv.public, known);
         let in_tree = &tables.get(&kv.table)[..published];
         assert!(found.eq(in_tree.iter().copied()), "M6: {id:?}");
     }

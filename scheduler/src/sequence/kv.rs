@@ -22,7 +22,10 @@ impl Sequence {
         self.tokens
             .reserve_exact(self.max_len() - self.tokens.len());
         let mut table = tables.open();
-        for page in pool.find(self.tenant, &self.kv.public, self.reusable_tokens()) {
+        for page in pool
+            .tree()
+            .find(self.tenant, &self.kv.public, self.reusable_tokens())
+        {
             tables.push(&mut table, page);
         }
         for &page in tables.get(&table) {
@@ -41,7 +44,9 @@ impl Sequence {
         // another owner holds all of them, the sequence copies all except the last.
         let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
         let parent = tables.get(&self.kv.table).last().copied();
-        let similar = pool.similar(self.tenant, &self.kv.public, parent, wanted);
+        let similar = pool
+            .tree()
+            .similar(self.tenant, &self.kv.public, parent, wanted);
         let Some((from, tokens)) = similar else {
             return;
         };
@@ -68,11 +73,6 @@ impl Sequence {
     pub(crate) fn preempt(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
         self.record.times_preempted += 1;
         self.stop_running(pool, tables);
-    }
-
-    /// Returns whether the page of the next token is in the table already.
-    pub(crate) fn has_page_for_next(&self) -> bool {
-        self.start() < self.kv.table.len * PAGE_TOKENS
     }
 
     /// Returns whether the table does not cover the next `tokens` tokens yet.
@@ -133,7 +133,9 @@ impl Sequence {
         let mut redirected = 0;
         for (index, &tokens) in whole_pages.iter().enumerate().skip(published) {
             let parent = index.checked_sub(1).map(|parent| pages[parent]);
-            let edge = pool.edge(self.tenant, &self.kv.public, parent, tokens);
+            let edge = pool
+                .tree()
+                .edge_for(self.tenant, &self.kv.public, parent, tokens);
             let own = pages[index];
             pages[index] = pool.publish(self.id, own, edge);
             redirected += u64::from(pages[index] != own);

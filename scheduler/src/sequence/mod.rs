@@ -254,12 +254,6 @@ impl Sequence {
         self.pacing.prefill_waited = if is_planned { 0 } else { waited + since };
     }
 
-    /// Returns the expected number of accepted tokens of `drafts` draft tokens, in units of
-    /// 1/65,536.
-    pub(crate) fn expected_acceptance(&self, drafts: usize) -> u64 {
-        u64::from(self.pacing.acceptance.expected(drafts as u32))
-    }
-
     /// Commits a computed row: its tokens, except the drafts, and then what was drawn.
     pub(crate) fn commit_row(
         &mut self,

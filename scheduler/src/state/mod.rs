@@ -13,8 +13,8 @@ use crate::pages::{PagePool, PageQuota};
 use crate::queue::Queue;
 use crate::sequence::{AdmissionRecord, DeadlineQueue, KvState, Sequence, Sequences, pages_for};
 use crate::{
-    Batch, Event, FinishReason, Limits, Nanos, Policy, Request, SequenceId, Snapshot, TenantId,
-    TenantPolicy, TenantsError,
+    Batch, Event, FinishReason, Limits, Nanos, PAGE_TOKENS, Policy, Request, SequenceId, Snapshot,
+    TenantId, TenantPolicy, TenantsError,
 };
 
 /// Everything that lasts from step to step, except the memory of admissions and plans.
@@ -29,7 +29,7 @@ pub(crate) struct SchedulerState {
 }
 
 /// The cached pages that begin the tokens of a waiting request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CachedPrefix {
     pub(crate) pages: usize,
     pub(crate) unpinned: usize, // Pages among them that could be evicted.
@@ -63,7 +63,7 @@ impl SchedulerState {
             .map(|(id, tenant)| (id, tenant.policy.guaranteed_pages))
             .collect();
         for (id, policy) in tenants {
-            policy.check(*id, self.pool.prefixes())?;
+            policy.check(*id, self.pool.tree().prefixes())?;
             guaranteed.insert(*id, policy.guaranteed_pages);
         }
         let guaranteed = guaranteed.values().map(|&pages| u64::from(pages)).sum();
@@ -110,7 +110,7 @@ impl SchedulerState {
             self.queue.rates_mut(tenant).charge_request(now, tokens);
         }
         let public = self.queue.tenant(tenant).policy.public.clone();
-        let public_tokens = self.pool.public_tokens(&public, &request.prompt);
+        let public_tokens = self.pool.tree().public_pages(&public, &request.prompt) * PAGE_TOKENS;
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let sequence = self.sequences.add(|id, arrival| {
             let kv = KvState::new(public, public_tokens);
@@ -132,11 +132,11 @@ impl SchedulerState {
     pub(crate) fn cached_prefix(&self, slot: usize) -> CachedPrefix {
         let sequence = &self.sequences[slot];
         let tokens = sequence.reusable_tokens();
-        let found = self.pool.find(sequence.tenant, sequence.public(), tokens);
-        let mut prefix = CachedPrefix {
-            pages: 0,
-            unpinned: 0,
-        };
+        let found = self
+            .pool
+            .tree()
+            .find(sequence.tenant, sequence.public(), tokens);
+        let mut prefix = CachedPrefix::default();
         for page in found {
             prefix.pages += 1;
             prefix.unpinned += usize::from(!self.pool.is_pinned(page));
@@ -226,7 +226,7 @@ impl SchedulerState {
 
     /// Returns the state in numbers.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let (pages, counts) = (self.pool.counts(), self.log.counts());
+        let pages = self.pool.counts();
         Snapshot {
             running: self.sequences.running().len(),
             queued: self.queue.len(),
@@ -234,16 +234,9 @@ impl SchedulerState {
             private: pages.private,
             tree: pages.tree,
             pinned: pages.pinned,
-            prefix_queries: counts.prefix_queries,
-            prefix_hits: counts.prefix_hits,
-            preemptions: counts.preemptions,
             evictions: pages.evictions,
-            redirects: counts.redirects,
-            deferrals: counts.deferrals,
-            copies: counts.copies,
-            drafted: counts.drafted,
-            accepted: counts.accepted,
             queued_time: self.queue.queued_time() / 1000,
+            ..self.log.counts().clone()
         }
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn plan_decodes(
 ) {
     prefills.clear();
     let short_prompts = short_prompts(state);
-    let mut due = Micros::MAX;
+    let mut oldest_token = Micros::MAX;
     let mut place = 0;
     while place < state.sequences.running().len() {
         let slot = state.sequences.running()[place];
@@ -46,28 +46,24 @@ pub(super) fn plan_decodes(
         }
         let pauses = may_pause
             && (pauses_for_short_prompt(sequence, &short_prompts, state)
-                || pauses_for_time(sequence, plan, &state.conditions, due));
+                || pauses_for_time(sequence, plan, &state.conditions, oldest_token));
         if pauses {
             state.sequences[slot].note_pause(true);
             continue;
         }
         let last_token_at = sequence.pacing.last_token_at;
-        let is_planned = if sequence.has_page_for_next() {
+        let is_planned = if sequence.lacks_pages_for(1) {
+            plan_row(plan, state, slot, 1) > 0
+        } else {
             plan.add(sequence, 1);
             true
-        } else {
-            plan_row(plan, state, slot, 1) > 0
         };
-        if let Budget::Time {
-            inter_token_target, ..
-        } = state.conditions.policy.budget
-            && is_planned
-        {
-            due = due.min(last_token_at + inter_token_target);
+        if is_planned {
+            oldest_token = oldest_token.min(last_token_at);
         }
         state.sequences[slot].note_pause(false);
     }
-    plan.set_budget(budget_until(due, &state.conditions));
+    plan.set_budget(step_budget(oldest_token, &state.conditions));
 }
 
 /// Finds the short prompts that decodes of other tenants may pause for. There are none unless
@@ -118,17 +114,18 @@ fn pauses_for_time(
     sequence: &Sequence,
     plan: &StepPlan,
     conditions: &Conditions,
-    due: Micros,
+    oldest_token: Micros,
 ) -> bool {
     let step = plan.shape.plus(StepShape::decode(sequence.len()));
     sequence.band == Band::Batch
         && sequence.pacing.paused_steps < MAX_PAUSES
         && !plan.rows.is_empty()
-        && conditions.predictor.predict(step) > budget_until(due, conditions)
+        && conditions.predictor.predict(step) > step_budget(oldest_token, conditions)
 }
 
-/// Returns how long this step may take if the first decode is due at `due`.
-fn budget_until(due: Micros, conditions: &Conditions) -> Nanos {
+/// Returns how long this step may take if `oldest_token` is the earliest time of a last token among
+/// its decodes.
+fn step_budget(oldest_token: Micros, conditions: &Conditions) -> Nanos {
     let Budget::Time {
         inter_token_target,
         min_step,
@@ -138,7 +135,9 @@ fn budget_until(due: Micros, conditions: &Conditions) -> Nanos {
         return Nanos::MAX;
     };
     // A machine too slow for the target gets one that it can keep.
-    let slower = conditions.predictor.achievable_target(inter_token_target) - inter_token_target;
-    let left = due.saturating_add(slower).saturating_sub(conditions.now);
+    let target = conditions.predictor.achievable_target(inter_token_target);
+    let slower = target - inter_token_target;
+    let due = oldest_token.saturating_add(target);
+    let left = due.saturating_sub(conditions.now);
     left.clamp(min_step, max_step.max(min_step + slower)) * 1000
 }

@@ -76,7 +76,8 @@ impl Planner {
         assert_eq!(sampled.len(), state.batch.logits_count());
         charge_step(&self.plan, state);
         let elapsed = state.conditions.now - self.planned_at;
-        state.conditions.observe(self.plan.shape, elapsed * 1000);
+        let predictor = &mut state.conditions.predictor;
+        predictor.observe(self.plan.shape, elapsed * 1000);
         commit_rows(state, sampled);
     }
 }

@@ -61,7 +61,8 @@ fn worthwhile_drafts(
 ) -> usize {
     let predictor = &conditions.predictor;
     let one = StepShape::decode(sequence.len());
-    let gain = |drafts: usize| sequence.expected_acceptance(drafts) * token_time;
+    let acceptance = sequence.pacing.acceptance;
+    let gain = |drafts| u64::from(acceptance.expected(drafts as u32)) * token_time;
     let mut shape = plan.shape;
     for count in 0..limit {
         let next = shape.plus(one);

@@ -21,7 +21,9 @@ fn publish_path(
     for &token in path {
         let page = pool.take(sequence(), tenant).unwrap();
         let parent = table.last().copied();
-        let edge = pool.edge(tenant, public, parent, [token; PAGE_TOKENS]);
+        let edge = pool
+            .tree
+            .edge_for(tenant, public, parent, [token; PAGE_TOKENS]);
         table.push(pool.publish(sequence(), page, edge));
     }
     table
@@ -84,7 +86,11 @@ fn a_tenant_over_its_share_evicts_its_own_pages() {
         pool.release_table(&table);
     }
     let tokens = [0, 1, 2, 3].map(|token| [token; PAGE_TOKENS]).concat();
-    assert!(pool.find(modest, &[], &tokens).eq(kept.iter().copied()));
+    assert!(
+        pool.tree
+            .find(modest, &[], &tokens)
+            .eq(kept.iter().copied())
+    );
     assert_eq!(pool.held(thrasher), 8);
 }
 
@@ -100,15 +106,15 @@ fn public_pages_are_shared_and_never_evicted() {
         let table = publish_path(&mut pool, tenant, &public, &[0, 1, 2]);
         assert_eq!((pool.held(tenant), pool.in_use(tenant)), (1, 1));
         pool.release_table(&table);
-        assert_eq!(pool.find(tenant, &public, &tokens).count(), 3);
-        assert_eq!(pool.find(tenant, &[], &tokens).count(), 0);
+        assert_eq!(pool.tree.find(tenant, &public, &tokens).count(), 3);
+        assert_eq!(pool.tree.find(tenant, &[], &tokens).count(), 0);
     }
-    let similar = pool.similar(other, &public, None, &[0, 0, 9]);
+    let similar = pool.tree.similar(other, &public, None, &[0, 0, 9]);
     assert_eq!(similar.map(|(_, tokens)| tokens), Some(2));
-    assert_eq!(pool.similar(other, &[], None, &[0, 0, 9]), None);
+    assert_eq!(pool.tree.similar(other, &[], None, &[0, 0, 9]), None);
     pool.forget_unpinned();
     assert_eq!(pool.tree.len(), 2);
-    assert_eq!(pool.find(other, &public, &tokens).count(), 2);
+    assert_eq!(pool.tree.find(other, &public, &tokens).count(), 2);
 }
 
 #[test]
@@ -123,7 +129,7 @@ fn the_longest_tail_is_the_one_to_copy() {
     assert_eq!(offer(&[1, 2, 3]), 1);
     assert_eq!(offer(&[1, 2]), 1, "a longer tail covers it");
     assert_eq!(offer(&[1, 2, 3, 4]), 2);
-    let (page, shared) = pool.similar(tenant, &[], None, &[1, 2, 3, 5]).unwrap();
+    let (page, shared) = pool.tree.similar(tenant, &[], None, &[1, 2, 3, 5]).unwrap();
     assert_eq!((pool.tree.tokens(page).len(), shared), (4, 3));
     pool.pin(page);
     pool.forget_unpinned();
@@ -144,11 +150,11 @@ fn only_the_most_recently_used_children_are_compared() {
         children.extend(table);
     }
     assert_eq!(
-        pool.similar(tenant, &[], None, &[0]),
+        pool.tree.similar(tenant, &[], None, &[0]),
         None,
         "the ninth child is not compared"
     );
-    let similar = pool.similar(tenant, &[], None, &[1]);
+    let similar = pool.tree.similar(tenant, &[], None, &[1]);
     assert_eq!(
         similar,
         Some((children[1], 1)),
@@ -156,13 +162,13 @@ fn only_the_most_recently_used_children_are_compared() {
     );
     pool.pin(children[0]);
     pool.unpin(children[0]);
-    let similar = pool.similar(tenant, &[], None, &[0]);
+    let similar = pool.tree.similar(tenant, &[], None, &[0]);
     assert_eq!(
         similar,
         Some((children[0], 1)),
         "the child used last is compared"
     );
-    assert_eq!(pool.similar(tenant, &[], None, &[1]), None);
+    assert_eq!(pool.tree.similar(tenant, &[], None, &[1]), None);
 }
 
 #[test]

@@ -241,7 +241,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
             }
         }
         let reusable = &tokens[..tokens.len() - 1];
-        let found: Vec<Page> = self.pool.find(tenant, &public, reusable).collect();
+        let found: Vec<Page> = self.pool.tree.find(tenant, &public, reusable).collect();
         assert_eq!(found, self.reference.find(tenant, &public, reusable));
         coverage.found += found.len();
         for &page in &found {
@@ -249,7 +249,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         }
         let parent = found.last().copied();
         let rest = &reusable[found.len() * PAGE_TOKENS..];
-        let similar = self.pool.similar(tenant, &public, parent, rest);
+        let similar = self.pool.tree.similar(tenant, &public, parent, rest);
         let expected = self.reference.similar(tenant, &public, parent, rest);
         assert_eq!(
             similar.map(|(_, tokens)| tokens),
@@ -354,7 +354,8 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         let tokens = pages[sequence.in_tree];
         let edge = self
             .pool
-            .edge(sequence.tenant, &sequence.public, parent, tokens);
+            .tree
+            .edge_for(sequence.tenant, &sequence.public, parent, tokens);
         let owner = self
             .reference
             .owner(sequence.tenant, &sequence.public, parent, &tokens);
