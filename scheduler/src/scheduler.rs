@@ -1,5 +1,7 @@
 //! The scheduler as its caller sees it: requests in, steps and events out.
 
+use std::collections::BTreeMap;
+
 use crate::admission::{Admission, submit};
 use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
@@ -77,7 +79,27 @@ impl Scheduler {
         &mut self,
         tenants: &[(TenantId, TenantPolicy)],
     ) -> Result<(), TenantsError> {
-        self.state.set_tenants(tenants)
+        let state = &mut self.state;
+        let all = state.queue.tenants().iter();
+        let mut guaranteed: BTreeMap<TenantId, u32> = all
+            .map(|(id, tenant)| (id, tenant.policy.guaranteed_pages))
+            .collect();
+        for (id, policy) in tenants {
+            policy.check(*id, state.pool.tree().public.prefixes())?;
+            guaranteed.insert(*id, policy.guaranteed_pages);
+        }
+        let guaranteed = guaranteed.values().map(|&pages| u64::from(pages)).sum();
+        let limit = u64::from(state.conditions.limits.pages - state.pool.reserved());
+        if guaranteed > limit {
+            return Err(TenantsError::TooManyGuaranteed { guaranteed, limit });
+        }
+        for (id, policy) in tenants {
+            state
+                .queue
+                .set_tenant(state.conditions.now, *id, policy.clone());
+            state.set_page_quota(*id);
+        }
+        Ok(())
     }
 
     /// Returns a tenant's state in numbers; zeros if it was never set.
@@ -143,7 +165,13 @@ impl Scheduler {
 
     /// Returns the state in numbers.
     pub fn snapshot(&self) -> Snapshot {
-        self.state.snapshot()
+        let state = &self.state;
+        state.pool.add_counts(Snapshot {
+            running: state.sequences.running().len(),
+            queued: state.queue.len(),
+            queued_time: state.queue.queued_time() / 1000,
+            ..state.log.counts().clone()
+        })
     }
 
     /// Decides the next step. This may admit and preempt requests and evict cached pages.

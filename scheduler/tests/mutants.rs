@@ -172,7 +172,7 @@ pub(crate) struct Edge {",
     },
     Mutant {
         name: "S12-rates-ignored",
-        file: "queue/rate_meters.rs",
+        file: "queue/rates.rs",
         original: "            Some(exhausted) => Err(exhausted),",
         mistake: "            Some(_) => Ok(()),",
     },

@@ -56,28 +56,22 @@ impl RunningLoad {
         if self.prefills >= places {
             return false;
         }
-        let Budget::Time {
-            inter_token_target, ..
-        } = state.conditions.policy.budget
-        else {
-            return true;
+        let predictor = &state.conditions.predictor;
+        let target = match state.conditions.policy.budget {
+            Budget::Time {
+                inter_token_target, ..
+            } => predictor.achievable_target(inter_token_target),
+            Budget::Tokens(_) | Budget::PrefillFirst => return true,
         };
-        let target = state
-            .conditions
-            .predictor
-            .achievable_target(inter_token_target);
         let extra = if is_light { target / 4 } else { 0 };
         // Decodes of the batch band pause for others, so they take no time from them.
         let is_batch = state.queue.tenant(sequence.tenant).policy.band == Band::Batch;
-        let before = if is_batch {
-            self.decodes.plus(self.batch_decodes)
-        } else {
-            self.decodes
-        };
-        let step = before
-            .plus(StepShape::decode(sequence.len()))
-            .plus(StepShape::chunk(0, PREFILL_FLOOR, 0));
-        state.conditions.predictor.predict(step) <= (target + extra) * 1000
+        let mut step = self.decodes.plus(StepShape::decode(sequence.len()));
+        if is_batch {
+            step = step.plus(self.batch_decodes);
+        }
+        step = step.plus(StepShape::chunk(0, PREFILL_FLOOR, 0));
+        predictor.predict(step) <= (target + extra) * 1000
     }
 
     /// Returns whether `needed` pages are available beside the promised pages and those that other

@@ -85,10 +85,9 @@ impl Holdings {
         self.tenants[tenant.index()].held
     }
 
-    /// Returns the tenants with a guarantee, and the number of their guaranteed pages.
-    pub(crate) fn guarantees(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
-        let guaranteed = self.guaranteed.iter();
-        guaranteed.map(|&tenant| (tenant, self.quota(tenant).guaranteed))
+    /// Returns the tenants with a guarantee.
+    pub(crate) fn guaranteed(&self) -> &[TenantId] {
+        &self.guaranteed
     }
 
     /// Returns whether a tenant holds more than its share: all pages divided by weight among the

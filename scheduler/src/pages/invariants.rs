@@ -2,7 +2,7 @@
 
 use super::prefix::Owner;
 use super::{Holder, Page, PagePool};
-use crate::{PAGE_TOKENS, SequenceId, TenantId, TokenId};
+use crate::{PAGE_TOKENS, SequenceId, TenantId};
 
 /// How the sequences use one page.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,11 +20,6 @@ impl PagePool {
         self.check_cold_list();
         self.check_tree();
         self.check_holdings();
-    }
-
-    /// Returns whether a cached page begins with these tokens.
-    pub(crate) fn begins_with(&self, page: Page, tokens: &[TokenId]) -> bool {
-        self.tree.tokens(page).starts_with(tokens)
     }
 
     fn pages(&self) -> impl Iterator<Item = Page> + use<> {

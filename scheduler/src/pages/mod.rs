@@ -32,7 +32,7 @@ pub(crate) use prefix::common_prefix;
 use prefix::{Edge, Owner, PrefixTree};
 pub(crate) use tables::{PageTable, PageTables};
 
-use crate::{PublicPrefix, SequenceId, TenantId, TokenId};
+use crate::{PublicPrefix, SequenceId, Snapshot, TenantId, TokenId};
 
 /// The holder of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,15 +42,6 @@ enum Holder {
     Private(SequenceId),
     /// The prefix tree: the page is cached, and sequences may read it.
     Tree,
-}
-
-/// The number of pages of each kind, and the number of evictions so far.
-pub(crate) struct PageCounts {
-    pub(crate) free: usize,
-    pub(crate) private: usize,
-    pub(crate) tree: usize,
-    pub(crate) pinned: usize,
-    pub(crate) evictions: u64,
 }
 
 /// All pages, and the prefix tree over the cached pages.
@@ -99,12 +90,12 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     /// Declares a prefix. Its whole pages, once published, stay for all tenants that may use them.
     pub(crate) fn declare_public(&mut self, tokens: &[TokenId]) -> PublicPrefix {
-        self.tree.declare(tokens)
+        self.tree.public.declare(tokens)
     }
 
     /// Returns the number of pages of all declared prefixes, published or not.
     pub(crate) fn reserved(&self) -> u32 {
-        self.tree.declared() as u32
+        self.tree.public.len() as u32
     }
 
     /// Returns the cached pages by their prefixes.
@@ -112,15 +103,16 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         &self.tree
     }
 
-    /// Returns the number of pages of each kind.
-    pub(crate) fn counts(&self) -> PageCounts {
+    /// Returns `snapshot` with the number of pages of each kind, and of evictions.
+    pub(crate) fn add_counts(&self, snapshot: Snapshot) -> Snapshot {
         let (free, tree) = (self.free.len(), self.tree.len());
-        PageCounts {
+        Snapshot {
             free,
             private: self.holders.len() - free - tree,
             tree,
             pinned: tree - self.cold.len(),
             evictions: self.evictions,
+            ..snapshot
         }
     }
 
@@ -156,10 +148,13 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     /// Returns the number of guaranteed pages that the tenants other than `except` do not use.
     pub(crate) fn unmet_guarantees(&self, except: TenantId) -> usize {
-        let others = self.holdings.guarantees();
-        let others = others.filter(|&(tenant, _)| tenant != except);
-        let unmet = |(tenant, pages): (TenantId, u32)| pages.saturating_sub(self.in_use(tenant));
-        others.map(|guarantee| unmet(guarantee) as usize).sum()
+        let others = self.holdings.guaranteed().iter();
+        let others = others.filter(|&&tenant| tenant != except);
+        let unmet = |&tenant| {
+            let guaranteed = self.holdings.quota(tenant).guaranteed;
+            guaranteed.saturating_sub(self.in_use(tenant)) as usize
+        };
+        others.map(unmet).sum()
     }
 
     /// Returns whether the page has exactly one pin, whose removal makes it free or cold.

@@ -54,7 +54,7 @@ pub(crate) struct PrefixTree<S> {
     hasher: S,
     nodes: Vec<Option<TreeNode>>, // Indexed by page.
     children: ChildLists<S>,      // Without public pages.
-    public: PublicPrefixes,
+    pub(crate) public: PublicPrefixes,
     len: usize,
 }
 
@@ -68,27 +68,6 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
             public: PublicPrefixes::new(pages),
             len: 0,
         }
-    }
-
-    pub(crate) fn declare(&mut self, tokens: &[TokenId]) -> PublicPrefix {
-        self.public.declare(tokens)
-    }
-
-    /// Returns the number of whole pages of all declared prefixes.
-    pub(crate) fn declared(&self) -> usize {
-        self.public.len()
-    }
-
-    pub(crate) fn prefixes(&self) -> u32 {
-        self.public.prefixes()
-    }
-
-    /// Returns how many pages of `tokens` are the start of one of the `public` prefixes.
-    pub(crate) fn public_pages(&self, public: &[PublicPrefix], tokens: &[TokenId]) -> usize {
-        let shared = public
-            .iter()
-            .map(|&prefix| self.public.shared_pages(prefix, tokens));
-        shared.max().unwrap_or(0)
     }
 
     /// Returns the edge of a page of these tokens after `parent`. The owner is the public if the

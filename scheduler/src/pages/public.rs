@@ -63,17 +63,15 @@ impl PublicPrefixes {
         self.paths.len() as u32
     }
 
-    /// Returns how many whole pages `tokens` and a prefix have in common.
-    pub(crate) fn shared_pages(&self, prefix: PublicPrefix, tokens: &[TokenId]) -> usize {
+    /// Returns how many whole pages of `tokens` are the start of one of these prefixes.
+    pub(crate) fn shared_pages(&self, public: &[PublicPrefix], tokens: &[TokenId]) -> usize {
         let (pages, _) = tokens.as_chunks::<PAGE_TOKENS>();
-        let path = &self.paths[prefix.0 as usize];
-        let pairs = path
-            .iter()
-            .map(|&page| &self.declared[page].tokens)
-            .zip(pages);
-        pairs
-            .take_while(|(declared, tokens)| declared == tokens)
-            .count()
+        let shared = public.iter().map(|prefix| {
+            let path = self.paths[prefix.0 as usize].iter().zip(pages);
+            path.take_while(|&(&page, tokens)| self.declared[page].tokens == *tokens)
+                .count()
+        });
+        shared.max().unwrap_or(0)
     }
 
     /// Returns the pages with which these prefixes continue after `parent`. A prefix that does not

@@ -10,12 +10,11 @@
 
 mod bands;
 mod ranking;
-mod rate;
-mod rate_meters;
+mod rates;
 mod tenant_queue;
 
 use bands::Bands;
-pub(crate) use rate_meters::RateMeters;
+pub(crate) use rates::RateMeters;
 pub(crate) use tenant_queue::{TenantQueue, TenantQueues, Waiting};
 
 use crate::{Band, Micros, Nanos, Order, TenantId, TenantPolicy};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::rate_meters::RateMeters;
+use super::rates::RateMeters;
 use crate::{Micros, Nanos, TenantId, TenantPolicy};
 
 /// The assumed length of an answer, in tokens, before a tenant's first answer has ended.

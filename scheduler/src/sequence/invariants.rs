@@ -32,7 +32,7 @@ impl Sequence {
         assert_eq!(published, kv.computed / PAGE_TOKENS, "M6: {id:?}");
         if let Some(copy) = kv.copy {
             let wanted = &self.reusable_tokens()[kv.computed..][..copy.tokens];
-            assert!(pool.begins_with(copy.from, wanted), "{id:?}");
+            assert!(pool.tree().tokens(copy.from).starts_with(wanted), "{id:?}");
             assert_eq!(kv.computed % PAGE_TOKENS, 0, "{id:?}");
         }
         if !self.is_running {

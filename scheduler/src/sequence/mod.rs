@@ -81,6 +81,7 @@ pub(crate) struct Pacing {
 }
 
 /// What a committed row adds to its sequence.
+#[derive(Default)]
 pub(crate) struct DrawnTokens {
     pub(crate) tokens: usize,
     pub(crate) ending: Option<FinishReason>,
@@ -277,11 +278,11 @@ impl Sequence {
     /// Appends the drawn tokens of a row: the first one, and each next one whose draft was right.
     #[inline]
     pub(crate) fn draw(&mut self, drafts: &[TokenId], sampled: &[Sampled]) -> DrawnTokens {
-        let mut tokens = 0;
+        let mut drawn = DrawnTokens::default();
         for (place, entry) in sampled.iter().enumerate() {
-            let ending = match entry {
+            drawn.ending = match entry {
                 Sampled::Token(token) => {
-                    tokens += 1;
+                    drawn.tokens += 1;
                     self.tokens.push(*token);
                     let ending = self.output_rules.ending(*token, self.output_len());
                     if ending.is_none() && drafts.get(place) == Some(token) {
@@ -298,11 +299,8 @@ impl Sequence {
                 rest.all(|entry| *entry == Sampled::Void),
                 "nothing more was due"
             );
-            return DrawnTokens { tokens, ending };
+            break;
         }
-        DrawnTokens {
-            tokens,
-            ending: None,
-        }
+        drawn
     }
 }

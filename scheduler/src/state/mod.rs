@@ -5,16 +5,13 @@
 
 mod invariants;
 
-use std::collections::BTreeMap;
-
 use crate::conditions::Conditions;
 use crate::event_log::EventLog;
 use crate::pages::{PagePool, PageQuota};
 use crate::queue::Queue;
 use crate::sequence::{AdmissionRecord, DeadlineQueue, KvState, Sequence, Sequences, pages_for};
 use crate::{
-    Batch, Event, FinishReason, Limits, Nanos, PAGE_TOKENS, Policy, Request, SequenceId, Snapshot,
-    TenantId, TenantPolicy, TenantsError,
+    Batch, Event, FinishReason, Limits, Nanos, PAGE_TOKENS, Policy, Request, SequenceId, TenantId,
 };
 
 /// Everything that lasts from step to step, except the memory of admissions and plans.
@@ -50,39 +47,9 @@ impl SchedulerState {
         }
     }
 
-    /// Changes the policies of these tenants. Other tenants keep theirs.
-    ///
-    /// # Errors
-    /// If one policy is impossible, or the guarantees exceed the pages. Then nothing changes.
-    pub(crate) fn set_tenants(
-        &mut self,
-        tenants: &[(TenantId, TenantPolicy)],
-    ) -> Result<(), TenantsError> {
-        let all = self.queue.tenants().iter();
-        let mut guaranteed: BTreeMap<TenantId, u32> = all
-            .map(|(id, tenant)| (id, tenant.policy.guaranteed_pages))
-            .collect();
-        for (id, policy) in tenants {
-            policy.check(*id, self.pool.tree().prefixes())?;
-            guaranteed.insert(*id, policy.guaranteed_pages);
-        }
-        let guaranteed = guaranteed.values().map(|&pages| u64::from(pages)).sum();
-        let pages = self.conditions.limits.pages;
-        let limit = u64::from(pages - self.pool.reserved());
-        if guaranteed > limit {
-            return Err(TenantsError::TooManyGuaranteed { guaranteed, limit });
-        }
-        for (id, policy) in tenants {
-            self.queue
-                .set_tenant(self.conditions.now, *id, policy.clone());
-            self.set_page_quota(*id);
-        }
-        Ok(())
-    }
-
-    /// Tells the pool a tenant's quota. The cap stays above what each of the tenant's living
+    /// Sets a tenant's quota of pages by its policy. The cap stays above what each of the tenant's living
     /// sequences may need, so that those accepted under a higher cap can still end.
-    fn set_page_quota(&mut self, id: TenantId) {
+    pub(crate) fn set_page_quota(&mut self, id: TenantId) {
         let policy = &self.queue.tenant(id).policy;
         let alive = self.sequences.iter();
         let needed = alive
@@ -110,7 +77,12 @@ impl SchedulerState {
             self.queue.rates_mut(tenant).charge_request(now, tokens);
         }
         let public = self.queue.tenant(tenant).policy.public.clone();
-        let public_tokens = self.pool.tree().public_pages(&public, &request.prompt) * PAGE_TOKENS;
+        let public_tokens = self
+            .pool
+            .tree()
+            .public
+            .shared_pages(&public, &request.prompt)
+            * PAGE_TOKENS;
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let sequence = self.sequences.add(|id, arrival| {
             let kv = KvState::new(public, public_tokens);
@@ -221,22 +193,6 @@ impl SchedulerState {
             if is_late {
                 self.finish(deadline.id, FinishReason::Deadline);
             }
-        }
-    }
-
-    /// Returns the state in numbers.
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        let pages = self.pool.counts();
-        Snapshot {
-            running: self.sequences.running().len(),
-            queued: self.queue.len(),
-            free: pages.free,
-            private: pages.private,
-            tree: pages.tree,
-            pinned: pages.pinned,
-            evictions: pages.evictions,
-            queued_time: self.queue.queued_time() / 1000,
-            ..self.log.counts().clone()
         }
     }
 }

@@ -1,12 +1,92 @@
-//! One step: its plan, and what its commit changes.
+//! Plans a step: decodes first, then prefills share the time that is left, then drafts fill rows
+//! that cost little.
+//!
+//! Invariant: whatever is planned has its pages.
 
 mod commit;
 mod decodes;
 mod draft;
 mod plan;
-mod planner;
 mod preempt;
 mod prefills;
 mod speculate;
 
-pub(crate) use planner::Planner;
+use commit::{charge_step, commit_rows};
+use decodes::plan_decodes;
+use plan::StepPlan;
+use prefills::Prefills;
+use speculate::plan_drafts;
+
+use crate::state::SchedulerState;
+use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, StepShape};
+
+/// The last plan, and the memory for the next.
+pub(crate) struct Planner {
+    plan: StepPlan,
+    prefills: Prefills,
+    planned_at: Micros,
+    is_short_of_pages: bool, // The last plan preempted a sequence.
+}
+
+impl Planner {
+    pub(crate) fn new(max_running: usize) -> Planner {
+        Planner {
+            plan: StepPlan::with_capacity(max_running, MAX_DRAFTED_TOKENS),
+            prefills: Prefills::with_capacity(max_running),
+            planned_at: 0,
+            is_short_of_pages: false,
+        }
+    }
+
+    /// Returns whether the last plan preempted a sequence for lack of pages.
+    pub(crate) fn is_short_of_pages(&self) -> bool {
+        self.is_short_of_pages
+    }
+
+    /// Returns the shape of the planned step.
+    pub(crate) fn shape(&self) -> StepShape {
+        self.plan.shape
+    }
+
+    /// Plans a step of the running sequences and fills the batch. Returns `false` if none runs.
+    pub(crate) fn plan(&mut self, state: &mut SchedulerState) -> bool {
+        let preemptions = state.log.counts().preemptions;
+        let (plan, prefills) = (&mut self.plan, &mut self.prefills);
+        plan.clear();
+        if state.conditions.policy.budget == Budget::PrefillFirst {
+            prefills.clear();
+            for sequence in state.sequences.iter_running() {
+                if sequence.is_prefill() {
+                    prefills.add(sequence);
+                }
+            }
+        } else {
+            plan_decodes(plan, prefills, state, true);
+        }
+        prefills.plan(plan, state, self.planned_at);
+        if plan.rows.is_empty() {
+            // Either the policy plans prompts only and none is left, or the prompts got no pages
+            // while the decodes paused for them.
+            plan_decodes(plan, prefills, state, false);
+        }
+        self.is_short_of_pages = state.log.counts().preemptions > preemptions;
+        if state.sequences.running().is_empty() {
+            return false;
+        }
+        assert!(!plan.rows.is_empty(), "a running sequence advances");
+        plan_drafts(plan, &state.sequences, &state.conditions);
+        plan.fill(&mut state.batch, &state.sequences);
+        self.planned_at = state.conditions.now;
+        true
+    }
+
+    /// Commits the planned step. The predictor learns from how long it took.
+    pub(crate) fn commit(&self, state: &mut SchedulerState, sampled: &[Sampled]) {
+        assert_eq!(sampled.len(), state.batch.logits_count());
+        charge_step(&self.plan, state);
+        let elapsed = state.conditions.now - self.planned_at;
+        let predictor = &mut state.conditions.predictor;
+        predictor.observe(self.plan.shape, elapsed * 1000);
+        commit_rows(state, sampled);
+    }
+}
