@@ -4,8 +4,6 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use toml::Spanned;
-
 /// An error in a tenants file: where it is, what is wrong and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileError {
@@ -27,9 +25,8 @@ impl FileError {
     /// Reports a fault in the file with this text.
     pub(super) fn at(path: &Path, text: &str, fault: Fault) -> FileError {
         FileError {
-            path: path.to_owned(),
             line: fault.at.map(|at| line(text, at.start)),
-            why: fault.why,
+            ..FileError::whole(path, fault.why)
         }
     }
 }
@@ -52,10 +49,10 @@ pub(super) struct Fault {
     pub(super) why: String,
 }
 
-/// Reports what is wrong with the value at `at`.
-pub(super) fn fault<T>(at: &Spanned<T>, why: impl Into<String>) -> Fault {
+/// Reports what is wrong with the bytes at `at`.
+pub(super) fn fault(at: Range<usize>, why: impl Into<String>) -> Fault {
     Fault {
-        at: Some(at.span()),
+        at: Some(at),
         why: why.into(),
     }
 }

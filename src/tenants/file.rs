@@ -2,18 +2,15 @@
 //!
 //! Invariant: no error repeats anything from the file that could be a key or its hash.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::entry::{Defaults, PublicText, TenantEntry};
 use super::fault::{Fault, FileError, fault};
-use super::ids::check_id;
-use super::table::{SeenTables, TenantTable};
-use crate::engine::PublicPrefix;
+use super::table::{Defaults, PublicText, SeenTables, TenantEntry, TenantTable};
+use super::tenant::check_id;
 
 /// The longest name of an unknown field that an error repeats, in bytes, with its quotes.
 const MAX_FIELD_BYTES: usize = 32;
@@ -39,35 +36,29 @@ fn parse(text: &str, defaults: &Defaults) -> Result<FileContents, Fault> {
     })?;
     if file.tenant.is_empty() {
         let why = "the file has no [[tenant]], so nobody could use the server; `sterna keygen ID` \
-                   prints one";
-        return Err(Fault {
-            at: None,
-            why: why.into(),
-        });
+                   prints one"
+            .into();
+        return Err(Fault { at: None, why });
     }
-    let mut prefixes = HashMap::new();
-    let mut public = Vec::new();
-    for table in file.public_prefix {
-        check_id(table.name.get_ref()).map_err(|why| fault(&table.name, why))?;
-        let index = PublicPrefix(public.len() as u32);
-        let name = table.name.get_ref().clone();
-        if prefixes.insert(name.clone(), index).is_some() {
-            let why = format!("the public prefix `{name}` is already defined; rename this one");
-            return Err(fault(&table.name, why));
+    let mut public: Vec<PublicText> = Vec::new();
+    for PrefixTable { name, system } in file.public_prefix {
+        check_id(name.get_ref()).map_err(|why| fault(name.span(), why))?;
+        if public.iter().any(|known| known.name == *name.get_ref()) {
+            let why = format!(
+                "the public prefix `{}` is already defined; rename this one",
+                name.get_ref()
+            );
+            return Err(fault(name.span(), why));
         }
-        let system = table.system;
+        let name = name.into_inner();
         public.push(PublicText { name, system });
     }
-    let mut seen = SeenTables::new(text, prefixes);
-    let tenants: Result<_, Fault> = file
-        .tenant
-        .into_iter()
+    let mut seen = SeenTables::new(text, &public);
+    let tables = file.tenant.into_iter();
+    let tenants = tables
         .map(|table| table.entry(&mut seen, defaults))
-        .collect();
-    Ok(FileContents {
-        tenants: tenants?,
-        public,
-    })
+        .collect::<Result<_, _>>()?;
+    Ok(FileContents { tenants, public })
 }
 
 /// Removes from serde's message the values of the file, because they may be keys. The name of an
@@ -85,17 +76,14 @@ fn without_values(message: &str) -> String {
         && quoted
             .chars()
             .all(|c| c.is_ascii_lowercase() || "_`".contains(c));
-    let name = if is_name { quoted } else { "" };
-    let given = format!("{what}{name}");
-    format!("{}, expected {expected}", given.trim_end())
+    let given = if is_name { given } else { what.trim_end() };
+    format!("{given}, expected {expected}")
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct TenantsToml {
-    #[serde(default)]
     tenant: Vec<TenantTable>,
-    #[serde(default)]
     public_prefix: Vec<PrefixTable>,
 }
 

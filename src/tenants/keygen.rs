@@ -1,10 +1,10 @@
 //! `sterna keygen ID`: makes a key and shows it once.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::Write;
 
-use super::ids::check_tenant_id;
 use super::keys::{KeyHash, hex};
+use super::tenant::check_tenant_id;
 
 /// Makes a key of 256 bits from the system's random generator. Writes the key to `terminal` and
 /// nowhere else. Writes a table for the tenants file, with the hash of the key, to `table`.
@@ -21,8 +21,7 @@ pub fn keygen(
 ) -> Result<(), Box<dyn Error>> {
     check_tenant_id(id)?;
     let mut bits = [0; 32];
-    getrandom::fill(&mut bits)
-        .map_err(|error| io::Error::other(format!("the system has no randomness: {error}")))?;
+    getrandom::fill(&mut bits).map_err(|error| format!("the system has no randomness: {error}"))?;
     let key = format!("sk-{}", hex(&bits));
     let hash = KeyHash::of(key.as_bytes()).to_hex();
     write!(

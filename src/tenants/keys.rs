@@ -1,12 +1,18 @@
-//! The hashes of keys.
+//! The hashes of keys, and the search for the tenant that a key belongs to.
+//!
+//! Invariant: the time of a search does not depend on the keys.
 //!
 //! A key is 256 random bits, so one plain SHA-256 protects it as well as a slow hash would. A slow
 //! hash would let anyone keep the server busy.
 
+use std::array;
 use std::fmt;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+use super::tenant::{ANYONE, Deadlines, Tenant};
 
 /// The SHA-256 of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,35 +26,15 @@ impl KeyHash {
 
     /// Reads 64 hexadecimal digits. Returns `None` if `digits` is something else.
     pub(super) fn from_hex(digits: &str) -> Option<KeyHash> {
-        let digits: Vec<u8> = digits
-            .chars()
-            .map(|digit| digit.to_digit(16).map(|value| value as u8))
-            .collect::<Option<_>>()?;
-        let digits: [u8; 64] = digits.try_into().ok()?;
-        let (pairs, _) = digits.as_chunks::<2>();
-        let mut hash = [0; 32];
-        for (byte, [high, low]) in hash.iter_mut().zip(pairs) {
-            *byte = high << 4 | low;
-        }
-        Some(KeyHash(hash))
+        let digits = digits.chars().map(|digit| Some(digit.to_digit(16)? as u8));
+        let digits: [u8; 64] = digits.collect::<Option<Vec<u8>>>()?.try_into().ok()?;
+        let byte = |index| digits[2 * index] << 4 | digits[2 * index + 1];
+        Some(KeyHash(array::from_fn(byte)))
     }
 
     /// Writes 64 hexadecimal digits.
     pub(super) fn to_hex(self) -> String {
         hex(&self.0)
-    }
-
-    /// Returns the index of this hash among `hashes`. Compares every hash in full, even after the
-    /// match, so that the time of the search does not depend on the keys.
-    pub(super) fn position<'a>(
-        &self,
-        hashes: impl IntoIterator<Item = &'a KeyHash>,
-    ) -> Option<usize> {
-        let mut found = u64::MAX;
-        for (index, hash) in (0..).zip(hashes) {
-            found.conditional_assign(&index, hash.0.ct_eq(&self.0));
-        }
-        usize::try_from(found).ok().filter(|_| found != u64::MAX)
     }
 }
 
@@ -60,7 +46,52 @@ impl fmt::Debug for KeyHash {
 
 /// Writes two hexadecimal digits for each byte.
 pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The tenants that may use the server now.
+#[derive(Clone, Debug)]
+pub struct Tenants {
+    keys: Vec<(KeyHash, Arc<Tenant>)>,
+    anyone: Option<Arc<Tenant>>, // Set if the server needs no keys.
+}
+
+impl Tenants {
+    /// Accepts every client, with or without a key, as one tenant.
+    pub fn anyone(deadlines: Deadlines) -> Tenants {
+        let anyone = Tenant {
+            id: "default".into(),
+            number: ANYONE,
+            deadlines,
+            models: None,
+            requests: None,
+            tokens: None,
+        };
+        Tenants {
+            keys: Vec::new(),
+            anyone: Some(Arc::new(anyone)),
+        }
+    }
+
+    /// Accepts the holders of these keys.
+    pub(super) fn with_keys(keys: impl Iterator<Item = (KeyHash, Arc<Tenant>)>) -> Tenants {
+        Tenants {
+            keys: keys.collect(),
+            anyone: None,
+        }
+    }
+
+    /// Returns the tenant that `key` belongs to. Compares every hash in full, even after the match.
+    pub fn find(&self, key: Option<&[u8]>) -> Option<Arc<Tenant>> {
+        if let Some(anyone) = &self.anyone {
+            return Some(Arc::clone(anyone));
+        }
+        let wanted = KeyHash::of(key?);
+        let mut found = u64::MAX;
+        for (index, (hash, _)) in (0..).zip(&self.keys) {
+            found.conditional_assign(&index, hash.0.ct_eq(&wanted.0));
+        }
+        let (_, tenant) = self.keys.get(usize::try_from(found).ok()?)?;
+        Some(Arc::clone(tenant))
+    }
 }

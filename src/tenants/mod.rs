@@ -9,22 +9,19 @@
 //!
 //! Invariant: a file with a fault changes nothing.
 
-mod access;
-mod entry;
 mod fault;
 mod file;
-mod ids;
 mod keygen;
 mod keys;
 mod roster;
 mod table;
 mod tenant;
 
-pub use access::Tenants;
-pub use entry::{Defaults, PublicText};
 pub use fault::FileError;
 pub use keygen::keygen;
+pub use keys::Tenants;
 pub use roster::Roster;
+pub use table::{Defaults, PublicText};
 pub use tenant::{Deadlines, Tenant};
 
 #[cfg(test)]

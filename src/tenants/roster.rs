@@ -4,11 +4,12 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::access::Tenants;
-use super::entry::{Defaults, PublicText, TenantEntry};
 use super::fault::FileError;
 use super::file;
+use super::keys::Tenants;
+use super::table::{Defaults, PublicText, TenantEntry};
 use super::tenant::{Tenant, allows};
 use crate::engine::{TenantId, TenantPolicy, TenantsError};
 
@@ -41,27 +42,22 @@ impl Roster {
     ///
     /// # Errors
     /// As for [`open`](Roster::open), and if the public prefixes have changed.
-    pub fn reread(&self) -> Result<Roster, FileError> {
+    pub fn reread(mut self) -> Result<Roster, FileError> {
         let contents = file::read(&self.path, &self.defaults)?;
         if contents.public != self.public {
             let why = "the public prefixes have changed; restart the server to use the new ones";
             return Err(FileError::whole(&self.path, why));
         }
-        let mut entries: Vec<TenantEntry> = self.entries.iter().map(TenantEntry::removed).collect();
-        let indices: HashMap<&str, usize> = (0..)
-            .zip(&self.entries)
-            .map(|(index, entry)| (entry.id.as_str(), index))
-            .collect();
+        self.entries.iter_mut().for_each(TenantEntry::remove);
+        let ids = self.entries.iter().map(|entry| entry.id.clone());
+        let indices: HashMap<String, usize> = ids.zip(0..).collect();
         for entry in contents.tenants {
-            match indices.get(entry.id.as_str()) {
-                Some(&index) => entries[index] = entry,
-                None => entries.push(entry),
+            match indices.get(&entry.id) {
+                Some(&index) => self.entries[index] = entry,
+                None => self.entries.push(entry),
             }
         }
-        Ok(Roster {
-            entries,
-            ..self.clone()
-        })
+        Ok(self)
     }
 
     /// Returns the public prefixes in the order in which policies number them.
@@ -72,16 +68,16 @@ impl Roster {
     /// Returns the keys that are valid now, with their tenants.
     pub fn tenants(&self) -> Tenants {
         Tenants::with_keys(self.numbered().flat_map(|(number, entry)| {
-            let tenant = Tenant {
+            let tenant = Arc::new(Tenant {
                 id: entry.id.clone(),
                 number,
                 deadlines: entry.deadlines,
                 models: entry.models.clone(),
                 requests: entry.policy.requests,
                 tokens: entry.policy.tokens,
-            };
+            });
             let keys = entry.keys.iter();
-            keys.map(move |key| (*key, tenant.clone()))
+            keys.map(move |key| (*key, Arc::clone(&tenant)))
         }))
     }
 
@@ -110,7 +106,7 @@ impl Roster {
         name: &str,
         answers_to: impl Fn(&str) -> bool,
     ) -> Result<Vec<&str>, FileError> {
-        let present = || self.entries.iter().filter(|entry| entry.is_present());
+        let present = || self.entries.iter().filter(|entry| !entry.keys.is_empty());
         let excluded: Vec<&str> = present()
             .filter(|entry| !allows(entry.models.as_deref(), &answers_to))
             .map(|entry| entry.id.as_str())
@@ -128,17 +124,14 @@ impl Roster {
     /// Explains why the scheduler rejects `policies`, in terms of the file.
     pub fn explain(&self, error: TenantsError) -> FileError {
         let id = |tenant: TenantId| {
-            let mut entries = self.numbered();
-            let found = entries.find(|(number, _)| *number == tenant);
+            let found = self.numbered().find(|(number, _)| *number == tenant);
             found.map_or("", |(_, entry)| &entry.id)
         };
         let why = match error {
-            TenantsError::Invalid(tenant) => {
-                format!(
-                    "the limits of tenant `{}` contradict each other",
-                    id(tenant)
-                )
-            }
+            TenantsError::Invalid(tenant) => format!(
+                "the limits of tenant `{}` contradict each other",
+                id(tenant)
+            ),
             TenantsError::UnknownPrefix(tenant, _) => format!(
                 "tenant `{}` names a public prefix that the engine does not have",
                 id(tenant)

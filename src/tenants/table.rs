@@ -1,19 +1,19 @@
-//! Checks one `[[tenant]]` table of the file.
+//! The tables of the file, and the checks of a `[[tenant]]` table.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::Hash;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::entry::{Defaults, TenantEntry};
 use super::fault::{Fault, fault, line};
-use super::ids::check_tenant_id;
 use super::keys::KeyHash;
-use super::tenant::Deadlines;
+use super::tenant::{Deadlines, check_tenant_id};
 use crate::engine::{Band, PublicPrefix, Rate, TenantPolicy};
 
 /// The limits of a number of seconds: up to a day.
@@ -25,6 +25,45 @@ const ANY_RATE: RangeInclusive<i64> = 1..=100_000_000;
 /// The default of `request_burst` is `requests_per_minute` divided by this.
 const BURST_DIVISOR: u32 = 10;
 
+/// The limits of a tenant whose table does not set its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Defaults {
+    /// The deadlines of its requests.
+    pub deadlines: Deadlines,
+    /// The number of its requests that may wait.
+    pub max_queued: u32,
+    /// The predicted machine time of its requests that wait.
+    pub max_queued_time: Duration,
+}
+
+/// A system message whose keys and values several tenants share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicText {
+    /// Its name in the file.
+    pub name: String,
+    /// The system message.
+    pub system: String,
+}
+
+/// A `[[tenant]]` table. An entry without keys is a tenant that the file no longer has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TenantEntry {
+    pub(super) id: String,
+    pub(super) keys: Vec<KeyHash>,
+    pub(super) policy: TenantPolicy,
+    pub(super) deadlines: Deadlines,
+    pub(super) models: Option<Vec<String>>,
+}
+
+impl TenantEntry {
+    /// Marks a tenant that the file no longer has: no key is valid for it, and no pages are
+    /// reserved for it.
+    pub(super) fn remove(&mut self) {
+        self.keys.clear();
+        self.policy.guaranteed_pages = 0;
+    }
+}
+
 /// A whole number that may be omitted.
 type Number = Option<Spanned<i64>>;
 
@@ -35,8 +74,8 @@ pub(super) struct TenantTable {
     id: Spanned<String>,
     key_sha256: Spanned<Digits>,
     weight: Number,
-    #[serde(default)]
-    band: BandName,
+    #[serde(default, with = "BandName")]
+    band: Band,
     requests_per_minute: Number,
     request_burst: Number,
     tokens_per_minute: Number,
@@ -53,59 +92,74 @@ pub(super) struct TenantTable {
     models: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// The names of bands.
+#[derive(Deserialize)]
+#[serde(remote = "Band", rename_all = "lowercase")]
 enum BandName {
     Interactive,
-    #[default]
     Standard,
     Batch,
 }
 
-/// The ids and keys of the tables read so far, with their lines, and the file's public prefixes.
+/// The tables read so far.
 pub(super) struct SeenTables<'a> {
     text: &'a str,
-    ids: HashMap<String, usize>,
-    keys: HashMap<KeyHash, usize>,
-    prefixes: HashMap<String, PublicPrefix>,
+    prefixes: &'a [PublicText],
+    ids: HashMap<String, usize>,   // With their lines.
+    keys: HashMap<KeyHash, usize>, // With their lines.
 }
 
 impl<'a> SeenTables<'a> {
     /// Starts a file with this text and these public prefixes.
-    pub(super) fn new(text: &'a str, prefixes: HashMap<String, PublicPrefix>) -> SeenTables<'a> {
+    pub(super) fn new(text: &'a str, prefixes: &'a [PublicText]) -> SeenTables<'a> {
         SeenTables {
             text,
+            prefixes,
             ids: HashMap::new(),
             keys: HashMap::new(),
-            prefixes,
-        }
-    }
-
-    fn add_id(&mut self, id: &Spanned<String>) -> Result<(), Fault> {
-        let line = line(self.text, id.span().start);
-        let id_text = id.get_ref();
-        match self.ids.insert(id_text.clone(), line) {
-            Some(line) => {
-                let why = format!("the id `{id_text}` is already used in line {line}");
-                Err(fault(id, why))
-            }
-            None => Ok(()),
         }
     }
 
     fn add_key(&mut self, digits: &str, at: Range<usize>) -> Result<KeyHash, Fault> {
-        let start = at.start;
-        let fault = |why: String| Fault { at: Some(at), why };
-        let Some(key) = KeyHash::from_hex(digits) else {
-            let why = "a key's SHA-256 must have 64 hexadecimal digits; `sterna keygen ID` makes \
-                       the key and the hash";
-            return Err(fault(why.into()));
-        };
-        match self.keys.insert(key, line(self.text, start)) {
-            Some(line) => Err(fault(format!("this key is already used in line {line}"))),
-            None => Ok(key),
-        }
+        let why = "a key's SHA-256 must have 64 hexadecimal digits; `sterna keygen ID` makes the \
+                   key and the hash";
+        let key = KeyHash::from_hex(digits).ok_or_else(|| fault(at.clone(), why))?;
+        let duplicate = "this key is already used";
+        add(&mut self.keys, key, self.text, at, duplicate)?;
+        Ok(key)
     }
+}
+
+/// Adds the value at `at` to the values of `lines`, with its line in `text`.
+///
+/// # Errors
+/// If the value is there already. The error says `duplicate`, and in which line the value is.
+fn add<K: Eq + Hash>(
+    lines: &mut HashMap<K, usize>,
+    value: K,
+    text: &str,
+    at: Range<usize>,
+    duplicate: &str,
+) -> Result<(), Fault> {
+    match lines.insert(value, line(text, at.start)) {
+        Some(line) => Err(fault(at, format!("{duplicate} in line {line}"))),
+        None => Ok(()),
+    }
+}
+
+/// A numeric field with its name.
+struct Field<'a> {
+    number: &'a Number,
+    name: &'static str,
+}
+
+macro_rules! field {
+    ($table:ident . $name:ident) => {
+        Field {
+            number: &$table.$name,
+            name: stringify!($name),
+        }
+    };
 }
 
 impl TenantTable {
@@ -115,24 +169,21 @@ impl TenantTable {
         seen: &mut SeenTables<'_>,
         defaults: &Defaults,
     ) -> Result<TenantEntry, Fault> {
-        check_tenant_id(self.id.get_ref()).map_err(|why| fault(&self.id, why))?;
-        seen.add_id(&self.id)?;
-        let deadlines = self.deadlines(defaults.deadlines)?;
+        let (id, at) = (self.id.get_ref(), self.id.span());
+        check_tenant_id(id).map_err(|why| fault(at.clone(), why))?;
+        let duplicate = format!("the id `{id}` is already used");
+        add(&mut seen.ids, id.clone(), seen.text, at, &duplicate)?;
+        let first_token = field!(self.first_token_seconds).seconds()?;
+        let total = field!(self.total_seconds).seconds()?;
         Ok(TenantEntry {
+            deadlines: Deadlines {
+                first_token: first_token.or(defaults.deadlines.first_token),
+                total: total.or(defaults.deadlines.total),
+            },
             keys: self.keys(seen)?,
             policy: self.policy(seen, defaults)?,
-            deadlines,
             models: self.models(seen)?,
             id: self.id.into_inner(),
-        })
-    }
-
-    fn deadlines(&self, defaults: Deadlines) -> Result<Deadlines, Fault> {
-        let first_token = Field::new(&self.first_token_seconds, "first_token_seconds").seconds()?;
-        let total = Field::new(&self.total_seconds, "total_seconds").seconds()?;
-        Ok(Deadlines {
-            first_token: first_token.or(defaults.first_token),
-            total: total.or(defaults.total),
         })
     }
 
@@ -141,7 +192,7 @@ impl TenantTable {
             Digits::One(digits) => Ok(vec![seen.add_key(digits, self.key_sha256.span())?]),
             Digits::Several(several) if several.is_empty() => {
                 let why = "`key_sha256` is empty; `sterna keygen ID` makes a key and its hash";
-                Err(fault(&self.key_sha256, why))
+                Err(fault(self.key_sha256.span(), why))
             }
             Digits::Several(several) => several
                 .iter()
@@ -156,18 +207,21 @@ impl TenantTable {
         };
         if models.get_ref().is_empty() {
             let why = "`models` is empty; list a model, or omit `models` to allow all models";
-            return Err(fault(models, why));
+            return Err(fault(models.span(), why));
         }
         let mut lines = HashMap::new();
         for name in models.get_ref() {
-            if name.get_ref().is_empty() {
-                return Err(fault(name, "a model's name must not be empty"));
+            let (name, at) = (name.get_ref().as_str(), name.span());
+            if name.is_empty() {
+                return Err(fault(at, "a model's name must not be empty"));
             }
-            let line = line(seen.text, name.span().start);
-            if let Some(line) = lines.insert(name.get_ref(), line) {
-                let why = format!("this model is already listed in line {line}");
-                return Err(fault(name, why));
-            }
+            add(
+                &mut lines,
+                name,
+                seen.text,
+                at,
+                "this model is already listed",
+            )?;
         }
         let names = models.get_ref().iter();
         Ok(Some(names.map(|name| name.get_ref().clone()).collect()))
@@ -175,57 +229,41 @@ impl TenantTable {
 
     fn policy(&self, seen: &SeenTables<'_>, defaults: &Defaults) -> Result<TenantPolicy, Fault> {
         let public = self.public.iter().map(|name| {
-            let found = seen.prefixes.get(name.get_ref()).copied();
-            found.ok_or_else(|| fault(name, "the file has no [[public_prefix]] with this name"))
+            let mut prefixes = seen.prefixes.iter();
+            let index = prefixes.position(|prefix| prefix.name == *name.get_ref());
+            let why = "the file has no [[public_prefix]] with this name";
+            let index = index.ok_or_else(|| fault(name.span(), why))?;
+            Ok(PublicPrefix(index as u32))
         });
-        let requests = RateFields {
-            per_minute: Field::new(&self.requests_per_minute, "requests_per_minute"),
-            burst: Field::new(&self.request_burst, "request_burst"),
-        };
-        let tokens = RateFields {
-            per_minute: Field::new(&self.tokens_per_minute, "tokens_per_minute"),
-            burst: Field::new(&self.token_burst, "token_burst"),
-        };
-        let queued_time = Field::new(&self.max_queued_seconds, "max_queued_seconds")
-            .seconds()?
-            .unwrap_or(defaults.max_queued_time);
-        let count = |number, name| Field::new(number, name).within(ANY_COUNT);
-        let max_pages = count(&self.max_pages, "max_pages")?.unwrap_or(u32::MAX);
-        let guaranteed_pages = Field::new(&self.guaranteed_pages, "guaranteed_pages");
+        let request_burst = |per_minute: u32| (per_minute / BURST_DIVISOR).max(1);
+        let requests = field!(self.requests_per_minute);
+        let tokens = field!(self.tokens_per_minute);
+        let queued_time = field!(self.max_queued_seconds).seconds()?;
+        let max_pages = field!(self.max_pages)
+            .within(ANY_COUNT)?
+            .unwrap_or(u32::MAX);
+        let weight = field!(self.weight).within(1..=1000)?;
+        let requests = rate(requests, field!(self.request_burst), request_burst)?;
+        let tokens = rate(tokens, field!(self.token_burst), |per_minute| per_minute)?;
+        let max_running = field!(self.max_running).within(ANY_COUNT)?;
+        let max_queued = field!(self.max_queued).within(ANY_COUNT)?;
+        let guaranteed_pages = field!(self.guaranteed_pages).within(0..=i64::from(max_pages))?;
         Ok(TenantPolicy {
-            band: match self.band {
-                BandName::Interactive => Band::Interactive,
-                BandName::Standard => Band::Standard,
-                BandName::Batch => Band::Batch,
-            },
-            weight: Field::new(&self.weight, "weight")
-                .within(1..=1000)?
-                .unwrap_or(1),
-            requests: requests.rate(|per_minute| (per_minute / BURST_DIVISOR).max(1))?,
-            tokens: tokens.rate(|per_minute| per_minute)?,
-            max_running: count(&self.max_running, "max_running")?.unwrap_or(u32::MAX),
-            max_queued: count(&self.max_queued, "max_queued")?.unwrap_or(defaults.max_queued),
-            max_queued_time: queued_time.as_micros() as u64,
-            guaranteed_pages: guaranteed_pages
-                .within(0..=i64::from(max_pages))?
-                .unwrap_or(0),
+            band: self.band,
+            weight: weight.unwrap_or(1),
+            requests,
+            tokens,
+            max_running: max_running.unwrap_or(u32::MAX),
+            max_queued: max_queued.unwrap_or(defaults.max_queued),
+            max_queued_time: queued_time.unwrap_or(defaults.max_queued_time).as_micros() as u64,
+            guaranteed_pages: guaranteed_pages.unwrap_or(0),
             max_pages,
             public: public.collect::<Result<_, _>>()?,
         })
     }
 }
 
-/// A numeric field with its name.
-struct Field<'a> {
-    number: &'a Number,
-    name: &'static str,
-}
-
-impl<'a> Field<'a> {
-    fn new(number: &'a Number, name: &'static str) -> Field<'a> {
-        Field { number, name }
-    }
-
+impl Field<'_> {
     /// Returns the number if it is set. `limits` must lie within those of `u32`.
     fn within(&self, limits: RangeInclusive<i64>) -> Result<Option<u32>, Fault> {
         let Some(spanned) = self.number else {
@@ -237,7 +275,7 @@ impl<'a> Field<'a> {
         }
         let (min, max) = limits.into_inner();
         let why = format!("`{}` must be from {min} to {max}; got {number}", self.name);
-        Err(fault(spanned, why))
+        Err(fault(spanned.span(), why))
     }
 
     fn seconds(&self) -> Result<Option<Duration>, Fault> {
@@ -246,27 +284,23 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The two fields of a rate.
-struct RateFields<'a> {
-    per_minute: Field<'a>,
-    burst: Field<'a>,
-}
-
-impl RateFields<'_> {
-    fn rate(&self, default_burst: impl Fn(u32) -> u32) -> Result<Option<Rate>, Fault> {
-        let burst = self.burst.within(ANY_RATE)?;
-        match (self.per_minute.within(ANY_RATE)?, self.burst.number) {
-            (Some(per_minute), _) => Ok(Some(Rate {
-                per_minute,
-                burst: burst.unwrap_or_else(|| default_burst(per_minute)),
-            })),
-            (None, Some(number)) => {
-                let (burst, per_minute) = (self.burst.name, self.per_minute.name);
-                let why = format!("`{burst}` has no effect without `{per_minute}`; set both");
-                Err(fault(number, why))
-            }
-            (None, None) => Ok(None),
+fn rate(
+    per_minute: Field<'_>,
+    burst: Field<'_>,
+    default_burst: impl Fn(u32) -> u32,
+) -> Result<Option<Rate>, Fault> {
+    let burst_number = burst.within(ANY_RATE)?;
+    match (per_minute.within(ANY_RATE)?, burst.number) {
+        (Some(per_minute), _) => Ok(Some(Rate {
+            per_minute,
+            burst: burst_number.unwrap_or_else(|| default_burst(per_minute)),
+        })),
+        (None, Some(number)) => {
+            let (burst, per_minute) = (burst.name, per_minute.name);
+            let why = format!("`{burst}` has no effect without `{per_minute}`; set both");
+            Err(fault(number.span(), why))
         }
+        (None, None) => Ok(None),
     }
 }
 
@@ -292,12 +326,8 @@ impl<'de> Deserialize<'de> for Digits {
                 Ok(Digits::One(digits.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Digits, A::Error> {
-                let mut several = Vec::new();
-                while let Some(item) = items.next_element()? {
-                    several.push(item);
-                }
-                Ok(Digits::Several(several))
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Digits, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Digits::Several)
             }
         }
 

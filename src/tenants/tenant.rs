@@ -1,11 +1,16 @@
-//! A tenant as the HTTP interface sees it.
+//! A tenant as the HTTP interface sees it, and the rules for its id.
 
 use std::time::Duration;
 
 use crate::engine::{Rate, TenantId};
 
+const MAX_ID_BYTES: usize = 64;
+/// Metrics use `other` for all tenants without a series of their own, and `default` for the clients
+/// of a server without keys.
+const RESERVED: [&str; 2] = ["other", "default"];
+
 /// The number of the only tenant of a server without keys.
-const ANYONE: TenantId = TenantId(0);
+pub(super) const ANYONE: TenantId = TenantId(0);
 
 /// The time that a request may take, from its arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,18 +39,6 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Returns the tenant that every client is on a server without keys.
-    pub(super) fn anyone(deadlines: Deadlines) -> Tenant {
-        Tenant {
-            id: "default".into(),
-            number: ANYONE,
-            deadlines,
-            models: None,
-            requests: None,
-            tokens: None,
-        }
-    }
-
     /// Returns whether this is the tenant that every client is on a server without keys.
     pub fn is_anyone(&self) -> bool {
         self.number == ANYONE
@@ -61,4 +54,32 @@ impl Tenant {
 /// Returns whether a list of models, if there is one, contains a name of the model.
 pub(super) fn allows(models: Option<&[String]>, answers_to: impl Fn(&str) -> bool) -> bool {
     models.is_none_or(|models| models.iter().any(|name| answers_to(name)))
+}
+
+/// Checks a name in the tenants file.
+///
+/// # Errors
+/// If `id` is not a valid name. The error states the rule.
+pub(super) fn check_id(id: &str) -> Result<(), String> {
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=MAX_ID_BYTES).contains(&id.len()) && id.chars().all(is_valid) {
+        return Ok(());
+    }
+    Err(format!(
+        "a name must be 1 to {MAX_ID_BYTES} letters, digits, `.`, `_` or `-`"
+    ))
+}
+
+/// Checks the id of a tenant.
+///
+/// # Errors
+/// If `id` is not a valid name, or is reserved for metrics.
+pub(super) fn check_tenant_id(id: &str) -> Result<(), String> {
+    check_id(id)?;
+    if RESERVED.contains(&id) {
+        return Err(format!(
+            "the id `{id}` is reserved for metrics; choose another one"
+        ));
+    }
+    Ok(())
 }

@@ -65,7 +65,7 @@ async fn a_file_with_a_fault_changes_nothing() {
     let file = TempFile::new(&table("a", ALPHA, ""));
     let roster = file.roster();
     file.write(&table("b", BETA, "weight = 0"));
-    let error = roster.reread().unwrap_err().to_string();
+    let error = roster.clone().reread().unwrap_err().to_string();
     assert!(error.contains(", line 4: "), "{error}");
     assert!(roster.tenants().find(Some(b"alpha")).is_some());
     assert!(roster.tenants().find(Some(b"beta")).is_none());
