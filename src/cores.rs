@@ -55,11 +55,8 @@ fn one_of_each_core(allowed: &BTreeSet<usize>, topology: &Path) -> Vec<usize> {
         firsts.push(cpu);
         let file = topology.join(format!("cpu{cpu}/topology/thread_siblings_list"));
         let siblings = fs::read_to_string(file).ok();
-        taken.extend(
-            siblings
-                .and_then(|text| cpu_list(&text))
-                .unwrap_or_default(),
-        );
+        let siblings = siblings.and_then(|text| cpu_list(&text));
+        taken.extend(siblings.unwrap_or_default());
     }
     firsts
 }

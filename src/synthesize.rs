@@ -40,18 +40,11 @@ pub fn synthesize(shape: &str, seed: u64, directory: &Path) -> io::Result<()> {
     }
     let write = |name: &str, json: &Value| fs::write(directory.join(name), format!("{json:#}\n"));
     write("config.json", &config)?;
-    write(
-        "generation_config.json",
-        &read_demo("generation_config.json")?,
-    )?;
-    write(
-        "tokenizer_config.json",
-        &read_demo("tokenizer_config.json")?,
-    )?;
-    write(
-        "tokenizer.json",
-        &filled_up(read_demo("tokenizer.json")?, shape.vocab)?,
-    )?;
+    for name in ["generation_config.json", "tokenizer_config.json"] {
+        write(name, &read_demo(name)?)?;
+    }
+    let tokenizer = filled_up(read_demo("tokenizer.json")?, shape.vocab)?;
+    write("tokenizer.json", &tokenizer)?;
     let file = File::create(directory.join("model.safetensors"))?;
     shape.write_tensors(seed, BufWriter::new(file))
 }

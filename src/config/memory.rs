@@ -14,10 +14,9 @@ pub fn usable_memory() -> u64 {
 }
 
 fn meminfo_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    let mut lines = meminfo.lines();
+    let line = lines.find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }
 
@@ -36,11 +35,11 @@ fn cgroup_memory_left() -> Option<u64> {
                 _ => None,
             }
         })
-        .flat_map(|(folder, names)| {
-            let folders: Vec<PathBuf> = folder.ancestors().map(PathBuf::from).collect();
-            folders
-                .into_iter()
-                .filter_map(|folder| memory_left(&folder, names))
+        .filter_map(|(folder, names)| {
+            let left = folder
+                .ancestors()
+                .filter_map(|folder| memory_left(folder, names));
+            left.min()
         })
         .min()
 }

@@ -6,9 +6,10 @@
 mod memory;
 
 use std::net::IpAddr;
+use std::ops::RangeBounds;
 use std::path::PathBuf;
 
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, value_parser};
 use sterna_scheduler::INTER_TOKEN_TARGET;
 
@@ -114,11 +115,7 @@ pub struct ModelFlags {
     pub name: Option<String>,
     /// Maximum length of a sequence (prompt and answer) in tokens. If omitted, it is the model's
     /// own limit.
-    #[arg(
-        long = "max-model-len",
-        value_name = "TOKENS",
-        value_parser = value_parser!(u32).range(2..),
-    )]
+    #[arg(long = "max-model-len", value_name = "TOKENS", value_parser = count(2..))]
     pub max_len: Option<u32>,
 }
 
@@ -147,20 +144,10 @@ pub struct NetworkFlags {
     #[arg(long, default_value_t = 30000)]
     pub port: u16,
     /// Maximum number of open connections. Further ones are answered 503 and closed.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 4096,
-        value_parser = value_parser!(u32).range(1..),
-    )]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = count(1..))]
     pub max_connections: u32,
     /// Maximum number of open connections from one address. Loopback addresses have no such limit.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 256,
-        value_parser = value_parser!(u32).range(1..),
-    )]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..))]
     pub max_connections_per_ip: u32,
 }
 
@@ -188,39 +175,20 @@ pub struct SchedulingFlags {
     /// Target inter-token latency in milliseconds. Prefill uses the rest of each step's time;
     /// admission stops when one more sequence would miss the target. If the machine is too slow for
     /// the target, the scheduler uses twice the time of a single sequence's decode step.
-    #[arg(
-        long,
-        value_name = "MS",
-        default_value_t = INTER_TOKEN_TARGET / 1000,
-        value_parser = value_parser!(u64).range(1..=60_000),
-    )]
+    #[arg(long, value_name = "MS", default_value_t = INTER_TOKEN_TARGET / 1000)]
+    #[arg(value_parser = value_parser!(u64).range(1..=60_000))]
     pub itl_target_ms: u64,
     /// Maximum number of sequences in a batch. The latency target usually allows fewer.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 256,
-        value_parser = value_parser!(u32).range(1..=4096),
-    )]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=4096))]
     pub max_running: u32,
     /// Number of tokens up to which prefill may fill a step, however much time is left. It
     /// determines the memory that a step needs.
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        default_value_t = 512,
-        value_parser = value_parser!(u32).range(16..=8192),
-    )]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = count(16..=8192))]
     pub step_tokens: u32,
     /// Maximum number of draft tokens for a sequence in a step. Drafts repeat earlier text of the
     /// sequence, and the scheduler uses them while few sequences decode. They make repetitive
     /// answers faster and never change an answer. 0 turns speculation off.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 6,
-        value_parser = value_parser!(u32).range(0..=32),
-    )]
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = count(0..=32))]
     pub speculate: u32,
 }
 
@@ -229,25 +197,20 @@ pub struct SchedulingFlags {
 #[command(next_help_heading = "Queue and deadlines")]
 pub struct QueueFlags {
     /// Maximum number of waiting requests. Further ones are answered 503 with Retry-After.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 256,
-        value_parser = value_parser!(u32).range(1..=65536),
-    )]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=65536))]
     pub max_queued: u32,
     /// Maximum predicted machine time of all waiting requests, in seconds. Further requests are
     /// answered 503 with Retry-After.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds(1))]
     pub max_queued_seconds: u64,
     /// Time limit for a request's first token, in seconds from its arrival. A request that misses
     /// it is ended with 504. One that is predicted to miss it is rejected at once. If omitted,
     /// there is no limit. A tenant's first_token_seconds takes precedence.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds())]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds(1))]
     pub first_token_seconds: Option<u64>,
     /// Time limit for a whole request, in seconds from its arrival. A request that exceeds it is
     /// ended with 504. A tenant's total_seconds takes precedence.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds())]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds(1))]
     pub request_seconds: u64,
 }
 
@@ -257,12 +220,7 @@ pub struct QueueFlags {
 pub struct OperationFlags {
     /// Time that running requests have to finish after SIGTERM or Ctrl-C, in seconds. A second
     /// signal ends the server at once.
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 30,
-        value_parser = value_parser!(u64).range(0..=86_400),
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds(0))]
     pub drain_seconds: u64,
     /// Write logs as JSON lines.
     #[arg(long)]
@@ -279,13 +237,8 @@ pub struct BenchConfig {
     pub model: Option<PathBuf>,
     /// Context lengths at which decode steps are measured, in tokens. A combination that does not
     /// fit the memory or the model is skipped.
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        value_delimiter = ',',
-        default_value = "256",
-        value_parser = value_parser!(u32).range(32..=1_048_576),
-    )]
+    #[arg(long, value_name = "TOKENS", default_value = "256")]
+    #[arg(value_delimiter = ',', value_parser = count(32..=1_048_576))]
     pub depths: Vec<u32>,
     /// Write the figures as JSON to a file, or to standard output with `-`. In that case the table
     /// goes to standard error.
@@ -320,9 +273,14 @@ pub struct KeygenConfig {
     pub id: String,
 }
 
-/// Accepts from one second to a day.
-fn seconds() -> RangedU64ValueParser {
-    value_parser!(u64).range(1..=86_400)
+/// Accepts a number within `limits`.
+fn count(limits: impl RangeBounds<i64>) -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(limits)
+}
+
+/// Accepts from `min` seconds to a day.
+fn seconds(min: u64) -> RangedU64ValueParser {
+    value_parser!(u64).range(min..=86_400)
 }
 
 impl MachineFlags {

@@ -36,9 +36,8 @@ pub(crate) fn kernels(isa: Option<&str>) -> Result<Kernels, Box<dyn Error>> {
         Some(name) => name.parse()?,
         None => Isa::best(),
     };
-    Kernels::new(isa)
-        .ok_or_else(|| format!("--isa {isa}: this machine does not have this instruction set"))
-        .map_err(Into::into)
+    let missing = || format!("--isa {isa}: this machine does not have this instruction set");
+    Ok(Kernels::new(isa).ok_or_else(missing)?)
 }
 
 /// Loads on a separate thread, so that a signal does not have to wait for it.
@@ -97,16 +96,13 @@ fn start_engine(
         kv_pages: pages,
         page_tokens: PAGE_TOKENS as u32,
     });
+    let template = chat_template.as_ref();
+    let public_prefixes = tenants::public_prefixes(public, template, &tokenizer, pages)?;
     let engine_config = EngineConfig {
         submit_lane: limits.max_queued as usize,
         limits,
         policy: policy(config),
-        public_prefixes: tenants::public_prefixes(
-            public,
-            chat_template.as_ref(),
-            &tokenizer,
-            pages,
-        )?,
+        public_prefixes,
         cost: None,
         drain_limit: Duration::from_secs(config.operation.drain_seconds),
         stall_limit: STALL_LIMIT,
@@ -133,15 +129,12 @@ fn load_text(
         .read("tokenizer.json")?
         .ok_or("the checkpoint has no tokenizer.json")?;
     let config = source.read("tokenizer_config.json")?;
-    let chat_template = source
-        .read("chat_template.jinja")?
-        .map(|bytes| String::from_utf8(bytes.to_vec()))
-        .transpose()
-        .map_err(|_| "chat_template.jinja is not valid UTF-8")?;
+    let chat_template = source.read("chat_template.jinja")?;
+    let chat_template = chat_template.as_deref().map(str::from_utf8).transpose();
     let files = TextFiles {
         tokenizer: &tokenizer,
         config: config.as_deref(),
-        chat_template: chat_template.as_deref(),
+        chat_template: chat_template.map_err(|_| "chat_template.jinja is not valid UTF-8")?,
     };
     let (tokenizer, chat_template) = files.load(u32::try_from(vocabulary)?)?;
     warm_up(&tokenizer, chat_template.as_ref());
@@ -199,10 +192,9 @@ fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
         return Ok(DEMO_NAME.to_owned());
     };
     let path = directory.canonicalize()?;
-    let name = path
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned());
-    Ok(name.ok_or("the model's directory has no name; give one with --model-name")?)
+    let missing = "the model's directory has no name; give one with --model-name";
+    let name = path.file_name().ok_or(missing)?;
+    Ok(name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -64,10 +64,8 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
         connection_limits(&config.network),
         async { drop(stopped.await) },
     ));
-    let public = roster
-        .as_ref()
-        .map_or_else(Vec::new, |roster| roster.public().to_vec());
-    let loading = load::load(config, kernels, public)?;
+    let public = roster.iter().flat_map(|roster| roster.public()).cloned();
+    let loading = load::load(config, kernels, public.collect())?;
     let Some(loaded) = runtime.block_on(signals.before(loading)) else {
         return Ok(());
     };

@@ -167,20 +167,15 @@ impl Reload {
         match self.engine.set_tenants(roster.policies()).await {
             Ok(()) => {
                 self.metrics.set_tenants(&roster.names());
-                warn_of_excluded(&excluded, &self.model.name);
+                // Either tenants of other servers, or a typing error in `models`.
+                if let Some(first) = excluded.first() {
+                    let (count, model) = (excluded.len(), &self.model.name);
+                    tracing::warn!(count, first, model, "some tenants may not use the model");
+                }
                 Ok(())
             }
             Err(TenantsRefused::Impossible(error)) => Err(roster.explain(error).to_string()),
             Err(TenantsRefused::Gone) => Err("the engine has ended".into()),
         }
-    }
-}
-
-/// Logs the tenants that may not use the model: either tenants of other servers, or a typing error
-/// in `models`.
-fn warn_of_excluded(tenants: &[&str], model: &str) {
-    if let Some(first) = tenants.first() {
-        let count = tenants.len();
-        tracing::warn!(count, first, model, "some tenants may not use the model");
     }
 }

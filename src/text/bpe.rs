@@ -24,14 +24,6 @@ const CACHED_WORDS: usize = 1000;
 #[derive(Clone, Debug)]
 pub(super) struct SharedModel(Arc<ModelWrapper>);
 
-impl SharedModel {
-    /// Returns whether both share one model.
-    #[cfg(test)]
-    pub(super) fn shares_memory_with(&self, other: &SharedModel) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
 impl<'de> Deserialize<'de> for SharedModel {
     fn deserialize<D: Deserializer<'de>>(
         deserializer: D,
@@ -192,6 +184,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    impl SharedModel {
+        /// Returns whether both share one model.
+        pub(in crate::text) fn shares_memory_with(&self, other: &SharedModel) -> bool {
+            Arc::ptr_eq(&self.0, &other.0)
+        }
+    }
 
     /// Compares the model with the library's, once as the text is and once with its type first.
     fn check_as_the_library(json: &Value) {
