@@ -48,7 +48,6 @@ pub(super) struct TokenUsage {
     pub(super) prompt_tokens: u64,
     /// Tokens of the answer.
     pub(super) completion_tokens: u64,
-    #[serde(default)]
     prompt_tokens_details: Option<PromptTokensDetails>,
 }
 

@@ -26,9 +26,7 @@ pub(super) struct AnswerStream {
 struct ChatChunk {
     #[serde(default)]
     choices: Vec<ChunkChoice>,
-    #[serde(default)]
     usage: Option<TokenUsage>,
-    #[serde(default)]
     error: Option<Value>,
 }
 
@@ -36,13 +34,11 @@ struct ChatChunk {
 struct ChunkChoice {
     #[serde(default)]
     delta: ChunkDelta,
-    #[serde(default)]
     finish_reason: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
 struct ChunkDelta {
-    #[serde(default)]
     content: Option<String>,
 }
 

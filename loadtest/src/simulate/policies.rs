@@ -28,66 +28,46 @@ pub(super) struct PolicyPreset {
 /// Returns the preset `name`, based on `limits`. Policies with a time budget use `budget`.
 pub(super) fn named(name: &str, limits: &Limits, budget: Budget) -> Option<PolicyPreset> {
     let name = NAMES.into_iter().find(|known| *known == name)?;
-    let longest = limits.max_sequence_tokens;
-    let sterna = |order| PolicyPreset::sterna(name, order, limits, budget);
+    let (longest, max_running) = (limits.max_sequence_tokens, limits.max_running);
+    // The product's policy with another order.
+    let sterna = |order| PolicyPreset {
+        name,
+        policy: Policy {
+            order,
+            budget,
+            ..Policy::default()
+        },
+        limits: limits.clone(),
+        knows_tenants: true,
+    };
+    // Another engine's policy: first come, first served, without a limit on prefill chunks other
+    // than `step_tokens`.
+    let other_engine = |budget, growth, step_tokens, max_running| PolicyPreset {
+        name,
+        policy: Policy {
+            order: Order::FirstCome,
+            budget,
+            growth,
+            max_draft: 0,
+        },
+        limits: Limits {
+            step_tokens,
+            prefill_chunk: step_tokens,
+            max_running,
+            ..limits.clone()
+        },
+        knows_tenants: false,
+    };
     Some(match name {
         "sterna" => sterna(Policy::default().order),
         "vtc" => sterna(Order::FairShare { slack: 0 }),
         "fcfs" => sterna(Order::FirstCome),
         "lpm" => sterna(Order::LongestPrefix),
-        "token-budget" => PolicyPreset::other_engine(name, Budget::Tokens(512), limits, 512),
-        "prefill-first" => PolicyPreset::other_engine(name, Budget::PrefillFirst, limits, longest),
-        "slots" => {
-            let limits = Limits {
-                max_running: 4,
-                ..limits.clone()
-            };
-            PolicyPreset::other_engine(name, Budget::Tokens(2048), &limits, 2048)
+        "token-budget" => other_engine(Budget::Tokens(512), Growth::Minimal, 512, max_running),
+        "prefill-first" => {
+            other_engine(Budget::PrefillFirst, Growth::Maximal, longest, max_running)
         }
+        "slots" => other_engine(Budget::Tokens(2048), Growth::Maximal, 2048, 4),
         _ => return None,
     })
-}
-
-impl PolicyPreset {
-    /// Returns the product's policy with another order and budget.
-    fn sterna(name: &'static str, order: Order, limits: &Limits, budget: Budget) -> PolicyPreset {
-        PolicyPreset {
-            name,
-            policy: Policy {
-                order,
-                budget,
-                ..Policy::default()
-            },
-            limits: limits.clone(),
-            knows_tenants: true,
-        }
-    }
-
-    /// Returns another engine's policy: first come, first served, without a limit on prefill
-    /// chunks other than `step_tokens`.
-    fn other_engine(
-        name: &'static str,
-        budget: Budget,
-        limits: &Limits,
-        step_tokens: u32,
-    ) -> PolicyPreset {
-        PolicyPreset {
-            name,
-            policy: Policy {
-                order: Order::FirstCome,
-                budget,
-                growth: match budget {
-                    Budget::Tokens(512) => Growth::Minimal,
-                    _ => Growth::Maximal,
-                },
-                max_draft: 0,
-            },
-            limits: Limits {
-                step_tokens,
-                prefill_chunk: step_tokens,
-                ..limits.clone()
-            },
-            knows_tenants: false,
-        }
-    }
 }
