@@ -3,7 +3,7 @@
 use sterna_scheduler::FinishReason;
 
 /// Properties of the server that become labels.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Identity {
     /// The name of the served model, on every series.
     pub model_name: String,
@@ -58,23 +58,3 @@ pub(super) fn finished_reason(reason: FinishReason) -> usize {
         FinishReason::Error | FinishReason::Deadline => 3,
     }
 }
-
-pub(super) const PAGE_STATES: [&str; 4] = ["free", "private", "tree_pinned", "tree_cached"];
-
-/// The parts of a `CostModel`, in the order of its fields.
-pub(super) const COST_PARTS: [&str; 12] = [
-    "rows_1",
-    "rows_2",
-    "rows_4",
-    "rows_8",
-    "rows_16",
-    "rows_32",
-    "rows_64",
-    "rows_128",
-    "kilo_decode_keys",
-    "kilo_chunk_keys",
-    "head",
-    "logit",
-];
-
-pub(super) const TOKEN_KINDS: [&str; 3] = ["prompt", "cached", "completion"];

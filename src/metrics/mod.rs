@@ -221,11 +221,20 @@ impl Metrics {
         let whole = timeline.since_arrival(at);
         requests.finished[finished_reason(reason)].increment(1);
         self.series.latencies.whole.record(whole);
-        self.tenant_finished(timeline, reason, cached_tokens, whole);
         let (prompt, generated) = (timeline.prompt_tokens, timeline.generated_tokens);
         requests.prompt_length.record(f64::from(prompt));
         requests.generation_length.record(f64::from(generated));
         self.token_latencies(timeline);
+        let tenants = self.tenants();
+        let of_tenant = tenants.of(timeline.tenant);
+        of_tenant.finished[finished_reason(reason)].increment(1);
+        of_tenant.whole.record(whole);
+        if timeline.admitted.is_some() {
+            let tokens = [prompt, cached_tokens, generated];
+            for (counter, tokens) in of_tenant.tokens.iter().zip(tokens) {
+                counter.increment(u64::from(tokens));
+            }
+        }
     }
 
     /// Records the latencies of a request that had a token.
@@ -242,29 +251,6 @@ impl Metrics {
         }
         if let Some(inference) = timeline.service_time(last) {
             latencies.inference.record(inference);
-        }
-    }
-
-    fn tenant_finished(
-        &self,
-        timeline: &Timeline,
-        reason: FinishReason,
-        cached_tokens: u32,
-        whole: Duration,
-    ) {
-        let tenants = self.tenants();
-        let series = tenants.of(timeline.tenant);
-        series.finished[finished_reason(reason)].increment(1);
-        series.whole.record(whole);
-        if timeline.admitted.is_some() {
-            let tokens = [
-                timeline.prompt_tokens,
-                cached_tokens,
-                timeline.generated_tokens,
-            ];
-            for (counter, tokens) in series.tokens.iter().zip(tokens) {
-                counter.increment(u64::from(tokens));
-            }
         }
     }
 
@@ -288,15 +274,9 @@ pub fn names() -> Vec<&'static str> {
 
 /// Returns all metrics without a registry, since a recorder needs the buckets before it exists.
 fn definitions() -> Vec<Definition> {
-    let identity = Identity {
-        model_name: String::new(),
-        isa: String::new(),
-        kv_pages: 0,
-        page_tokens: 0,
-    };
     metrics::with_local_recorder(&NoopRecorder, || {
         let mut registry = Registry::default();
-        EngineSeries::register(&mut registry, &identity);
+        EngineSeries::register(&mut registry, &Identity::default());
         registry.definitions.extend(AllTenantSeries::register().1);
         registry.definitions
     })

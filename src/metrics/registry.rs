@@ -3,16 +3,18 @@
 use metrics::{Counter, Gauge, Histogram, Label};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
+type Text = &'static str;
+
 /// A metric that was registered.
 pub(super) struct Definition {
-    pub(super) name: &'static str,
+    pub(super) name: Text,
     pub(super) buckets: Option<&'static [f64]>, // Only histograms have them.
 }
 
 /// Registers series with the current recorder, and lists their metrics.
 #[derive(Default)]
 pub(super) struct Registry {
-    tenant: Option<String>,
+    labels: Vec<Label>, // Each series has them.
     pub(super) definitions: Vec<Definition>,
 }
 
@@ -20,24 +22,24 @@ impl Registry {
     /// Returns a registry that gives each series the label `tenant`.
     pub(super) fn of_tenant(tenant: &str) -> Registry {
         Registry {
-            tenant: Some(tenant.to_owned()),
+            labels: vec![Label::new("tenant", tenant.to_owned())],
             definitions: Vec::new(),
         }
     }
 
-    pub(super) fn gauge(&mut self, name: &'static str, help: &'static str) -> Gauge {
+    pub(super) fn gauge(&mut self, name: Text, help: Text) -> Gauge {
         self.define(name, None);
         describe_gauge!(name, help);
-        gauge!(name, self.labels())
+        gauge!(name, self.labels.clone())
     }
 
-    /// Registers a gauge for each value of a label.
+    /// Registers a gauge for each of the `values` of `label`.
     pub(super) fn gauges<const N: usize>(
         &mut self,
-        name: &'static str,
-        help: &'static str,
-        label: &'static str,
-        values: [&'static str; N],
+        name: Text,
+        help: Text,
+        label: Text,
+        values: [Text; N],
     ) -> [Gauge; N] {
         self.define(name, None);
         describe_gauge!(name, help);
@@ -45,31 +47,25 @@ impl Registry {
     }
 
     /// Registers a gauge that is always 1 and says something by its labels.
-    pub(super) fn info(
-        &mut self,
-        name: &'static str,
-        help: &'static str,
-        labels: [(&'static str, String); 2],
-    ) {
+    pub(super) fn info(&mut self, name: Text, help: Text, labels: [(Text, String); 2]) {
         self.define(name, None);
         describe_gauge!(name, help);
-        let labels = labels.map(|(label, value)| Label::new(label, value));
-        gauge!(name, labels.to_vec()).set(1);
+        gauge!(name, &labels).set(1);
     }
 
-    pub(super) fn counter(&mut self, name: &'static str, help: &'static str) -> Counter {
+    pub(super) fn counter(&mut self, name: Text, help: Text) -> Counter {
         self.define(name, None);
         describe_counter!(name, help);
-        counter!(name, self.labels())
+        counter!(name, self.labels.clone())
     }
 
-    /// Registers a counter for each value of a label.
+    /// Registers a counter for each of the `values` of `label`.
     pub(super) fn counters<const N: usize>(
         &mut self,
-        name: &'static str,
-        help: &'static str,
-        label: &'static str,
-        values: [&'static str; N],
+        name: Text,
+        help: Text,
+        label: Text,
+        values: [Text; N],
     ) -> [Counter; N] {
         self.define(name, None);
         describe_counter!(name, help);
@@ -78,29 +74,21 @@ impl Registry {
 
     pub(super) fn histogram(
         &mut self,
-        name: &'static str,
-        help: &'static str,
+        name: Text,
+        help: Text,
         buckets: &'static [f64],
     ) -> Histogram {
         self.define(name, Some(buckets));
         describe_histogram!(name, help);
-        histogram!(name, self.labels())
+        histogram!(name, self.labels.clone())
     }
 
-    fn define(&mut self, name: &'static str, buckets: Option<&'static [f64]>) {
+    fn define(&mut self, name: Text, buckets: Option<&'static [f64]>) {
         self.definitions.push(Definition { name, buckets });
     }
 
-    fn labels(&self) -> Vec<Label> {
-        let tenant = self.tenant.iter();
-        tenant
-            .map(|tenant| Label::new("tenant", tenant.clone()))
-            .collect()
-    }
-
-    fn labels_and(&self, label: &'static str, value: &'static str) -> Vec<Label> {
-        let mut labels = self.labels();
-        labels.push(Label::from_static_parts(label, value));
-        labels
+    fn labels_and(&self, label: Text, value: Text) -> Vec<Label> {
+        let own = Label::from_static_parts(label, value);
+        self.labels.iter().cloned().chain([own]).collect()
     }
 }

@@ -1,8 +1,8 @@
-//! The series of the whole engine, in groups: each metric's name, help text and buckets.
+//! The table of all series: each one's handle, and its metric's name, help text, label and buckets.
 
 use metrics::{Counter, Gauge, Histogram};
 
-use super::labels::{COST_PARTS, FINISHED_REASONS, Identity, PAGE_STATES, REJECTION_REASONS};
+use super::labels::{FINISHED_REASONS, Identity, REJECTION_REASONS};
 use super::registry::Registry;
 
 const FIRST_TOKEN_BUCKETS: &[f64] = &[
@@ -32,6 +32,175 @@ const LENGTH_BUCKETS: &[f64] = &[
 const STEP_TOKEN_BUCKETS: &[f64] = &[
     1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0,
 ];
+const TENANT_LATENCY_BUCKETS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+
+/// Declares groups of series. The call after each `=` registers the series.
+macro_rules! groups {
+    ($(
+        $(#[$doc:meta])*
+        $group:ident { $($field:ident: $handle:ty = $kind:ident $metric:tt;)* }
+    )*) => {$(
+        $(#[$doc])*
+        pub(super) struct $group {
+            $(pub(super) $field: $handle,)*
+        }
+
+        impl $group {
+            pub(super) fn register(to: &mut Registry) -> $group {
+                $group { $($field: to.$kind $metric,)* }
+            }
+        }
+    )*};
+}
+
+groups! {
+    /// The load at the end of the last step.
+    LoadSeries {
+        running: Gauge = gauge("vllm:num_requests_running", "Sequences in the running batch.");
+        waiting: Gauge = gauge("vllm:num_requests_waiting", "Sequences waiting to run.");
+        queued_time: Gauge =
+            gauge("sterna_queued_seconds", "Predicted machine time of all waiting requests.");
+        kv_usage: Gauge = gauge(
+            "vllm:kv_cache_usage_perc", "Share of KV pages in use by running sequences, 0 to 1.");
+        pages: [Gauge; 4] = gauges(
+            "sterna_kv_pages",
+            "KV pages by state: free, private to one sequence, shared and in use (tree_pinned), \
+             shared and unused (tree_cached).",
+            "state", ["free", "private", "tree_pinned", "tree_cached"]);
+    }
+
+    /// The scheduler's counts since the start.
+    TotalSeries {
+        prefix_queries: Counter = counter(
+            "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.");
+        prefix_hits: Counter =
+            counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.");
+        preemptions: Counter = counter(
+            "vllm:num_preemptions_total",
+            "Sequences sent back to the queue because pages ran out.");
+        evictions: Counter =
+            counter("sterna_evictions_total", "Cached prefix pages evicted to free memory.");
+        page_copies: Counter = counter(
+            "sterna_page_copies_total",
+            "Cached pages copied because a prompt shares only their first tokens.");
+        drafted: Counter = counter(
+            "vllm:spec_decode_num_draft_tokens_total",
+            "Draft tokens: proposed from the sequence's own history.");
+        accepted: Counter = counter(
+            "vllm:spec_decode_num_accepted_tokens_total",
+            "Draft tokens that equal the token that the model then drew.");
+    }
+
+    /// The steps and their predictions.
+    StepSeries {
+        count: Counter = counter("sterna_engine_steps_total", "Steps of the engine.");
+        time: Histogram = histogram(
+            "sterna_step_seconds", "Duration of a step, from its commands to its drawn tokens.",
+            STEP_BUCKETS);
+        calibrated_time: Histogram = histogram(
+            "sterna_step_calibrated_seconds",
+            "Predicted duration of a step at the machine's speed at start.", STEP_BUCKETS);
+        tokens: Histogram = histogram(
+            "vllm:iteration_tokens_total", "Tokens computed by a step.", STEP_TOKEN_BUCKETS);
+        decision_time: Histogram = histogram(
+            "sterna_scheduler_plan_seconds", "Time to plan and commit a step.", DECISION_BUCKETS);
+        overhead: Histogram = histogram(
+            "sterna_step_overhead_seconds",
+            "Time of a step outside its forward pass: commands, plan, draws, commit, and \
+             publishing the previous step.", DECISION_BUCKETS);
+        prediction_ratio: Histogram = histogram(
+            "sterna_step_prediction_ratio", "Time to compute a step, divided by its prediction.",
+            RATIO_BUCKETS);
+        // The parts of a `CostModel`, in the order of its fields.
+        cost: [Gauge; 12] = gauges(
+            "sterna_step_cost_seconds",
+            "Cost of a part of a step, measured at start: steps of 1 to 128 tokens, 1,024 keys, \
+             the output head, one row of logits.",
+            "part",
+            ["rows_1", "rows_2", "rows_4", "rows_8", "rows_16", "rows_32", "rows_64", "rows_128",
+             "kilo_decode_keys", "kilo_chunk_keys", "head", "logit"]);
+    }
+
+    /// The requests and their tokens.
+    RequestSeries {
+        prompt_tokens: Counter = counter(
+            "vllm:prompt_tokens_total",
+            "Prompt tokens of requests that reached their first token.");
+        generation_tokens: Counter = counter("vllm:generation_tokens_total", "Generated tokens.");
+        finished: [Counter; 4] = counters(
+            "vllm:request_success_total", "Requests that ended, by reason.",
+            "finished_reason", FINISHED_REASONS);
+        rejected: [Counter; 8] = counters(
+            "sterna_refusals_total", "Rejected requests, by reason.",
+            "reason", REJECTION_REASONS);
+        disconnects: Counter = counter(
+            "sterna_client_disconnects_total",
+            "Clients that left before their answer was complete.");
+        prompt_length: Histogram = histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS);
+        generation_length: Histogram = histogram(
+            "vllm:request_generation_tokens", "Generated tokens of a request.", LENGTH_BUCKETS);
+    }
+
+    /// The latencies of requests.
+    LatencySeries {
+        time_to_first_token: Histogram = histogram(
+            "vllm:time_to_first_token_seconds", "Time from arrival to the first token.",
+            FIRST_TOKEN_BUCKETS);
+        token_gap: Histogram = histogram(
+            "vllm:inter_token_latency_seconds", "Time between two tokens of a request.",
+            TOKEN_GAP_BUCKETS);
+        time_per_token: Histogram = histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time between the tokens of a request.", TOKEN_GAP_BUCKETS);
+        whole: Histogram = histogram(
+            "vllm:e2e_request_latency_seconds", "Time from arrival to the end.", REQUEST_BUCKETS);
+        queue: Histogram = histogram(
+            "vllm:request_queue_time_seconds", "Time from arrival to the first admission.",
+            REQUEST_BUCKETS);
+        prefill: Histogram = histogram(
+            "vllm:request_prefill_time_seconds", "Time from admission to the first token.",
+            REQUEST_BUCKETS);
+        decode: Histogram = histogram(
+            "vllm:request_decode_time_seconds", "Time from the first token to the last.",
+            REQUEST_BUCKETS);
+        inference: Histogram = histogram(
+            "vllm:request_inference_time_seconds", "Time from admission to the last token.",
+            REQUEST_BUCKETS);
+    }
+
+    /// The series of one value of the label `tenant`.
+    TenantSeries {
+        finished: [Counter; 4] = counters(
+            "sterna_tenant_requests_total", "A tenant's requests that ended, by reason.",
+            "finished_reason", FINISHED_REASONS);
+        tokens: [Counter; 3] = counters(
+            "sterna_tenant_tokens_total",
+            "A tenant's tokens: in prompts, in prompts and found in the prefix cache, generated.",
+            "kind", ["prompt", "cached", "completion"]);
+        rejected: [Counter; 8] = counters(
+            "sterna_tenant_refusals_total", "A tenant's rejected requests, by reason.",
+            "reason", REJECTION_REASONS);
+        time_to_first_token: Histogram = histogram(
+            "sterna_tenant_time_to_first_token_seconds",
+            "Time from arrival to the first token, by tenant.", TENANT_LATENCY_BUCKETS);
+        whole: Histogram = histogram(
+            "sterna_tenant_request_seconds", "Time from arrival to the end, by tenant.",
+            TENANT_LATENCY_BUCKETS);
+        queue: Histogram = histogram(
+            "sterna_tenant_queue_seconds", "Time from arrival to the first admission, by tenant.",
+            TENANT_LATENCY_BUCKETS);
+        running: Gauge = gauge(
+            "sterna_tenant_requests_running", "A tenant's sequences in the running batch.");
+        waiting: Gauge =
+            gauge("sterna_tenant_requests_waiting", "A tenant's sequences waiting to run.");
+        pages: Gauge =
+            gauge("sterna_tenant_kv_pages", "A tenant's KV pages, cached ones included.");
+        service: Counter = counter(
+            "sterna_tenant_service_seconds_total",
+            "Machine time charged to a tenant, in whole seconds.");
+    }
+}
 
 /// All series without a tenant.
 pub(super) struct EngineSeries {
@@ -66,254 +235,6 @@ impl EngineSeries {
             steps: StepSeries::register(to),
             requests: RequestSeries::register(to),
             latencies: LatencySeries::register(to),
-        }
-    }
-}
-
-/// The load at the end of the last step.
-pub(super) struct LoadSeries {
-    pub(super) running: Gauge,
-    pub(super) waiting: Gauge,
-    pub(super) queued_time: Gauge,
-    pub(super) kv_usage: Gauge,
-    pub(super) pages: [Gauge; 4],
-}
-
-impl LoadSeries {
-    fn register(to: &mut Registry) -> LoadSeries {
-        LoadSeries {
-            running: to.gauge(
-                "vllm:num_requests_running",
-                "Sequences in the running batch.",
-            ),
-            waiting: to.gauge("vllm:num_requests_waiting", "Sequences waiting to run."),
-            queued_time: to.gauge(
-                "sterna_queued_seconds",
-                "Predicted machine time of all waiting requests.",
-            ),
-            kv_usage: to.gauge(
-                "vllm:kv_cache_usage_perc",
-                "Share of KV pages in use by running sequences, 0 to 1.",
-            ),
-            pages: to.gauges(
-                "sterna_kv_pages",
-                "KV pages by state: free, private to one sequence, shared and in use \
-                 (tree_pinned), shared and unused (tree_cached).",
-                "state",
-                PAGE_STATES,
-            ),
-        }
-    }
-}
-
-/// The scheduler's counts since the start.
-pub(super) struct TotalSeries {
-    pub(super) prefix_queries: Counter,
-    pub(super) prefix_hits: Counter,
-    pub(super) preemptions: Counter,
-    pub(super) evictions: Counter,
-    pub(super) page_copies: Counter,
-    pub(super) drafted: Counter,
-    pub(super) accepted: Counter,
-}
-
-impl TotalSeries {
-    fn register(to: &mut Registry) -> TotalSeries {
-        TotalSeries {
-            prefix_queries: to.counter(
-                "vllm:prefix_cache_queries_total",
-                "Prompt tokens looked up in the prefix cache.",
-            ),
-            prefix_hits: to.counter(
-                "vllm:prefix_cache_hits_total",
-                "Prompt tokens found in the prefix cache.",
-            ),
-            preemptions: to.counter(
-                "vllm:num_preemptions_total",
-                "Sequences sent back to the queue because pages ran out.",
-            ),
-            evictions: to.counter(
-                "sterna_evictions_total",
-                "Cached prefix pages evicted to free memory.",
-            ),
-            page_copies: to.counter(
-                "sterna_page_copies_total",
-                "Cached pages copied because a prompt shares only their first tokens.",
-            ),
-            drafted: to.counter(
-                "vllm:spec_decode_num_draft_tokens_total",
-                "Draft tokens: proposed from the sequence's own history.",
-            ),
-            accepted: to.counter(
-                "vllm:spec_decode_num_accepted_tokens_total",
-                "Draft tokens that equal the token that the model then drew.",
-            ),
-        }
-    }
-}
-
-/// The steps and their predictions.
-pub(super) struct StepSeries {
-    pub(super) count: Counter,
-    pub(super) time: Histogram,
-    pub(super) calibrated_time: Histogram,
-    pub(super) tokens: Histogram,
-    pub(super) decision_time: Histogram,
-    pub(super) overhead: Histogram,
-    pub(super) prediction_ratio: Histogram,
-    pub(super) cost: [Gauge; 12],
-}
-
-impl StepSeries {
-    fn register(to: &mut Registry) -> StepSeries {
-        StepSeries {
-            count: to.counter("sterna_engine_steps_total", "Steps of the engine."),
-            time: to.histogram(
-                "sterna_step_seconds",
-                "Duration of a step, from its commands to its drawn tokens.",
-                STEP_BUCKETS,
-            ),
-            calibrated_time: to.histogram(
-                "sterna_step_calibrated_seconds",
-                "Predicted duration of a step at the machine's speed at start.",
-                STEP_BUCKETS,
-            ),
-            tokens: to.histogram(
-                "vllm:iteration_tokens_total",
-                "Tokens computed by a step.",
-                STEP_TOKEN_BUCKETS,
-            ),
-            decision_time: to.histogram(
-                "sterna_scheduler_plan_seconds",
-                "Time to plan and commit a step.",
-                DECISION_BUCKETS,
-            ),
-            overhead: to.histogram(
-                "sterna_step_overhead_seconds",
-                "Time of a step outside its forward pass: commands, plan, draws, commit, and \
-                 publishing the previous step.",
-                DECISION_BUCKETS,
-            ),
-            prediction_ratio: to.histogram(
-                "sterna_step_prediction_ratio",
-                "Time to compute a step, divided by its prediction.",
-                RATIO_BUCKETS,
-            ),
-            cost: to.gauges(
-                "sterna_step_cost_seconds",
-                "Cost of a part of a step, measured at start: steps of 1 to 128 tokens, 1,024 \
-                 keys, the output head, one row of logits.",
-                "part",
-                COST_PARTS,
-            ),
-        }
-    }
-}
-
-/// The requests and their tokens.
-pub(super) struct RequestSeries {
-    pub(super) prompt_tokens: Counter,
-    pub(super) generation_tokens: Counter,
-    pub(super) finished: [Counter; 4],
-    pub(super) rejected: [Counter; 8],
-    pub(super) disconnects: Counter,
-    pub(super) prompt_length: Histogram,
-    pub(super) generation_length: Histogram,
-}
-
-impl RequestSeries {
-    fn register(to: &mut Registry) -> RequestSeries {
-        RequestSeries {
-            prompt_tokens: to.counter(
-                "vllm:prompt_tokens_total",
-                "Prompt tokens of requests that reached their first token.",
-            ),
-            generation_tokens: to.counter("vllm:generation_tokens_total", "Generated tokens."),
-            finished: to.counters(
-                "vllm:request_success_total",
-                "Requests that ended, by reason.",
-                "finished_reason",
-                FINISHED_REASONS,
-            ),
-            rejected: to.counters(
-                "sterna_refusals_total",
-                "Rejected requests, by reason.",
-                "reason",
-                REJECTION_REASONS,
-            ),
-            disconnects: to.counter(
-                "sterna_client_disconnects_total",
-                "Clients that left before their answer was complete.",
-            ),
-            prompt_length: to.histogram(
-                "vllm:request_prompt_tokens",
-                "Prompt tokens of a request.",
-                LENGTH_BUCKETS,
-            ),
-            generation_length: to.histogram(
-                "vllm:request_generation_tokens",
-                "Generated tokens of a request.",
-                LENGTH_BUCKETS,
-            ),
-        }
-    }
-}
-
-/// The latencies of requests.
-pub(super) struct LatencySeries {
-    pub(super) time_to_first_token: Histogram,
-    pub(super) token_gap: Histogram,
-    pub(super) time_per_token: Histogram,
-    pub(super) whole: Histogram,
-    pub(super) queue: Histogram,
-    pub(super) prefill: Histogram,
-    pub(super) decode: Histogram,
-    pub(super) inference: Histogram,
-}
-
-impl LatencySeries {
-    fn register(to: &mut Registry) -> LatencySeries {
-        LatencySeries {
-            time_to_first_token: to.histogram(
-                "vllm:time_to_first_token_seconds",
-                "Time from arrival to the first token.",
-                FIRST_TOKEN_BUCKETS,
-            ),
-            token_gap: to.histogram(
-                "vllm:inter_token_latency_seconds",
-                "Time between two tokens of a request.",
-                TOKEN_GAP_BUCKETS,
-            ),
-            time_per_token: to.histogram(
-                "vllm:request_time_per_output_token_seconds",
-                "Mean time between the tokens of a request.",
-                TOKEN_GAP_BUCKETS,
-            ),
-            whole: to.histogram(
-                "vllm:e2e_request_latency_seconds",
-                "Time from arrival to the end.",
-                REQUEST_BUCKETS,
-            ),
-            queue: to.histogram(
-                "vllm:request_queue_time_seconds",
-                "Time from arrival to the first admission.",
-                REQUEST_BUCKETS,
-            ),
-            prefill: to.histogram(
-                "vllm:request_prefill_time_seconds",
-                "Time from admission to the first token.",
-                REQUEST_BUCKETS,
-            ),
-            decode: to.histogram(
-                "vllm:request_decode_time_seconds",
-                "Time from the first token to the last.",
-                REQUEST_BUCKETS,
-            ),
-            inference: to.histogram(
-                "vllm:request_inference_time_seconds",
-                "Time from admission to the last token.",
-                REQUEST_BUCKETS,
-            ),
         }
     }
 }

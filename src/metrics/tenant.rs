@@ -3,32 +3,16 @@
 
 use std::collections::HashMap;
 
-use metrics::{Counter, Gauge, Histogram};
 use sterna_scheduler::{Micros, TenantId, TenantState};
 
-use super::labels::{FINISHED_REASONS, REJECTION_REASONS, TOKEN_KINDS};
 use super::registry::{Definition, Registry};
+use super::series::TenantSeries;
 
 /// The number of tenants with their own series. It bounds the number of series.
 const MAX_NAMED: usize = 128;
 
 const DEFAULT: &str = "default";
 const OTHER: &str = "other";
-const LATENCY_BUCKETS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
-
-/// The series of one value of the label `tenant`.
-pub(super) struct TenantSeries {
-    pub(super) finished: [Counter; 4],
-    pub(super) tokens: [Counter; 3],
-    pub(super) rejected: [Counter; 8],
-    pub(super) time_to_first_token: Histogram,
-    pub(super) whole: Histogram,
-    pub(super) queue: Histogram,
-    running: Gauge,
-    waiting: Gauge,
-    pages: Gauge,
-    service: Counter,
-}
 
 /// The series of all tenants that were ever named.
 pub(super) struct AllTenantSeries {
@@ -90,70 +74,12 @@ impl AllTenantSeries {
 
     /// Sets all gauges to 0, because the engine has ended.
     pub(super) fn clear(&mut self) {
-        let ids: Vec<TenantId> = self.states.keys().copied().collect();
-        for id in ids {
+        for (id, state) in self.states.clone() {
             let ended = TenantState {
-                service: self.states[&id].service,
+                service: state.service,
                 ..TenantState::default()
             };
             self.set(id, ended);
-        }
-    }
-}
-
-impl TenantSeries {
-    fn register(to: &mut Registry) -> TenantSeries {
-        TenantSeries {
-            finished: to.counters(
-                "sterna_tenant_requests_total",
-                "A tenant's requests that ended, by reason.",
-                "finished_reason",
-                FINISHED_REASONS,
-            ),
-            tokens: to.counters(
-                "sterna_tenant_tokens_total",
-                "A tenant's tokens: in prompts, in prompts and found in the prefix cache, \
-                 generated.",
-                "kind",
-                TOKEN_KINDS,
-            ),
-            rejected: to.counters(
-                "sterna_tenant_refusals_total",
-                "A tenant's rejected requests, by reason.",
-                "reason",
-                REJECTION_REASONS,
-            ),
-            time_to_first_token: to.histogram(
-                "sterna_tenant_time_to_first_token_seconds",
-                "Time from arrival to the first token, by tenant.",
-                LATENCY_BUCKETS,
-            ),
-            whole: to.histogram(
-                "sterna_tenant_request_seconds",
-                "Time from arrival to the end, by tenant.",
-                LATENCY_BUCKETS,
-            ),
-            queue: to.histogram(
-                "sterna_tenant_queue_seconds",
-                "Time from arrival to the first admission, by tenant.",
-                LATENCY_BUCKETS,
-            ),
-            running: to.gauge(
-                "sterna_tenant_requests_running",
-                "A tenant's sequences in the running batch.",
-            ),
-            waiting: to.gauge(
-                "sterna_tenant_requests_waiting",
-                "A tenant's sequences waiting to run.",
-            ),
-            pages: to.gauge(
-                "sterna_tenant_kv_pages",
-                "A tenant's KV pages, cached ones included.",
-            ),
-            service: to.counter(
-                "sterna_tenant_service_seconds_total",
-                "Machine time charged to a tenant, in whole seconds.",
-            ),
         }
     }
 }
