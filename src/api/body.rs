@@ -85,12 +85,8 @@ fn declares_json(headers: &HeaderMap) -> bool {
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default();
-    let kind = declared
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase();
+    let (kind, _) = declared.split_once(';').unwrap_or((declared, ""));
+    let kind = kind.trim().to_ascii_lowercase();
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
@@ -143,9 +139,8 @@ async fn receive(
 /// Parses a body as JSON. The parser limits the nesting to 128 levels.
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     if bytes.is_empty() {
-        return Err(ApiError::invalid_json(
-            "The request body is empty. Send a JSON object.",
-        ));
+        let message = "The request body is empty. Send a JSON object.";
+        return Err(ApiError::invalid_json(message));
     }
     serde_json::from_slice(bytes).map_err(|error| {
         ApiError::invalid_json(format!("The request body is not valid JSON: {error}."))

@@ -9,7 +9,7 @@ use super::endpoint::Endpoint;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::generation::Piece;
-use super::logprobs::{ChatLogprobs, TokenLogprob};
+use super::logprobs::ChatLogprobs;
 use super::messages::messages;
 use super::params::Params;
 use super::parsed_request::{ParsedRequest, check_length};
@@ -48,47 +48,32 @@ impl Endpoint for ChatEndpoint {
     }
 
     fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize {
-        let FinishedChoice {
-            output,
-            finish_reason,
-        } = choice;
-        let message = ChatText {
-            role: Some("assistant"),
-            content: Some(output.text),
-        };
+        let FinishedChoice { output, .. } = choice;
+        let message = ChatText::new(Some("assistant"), Some(output.text));
         ChatChoice {
-            logprobs: logprobs(&output.logprobs, choices),
-            finish_reason,
+            logprobs: choices.logprobs(&output.logprobs, ChatLogprobs::new),
+            finish_reason: choice.finish_reason,
             token_ids: choices.wants_token_ids().then_some(output.tokens),
             ..ChatChoice::new(index, ChatTextField::Message(message))
         }
     }
 
     fn opening(&self, index: u32) -> Option<impl Serialize> {
-        let delta = ChatText {
-            role: Some("assistant"),
-            content: Some(String::new()),
-        };
+        let delta = ChatText::new(Some("assistant"), Some(String::new()));
         Some(ChatChoice::new(index, ChatTextField::Delta(delta)))
     }
 
     fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
-        let delta = ChatText {
-            role: None,
-            content: Some(piece.text),
-        };
+        let delta = ChatText::new(None, Some(piece.text));
         ChatChoice {
-            logprobs: logprobs(&piece.logprobs, choices),
+            logprobs: choices.logprobs(&piece.logprobs, ChatLogprobs::new),
             token_ids: choices.wants_token_ids().then_some(piece.tokens),
             ..ChatChoice::new(index, ChatTextField::Delta(delta))
         }
     }
 
     fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
-        let delta = ChatText {
-            role: None,
-            content: None,
-        };
+        let delta = ChatText::new(None, None);
         ChatChoice {
             finish_reason: Some(finish_reason),
             ..ChatChoice::new(index, ChatTextField::Delta(delta))
@@ -100,13 +85,12 @@ impl Endpoint for ChatEndpoint {
 fn top_logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     let wanted = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
-    match top {
-        Some(top) if !wanted && top > 0 => Err(ApiError::invalid_value(
-            "top_logprobs",
-            "'top_logprobs' requires 'logprobs': true.",
-        )),
-        top => Ok(wanted.then(|| top.unwrap_or(0))),
+    let top = top.unwrap_or(0);
+    if top > 0 && !wanted {
+        let message = "'top_logprobs' requires 'logprobs': true.";
+        return Err(ApiError::invalid_value("top_logprobs", message));
     }
+    Ok(wanted.then_some(top))
 }
 
 fn template_error(error: TemplateError) -> ApiError {
@@ -114,11 +98,6 @@ fn template_error(error: TemplateError) -> ApiError {
         TemplateError::Text(error) => ApiError::internal(&error.to_string()),
         error => ApiError::invalid_value("messages", format!("{error}.")),
     }
-}
-
-fn logprobs(logprobs: &[TokenLogprob], choices: &Choices) -> Option<ChatLogprobs> {
-    let new = || ChatLogprobs::new(logprobs, choices.tokenizer());
-    choices.wants_logprobs().then(new)
 }
 
 #[derive(Serialize)]
@@ -161,4 +140,10 @@ struct ChatText {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+}
+
+impl ChatText {
+    fn new(role: Option<&'static str>, content: Option<String>) -> ChatText {
+        ChatText { role, content }
+    }
 }

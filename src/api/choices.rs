@@ -19,6 +19,7 @@ use super::app::Serving;
 use super::authentication::Caller;
 use super::error::ApiError;
 use super::generation::{ChoiceGeneration, ChoiceOutput, Piece};
+use super::logprobs::TokenLogprob;
 use super::parsed_request::ParsedRequest;
 use crate::engine::TokenId;
 use crate::text::Tokenizer;
@@ -103,11 +104,6 @@ impl Choices {
         self.running.is_empty()
     }
 
-    /// Returns the tokenizer of the choices' tokens.
-    pub(super) fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
-    }
-
     /// Returns the tokens of the prompt if the client wants token ids.
     pub(super) fn prompt(&self) -> Option<&[TokenId]> {
         self.prompt.as_deref()
@@ -118,9 +114,14 @@ impl Choices {
         self.prompt.is_some()
     }
 
-    /// Returns whether the client wants log-probabilities.
-    pub(super) fn wants_logprobs(&self) -> bool {
+    /// Writes log-probabilities with `write` if the client wants them.
+    pub(super) fn logprobs<T>(
+        &self,
+        logprobs: &[TokenLogprob],
+        write: fn(&[TokenLogprob], &Tokenizer) -> T,
+    ) -> Option<T> {
         self.wants_logprobs
+            .then(|| write(logprobs, &self.tokenizer))
     }
 
     /// Returns the token counts up to the last output that `next` returned.

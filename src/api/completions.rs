@@ -11,7 +11,7 @@ use super::endpoint::Endpoint;
 use super::error::ApiError;
 use super::fields::{Fields, wrong_type};
 use super::generation::Piece;
-use super::logprobs::{CompletionLogprobs, TokenLogprob};
+use super::logprobs::CompletionLogprobs;
 use super::params::{Params, token_id};
 use super::parsed_request::{ParsedRequest, check_length};
 use crate::engine::TokenId;
@@ -63,11 +63,8 @@ impl Endpoint for CompletionEndpoint {
     fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
         CompletionChoice {
             index,
-            text: String::new(),
-            logprobs: None,
             finish_reason: Some(finish_reason),
-            token_ids: None,
-            prompt_token_ids: None,
+            ..CompletionChoice::default()
         }
     }
 }
@@ -113,7 +110,7 @@ fn encode(text: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
         .map_err(|error| ApiError::internal(&error.to_string()))
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct CompletionChoice<'a> {
     index: u32,
     text: String,
@@ -135,15 +132,10 @@ impl<'a> CompletionChoice<'a> {
         CompletionChoice {
             index,
             text: piece.text,
-            logprobs: logprobs(&piece.logprobs, choices),
+            logprobs: choices.logprobs(&piece.logprobs, CompletionLogprobs::new),
             finish_reason: None,
             token_ids: choices.wants_token_ids().then_some(piece.tokens),
             prompt_token_ids: prompt,
         }
     }
-}
-
-fn logprobs(logprobs: &[TokenLogprob], choices: &Choices) -> Option<CompletionLogprobs> {
-    let new = || CompletionLogprobs::new(logprobs, choices.tokenizer());
-    choices.wants_logprobs().then(new)
 }

@@ -7,7 +7,7 @@ use super::choices::Usage;
 use super::request_id::{random_id, unix_seconds};
 
 /// The fields that are the same in all chunks of a response.
-#[derive(Clone)]
+#[derive(Serialize)]
 pub(super) struct Envelope {
     id: String,
     object: &'static str,
@@ -27,17 +27,14 @@ impl Envelope {
     }
 
     /// Returns the JSON of a response or of a chunk.
-    pub(super) fn json<C: Serialize>(
+    pub(super) fn json(
         &self,
-        choices: C,
+        choices: impl Serialize,
         usage: UsageField,
         prompt: Option<&[u32]>,
     ) -> String {
         let object = ResponseObject {
-            id: &self.id,
-            object: self.object,
-            created: self.created,
-            model: &self.model,
+            envelope: self,
             choices,
             usage,
             prompt_token_ids: prompt,
@@ -66,10 +63,8 @@ impl UsageField {
 
 #[derive(Serialize)]
 struct ResponseObject<'a, C> {
-    id: &'a str,
-    object: &'a str,
-    created: u64,
-    model: &'a str,
+    #[serde(flatten)]
+    envelope: &'a Envelope,
     choices: C,
     #[serde(skip_serializing_if = "UsageField::is_omitted")]
     usage: UsageField,

@@ -24,12 +24,12 @@ const RETRY_LATER: Duration = Duration::from_secs(5);
 /// The status code, `type` and `code` of an error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ErrorClass {
-    status: StatusCode,
+    status: u16,
     kind: &'static str,
     code: &'static str,
 }
 
-const fn class(status: StatusCode, kind: &'static str, code: &'static str) -> ErrorClass {
+const fn class(status: u16, kind: &'static str, code: &'static str) -> ErrorClass {
     ErrorClass { status, kind, code }
 }
 
@@ -38,59 +38,27 @@ const OVERLOADED: &str = "overloaded_error";
 const RATE_LIMIT: &str = "rate_limit_error";
 const SERVER: &str = "server_error";
 
-const INVALID_VALUE: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "invalid_value");
-const UNSUPPORTED: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "unsupported_parameter");
-const INVALID_JSON: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "invalid_json");
-const CONTEXT: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "context_length_exceeded");
-const NO_TEMPLATE: ErrorClass = class(StatusCode::BAD_REQUEST, INVALID, "chat_template_missing");
-const INVALID_KEY: ErrorClass = class(
-    StatusCode::UNAUTHORIZED,
-    "authentication_error",
-    "invalid_api_key",
-);
-const FORBIDDEN: ErrorClass = class(
-    StatusCode::FORBIDDEN,
-    "permission_error",
-    "model_not_allowed",
-);
-const NO_MODEL: ErrorClass = class(StatusCode::NOT_FOUND, INVALID, "model_not_found");
-const NO_ENDPOINT: ErrorClass = class(StatusCode::NOT_FOUND, INVALID, "not_found");
-const METHOD: ErrorClass = class(
-    StatusCode::METHOD_NOT_ALLOWED,
-    INVALID,
-    "method_not_allowed",
-);
-const TIMEOUT: ErrorClass = class(StatusCode::REQUEST_TIMEOUT, INVALID, "request_timeout");
-const TOO_LARGE: ErrorClass = class(StatusCode::PAYLOAD_TOO_LARGE, INVALID, "request_too_large");
-const CONTENT_TYPE: ErrorClass = class(
-    StatusCode::UNSUPPORTED_MEDIA_TYPE,
-    INVALID,
-    "unsupported_content_type",
-);
-const RATE: ErrorClass = class(
-    StatusCode::TOO_MANY_REQUESTS,
-    RATE_LIMIT,
-    "rate_limit_exceeded",
-);
-const QUOTA: ErrorClass = class(
-    StatusCode::TOO_MANY_REQUESTS,
-    RATE_LIMIT,
-    "concurrency_limit",
-);
-const INTERNAL: ErrorClass = class(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal_error");
-const LOADING: ErrorClass = class(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED, "loading");
-const DRAINING: ErrorClass = class(StatusCode::SERVICE_UNAVAILABLE, OVERLOADED, "draining");
-const BUSY: ErrorClass = class(
-    StatusCode::SERVICE_UNAVAILABLE,
-    OVERLOADED,
-    "engine_overloaded",
-);
-const DEAD: ErrorClass = class(StatusCode::SERVICE_UNAVAILABLE, SERVER, "engine_dead");
-const DEADLINE: ErrorClass = class(
-    StatusCode::GATEWAY_TIMEOUT,
-    "timeout_error",
-    "deadline_exceeded",
-);
+const INVALID_VALUE: ErrorClass = class(400, INVALID, "invalid_value");
+const UNSUPPORTED: ErrorClass = class(400, INVALID, "unsupported_parameter");
+const INVALID_JSON: ErrorClass = class(400, INVALID, "invalid_json");
+const CONTEXT: ErrorClass = class(400, INVALID, "context_length_exceeded");
+const NO_TEMPLATE: ErrorClass = class(400, INVALID, "chat_template_missing");
+const INVALID_KEY: ErrorClass = class(401, "authentication_error", "invalid_api_key");
+const FORBIDDEN: ErrorClass = class(403, "permission_error", "model_not_allowed");
+const NO_MODEL: ErrorClass = class(404, INVALID, "model_not_found");
+const NO_ENDPOINT: ErrorClass = class(404, INVALID, "not_found");
+const METHOD: ErrorClass = class(405, INVALID, "method_not_allowed");
+const TIMEOUT: ErrorClass = class(408, INVALID, "request_timeout");
+const TOO_LARGE: ErrorClass = class(413, INVALID, "request_too_large");
+const CONTENT_TYPE: ErrorClass = class(415, INVALID, "unsupported_content_type");
+const RATE: ErrorClass = class(429, RATE_LIMIT, "rate_limit_exceeded");
+const QUOTA: ErrorClass = class(429, RATE_LIMIT, "concurrency_limit");
+const INTERNAL: ErrorClass = class(500, SERVER, "internal_error");
+const LOADING: ErrorClass = class(503, OVERLOADED, "loading");
+const DRAINING: ErrorClass = class(503, OVERLOADED, "draining");
+const BUSY: ErrorClass = class(503, OVERLOADED, "engine_overloaded");
+const DEAD: ErrorClass = class(503, SERVER, "engine_dead");
+const DEADLINE: ErrorClass = class(504, "timeout_error", "deadline_exceeded");
 
 /// A failed request.
 #[derive(Clone, Debug, PartialEq)]
@@ -215,10 +183,8 @@ impl ApiError {
 
     /// The connection ended before the body did.
     pub(super) fn body_incomplete() -> ApiError {
-        ApiError::new(
-            TIMEOUT,
-            "The request body ended early. Send the request again.",
-        )
+        let message = "The request body ended early. Send the request again.";
+        ApiError::new(TIMEOUT, message)
     }
 
     /// The body did not arrive within `deadline`.
@@ -257,46 +223,6 @@ impl ApiError {
              Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
         };
         ApiError::new(INVALID_KEY, message)
-    }
-
-    /// The tenant has used up one of its rates.
-    fn rate_limited(rate: RateKind, retry_after: Duration) -> ApiError {
-        let rate = match rate {
-            RateKind::Requests => "requests",
-            RateKind::Tokens => "tokens",
-        };
-        let message = format!(
-            "You have used up your {rate} per minute. Retry in {:.3} seconds.",
-            retry_after.as_secs_f64()
-        );
-        ApiError::new(RATE, message).retry_after(retry_after)
-    }
-
-    /// The tenant's queue is full.
-    fn tenant_queue_full(retry_after: Duration) -> ApiError {
-        let message = "You have too many requests waiting. Wait for some to finish and retry.";
-        ApiError::new(QUOTA, message).retry_after(retry_after)
-    }
-
-    /// The tenant's bodies exceed its quota.
-    fn tenant_bodies_full() -> ApiError {
-        let message =
-            "You have too many request bodies in flight. Wait for some to finish and retry.";
-        ApiError::new(QUOTA, message).retry_after(RETRY_SOON)
-    }
-
-    /// The first token would miss its deadline, because the server has other work.
-    fn too_late(retry_after: Duration) -> ApiError {
-        let message = "The server is overloaded: your first token would miss its deadline. \
-                       Retry later.";
-        ApiError::new(BUSY, message).retry_after(retry_after)
-    }
-
-    /// The first token would miss its deadline even on an idle server.
-    fn never_in_time() -> ApiError {
-        let message = "Your prompt is too long: even on an idle server its first token would miss \
-                       its deadline. Shorten the prompt.";
-        ApiError::new(CONTEXT, message).about("messages")
     }
 
     /// The request exceeded a deadline of its tenant or of the server.
@@ -355,26 +281,44 @@ impl From<Refusal> for ApiError {
         match refusal {
             Refusal::Overloaded { retry_after } => ApiError::overloaded(after(retry_after)),
             Refusal::RateLimited { rate, retry_after } => {
-                ApiError::rate_limited(rate, after(retry_after))
+                let rate = match rate {
+                    RateKind::Requests => "requests",
+                    RateKind::Tokens => "tokens",
+                };
+                let delay = after(retry_after);
+                let message = format!(
+                    "You have used up your {rate} per minute. Retry in {:.3} seconds.",
+                    delay.as_secs_f64()
+                );
+                ApiError::new(RATE, message).retry_after(delay)
             }
             Refusal::TenantQueueFull { retry_after } => {
-                ApiError::tenant_queue_full(after(retry_after))
+                let message =
+                    "You have too many requests waiting. Wait for some to finish and retry.";
+                ApiError::new(QUOTA, message).retry_after(after(retry_after))
             }
             Refusal::Deadline {
                 retry_after: Some(retry_after),
-            } => ApiError::too_late(after(retry_after)),
-            Refusal::Deadline { retry_after: None } => ApiError::never_in_time(),
+            } => {
+                let message = "The server is overloaded: your first token would miss its \
+                               deadline. Retry later.";
+                ApiError::new(BUSY, message).retry_after(after(retry_after))
+            }
+            Refusal::Deadline { retry_after: None } => {
+                let message = "Your prompt is too long: even on an idle server its first token \
+                               would miss its deadline. Shorten the prompt.";
+                ApiError::new(CONTEXT, message).about("messages")
+            }
             Refusal::TooLong {
                 needed_tokens,
                 limit_tokens,
-            } => ApiError::new(
-                CONTEXT,
-                format!(
+            } => {
+                let message = format!(
                     "Prompt and output need {needed_tokens} tokens; this server has memory for \
                      {limit_tokens}. Shorten the prompt or reduce 'max_tokens'."
-                ),
-            )
-            .about("max_tokens"),
+                );
+                ApiError::new(CONTEXT, message).about("max_tokens")
+            }
             Refusal::EmptyPrompt => ApiError::empty_prompt("prompt"),
             Refusal::NothingToGenerate => {
                 ApiError::invalid_value("max_tokens", "'max_tokens' must be at least 1; got 0.")
@@ -387,7 +331,11 @@ impl From<Refusal> for ApiError {
 impl From<BodyLimitReached> for ApiError {
     fn from(limit: BodyLimitReached) -> ApiError {
         match limit {
-            BodyLimitReached::Tenant => ApiError::tenant_bodies_full(),
+            BodyLimitReached::Tenant => {
+                let message = "You have too many request bodies in flight. \
+                               Wait for some to finish and retry.";
+                ApiError::new(QUOTA, message).retry_after(RETRY_SOON)
+            }
             BodyLimitReached::Server => ApiError::overloaded(RETRY_SOON),
         }
     }
@@ -395,23 +343,17 @@ impl From<BodyLimitReached> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let body = self.body().to_string();
-        let mut response = (
-            self.class.status,
-            [(header::CONTENT_TYPE, "application/json")],
-            body,
-        )
-            .into_response();
+        let status = StatusCode::from_u16(self.class.status).expect("a valid status code");
+        let json = [(header::CONTENT_TYPE, "application/json")];
+        let mut response = (status, json, self.body().to_string()).into_response();
         let headers = response.headers_mut();
-        if self.class.status == StatusCode::UNAUTHORIZED {
+        if status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(delay) = self.retry_after {
             let millis = u64::try_from(delay.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
-            headers.insert(
-                header::RETRY_AFTER,
-                HeaderValue::from(millis.div_ceil(1000).max(1)),
-            );
+            let seconds = millis.div_ceil(1000).max(1);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
             headers.insert("retry-after-ms", HeaderValue::from(millis));
         }
         response

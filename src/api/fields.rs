@@ -71,15 +71,12 @@ impl<'a> Fields<'a> {
         let Some(number) = self.read(name, "an integer", integer)? else {
             return Ok(None);
         };
-        match i64::try_from(number)
-            .ok()
-            .filter(|number| limits.contains(number))
-        {
-            Some(number) => Ok(Some(number)),
-            None => Err(ApiError::invalid_value(
-                name,
-                format!("'{name}' must be {}; got {number}.", range(&limits)),
-            )),
+        match i64::try_from(number) {
+            Ok(number) if limits.contains(&number) => Ok(Some(number)),
+            _ => {
+                let message = format!("'{name}' must be {}; got {number}.", range(&limits));
+                Err(ApiError::invalid_value(name, message))
+            }
         }
     }
 
@@ -105,10 +102,8 @@ impl<'a> Fields<'a> {
         };
         if !limits.contains(&number) {
             let (min, max) = limits.into_inner();
-            return Err(ApiError::invalid_value(
-                name,
-                format!("'{name}' must be from {min} to {max}; got {value}."),
-            ));
+            let message = format!("'{name}' must be from {min} to {max}; got {value}.");
+            return Err(ApiError::invalid_value(name, message));
         }
         Ok(Some(number as f32))
     }
@@ -119,36 +114,40 @@ impl<'a> Fields<'a> {
         expected: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, ApiError> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(value) => match read(value) {
-                Some(read) => Ok(Some(read)),
-                None => Err(wrong_type(name, expected, value)),
-            },
-        }
+        let checked = |value| read(value).ok_or_else(|| wrong_type(name, expected, value));
+        self.get(name).map(checked).transpose()
     }
 }
 
 /// Returns the error for a `param` whose `value` is not what is `expected`.
 pub(super) fn wrong_type(param: &str, expected: &str, value: &Value) -> ApiError {
-    ApiError::invalid_value(
-        param,
-        format!("'{param}' must be {expected}; got {}.", described(value)),
-    )
+    let message = format!("'{param}' must be {expected}; got {}.", described(value));
+    ApiError::invalid_value(param, message)
+}
+
+/// Checks that `param` contains at most `limit` items. `items` names them in the error message.
+pub(super) fn check_count(
+    param: &str,
+    items: &str,
+    count: usize,
+    limit: usize,
+) -> Result<(), ApiError> {
+    if count <= limit {
+        return Ok(());
+    }
+    let message = format!("'{param}' may contain at most {limit} {items}; got {count}.");
+    Err(ApiError::invalid_value(param, message))
 }
 
 /// Returns the integer of a JSON number, which may be larger than 64 bits can hold.
 pub(super) fn integer(value: &Value) -> Option<i128> {
     let whole =
         |number: f64| (number.fract() == 0.0 && number.abs() < 1e15).then_some(number as i128);
-    match value {
-        Value::Number(number) => number
-            .as_i64()
-            .map(i128::from)
-            .or_else(|| number.as_u64().map(i128::from))
-            .or_else(|| number.as_f64().and_then(whole)),
-        _ => None,
-    }
+    value
+        .as_i64()
+        .map(i128::from)
+        .or_else(|| value.as_u64().map(i128::from))
+        .or_else(|| value.as_f64().and_then(whole))
 }
 
 fn range(limits: &RangeInclusive<i64>) -> String {

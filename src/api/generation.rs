@@ -85,28 +85,22 @@ impl ChoiceGeneration {
         caller: Caller,
         arrived: Instant,
     ) -> Result<ChoiceGeneration, ApiError> {
-        let ParsedRequest {
-            prompt,
-            max_new_tokens,
-            params,
-            is_another_choice,
-        } = request;
+        let params = request.params;
         let options = TextOptions {
             stop: params.stop,
             include_stop: params.include_stop,
             skip_special_tokens: params.skip_special_tokens,
             min_tokens: params.min_tokens,
         };
-        let wants_tokens = params.return_token_ids;
         let events = serving.engine.submit(GenerationRequest {
-            prompt,
+            prompt: request.prompt,
             sampling: params.sampling,
-            max_new_tokens,
+            max_new_tokens: request.max_new_tokens,
             min_new_tokens: params.min_tokens,
             stop_tokens: params.stop_tokens.clone(),
             tenant: caller.tenant.number,
             arrived,
-            is_another_choice,
+            is_another_choice: request.is_another_choice,
             first_token_within: caller.tenant.deadlines.first_token,
             ends_within: caller.tenant.deadlines.total,
         })?;
@@ -116,7 +110,7 @@ impl ChoiceGeneration {
             detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options),
             stop_tokens: params.stop_tokens,
             include_stop: params.include_stop,
-            wants_tokens,
+            wants_tokens: params.return_token_ids,
             completion_tokens: 0,
             pending_logprobs: VecDeque::new(),
             pending_tokens: Vec::new(),

@@ -63,7 +63,7 @@ impl ChatLogprobs {
 }
 
 /// The log-probabilities of a completion choice or chunk: four arrays of the same length.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
@@ -73,21 +73,15 @@ pub(super) struct CompletionLogprobs {
 
 impl CompletionLogprobs {
     pub(super) fn new(logprobs: &[TokenLogprob], tokenizer: &Tokenizer) -> CompletionLogprobs {
-        CompletionLogprobs {
-            tokens: logprobs
-                .iter()
-                .map(|entry| spelled(tokenizer, entry.token, BYTES))
-                .collect(),
-            token_logprobs: logprobs
-                .iter()
-                .map(|entry| entry.logprob.max(MIN_LOGPROB))
-                .collect(),
-            top_logprobs: logprobs
-                .iter()
-                .map(|entry| TopLogprobs::new(entry, tokenizer))
-                .collect(),
-            text_offset: logprobs.iter().map(|entry| entry.start).collect(),
+        let mut arrays = CompletionLogprobs::default();
+        for entry in logprobs {
+            let token = spelled(tokenizer, entry.token, BYTES);
+            arrays.tokens.push(token);
+            arrays.token_logprobs.push(entry.logprob.max(MIN_LOGPROB));
+            arrays.top_logprobs.push(TopLogprobs::new(entry, tokenizer));
+            arrays.text_offset.push(entry.start);
         }
+        arrays
     }
 }
 

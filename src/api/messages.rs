@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::error::{ApiError, quoted};
-use super::fields::{Fields, described, wrong_type};
+use super::fields::{Fields, check_count, described, wrong_type};
 use crate::text::Message;
 
 const MAX_MESSAGES: usize = 1024;
@@ -15,17 +15,10 @@ const MAX_MESSAGES: usize = 1024;
 pub(super) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let items = fields.array("messages")?.unwrap_or_default();
     if items.is_empty() {
-        return Err(ApiError::invalid_value(
-            "messages",
-            "'messages' must contain at least one message.",
-        ));
-    }
-    let count = items.len();
-    if count > MAX_MESSAGES {
-        let message =
-            format!("'messages' may contain at most {MAX_MESSAGES} messages; got {count}.");
+        let message = "'messages' must contain at least one message.";
         return Err(ApiError::invalid_value("messages", message));
     }
+    check_count("messages", "messages", items.len(), MAX_MESSAGES)?;
     items
         .iter()
         .enumerate()

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::app::ModelCard;
 use super::error::{ApiError, quoted};
-use super::fields::{Fields, described, integer, wrong_type};
+use super::fields::{Fields, check_count, described, integer, wrong_type};
 use super::request_id::random_u64;
 use super::unsupported;
 use crate::engine::{SamplingParams, TokenId};
@@ -129,12 +129,7 @@ fn logit_bias(body: &Fields<'_>, model: &ModelCard) -> Result<Vec<(TokenId, f32)
     let Some(biases) = body.object("logit_bias")? else {
         return Ok(Vec::new());
     };
-    let count = biases.len();
-    if count > MAX_LOGIT_BIASES {
-        return Err(invalid(format!(
-            "'logit_bias' may contain at most {MAX_LOGIT_BIASES} entries; got {count}."
-        )));
-    }
+    check_count("logit_bias", "entries", biases.len(), MAX_LOGIT_BIASES)?;
     let entry = |(key, value): (&String, &Value)| {
         let token = key.parse().ok().filter(|token| *token < model.vocabulary);
         let Some(token) = token else {
@@ -158,12 +153,7 @@ fn logit_bias(body: &Fields<'_>, model: &ModelCard) -> Result<Vec<(TokenId, f32)
 
 fn token_list(body: &Fields<'_>, name: &str, model: &ModelCard) -> Result<Vec<TokenId>, ApiError> {
     let items = body.array(name)?.unwrap_or_default();
-    let count = items.len();
-    if count > MAX_STOP_TOKENS {
-        let message =
-            format!("'{name}' may contain at most {MAX_STOP_TOKENS} token ids; got {count}.");
-        return Err(ApiError::invalid_value(name, message));
-    }
+    check_count(name, "token ids", items.len(), MAX_STOP_TOKENS)?;
     items
         .iter()
         .map(|item| token_id(item, name, model))
@@ -195,12 +185,7 @@ fn stop_strings(body: &Fields<'_>) -> Result<Vec<String>, ApiError> {
         Some(Value::Array(items)) => items.as_slice(),
         Some(one) => std::slice::from_ref(one),
     };
-    let count = items.len();
-    if count > MAX_STOP_STRINGS {
-        return Err(invalid(format!(
-            "'stop' may contain at most {MAX_STOP_STRINGS} strings; got {count}."
-        )));
-    }
+    check_count("stop", "strings", items.len(), MAX_STOP_STRINGS)?;
     let stop = |item: &Value| match item.as_str() {
         None => Err(wrong_type("stop", "a string or an array of strings", item)),
         Some("") => Err(invalid("'stop' must not contain an empty string.".into())),
@@ -217,10 +202,8 @@ fn response_mode(body: &Fields<'_>) -> Result<ResponseMode, ApiError> {
     let stream = body.bool("stream")?.unwrap_or(false);
     let options = body.object("stream_options")?;
     if options.is_some() && !stream {
-        return Err(ApiError::invalid_value(
-            "stream_options",
-            "'stream_options' requires 'stream': true.",
-        ));
+        let message = "'stream_options' requires 'stream': true.";
+        return Err(ApiError::invalid_value("stream_options", message));
     }
     if !stream {
         return Ok(ResponseMode::Whole);

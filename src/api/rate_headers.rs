@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::engine::{Rate, RateState, Rates, TenantId};
 use crate::tenants::Tenant;
@@ -93,32 +93,17 @@ fn state(rate: Rate, debt: Option<RateDebt>, elapsed: Duration) -> RateState {
 
 /// Writes `rates` into the headers of a response.
 pub(super) fn write(rates: &Rates, headers: &mut HeaderMap) {
-    let names = [
-        [
-            "x-ratelimit-limit-requests",
-            "x-ratelimit-remaining-requests",
-            "x-ratelimit-reset-requests",
-        ],
-        [
-            "x-ratelimit-limit-tokens",
-            "x-ratelimit-remaining-tokens",
-            "x-ratelimit-reset-tokens",
-        ],
-    ];
-    for (names, state) in names.into_iter().zip([rates.requests, rates.tokens]) {
+    for (kind, state) in [("requests", rates.requests), ("tokens", rates.tokens)] {
         let Some(state) = state else { continue };
-        let RateState {
-            limit,
-            remaining,
-            reset,
-        } = state;
-        let reset = HeaderValue::try_from(format_duration(Duration::from_micros(reset)))
+        let reset = HeaderValue::try_from(format_duration(Duration::from_micros(state.reset)))
             .expect("digits and letters are printable");
-        for (name, value) in names
-            .into_iter()
-            .zip([limit.into(), remaining.into(), reset])
-        {
-            headers.insert(name, value);
+        for (part, value) in [
+            ("limit", state.limit.into()),
+            ("remaining", state.remaining.into()),
+            ("reset", reset),
+        ] {
+            let name = HeaderName::try_from(format!("x-ratelimit-{part}-{kind}"));
+            headers.insert(name.expect("lowercase letters and dashes"), value);
         }
     }
 }

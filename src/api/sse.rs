@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::header;
+use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use tokio::time::timeout;
@@ -67,13 +67,9 @@ pub(super) async fn respond(
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-cache"),
+        (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
-    Ok((
-        headers,
-        [("x-accel-buffering", "no")],
-        Body::from_stream(body),
-    )
-        .into_response())
+    Ok((headers, Body::from_stream(body)).into_response())
 }
 
 /// The frames of one stream.
@@ -160,7 +156,7 @@ impl<E: Endpoint> SseFrames<E> {
     }
 
     fn push_data(&mut self, json: &str) {
-        self.ready
-            .push_back(Bytes::from(format!("data: {json}\n\n")));
+        let frame = format!("data: {json}\n\n");
+        self.ready.push_back(Bytes::from(frame));
     }
 }

@@ -17,20 +17,17 @@ pub(super) async fn health(State(app): State<App>) -> Response {
     match app.serving().map(|serving| serving.engine.status()) {
         Ok(status) if !status.healthy() => {
             let status = if status.alive { "stalled" } else { "dead" };
-            (
-                StatusCode::SERVICE_UNAVAILABLE,
-                Json(json!({"status": status})),
-            )
-                .into_response()
+            let body = Json(json!({"status": status}));
+            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
         }
         _ => Json(json!({"status": "ok"})).into_response(),
     }
 }
 
 /// `GET /ready`: 200 while the server accepts new requests.
-pub(super) async fn ready(State(app): State<App>) -> Result<Response, ApiError> {
+pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     readiness(&app.serving()?.engine.status())?;
-    Ok(Json(json!({"status": "ready"})).into_response())
+    Ok(Json(json!({"status": "ready"})))
 }
 
 fn readiness(engine: &Status) -> Result<(), ApiError> {
@@ -42,16 +39,10 @@ fn readiness(engine: &Status) -> Result<(), ApiError> {
 }
 
 /// `GET /metrics`: the metrics in Prometheus's text format.
-pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
+pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
+    let content_type = "text/plain; version=0.0.4; charset=utf-8";
     let text = app.serving()?.metrics.render();
-    Ok((
-        [(
-            header::CONTENT_TYPE,
-            "text/plain; version=0.0.4; charset=utf-8",
-        )],
-        text,
-    )
-        .into_response())
+    Ok(([(header::CONTENT_TYPE, content_type)], text))
 }
 
 /// `GET /v1/models`: the served model, or an empty list if the tenant may not use it.
@@ -61,10 +52,8 @@ pub(super) async fn models(
 ) -> Result<Json<Value>, ApiError> {
     let model = &app.serving()?.model;
     let allowed = model.is_allowed_for(&caller.tenant);
-    let data: Vec<Value> = allowed
-        .then(|| model_object(model, app.started()))
-        .into_iter()
-        .collect();
+    let object = allowed.then(|| model_object(model, app.started()));
+    let data: Vec<Value> = object.into_iter().collect();
     Ok(Json(json!({"object": "list", "data": data})))
 }
 
