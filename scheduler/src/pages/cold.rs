@@ -3,6 +3,7 @@
 //!
 //! Invariant: a tenant's list is the list of all pages without the pages of other tenants.
 
+use super::lists::PageLists;
 use crate::{Page, TenantId};
 
 /// The pages that may be evicted.
@@ -13,11 +14,9 @@ pub(crate) struct ColdPages {
 
 impl ColdPages {
     pub(crate) fn new(pages: usize) -> ColdPages {
-        let mut all = PageLists::new(pages);
-        all.add_list();
         ColdPages {
-            all,
-            by_tenant: PageLists::new(pages),
+            all: PageLists::new(pages, 1),
+            by_tenant: PageLists::new(pages, 0),
         }
     }
 
@@ -26,11 +25,11 @@ impl ColdPages {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.all.lens[0]
+        self.all.len(0)
     }
 
     pub(crate) fn len_of(&self, tenant: TenantId) -> usize {
-        self.by_tenant.lens[tenant.index()]
+        self.by_tenant.len(tenant.index())
     }
 
     /// Returns all cold pages, from the coldest to the hottest.
@@ -52,71 +51,14 @@ impl ColdPages {
     }
 
     pub(crate) fn push_hottest(&mut self, page: Page, tenant: TenantId) {
-        self.all.push_hottest(0, page);
-        self.by_tenant.push_hottest(tenant.index(), page);
+        self.all.push_last(0, page);
+        self.by_tenant.push_last(tenant.index(), page);
     }
 
     /// Removes `page`, which must be a cold page of this tenant.
     pub(crate) fn remove(&mut self, page: Page, tenant: TenantId) {
         self.all.remove(0, page);
         self.by_tenant.remove(tenant.index(), page);
-    }
-}
-
-/// Disjoint lists of pages in two arrays: every change takes constant time.
-struct PageLists {
-    /// The next hotter entry, indexed by page, then by list. Each list is a ring that its own entry
-    /// closes: the next hotter entry after it is the list's coldest page.
-    hotter: Vec<u32>,
-    /// The next colder entry, indexed like `hotter`.
-    colder: Vec<u32>,
-    lens: Vec<usize>, // Indexed by list.
-    pages: usize,
-}
-
-impl PageLists {
-    fn new(pages: usize) -> PageLists {
-        let unlisted: Vec<u32> = (0..pages as u32).collect();
-        PageLists {
-            hotter: unlisted.clone(),
-            colder: unlisted,
-            lens: Vec::new(),
-            pages,
-        }
-    }
-
-    fn add_list(&mut self) {
-        let end = self.hotter.len() as u32;
-        self.hotter.push(end);
-        self.colder.push(end);
-        self.lens.push(0);
-    }
-
-    fn iter(&self, list: usize) -> impl Iterator<Item = Page> + Clone + '_ {
-        let end = self.pages + list;
-        let next = |entry: usize| self.hotter[entry] as usize;
-        std::iter::successors(Some(next(end)), move |&entry| Some(next(entry)))
-            .take_while(move |&entry| entry != end)
-            .map(|entry| Page::new(entry as u32))
-    }
-
-    fn push_hottest(&mut self, list: usize, page: Page) {
-        let end = self.pages + list;
-        let before = self.colder[end] as usize;
-        self.link(before, page.index());
-        self.link(page.index(), end);
-        self.lens[list] += 1;
-    }
-
-    fn remove(&mut self, list: usize, page: Page) {
-        let page = page.index();
-        self.link(self.colder[page] as usize, self.hotter[page] as usize);
-        self.lens[list] -= 1;
-    }
-
-    fn link(&mut self, colder: usize, hotter: usize) {
-        self.hotter[colder] = hotter as u32;
-        self.colder[hotter] = colder as u32;
     }
 }
 

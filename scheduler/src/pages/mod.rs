@@ -11,9 +11,9 @@
 
 mod children;
 mod cold;
-mod edges;
 mod holdings;
 mod invariants;
+mod lists;
 mod page;
 mod prefix;
 mod public;

@@ -11,7 +11,7 @@
 use std::hash::BuildHasher;
 
 use super::children::{ChildList, ChildLists};
-use super::edges::EdgeIndex;
+use super::lists::PageLists;
 use super::public::PublicPrefixes;
 use crate::{PAGE_TOKENS, Page, PublicPrefix, TenantId, TokenId};
 
@@ -48,9 +48,9 @@ struct TreeNode {
 
 /// The edges of all cached pages, indexed by their hash, by page and by parent.
 pub(crate) struct PrefixTree<S> {
-    /// All whole pages by the hash of their edge. It is only probed, and a hit compares the whole
-    /// edge, so the hasher's random seed changes no result.
-    index: EdgeIndex,
+    /// All whole pages by the hash of their edge, one list per bucket. It is only probed, and a hit
+    /// compares the whole edge, so the hasher's random seed changes no result.
+    index: PageLists,
     hasher: S,
     nodes: Vec<Option<TreeNode>>, // Indexed by page.
     children: ChildLists<S>,      // Without public pages.
@@ -61,7 +61,7 @@ pub(crate) struct PrefixTree<S> {
 impl<S: BuildHasher + Clone> PrefixTree<S> {
     pub(crate) fn new(pages: usize, hasher: S) -> PrefixTree<S> {
         PrefixTree {
-            index: EdgeIndex::new(pages),
+            index: PageLists::new(pages, pages.next_power_of_two()),
             hasher: hasher.clone(),
             nodes: vec![None; pages],
             children: ChildLists::new(pages, hasher),
@@ -110,12 +110,18 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
 
     /// Returns the whole page at this edge.
     pub(crate) fn get(&self, edge: &Edge) -> Option<Page> {
-        self.get_hashed(edge, self.hasher.hash_one(edge))
+        self.get_in(self.bucket(edge), edge)
     }
 
-    fn get_hashed(&self, edge: &Edge, hash: u64) -> Option<Page> {
-        let mut pages = self.index.of(hash);
+    fn get_in(&self, bucket: usize, edge: &Edge) -> Option<Page> {
+        let mut pages = self.index.iter(bucket);
         pages.find(|&page| self.edge(page) == Some(edge))
+    }
+
+    /// Returns the list of the index that has the pages with the hash of this edge.
+    fn bucket(&self, edge: &Edge) -> usize {
+        let buckets = self.nodes.len().next_power_of_two();
+        self.hasher.hash_one(edge) as usize & (buckets - 1)
     }
 
     /// Returns the cached page after `parent` that shares the most first tokens with `tokens`, and
@@ -180,12 +186,12 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
 
     /// Puts a whole page into the tree, unless a page is at this edge already. Returns that page.
     pub(crate) fn insert(&mut self, page: Page, edge: Edge) -> Option<Page> {
-        let hash = self.hasher.hash_one(edge);
-        let equal = self.get_hashed(&edge, hash);
+        let bucket = self.bucket(&edge);
+        let equal = self.get_in(bucket, &edge);
         if equal.is_some() {
             return equal;
         }
-        self.index.insert(hash, page);
+        self.index.push_last(bucket, page);
         if edge.owner == Owner::Public {
             self.public.record(page, edge.parent, &edge.tokens);
         }
@@ -248,7 +254,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         self.children
             .remove(list.expect("a public page is never removed"), page);
         if len == PAGE_TOKENS {
-            self.index.remove(self.hasher.hash_one(edge), page);
+            self.index.remove(self.bucket(&edge), page);
         }
         self.len -= 1;
     }

@@ -24,14 +24,16 @@ const MEMORY: u32 = 8;
 /// sequence with wrong drafts drafts again after tens of tokens, not after a few.
 const RECOVERY: u32 = 64;
 
-impl Acceptance {
-    /// Creates the estimate of a new sequence.
-    pub(crate) fn new() -> Acceptance {
+impl Default for Acceptance {
+    /// Returns the estimate of a new sequence.
+    fn default() -> Acceptance {
         Acceptance {
             probability: INITIAL,
         }
     }
+}
 
+impl Acceptance {
     /// Learns from a decode with `drafted` draft tokens, of which the first `accepted` were right.
     ///
     /// # Panics
@@ -70,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_probability_starts_high_falls_with_wrong_drafts_and_recovers_slowly() {
-        let mut acceptance = Acceptance::new();
+        let mut acceptance = Acceptance::default();
         assert!(acceptance.expected(1) > ONE / 2);
         for _ in 0..20 {
             acceptance.record(6, 0);
@@ -88,7 +90,7 @@ mod tests {
 
     #[test]
     fn steps_without_drafts_do_not_lower_a_high_probability() {
-        let mut acceptance = Acceptance::new();
+        let mut acceptance = Acceptance::default();
         for _ in 0..20 {
             acceptance.record(6, 6);
         }
@@ -101,7 +103,7 @@ mod tests {
     #[test]
     fn the_probability_approaches_the_share_of_right_drafts() {
         // Five drafts are right, then one is wrong: five of six tested drafts are right.
-        let mut acceptance = Acceptance::new();
+        let mut acceptance = Acceptance::default();
         let mut sum = 0;
         for round in 0..1000 {
             acceptance.record(5, 5);
@@ -115,7 +117,7 @@ mod tests {
         let mean = sum as f64 / 500.0 / f64::from(ONE);
         assert!((0.6..0.9).contains(&mean), "{mean}");
         // Drafts behind the first wrong one do not count.
-        let (mut one, mut many) = (Acceptance::new(), Acceptance::new());
+        let (mut one, mut many) = (Acceptance::default(), Acceptance::default());
         one.record(3, 2);
         many.record(30, 2);
         assert_eq!(one, many);
@@ -123,7 +125,7 @@ mod tests {
 
     #[test]
     fn each_further_draft_adds_less_to_the_expectation() {
-        let mut acceptance = Acceptance::new();
+        let mut acceptance = Acceptance::default();
         for accepted in [0, 6, 6, 6, 1, 0, 0, 0, 0] {
             acceptance.record(6, accepted);
             let of = |drafts| acceptance.expected(drafts);
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_probability_stays_between_zero_and_one() {
-        let mut acceptance = Acceptance::new();
+        let mut acceptance = Acceptance::default();
         for _ in 0..1000 {
             acceptance.record(32, 32);
         }

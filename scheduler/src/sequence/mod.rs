@@ -18,7 +18,7 @@ pub(crate) use deadlines::DeadlineQueue;
 pub use output_rules::OutputRules;
 pub(crate) use sequences::Sequences;
 
-use crate::pages::{PageTable, common_prefix};
+use crate::pages::{PagePool, PageTable, common_prefix};
 use crate::queue::Waiting;
 use crate::{
     Band, FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled,
@@ -43,7 +43,7 @@ pub(crate) struct Sequence {
 
 /// Which tokens of a sequence are in KV memory, and where.
 #[derive(Debug, Default)]
-pub(crate) struct KvState {
+struct KvState {
     public: Vec<PublicPrefix>, // Those that the tenant could use at `submit`.
     public_tokens: usize,      // Prompt tokens that a public prefix covers; whole pages.
     computed: usize,
@@ -72,7 +72,7 @@ pub(crate) struct AdmissionRecord {
 }
 
 /// How regularly a running sequence advances.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pacing {
     pub(crate) last_token_at: Micros, // The admission, before the first token.
     pub(crate) prefill_waited: Micros, // Since a step last computed a part of the prompt.
@@ -92,25 +92,16 @@ pub(crate) fn pages_for(tokens: usize) -> usize {
     tokens.div_ceil(PAGE_TOKENS)
 }
 
-impl KvState {
-    pub(crate) fn new(public: Vec<PublicPrefix>, public_tokens: usize) -> KvState {
-        KvState {
-            public,
-            public_tokens,
-            ..KvState::default()
-        }
-    }
-}
-
 impl Sequence {
     pub(crate) fn new(
         id: SequenceId,
         arrival: u64,
-        now: Micros,
         request: Request,
-        kv: KvState,
+        public: Vec<PublicPrefix>,
+        pool: &PagePool,
         record: AdmissionRecord,
     ) -> Sequence {
+        let public_pages = pool.tree().public.shared_pages(&public, &request.prompt);
         Sequence {
             id,
             arrival,
@@ -124,14 +115,13 @@ impl Sequence {
             tokens: request.prompt,
             is_running: false,
             band: Band::default(),
-            kv,
-            record,
-            pacing: Pacing {
-                last_token_at: now,
-                prefill_waited: 0,
-                paused_steps: 0,
-                acceptance: Acceptance::new(),
+            kv: KvState {
+                public,
+                public_tokens: public_pages * PAGE_TOKENS,
+                ..KvState::default()
             },
+            record,
+            pacing: Pacing::default(),
         }
     }
 

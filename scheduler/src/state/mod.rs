@@ -9,10 +9,8 @@ use crate::conditions::Conditions;
 use crate::event_log::EventLog;
 use crate::pages::{PagePool, PageQuota};
 use crate::queue::Queue;
-use crate::sequence::{AdmissionRecord, DeadlineQueue, KvState, Sequence, Sequences, pages_for};
-use crate::{
-    Batch, Event, FinishReason, Limits, Nanos, PAGE_TOKENS, Policy, Request, SequenceId, TenantId,
-};
+use crate::sequence::{AdmissionRecord, DeadlineQueue, Sequence, Sequences, pages_for};
+use crate::{Batch, Event, FinishReason, Limits, Nanos, Policy, Request, SequenceId, TenantId};
 
 /// Everything that lasts from step to step, except the memory of admissions and plans.
 pub(crate) struct SchedulerState {
@@ -77,21 +75,14 @@ impl SchedulerState {
             self.queue.rates_mut(tenant).charge_request(now, tokens);
         }
         let public = self.queue.tenant(tenant).policy.public.clone();
-        let public_tokens = self
-            .pool
-            .tree()
-            .public
-            .shared_pages(&public, &request.prompt)
-            * PAGE_TOKENS;
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let sequence = self.sequences.add(|id, arrival| {
-            let kv = KvState::new(public, public_tokens);
             let record = AdmissionRecord {
                 estimate,
                 rated_tokens,
                 ..AdmissionRecord::default()
             };
-            Sequence::new(id, arrival, now, request, kv, record)
+            Sequence::new(id, arrival, request, public, &self.pool, record)
         });
         let id = sequence.id;
         self.queue.insert(tenant, sequence.as_waiting());

@@ -5,7 +5,7 @@
 
 use super::plan::StepPlan;
 use super::preempt::plan_row;
-use super::prefills::Prefills;
+use super::prefills::PrefillRank;
 use crate::conditions::Conditions;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
@@ -28,7 +28,7 @@ type ShortPrompts = [Option<u64>; 3];
 /// sequences that still compute their prompt.
 pub(super) fn plan_decodes(
     plan: &mut StepPlan,
-    prefills: &mut Prefills,
+    prefills: &mut Vec<PrefillRank>,
     state: &mut SchedulerState,
     may_pause: bool,
 ) {
@@ -41,7 +41,7 @@ pub(super) fn plan_decodes(
         place += 1; // A preemption below removes only sequences behind this place.
         let sequence = &state.sequences[slot];
         if sequence.is_prefill() {
-            prefills.add(sequence);
+            prefills.push(PrefillRank::by_arrival(sequence));
             continue;
         }
         let pauses = may_pause

@@ -14,7 +14,7 @@ mod speculate;
 use commit::{charge_step, commit_rows};
 use decodes::plan_decodes;
 use plan::StepPlan;
-use prefills::Prefills;
+use prefills::{PrefillRank, plan_prefills};
 use speculate::plan_drafts;
 
 use crate::state::SchedulerState;
@@ -23,7 +23,7 @@ use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, StepShape};
 /// The last plan, and the memory for the next.
 pub(crate) struct Planner {
     plan: StepPlan,
-    prefills: Prefills,
+    prefills: Vec<PrefillRank>,
     planned_at: Micros,
     is_short_of_pages: bool, // The last plan preempted a sequence.
 }
@@ -32,7 +32,7 @@ impl Planner {
     pub(crate) fn new(max_running: usize) -> Planner {
         Planner {
             plan: StepPlan::with_capacity(max_running, MAX_DRAFTED_TOKENS),
-            prefills: Prefills::with_capacity(max_running),
+            prefills: Vec::with_capacity(max_running),
             planned_at: 0,
             is_short_of_pages: false,
         }
@@ -55,15 +55,13 @@ impl Planner {
         plan.clear();
         if state.conditions.policy.budget == Budget::PrefillFirst {
             prefills.clear();
-            for sequence in state.sequences.iter_running() {
-                if sequence.is_prefill() {
-                    prefills.add(sequence);
-                }
-            }
+            let running = state.sequences.iter_running();
+            let prompts = running.filter(|sequence| sequence.is_prefill());
+            prefills.extend(prompts.map(PrefillRank::by_arrival));
         } else {
             plan_decodes(plan, prefills, state, true);
         }
-        prefills.plan(plan, state, self.planned_at);
+        plan_prefills(plan, prefills, state, self.planned_at);
         if plan.rows.is_empty() {
             // Either the policy plans prompts only and none is left, or the prompts got no pages
             // while the decodes paused for them.

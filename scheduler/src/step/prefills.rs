@@ -11,14 +11,9 @@ use crate::sequence::Sequence;
 use crate::state::SchedulerState;
 use crate::{Budget, Micros, Order};
 
-/// The running prefills, in the order in which the step serves them.
-pub(super) struct Prefills {
-    ranks: Vec<PrefillRank>,
-}
-
-/// A prefill's rank; the least is first.
+/// A running prefill's rank; the least is first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct PrefillRank {
+pub(super) struct PrefillRank {
     band: usize,    // The band's place in the order of `Queue::bands`.
     ahead: u64, // How far its tenant is ahead of the tenant served least, in units of the slack.
     remaining: i64, // Microseconds to compute, less the time waited since its last part.
@@ -26,72 +21,61 @@ struct PrefillRank {
     slot: usize,
 }
 
-impl Prefills {
-    pub(super) fn with_capacity(max_running: usize) -> Prefills {
-        Prefills {
-            ranks: Vec::with_capacity(max_running),
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.ranks.clear();
-    }
-
-    pub(super) fn add(&mut self, sequence: &Sequence) {
-        self.ranks.push(PrefillRank {
+impl PrefillRank {
+    /// Creates the rank by arrival alone.
+    pub(super) fn by_arrival(sequence: &Sequence) -> PrefillRank {
+        PrefillRank {
             arrival: sequence.arrival,
             slot: sequence.id.slot(),
             ..PrefillRank::default()
-        });
+        }
     }
+}
 
-    /// Shares the rest of the budget among the prompts. `planned_at` is the time of the last plan.
-    pub(super) fn plan(
-        &mut self,
-        plan: &mut StepPlan,
-        state: &mut SchedulerState,
-        planned_at: Micros,
-    ) {
-        self.rank(state);
-        let mut is_first = true;
-        for rank in &self.ranks {
+/// Shares the rest of the budget among the prompts. `planned_at` is the time of the last plan.
+pub(super) fn plan_prefills(
+    plan: &mut StepPlan,
+    prefills: &mut [PrefillRank],
+    state: &mut SchedulerState,
+    planned_at: Micros,
+) {
+    sort_prefills(prefills, state);
+    let mut is_first = true;
+    for &PrefillRank { slot, .. } in &*prefills {
+        let sequence = &state.sequences[slot];
+        // An earlier sequence may have taken its pages.
+        if !sequence.is_running {
+            continue;
+        }
+        let since = state.conditions.now - planned_at.max(sequence.pacing.last_token_at);
+        let mut tokens = chunk(sequence, plan, &state.conditions, is_first);
+        if tokens > 0 {
+            tokens = plan_row(plan, state, slot, tokens);
+        }
+        is_first &= tokens == 0;
+        state.sequences[slot].note_prefill(tokens > 0, since);
+    }
+}
+
+/// Orders the prefills. Among equals the shortest is first, less the time that it has waited, so
+/// that no prompt waits for ever.
+fn sort_prefills(prefills: &mut [PrefillRank], state: &SchedulerState) {
+    if let Order::FairShare { slack } = state.conditions.policy.order {
+        let bands = state.queue.bands();
+        for rank in &mut *prefills {
             let sequence = &state.sequences[rank.slot];
-            // An earlier sequence may have taken its pages.
-            if !sequence.is_running {
-                continue;
-            }
-            let since = state.conditions.now - planned_at.max(sequence.pacing.last_token_at);
-            let tokens = chunk(sequence, plan, &state.conditions, is_first);
-            let planned = if tokens > 0 {
-                plan_row(plan, state, rank.slot, tokens)
-            } else {
-                0
-            };
-            is_first &= planned == 0;
-            state.sequences[rank.slot].note_prefill(planned > 0, since);
+            let tenant = state.queue.tenant(sequence.tenant);
+            let band = tenant.policy.band;
+            let ahead = tenant.machine_time_since(state.queue.least_virtual_time(band));
+            let predictor = &state.conditions.predictor;
+            let time = predictor.prefill_time(sequence.len(), sequence.remaining()) / 1000;
+            let place = bands.iter().position(|&other| other == band);
+            rank.band = place.unwrap_or(0);
+            rank.ahead = ahead / slack.saturating_mul(1000).max(1);
+            rank.remaining = time as i64 - sequence.pacing.prefill_waited as i64;
         }
     }
-
-    /// Orders the prefills. Among equals the shortest is first, less the time that it has waited,
-    /// so that no prompt waits for ever.
-    fn rank(&mut self, state: &SchedulerState) {
-        if let Order::FairShare { slack } = state.conditions.policy.order {
-            let bands = state.queue.bands();
-            for rank in &mut self.ranks {
-                let sequence = &state.sequences[rank.slot];
-                let tenant = state.queue.tenant(sequence.tenant);
-                let band = tenant.policy.band;
-                let ahead = tenant.machine_time_since(state.queue.least_virtual_time(band));
-                let predictor = &state.conditions.predictor;
-                let time = predictor.prefill_time(sequence.len(), sequence.remaining()) / 1000;
-                let place = bands.iter().position(|&other| other == band);
-                rank.band = place.unwrap_or(0);
-                rank.ahead = ahead / slack.saturating_mul(1000).max(1);
-                rank.remaining = time as i64 - sequence.pacing.prefill_waited as i64;
-            }
-        }
-        self.ranks.sort_unstable();
-    }
+    prefills.sort_unstable();
 }
 
 /// Returns the length of a prompt's next chunk: as many tokens as the budget allows. The first
