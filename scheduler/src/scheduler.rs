@@ -104,15 +104,13 @@ impl Scheduler {
 
     /// Returns a tenant's state in numbers; zeros if it was never set.
     pub fn tenant(&self, id: TenantId) -> TenantState {
-        let Some(tenant) = self.state.queue.tenants().find(id) else {
-            return TenantState::default();
-        };
-        TenantState {
+        let tenant = self.state.queue.tenants().find(id);
+        tenant.map_or(TenantState::default(), |tenant| TenantState {
             running: tenant.running,
             queued: tenant.waiting.len() as u32,
             pages: self.state.pool.held(id),
             service: tenant.service / 1000,
-        }
+        })
     }
 
     /// Returns the state of a tenant's rates; none if it was never set.

@@ -167,8 +167,8 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S11-free-pages-taken-for-quota",
         file: "admission/admit.rs",
-        original: "if needed > state.pool.remaining_cap(",
-        mistake: "if needed > state.pool.available(",
+        original: "if prefix.needed > state.pool.remaining_cap(",
+        mistake: "if prefix.needed > state.pool.available(",
     },
     Mutant {
         name: "S12-rates-ignored",

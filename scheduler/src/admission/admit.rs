@@ -10,7 +10,7 @@
 use super::load::RunningLoad;
 use crate::queue::Waiting;
 use crate::sequence::{Sequence, pages_for};
-use crate::state::{CachedPrefix, SchedulerState};
+use crate::state::SchedulerState;
 use crate::{Band, Order, PAGE_TOKENS, SequenceId};
 
 /// Running prefills that a waiting request is compared with.
@@ -31,6 +31,15 @@ pub(crate) struct Admission {
     blocked_heads: [Option<SequenceId>; 3],
 }
 
+/// The cached pages that begin the tokens of a waiting request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct CachedPrefix {
+    pages: usize,
+    /// Free and evictable pages that the request takes for its known tokens. Its cached pages that
+    /// could be evicted are among them.
+    needed: usize,
+}
+
 /// Whether a candidate can start now.
 #[derive(PartialEq, Eq)]
 enum Readiness {
@@ -40,9 +49,7 @@ enum Readiness {
     AtTenantCap,
     LacksPages,
     LacksTime,
-    Ready {
-        cached_tokens: usize,
-    },
+    Ready(CachedPrefix),
 }
 
 /// Whether other requests may still bypass a candidate.
@@ -141,7 +148,7 @@ impl Admission {
         load: &RunningLoad,
     ) -> BandChoice {
         let mut head = None;
-        let mut best: Option<(usize, usize)> = None; // Cached tokens, and the slot.
+        let mut best: Option<(usize, usize)> = None; // Cached pages, and the slot.
         let mut barred_tenant = None; // Its requests wait for the head.
         for &Waiting { slot, .. } in candidates {
             let tenant = state.sequences[slot].tenant;
@@ -162,12 +169,12 @@ impl Admission {
             use {HeadPatience::*, Readiness::*};
             match (readiness, patience) {
                 (AwaitsPrefix, _) => state.log.deferred(),
-                (Ready { cached_tokens }, Ample) => {
-                    if best.is_none_or(|(most, _)| cached_tokens > most) {
-                        best = Some((cached_tokens, slot));
+                (Ready(cached), Ample) => {
+                    if best.is_none_or(|(most, _)| cached.pages > most) {
+                        best = Some((cached.pages, slot));
                     }
                 }
-                (Ready { .. }, Short | Exhausted) => return BandChoice::Start { slot, head },
+                (Ready(_), Short | Exhausted) => return BandChoice::Start { slot, head },
                 (LacksPages, Short | Exhausted) => return BandChoice::Reserved,
                 (LacksTime, Exhausted) => return BandChoice::Reserved,
                 (LacksTime, Short) | (AtTenantCap, Short | Exhausted) => {
@@ -196,21 +203,17 @@ fn patience_of(slot: usize, state: &SchedulerState) -> HeadPatience {
 
 /// Returns whether the candidate in `slot` can start now, and if not, what it lacks.
 fn classify(slot: usize, has_time: bool, load: &RunningLoad, state: &SchedulerState) -> Readiness {
-    let prefix = state.cached_prefix(slot);
+    let prefix = cached_prefix(slot, state);
     if awaits_prefix(slot, prefix, state) {
-        return Readiness::AwaitsPrefix;
-    }
-    let needed = needed_pages(slot, prefix, state);
-    if needed > state.pool.remaining_cap(state.sequences[slot].tenant) {
+        Readiness::AwaitsPrefix
+    } else if prefix.needed > state.pool.remaining_cap(state.sequences[slot].tenant) {
         Readiness::AtTenantCap
-    } else if !load.has_memory_for(slot, needed, state) {
+    } else if !load.has_memory_for(slot, prefix.needed, state) {
         Readiness::LacksPages
     } else if !has_time {
         Readiness::LacksTime
     } else {
-        Readiness::Ready {
-            cached_tokens: prefix.pages * PAGE_TOKENS,
-        }
+        Readiness::Ready(prefix)
     }
 }
 
@@ -225,10 +228,19 @@ fn awaits_prefix(slot: usize, prefix: CachedPrefix, state: &SchedulerState) -> b
         .any(|other| sequence.shareable_with(other) / PAGE_TOKENS > prefix.pages)
 }
 
-/// Returns how many of the free and evictable pages a waiting request takes for its known tokens.
-/// Its cached pages that could be evicted are among them.
-fn needed_pages(slot: usize, prefix: CachedPrefix, state: &SchedulerState) -> usize {
-    pages_for(state.sequences[slot].len()) - prefix.pages + prefix.unpinned
+/// Returns the pages that the cache holds for a waiting request.
+fn cached_prefix(slot: usize, state: &SchedulerState) -> CachedPrefix {
+    let sequence = &state.sequences[slot];
+    let (tree, tokens) = (state.pool.tree(), sequence.reusable_tokens());
+    let mut prefix = CachedPrefix {
+        pages: 0,
+        needed: pages_for(sequence.len()),
+    };
+    for page in tree.find(sequence.tenant, sequence.public(), tokens) {
+        prefix.pages += 1;
+        prefix.needed -= usize::from(state.pool.is_pinned(page));
+    }
+    prefix
 }
 
 /// Notes that the request in `started` bypasses the head and the blocked head of each band.
@@ -240,7 +252,7 @@ fn note_bypassed(heads: &[BandHeads; 3], started: usize, state: &mut SchedulerSt
                 continue;
             }
             let may_await = Some(slot) == blocked;
-            if may_await && awaits_prefix(slot, state.cached_prefix(slot), state) {
+            if may_await && awaits_prefix(slot, cached_prefix(slot, state), state) {
                 continue;
             }
             state.sequences[slot].bypass();
@@ -255,7 +267,7 @@ fn note_bypassed(heads: &[BandHeads; 3], started: usize, state: &mut SchedulerSt
 #[cfg(debug_assertions)]
 fn check_patience(slot: usize, state: &SchedulerState) {
     let sequence = &state.sequences[slot];
-    let needed = needed_pages(slot, state.cached_prefix(slot), state);
+    let needed = cached_prefix(slot, state).needed;
     assert!(
         sequence.record.times_bypassed <= LONG_PATIENCE
             || needed > state.pool.remaining_cap(sequence.tenant),

@@ -51,6 +51,7 @@ pub(crate) struct PrefixTree<S> {
     /// All whole pages by the hash of their edge, one list per bucket. It is only probed, and a hit
     /// compares the whole edge, so the hasher's random seed changes no result.
     index: PageLists,
+    buckets: usize, // A power of two.
     hasher: S,
     nodes: Vec<Option<TreeNode>>, // Indexed by page.
     children: ChildLists<S>,      // Without public pages.
@@ -60,8 +61,10 @@ pub(crate) struct PrefixTree<S> {
 
 impl<S: BuildHasher + Clone> PrefixTree<S> {
     pub(crate) fn new(pages: usize, hasher: S) -> PrefixTree<S> {
+        let buckets = pages.next_power_of_two();
         PrefixTree {
-            index: PageLists::new(pages, pages.next_power_of_two()),
+            index: PageLists::new(pages, buckets),
+            buckets,
             hasher: hasher.clone(),
             nodes: vec![None; pages],
             children: ChildLists::new(pages, hasher),
@@ -120,8 +123,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
 
     /// Returns the list of the index that has the pages with the hash of this edge.
     fn bucket(&self, edge: &Edge) -> usize {
-        let buckets = self.nodes.len().next_power_of_two();
-        self.hasher.hash_one(edge) as usize & (buckets - 1)
+        self.hasher.hash_one(edge) as usize & (self.buckets - 1)
     }
 
     /// Returns the cached page after `parent` that shares the most first tokens with `tokens`, and

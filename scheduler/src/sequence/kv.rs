@@ -98,13 +98,6 @@ impl Sequence {
         tokens.min((self.kv.table.len * PAGE_TOKENS).saturating_sub(start))
     }
 
-    /// Returns how many pages are in no other page table. The sequence's end would free them, and
-    /// after a preemption it would have to compute them again.
-    pub(crate) fn exclusive_pages(&self, pool: &PagePool, tables: &PageTables) -> usize {
-        let pages = tables.get(&self.kv.table).iter();
-        pages.filter(|&&page| pool.is_exclusive(page)).count()
-    }
-
     /// Returns the page that the next step copies for this sequence, and where to.
     pub(crate) fn page_copy(&self, tables: &PageTables) -> Option<PageCopy> {
         let copy = self.kv.copy?;

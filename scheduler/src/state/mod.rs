@@ -23,13 +23,6 @@ pub(crate) struct SchedulerState {
     deadlines: DeadlineQueue,
 }
 
-/// The cached pages that begin the tokens of a waiting request.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CachedPrefix {
-    pub(crate) pages: usize,
-    pub(crate) unpinned: usize, // Pages among them that could be evicted.
-}
-
 impl SchedulerState {
     pub(crate) fn new(limits: Limits, policy: Policy) -> SchedulerState {
         let max_running = limits.max_running as usize;
@@ -89,22 +82,6 @@ impl SchedulerState {
         self.deadlines.add(now, first_token_within, id, true);
         self.deadlines.add(now, ends_within, id, false);
         id
-    }
-
-    /// Returns the pages that the cache holds for a waiting request.
-    pub(crate) fn cached_prefix(&self, slot: usize) -> CachedPrefix {
-        let sequence = &self.sequences[slot];
-        let tokens = sequence.reusable_tokens();
-        let found = self
-            .pool
-            .tree()
-            .find(sequence.tenant, sequence.public(), tokens);
-        let mut prefix = CachedPrefix::default();
-        for page in found {
-            prefix.pages += 1;
-            prefix.unpinned += usize::from(!self.pool.is_pinned(page));
-        }
-        prefix
     }
 
     /// Starts a waiting request.

@@ -78,8 +78,11 @@ fn victim_of(slot: usize, state: &SchedulerState) -> Option<usize> {
     best.or_else(|| later.next_back().filter(|_| is_first))
 }
 
+/// Returns how many pages are in no other page table. The sequence's end would free them, and after
+/// a preemption it would have to compute them again.
 fn exclusive_pages(sequence: &Sequence, state: &SchedulerState) -> usize {
-    sequence.exclusive_pages(&state.pool, &state.batch.tables)
+    let pages = state.batch.tables.get(sequence.table()).iter();
+    pages.filter(|&&page| state.pool.is_exclusive(page)).count()
 }
 
 /// S6: a sequence gives its pages only to an earlier one, so the leader never gives any. After
