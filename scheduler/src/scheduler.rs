@@ -93,10 +93,9 @@ impl Scheduler {
         if guaranteed > limit {
             return Err(TenantsError::TooManyGuaranteed { guaranteed, limit });
         }
+        let now = state.conditions.now;
         for (id, policy) in tenants {
-            state
-                .queue
-                .set_tenant(state.conditions.now, *id, policy.clone());
+            state.queue.set_tenant(now, *id, policy.clone());
             state.set_page_quota(*id);
         }
         Ok(())

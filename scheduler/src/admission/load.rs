@@ -49,9 +49,8 @@ impl RunningLoad {
             return true;
         }
         let sequence = &state.sequences[slot];
-        let is_light = state
-            .queue
-            .runs_less_than_its_share(sequence.tenant, running);
+        let queue = &state.queue;
+        let is_light = queue.runs_less_than_its_share(sequence.tenant, running);
         let places = PREFILL_PLACES * if is_light { 2 } else { 1 };
         if self.prefills >= places {
             return false;
@@ -65,7 +64,7 @@ impl RunningLoad {
         };
         let extra = if is_light { target / 4 } else { 0 };
         // Decodes of the batch band pause for others, so they take no time from them.
-        let is_batch = state.queue.tenant(sequence.tenant).policy.band == Band::Batch;
+        let is_batch = queue.tenant(sequence.tenant).policy.band == Band::Batch;
         let mut step = self.decodes.plus(StepShape::decode(sequence.len()));
         if is_batch {
             step = step.plus(self.batch_decodes);

@@ -1,5 +1,5 @@
-//! A tenant's two rate limits: requests and tokens. Each uses the generic cell rate algorithm (ITU-T
-//! I.371), whose state is one number.
+//! A tenant's two rate limits: requests and tokens. Each uses the generic cell rate algorithm
+//! (ITU-T I.371), whose state is one number.
 
 use crate::{Micros, Rate, RateKind, RateState, Rates, TenantPolicy};
 

@@ -194,9 +194,8 @@ impl Sequence {
         if other.tenant == self.tenant {
             return shared;
         }
-        shared
-            .min(self.kv.public_tokens)
-            .min(other.kv.public_tokens)
+        let public_tokens = self.kv.public_tokens.min(other.kv.public_tokens);
+        shared.min(public_tokens)
     }
 
     /// Returns what the next `tokens` tokens add to a step.
@@ -256,9 +255,8 @@ impl Sequence {
         self.kv.computed += row_tokens - drafts.len();
         let drawn = self.draw(drafts, sampled);
         let accepted = drawn.tokens.saturating_sub(1);
-        self.pacing
-            .acceptance
-            .record(drafts.len() as u32, accepted as u32);
+        let acceptance = &mut self.pacing.acceptance;
+        acceptance.record(drafts.len() as u32, accepted as u32);
         if drawn.tokens > 0 {
             self.pacing.last_token_at = now;
         }

@@ -38,14 +38,13 @@ impl SchedulerState {
         }
     }
 
-    /// Sets a tenant's quota of pages by its policy. The cap stays above what each of the tenant's living
-    /// sequences may need, so that those accepted under a higher cap can still end.
+    /// Sets a tenant's quota of pages by its policy. The cap stays above what each of the tenant's
+    /// living sequences may need, so that those accepted under a higher cap can still end.
     pub(crate) fn set_page_quota(&mut self, id: TenantId) {
         let policy = &self.queue.tenant(id).policy;
         let alive = self.sequences.iter();
-        let needed = alive
-            .filter(|sequence| sequence.tenant == id)
-            .map(Sequence::max_pages);
+        let own = alive.filter(|sequence| sequence.tenant == id);
+        let needed = own.map(Sequence::max_pages);
         let quota = PageQuota {
             weight: policy.weight,
             guaranteed: policy.guaranteed_pages,
