@@ -54,9 +54,9 @@ fn one_of_each_core(allowed: &BTreeSet<usize>, topology: &Path) -> Vec<usize> {
         }
         firsts.push(cpu);
         let file = topology.join(format!("cpu{cpu}/topology/thread_siblings_list"));
-        let siblings = fs::read_to_string(file).ok();
-        let siblings = siblings.and_then(|text| cpu_list(&text));
-        taken.extend(siblings.unwrap_or_default());
+        if let Ok(siblings) = fs::read_to_string(file) {
+            taken.extend(cpu_list(&siblings).unwrap_or_default());
+        }
     }
     firsts
 }

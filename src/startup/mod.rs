@@ -80,7 +80,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
             metrics: serving.metrics.clone(),
             app: app.clone(),
         };
-        runtime.block_on(reload.install())?;
+        runtime.block_on(reload.install_limits(&reload.roster))?;
         runtime.spawn(reload.at_each(hangups));
     }
     let greeting = greeting(config, &serving, kernels.isa(), &address.to_string());

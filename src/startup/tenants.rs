@@ -128,15 +128,6 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    /// Gives the engine the limits of the first tenants. The app has their keys already, but serves
-    /// no requests yet.
-    ///
-    /// # Errors
-    /// If no tenant may use the model, or if the engine rejects the limits.
-    pub(super) async fn install(&self) -> Result<(), String> {
-        self.install_limits(&self.roster).await
-    }
-
     /// Reads the file again at each SIGHUP.
     pub(super) async fn at_each(mut self, mut hangups: Signal) {
         while hangups.recv().await.is_some() {
@@ -159,8 +150,12 @@ impl Reload {
         Ok(())
     }
 
-    /// Gives the engine the limits of `roster`. After an error nothing has changed.
-    async fn install_limits(&self, roster: &Roster) -> Result<(), String> {
+    /// Gives the engine the limits of `roster`. The app gets the keys later, or it has them already
+    /// but serves no requests yet. After an error nothing has changed.
+    ///
+    /// # Errors
+    /// If no tenant may use the model, or if the engine rejects the limits.
+    pub(super) async fn install_limits(&self, roster: &Roster) -> Result<(), String> {
         let excluded = roster
             .excluded_from(&self.model.name, |name| self.model.answers_to(name))
             .map_err(|error| error.to_string())?;

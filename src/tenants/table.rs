@@ -153,6 +153,7 @@ struct Field<'a> {
     name: &'static str,
 }
 
+/// Returns a numeric field of a table, with its name in the file.
 macro_rules! field {
     ($table:ident . $name:ident) => {
         Field {
