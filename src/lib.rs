@@ -1,5 +1,5 @@
-//! The server. A request travels `api → text → engine → scheduler → model → kernels`, and its
-//! tokens come back as events.
+//! The server. A request passes through `api`, `text`, `engine`, `scheduler`, `model` and
+//! `kernels`. Its tokens come back as events.
 //!
 //! ```text
 //!                startup

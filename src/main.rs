@@ -10,9 +10,8 @@ use sterna::startup::serve;
 use sterna::synthesize::synthesize;
 use sterna::tenants::keygen;
 
-/// The exit code if the flags, the checkpoint or the machine are unusable. The message says what is
-/// wrong.
-const UNUSABLE: u8 = 2;
+/// The exit code of every failure. The message says what is wrong.
+const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -28,7 +27,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sterna: {error}");
-            ExitCode::from(UNUSABLE)
+            ExitCode::from(FAILED)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The arithmetic of a ternary language model: slices in, slices out, on the caller's thread.
 //!
-//! [`Kernels`] has a method for each kernel; its value is the instruction set that runs it:
+//! A [`Kernels`] value stands for one instruction set. It has a method for each kernel:
 //!
 //! | Kernels | Arithmetic | Used for |
 //! |---|---|---|
@@ -17,17 +17,17 @@
 //! Doc comments write a shape as `[outer][inner]`. A weight matrix is `[rows][columns]`: a row is
 //! an output of the product, a column an input.
 //!
-//! Rows are handled in panels of [`PANEL_ROWS`]. Every matrix product is written *panel-major*,
-//! `[panel][token][32]`: the value of row `r` and token `t` of a product with `tokens` tokens is at
-//! `(r / 32) * tokens * 32 + t * 32 + r % 32`. So a range of panels is one contiguous slice of the
-//! output, and threads that share a product share no cache line. If the rows do not fill the last
-//! panel, its surplus rows are written as zeros.
+//! Rows are handled in panels of [`PANEL_ROWS`] (32). Every matrix product is written
+//! *panel-major*, `[panel][token][32]`: the value of row `r` and token `t` of a product with
+//! `tokens` tokens is at `(r / 32) * tokens * 32 + t * 32 + r % 32`. So a range of panels is one
+//! contiguous slice of the output, and threads that share a product share no cache line. If the
+//! rows do not fill the last panel, its surplus rows are written as zeros.
 //!
 //! # Invariants
 //!
-//! Invariant: every instruction set computes exactly the integers of [`Isa::Scalar`], and the same
-//! float bits. Each float sum runs over sixteen fixed lanes (index mod 16) that one fixed tree adds
-//! up. A multiplication is fused with an addition everywhere or nowhere.
+//! Invariant: every instruction set gives the integers and the float bits of [`Isa::Scalar`]. Each
+//! float sum runs over sixteen fixed lanes (index mod 16) that one fixed tree adds up. A
+//! multiplication is fused with an addition on every instruction set, or on none.
 //!
 //! Invariant: a result depends on its own row and token only. The other tokens of the call, and how
 //! panels are shared among threads, do not change it.

@@ -13,14 +13,14 @@
 //! Invariant: every page is free, private to one sequence, or in the prefix tree. A step writes
 //! private pages only.
 //!
-//! Invariant: a prefix lookup finds only full and computed pages. It finds them only by equal
+//! Invariant: sequences share only full and computed pages. A lookup finds a page only by equal
 //! tokens after an equal prefix, of the same tenant or of a public prefix.
 //!
-//! Invariant: an accepted request fits in memory alone, and the first running sequence by band and
-//! arrival is never preempted. So every request ends.
+//! Invariant: an accepted request fits in KV memory when no other request runs, and the first
+//! running sequence by band and arrival is never preempted. So every request ends.
 //!
-//! Invariant: equal calls give equal plans. The caller reports the time; the scheduler does no I/O
-//! and starts no thread.
+//! Invariant: equal calls give equal plans. The caller reports the time; the scheduler does no I/O,
+//! starts no thread and has no locks. One thread owns a `Scheduler`.
 
 #![forbid(unsafe_code)]
 

@@ -29,9 +29,9 @@ pub enum Plan<'a> {
     Step(Step<'a>),
 }
 
-/// A planned step. Only committing it makes it count; dropping it leaves every sequence where it
-/// was.
-#[must_use = "a step that is not committed has no effect"]
+/// A planned step. If the caller drops it, no token counts as computed; what the plan admitted,
+/// preempted or evicted stays so.
+#[must_use = "the tokens of a step count only after its commit"]
 pub struct Step<'a> {
     scheduler: &'a mut Scheduler,
 }
@@ -57,8 +57,9 @@ impl Scheduler {
         }
     }
 
-    /// Declares a prefix that all tenants whose policy names it share. Its whole pages stay cached
-    /// once they are computed. Prefixes are declared before the first request.
+    /// Declares a public prefix. The tenants whose policy names it share its whole
+    /// pages, which stay cached once they are computed. Prefixes are declared before the first
+    /// request.
     ///
     /// # Panics
     /// If a request was submitted before, or the prefixes leave no page for anything else.
@@ -74,7 +75,8 @@ impl Scheduler {
     /// Changes the policies of these tenants. Other tenants keep theirs, and all requests go on.
     ///
     /// # Errors
-    /// If one policy is impossible, or all together are. Then nothing changes.
+    /// If a policy is not valid, or the policies together guarantee more pages than exist. Then
+    /// nothing changes.
     pub fn set_tenants(
         &mut self,
         tenants: &[(TenantId, TenantPolicy)],

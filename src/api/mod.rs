@@ -1,8 +1,9 @@
 //! The HTTP API: OpenAI's endpoints in front of the engine.
 //!
-//! Invariant: only this module knows JSON and HTTP status codes.
+//! Invariant: only this module knows HTTP and the JSON of requests and answers.
 //!
-//! Invariant: this module decides nothing about serving; the engine and the scheduler do.
+//! Invariant: this module limits bodies and connections; the engine and the scheduler decide which
+//! request runs.
 //!
 //! Invariant: a client that disconnects cancels its request, because the server then drops the
 //! request's handler, and the handler owns the request's `EventStream`.

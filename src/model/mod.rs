@@ -8,11 +8,11 @@
 //! - `forward.rs` and `layer.rs` are the forward pass.
 //! - `activations.rs` shows how the memory of a step goes from stage to stage.
 //! - `architecture/` describes the model families. A new family is a file there.
+//! - `synthetic.rs` and `toy.rs` make random models for measurements and tests.
 //! - `checkpoint/` reads files into named tensors; `load/` packs tensors into weights.
 //!
-//! Invariant: within one instruction set, the logits of a row depend only on its own sequence, bit
-//! for bit. Other rows, the cuts between the chunks of its prompt, and the number of threads do not
-//! change them.
+//! Invariant: the logits of a row depend only on its own sequence, bit for bit. Other rows, the
+//! cuts between the chunks of its prompt, and the number of threads do not change them.
 //!
 //! Invariant: the model has no notion of requests, tenants or text.
 

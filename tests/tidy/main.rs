@@ -170,7 +170,7 @@ fn packages_stay_in_their_homes() {
 }
 
 #[test]
-fn unsafe_stands_only_where_the_architecture_lists_it() {
+fn unsafe_stands_only_in_the_listed_files() {
     for source in rust_files() {
         let has = code_lines(&source.text)
             .any(|line| UNSAFE_FORMS.iter().any(|form| line.contains(form)));

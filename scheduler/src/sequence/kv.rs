@@ -40,8 +40,8 @@ impl Sequence {
     /// Finds a cached page that begins with the next tokens, if its copy still fits in memory.
     fn begin_copy(&mut self, pool: &mut PagePool, tables: &PageTables) {
         let wanted = &self.reusable_tokens()[self.kv.computed..];
-        // The tree has no whole page of these tokens that this sequence may share. If a page of
-        // another owner holds all of them, the sequence copies all except the last.
+        // No whole page of these tokens is shared on this path. A page of the tenant's own, beside
+        // a public one, may still hold all of them. The sequence copies all except the last.
         let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
         let parent = tables.get(&self.kv.table).last().copied();
         let similar = pool

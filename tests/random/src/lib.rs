@@ -1,5 +1,5 @@
-//! Seeded pseudo-random numbers for tests, benchmarks, synthetic checkpoints, workloads and the draws
-//! of the sampler.
+//! Seeded pseudo-random numbers for tests, benchmarks, synthetic checkpoints, workloads and the
+//! draws of the sampler.
 //!
 //! The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 //! generators", OOPSLA 2014). It is not for secrets.
