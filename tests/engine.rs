@@ -1,4 +1,4 @@
-//! The engine through its handle: answers, rejections, early endings, faults, drain.
+//! The engine through its handle: answers, refusals, early endings, faults, drain.
 //!
 //! The test model stores the tokens themselves in its pages and derives logits from all tokens that
 //! it reads back. So a page that is shared or reused wrongly changes the answer.
@@ -571,7 +571,7 @@ async fn an_early_end_reports_the_cached_tokens() {
 // ---- refusals ----
 
 #[tokio::test]
-async fn a_full_submit_queue_rejects_at_once_and_a_full_scheduler_within_a_step() {
+async fn a_full_submit_queue_refuses_at_once_and_a_full_scheduler_within_a_step() {
     let (gate, steps) = gate();
     let mut small = config();
     small.submit_lane = 2;
@@ -642,7 +642,7 @@ async fn a_tenants_flood_leaves_room_in_the_submit_queue_for_others() {
     for stream in streams {
         Answer::of(stream).await;
     }
-    // Submissions that were taken or rejected do not count any more.
+    // Submissions that were taken or refused do not count any more.
     for _ in 0..40 {
         for id in [1, 2] {
             Answer::of(submit(id).unwrap()).await;
@@ -651,7 +651,7 @@ async fn a_tenants_flood_leaves_room_in_the_submit_queue_for_others() {
 }
 
 #[tokio::test]
-async fn invalid_requests_are_rejected_with_a_reason() {
+async fn invalid_requests_are_refused_with_a_reason() {
     let running = start();
     let refusal = |request| running.handle.submit(request).map(|_| ()).unwrap_err();
     assert_eq!(refusal(request(&[], 1)), Refusal::EmptyPrompt.into());
@@ -750,7 +750,7 @@ async fn a_row_with_nan_fails_only_its_own_request() {
 }
 
 #[tokio::test]
-async fn a_dead_engine_ends_every_stream_and_rejects_new_requests() {
+async fn a_dead_engine_ends_every_stream_and_refuses_new_requests() {
     let (gate, steps) = gate();
     let running = start_with(config(), Some(gate));
     let fatal = running
@@ -856,7 +856,7 @@ async fn tenants_can_be_set_until_the_engine_has_ended() {
 // ---- the end ----
 
 #[tokio::test]
-async fn a_drain_finishes_accepted_requests_and_rejects_new_ones() {
+async fn a_drain_finishes_accepted_requests_and_refuses_new_ones() {
     let (gate, steps) = gate();
     let mut narrow = config();
     narrow.limits.max_running = 2;
@@ -950,6 +950,26 @@ async fn the_engine_ends_when_its_last_handle_is_dropped() {
     let stream = running.handle.submit(request(&[1], 200)).unwrap();
     drop(stream);
     assert_eq!(running.stop().await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_stream_outlives_the_last_handle() {
+    let running = start();
+    let mut stream = running.handle.submit(request(&[1], 5)).unwrap();
+    let Running { handle, engine, .. } = running;
+    drop(handle);
+    let mut last = None;
+    while let Some(event) = next(&mut stream).await {
+        last = Some(event);
+    }
+    assert_eq!(last, Some(end(FinishReason::Length, 1, 0, 5)));
+    let ended = tokio::task::spawn_blocking(move || engine.join());
+    assert!(
+        !ended.is_finished(),
+        "the engine lives as long as the stream"
+    );
+    drop(stream);
+    assert_eq!(guarded(ended).await.unwrap(), Ok(()));
 }
 
 #[tokio::test]

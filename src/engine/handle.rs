@@ -4,14 +4,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use crossbeam::channel::{Sender, TrySendError, bounded, unbounded};
+use crossbeam::channel::TrySendError;
 use sterna_scheduler::{Refusal, TenantId, TenantPolicy};
 use tokio::sync::oneshot;
 
 use super::config::EngineConfig;
 use super::egress;
 use super::forward::Forward;
-use super::lanes::{CommandReceiver, Control, SharedRequest, Submission, Ticket};
+use super::lanes::{CommandSender, Control, SharedRequest, Submission, Ticket, command_queues};
 use super::request::{GenerationRequest, SubmitError, TenantsRefused};
 use super::serve;
 use super::status::{SharedState, Status};
@@ -42,33 +42,27 @@ impl Engine {
     ) -> std::io::Result<(EngineHandle, Engine)> {
         let kv_store = model.new_kv_store(config.limits.pages as usize);
         let state = Arc::new(SharedState::new(&config, model.vocabulary()));
-        let (submissions, submission_receiver) = bounded(config.submit_lane);
-        let (control, control_receiver) = unbounded();
-        let commands = CommandReceiver {
-            submissions: submission_receiver,
-            control: control_receiver,
-            shared: Arc::clone(&state),
-        };
+        let (sender, commands) = command_queues(config.submit_lane, Arc::clone(&state));
         let (calibrated, calibration) = mpsc::channel();
         let (outputs, egress) = egress::start(metrics.clone(), Arc::clone(&state))?;
         let serving = std::thread::Builder::new()
             .name("sterna-engine".into())
             .spawn(move || serve::serve(model, kv_store, config, commands, outputs, calibrated))?;
-        // An engine thread that panics during the calibration drops its end of the channel. The
-        // first submission then fails.
+        // An engine thread that panics during the calibration drops its sender, so `recv` fails.
+        // Every submission is then refused.
         if let Ok(cost) = calibration.recv() {
             metrics.calibrated(&cost);
         }
         let handle = EngineHandle {
-            submissions,
-            control,
+            commands: sender,
             state,
             metrics,
         };
         Ok((handle, Engine { serving, egress }))
     }
 
-    /// Waits until a drain has ended, or every handle is gone. Blocks the calling thread.
+    /// Waits until a drain has ended, or every handle and stream is dropped. Blocks the calling
+    /// thread.
     ///
     /// # Errors
     /// If an engine thread panicked.
@@ -82,8 +76,7 @@ impl Engine {
 /// A handle to a running engine. Clones refer to the same engine.
 #[derive(Clone)]
 pub struct EngineHandle {
-    submissions: Sender<Submission>,
-    control: Sender<Control>,
+    commands: CommandSender,
     state: Arc<SharedState>,
     metrics: Metrics,
 }
@@ -92,8 +85,8 @@ impl EngineHandle {
     /// Puts a request into the submit queue. Never blocks.
     ///
     /// # Errors
-    /// Why the request is rejected, if the engine knows it without the scheduler. The stream's
-    /// first event tells the scheduler's refusal; see `EventStream::accepted`.
+    /// If the engine can refuse the request without the scheduler. If the scheduler refuses it, the
+    /// stream's first event says so; see `EventStream::accepted`.
     pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
         let tenant = request.tenant;
         self.try_submit(request)
@@ -127,35 +120,35 @@ impl EngineHandle {
             events: sender,
             shared,
         };
-        match self.submissions.try_send(submission) {
+        match self.commands.submissions.try_send(submission) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
                 self.state.lane_quota.leave(tenant);
                 let retry_after = self.state.retry_after();
-                return Err(stream.rejected(Refusal::Overloaded { retry_after }.into()));
+                return Err(stream.refused(Refusal::Overloaded { retry_after }.into()));
             }
             Err(TrySendError::Disconnected(_)) => {
                 self.state.lane_quota.leave(tenant);
-                return Err(stream.rejected(self.state.gone()));
+                return Err(stream.refused(self.state.gone()));
             }
         }
         // An engine thread that ends sets `ended` before it empties the queue. So either it saw
         // this submission, or this check sees that it has ended.
         if self.state.ended.load(Ordering::SeqCst) {
-            return Err(stream.rejected(self.state.gone()));
+            return Err(stream.refused(self.state.gone()));
         }
         Ok(stream)
     }
 
     fn link(&self) -> EngineLink {
         EngineLink {
-            control: self.control.clone(),
+            commands: self.commands.clone(),
             state: Arc::clone(&self.state),
             metrics: self.metrics.clone(),
         }
     }
 
-    /// Rejects new requests from now on. Accepted requests may finish within the drain limit; the
+    /// Refuses new requests from now on. Accepted requests may finish within the drain limit; the
     /// rest then end with `FinishReason::Shutdown`.
     pub fn drain(&self) {
         self.state.draining.store(true, Ordering::SeqCst);
@@ -191,6 +184,86 @@ impl EngineHandle {
 
     fn send(&self, control: Control) {
         // An engine that has ended has nothing left to drain, set or reset.
-        let _ = self.control.send(control);
+        let _ = self.commands.control.send(control);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use crossbeam::channel::TryRecvError;
+    use sterna_scheduler::{Limits, Policy};
+
+    use super::*;
+    use crate::engine::SamplingParams;
+    use crate::metrics::Identity;
+
+    fn config() -> EngineConfig {
+        EngineConfig {
+            limits: Limits {
+                pages: 8,
+                max_running: 1,
+                max_queued: 1,
+                max_queued_time: u64::MAX,
+                step_tokens: 16,
+                prefill_chunk: 16,
+                max_sequence_tokens: 16,
+            },
+            policy: Policy::default(),
+            public_prefixes: Vec::new(),
+            cost: None,
+            submit_lane: 1,
+            drain_limit: Duration::ZERO,
+            stall_limit: Duration::ZERO,
+            pin: false,
+        }
+    }
+
+    fn request() -> GenerationRequest {
+        GenerationRequest {
+            prompt: vec![1],
+            sampling: SamplingParams::default(),
+            max_new_tokens: 1,
+            min_new_tokens: 0,
+            stop_tokens: Vec::new(),
+            tenant: TenantId(0),
+            is_another_choice: false,
+            arrived: Instant::now(),
+            first_token_within: None,
+            ends_within: None,
+        }
+    }
+
+    #[test]
+    fn an_idle_engine_blocks_while_a_stream_outlives_the_last_handle() {
+        let config = config();
+        let state = Arc::new(SharedState::new(&config, 10));
+        let (sender, commands) = command_queues(config.submit_lane, Arc::clone(&state));
+        let handle = EngineHandle {
+            commands: sender,
+            state,
+            metrics: Metrics::new(&Identity {
+                model_name: "none".into(),
+                isa: "none".into(),
+                kv_pages: 8,
+                page_tokens: 16,
+            }),
+        };
+        let stream = handle.submit(request()).unwrap();
+        drop((handle, commands.take()));
+        let (began, limit) = (Instant::now(), Duration::from_millis(100));
+        commands.wait(Some(limit));
+        assert!(
+            began.elapsed() >= limit,
+            "the stream keeps both queues open"
+        );
+        drop(stream); // Puts one `End` into the control queue.
+        assert!(commands.control.try_recv().is_ok());
+        commands.wait(None); // Returns, because the last sender is dropped.
+        assert_eq!(
+            commands.control.try_recv().map(|_| ()),
+            Err(TryRecvError::Disconnected)
+        );
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, Select};
+use crossbeam::channel::{Receiver, Select, Sender, bounded, unbounded};
 use sterna_scheduler::{FinishReason, Rates, TenantId, TenantPolicy, TenantsError};
 use tokio::sync::oneshot;
 
@@ -16,8 +16,8 @@ use super::egress::EventSender;
 use super::request::GenerationRequest;
 use super::status::SharedState;
 
-/// The number of a request, never reused. It exists before the scheduler's `SequenceId`, because a
-/// client may leave before the scheduler takes its request.
+/// The number of a request, never reused. A client may leave before the request has a `SequenceId`,
+/// so its stream names it by this ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ticket(pub(super) u64);
 
@@ -52,6 +52,34 @@ pub(super) enum Control {
     ResetPrefixCache,
 }
 
+/// Returns both ends of the queues. The submit queue holds at most `capacity` submissions.
+pub(super) fn command_queues(
+    capacity: usize,
+    shared: Arc<SharedState>,
+) -> (CommandSender, CommandReceiver) {
+    let (submissions, submission_receiver) = bounded(capacity);
+    let (control, control_receiver) = unbounded();
+    let sender = CommandSender {
+        submissions,
+        control,
+    };
+    let receiver = CommandReceiver {
+        submissions: submission_receiver,
+        control: control_receiver,
+        shared,
+    };
+    (sender, receiver)
+}
+
+/// The other end of both queues, which every handle and every stream holds. It has both senders
+/// even where only one is used: a queue that lost its last sender earlier than the other one would
+/// keep `CommandReceiver::wait` from blocking.
+#[derive(Clone)]
+pub(super) struct CommandSender {
+    pub(super) submissions: Sender<Submission>,
+    pub(super) control: Sender<Control>,
+}
+
 /// The engine thread's end of both queues.
 pub(super) struct CommandReceiver {
     pub(super) submissions: Receiver<Submission>,
@@ -67,7 +95,8 @@ impl CommandReceiver {
         Some(submission)
     }
 
-    /// Blocks until a queue has a message, every sender is gone, or `limit` has passed.
+    /// Blocks until a queue has a message, the last [`CommandSender`] is dropped, or `limit` has
+    /// passed.
     pub(super) fn wait(&self, limit: Option<Duration>) {
         let mut queues = Select::new();
         queues.recv(&self.submissions);

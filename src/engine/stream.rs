@@ -4,11 +4,10 @@
 
 use std::sync::Arc;
 
-use crossbeam::channel::Sender;
 use sterna_scheduler::{FinishReason, Rates};
 
 use super::egress::EventReceiver;
-use super::lanes::{Control, SharedRequest, Ticket};
+use super::lanes::{CommandSender, Control, SharedRequest, Ticket};
 use super::request::{StreamEvent, SubmitError};
 use super::status::SharedState;
 use crate::metrics::Metrics;
@@ -25,9 +24,9 @@ pub struct EventStream {
     engine: EngineLink,
 }
 
-/// What a stream needs of the engine.
+/// The parts of the engine that a stream needs.
 pub(super) struct EngineLink {
-    pub(super) control: Sender<Control>,
+    pub(super) commands: CommandSender,
     pub(super) state: Arc<SharedState>,
     pub(super) metrics: Metrics,
 }
@@ -56,7 +55,7 @@ impl EventStream {
     /// step at the latest. Call it first, to choose an HTTP status.
     ///
     /// # Errors
-    /// Why the engine rejected the request.
+    /// Why the engine refused the request.
     pub async fn accepted(&mut self) -> Result<(), SubmitError> {
         assert!(!self.is_accepted, "accepted() is called first and once");
         match self.recv().await {
@@ -96,7 +95,7 @@ impl EventStream {
         }
     }
 
-    /// Returns the event as the client sees it, which may have called `finish`.
+    /// Returns the event that the client sees; `finish` may have changed or dropped it.
     fn after_finish(&mut self, mut event: StreamEvent) -> Option<StreamEvent> {
         match &event {
             StreamEvent::Accepted => self.is_accepted = true,
@@ -104,8 +103,8 @@ impl EventStream {
             StreamEvent::Token(_) => self.received_tokens += 1,
             StreamEvent::Finished { .. } | StreamEvent::Failed(_) => {
                 self.is_over = true;
-                // The engine may have continued, ended or failed before it heard of `finish`. The
-                // answer was complete at that call.
+                // The engine may have continued, ended or failed before it received `End`. The
+                // client's answer was complete when it called `finish`, so that is what it gets.
                 if let Some(ending) = self.request.ending.get() {
                     event = StreamEvent::Finished {
                         reason: *ending,
@@ -121,7 +120,7 @@ impl EventStream {
     }
 
     /// Ends a stream whose request never reached the engine thread, so that nothing is cancelled.
-    pub(super) fn rejected(mut self, error: SubmitError) -> SubmitError {
+    pub(super) fn refused(mut self, error: SubmitError) -> SubmitError {
         self.is_over = true;
         error
     }
@@ -140,6 +139,6 @@ impl EngineLink {
     /// Tells the engine thread that the stream has set its request's `ending`.
     fn end(&self, ticket: Ticket) {
         // An engine thread that has ended has no request left to cancel.
-        let _ = self.control.send(Control::End(ticket));
+        let _ = self.commands.control.send(Control::End(ticket));
     }
 }
