@@ -272,12 +272,12 @@ impl Sequence {
                 Sampled::Token(token) => {
                     drawn.tokens += 1;
                     self.tokens.push(*token);
-                    let ending = self.output_rules.ending(*token, self.output_len());
-                    if ending.is_none() && drafts.get(place) == Some(token) {
+                    let (draft, output_tokens) = (drafts.get(place), self.output_len());
+                    if (self.output_rules).accepts_draft(draft, *token, output_tokens) {
                         self.kv.computed += 1;
                         continue;
                     }
-                    ending
+                    self.output_rules.ending(*token, output_tokens)
                 }
                 Sampled::Failed => Some(FinishReason::Error),
                 Sampled::Void => panic!("a token was due"),

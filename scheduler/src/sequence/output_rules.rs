@@ -16,10 +16,16 @@ pub struct OutputRules {
 }
 
 impl OutputRules {
-    /// Returns whether `token` is the last token of an output that has `output_tokens` tokens,
-    /// `token` included.
-    pub fn is_last(&self, token: TokenId, output_tokens: usize) -> bool {
-        self.ending(token, output_tokens).is_some()
+    /// Returns whether the token after `token` may be drawn in the same step: `token` equals the
+    /// draft token in its place, and it does not end the output. `output_tokens` includes `token`.
+    #[inline]
+    pub fn accepts_draft(
+        &self,
+        draft: Option<&TokenId>,
+        token: TokenId,
+        output_tokens: usize,
+    ) -> bool {
+        draft == Some(&token) && self.ending(token, output_tokens).is_none()
     }
 
     /// Returns the tokens that must not be drawn next after `output_tokens` tokens: the stop

@@ -164,7 +164,7 @@ impl BatchSampler {
 /// A worker's part of the batch.
 struct WorkerPart<'a> {
     rows: &'a [Row],
-    first: usize, // The index of the first of their rows of logits.
+    first: usize, // The index of the part's first row of logits.
     draws: &'a mut [Draw],
     worker: &'a mut SamplerWorker,
 }
@@ -210,7 +210,8 @@ impl SamplerWorker {
         }
     }
 
-    /// Draws the token after the known ones, and one more after each draft token that was drawn.
+    /// Draws the token after the known ones. If that token equals the draft token, draws the next
+    /// one, and so on.
     fn sample_row(
         &mut self,
         sequence: &Continuation<'_>,
@@ -243,7 +244,7 @@ impl SamplerWorker {
             let token = output.token;
             draw.outcome = DrawOutcome::Token(output);
             let output_tokens = history.len() + 1 - sequence.prompt_tokens;
-            if sequence.rules.is_last(token, output_tokens) || drafts.get(place) != Some(&token) {
+            if !(sequence.rules).accepts_draft(drafts.get(place), token, output_tokens) {
                 return;
             }
         }
