@@ -86,7 +86,9 @@ fn model(threads: usize, exact_head_bytes: usize) -> JobsForAll {
 /// Runs one step. Returns whether all of `sequences` decoded.
 fn step(direct: &mut Direct<'_, JobsForAll>, sequences: usize) -> bool {
     let StepOutcome { size, .. } = direct.step().expect("no sequence has ended");
-    let mut draws = direct.draws().iter();
+    let draws = direct.draws();
+    assert_eq!(draws.len(), size.logits, "each row of logits has a draw");
+    let mut draws = draws.iter();
     assert!(draws.all(|draw| matches!(draw.outcome, DrawOutcome::Token(_))));
     (size.tokens, size.logits) == (sequences, sequences)
 }

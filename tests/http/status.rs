@@ -5,6 +5,7 @@ use axum::body::Body;
 use axum::http::Method;
 use serde_json::json;
 use sterna::api::{self, App};
+use tokio::time::timeout;
 
 use crate::harness::*;
 
@@ -56,7 +57,8 @@ async fn health_and_readiness_follow_the_servers_life() {
     server.engine.drain();
     assert_eq!(server.get("/health").await.status, 200);
     // The idle engine ends at once; the server lives until the process exits.
-    while server.engine.set_tenants(Vec::new()).await.is_ok() {}
+    let ending = async { while server.engine.set_tenants(Vec::new()).await.is_ok() {} };
+    timeout(PATIENCE, ending).await.expect("the engine ends");
     assert_eq!(server.get("/health").await.status, 200);
     assert_eq!(
         server.get("/ready").await.error(),
