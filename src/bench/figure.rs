@@ -80,17 +80,18 @@ pub enum FigureResult {
     },
 }
 
-/// A measured figure with its limits.
+/// A measured figure with its limits. All fields after `repetitions` describe the median
+/// repetition; `roofline` and `in_turn` are medians of their own.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measurement {
     /// Tokens per second: generated ones in decode, prompt tokens in prefill.
     pub tokens_per_second: Spread,
     /// The number of repetitions.
     pub repetitions: usize,
-    /// The number of steps in the median repetition, like everything below except `roofline` and
-    /// `in_turn`.
+    /// The number of steps.
     pub steps: usize,
-    /// The roofline's time over the measured time, each repetition by its own limits: the median.
+    /// The median share of the roofline: shortest possible time ÷ measured time, with each
+    /// repetition's own limits.
     pub roofline: f64,
     /// The same with the roofline of the step's parts in turn.
     pub in_turn: f64,
@@ -139,7 +140,7 @@ impl Measurement {
     /// Summarizes repetitions.
     ///
     /// # Panics
-    /// If there are none, or one has no steps.
+    /// If there are none.
     #[must_use]
     pub fn of(kind: &FigureKind, repetitions: &[Repetition], sizes: &Sizes) -> Measurement {
         let rate = |repetition: &Repetition| {
@@ -199,8 +200,8 @@ impl StepParts {
     }
 }
 
-/// Returns the median over all repetitions of the shortest possible time over the measured time; of
-/// an even number, the smaller of the two in the middle.
+/// For each repetition, divides the shortest possible time by the measured time. Returns the
+/// median; of an even number, the smaller of the two in the middle.
 fn median_share(
     repetitions: &[Repetition],
     min_seconds: impl Fn(&StepOutcome, &MachineLimits) -> f64,

@@ -17,8 +17,7 @@ use crate::model::synthetic::Shape;
 use crate::model::{LoadError, LoadOptions, Model, ModelConfig, Source, toy};
 
 /// Three prompts and the demo's answers, as Hugging Face `transformers` computes them. Each answer
-/// ends before the first token whose lead over the second best is within rounding errors
-/// (`tests/fixtures/demo`).
+/// is cut before the first token that rounding errors could change (`tests/fixtures/demo`).
 pub const DEMO_ANSWERS: [(&[TokenId], &[TokenId]); 3] = [
     (
         &[

@@ -16,7 +16,7 @@ pub const PROBE_BYTES: usize = 1 << 30;
 
 /// The approximate duration of one pass of multiplications.
 const INT8_PASS: Duration = Duration::from_millis(30);
-/// The number of rounds that show how many rounds fill a pass.
+/// Rounds timed once, to choose how many rounds make a pass of `INT8_PASS`.
 const TRIAL_ROUNDS: u64 = 20_000;
 
 /// The limits of a number of threads at one moment.

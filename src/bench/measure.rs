@@ -49,8 +49,8 @@ pub struct Grid {
 pub struct Effort {
     /// The minimum number of repetitions.
     pub min_repetitions: usize,
-    /// The number of repetitions of a figure that takes from `short` to `long` in all. A quicker
-    /// figure has up to five times as many, a slower one has fewer.
+    /// The usual number of repetitions. A figure that is still under `short` gets up to five times
+    /// as many. A figure past `long` ends once it has `min_repetitions`.
     pub repetitions: usize,
     /// Quick figures are repeated until they have taken this long.
     pub short: Duration,
@@ -111,8 +111,8 @@ impl Grid {
     }
 }
 
-/// Measures everything in `grid`. The limits are sampled between repetitions, and each repetition
-/// has the higher of those before and after it.
+/// Measures everything in `grid`. The limits are sampled between repetitions. For each limit, a
+/// repetition uses the better of the two samples around it.
 ///
 /// # Panics
 /// If `model` takes fewer tokens per step than [`STEP_TOKENS`], or fewer rows of logits than there
@@ -305,8 +305,8 @@ impl<'a> DecodeStreams<'a> {
         streams * ((depth + decoded).div_ceil(PAGE_TOKENS) + 1)
     }
 
-    /// Returns the maximum number of decode steps before the timed ones: the streams begin to
-    /// decode in groups, and one step warms up.
+    /// The first group of streams decodes at most this many times before timing starts, the
+    /// warm-up step included.
     fn steps_before(streams: usize) -> usize {
         streams.div_ceil(STARTED_AT_ONCE) + 1
     }

@@ -7,7 +7,8 @@
 //! Bytes are the memory that the step must read: the packed weights of the layers, the keys and
 //! values of every sequence, and, if logits are wanted, the stored head. Operations are one
 //! multiplication and one addition for each ternary weight and token, and for each weight of the
-//! head and row of logits. Attention, norms and embeddings do not count, so no step reaches 100 %.
+//! head and row of logits. Attention's arithmetic, norms and embeddings do not count. A step
+//! exceeds 100 % only if a sampled limit is too low.
 
 use serde::Serialize;
 

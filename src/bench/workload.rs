@@ -14,7 +14,8 @@ pub(super) fn random_tokens(random: &mut Random, count: usize, vocabulary: usize
 }
 
 /// Returns the server's default policy without a time budget for steps and without draft tokens.
-/// Draft tokens are accepted as often as the text repeats itself, and random text does not.
+/// Draft tokens are accepted as often as the text repeats itself, and the text of a model with
+/// random weights may repeat itself more often than real text.
 pub(super) fn untimed_policy() -> Policy {
     Policy {
         budget: Budget::Time {
