@@ -33,7 +33,7 @@ struct Seen {
     mixed_steps: usize,
 }
 
-/// The demo model. While a test holds `gate`, no step ends.
+/// The demo model. While a test holds `gate`, no step begins its forward pass.
 struct Recorded {
     model: Model,
     seen: Arc<Mutex<Seen>>,
@@ -115,7 +115,7 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
         },
         public_prefixes: Vec::new(),
         cost: Some(CostModel::UNMEASURED),
-        submit_lane: 1024,
+        submit_queue: 1024,
         drain_limit: Duration::from_secs(30),
         stall_limit: Duration::from_secs(60),
         pin: false,

@@ -174,7 +174,7 @@ fn config() -> EngineConfig {
         policy: Policy::default(),
         public_prefixes: Vec::new(),
         cost: Some(CostModel::UNMEASURED),
-        submit_lane: 64,
+        submit_queue: 64,
         drain_limit: GUARD,
         stall_limit: GUARD,
         pin: false,
@@ -574,7 +574,7 @@ async fn an_early_end_reports_the_cached_tokens() {
 async fn a_full_submit_queue_refuses_at_once_and_a_full_scheduler_within_a_step() {
     let (gate, steps) = gate();
     let mut small = config();
-    small.submit_lane = 2;
+    small.submit_queue = 2;
     small.limits.max_queued = 1;
     small.limits.max_running = 1;
     let running = start_with(small, Some(gate));

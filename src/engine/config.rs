@@ -18,7 +18,7 @@ pub struct EngineConfig {
     pub cost: Option<CostModel>,
     /// Capacity of the submit queue. A configured tenant may fill a quarter of it, and at least 8
     /// places.
-    pub submit_lane: usize,
+    pub submit_queue: usize,
     /// How long a drain lets requests finish.
     pub drain_limit: Duration,
     /// See `Status::stall_limit`.

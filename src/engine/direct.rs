@@ -17,7 +17,8 @@ use super::forward::Forward;
 use super::sampling_params::SamplingParams;
 use super::step_loop::{StepLoop, StepOutcome};
 
-/// A scheduler and a KV store around a borrowed model. Only its length ends an answer.
+/// A scheduler and a KV store around a borrowed model. Its requests have no stop tokens and no
+/// deadlines.
 pub struct Direct<'a, F: Forward> {
     steps: StepLoop<&'a mut F>,
     pages: u32,
@@ -104,7 +105,8 @@ impl<'a, F: Forward> Direct<'a, F> {
         Some(outcome)
     }
 
-    /// Returns the draws of the last step, in the order of its rows.
+    /// Returns the draws of the last step, one for each row of logits, in the order of its rows.
+    /// A row after a wrong draft token has a [`DrawOutcome::Void`](super::DrawOutcome::Void) draw.
     pub fn draws(&mut self) -> &[Draw] {
         self.steps.runner.sampler().draws()
     }
@@ -173,6 +175,7 @@ mod tests {
         direct.clear();
         assert!(direct.step().is_none());
     }
+
     #[test]
     #[should_panic(expected = "a step panicked")]
     fn a_panic_of_the_model_reaches_the_caller() {

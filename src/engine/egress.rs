@@ -1,7 +1,7 @@
-//! Sends the output of each step to the requests' streams, and records latencies.
+//! Sends the output of each turn to the requests' streams, and records latencies.
 //!
-//! It runs on its own thread, which receives one message for each step. So neither metrics nor the
-//! wake-ups of readers delay the engine thread.
+//! It runs on its own thread, which receives one message for each turn of the engine thread. So
+//! neither metrics nor the wake-ups of readers delay the engine thread.
 //!
 //! Invariant: nothing here waits for a reader. A stream holds at most `max_new_tokens` tokens and
 //! two more events.
@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{Event, FinishReason, SequenceId, Snapshot, TenantId, TenantState};
+use sterna_scheduler::{FinishReason, SequenceId, Snapshot, TenantId, TenantState};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::request::{StreamEvent, SubmitError};
@@ -62,8 +62,21 @@ pub(super) enum RequestUpdate {
         id: SequenceId,
         output: TokenOutput,
     },
-    /// The scheduler admitted, preempted or ended the request.
-    Scheduled(Event),
+    /// The scheduler admitted the request for the first time.
+    Admitted {
+        id: SequenceId,
+    },
+    /// The scheduler ended the request.
+    Ended(EndedSequence),
+}
+
+/// How a request ended, and its size.
+pub(super) struct EndedSequence {
+    pub(super) id: SequenceId,
+    pub(super) reason: FinishReason,
+    pub(super) prompt_tokens: u32,
+    pub(super) cached_tokens: u32,
+    pub(super) output_tokens: u32,
 }
 
 /// Starts the thread. When the sender is dropped, it closes all streams and ends.
@@ -141,45 +154,33 @@ impl Egress {
                 self.metrics.token(&mut route.timeline, drawn);
                 send(&route.events, StreamEvent::Token(output));
             }
-            RequestUpdate::Scheduled(event) => self.scheduled(event, began, drawn),
-        }
-    }
-
-    fn scheduled(&mut self, event: Event, began: Instant, drawn: Instant) {
-        match event {
-            Event::Admitted { id, .. } => {
+            RequestUpdate::Admitted { id } => {
                 let route = self.routes.get_mut(&id).expect("accepted before admitted");
                 self.metrics.admitted(&mut route.timeline, began);
             }
-            Event::Preempted { .. } => {} // Clients do not see it; the snapshot counts it.
-            Event::Finished {
-                id,
-                reason,
-                prompt_tokens,
-                cached_tokens,
-                output_tokens,
-                ..
-            } => {
-                let route = self.routes.remove(&id).expect("accepted, and ends once");
-                self.metrics
-                    .finished(&route.timeline, reason, cached_tokens, drawn);
-                if let Some(service) = route.timeline.service_time(drawn) {
-                    self.shared.served(service);
-                }
-                let last = match reason {
-                    FinishReason::Error => {
-                        StreamEvent::Failed("the model could not compute the next token".into())
-                    }
-                    _ => StreamEvent::Finished {
-                        reason,
-                        prompt_tokens,
-                        cached_tokens,
-                        completion_tokens: output_tokens,
-                    },
-                };
-                send(&route.events, last);
-            }
+            RequestUpdate::Ended(ended) => self.end(&ended, drawn),
         }
+    }
+
+    fn end(&mut self, ended: &EndedSequence, drawn: Instant) {
+        let route = (self.routes.remove(&ended.id)).expect("accepted, and ends once");
+        self.metrics
+            .finished(&route.timeline, ended.reason, ended.cached_tokens, drawn);
+        if let Some(service) = route.timeline.service_time(drawn) {
+            self.shared.served(service);
+        }
+        let last = match ended.reason {
+            FinishReason::Error => {
+                StreamEvent::Failed("the model could not compute the next token".into())
+            }
+            reason => StreamEvent::Finished {
+                reason,
+                prompt_tokens: ended.prompt_tokens,
+                cached_tokens: ended.cached_tokens,
+                completion_tokens: ended.output_tokens,
+            },
+        };
+        send(&route.events, last);
     }
 }
 

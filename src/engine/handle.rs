@@ -8,10 +8,10 @@ use crossbeam::channel::TrySendError;
 use sterna_scheduler::{Refusal, TenantId, TenantPolicy};
 use tokio::sync::oneshot;
 
+use super::commands::{CommandSender, Control, SharedRequest, Submission, Ticket, command_queues};
 use super::config::EngineConfig;
 use super::egress;
 use super::forward::Forward;
-use super::lanes::{CommandSender, Control, SharedRequest, Submission, Ticket, command_queues};
 use super::request::{GenerationRequest, SubmitError, TenantsRefused};
 use super::serve;
 use super::status::{SharedState, Status};
@@ -42,7 +42,7 @@ impl Engine {
     ) -> std::io::Result<(EngineHandle, Engine)> {
         let kv_store = model.new_kv_store(config.limits.pages as usize);
         let state = Arc::new(SharedState::new(&config, model.vocabulary()));
-        let (sender, commands) = command_queues(config.submit_lane, Arc::clone(&state));
+        let (sender, commands) = command_queues(config.submit_queue, Arc::clone(&state));
         let (calibrated, calibration) = mpsc::channel();
         let (outputs, egress) = egress::start(metrics.clone(), Arc::clone(&state))?;
         let serving = std::thread::Builder::new()
@@ -213,7 +213,7 @@ mod tests {
             policy: Policy::default(),
             public_prefixes: Vec::new(),
             cost: None,
-            submit_lane: 1,
+            submit_queue: 1,
             drain_limit: Duration::ZERO,
             stall_limit: Duration::ZERO,
             pin: false,
@@ -239,7 +239,7 @@ mod tests {
     fn an_idle_engine_blocks_while_a_stream_outlives_the_last_handle() {
         let config = config();
         let state = Arc::new(SharedState::new(&config, 10));
-        let (sender, commands) = command_queues(config.submit_lane, Arc::clone(&state));
+        let (sender, commands) = command_queues(config.submit_queue, Arc::clone(&state));
         let handle = EngineHandle {
             commands: sender,
             state,

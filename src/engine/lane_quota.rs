@@ -1,5 +1,5 @@
-//! Limits how much of the submit queue each tenant may fill, so that one tenant's flood leaves room
-//! for the others.
+//! Limits how much of the submit queue each configured tenant may fill, so that one tenant's flood
+//! leaves room for the others.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,8 +8,8 @@ use sterna_scheduler::TenantId;
 
 /// A configured tenant may fill one such part of the queue.
 const QUEUE_PARTS: usize = 4;
-/// Each tenant may have this many submissions in the queue even if its part is smaller. A request
-/// with several choices is several submissions.
+/// A configured tenant may have this many submissions in the queue even if its part is smaller. A
+/// request with several choices is several submissions.
 const MIN_QUOTA: usize = 8;
 
 /// Counts each tenant's submissions in the submit queue. Only tenants that the operator configured
@@ -63,8 +63,8 @@ impl LaneQuota {
         }
     }
 
-    /// Locks the counts. No method panics halfway through a change, so those of a poisoned lock are
-    /// right.
+    /// Locks the counts. No method panics halfway through a change, so the counts are right even if
+    /// the lock is poisoned.
     fn counts(&self) -> MutexGuard<'_, QueuedCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

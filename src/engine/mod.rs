@@ -1,8 +1,9 @@
 //! The engine: requests of token ids in, streams of generated tokens out.
 //!
-//! One thread owns all serving state (`serve.rs`). Two queues lead to it (`lanes.rs`): a bounded
-//! one for requests, and one for control messages, so that a full submit queue never delays a
-//! cancel. After each step it sends one message to the egress thread (`egress.rs`).
+//! One thread owns all serving state (`serve.rs`). Two queues lead to it (`commands.rs`): the
+//! bounded submit queue for requests, and the control queue, so that a full submit queue never
+//! delays a cancel. At the end of each turn, the engine thread sends one message to the egress
+//! thread (`egress.rs`).
 //!
 //! Invariant: every submitted request ends with exactly one terminal event: `Finished`, `Failed` or
 //! `Refused`.
@@ -11,13 +12,13 @@ mod batch_runner;
 mod batch_sampler;
 mod calibrate;
 mod clock;
+mod commands;
 mod config;
 mod direct;
 mod egress;
 mod forward;
 mod handle;
 mod lane_quota;
-mod lanes;
 mod request;
 mod sampler;
 mod sampling_params;

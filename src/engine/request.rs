@@ -1,4 +1,4 @@
-//! Requests to the engine, the events that answer them, and the reasons for a rejection.
+//! Requests to the engine, the events that answer them, and the reasons for a refusal.
 
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ pub enum StreamEvent {
         /// `EventStream::finish`, the number of tokens received before it.
         completion_tokens: u32,
     },
-    /// The engine rejected the request.
+    /// The engine refused the request.
     Refused(SubmitError),
     /// The engine failed after it had accepted the request. The text names no internals.
     Failed(String),
@@ -93,10 +93,10 @@ pub enum TenantsRefused {
     Gone,
 }
 
-/// Why a request was rejected before it began.
+/// Why a request was refused before it began.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SubmitError {
-    /// The scheduler refused it, or the engine did so for a reason that the scheduler knows too.
+    /// The scheduler refused it, or the engine refused it earlier for one of the same reasons.
     Refused(Refusal),
     /// The prompt, the stop tokens or the bias contain this token id, which the model does not
     /// have.

@@ -1,5 +1,10 @@
-//! The engine thread: take commands, run a step, publish its output. It does nothing outside this
-//! order.
+//! The engine thread, which works in turns. A turn is one round of it, always in this order:
+//!
+//! 1. It takes the commands that are in the queues.
+//! 2. It runs one step, or none if no request runs or waits.
+//! 3. It publishes the output: one message to the egress thread.
+//!
+//! After a turn without a step, the thread waits for the next command.
 //!
 //! Invariant: a panic outside the model and the sampler is a bug in serving state itself. It ends
 //! the thread, and with it every stream, at once.
@@ -15,10 +20,10 @@ use super::batch_runner::BatchRunner;
 use super::batch_sampler::DrawOutcome;
 use super::calibrate::calibrate;
 use super::clock::micros;
+use super::commands::{CommandReceiver, Control, SharedRequest, Submission, Ticket};
 use super::config::EngineConfig;
-use super::egress::{RequestUpdate, StepOutput};
+use super::egress::{EndedSequence, RequestUpdate, StepOutput};
 use super::forward::Forward;
-use super::lanes::{CommandReceiver, Control, SharedRequest, Submission, Ticket};
 use super::request::GenerationRequest;
 use super::sampling_params::SamplingParams;
 use super::step_loop::{StepLoop, StepOutcome};
@@ -26,7 +31,7 @@ use super::tenant_reports::TenantReports;
 use crate::cores;
 use crate::metrics::{StepTimes, Timeline};
 
-/// Runs the engine thread until a drain has ended or every handle is gone.
+/// Runs the engine thread until a drain has ended, or every handle and stream is dropped.
 pub(super) fn serve<F: Forward>(
     model: F,
     kv_store: F::KvStore,
@@ -89,7 +94,8 @@ struct EngineThread<F: Forward> {
     publishing: Duration, // The time that the last publication took.
 }
 
-/// The engine's part of a request's state; the scheduler has the rest.
+/// The engine thread's part of a request's state. The scheduler has another part, and so has the
+/// egress thread.
 struct RequestState {
     ticket: Ticket,
     sampling: SamplingParams,
@@ -97,6 +103,7 @@ struct RequestState {
 }
 
 impl<F: Forward> EngineThread<F> {
+    /// Runs one turn; see the module's header.
     fn turn(&mut self) {
         let began = Instant::now();
         self.take_commands(began);
@@ -257,14 +264,27 @@ impl<F: Forward> EngineThread<F> {
                         let shared = &request.shared.cached_tokens;
                         shared.get_or_init(|| cached_tokens);
                     }
-                    updates.push(RequestUpdate::Scheduled(event));
+                    updates.push(RequestUpdate::Admitted { id });
                 }
-                Event::Preempted { .. } => {}
-                Event::Finished { id, tenant, .. } => {
+                Event::Preempted { .. } => {} // Clients do not see it; the snapshot counts it.
+                Event::Finished {
+                    id,
+                    reason,
+                    tenant,
+                    prompt_tokens,
+                    cached_tokens,
+                    output_tokens,
+                } => {
                     self.tenants.ended(tenant);
                     let request = self.requests.remove(&id).expect("a sequence ends once");
                     self.tickets.remove(&request.ticket);
-                    self.endings.push(RequestUpdate::Scheduled(event));
+                    self.endings.push(RequestUpdate::Ended(EndedSequence {
+                        id,
+                        reason,
+                        prompt_tokens,
+                        cached_tokens,
+                        output_tokens,
+                    }));
                 }
             }
         }
@@ -298,7 +318,8 @@ impl<F: Forward> EngineThread<F> {
             .expect("the egress thread lives as long as this thread");
     }
 
-    /// Waits for a command or for the drain deadline, because no request runs or waits.
+    /// Called when no request runs or waits: blocks until a command comes or the drain deadline
+    /// passes.
     fn wait(&self) {
         if self.is_over() {
             return;

@@ -1,5 +1,7 @@
-//! The engine's state that every thread can read without waiting: atomics that the engine thread
-//! writes once a step.
+//! The engine's state that every thread can read without waiting.
+//!
+//! The engine thread writes most of it in each turn. Handles write `draining` and `tickets`, and
+//! the egress thread writes `service_micros`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -59,7 +61,7 @@ pub(super) struct SharedState {
     load: Load,
 }
 
-/// The load, and what it means for a client's next attempt.
+/// The load, from which `retry_after` is computed.
 #[derive(Default)]
 struct Load {
     running: AtomicU32,
@@ -78,7 +80,7 @@ impl SharedState {
             clock: Clock::start(),
             vocabulary,
             tickets: AtomicU64::new(0),
-            lane_quota: LaneQuota::new(config.submit_lane),
+            lane_quota: LaneQuota::new(config.submit_queue),
             died: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -123,7 +125,7 @@ impl SharedState {
         self.progress.store(progress, Ordering::Relaxed);
     }
 
-    /// Returns why an engine thread that has ended rejects a request.
+    /// Returns why an engine thread that has ended refuses a request.
     pub(super) fn gone(&self) -> SubmitError {
         if self.draining.load(Ordering::SeqCst) {
             Refusal::Draining.into()
@@ -144,8 +146,8 @@ impl SharedState {
         self.load.service_micros.store(mean, Ordering::Relaxed);
     }
 
-    /// Returns about how long the queue takes: each waiting request takes the place of one that
-    /// ends.
+    /// Returns about how long a new request would wait. Assumes that a waiting request starts
+    /// whenever a running one ends.
     pub(super) fn retry_after(&self) -> Micros {
         let running = u64::from(self.load.running.load(Ordering::Relaxed)).max(1);
         let queued = u64::from(self.load.queued.load(Ordering::Relaxed)) + 1;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use sterna_scheduler::{FinishReason, Rates};
 
+use super::commands::{CommandSender, Control, SharedRequest, Ticket};
 use super::egress::EventReceiver;
-use super::lanes::{CommandSender, Control, SharedRequest, Ticket};
 use super::request::{StreamEvent, SubmitError};
 use super::status::SharedState;
 use crate::metrics::Metrics;

@@ -1,4 +1,4 @@
-//! Decides which tenants' gauges leave with a step's output, so that metrics follow them at little
+//! Decides which tenants' gauges leave with a turn's output, so that metrics follow them at little
 //! cost.
 
 use std::collections::HashSet;
@@ -24,8 +24,8 @@ impl TenantReports {
         self.active.insert(tenant);
     }
 
-    /// Notes that a request of this tenant has ended. The tenant's gauges leave with the next
-    /// report, since they may not change again for a long time.
+    /// Notes that a request of this tenant has ended. The next report includes this tenant, because
+    /// its gauges may then stay unchanged for long.
     pub(super) fn ended(&mut self, tenant: TenantId) {
         if !self.ended.contains(&tenant) {
             self.ended.push(tenant);

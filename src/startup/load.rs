@@ -99,7 +99,7 @@ fn start_engine(
     let template = chat_template.as_ref();
     let public_prefixes = tenants::public_prefixes(public, template, &tokenizer, pages)?;
     let engine_config = EngineConfig {
-        submit_lane: limits.max_queued as usize,
+        submit_queue: limits.max_queued as usize,
         limits,
         policy: policy(config),
         public_prefixes,

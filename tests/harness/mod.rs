@@ -152,16 +152,16 @@ impl Server {
     }
 
     /// Starts a server for `app`, which is still loading.
-    pub(crate) fn start(app: App, max_running: u32, submit_lane: usize) -> Server {
+    pub(crate) fn start(app: App, max_running: u32, submit_queue: usize) -> Server {
         // Without draft tokens: the script repeats itself, so a step with draft tokens would say
         // several tokens, and no test could count steps.
-        Server::drafting(app, max_running, submit_lane, 0)
+        Server::drafting(app, max_running, submit_queue, 0)
     }
 
     pub(crate) fn drafting(
         app: App,
         max_running: u32,
-        submit_lane: usize,
+        submit_queue: usize,
         max_draft: u32,
     ) -> Server {
         let files = TextFiles {
@@ -200,7 +200,7 @@ impl Server {
             },
             public_prefixes: Vec::new(),
             cost: Some(CostModel::UNMEASURED),
-            submit_lane,
+            submit_queue,
             drain_limit: PATIENCE,
             stall_limit: PATIENCE,
             pin: false,

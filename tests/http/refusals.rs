@@ -10,8 +10,8 @@ use crate::TEXT;
 use crate::harness::*;
 
 impl Server {
-    fn with(max_running: u32, submit_lane: usize) -> Server {
-        Server::start(App::loading(), max_running, submit_lane)
+    fn with(max_running: u32, submit_queue: usize) -> Server {
+        Server::start(App::loading(), max_running, submit_queue)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Draws one token from one row of logits.
 //!
 //! The order is: logit bias, minimum length, repetition penalty, frequency and presence penalties,
-//! temperature, top-k, top-p, min-p, draw. Only top-k and the top log-probabilities sort anything;
-//! `weights.rs` does the rest.
+//! temperature, top-k, top-p, min-p, draw. Without top-k, `weights.rs` does the steps from the
+//! temperature on. Only top-k, the top log-probabilities and top-p sort anything.
 //!
 //! Invariant: the token depends only on the row, the parameters and the sequence's own tokens. The
 //! random number is a hash of the seed and the position, so no batch, preemption or order of calls
@@ -300,8 +300,7 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
     }
 }
 
-/// Returns the candidate at `point`, 0 to 1, of the line that the candidates divide by their
-/// weights.
+/// Returns the token at `point`, 0 to 1. The weights lie end to end on a line of length 1.
 fn pick(candidates: &[Candidate], point: f64) -> TokenId {
     let target = point * total_weight(candidates);
     let mut sum = 0.0;

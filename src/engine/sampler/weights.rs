@@ -13,7 +13,7 @@ use sterna_scheduler::TokenId;
 const LANES: usize = 16;
 
 /// The largest number of contenders that are sorted to find the end of a nucleus. While there are
-/// more, one pass over the row halves them.
+/// more, one pass over the row halves the range of weights.
 const MAX_SORTED: usize = 1024;
 
 /// The result of one pass over a row of logits.
@@ -89,8 +89,8 @@ impl TokenWeights {
         self.total()
     }
 
-    /// Draws from a row of which every token may be drawn. It is [`weigh`](Self::weigh) and
-    /// [`pick`](Self::pick), except that it needs the weights of only one block.
+    /// Draws from a row of which every token may be drawn. Draws the same token as
+    /// [`weigh`](Self::weigh) then [`pick`](Self::pick), but stores only the blocks' sums.
     pub(super) fn draw(&mut self, logits: &[f32], scale: LogitScale, point: f64) -> TokenId {
         let target = point * self.sum(logits, scale);
         let (first, before) = self.block_at(target);
@@ -122,11 +122,12 @@ impl TokenWeights {
     }
 
     /// Returns the weight and id of the last token of the nucleus: the fewest tokens, heaviest
-    /// first, that together weigh `mass`. The tokens outside weigh at most `rest`.
+    /// first, that together weigh `mass`. The tokens outside together weigh at most `rest`.
     fn nucleus_end(&mut self, mass: f64, rest: f64) -> (f32, usize) {
         let mass = mass.max(f64::MIN_POSITIVE); // So that the nucleus has a token.
         // A binary search for the last weight, over its bits: those of positive floats have the
-        // same order as the floats. All tokens lighter than the first `low` weigh less than `rest`.
+        // same order as the floats. All tokens lighter than the first `low` together weigh less
+        // than `rest`.
         let mut low = ((rest / self.values.len() as f64) as f32).to_bits();
         let mut high = 1_f32.to_bits() + 1;
         let (mut sum, mut above) = (0.0, 0); // The sum and number of weights of at least `high`.
@@ -155,7 +156,7 @@ impl TokenWeights {
                 continue;
             }
             for (first, values) in (first..).step_by(LANES).zip(values.chunks(LANES)) {
-                // Usually none of the lanes is in the range, and one vector comparison shows it.
+                // Usually none of the weights is in the range, and one vector comparison shows it.
                 let is_between = |weight: f32| (weight >= low) & (weight < high);
                 if values
                     .iter()
@@ -181,8 +182,8 @@ impl TokenWeights {
 
     /// Drops all weights below `bound`, and the weights equal to it of tokens after `last`.
     fn drop_below(&mut self, bound: f32, last: usize) {
-        // The blocks up to that of `last` keep weights equal to the bound. In the rest of its
-        // block, such weights are dropped here.
+        // Up to `last`, weights equal to the bound stay. This loop drops those after `last` in its
+        // block; the second call drops those in later blocks.
         let blocks = (last / LOGITS_BLOCK + 1).min(self.masses.len());
         let tokens = (blocks * LOGITS_BLOCK).min(self.values.len());
         for weight in self.values[..tokens]
@@ -200,8 +201,8 @@ impl TokenWeights {
             .drop_weights(bound.next_up(), values, later_heaviest, masses);
     }
 
-    /// Returns the token at `point`, 0 to 1, of the line that the tokens divide by their weights,
-    /// in the order of their ids.
+    /// Returns the token at `point`, 0 to 1. The weights lie end to end on a line of length 1, in
+    /// the order of the token ids.
     pub(super) fn pick(&self, point: f64) -> TokenId {
         let target = point * self.total();
         let (first, before) = self.block_at(target);
