@@ -4,7 +4,8 @@
 //! seconds, names of counters end in `_total`, label values come from closed sets. Each `Metrics`
 //! has its own registry, so that one process can have several.
 //!
-//! Invariant: every series exists from the start, at zero, except those of tenants named later.
+//! Invariant: every series exists from the start, except those of tenants named later. It starts at
+//! zero; only the two info gauges are 1.
 
 mod labels;
 mod registry;
@@ -38,7 +39,7 @@ pub struct StepTimes {
     pub predicted: Duration,
     /// The same prediction at the machine's speed at start.
     pub calibrated: Duration,
-    /// From the begin of the turn to the drawn tokens.
+    /// From the beginning of the engine thread's turn to the drawn tokens.
     pub whole: Duration,
     /// Forward pass and draws.
     pub computing: Duration,
@@ -59,7 +60,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Returns a new registry with all series at zero.
+    /// Returns a new registry with all series at their first value.
     pub fn new(identity: &Identity) -> Metrics {
         let mut builder = PrometheusBuilder::new()
             .add_global_label("model_name", &identity.model_name)
@@ -150,7 +151,8 @@ impl Metrics {
         }
     }
 
-    /// Sets all gauges to 0, because the engine has ended.
+    /// Sets the gauges of load and tenants to 0, because the engine has ended. The info gauges and
+    /// the cost of a step stay.
     pub fn ended(&self) {
         self.snapshot(&Snapshot::default());
         self.tenants().clear();
