@@ -240,12 +240,11 @@ fn awaits_prefix(slot: usize, prefix: CachedPrefix, state: &SchedulerState) -> b
 /// Returns the pages that the cache holds for a waiting request.
 fn cached_prefix(slot: usize, state: &SchedulerState) -> CachedPrefix {
     let sequence = &state.sequences[slot];
-    let (tree, tokens) = (state.pool.tree(), sequence.reusable_tokens());
     let mut prefix = CachedPrefix {
         pages: 0,
         needed: pages_for(sequence.len()),
     };
-    for page in tree.find(sequence.tenant, sequence.public(), tokens) {
+    for page in sequence.cached_pages(&state.pool) {
         prefix.pages += 1;
         prefix.needed -= usize::from(state.pool.is_pinned(page));
     }

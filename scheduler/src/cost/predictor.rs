@@ -11,12 +11,6 @@ pub(crate) struct Predictor {
     correction: Correction,
 }
 
-/// What each token and each row of logits of one step costs, attention excluded.
-pub(crate) struct RowPrices {
-    token: Nanos,
-    logits: Nanos,
-}
-
 impl Predictor {
     pub(crate) fn new(model: CostModel) -> Predictor {
         Predictor {
@@ -64,23 +58,20 @@ impl Predictor {
         })
     }
 
-    /// Divides the time of a step among its tokens and its rows of logits.
-    pub(crate) fn row_prices(&self, step: StepShape) -> RowPrices {
+    /// Divides the time of a step among its tokens and its rows of logits. Returns the cost of a row
+    /// as a function of its shape: its tokens, its logits and its own attention.
+    pub(crate) fn row_cost(&self, step: StepShape) -> impl Fn(StepShape) -> Nanos + '_ {
         let tokens_only = StepShape {
             rows: step.rows,
             ..StepShape::default()
         };
+        let per_token = self.predict(tokens_only) / step.rows;
         let logits_only = self.model.head + self.model.logit * step.logits;
-        RowPrices {
-            token: self.predict(tokens_only) / step.rows,
-            logits: self.correction.apply(logits_only) / step.logits.max(1),
+        let per_logits = self.correction.apply(logits_only) / step.logits.max(1);
+        move |row| {
+            let attention = self.correction.apply(self.model.keys(row));
+            per_token * row.rows + per_logits * row.logits + attention
         }
-    }
-
-    /// Returns what one row of a step costs: its tokens, its logits and its own attention.
-    pub(crate) fn row_cost(&self, prices: &RowPrices, row: StepShape) -> Nanos {
-        let attention = self.correction.apply(self.model.keys(row));
-        prices.token * row.rows + prices.logits * row.logits + attention
     }
 
     /// Learns from a computed step.

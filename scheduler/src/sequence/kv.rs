@@ -2,9 +2,18 @@
 
 use super::{PendingCopy, Sequence, pages_for};
 use crate::pages::{PagePool, PageTables};
-use crate::{Band, Micros, PAGE_TOKENS, PageCopy};
+use crate::{Band, Micros, PAGE_TOKENS, Page, PageCopy};
 
 impl Sequence {
+    /// Returns the pages that the cache holds for the tokens, first to last.
+    pub(crate) fn cached_pages<'a>(
+        &'a self,
+        pool: &'a PagePool,
+    ) -> impl Iterator<Item = Page> + 'a {
+        let tokens = self.reusable_tokens();
+        pool.tree().find(self.tenant, &self.kv.public, tokens)
+    }
+
     /// Begins to run with the pages that the cache holds for its tokens.
     pub(crate) fn begin_running(
         &mut self,
@@ -22,10 +31,7 @@ impl Sequence {
         self.tokens
             .reserve_exact(self.max_len() - self.tokens.len());
         let mut table = tables.open();
-        for page in pool
-            .tree()
-            .find(self.tenant, &self.kv.public, self.reusable_tokens())
-        {
+        for page in self.cached_pages(pool) {
             tables.push(&mut table, page);
         }
         for &page in tables.get(&table) {

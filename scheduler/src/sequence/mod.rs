@@ -144,10 +144,6 @@ impl Sequence {
         &self.kv.table
     }
 
-    pub(crate) fn public(&self) -> &[PublicPrefix] {
-        &self.kv.public
-    }
-
     /// Returns the position where the next row begins: after the computed tokens and after those
     /// that a pending copy brings.
     pub(crate) fn start(&self) -> usize {

@@ -13,11 +13,10 @@ use crate::{FinishReason, Row, Sampled, StepShape};
 pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
     let (predictor, queue) = (&state.conditions.predictor, &mut state.queue);
     let total = predictor.predict(plan.shape);
-    let prices = predictor.row_prices(plan.shape);
+    let row_cost = predictor.row_cost(plan.shape);
     let mut charged = 0;
     for (row, planned) in state.batch.rows().iter().zip(&plan.rows) {
-        let cost = predictor.row_cost(&prices, row_shape(row, planned.tokens));
-        let cost = cost.min(total - charged);
+        let cost = row_cost(row_shape(row, planned.tokens)).min(total - charged);
         charged += cost;
         queue.charge(planned.tenant, cost);
     }
