@@ -175,10 +175,8 @@ impl BodyQuota {
         let acquire = |semaphores: &BodySemaphores| {
             Arc::clone(resource(semaphores)).try_acquire_many_owned(count)
         };
-        let tenant = match &self.tenant {
-            Some(tenant) => Some(acquire(tenant).map_err(|_| BodyLimitReached::Tenant)?),
-            None => None,
-        };
+        let tenant = self.tenant.as_deref().map(acquire).transpose();
+        let tenant = tenant.map_err(|_| BodyLimitReached::Tenant)?;
         let server = acquire(&self.server).map_err(|_| BodyLimitReached::Server)?;
         Ok(BodyPermit { tenant, server })
     }

@@ -41,9 +41,8 @@ impl Endpoint for ChatEndpoint {
         };
         let bytes = messages.iter().map(|message| message.content.len()).sum();
         check_length(bytes, serving, "messages")?;
-        let prompt = template
-            .prompt(&serving.tokenizer, &messages)
-            .map_err(template_error)?;
+        let prompt = template.prompt(&serving.tokenizer, &messages);
+        let prompt = prompt.map_err(template_error)?;
         ParsedRequest::new(prompt, params, model, None, "messages")
     }
 

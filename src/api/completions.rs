@@ -96,18 +96,14 @@ fn prompt(fields: &Fields<'_>, serving: &Serving) -> Result<Vec<TokenId>, ApiErr
     if tokens.is_empty() {
         return invalid("'prompt' must not be an empty array.");
     }
-    tokens
-        .iter()
-        .map(|token| token_id(token, "prompt", &serving.model))
-        .collect()
+    let token = |item| token_id(item, "prompt", &serving.model);
+    tokens.iter().map(token).collect()
 }
 
 fn encode(text: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
     check_length(text.len(), serving, "prompt")?;
-    serving
-        .tokenizer
-        .encode_prompt(text)
-        .map_err(|error| ApiError::internal(&error.to_string()))
+    let tokens = serving.tokenizer.encode_prompt(text);
+    tokens.map_err(|error| ApiError::internal(&error.to_string()))
 }
 
 #[derive(Default, Serialize)]

@@ -66,14 +66,12 @@ impl Default for ConnectionLimits {
 }
 
 /// Serves the requests of one connection until it ends or the sender of `stopped` is dropped.
-pub(super) async fn serve_connection<I>(
-    io: I,
+pub(super) async fn serve_connection(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     limits: &ConnectionLimits,
     mut stopped: watch::Receiver<()>,
-) where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+) {
     let awaited = ResponseAwaited::default();
     let of_service = awaited.clone();
     let service = service_fn(move |request| respond(router.clone(), request, of_service.clone()));
@@ -108,7 +106,11 @@ async fn respond(
     request: Request<Incoming>,
     awaited: ResponseAwaited,
 ) -> Result<Response, Infallible> {
-    let request = request.map(|body| Body::new(RequestBody::new(body, awaited.clone())));
+    let request = request.map(|body| {
+        awaited.set(body.is_end_stream());
+        let awaited = awaited.clone();
+        Body::new(RequestBody { body, awaited })
+    });
     let response = router.oneshot(request).await?;
     Ok(response.map(|body| Body::new(ResponseBody { body, awaited })))
 }
@@ -132,13 +134,6 @@ impl ResponseAwaited {
 struct RequestBody {
     body: Incoming,
     awaited: ResponseAwaited,
-}
-
-impl RequestBody {
-    fn new(body: Incoming, awaited: ResponseAwaited) -> RequestBody {
-        awaited.set(body.is_end_stream());
-        RequestBody { body, awaited }
-    }
 }
 
 impl HttpBody for RequestBody {
@@ -250,10 +245,8 @@ impl<I: AsyncRead + Unpin> MonitoredIo<I> {
             .stall_timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + timeout)));
         ready!(timer.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the client read nothing for too long",
-        )))
+        let why = "the client read nothing for too long";
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)))
     }
 }
 

@@ -54,12 +54,8 @@ impl<'a> Fields<'a> {
         })
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+    pub(super) fn entries(&self) -> impl ExactSizeIterator<Item = (&'a String, &'a Value)> {
         self.object.iter()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.object.len()
     }
 
     /// Returns an integer. A number such as `2.0` is an integer too.

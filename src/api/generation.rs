@@ -191,23 +191,19 @@ impl ChoiceGeneration {
 
     /// Adds a token. Returns a piece if the token releases text or log-probabilities.
     fn push(&mut self, output: TokenOutput) -> Option<Piece> {
-        let TokenOutput {
-            token,
-            logprob,
-            top,
-        } = output;
+        let token = output.token;
         self.completion_tokens += 1;
         self.pending_tokens.push(token);
         if self.stop_tokens.contains(&token) && !self.include_stop {
             return None;
         }
         let start = self.detokenizer.decoded_chars();
-        if let Some(logprob) = logprob {
+        if let Some(logprob) = output.logprob {
             self.pending_logprobs.push_back(TokenLogprob {
                 start,
                 token,
                 logprob,
-                top,
+                top: output.top,
             });
         }
         let delta = self.detokenizer.push(token);

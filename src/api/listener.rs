@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io::ErrorKind::{ConnectionAborted, ConnectionReset};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -82,10 +83,7 @@ async fn serve_stream(
 /// connection that broke before the server accepted it needs no pause.
 async fn pause_after(error: &io::Error) {
     tracing::warn!(%error, "cannot accept a connection");
-    let broken = matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
-    );
+    let broken = matches!(error.kind(), ConnectionAborted | ConnectionReset);
     if !broken {
         sleep(Duration::from_millis(100)).await;
     }
@@ -147,14 +145,10 @@ impl OpenConnections {
     }
 
     fn remove(&mut self, task: Id) {
-        let ip = self
-            .by_task
-            .remove(&task)
-            .expect("each task that ends has been added");
-        let from_ip = self
-            .by_ip
-            .get_mut(&ip)
-            .expect("the connection's address has been counted");
+        let ip = self.by_task.remove(&task);
+        let ip = ip.expect("each task that ends has been added");
+        let from_ip = self.by_ip.get_mut(&ip);
+        let from_ip = from_ip.expect("the connection's address has been counted");
         *from_ip -= 1;
         if *from_ip == 0 {
             self.by_ip.remove(&ip);

@@ -43,18 +43,14 @@ struct TokenLikelihood {
 
 impl ChatLogprobs {
     pub(super) fn new(logprobs: &[TokenLogprob], tokenizer: &Tokenizer) -> ChatLogprobs {
-        let likelihood = |token: TokenId, logprob: f32| TokenLikelihood {
+        let likelihood = |&(token, logprob): &(TokenId, f32)| TokenLikelihood {
             token: spelled(tokenizer, token, ""),
             logprob: logprob.max(MIN_LOGPROB),
             bytes: tokenizer.token_bytes(token).to_vec(),
         };
         let entry = |entry: &TokenLogprob| ChatLogprob {
-            chosen: likelihood(entry.token, entry.logprob),
-            top_logprobs: entry
-                .top
-                .iter()
-                .map(|(token, logprob)| likelihood(*token, *logprob))
-                .collect(),
+            chosen: likelihood(&(entry.token, entry.logprob)),
+            top_logprobs: entry.top.iter().map(likelihood).collect(),
         };
         ChatLogprobs {
             content: logprobs.iter().map(entry).collect(),

@@ -19,11 +19,8 @@ pub(super) fn messages(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
         return Err(ApiError::invalid_value("messages", message));
     }
     check_count("messages", "messages", items.len(), MAX_MESSAGES)?;
-    items
-        .iter()
-        .enumerate()
-        .map(|(index, item)| message(item, &format!("messages[{index}]")))
-        .collect()
+    let message = |(index, item)| message(item, &format!("messages[{index}]"));
+    items.iter().enumerate().map(message).collect()
 }
 
 fn message(item: &Value, param: &str) -> Result<Message, ApiError> {
@@ -76,11 +73,8 @@ fn content(value: &Value, role: &str, param: &str) -> Result<String, ApiError> {
             return Err(wrong_type(param, expected, other));
         }
     };
-    parts
-        .iter()
-        .enumerate()
-        .map(|(index, part)| text_part(part, role, &format!("{param}[{index}]")))
-        .collect()
+    let text = |(index, part)| text_part(part, role, &format!("{param}[{index}]"));
+    parts.iter().enumerate().map(text).collect()
 }
 
 fn text_part<'a>(part: &'a Value, role: &str, param: &str) -> Result<&'a str, ApiError> {

@@ -129,7 +129,8 @@ fn logit_bias(body: &Fields<'_>, model: &ModelCard) -> Result<Vec<(TokenId, f32)
     let Some(biases) = body.object("logit_bias")? else {
         return Ok(Vec::new());
     };
-    check_count("logit_bias", "entries", biases.len(), MAX_LOGIT_BIASES)?;
+    let count = biases.entries().len();
+    check_count("logit_bias", "entries", count, MAX_LOGIT_BIASES)?;
     let entry = |(key, value): (&String, &Value)| {
         let token = key.parse().ok().filter(|token| *token < model.vocabulary);
         let Some(token) = token else {
@@ -154,10 +155,8 @@ fn logit_bias(body: &Fields<'_>, model: &ModelCard) -> Result<Vec<(TokenId, f32)
 fn token_list(body: &Fields<'_>, name: &str, model: &ModelCard) -> Result<Vec<TokenId>, ApiError> {
     let items = body.array(name)?.unwrap_or_default();
     check_count(name, "token ids", items.len(), MAX_STOP_TOKENS)?;
-    items
-        .iter()
-        .map(|item| token_id(item, name, model))
-        .collect()
+    let token = |item| token_id(item, name, model);
+    items.iter().map(token).collect()
 }
 
 /// Returns the token id in `value`, which is part of `param`.

@@ -29,25 +29,14 @@ pub(super) async fn respond<E: Endpoint>(
     let request = body::read(&app, &caller, request, E::read).await?;
     let serving = app.serving()?;
     let mode = request.params.response_mode;
-    let choices = Choices::start(serving, request, caller, arrived)?;
-    match mode {
-        ResponseMode::Whole => {
-            let envelope = Envelope::new(E::ID_PREFIX, E::OBJECT, &serving.model);
-            whole(choices, &envelope, &E::default()).await
-        }
-        ResponseMode::Stream(usage) => {
-            let envelope = Envelope::new(E::ID_PREFIX, E::CHUNK_OBJECT, &serving.model);
-            sse::respond(choices, envelope, E::default(), usage).await
-        }
+    let mut choices = Choices::start(serving, request, caller, arrived)?;
+    if let ResponseMode::Stream(usage) = mode {
+        let envelope = Envelope::new(E::ID_PREFIX, E::CHUNK_OBJECT, &serving.model);
+        return sse::respond(choices, envelope, E::default(), usage).await;
     }
-}
-
-async fn whole<E: Endpoint>(
-    mut choices: Choices,
-    envelope: &Envelope,
-    endpoint: &E,
-) -> Result<Response, ApiError> {
+    let envelope = Envelope::new(E::ID_PREFIX, E::OBJECT, &serving.model);
     let finished = choices.finished().await?;
+    let endpoint = E::default();
     let written: Vec<_> = (0..)
         .zip(finished)
         .map(|(index, choice)| endpoint.whole(index, choice, &choices))
