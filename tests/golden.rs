@@ -543,7 +543,7 @@ fn run_layer(model: &mut Model, layer: usize, hidden: &mut [f32]) {
     let mut batch = Batch::new();
     sequence.push_row(&mut batch, usize::MAX, 1);
     let mut kv = model.new_kv_store(sequence.pages.len());
-    model.run_layer(layer, hidden, &batch, &mut kv);
+    model.run_layers(layer..layer + 1, hidden, &batch, &mut kv);
 }
 
 /// Computes one step and calls `each` with every row of logits.

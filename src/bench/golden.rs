@@ -285,7 +285,7 @@ fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         max_position: 256,
-        rope_theta: config.rotary.theta,
+        rope_theta: config.rope_theta,
         tied: true,
     };
     let source = toy::of_shape(&shape, 1);

@@ -20,13 +20,12 @@
 use sterna_kernels::HugeSlice;
 
 use super::architecture::Activation;
-use super::context::ForwardContext;
 use super::inputs::{InputFormat, Inputs};
 use super::linear::Projections;
 use super::norm::Norm;
 use super::product::Product;
 use super::profile::Stage;
-use super::workers::Workers;
+use super::workers::{ForwardContext, Workers};
 
 /// The memory of the activations, sized for the largest step. Every layer reuses it.
 pub(super) struct StepBuffers {

@@ -11,7 +11,6 @@ use sterna_kernels::{KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 use sterna_scheduler::Batch;
 
 use super::activations::{InputRows, Pending, Projected};
-use super::context::ForwardContext;
 use super::kv_store::{HeadPage, KvStore, write_in_order};
 use super::linear::Projections;
 use super::norm::Norm;
@@ -19,6 +18,7 @@ use super::placement::{AttentionBlock, Placement};
 use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::profile::Stage;
+use super::workers::{ForwardContext, Workers};
 
 /// How many writes ahead a page is prefetched.
 const WRITES_AHEAD: usize = 4;
@@ -76,7 +76,12 @@ impl Attention {
     /// Projects to query, key and value. In steps of [`PREFETCH_TOKENS`], each worker also
     /// prefetches the keys and values that it will attend to.
     fn project<'m>(&self, context: &mut ForwardContext<'_>, rows: InputRows<'m>) -> Projected<'m> {
-        let pages = KeyPages::new(self.layer, context.kv, context.batch, context.placement);
+        let pages = KeyPages {
+            kv: context.kv,
+            layer: self.layer,
+            batch: context.batch,
+            placement: context.placement,
+        };
         let count = context.workers.pool.workers();
         let is_worth_it = PREFETCH_TOKENS.contains(&context.placement.tokens());
         rows.multiply_and_prefetch(context.workers, |worker| {
@@ -104,31 +109,29 @@ impl Attention {
         let places = places.map(|share| place(share.start)..=place(share.end - 1));
         let parts = shares.zip(context.kv.ranges_mut(self.layer, places));
         let kernels = context.workers.kernels;
-        context
-            .workers
-            .pool
-            .run_parts(parts, |_, (share, mut pages)| {
-                let [mut key, mut value] = [[0.0; MAX_HEAD_DIM]; 2];
-                let (key, value) = (&mut key[..d], &mut value[..d]);
-                let mut ahead = share.clone().map(item);
-                for (head, write) in ahead.by_ref().take(WRITES_AHEAD) {
+        let pool = &mut context.workers.pool;
+        pool.run_parts(parts, |_, (share, mut pages)| {
+            let [mut key, mut value] = [[0.0; MAX_HEAD_DIM]; 2];
+            let (key, value) = (&mut key[..d], &mut value[..d]);
+            let mut ahead = share.clone().map(item);
+            for (head, write) in ahead.by_ref().take(WRITES_AHEAD) {
+                pages.prefetch(head, write);
+            }
+            for (head, write) in share.map(item) {
+                if let Some((head, write)) = ahead.next() {
                     pages.prefetch(head, write);
                 }
-                for (head, write) in share.map(item) {
-                    if let Some((head, write)) = ahead.next() {
-                        pages.prefetch(head, write);
-                    }
-                    let (k_page, v_page) = pages.page_mut(head, write.page);
-                    for i in 0..write.tokens {
-                        let token = write.first_token + i;
-                        let (cosines, sines) = placement.rotation(token);
-                        keys.copy_rows(token, head * d, key);
-                        values.copy_rows(token, head * d, value);
-                        kernels.rope(key, d, cosines, sines);
-                        kernels.store_kv(key, value, write.slot + i, k_page, v_page);
-                    }
+                let (k_page, v_page) = pages.page_mut(head, write.page);
+                for i in 0..write.tokens {
+                    let token = write.first_token + i;
+                    let (cosines, sines) = placement.rotation(token);
+                    keys.copy_rows(token, head * d, key);
+                    values.copy_rows(token, head * d, value);
+                    kernels.rope(key, d, cosines, sines);
+                    kernels.store_kv(key, value, write.slot + i, k_page, v_page);
                 }
-            });
+            }
+        });
     }
 
     /// Rotates the queries by their positions and attends.
@@ -137,52 +140,57 @@ impl Attention {
     /// one head stay in the cache for all its tokens.
     fn attend(&self, context: &mut ForwardContext<'_>, queries: Product<'_>, attended: &mut [f32]) {
         let (placement, d, group) = (context.placement, self.head_dim, self.group());
-        let keys = KeyPages::new(self.layer, context.kv, context.batch, placement);
-        let workers = &mut *context.workers;
-        let shares = placement.attention_shares(self.kv_heads, group, workers.pool.workers());
+        let keys = KeyPages {
+            kv: context.kv,
+            layer: self.layer,
+            batch: context.batch,
+            placement,
+        };
+        let Workers {
+            kernels,
+            pool,
+            scratch,
+        } = &mut *context.workers;
+        let kernels = *kernels;
+        let shares = placement.attention_shares(self.kv_heads, group, pool.workers());
         let parts = shares.clone();
-        let parts = parts
-            .zip(split_rows(attended, d, shares))
-            .zip(&mut workers.scratch);
-        let kernels = workers.kernels;
-        workers
-            .pool
-            .run_parts(parts, |_, ((items, mut out), scratch)| {
-                let state = &mut scratch.attention;
-                // While a span is summed, as many keys are prefetched. They are as far ahead as the
-                // longest span is long, so that the keys after a short span arrive in time too.
-                let blocks = placement.attention_blocks(items.clone(), group);
-                let longest = blocks.map(|block| keys.places_of(&block).len()).max();
-                let distance = longest.unwrap_or(0).min(SPAN_PAGES);
-                let mut ahead = keys.places(items.clone(), group).skip(distance);
-                for block in placement.attention_blocks(items, group) {
-                    state.reset(block.heads.len(), block.tokens.len(), d);
-                    for (position, token) in block.tokens.clone().enumerate() {
-                        let (cosines, sines) = placement.rotation(token);
-                        for (i, head) in block.heads.clone().enumerate() {
-                            let query = state.query_mut(position, i);
-                            let head = block.kv_head * group + head;
-                            queries.copy_rows(token, head * d, query);
-                            kernels.rope(query, d, cosines, sines);
-                        }
+        let parts = parts.zip(split_rows(attended, d, shares)).zip(scratch);
+        pool.run_parts(parts, |_, ((items, mut out), scratch)| {
+            let state = &mut scratch.attention;
+            // While a span is summed, as many keys are prefetched. They are as far ahead as the
+            // longest span is long, so that the keys after a short span arrive in time too.
+            let blocks = placement.attention_blocks(items.clone(), group);
+            let longest = blocks.map(|block| keys.places_of(&block).len()).max();
+            let distance = longest.unwrap_or(0).min(SPAN_PAGES);
+            let mut ahead = keys.places(items.clone(), group).skip(distance);
+            for block in placement.attention_blocks(items, group) {
+                state.reset(block.heads.len(), block.tokens.len(), d);
+                for (position, token) in block.tokens.clone().enumerate() {
+                    let (cosines, sines) = placement.rotation(token);
+                    for (i, head) in block.heads.clone().enumerate() {
+                        let query = state.query_mut(position, i);
+                        let head = block.kv_head * group + head;
+                        queries.copy_rows(token, head * d, query);
+                        kernels.rope(query, d, cosines, sines);
                     }
-                    let position = placement.position(block.tokens.start);
-                    let mut places = keys.places_of(&block);
-                    for first in (0..=position).step_by(SPAN_TOKENS) {
-                        let pages = keys.next_pages(&mut places, SPAN_PAGES);
-                        let next = keys.next_pages(&mut ahead, pages.count);
-                        let span = Span {
-                            pages: pages.as_slice(),
-                            next: next.as_slice(),
-                            visible: (position + 1 - first).min(SPAN_TOKENS),
-                        };
-                        kernels.attention_span(span, state);
-                    }
-                    let size = block.tokens.len() * block.heads.len() * d;
-                    let own = out.split_off_mut(..size).expect("the outputs of the share");
-                    kernels.attention_finish(state, own);
                 }
-            });
+                let position = placement.position(block.tokens.start);
+                let mut places = keys.places_of(&block);
+                for first in (0..=position).step_by(SPAN_TOKENS) {
+                    let pages = keys.next_pages(&mut places, SPAN_PAGES);
+                    let next = keys.next_pages(&mut ahead, pages.count);
+                    let span = Span {
+                        pages: &pages.pages[..pages.count],
+                        next: &next.pages[..next.count],
+                        visible: (position + 1 - first).min(SPAN_TOKENS),
+                    };
+                    kernels.attention_span(span, state);
+                }
+                let size = block.tokens.len() * block.heads.len() * d;
+                let own = out.split_off_mut(..size).expect("the outputs of the share");
+                kernels.attention_finish(state, own);
+            }
+        });
     }
 
     /// Copies one token's attended heads, in the order of the heads, from those of `tokens` tokens.
@@ -204,20 +212,6 @@ struct KeyPages<'a> {
 }
 
 impl<'a> KeyPages<'a> {
-    fn new(
-        layer: usize,
-        kv: &'a KvStore,
-        batch: &'a Batch,
-        placement: &'a Placement,
-    ) -> KeyPages<'a> {
-        KeyPages {
-            kv,
-            layer,
-            batch,
-            placement,
-        }
-    }
-
     /// Returns the places of all keys that some items see, in the order in which they are read.
     fn places(self, items: Range<usize>, group: usize) -> impl Iterator<Item = HeadPage> {
         let blocks = self.placement.attention_blocks(items, group);
@@ -246,11 +240,9 @@ impl<'a> KeyPages<'a> {
         places: &mut impl Iterator<Item = HeadPage>,
         limit: usize,
     ) -> SpanPages<'a> {
+        let (keys, values) = (&[][..], &[][..]);
         let mut next = SpanPages {
-            pages: [KvPage {
-                keys: &[],
-                values: &[],
-            }; SPAN_PAGES],
+            pages: [KvPage { keys, values }; SPAN_PAGES],
             count: 0,
         };
         for (page, place) in next.pages.iter_mut().zip(places.take(limit)) {
@@ -265,10 +257,4 @@ impl<'a> KeyPages<'a> {
 struct SpanPages<'a> {
     pages: [KvPage<'a>; SPAN_PAGES],
     count: usize,
-}
-
-impl<'a> SpanPages<'a> {
-    fn as_slice(&self) -> &[KvPage<'a>] {
-        &self.pages[..self.count]
-    }
 }

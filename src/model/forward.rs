@@ -8,7 +8,6 @@ use sterna_scheduler::Batch;
 use super::activations::{Pending, StepBuffers};
 use super::checkpoint::{LoadError, Source};
 use super::config::ModelConfig;
-use super::context::ForwardContext;
 use super::kv_store::{KvShape, KvStore};
 use super::layer::Layer;
 use super::linear::Projections;
@@ -18,9 +17,8 @@ use super::options::LoadOptions;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::{Profile, Stage};
-use super::sizes::Sizes;
-use super::weights::Weights;
-use super::workers::{Scratch, Workers};
+use super::weights::{Sizes, Weights};
+use super::workers::{ForwardContext, Scratch, Workers};
 
 /// A loaded model, its threads, and the memory that its steps reuse.
 pub struct Model {
@@ -76,13 +74,10 @@ impl Model {
         let config = ModelConfig::read(source)?;
         let mut pool = Pool::new(options.threads, options.pin_threads);
         let weights = load_weights(source, &config, &mut pool, &options)?;
-        let max_width = (config.hidden)
-            .max(config.intermediate)
-            .max(config.heads * config.head_dim);
         let max_tokens = options.max_step_tokens.max(options.max_logits_rows);
         let scratch = (0..pool.workers()).map(|_| {
             let attention = AttentionState::new(config.group(), config.head_dim);
-            Scratch::new(max_width, max_tokens, attention)
+            Scratch::new(config.max_width(), max_tokens, attention)
         });
         let scratch = scratch.collect();
         let logits = weights.head.padded_rows() * options.max_logits_rows;
@@ -165,14 +160,8 @@ impl Model {
         // If a step panics, this memory is lost; the next step allocates it again.
         let mut residual = std::mem::take(&mut self.memory.residual);
         self.profile.begin();
-        residual.resize(batch.token_count() * self.config.hidden, 0.0);
         self.embed(batch, &mut residual);
-        self.memory.placement.place(batch);
-        for copy in batch.copies() {
-            kv.copy_page(copy.from.index(), copy.to.index());
-        }
-        self.profile.end(Stage::Rows);
-        self.run_placed_layers(0..self.config.layers, &mut residual, batch, kv);
+        self.run_layers(0..self.config.layers, &mut residual, batch, kv);
         self.compute_logits(&residual);
         self.profile.end(Stage::Head);
         self.memory.residual = residual;
@@ -188,38 +177,26 @@ impl Model {
         }
     }
 
-    /// Writes the embeddings of the batch's tokens, `[token][hidden]`: the input of the first
-    /// layer.
+    /// Sets `hidden` to the embeddings of the batch's tokens, `[token][hidden]`: the input of the
+    /// first layer.
     ///
     /// # Panics
-    /// If a token does not exist or `hidden` has another size.
-    pub fn embed(&mut self, batch: &Batch, hidden: &mut [f32]) {
-        let width = self.config.hidden;
-        assert_eq!(
-            hidden.len(),
-            batch.token_count() * width,
-            "one hidden state per token"
-        );
-        let kernels = self.workers.kernels;
+    /// If a token does not exist.
+    pub(super) fn embed(&self, batch: &Batch, hidden: &mut Vec<f32>) {
+        let (kernels, width) = (self.workers.kernels, self.config.hidden);
+        hidden.resize(batch.token_count() * width, 0.0);
         let tokens = batch.rows().iter().flat_map(|row| batch.tokens(row));
         for (state, &token) in hidden.chunks_exact_mut(width).zip(tokens) {
             kernels.dense_row(&self.weights.embedding, token as usize, state);
         }
     }
 
-    /// Runs one layer on the hidden states of the batch's tokens, `[token][hidden]`, in place.
-    ///
-    /// [`Model::forward`] computes [`Model::embed`], then this for each layer, then the logits.
+    /// Copies the pages that the batch asks for. Then runs some layers one after the other on the
+    /// hidden states of the batch's tokens, `[token][hidden]`, in place.
     ///
     /// # Panics
     /// Under the conditions of [`Model::forward`].
-    pub fn run_layer(&mut self, layer: usize, hidden: &mut [f32], batch: &Batch, kv: &mut KvStore) {
-        self.memory.placement.place(batch);
-        self.run_placed_layers(layer..layer + 1, hidden, batch, kv);
-    }
-
-    /// Runs some layers one after the other. The placement must be that of `batch`.
-    fn run_placed_layers(
+    pub fn run_layers(
         &mut self,
         layers: Range<usize>,
         residual: &mut [f32],
@@ -236,6 +213,11 @@ impl Model {
             batch.token_count() * self.config.hidden,
             "one hidden state per token"
         );
+        self.memory.placement.place(batch);
+        for copy in batch.copies() {
+            kv.copy_page(copy.from.index(), copy.to.index());
+        }
+        self.profile.end(Stage::Rows);
         if residual.is_empty() {
             return;
         }

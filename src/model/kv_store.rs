@@ -66,12 +66,6 @@ impl KvStore {
         self.pages
     }
 
-    /// Fills the store with NaN.
-    #[cfg(test)]
-    pub(super) fn poison(&mut self) {
-        self.values.fill(u16::MAX);
-    }
-
     pub(super) fn shape(&self) -> KvShape {
         self.shape
     }
@@ -209,6 +203,13 @@ impl HeadPagesMut<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl KvStore {
+        /// Fills the store with NaN.
+        pub(in crate::model) fn poison(&mut self) {
+            self.values.fill(u16::MAX);
+        }
+    }
 
     const SHAPE: KvShape = KvShape {
         layers: 3,

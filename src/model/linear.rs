@@ -186,28 +186,27 @@ impl Projections {
         let parts = shares.clone().zip(split_rows(out, panel, shares));
         let parts = parts.zip(&mut workers.scratch);
         let kernels = workers.kernels;
-        workers
-            .pool
-            .run_parts(parts, |worker, ((panels, mut out), scratch)| {
-                let mut next = next(worker);
-                let mut prefetches = PrefetchQueue::new(&mut next);
-                let mut first = 0;
-                for (index, linear) in self.linears.iter().enumerate() {
-                    let own = panels.start.max(first)..panels.end.min(first + linear.panels());
-                    if !own.is_empty() {
-                        let (now, later) = std::mem::take(&mut out).split_at_mut(own.len() * panel);
-                        let task = PanelTask {
-                            index,
-                            panels: own.start - first..own.end - first,
-                            factors: &mut scratch.factors,
-                            prefetches: &mut prefetches,
-                        };
-                        linear.multiply(kernels, inputs, task, now);
-                        out = later;
-                    }
-                    first += linear.panels();
+        let pool = &mut workers.pool;
+        pool.run_parts(parts, |worker, ((panels, mut out), scratch)| {
+            let mut next = next(worker);
+            let mut prefetches = PrefetchQueue::new(&mut next);
+            let mut first = 0;
+            for (index, linear) in self.linears.iter().enumerate() {
+                let own = panels.start.max(first)..panels.end.min(first + linear.panels());
+                if !own.is_empty() {
+                    let (now, later) = std::mem::take(&mut out).split_at_mut(own.len() * panel);
+                    let task = PanelTask {
+                        index,
+                        panels: own.start - first..own.end - first,
+                        factors: &mut scratch.factors,
+                        prefetches: &mut prefetches,
+                    };
+                    linear.multiply(kernels, inputs, task, now);
+                    out = later;
                 }
-            });
+                first += linear.panels();
+            }
+        });
     }
 
     /// Computes activation(gate) · up for all rows of `inputs`. The linears are gate and up. A
@@ -228,35 +227,34 @@ impl Projections {
         let parts = shares.clone().zip(split_rows(out, panel, shares));
         let parts = parts.zip(&mut workers.scratch);
         let kernels = workers.kernels;
-        workers
-            .pool
-            .run_parts(parts, |_, ((panels, out), scratch)| {
-                let at_once = scratch.panels_at_once(inputs.tokens());
-                let Scratch {
-                    factors,
-                    gates,
-                    ups,
-                    ..
-                } = scratch;
-                let starts = panels.clone().step_by(at_once);
-                for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
-                    let (gates, ups) = (&mut gates[..out.len()], &mut ups[..out.len()]);
-                    let pair = [(gate, &mut *gates), (up, &mut *ups)];
-                    for (index, (linear, out)) in pair.into_iter().enumerate() {
-                        let task = PanelTask {
-                            index,
-                            panels: start..panels.end.min(start + at_once),
-                            factors: &mut *factors,
-                            prefetches: &mut PrefetchQueue::empty(),
-                        };
-                        linear.multiply(kernels, inputs, task, out);
-                    }
-                    match activation {
-                        Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
-                        Activation::Silu => kernels.silu_gate(gates, ups, out),
-                    }
+        let pool = &mut workers.pool;
+        pool.run_parts(parts, |_, ((panels, out), scratch)| {
+            let at_once = scratch.panels_at_once(inputs.tokens());
+            let Scratch {
+                factors,
+                gates,
+                ups,
+                ..
+            } = scratch;
+            let starts = panels.clone().step_by(at_once);
+            for (start, out) in starts.zip(out.chunks_mut(at_once * panel)) {
+                let (gates, ups) = (&mut gates[..out.len()], &mut ups[..out.len()]);
+                let pair = [(gate, &mut *gates), (up, &mut *ups)];
+                for (index, (linear, out)) in pair.into_iter().enumerate() {
+                    let task = PanelTask {
+                        index,
+                        panels: start..panels.end.min(start + at_once),
+                        factors: &mut *factors,
+                        prefetches: &mut PrefetchQueue::empty(),
+                    };
+                    linear.multiply(kernels, inputs, task, out);
                 }
-            });
+                match activation {
+                    Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
+                    Activation::Silu => kernels.silu_gate(gates, ups, out),
+                }
+            }
+        });
     }
 
     /// Returns the product of linear `index` among the `products` that `multiply` wrote.

@@ -7,7 +7,7 @@
 //! Where to read on:
 //! - `forward.rs` and `layer.rs` are the forward pass.
 //! - `activations.rs` shows how the memory of a step goes from stage to stage.
-//! - `architecture/` describes the model families. A new family is a file there.
+//! - `architecture.rs` describes the model families. A new family is a constant there.
 //! - `synthetic.rs` and `toy.rs` make random models for measurements and tests.
 //! - `checkpoint/` reads files into named tensors; `load/` packs tensors into weights.
 //!
@@ -21,8 +21,6 @@ mod architecture;
 mod attention;
 mod checkpoint;
 mod config;
-mod context;
-mod feed_forward;
 mod forward;
 mod inputs;
 mod kv_store;
@@ -37,7 +35,6 @@ mod placement;
 mod pool;
 mod product;
 mod profile;
-mod sizes;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
@@ -45,9 +42,7 @@ pub mod toy;
 mod weights;
 mod workers;
 
-pub use architecture::{
-    Activation, Architecture, BITNET, LLAMA, LayerModules, Rotary, ScaleDirection,
-};
+pub use architecture::{Activation, Architecture, BITNET, LLAMA, LayerModules, ScaleDirection};
 pub use checkpoint::{FileBytes, LoadError, Source};
 pub use config::{ModelConfig, Quantization};
 pub use forward::Model;
@@ -55,4 +50,4 @@ pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};
 pub use options::LoadOptions;
 pub use profile::{Profile, Stage};
-pub use sizes::Sizes;
+pub use weights::Sizes;

@@ -46,7 +46,7 @@ impl Placement {
     pub(super) fn new(config: &ModelConfig, max_tokens: usize) -> Placement {
         let half = config.head_dim / 2;
         Placement {
-            frequencies: config.rotary.frequencies(config.head_dim).collect(),
+            frequencies: frequencies(config).collect(),
             max_tokens,
             rows: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
@@ -224,6 +224,17 @@ impl Placement {
         let rows = self.rows[token..].iter().take(limit.min(in_page));
         rows.take_while(|&&row| row == self.rows[token]).count()
     }
+}
+
+/// Returns the angle per position of each pair of values in a head: value i and value
+/// i + head_dim / 2 are rotated together.
+fn frequencies(config: &ModelConfig) -> impl Iterator<Item = f32> {
+    // Single precision, as in the reference. At far positions a more exact frequency would give
+    // a different angle.
+    (0..config.head_dim / 2).map(|i| {
+        let exponent = (2 * i) as f32 / config.head_dim as f32;
+        1.0 / (config.rope_theta.powf(f64::from(exponent)) as f32)
+    })
 }
 
 /// Queries that attention computes at once: some heads of a group, at neighbouring positions of a

@@ -1,10 +1,13 @@
-//! The weights of a model.
+//! The weights of a model, and how much of them a step reads and multiplies. The bounds on its
+//! speed follow from this.
 
 use std::sync::Arc;
 
-use sterna_kernels::DenseMatrix;
+use sterna_kernels::{DenseMatrix, PAGE_TOKENS};
 
+use super::kv_store::KvShape;
 use super::layer::Layer;
+use super::linear::Linear;
 use super::norm::Norm;
 use super::output_head::OutputHead;
 
@@ -17,4 +20,42 @@ pub(super) struct Weights {
     pub(super) head: OutputHead,
     /// The bytes of all matrices. A shared matrix counts once.
     pub(super) bytes: usize,
+}
+
+/// Bytes as they are in memory, and numbers of weights as in the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// The bytes of all matrices of the layers. Every step reads them.
+    pub layer_bytes: usize,
+    /// The part of `layer_bytes` that is ternary.
+    pub ternary_bytes: usize,
+    /// The ternary weights of the layers. Every token is multiplied by them.
+    pub ternary_weights: usize,
+    /// The bytes of the output head. Every step that computes logits reads them.
+    pub head_bytes: usize,
+    /// The weights of the output head.
+    pub head_weights: usize,
+    /// The bytes of the keys and values of one token, all layers.
+    pub kv_bytes_per_token: usize,
+}
+
+impl Sizes {
+    pub(super) fn of(weights: &Weights, kv: KvShape) -> Sizes {
+        let linears = weights.layers.iter().flat_map(Layer::linears);
+        let ternary = (linears.clone()).filter(|linear| matches!(linear, Linear::Ternary(_)));
+        Sizes {
+            layer_bytes: linears.map(Linear::bytes).sum(),
+            ternary_bytes: ternary.clone().map(Linear::bytes).sum(),
+            ternary_weights: ternary.map(|linear| linear.rows() * linear.columns()).sum(),
+            head_bytes: weights.head.bytes(),
+            head_weights: weights.head.weights(),
+            kv_bytes_per_token: kv.page_bytes() / PAGE_TOKENS,
+        }
+    }
+
+    /// Returns the bits of a ternary weight, padding included. They tell the packing.
+    #[must_use]
+    pub fn bits_per_weight(&self) -> f64 {
+        8.0 * self.ternary_bytes as f64 / self.ternary_weights.max(1) as f64
+    }
 }

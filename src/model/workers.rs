@@ -1,8 +1,13 @@
 //! The workers of a step: the kernels, the threads and the memory that each thread has for itself.
+//! A forward pass lends them to its layers.
 
 use sterna_kernels::{AttentionState, Kernels, PANEL_ROWS};
+use sterna_scheduler::Batch;
 
+use super::kv_store::KvStore;
+use super::placement::Placement;
 use super::pool::Pool;
+use super::profile::Profile;
 
 /// The number of input rows that a worker makes at once.
 ///
@@ -53,4 +58,13 @@ impl Scratch {
     pub(super) fn panels_at_once(&self, tokens: usize) -> usize {
         self.gates.len() / (tokens * PANEL_ROWS)
     }
+}
+
+/// What the layers of a forward pass share.
+pub(super) struct ForwardContext<'a> {
+    pub(super) workers: &'a mut Workers,
+    pub(super) batch: &'a Batch,
+    pub(super) placement: &'a Placement,
+    pub(super) kv: &'a mut KvStore,
+    pub(super) profile: &'a mut Profile,
 }

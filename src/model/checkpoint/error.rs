@@ -1,73 +1,49 @@
 //! Why a checkpoint cannot be loaded.
 
 use std::fmt;
-use std::path::Path;
 
-/// Why a checkpoint cannot be loaded. Each variant names what is wrong.
+/// Why a checkpoint cannot be loaded. The message names the file, the field of `config.json` or
+/// the tensor, and what is wrong with it.
 #[derive(Debug)]
-pub enum LoadError {
-    /// A file is missing, unreadable or malformed.
-    File {
-        /// Its path, or its name if it is not on disk.
-        file: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// `config.json` is contradictory, or asks for something that this engine does not compute.
-    Config {
-        /// The field.
-        field: String,
-        /// What is wrong with its value.
-        problem: String,
-    },
-    /// A tensor is missing, unknown, or at odds with the configuration.
-    Tensor {
-        /// The tensor.
-        name: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-}
+pub struct LoadError(String);
+
+/// What loading a part of a checkpoint returns.
+pub(crate) type LoadResult<T> = Result<T, LoadError>;
 
 impl LoadError {
-    pub(crate) fn file(path: &Path, problem: impl fmt::Display) -> LoadError {
-        LoadError::named_file(&path.display().to_string(), problem)
+    /// A file is missing, unreadable or malformed. `file` is its path, or its name if it is not on
+    /// disk.
+    pub(crate) fn file(file: impl fmt::Display, problem: impl fmt::Display) -> LoadError {
+        LoadError(format!("{file}: {problem}"))
     }
 
-    pub(crate) fn named_file(name: &str, problem: impl fmt::Display) -> LoadError {
-        LoadError::File {
-            file: name.to_owned(),
-            problem: problem.to_string(),
-        }
-    }
-
+    /// `config.json` is contradictory, or asks for something that this engine does not compute.
     pub(crate) fn config(field: &str, problem: impl fmt::Display) -> LoadError {
-        LoadError::Config {
-            field: field.to_owned(),
-            problem: problem.to_string(),
-        }
+        LoadError(format!("config.json: {field}: {problem}"))
     }
 
-    pub(crate) fn tensor(name: impl Into<String>, problem: impl fmt::Display) -> LoadError {
-        LoadError::Tensor {
-            name: name.into(),
-            problem: problem.to_string(),
-        }
+    /// A tensor is missing, unknown, or at odds with the configuration.
+    pub(crate) fn tensor(name: &str, problem: impl fmt::Display) -> LoadError {
+        LoadError(format!("tensor {name}: {problem}"))
     }
 
-    pub(crate) fn missing_tensor(name: impl Into<String>) -> LoadError {
+    pub(crate) fn missing_tensor(name: &str) -> LoadError {
         LoadError::tensor(name, "missing in the files of the checkpoint")
     }
 }
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LoadError::File { file, problem } => write!(f, "{file}: {problem}"),
-            LoadError::Config { field, problem } => write!(f, "config.json: {field}: {problem}"),
-            LoadError::Tensor { name, problem } => write!(f, "tensor {name}: {problem}"),
-        }
+        f.write_str(&self.0)
     }
 }
 
 impl std::error::Error for LoadError {}
+
+/// # Errors
+/// Unless `holds`: a [`LoadError::config`].
+pub(crate) fn require(holds: bool, field: &str, problem: impl fmt::Display) -> LoadResult<()> {
+    holds
+        .then_some(())
+        .ok_or_else(|| LoadError::config(field, problem))
+}

@@ -5,7 +5,7 @@ use std::fs::File;
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::source::{FileBytes, Source, regular_file};
 
 /// The contents of the files that hold tensors.
@@ -22,7 +22,7 @@ impl<'a> MappedFiles<'a> {
     ///
     /// # Errors
     /// If one of them is missing or cannot be mapped.
-    pub(crate) fn open(source: &'a Source, names: &[String]) -> Result<MappedFiles<'a>, LoadError> {
+    pub(crate) fn open(source: &'a Source, names: &[String]) -> LoadResult<MappedFiles<'a>> {
         let contents = names.iter().map(|name| OpenedFile::open(source, name));
         Ok(MappedFiles(contents.collect::<Result<_, _>>()?))
     }
@@ -58,7 +58,7 @@ impl<'a> MappedFiles<'a> {
 }
 
 impl<'a> OpenedFile<'a> {
-    fn open(source: &'a Source, name: &str) -> Result<OpenedFile<'a>, LoadError> {
+    fn open(source: &'a Source, name: &str) -> LoadResult<OpenedFile<'a>> {
         let Source::Directory(directory) = source else {
             let bytes = source.read(name)?.map(OpenedFile::Memory);
             return bytes.ok_or_else(|| source.missing_file(name));
@@ -67,11 +67,12 @@ impl<'a> OpenedFile<'a> {
         if regular_file(&path)?.is_none() {
             return Err(source.missing_file(name));
         }
-        let file = File::open(&path).map_err(|error| LoadError::file(&path, error))?;
+        let file = File::open(&path).map_err(|error| LoadError::file(path.display(), error))?;
         // SAFETY: the file is only read, and the map does not outlive the loading of the weights.
         // Truncating the file meanwhile ends the process by a signal, before it serves.
         // Overwriting it changes weights, which are plain numbers with no invalid bit patterns.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::file(&path, error))?;
+        let map =
+            unsafe { Mmap::map(&file) }.map_err(|error| LoadError::file(path.display(), error))?;
         // Only a hint: without it, reading is a little slower.
         let _ = map.advise(Advice::WillNeed);
         Ok(OpenedFile::Mapped(map))

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use serde::Deserialize;
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::source::{Source, parse_json};
 
 const SINGLE: &str = "model.safetensors";
@@ -23,7 +23,7 @@ impl TensorFiles {
     ///
     /// # Errors
     /// If there are none, or the index is malformed or lists a file that is missing.
-    pub(crate) fn list(source: &Source) -> Result<TensorFiles, LoadError> {
+    pub(crate) fn list(source: &Source) -> LoadResult<TensorFiles> {
         #[derive(Deserialize)]
         struct ShardIndex {
             weight_map: BTreeMap<String, String>,
@@ -43,11 +43,11 @@ impl TensorFiles {
         for name in &names {
             if !is_plain_name(name) {
                 let problem = format!("the shard {name:?} must be the name of a file beside it");
-                return Err(LoadError::named_file(INDEX, problem));
+                return Err(LoadError::file(INDEX, problem));
             }
             if !source.has(name)? {
                 let problem = format!("the shard {name} is missing");
-                return Err(LoadError::named_file(INDEX, problem));
+                return Err(LoadError::file(INDEX, problem));
             }
         }
         Ok(TensorFiles {

@@ -15,6 +15,7 @@ mod tensors;
 mod tests;
 
 pub use error::LoadError;
+pub(super) use error::{LoadResult, require};
 pub(super) use files::MappedFiles;
 pub(super) use index::TensorFiles;
 pub(super) use source::parse_json;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use sterna_kernels::HugeSlice;
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 
 /// The largest JSON file that is read. The tokenizer of a vocabulary of 128 K has 9 MB.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -68,7 +68,7 @@ impl Source {
     ///
     /// # Errors
     /// If the file cannot be read, is not a regular file, or is larger than 256 MiB.
-    pub fn read(&self, name: &str) -> Result<Option<FileBytes<'_>>, LoadError> {
+    pub fn read(&self, name: &str) -> LoadResult<Option<FileBytes<'_>>> {
         match self {
             Source::Memory(files) => Ok(files.get(name).map(|bytes| FileBytes::Held(bytes))),
             Source::Directory(directory) => {
@@ -80,7 +80,7 @@ impl Source {
     }
 
     /// Returns whether there is such a file.
-    pub(super) fn has(&self, name: &str) -> Result<bool, LoadError> {
+    pub(super) fn has(&self, name: &str) -> LoadResult<bool> {
         match self {
             Source::Memory(files) => Ok(files.contains_key(name)),
             Source::Directory(directory) => Ok(regular_file(&directory.join(name))?.is_some()),
@@ -93,7 +93,7 @@ impl Source {
             Source::Directory(directory) if !directory.exists() => "directory",
             _ => "such file in",
         };
-        LoadError::named_file(name, format!("there is no {what} {self}"))
+        LoadError::file(name, format!("there is no {what} {self}"))
     }
 }
 
@@ -110,41 +110,38 @@ impl fmt::Display for Source {
 ///
 /// # Errors
 /// If the content is malformed. The error names `file`.
-pub(crate) fn parse_json<'a, T: Deserialize<'a>>(
-    file: &str,
-    text: &'a [u8],
-) -> Result<T, LoadError> {
-    serde_json::from_slice(text).map_err(|error| LoadError::named_file(file, error))
+pub(crate) fn parse_json<'a, T: Deserialize<'a>>(file: &str, text: &'a [u8]) -> LoadResult<T> {
+    serde_json::from_slice(text).map_err(|error| LoadError::file(file, error))
 }
 
 /// Returns the length of a regular file (or of the one that a link points to), or `None` if the
 /// path does not exist.
-pub(super) fn regular_file(path: &Path) -> Result<Option<u64>, LoadError> {
+pub(super) fn regular_file(path: &Path) -> LoadResult<Option<u64>> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata.len())),
-        Ok(_) => Err(LoadError::file(path, "not a regular file")),
+        Ok(_) => Err(LoadError::file(path.display(), "not a regular file")),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(LoadError::file(path, error)),
+        Err(error) => Err(LoadError::file(path.display(), error)),
     }
 }
 
 /// Reads a file of `length` bytes.
-fn read_file(path: &Path, length: u64) -> Result<HugeSlice<u8>, LoadError> {
+fn read_file(path: &Path, length: u64) -> LoadResult<HugeSlice<u8>> {
     if length > MAX_TEXT_BYTES {
         let problem = format!("it has {length} bytes; the limit is {MAX_TEXT_BYTES}");
-        return Err(LoadError::file(path, problem));
+        return Err(LoadError::file(path.display(), problem));
     }
     let mut bytes = HugeSlice::new(length as usize);
-    let mut file = File::open(path).map_err(|error| LoadError::file(path, error))?;
+    let mut file = File::open(path).map_err(|error| LoadError::file(path.display(), error))?;
     let more = file
         .read_exact(&mut bytes)
         .and_then(|()| file.read(&mut [0]));
     match more {
         Ok(0) => Ok(bytes),
-        Ok(_) => Err(LoadError::file(
-            path,
-            format!("it is longer than the {length} bytes that the system reports"),
-        )),
-        Err(error) => Err(LoadError::file(path, error)),
+        Ok(_) => {
+            let problem = format!("it is longer than the {length} bytes that the system reports");
+            Err(LoadError::file(path.display(), problem))
+        }
+        Err(error) => Err(LoadError::file(path.display(), error)),
     }
 }

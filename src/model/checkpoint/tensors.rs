@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::error::LoadError;
+use super::error::{LoadError, LoadResult};
 use super::index::TensorFiles;
 
 /// The longest header of a safetensors file. The safetensors library has the same limit.
@@ -35,14 +35,16 @@ impl Tensor<'_> {
 
     /// # Errors
     /// If the shape is another.
-    pub(crate) fn expect_shape(&self, shape: &[usize]) -> Result<(), LoadError> {
-        if self.shape == shape {
-            return Ok(());
-        }
-        Err(self.error(format!(
-            "its shape is {:?}, but config.json asks for {shape:?}",
-            self.shape
-        )))
+    pub(crate) fn expect_shape(&self, shape: &[usize]) -> LoadResult<()> {
+        let found = &self.shape;
+        let problem = format_args!("its shape is {found:?}, but config.json asks for {shape:?}");
+        self.require(found == shape, problem)
+    }
+
+    /// # Errors
+    /// Unless `holds`: an error that names the tensor.
+    pub(crate) fn require(&self, holds: bool, problem: impl fmt::Display) -> LoadResult<()> {
+        holds.then_some(()).ok_or_else(|| self.error(problem))
     }
 }
 
@@ -52,15 +54,12 @@ pub(crate) struct Tensors<'a>(pub(super) BTreeMap<String, Tensor<'a>>);
 impl<'a> Tensors<'a> {
     /// Lists the tensors of `files`. `contents` are the bytes of each file, in the order of
     /// `files.names`.
-    pub(crate) fn parse(
-        files: &TensorFiles,
-        contents: &[&'a [u8]],
-    ) -> Result<Tensors<'a>, LoadError> {
+    pub(crate) fn parse(files: &TensorFiles, contents: &[&'a [u8]]) -> LoadResult<Tensors<'a>> {
         let mut tensors = BTreeMap::new();
         for (file, bytes) in files.names.iter().zip(contents) {
             refuse_duplicate_names(file, bytes)?;
             let parsed = SafeTensors::deserialize(bytes).map_err(|error| {
-                LoadError::named_file(file, format!("not a complete safetensors file: {error}"))
+                LoadError::file(file, format!("not a complete safetensors file: {error}"))
             })?;
             for (name, view) in parsed.iter() {
                 if let Some(shard) = files.shard_of.get(name).filter(|&shard| shard != file) {
@@ -94,7 +93,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Takes a tensor that must exist.
-    pub(crate) fn require(&mut self, name: &str) -> Result<Tensor<'a>, LoadError> {
+    pub(crate) fn require(&mut self, name: &str) -> LoadResult<Tensor<'a>> {
         self.take(name)
             .ok_or_else(|| LoadError::missing_tensor(name))
     }
@@ -102,7 +101,7 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// If the loader has not taken every tensor. Stored rotary frequencies are ignored, because
     /// they follow from the configuration.
-    pub(crate) fn finish(self) -> Result<(), LoadError> {
+    pub(crate) fn finish(self) -> LoadResult<()> {
         let is_unknown = |tensor: &Tensor<'_>| !tensor.name.ends_with("rotary_emb.inv_freq");
         let mut unknown = self.0.into_values().filter(is_unknown);
         match unknown.next() {
@@ -117,9 +116,9 @@ impl<'a> Tensors<'a> {
 
 /// Refuses a header that names a tensor twice. The safetensors parser would keep the last one, but
 /// which one the writer meant is unknown.
-fn refuse_duplicate_names(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
+fn refuse_duplicate_names(file: &str, bytes: &[u8]) -> LoadResult<()> {
     let mut names: HeaderNames = serde_json::from_slice(header(file, bytes)?)
-        .map_err(|error| LoadError::named_file(file, error))?;
+        .map_err(|error| LoadError::file(file, error))?;
     names.0.sort();
     match names.0.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(LoadError::tensor(
@@ -131,18 +130,18 @@ fn refuse_duplicate_names(file: &str, bytes: &[u8]) -> Result<(), LoadError> {
 }
 
 /// Returns the JSON header of a safetensors file.
-fn header<'a>(file: &str, bytes: &'a [u8]) -> Result<&'a [u8], LoadError> {
+fn header<'a>(file: &str, bytes: &'a [u8]) -> LoadResult<&'a [u8]> {
     let header = bytes.split_first_chunk::<8>().map(|(length, rest)| {
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         (length, rest)
     });
     if let Some((length, _)) = header.filter(|(length, _)| *length > MAX_HEADER_BYTES) {
         let problem = format!("its header of {length} bytes is too long; the limit is 100 MB");
-        return Err(LoadError::named_file(file, problem));
+        return Err(LoadError::file(file, problem));
     }
     let header = header.and_then(|(length, rest)| rest.get(..length));
     header.ok_or_else(|| {
-        LoadError::named_file(
+        LoadError::file(
             file,
             "not a complete safetensors file: its header is cut off",
         )

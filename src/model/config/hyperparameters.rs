@@ -1,6 +1,14 @@
-//! The hyperparameters of a model.
+//! The hyperparameters of a model, and their limits: what the kernels compute and what makes sense.
 
-use crate::model::architecture::{Activation, Architecture, Rotary, ScaleDirection};
+use crate::model::architecture::{Activation, Architecture, ScaleDirection};
+use crate::model::checkpoint::{LoadResult, require};
+
+/// The attention kernels divide a head into vectors of this many values.
+const HEAD_VECTOR: usize = 16;
+
+/// The largest size of any kind. It keeps every product of two sizes far from overflow. How much is
+/// really read is bounded by the file.
+const MAX_SIZE: usize = 1 << 24;
 
 /// The hyperparameters of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,8 +31,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// The number of positions that the model was trained for.
     pub max_position: usize,
-    /// The rotary embedding.
-    pub rotary: Rotary,
+    /// The base of the frequencies of the rotary embedding.
+    pub rope_theta: f64,
     /// The epsilon of the norms.
     pub norm_eps: f32,
     /// The function of the gate.
@@ -72,5 +80,87 @@ impl ModelConfig {
             });
             is_prefix || module.ends_with(pattern.as_str())
         })
+    }
+
+    /// Returns the number of values in the widest input row of a linear.
+    pub(in crate::model) fn max_width(&self) -> usize {
+        (self.hidden)
+            .max(self.intermediate)
+            .max(self.heads * self.head_dim)
+    }
+
+    /// # Errors
+    /// If a size or epsilon is out of range, or two of them contradict each other.
+    pub(super) fn check(&self) -> LoadResult<()> {
+        self.check_epsilons()?;
+        self.check_ranges()?;
+        self.check_heads()?;
+        let (widest, limit) = (self.max_width(), sterna_kernels::MAX_COLUMNS);
+        require(
+            widest <= limit,
+            "intermediate_size",
+            format_args!("a row of {widest} values is too wide; the limit is {limit}"),
+        )?;
+        require(
+            !self.tied || self.is_float("lm_head"),
+            "modules_to_not_convert",
+            "must list lm_head, because tie_word_embeddings makes it the (float) embedding",
+        )
+    }
+
+    /// A norm with a negative or infinite epsilon makes every value NaN or zero.
+    fn check_epsilons(&self) -> LoadResult<()> {
+        let input_norm_eps = self.quantization.input_norm_eps.unwrap_or_default();
+        for (field, eps) in [
+            ("rms_norm_eps", self.norm_eps),
+            ("quantization_config.rms_norm_eps", input_norm_eps),
+        ] {
+            let problem = format_args!("must be finite and not negative; got {eps}");
+            require(eps.is_finite() && eps >= 0.0, field, problem)?;
+        }
+        Ok(())
+    }
+
+    fn check_ranges(&self) -> LoadResult<()> {
+        for (field, size) in [
+            ("vocab_size", self.vocab),
+            ("hidden_size", self.hidden),
+            ("intermediate_size", self.intermediate),
+            ("num_hidden_layers", self.layers),
+            ("num_attention_heads", self.heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.max_position),
+        ] {
+            let problem = format_args!("must be between 1 and {MAX_SIZE}; got {size}");
+            require((1..=MAX_SIZE).contains(&size), field, problem)?;
+        }
+        Ok(())
+    }
+
+    fn check_heads(&self) -> LoadResult<()> {
+        let (heads, kv_heads, head_dim) = (self.heads, self.kv_heads, self.head_dim);
+        let problem = format_args!("must divide num_attention_heads ({heads}); got {kv_heads}");
+        require(
+            heads.is_multiple_of(kv_heads),
+            "num_key_value_heads",
+            problem,
+        )?;
+        let limit = sterna_kernels::MAX_HEAD_DIM;
+        require(
+            head_dim.is_multiple_of(HEAD_VECTOR) && head_dim <= limit,
+            "head_dim",
+            format_args!("must be a multiple of {HEAD_VECTOR}, at most {limit}; got {head_dim}"),
+        )?;
+        // The norm before the output projection has hidden_size weights.
+        let has_sub_norm = self.architecture.layer.attention_sub_norm.is_some();
+        let (width, hidden) = (heads * head_dim, self.hidden);
+        require(
+            !has_sub_norm || width == hidden,
+            "head_dim",
+            format_args!(
+                "num_attention_heads * head_dim ({width}) must equal hidden_size ({hidden})"
+            ),
+        )
     }
 }

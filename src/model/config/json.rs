@@ -6,10 +6,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::hyperparameters::{ModelConfig, Quantization};
-use super::limits;
 use super::stop_tokens::{self, TokenIds};
-use crate::model::architecture::{self, Activation, Architecture, Rotary, ScaleDirection};
-use crate::model::checkpoint::{LoadError, Source, parse_json};
+use crate::model::architecture::{self, Activation, Architecture, ScaleDirection};
+use crate::model::checkpoint::{LoadError, LoadResult, Source, parse_json, require};
 
 /// The default of `max_position_embeddings` in `transformers`.
 const DEFAULT_MAX_POSITION: usize = 2048;
@@ -20,13 +19,13 @@ impl ModelConfig {
     /// # Errors
     /// If `config.json` is missing, malformed or contradictory, or asks for something that this
     /// engine does not compute. The error names the field.
-    pub fn read(source: &Source) -> Result<ModelConfig, LoadError> {
+    pub fn read(source: &Source) -> LoadResult<ModelConfig> {
         let name = "config.json";
         let text = source.read(name)?;
         let text = text.ok_or_else(|| source.missing_file(name))?;
         let json: ConfigJson = parse_json(name, &text)?;
         let mut config = json.to_config()?;
-        limits::check(&config)?;
+        config.check()?;
         config.eos_tokens = stop_tokens::read(source, json.eos_token_id.as_ref(), config.vocab)?;
         Ok(config)
     }
@@ -60,7 +59,7 @@ struct ConfigJson {
 }
 
 impl ConfigJson {
-    fn to_config(&self) -> Result<ModelConfig, LoadError> {
+    fn to_config(&self) -> LoadResult<ModelConfig> {
         let architecture = self.architecture()?;
         self.refuse_biases(architecture)?;
         let bos = self.bos_token_id.as_ref();
@@ -78,7 +77,7 @@ impl ConfigJson {
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim: self.head_dim()?,
             max_position: self.max_position_embeddings.unwrap_or(DEFAULT_MAX_POSITION),
-            rotary: self.rotary()?,
+            rope_theta: self.rope_theta()?,
             norm_eps: self.rms_norm_eps.unwrap_or(architecture.norm_eps),
             activation: self.hidden_act.unwrap_or(architecture.activation),
             tied: self.tie_word_embeddings.unwrap_or(false),
@@ -90,7 +89,7 @@ impl ConfigJson {
 
     /// Returns the architecture that `architectures` names. If that field is missing, `model_type`
     /// decides.
-    fn architecture(&self) -> Result<&'static Architecture, LoadError> {
+    fn architecture(&self) -> LoadResult<&'static Architecture> {
         let is_named = |known: &&Architecture| match (&self.architectures, &self.model_type) {
             (Some(classes), _) => classes[..] == [known.class],
             (None, Some(model_type)) => model_type == known.model_type,
@@ -109,25 +108,22 @@ impl ConfigJson {
     /// # Errors
     /// If a field is set that adds biases in this architecture. Other bias fields mean nothing to
     /// it.
-    fn refuse_biases(&self, architecture: &Architecture) -> Result<(), LoadError> {
+    fn refuse_biases(&self, architecture: &Architecture) -> LoadResult<()> {
         let fields = [
             ("attention_bias", self.attention_bias),
             ("mlp_bias", self.mlp_bias),
         ];
         for (field, value) in fields {
-            if value == Some(true) && architecture.bias_fields.contains(&field) {
-                return Err(LoadError::config(
-                    field,
-                    "must be false; linears with a bias are not supported",
-                ));
-            }
+            let adds_biases = value == Some(true) && architecture.bias_fields.contains(&field);
+            let problem = "must be false; linears with a bias are not supported";
+            require(!adds_biases, field, problem)?;
         }
         Ok(())
     }
 
-    /// Reads the fields of the rotary embedding. `transformers` 4 writes `rope_theta` and
-    /// `rope_scaling`; version 5 writes all in `rope_parameters`.
-    fn rotary(&self) -> Result<Rotary, LoadError> {
+    /// Reads the base of the frequencies of the rotary embedding. `transformers` 4 writes
+    /// `rope_theta` and `rope_scaling`; version 5 writes all in `rope_parameters`.
+    fn rope_theta(&self) -> LoadResult<f64> {
         for (field, rope) in [
             ("rope_scaling", &self.rope_scaling),
             ("rope_parameters", &self.rope_parameters),
@@ -137,41 +133,35 @@ impl ConfigJson {
             }
         }
         check_partial("partial_rotary_factor", self.partial_rotary_factor)?;
-        match self.rope_base() {
-            // The frequencies are computed in f32, where a smaller or larger base makes them NaN.
-            Some(theta) if theta > 0.0 && (theta as f32).is_normal() => Ok(Rotary { theta }),
-            Some(theta) => Err(LoadError::config(
-                "rope_theta",
-                format!("must be positive and fit a 32-bit float; got {theta}"),
-            )),
-            None => Err(LoadError::config(
-                "rope_theta",
-                "missing, also in rope_scaling and rope_parameters",
-            )),
-        }
-    }
-
-    /// Returns the base of the frequencies. The first of `rope_scaling` and `rope_parameters` that
-    /// is not empty counts. A base inside that object overrides the one beside it.
-    fn rope_base(&self) -> Option<f64> {
+        // The first object that is not empty counts. A base inside it overrides the one beside it.
         let scaling = self.rope_scaling.as_ref().filter(|rope| !rope.is_empty());
         let rope = scaling.or(self.rope_parameters.as_ref());
-        rope.and_then(|rope| rope.rope_theta).or(self.rope_theta)
+        let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta);
+        let theta = theta.ok_or_else(|| {
+            let problem = "missing, also in rope_scaling and rope_parameters";
+            LoadError::config("rope_theta", problem)
+        })?;
+        // The frequencies are computed in f32, where a smaller or larger base makes them NaN.
+        let is_usable = theta > 0.0 && (theta as f32).is_normal();
+        let problem = format_args!("must be positive and fit a 32-bit float; got {theta}");
+        require(is_usable, "rope_theta", problem)?;
+        Ok(theta)
     }
 
-    fn head_dim(&self) -> Result<usize, LoadError> {
+    fn head_dim(&self) -> LoadResult<usize> {
         let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
-        match self.head_dim {
-            Some(head_dim) => Ok(head_dim),
-            None if heads > 0 && hidden.is_multiple_of(heads) => Ok(hidden / heads),
-            None => Err(LoadError::config(
-                "hidden_size",
-                format!(
-                    "must be a multiple of num_attention_heads ({heads}) if head_dim is missing; \
-                     got {hidden}"
-                ),
-            )),
+        if let Some(head_dim) = self.head_dim {
+            return Ok(head_dim);
         }
+        require(
+            heads > 0 && hidden.is_multiple_of(heads),
+            "hidden_size",
+            format_args!(
+                "must be a multiple of num_attention_heads ({heads}) if head_dim is missing; got \
+                 {hidden}"
+            ),
+        )?;
+        Ok(hidden / heads)
     }
 }
 
@@ -203,30 +193,23 @@ impl RopeJson {
     /// # Errors
     /// If the object asks for anything except the default type. `field` is its name, and `partial`
     /// is the factor beside it.
-    fn check(&self, field: &str, partial: Option<f64>) -> Result<(), LoadError> {
-        match (self.rope_type(), self.other_parameters.keys().next()) {
-            (Some("default"), _) | (None, None) => {}
-            (None, Some(parameter)) => {
-                let problem = format!("has {parameter:?}, but no rope_type");
-                return Err(LoadError::config(field, problem));
-            }
-            (Some(other), _) => {
-                let problem = format!("rope_type must be \"default\"; got {other:?}");
-                return Err(LoadError::config(field, problem));
-            }
+    fn check(&self, field: &str, partial: Option<f64>) -> LoadResult<()> {
+        let rope_type = self.rope_type();
+        if let (None, Some(parameter)) = (rope_type, self.other_parameters.keys().next()) {
+            let problem = format!("has {parameter:?}, but no rope_type");
+            return Err(LoadError::config(field, problem));
         }
+        let rope_type = rope_type.unwrap_or("default");
+        let problem = format_args!("rope_type must be \"default\"; got {rope_type:?}");
+        require(rope_type == "default", field, problem)?;
         check_partial(field, self.partial_rotary_factor.or(partial))
     }
 }
 
-fn check_partial(field: &str, factor: Option<f64>) -> Result<(), LoadError> {
-    match factor {
-        Some(factor) if factor != 1.0 => Err(LoadError::config(
-            field,
-            format!("partial_rotary_factor must be 1; got {factor}"),
-        )),
-        _ => Ok(()),
-    }
+fn check_partial(field: &str, factor: Option<f64>) -> LoadResult<()> {
+    let factor = factor.unwrap_or(1.0);
+    let problem = format_args!("partial_rotary_factor must be 1; got {factor}");
+    require(factor == 1.0, field, problem)
 }
 
 #[derive(Deserialize)]
@@ -240,11 +223,10 @@ struct QuantizationJson {
 }
 
 impl QuantizationJson {
-    fn to_quantization(&self) -> Result<Quantization, LoadError> {
-        if self.quant_method.as_deref() != Some("bitnet") {
-            let problem = format!("must be \"bitnet\"; got {:?}", self.quant_method);
-            return Err(LoadError::config("quant_method", problem));
-        }
+    fn to_quantization(&self) -> LoadResult<Quantization> {
+        let method = self.quant_method.as_deref();
+        let problem = format_args!("must be \"bitnet\"; got {method:?}");
+        require(method == Some("bitnet"), "quant_method", problem)?;
         let online = match self.quantization_mode.as_deref() {
             Some("online") => true,
             Some("offline") | None => false,
@@ -262,7 +244,7 @@ impl QuantizationJson {
         })
     }
 
-    fn scale_direction(&self) -> Result<ScaleDirection, LoadError> {
+    fn scale_direction(&self) -> LoadResult<ScaleDirection> {
         let Some(class) = self.linear_class.as_deref() else {
             return Ok(ScaleDirection::Divide);
         };
@@ -275,7 +257,7 @@ impl QuantizationJson {
         })
     }
 
-    fn float_modules(&self) -> Result<Vec<String>, LoadError> {
+    fn float_modules(&self) -> LoadResult<Vec<String>> {
         let Some(modules) = self.modules_to_not_convert.clone() else {
             return Ok(vec!["lm_head".to_owned()]);
         };

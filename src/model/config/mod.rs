@@ -6,7 +6,6 @@
 
 mod hyperparameters;
 mod json;
-mod limits;
 mod stop_tokens;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::model::checkpoint::{LoadError, Source, parse_json};
+use crate::model::checkpoint::{LoadError, LoadResult, Source, parse_json};
 
 /// One token id or a list of them.
 #[derive(Deserialize)]
@@ -31,7 +31,7 @@ pub(super) fn read(
     source: &Source,
     configured: Option<&TokenIds>,
     vocab: usize,
-) -> Result<Vec<u32>, LoadError> {
+) -> LoadResult<Vec<u32>> {
     #[derive(Deserialize)]
     struct GenerationConfig {
         eos_token_id: Option<TokenIds>,
@@ -58,7 +58,7 @@ pub(super) fn read(
 }
 
 /// Returns the id of the tokenizer's `eos_token`.
-fn tokenizer_eos(source: &Source) -> Result<Option<u32>, LoadError> {
+fn tokenizer_eos(source: &Source) -> LoadResult<Option<u32>> {
     let name = "tokenizer_config.json";
     let Some(text) = source.read(name)? else {
         return Ok(None);
@@ -80,7 +80,7 @@ fn tokenizer_eos(source: &Source) -> Result<Option<u32>, LoadError> {
     };
     match token_id(eos, &text)? {
         Some(id) => Ok(Some(id)),
-        None => Err(LoadError::named_file(
+        None => Err(LoadError::file(
             name,
             format!("eos_token {eos:?} is not a token of tokenizer.json"),
         )),
@@ -89,7 +89,7 @@ fn tokenizer_eos(source: &Source) -> Result<Option<u32>, LoadError> {
 
 /// Returns the id of `token` in a `tokenizer.json`. The vocabulary is large, so it is parsed only
 /// if the added tokens lack the token.
-pub(super) fn token_id(token: &str, tokenizer: &[u8]) -> Result<Option<u32>, LoadError> {
+pub(super) fn token_id(token: &str, tokenizer: &[u8]) -> LoadResult<Option<u32>> {
     #[derive(Deserialize)]
     struct AddedTokens {
         #[serde(default)]

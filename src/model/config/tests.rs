@@ -56,7 +56,7 @@ fn check_refused(changes: &Value, named: &str) {
 fn the_published_configuration_is_understood() {
     let config = read(&json!({})).unwrap();
     assert_eq!(
-        (config.head_dim, config.group(), config.rotary.theta),
+        (config.head_dim, config.group(), config.rope_theta),
         (128, 4, 500_000.0)
     );
     assert_eq!(config.quantization.scale, ScaleDirection::Multiply);
@@ -92,12 +92,11 @@ fn a_token_is_looked_up_in_the_added_tokens_then_in_the_vocabulary() {
 fn the_rope_fields_of_both_transformers_versions_are_understood() {
     let rope = json!({"rope_theta": 10_000.0, "rope_type": "default"});
     let new = json!({"rope_theta": null, "rope_parameters": rope});
-    assert_eq!(read(&new).unwrap().rotary.theta, 10_000.0);
+    assert_eq!(read(&new).unwrap().rope_theta, 10_000.0);
     assert_eq!(
         read(&json!({"rope_scaling": {"type": "default"}}))
             .unwrap()
-            .rotary
-            .theta,
+            .rope_theta,
         500_000.0
     );
 }
@@ -105,7 +104,7 @@ fn the_rope_fields_of_both_transformers_versions_are_understood() {
 #[test]
 fn a_rope_object_may_name_its_type_twice() {
     let both = json!({"rope_scaling": {"type": "default", "rope_type": "default"}});
-    assert_eq!(read(&both).unwrap().rotary.theta, 500_000.0);
+    assert_eq!(read(&both).unwrap().rope_theta, 500_000.0);
     check_refused(
         &json!({"rope_scaling": {"type": "default", "rope_type": "yarn"}}),
         "yarn",
@@ -115,7 +114,7 @@ fn a_rope_object_may_name_its_type_twice() {
 
 #[test]
 fn a_base_inside_the_rope_object_overrides_the_one_beside_it() {
-    let theta = |changes: &Value| read(changes).unwrap().rotary.theta;
+    let theta = |changes: &Value| read(changes).unwrap().rope_theta;
     let inside = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
     assert_eq!(theta(&json!({"rope_scaling": inside(1e4)})), 1e4);
     let both = json!({"rope_scaling": inside(1e4), "rope_parameters": inside(2e4)});

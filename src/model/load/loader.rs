@@ -11,10 +11,11 @@ use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite
 use super::statistics::WeightStatistics;
 use crate::model::architecture::ScaleDirection;
 use crate::model::attention::Attention;
-use crate::model::checkpoint::{LoadError, MappedFiles, Source, Tensor, TensorFiles, Tensors};
+use crate::model::checkpoint::{
+    LoadError, LoadResult, MappedFiles, Source, Tensor, TensorFiles, Tensors,
+};
 use crate::model::config::ModelConfig;
-use crate::model::feed_forward::FeedForward;
-use crate::model::layer::Layer;
+use crate::model::layer::{FeedForward, Layer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
 use crate::model::norm::Norm;
 use crate::model::options::LoadOptions;
@@ -31,7 +32,7 @@ pub(crate) fn load_weights(
     config: &ModelConfig,
     pool: &mut Pool,
     options: &LoadOptions,
-) -> Result<Weights, LoadError> {
+) -> LoadResult<Weights> {
     let files = TensorFiles::list(source)?;
     let mapped = MappedFiles::open(source, &files.names)?;
     let contents = mapped.contents();
@@ -72,12 +73,11 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn weights(&mut self) -> Result<Weights, LoadError> {
+    fn weights(&mut self) -> LoadResult<Weights> {
         let config = self.config;
         let (embedding, head) = self.embedding_and_head()?;
-        let mut layers = (0..config.layers)
-            .map(|layer| self.layer(layer))
-            .collect::<Result<Vec<_>, _>>()?;
+        let layers = (0..config.layers).map(|layer| self.layer(layer));
+        let mut layers = layers.collect::<Result<Vec<_>, _>>()?;
         put_ternary_matrices_side_by_side(&mut layers);
         let norm = self.norm("model.norm", config.hidden)?;
         let is_shared = matches!(&head, Linear::Dense(head) if Arc::ptr_eq(head, &embedding));
@@ -87,8 +87,7 @@ impl Loader<'_> {
             OutputHead::Screened(head) => head.screen_bytes(),
             OutputHead::Exact(_) => 0,
         };
-        let projections = layers.iter().flat_map(Layer::projections);
-        let linears = projections.flat_map(Projections::linears);
+        let linears = layers.iter().flat_map(Layer::linears);
         let layer_bytes = linears.map(Linear::bytes).sum::<usize>();
         Ok(Weights {
             bytes: embedding.bytes() + layer_bytes + head_bytes + screen_bytes,
@@ -99,36 +98,35 @@ impl Loader<'_> {
         })
     }
 
-    fn embedding_and_head(&mut self) -> Result<(Arc<DenseMatrix>, Linear), LoadError> {
+    fn embedding_and_head(&mut self) -> LoadResult<(Arc<DenseMatrix>, Linear)> {
         const EMBEDDING: &str = "model.embed_tokens.weight";
         const HEAD: &str = "lm_head.weight";
-        let (vocab, hidden) = (self.config.vocab, self.config.hidden);
+        let shape = [self.config.vocab, self.config.hidden];
         if !self.config.tied {
             let embedding = self.tensors.require(EMBEDDING)?;
-            let embedding = Arc::new(self.packer.dense(&embedding, vocab, hidden)?);
-            return Ok((embedding, self.linear("lm_head", vocab, hidden)?));
+            let embedding = Arc::new(self.packer.dense(&embedding, shape)?);
+            return Ok((embedding, self.linear("lm_head", shape)?));
         }
         // Either name may hold the shared matrix. If both names exist and the tensors differ, the
         // checkpoint means both.
-        let (embedding, head) = match (self.tensors.take(EMBEDDING), self.tensors.take(HEAD)) {
+        let (embedding, head) = (self.tensors.take(EMBEDDING), self.tensors.take(HEAD));
+        let (embedding, head) = match (embedding, head) {
             (Some(embedding), Some(head)) => {
                 let is_same = (embedding.dtype, &embedding.shape, embedding.bytes)
                     == (head.dtype, &head.shape, head.bytes);
                 (embedding, (!is_same).then_some(head))
             }
             (Some(shared), None) | (None, Some(shared)) => (shared, None),
-            (None, None) => {
-                return Err(LoadError::missing_tensor(EMBEDDING));
-            }
+            (None, None) => return Err(LoadError::missing_tensor(EMBEDDING)),
         };
-        let embedding = Arc::new(self.packer.dense(&embedding, vocab, hidden)?);
+        let embedding = Arc::new(self.packer.dense(&embedding, shape)?);
         let head = match head {
             None => Arc::clone(&embedding),
             Some(head) => {
                 tracing::warn!(
                     "tie_word_embeddings is set, but {HEAD} differs from {EMBEDDING}: using both"
                 );
-                Arc::new(self.packer.dense(&head, vocab, hidden)?)
+                Arc::new(self.packer.dense(&head, shape)?)
             }
         };
         Ok((embedding, Linear::Dense(head)))
@@ -136,76 +134,70 @@ impl Loader<'_> {
 
     /// Screens a large float head, unless its rows are too wide for the 8-bit kernels.
     fn output_head(&mut self, head: Linear) -> OutputHead {
-        let LoadOptions {
-            kernels,
-            max_logits_rows,
-            exact_head_bytes,
-            ..
-        } = *self.options;
+        let options = self.options;
         match head {
             Linear::Dense(exact)
-                if exact.bytes() > exact_head_bytes
+                if exact.bytes() > options.exact_head_bytes
                     && exact.columns() <= Int8Matrix::MAX_COLUMNS =>
             {
                 let pool = &mut *self.packer.pool;
-                OutputHead::Screened(ScreenedHead::new(kernels, pool, exact, max_logits_rows))
+                let max_tokens = options.max_logits_rows;
+                OutputHead::Screened(ScreenedHead::new(options.kernels, pool, exact, max_tokens))
             }
             head => OutputHead::Exact(Projections::new(vec![head])),
         }
     }
 
     /// Builds a layer as the architecture describes it.
-    fn layer(&mut self, layer: usize) -> Result<Layer, LoadError> {
+    fn layer(&mut self, layer: usize) -> LoadResult<Layer> {
         let (config, modules) = (self.config, &self.config.architecture.layer);
         let (hidden, intermediate) = (config.hidden, config.intermediate);
         let q = config.heads * config.head_dim;
         let kv = config.kv_heads * config.head_dim;
         let name = |module: &str| format!("model.layers.{layer}.{module}");
+        let mut linears = |linears: &[(&str, usize, usize)]| -> LoadResult<Projections> {
+            let linears = linears.iter();
+            let linears =
+                linears.map(|&(module, rows, columns)| self.linear(&name(module), [rows, columns]));
+            Ok(Projections::new(linears.collect::<Result<_, _>>()?))
+        };
+        let qkv = linears(&[
+            (modules.query, q, hidden),
+            (modules.key, kv, hidden),
+            (modules.value, kv, hidden),
+        ])?;
+        let output = linears(&[(modules.attention_output, hidden, q)])?;
+        let gate_up = linears(&[
+            (modules.gate, intermediate, hidden),
+            (modules.up, intermediate, hidden),
+        ])?;
+        let down = linears(&[(modules.down, hidden, intermediate)])?;
+        let mut sub_norm = |module: Option<&str>, width| {
+            let norm = module.map(|module| self.norm(&name(module), width));
+            norm.transpose()
+        };
         Ok(Layer {
-            attention_norm: self.norm(&name(modules.attention_norm), hidden)?,
             attention: Attention {
                 layer,
                 heads: config.heads,
                 kv_heads: config.kv_heads,
                 head_dim: config.head_dim,
-                qkv: Projections::new(vec![
-                    self.linear(&name(modules.query), q, hidden)?,
-                    self.linear(&name(modules.key), kv, hidden)?,
-                    self.linear(&name(modules.value), kv, hidden)?,
-                ]),
-                sub_norm: self.sub_norm(modules.attention_sub_norm.map(name), q)?,
-                output: Projections::new(vec![self.linear(
-                    &name(modules.attention_output),
-                    hidden,
-                    q,
-                )?]),
+                qkv,
+                sub_norm: sub_norm(modules.attention_sub_norm, q)?,
+                output,
             },
-            feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
             feed_forward: FeedForward {
-                gate_up: Projections::new(vec![
-                    self.linear(&name(modules.gate), intermediate, hidden)?,
-                    self.linear(&name(modules.up), intermediate, hidden)?,
-                ]),
+                gate_up,
                 activation: config.activation,
-                sub_norm: self.sub_norm(modules.feed_forward_sub_norm.map(name), intermediate)?,
-                down: Projections::new(vec![self.linear(
-                    &name(modules.down),
-                    hidden,
-                    intermediate,
-                )?]),
+                sub_norm: sub_norm(modules.feed_forward_sub_norm, intermediate)?,
+                down,
             },
+            attention_norm: self.norm(&name(modules.attention_norm), hidden)?,
+            feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
         })
     }
 
-    fn sub_norm(
-        &mut self,
-        module: Option<String>,
-        width: usize,
-    ) -> Result<Option<Norm>, LoadError> {
-        module.map(|module| self.norm(&module, width)).transpose()
-    }
-
-    fn norm(&mut self, module: &str, width: usize) -> Result<Norm, LoadError> {
+    fn norm(&mut self, module: &str, width: usize) -> LoadResult<Norm> {
         let tensor = self.tensors.require(&format!("{module}.weight"))?;
         tensor.expect_shape(&[width])?;
         let mut weight = vec![0.0; width];
@@ -218,20 +210,18 @@ impl Loader<'_> {
     }
 
     /// Reads a linear in the form in which the checkpoint stores it.
-    fn linear(&mut self, module: &str, rows: usize, columns: usize) -> Result<Linear, LoadError> {
+    fn linear(&mut self, module: &str, shape: [usize; 2]) -> LoadResult<Linear> {
         let tensor = self.tensors.require(&format!("{module}.weight"))?;
         if self.config.is_float(module) {
-            let weights = self.packer.dense(&tensor, rows, columns)?;
+            let weights = self.packer.dense(&tensor, shape)?;
             return Ok(Linear::Dense(Arc::new(weights)));
         }
-        let (weights, scale) = self.ternary_weights(module, &tensor, rows, columns)?;
-        let input_norm = match self.config.quantization.input_norm_eps {
-            Some(eps) => Some(Norm {
-                eps,
-                ..self.norm(&format!("{module}.rms_norm"), columns)?
-            }),
-            None => None,
-        };
+        let (weights, scale) = self.ternary_weights(module, &tensor, shape)?;
+        let input_norm = self.config.quantization.input_norm_eps.map(|eps| {
+            let norm = self.norm(&format!("{module}.rms_norm"), shape[1])?;
+            Ok(Norm { eps, ..norm })
+        });
+        let input_norm = input_norm.transpose()?;
         Ok(Linear::Ternary(TernaryLinear {
             weights,
             scale,
@@ -244,9 +234,8 @@ impl Loader<'_> {
         &mut self,
         module: &str,
         tensor: &Tensor<'_>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<(TernaryMatrix, f32), LoadError> {
+        shape: [usize; 2],
+    ) -> LoadResult<(TernaryMatrix, f32)> {
         let scale_name = format!("{module}.weight_scale");
         let scale = self.tensors.take(&scale_name);
         let scale = scale.map(|scale| one_float(&scale)).transpose()?;
@@ -256,19 +245,17 @@ impl Loader<'_> {
         });
         let packer = &mut self.packer;
         match (tensor.dtype, scale, self.config.quantization.online) {
-            (Dtype::U8, Some(scale), _) => Ok((packer.packed(tensor, rows, columns)?, scale)),
-            (Dtype::U8, None, _) => Err(LoadError::missing_tensor(scale_name)),
+            (Dtype::U8, Some(scale), _) => Ok((packer.packed(tensor, shape)?, scale)),
+            (Dtype::U8, None, _) => Err(LoadError::missing_tensor(&scale_name)),
             // Floats with a scale are ternary already, only not packed.
-            (_, Some(scale), false) => {
-                let rounding = Rounding::MustBeTernary;
-                Ok((packer.masters(tensor, rows, columns, rounding)?, scale))
-            }
+            (_, Some(scale), false) => Ok((
+                packer.masters(tensor, shape, Rounding::MustBeTernary)?,
+                scale,
+            )),
             (_, None, true) => {
-                tensor.expect_shape(&[rows, columns])?;
-                let mean = packer.mean_magnitude(tensor, rows, columns)?;
+                let mean = packer.mean_magnitude(tensor, shape)?;
                 let factor = 1.0 / mean.max(MIN_MEAN_MAGNITUDE);
-                let rounding = Rounding::Scaled(factor);
-                let weights = packer.masters(tensor, rows, columns, rounding)?;
+                let weights = packer.masters(tensor, shape, Rounding::Scaled(factor))?;
                 Ok((weights, 1.0 / factor))
             }
             (dtype, Some(_), true) => Err(tensor.error(format!(
@@ -285,8 +272,7 @@ impl Loader<'_> {
 
 /// Moves all ternary matrices into one piece of memory.
 fn put_ternary_matrices_side_by_side(layers: &mut [Layer]) {
-    let linears = layers.iter_mut().flat_map(Layer::projections_mut);
-    let linears = linears.flat_map(Projections::linears_mut);
+    let linears = layers.iter_mut().flat_map(Layer::linears_mut);
     let ternary = linears.filter_map(|linear| match linear {
         Linear::Ternary(linear) => Some(&mut linear.weights),
         Linear::Dense(_) => None,

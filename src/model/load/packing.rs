@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
 use super::statistics::WeightStatistics;
-use crate::model::checkpoint::{LoadError, MappedFiles, Tensor};
+use crate::model::checkpoint::{LoadResult, MappedFiles, Tensor};
 use crate::model::pool::{Pool, ranges, split_rows};
 
 /// The smallest magnitude that rounds to infinity in half precision.
@@ -40,60 +40,44 @@ impl Packer<'_> {
     pub(super) fn packed(
         &mut self,
         tensor: &Tensor<'_>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<TernaryMatrix, LoadError> {
-        if !rows.is_multiple_of(4) {
-            return Err(tensor.error(format!("its {rows} rows are not a multiple of four")));
-        }
+        [rows, columns]: [usize; 2],
+    ) -> LoadResult<TernaryMatrix> {
+        let problem = format_args!("its {rows} rows are not a multiple of four");
+        tensor.require(rows.is_multiple_of(4), problem)?;
         let quarter = rows / 4;
         tensor.expect_shape(&[quarter, columns])?;
-        self.pack(tensor, rows, columns, |row, codes, _| {
+        self.pack(tensor, [rows, columns], |row, codes, _| {
             let bytes = &tensor.bytes[row % quarter * columns..][..columns];
-            if take_codes(bytes, row / quarter, codes) {
-                Ok(())
-            } else {
-                Err(tensor.error(format!(
-                    "a packed code of row {row} is 3; 0, 1 and 2 are valid"
-                )))
-            }
+            let problem = format_args!("a packed code of row {row} is 3; 0, 1 and 2 are valid");
+            tensor.require(take_codes(bytes, row / quarter, codes), problem)
         })
     }
 
-    /// Packs floats `[rows, columns]`.
+    /// Packs floats of the given shape.
     pub(super) fn masters(
         &mut self,
         tensor: &Tensor<'_>,
-        rows: usize,
-        columns: usize,
+        shape: [usize; 2],
         rounding: Rounding,
-    ) -> Result<TernaryMatrix, LoadError> {
-        tensor.expect_shape(&[rows, columns])?;
-        let row_bytes = row_bytes(tensor, columns)?;
-        self.pack(tensor, rows, columns, |row, codes, floats| {
-            read_floats(
-                tensor,
-                &tensor.bytes[row * row_bytes..][..row_bytes],
-                floats,
-            )?;
-            match rounding {
-                // Rounding half to even and clamping: ±0.5 becomes 0, and larger magnitudes ±1.
-                Rounding::Scaled(factor) => {
-                    for (code, float) in codes.iter_mut().zip(floats) {
-                        let scaled = *float * factor;
-                        *code = 1 + u8::from(scaled > 0.5) - u8::from(scaled < -0.5);
-                    }
-                }
+    ) -> LoadResult<TernaryMatrix> {
+        tensor.expect_shape(&shape)?;
+        let row_bytes = row_bytes(tensor, shape[1])?;
+        self.pack(tensor, shape, |row, codes, floats| {
+            let bytes = &tensor.bytes[row * row_bytes..][..row_bytes];
+            read_floats(tensor, bytes, floats)?;
+            // Rounding half to even and clamping: ±0.5 becomes 0, and larger magnitudes ±1.
+            let factor = match rounding {
+                Rounding::Scaled(factor) => factor,
                 Rounding::MustBeTernary => {
-                    if floats.iter().any(|float| ![-1.0, 0.0, 1.0].contains(float)) {
-                        return Err(
-                            tensor.error(format!("a weight of row {row} is not -1, 0 or 1"))
-                        );
-                    }
-                    for (code, float) in codes.iter_mut().zip(floats) {
-                        *code = 1 + u8::from(*float > 0.0) - u8::from(*float < 0.0);
-                    }
+                    let is_ternary = |float: &f32| [-1.0, 0.0, 1.0].contains(float);
+                    let problem = format_args!("a weight of row {row} is not -1, 0 or 1");
+                    tensor.require(floats.iter().all(is_ternary), problem)?;
+                    1.0
                 }
+            };
+            for (code, float) in codes.iter_mut().zip(floats) {
+                let scaled = *float * factor;
+                *code = 1 + u8::from(scaled > 0.5) - u8::from(scaled < -0.5);
             }
             Ok(())
         })
@@ -104,29 +88,27 @@ impl Packer<'_> {
     fn pack(
         &mut self,
         tensor: &Tensor<'_>,
-        rows: usize,
-        columns: usize,
-        write_codes: impl Fn(usize, &mut [u8], &mut [f32]) -> Result<(), LoadError> + Sync,
-    ) -> Result<TernaryMatrix, LoadError> {
+        [rows, columns]: [usize; 2],
+        write_codes: impl Fn(usize, &mut [u8], &mut [f32]) -> LoadResult<()> + Sync,
+    ) -> LoadResult<TernaryMatrix> {
         let mut matrix = TernaryMatrix::new(rows, columns, self.packing);
         let mut panels: Vec<PanelMut<'_>> = matrix.panels_mut().collect();
-        let shares: Vec<_> = ranges(panels.len(), self.pool.workers()).collect();
-        let results = self
-            .pool
-            .run_parts(split_rows(&mut panels, 1, shares), |_, panels| {
-                let (mut codes, mut floats) = (vec![1; columns], vec![0.0; columns]);
-                let mut statistics = WeightStatistics::default();
-                for panel in panels {
-                    for row in panel.rows() {
-                        write_codes(row, &mut codes, &mut floats)?;
-                        statistics.count(&codes);
-                        panel.set_row(row, &codes);
-                    }
+        let shares = ranges(panels.len(), self.pool.workers());
+        let parts = split_rows(&mut panels, 1, shares);
+        let results = self.pool.run_parts(parts, |_, panels| {
+            let (mut codes, mut floats) = (vec![1; columns], vec![0.0; columns]);
+            let mut statistics = WeightStatistics::default();
+            for panel in panels {
+                for row in panel.rows() {
+                    write_codes(row, &mut codes, &mut floats)?;
+                    statistics.count(&codes);
+                    panel.set_row(row, &codes);
                 }
-                Ok(statistics)
-            });
+            }
+            Ok(statistics)
+        });
         for statistics in results {
-            self.statistics += statistics?;
+            self.statistics.add(statistics?);
         }
         drop(panels);
         self.consumed(tensor.bytes);
@@ -138,9 +120,9 @@ impl Packer<'_> {
     pub(super) fn mean_magnitude(
         &mut self,
         tensor: &Tensor<'_>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<f32, LoadError> {
+        [rows, columns]: [usize; 2],
+    ) -> LoadResult<f32> {
+        tensor.expect_shape(&[rows, columns])?;
         let row_bytes = row_bytes(tensor, columns)?;
         let mut sums = vec![0.0; rows];
         let shares = ranges(rows, self.pool.workers());
@@ -148,32 +130,25 @@ impl Packer<'_> {
         let results = self.pool.run_parts(parts, |_, (rows, sums)| {
             let mut floats = vec![0.0; columns];
             for (row, sum) in rows.zip(sums) {
-                read_floats(
-                    tensor,
-                    &tensor.bytes[row * row_bytes..][..row_bytes],
-                    &mut floats,
-                )?;
+                let bytes = &tensor.bytes[row * row_bytes..][..row_bytes];
+                read_floats(tensor, bytes, &mut floats)?;
                 *sum = sum_magnitudes(&floats);
             }
             Ok(())
         });
-        results.into_iter().collect::<Result<(), LoadError>>()?;
+        results.into_iter().collect::<LoadResult<()>>()?;
         let sum: f64 = sums.iter().sum();
         let mean = (sum / (rows * columns) as f64) as f32;
-        if mean.is_finite() {
-            Ok(mean)
-        } else {
-            Err(tensor.error("it has infinite or NaN values"))
-        }
+        tensor.require(mean.is_finite(), "it has infinite or NaN values")?;
+        Ok(mean)
     }
 
     /// Packs a float matrix: in half precision from F16 and BF16, in single precision from F32.
     pub(super) fn dense(
         &mut self,
         tensor: &Tensor<'_>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<DenseMatrix, LoadError> {
+        [rows, columns]: [usize; 2],
+    ) -> LoadResult<DenseMatrix> {
         tensor.expect_shape(&[rows, columns])?;
         if tensor.dtype == Dtype::F32 {
             let mut values = HugeSlice::new(rows * columns);
@@ -197,8 +172,8 @@ impl Packer<'_> {
         tensor: &Tensor<'_>,
         columns: usize,
         values: &mut [T],
-        convert: impl Fn(&[u8], &mut [T]) -> Result<(), LoadError> + Sync,
-    ) -> Result<(), LoadError> {
+        convert: impl Fn(&[u8], &mut [T]) -> LoadResult<()> + Sync,
+    ) -> LoadResult<()> {
         let row_bytes = row_bytes(tensor, columns)?;
         let at_once = (RELEASED_AT_ONCE / row_bytes).max(1);
         let rounds = values.chunks_mut(at_once * columns);
@@ -208,7 +183,7 @@ impl Packer<'_> {
             let results = self.pool.run_parts(parts, |_, (rows, out)| {
                 convert(&bytes[rows.start * row_bytes..rows.end * row_bytes], out)
             });
-            results.into_iter().collect::<Result<(), LoadError>>()?;
+            results.into_iter().collect::<LoadResult<()>>()?;
             self.consumed(bytes);
         }
         Ok(())
@@ -251,7 +226,7 @@ fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
 }
 
 /// Returns the bytes of a row of a float tensor.
-fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> Result<usize, LoadError> {
+fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> LoadResult<usize> {
     match tensor.dtype {
         Dtype::F32 => Ok(columns * 4),
         Dtype::F16 | Dtype::BF16 => Ok(columns * 2),
@@ -260,11 +235,7 @@ fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> Result<usize, LoadError> {
 }
 
 /// Converts values of a float tensor.
-pub(super) fn read_floats(
-    tensor: &Tensor<'_>,
-    bytes: &[u8],
-    out: &mut [f32],
-) -> Result<(), LoadError> {
+pub(super) fn read_floats(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [f32]) -> LoadResult<()> {
     assert_eq!(
         bytes.len(),
         row_bytes(tensor, out.len())?,
@@ -295,7 +266,7 @@ pub(super) fn read_floats(
 }
 
 /// Converts values of an F16 or BF16 tensor to the bits of IEEE half precision.
-fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> Result<(), LoadError> {
+fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> LoadResult<()> {
     let mut floats = [0.0; CHUNK];
     for (out, bytes) in out.chunks_mut(CHUNK).zip(bytes.chunks(2 * CHUNK)) {
         let floats = &mut floats[..out.len()];
@@ -309,40 +280,29 @@ fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> Result<(),
 
 /// # Errors
 /// If a value is not finite, or its magnitude is `limit` or more.
-pub(super) fn refuse_non_finite(
-    tensor: &Tensor<'_>,
-    values: &[f32],
-    limit: f32,
-) -> Result<(), LoadError> {
+pub(super) fn refuse_non_finite(tensor: &Tensor<'_>, values: &[f32], limit: f32) -> LoadResult<()> {
     let fits = |value: &f32| value.abs() < limit; // False for NaN.
     // Without an early exit, the compiler checks several values at once.
     if values.iter().fold(true, |all, value| all & fits(value)) {
         return Ok(());
     }
-    let value = values
-        .iter()
-        .find(|value| !fits(value))
-        .unwrap_or(&f32::NAN);
-    Err(tensor.error(format!(
-        "its value {value} must be finite and below {limit} in magnitude"
-    )))
+    let value = values.iter().find(|value| !fits(value));
+    let value = value.unwrap_or(&f32::NAN);
+    let problem = format!("its value {value} must be finite and below {limit} in magnitude");
+    Err(tensor.error(problem))
 }
 
 /// Returns the value of a scale.
-pub(super) fn one_float(tensor: &Tensor<'_>) -> Result<f32, LoadError> {
-    if tensor.shape.iter().product::<usize>() != 1 {
-        return Err(tensor.error(format!(
-            "its shape is {:?}, but a scale is one value",
-            tensor.shape
-        )));
-    }
+pub(super) fn one_float(tensor: &Tensor<'_>) -> LoadResult<f32> {
+    let shape = &tensor.shape;
+    let problem = format_args!("its shape is {shape:?}, but a scale is one value");
+    tensor.require(shape.iter().product::<usize>() == 1, problem)?;
     let mut value = [0.0];
-    row_bytes(tensor, 1)?;
     read_floats(tensor, tensor.bytes, &mut value)?;
-    match value[0] {
-        scale if scale.is_normal() && scale > 0.0 => Ok(scale),
-        scale => Err(tensor.error(format!("a scale must be positive and finite; got {scale}"))),
-    }
+    let [scale] = value;
+    let problem = format_args!("a scale must be positive and finite; got {scale}");
+    tensor.require(scale.is_normal() && scale > 0.0, problem)?;
+    Ok(scale)
 }
 
 /// Computes Σ|x| over eight lanes, in double precision.

@@ -1,7 +1,5 @@
 //! Weight statistics: they tell whether ternary weights look like those of a trained model.
 
-use std::ops::AddAssign;
-
 /// How many weights are −1, 0 and 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WeightStatistics([u64; 3]);
@@ -17,6 +15,13 @@ impl WeightStatistics {
             self.0[1] += u64::from(zeros);
             self.0[2] += u64::from(plus);
             self.0[0] += run.len() as u64 - u64::from(zeros) - u64::from(plus);
+        }
+    }
+
+    /// Adds the counts of other weights.
+    pub(super) fn add(&mut self, other: WeightStatistics) {
+        for (count, other) in self.0.iter_mut().zip(other.0) {
+            *count += other;
         }
     }
 
@@ -43,14 +48,6 @@ impl WeightStatistics {
                 100.0 * zero,
                 100.0 * plus
             );
-        }
-    }
-}
-
-impl AddAssign for WeightStatistics {
-    fn add_assign(&mut self, other: WeightStatistics) {
-        for (count, other) in self.0.iter_mut().zip(other.0) {
-            *count += other;
         }
     }
 }

@@ -24,21 +24,17 @@ use crate::model::workers::{Scratch, Workers};
 /// 20; the rest is a margin for rows that rounding puts in the wrong order.
 const EXACT_ROWS: usize = 64;
 
-/// A float matrix of many rows, with a copy in 8 bits and the memory of its second pass.
+/// A float matrix of many rows, with a copy in 8 bits and the memory of its passes, which steps
+/// reuse.
 pub(crate) struct ScreenedHead {
     exact: Arc<DenseMatrix>,
     screen: Int8Matrix,
-    memory: Rescoring,
-}
-
-/// The memory of the second pass. Steps reuse it.
-struct Rescoring {
     /// The maximum of each panel and token in the first pass, `[panel][token]`.
     maxima: Vec<f32>,
     /// The best rows, `[token][EXACT_ROWS]`.
-    rows: Vec<u32>,
+    best: Vec<u32>,
     /// The exact logits of those rows.
-    exact: Vec<f32>,
+    rescored: Vec<f32>,
     searches: Vec<TopSearch>, // [worker]
 }
 
@@ -68,7 +64,10 @@ impl ScreenedHead {
         ScreenedHead {
             exact,
             screen,
-            memory: Rescoring::new(pool.workers(), max_tokens, rows),
+            maxima: Vec::with_capacity(max_tokens * rows.div_ceil(PANEL_ROWS)),
+            best: Vec::with_capacity(max_tokens * EXACT_ROWS),
+            rescored: Vec::with_capacity(max_tokens * EXACT_ROWS),
+            searches: (0..pool.workers()).map(|_| TopSearch::new(rows)).collect(),
         }
     }
 
@@ -102,81 +101,67 @@ impl ScreenedHead {
     /// The first pass: computes all logits in 8 bits, and the maximum of each panel and token.
     fn screen_all(&mut self, workers: &mut Workers, inputs: &Inputs, logits: &mut [f32]) {
         let (screen, tokens) = (&self.screen, inputs.tokens());
-        let maxima = &mut self.memory.maxima;
+        let maxima = &mut self.maxima;
         maxima.resize(screen.panels() * tokens, 0.0);
         let shares = ranges(screen.panels(), workers.pool.workers());
         let maxima = split_rows(maxima, tokens, shares.clone());
         let logits = split_rows(logits, tokens * PANEL_ROWS, shares.clone());
         let parts = shares.zip(logits).zip(maxima).zip(&mut workers.scratch);
         let kernels = workers.kernels;
-        workers
-            .pool
-            .run_parts(parts, |_, (((panels, logits), maxima), scratch)| {
-                let Scratch { sums, factors, .. } = scratch;
-                let x = inputs.quantized(0);
-                factors.clear();
-                factors.extend(x.scales().iter().map(|scale| 1.0 / scale));
-                let outs = logits.chunks_exact_mut(tokens * PANEL_ROWS);
-                let outs = outs.zip(maxima.chunks_exact_mut(tokens));
-                for (panel, (logits, maxima)) in panels.zip(outs) {
-                    let sums = &mut sums[..logits.len()];
-                    kernels.int8_matmul(screen, panel..panel + 1, x, sums);
-                    let scales = PanelScales {
-                        row_scales: screen.scales(panel),
-                        token_factors: &factors[..],
-                    };
-                    kernels.scale_panel(sums, scales, logits, maxima);
-                }
-            });
+        let pool = &mut workers.pool;
+        pool.run_parts(parts, |_, (((panels, logits), maxima), scratch)| {
+            let Scratch { sums, factors, .. } = scratch;
+            let x = inputs.quantized(0);
+            factors.clear();
+            factors.extend(x.scales().iter().map(|scale| 1.0 / scale));
+            let outs = logits.chunks_exact_mut(tokens * PANEL_ROWS);
+            let outs = outs.zip(maxima.chunks_exact_mut(tokens));
+            for (panel, (logits, maxima)) in panels.zip(outs) {
+                let sums = &mut sums[..logits.len()];
+                kernels.int8_matmul(screen, panel..panel + 1, x, sums);
+                let scales = PanelScales {
+                    row_scales: screen.scales(panel),
+                    token_factors: &factors[..],
+                };
+                kernels.scale_panel(sums, scales, logits, maxima);
+            }
+        });
     }
 
     /// The second pass: replaces the logits of each token's best rows by exact ones.
     fn rescore(&mut self, workers: &mut Workers, inputs: &Inputs, logits: &mut [f32]) {
-        let (head, memory, tokens) = (&self.exact, &mut self.memory, inputs.tokens());
+        let (head, tokens) = (&self.exact, inputs.tokens());
         let rows = head.rows();
         let count = EXACT_ROWS.min(rows);
-        memory.rows.resize(tokens * count, 0);
-        memory.exact.resize(tokens * count, 0.0);
+        self.best.resize(tokens * count, 0);
+        self.rescored.resize(tokens * count, 0.0);
         let shares = ranges(tokens, workers.pool.workers());
-        let best = split_rows(&mut memory.rows, count, shares.clone());
-        let exact = split_rows(&mut memory.exact, count, shares.clone());
-        let parts = shares.zip(best.zip(exact)).zip(&mut memory.searches);
-        let (kernels, screened, maxima) = (workers.kernels, &*logits, &memory.maxima);
-        workers
-            .pool
-            .run_parts(parts, |_, ((share, (best, exact)), search)| {
-                let outs = (best.chunks_exact_mut(count)).zip(exact.chunks_exact_mut(count));
-                for (token, (best, exact)) in share.zip(outs) {
-                    let panel = |index: usize| {
-                        let rows = (rows - index * PANEL_ROWS).min(PANEL_ROWS);
-                        &screened[(index * tokens + token) * PANEL_ROWS..][..rows]
-                    };
-                    let maxima = maxima[token..].iter().copied().step_by(tokens);
-                    let found = search.largest(maxima, panel, count);
-                    for (row, (found, _)) in best.iter_mut().zip(found) {
-                        *row = *found;
-                    }
-                    kernels.dense_dots(head, best, inputs.float_row(token), exact);
+        let best = split_rows(&mut self.best, count, shares.clone());
+        let exact = split_rows(&mut self.rescored, count, shares.clone());
+        let parts = shares.zip(best.zip(exact)).zip(&mut self.searches);
+        let (kernels, screened, maxima) = (workers.kernels, &*logits, &self.maxima);
+        let pool = &mut workers.pool;
+        pool.run_parts(parts, |_, ((share, (best, exact)), search)| {
+            let outs = (best.chunks_exact_mut(count)).zip(exact.chunks_exact_mut(count));
+            for (token, (best, exact)) in share.zip(outs) {
+                let panel = |index: usize| {
+                    let rows = (rows - index * PANEL_ROWS).min(PANEL_ROWS);
+                    &screened[(index * tokens + token) * PANEL_ROWS..][..rows]
+                };
+                let maxima = maxima[token..].iter().copied().step_by(tokens);
+                let found = search.largest(maxima, panel, count);
+                for (row, (found, _)) in best.iter_mut().zip(found) {
+                    *row = *found;
                 }
-            });
-        let best = memory.rows.chunks_exact(count);
-        for (token, (rows, exact)) in best.zip(memory.exact.chunks_exact(count)).enumerate() {
+                kernels.dense_dots(head, best, inputs.float_row(token), exact);
+            }
+        });
+        let best = self.best.chunks_exact(count);
+        for (token, (rows, exact)) in best.zip(self.rescored.chunks_exact(count)).enumerate() {
             for (&row, &logit) in rows.iter().zip(exact) {
                 let (panel, lane) = (row as usize / PANEL_ROWS, row as usize % PANEL_ROWS);
                 logits[(panel * tokens + token) * PANEL_ROWS + lane] = logit;
             }
-        }
-    }
-}
-
-impl Rescoring {
-    /// Allocates the memory for steps of up to `max_tokens` tokens and a head of `rows` rows.
-    fn new(workers: usize, max_tokens: usize, rows: usize) -> Rescoring {
-        Rescoring {
-            maxima: Vec::with_capacity(max_tokens * rows.div_ceil(PANEL_ROWS)),
-            rows: Vec::with_capacity(max_tokens * EXACT_ROWS),
-            exact: Vec::with_capacity(max_tokens * EXACT_ROWS),
-            searches: (0..workers).map(|_| TopSearch::new(rows)).collect(),
         }
     }
 }

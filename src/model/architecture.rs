@@ -1,6 +1,52 @@
-//! The fields that describe a model family.
+//! Model families, as descriptions that the one transformer layer follows.
+//!
+//! To add a family: write its [`Architecture`] beside [`LLAMA`], and list it in [`ALL`]. If the
+//! family computes something new, add a field to the description and let the layer follow that
+//! field.
 
 use serde::Deserialize;
+
+/// All families that this engine computes.
+pub(super) const ALL: [&Architecture; 2] = [&BITNET, &LLAMA];
+
+/// BitNet b1.58, as in Microsoft's 2B-4T: Llama with squared ReLU, and a norm before each output
+/// projection ("sub-norm").
+pub const BITNET: Architecture = Architecture {
+    class: "BitNetForCausalLM",
+    model_type: "bitnet",
+    layer: LayerModules {
+        attention_sub_norm: Some("self_attn.attn_sub_norm"),
+        feed_forward_sub_norm: Some("mlp.ffn_sub_norm"),
+        ..LLAMA.layer
+    },
+    activation: Activation::Relu2,
+    norm_eps: 1e-5,
+    bias_fields: &["attention_bias"],
+    scale: ScaleDirection::Multiply,
+};
+
+/// Llama with ternary linears, as in the Falcon3 and Llama3-8B-1.58 checkpoints.
+pub const LLAMA: Architecture = Architecture {
+    class: "LlamaForCausalLM",
+    model_type: "llama",
+    layer: LayerModules {
+        attention_norm: "input_layernorm",
+        query: "self_attn.q_proj",
+        key: "self_attn.k_proj",
+        value: "self_attn.v_proj",
+        attention_sub_norm: None,
+        attention_output: "self_attn.o_proj",
+        feed_forward_norm: "post_attention_layernorm",
+        gate: "mlp.gate_proj",
+        up: "mlp.up_proj",
+        feed_forward_sub_norm: None,
+        down: "mlp.down_proj",
+    },
+    activation: Activation::Silu,
+    norm_eps: 1e-6,
+    bias_fields: &["attention_bias", "mlp_bias"],
+    scale: ScaleDirection::Divide,
+};
 
 /// What distinguishes a model family. A field that `config.json` can override is a default here.
 #[derive(Clone, Copy, Debug, PartialEq)]
