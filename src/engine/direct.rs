@@ -106,7 +106,7 @@ impl<'a, F: Forward> Direct<'a, F> {
     }
 
     /// Returns the draws of the last step, one for each row of logits, in the order of its rows.
-    /// A row after a wrong draft token has a [`DrawOutcome::Void`](super::DrawOutcome::Void) draw.
+    /// Includes [`DrawOutcome::Void`](super::DrawOutcome::Void) draws.
     pub fn draws(&mut self) -> &[Draw] {
         self.steps.runner.sampler().draws()
     }
