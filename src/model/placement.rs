@@ -34,9 +34,8 @@ pub(super) struct Placement {
     max_tokens: usize,
     rows: Vec<usize>,      // By token: the index of its row in the batch.
     positions: Vec<usize>, // By token.
-    cosines: Vec<f32>,     // By token, head_dim / 2 each.
-    sines: Vec<f32>,
-    cost: Vec<u64>, // By token: the attention cost of all tokens before it.
+    rotations: Vec<f32>,   // By token: head_dim / 2 cosines, then as many sines.
+    cost: Vec<u64>,        // By token: the attention cost of all tokens before it.
     writes: Vec<PageWrite>,
     logits: Vec<usize>,
 }
@@ -44,14 +43,12 @@ pub(super) struct Placement {
 impl Placement {
     /// Allocates the memory for `max_tokens` tokens.
     pub(super) fn new(config: &ModelConfig, max_tokens: usize) -> Placement {
-        let half = config.head_dim / 2;
         Placement {
             frequencies: frequencies(config).collect(),
             max_tokens,
             rows: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
-            cosines: Vec::with_capacity(max_tokens * half),
-            sines: Vec::with_capacity(max_tokens * half),
+            rotations: Vec::with_capacity(max_tokens * config.head_dim),
             cost: Vec::with_capacity(max_tokens + 1),
             writes: Vec::with_capacity(max_tokens),
             logits: Vec::with_capacity(max_tokens),
@@ -113,8 +110,7 @@ impl Placement {
     fn clear(&mut self) {
         self.rows.clear();
         self.positions.clear();
-        self.cosines.clear();
-        self.sines.clear();
+        self.rotations.clear();
         self.writes.clear();
         self.logits.clear();
         self.cost.clear();
@@ -124,11 +120,12 @@ impl Placement {
     fn push_token(&mut self, row: usize, position: usize) {
         self.rows.push(row);
         self.positions.push(position);
-        for &frequency in &self.frequencies {
-            let angle = f64::from(position as f32 * frequency);
-            self.cosines.push(angle.cos() as f32);
-            self.sines.push(angle.sin() as f32);
-        }
+        let angle = |frequency: &f32| f64::from(position as f32 * frequency);
+        let angles = self.frequencies.iter().map(angle);
+        self.rotations
+            .extend(angles.clone().map(|angle| angle.cos() as f32));
+        self.rotations
+            .extend(angles.map(|angle| angle.sin() as f32));
         let before = self.cost.last().copied().unwrap_or(0);
         self.cost.push(before + position as u64 + QUERY_COST);
     }
@@ -151,10 +148,7 @@ impl Placement {
     /// Returns the cosines and sines of a token's angles.
     pub(super) fn rotation(&self, token: usize) -> (&[f32], &[f32]) {
         let half = self.frequencies.len();
-        (
-            &self.cosines[token * half..][..half],
-            &self.sines[token * half..][..half],
-        )
+        self.rotations[token * 2 * half..][..2 * half].split_at(half)
     }
 
     /// Returns the writes to pages; the pages ascend.
@@ -261,8 +255,7 @@ mod tests {
             max_tokens: 1000,
             rows: Vec::new(),
             positions: Vec::new(),
-            cosines: Vec::new(),
-            sines: Vec::new(),
+            rotations: Vec::new(),
             cost: Vec::new(),
             writes: Vec::new(),
             logits: Vec::new(),

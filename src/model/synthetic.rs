@@ -137,9 +137,10 @@ impl Shape {
         let mut header = Map::new();
         let mut offset = 0;
         for tensor in &tensors {
-            let end = offset + tensor.bytes();
+            let (dtype, bytes) = tensor.content.dtype();
+            let end = offset + tensor.values() * bytes;
             let entry = json!({
-                "dtype": tensor.dtype(),
+                "dtype": dtype,
                 "shape": tensor.shape,
                 "data_offsets": [offset, end],
             });
@@ -161,9 +162,17 @@ impl Shape {
     fn tensors(&self) -> Vec<RandomTensor> {
         let modules = &self.architecture.layer;
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let mut tensors = vec![norm("model.norm".to_owned(), self.hidden)];
+        let mut tensors = Vec::new();
+        let mut push = |name: &str, shape: &[usize], content| {
+            tensors.push(RandomTensor {
+                name: name.to_owned(),
+                shape: shape.to_vec(),
+                content,
+            });
+        };
+        push("model.norm.weight", &[self.hidden], Content::Norm);
         for layer in 0..self.layers {
-            let name = |module: &str| format!("model.layers.{layer}.{module}");
+            let name = |module: &str| format!("model.layers.{layer}.{module}.weight");
             let norms = [
                 (Some(modules.attention_norm), self.hidden),
                 (Some(modules.feed_forward_norm), self.hidden),
@@ -171,7 +180,9 @@ impl Shape {
                 (modules.feed_forward_sub_norm, self.intermediate),
             ];
             for (module, width) in norms {
-                tensors.extend(module.map(|module| norm(name(module), width)));
+                if let Some(module) = module {
+                    push(&name(module), &[width], Content::Norm);
+                }
             }
             let linears = [
                 (modules.query, q, self.hidden),
@@ -183,44 +194,28 @@ impl Shape {
                 (modules.down, self.hidden, self.intermediate),
             ];
             for (module, rows, columns) in linears {
-                tensors.extend(self.ternary(name(module), rows, columns));
+                let scale = Content::Scale(self.stored_scale(columns));
+                push(&(name(module) + "_scale"), &[1], scale);
+                push(&name(module), &[rows / 4, columns], Content::Codes);
             }
         }
-        let embeddings: &[&str] = if self.tied {
-            &["model.embed_tokens"]
-        } else {
-            &["model.embed_tokens", "lm_head"]
-        };
-        tensors.extend(embeddings.iter().map(|module| RandomTensor {
-            name: format!("{module}.weight"),
-            shape: vec![self.vocab, self.hidden],
-            content: Content::Embedding,
-        }));
+        let shape = [self.vocab, self.hidden];
+        push("model.embed_tokens.weight", &shape, Content::Embedding);
+        if !self.tied {
+            push("lm_head.weight", &shape, Content::Embedding);
+        }
         tensors
     }
 
-    /// Returns the scale and the packed weights of a ternary linear.
-    fn ternary(&self, module: String, rows: usize, columns: usize) -> [RandomTensor; 2] {
+    /// Returns the stored scale of a ternary linear.
+    fn stored_scale(&self, columns: usize) -> f32 {
         // Two thirds of the weights are not zero, so with this scale products have the magnitude of
         // their inputs.
         let scale = 1.0 / (columns as f32 * 2.0 / 3.0).sqrt();
-        let stored = match self.architecture.scale {
+        match self.architecture.scale {
             ScaleDirection::Multiply => scale,
             ScaleDirection::Divide => 1.0 / scale,
-        };
-        let weight = module + ".weight";
-        [
-            RandomTensor {
-                name: format!("{weight}_scale"),
-                shape: vec![1],
-                content: Content::Scale(stored),
-            },
-            RandomTensor {
-                name: weight,
-                shape: vec![rows / 4, columns],
-                content: Content::Codes,
-            },
-        ]
+        }
     }
 }
 
@@ -243,34 +238,20 @@ struct RandomTensor {
     content: Content,
 }
 
-fn norm(module: String, width: usize) -> RandomTensor {
-    RandomTensor {
-        name: module + ".weight",
-        shape: vec![width],
-        content: Content::Norm,
+impl Content {
+    /// Returns the name of the type of the values, and its bytes.
+    fn dtype(&self) -> (&'static str, usize) {
+        match self {
+            Content::Norm | Content::Scale(_) => ("F32", 4),
+            Content::Codes => ("U8", 1),
+            Content::Embedding => ("BF16", 2),
+        }
     }
 }
 
 impl RandomTensor {
-    fn dtype(&self) -> &'static str {
-        match self.content {
-            Content::Norm | Content::Scale(_) => "F32",
-            Content::Codes => "U8",
-            Content::Embedding => "BF16",
-        }
-    }
-
     fn values(&self) -> usize {
         self.shape.iter().product()
-    }
-
-    fn bytes(&self) -> usize {
-        self.values()
-            * match self.content {
-                Content::Norm | Content::Scale(_) => 4,
-                Content::Codes => 1,
-                Content::Embedding => 2,
-            }
     }
 
     fn write(&self, random: &mut Random, out: &mut impl Write) -> io::Result<()> {
