@@ -58,8 +58,8 @@ impl Predictor {
         })
     }
 
-    /// Divides the time of a step among its tokens and its rows of logits. Returns the cost of a row
-    /// as a function of its shape: its tokens, its logits and its own attention.
+    /// Divides the time of a step among its tokens and its rows of logits. Returns the cost of a
+    /// row as a function of its shape: its tokens, its logits and its own attention.
     pub(crate) fn row_cost(&self, step: StepShape) -> impl Fn(StepShape) -> Nanos + '_ {
         let tokens_only = StepShape {
             rows: step.rows,
