@@ -6,6 +6,7 @@
 )]
 
 use std::process::Command;
+use std::time::Duration;
 
 use indicatif::ProgressBar;
 use serde_json::Value;
@@ -17,6 +18,16 @@ use sterna::engine::{Forward, LogitRows};
 use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, Page, SequenceId};
+
+/// Everything runs once.
+const ONCE: Effort = Effort {
+    min_repetitions: 1,
+    repetitions: 1,
+    short: Duration::ZERO,
+    long: Duration::ZERO,
+    steps: 2,
+    repetition: Duration::ZERO,
+};
 
 /// A model whose last row of logits is wrong in the steps that `is_wrong` selects.
 struct Corrupted {
@@ -212,7 +223,7 @@ fn the_report_has_all_figures_and_says_why_some_are_missing() {
         depths: vec![40, 2000],
         prompts: vec![600, 5000],
         kv_bytes: 200 * page,
-        effort: Effort::SMOKE,
+        effort: ONCE,
     };
     let probe = LimitsProbe::smoke(kernels, 2);
     let card = ModelInfo::of("toy", &model);

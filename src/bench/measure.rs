@@ -81,15 +81,6 @@ impl Effort {
         steps: 8,
         repetition: Duration::from_millis(300),
     };
-    /// The effort for tests: everything runs once.
-    pub const SMOKE: Effort = Effort {
-        min_repetitions: 1,
-        repetitions: 1,
-        short: Duration::ZERO,
-        long: Duration::ZERO,
-        steps: 2,
-        repetition: Duration::ZERO,
-    };
 
     fn wants_more(&self, done: usize, spent: Duration) -> bool {
         done < self.min_repetitions
