@@ -40,8 +40,8 @@ pub enum Refusal {
     TooLong {
         /// The prompt tokens plus `max_new_tokens`.
         needed_tokens: u64,
-        /// [`Limits::longest_sequence`], reduced by the pages of public prefixes and by the
-        /// tenant's cap.
+        /// The [longest sequence](crate::Limits::longest_sequence) that the limits allow, reduced
+        /// by the pages of public prefixes and by the tenant's cap.
         limit_tokens: u64,
     },
     /// The tenant has used up its rate.
