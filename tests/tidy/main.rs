@@ -75,6 +75,20 @@ const HOMES: &[(&str, &[&str])] = &[
     ("parking_lot", &["src/model/pool/"]),
     ("sha2", &["src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
+    (
+        "sterna_random",
+        &[
+            "src/bench/",
+            "src/engine/",
+            "src/model/",
+            "benches/",
+            "tests/",
+            "scheduler/",
+            "kernels/tests/",
+            "src/text/", // Its tests.
+            "loadtest/",
+        ],
+    ),
     ("subtle", &["src/tenants/keys.rs"]),
     ("tokenizers", &["src/text/"]),
     (

@@ -1,14 +1,15 @@
 //! Decides which waiting requests start.
 //!
 //! A request waits for one of these:
-//! - its turn: earlier requests of its tenant, or tenants with less virtual time, come first;
+//! - its turn: a higher band, a tenant with less virtual time, an earlier request of its tenant, or
+//!   a request with more cached pages comes first;
 //! - a place: `max_running` of the server and of its tenant;
 //! - time: one more decode would miss the inter-token target, or too many prefills run;
 //! - memory: free pages, or pages under its tenant's cap;
 //! - a prefix: a running prefill is about to compute more of the request's prefix than is cached;
 //! - a blocked head: a request that came first and waits for memory.
 //!
-//! After a step that preempted a sequence, nothing starts.
+//! After a step that preempted a sequence, nothing starts unless nothing runs.
 //!
 //! Invariant: choosing a request changes no page. Its cached pages are pinned when it starts.
 //!
