@@ -22,7 +22,7 @@ pub(super) struct Fairness {
     window_end: Micros, // The end of this window.
     now: Micros,
     backlogged: Vec<usize>, // The tenants that were backlogged in the previous window.
-    // The service over weight of each of these tenants, since the same tenants are backlogged.
+    // In the order of `backlogged`: service ÷ weight since this set became backlogged.
     together: Vec<f64>,
     sums: FairnessReport, // With sums in place of means.
 }

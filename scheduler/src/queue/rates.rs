@@ -7,7 +7,7 @@ const MINUTE: u64 = 60_000_000_000;
 
 /// A rate and its state: the time at which all charges so far are earned.
 ///
-/// A charge may exceed what is left. Then nothing conforms until the debt is earned.
+/// A charge may exceed the quota left. Then no request conforms until the debt has refilled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meter {
     rate: Rate,
