@@ -1,0 +1,155 @@
+//! The server program under attack: its start, its memory, files and threads, and its end.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::client::{Connection, get};
+
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// Sets the path of the server program, once.
+pub(crate) fn set_program(path: &str) {
+    PROGRAM.get_or_init(|| path.into());
+}
+
+/// Returns the path of the server program.
+pub(crate) fn program() -> &'static Path {
+    PROGRAM.get().expect("the program is set")
+}
+
+/// A server process on a free loopback port. Dropping it kills the process.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) address: SocketAddr,
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// Resident memory, in KiB.
+    pub(crate) resident: u64,
+    /// The largest resident memory since the start, in KiB.
+    pub(crate) peak: u64,
+    pub(crate) threads: u64,
+    pub(crate) files: usize,
+}
+
+impl Process {
+    /// Starts the server with `flags` and waits until it is ready.
+    pub(crate) async fn start(flags: &[&str]) -> Process {
+        Process::start_by(Command::new(program()), flags).await
+    }
+
+    /// Starts `command` with the server's `flags` and waits until the server is ready.
+    pub(crate) async fn start_by(mut command: Command, flags: &[&str]) -> Process {
+        let mut child = command
+            .args(["--port", "0"])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the server starts");
+        let output = child.stdout.take().expect("its output is a pipe");
+        let address = BufReader::new(output)
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| {
+                let rest = &line[line.find("http://")? + "http://".len()..];
+                rest.split_whitespace().next()?.parse().ok()
+            })
+            .expect("the server names its address");
+        let process = Process { child, address };
+        while process.get("/ready").await.0 != 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        process
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns status and body of `path`. The status is 0 if no answer comes.
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
+        match Connection::open(self.address).await {
+            Ok(mut connection) => get(&mut connection, path).await.unwrap_or_default(),
+            Err(_) => (0, String::new()),
+        }
+    }
+
+    /// Returns the sum of all series of a metric.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.get("/metrics").await;
+        text.lines()
+            .filter(|line| {
+                let rest = line.strip_prefix(name);
+                rest.is_some_and(|rest| rest.starts_with([' ', '{']))
+            })
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    }
+
+    /// Waits until no request is running or waiting.
+    pub(crate) async fn idle(&self) {
+        let patience = Instant::now() + Duration::from_secs(120);
+        loop {
+            let running = self.metric("vllm:num_requests_running").await;
+            let waiting = self.metric("vllm:num_requests_waiting").await;
+            if running + waiting == 0.0 {
+                return;
+            }
+            assert!(Instant::now() < patience, "the server does not become idle");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until the server has closed the connections that clients left, and returns what it
+    /// holds then.
+    pub(crate) async fn settled(&self, files: usize) -> Held {
+        let patience = Instant::now() + Duration::from_secs(10);
+        while self.held().files > files && Instant::now() < patience {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.held()
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        let folder = format!("/proc/{}", self.id());
+        let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
+        let field = |name: &str| -> u64 {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let number = line.and_then(|line| line.split_whitespace().next());
+            number.and_then(|number| number.parse().ok()).unwrap_or(0)
+        };
+        Held {
+            resident: field("VmRSS:"),
+            peak: field("VmHWM:"),
+            threads: field("Threads:"),
+            files: fs::read_dir(format!("{folder}/fd")).map_or(0, Iterator::count),
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let process = self.id().to_string();
+        let sent = Command::new("kill").args([signal, &process]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
+    }
+
+    /// Waits until the process has ended.
+    pub(crate) fn wait(mut self) -> ExitStatus {
+        self.child.wait().expect("the process is our child")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail if the process has ended.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
