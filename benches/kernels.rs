@@ -62,7 +62,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let given = |name: &str| arguments.iter().any(|argument| argument == name);
     let smoke = given("--test") || !given("--bench");
-    let only: Vec<Isa> = arguments.iter().filter_map(|a| a.parse().ok()).collect();
+    let only: Vec<Isa> = arguments.iter().filter_map(|a| Isa::named(a)).collect();
     if let Some(isa) = only.iter().find(|isa| !isa.is_available()) {
         eprintln!("this CPU has no {isa}");
         std::process::exit(2);
@@ -70,7 +70,7 @@ fn main() {
     let words: Vec<&str> = arguments
         .iter()
         .map(String::as_str)
-        .filter(|argument| !argument.starts_with("--") && argument.parse::<Isa>().is_err())
+        .filter(|argument| !argument.starts_with("--") && Isa::named(argument).is_none())
         .collect();
     let measured = AtomicUsize::new(0);
     for isa in Isa::available().filter(|isa| only.is_empty() || only.contains(isa)) {

@@ -22,7 +22,6 @@ pub struct QuantizedActivations {
 
 impl QuantizedActivations {
     /// Allocates room for `max_tokens` rows of `max_columns`. There are no tokens yet.
-    #[must_use]
     pub fn new(max_tokens: usize, max_columns: usize) -> QuantizedActivations {
         QuantizedActivations {
             tokens: 0,
@@ -96,31 +95,26 @@ impl QuantizedActivations {
     }
 
     /// Returns the number of tokens.
-    #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
     /// Returns the number of columns: the values of a token.
-    #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
     /// Returns the scale of each token: activation ≈ q / scale.
-    #[must_use]
     pub fn scales(&self) -> &[f32] {
         &self.scales[..self.tokens]
     }
 
     /// Returns the sum of a token's quantized activations.
-    #[must_use]
     pub fn sum(&self, token: usize) -> i32 {
         self.sums[..self.tokens][token]
     }
 
     /// Returns a token's quantized activations, without the padding.
-    #[must_use]
     pub fn row(&self, token: usize) -> &[i8] {
         &self.padded_row(token)[..self.columns]
     }

@@ -105,7 +105,6 @@ impl AttentionState {
     ///
     /// # Panics
     /// If `max_head_dim` exceeds [`MAX_HEAD_DIM`].
-    #[must_use]
     pub fn new(max_group: usize, max_head_dim: usize) -> AttentionState {
         assert!(max_head_dim <= MAX_HEAD_DIM, "a head of {max_head_dim}");
         let rows = max_group * PAGE_TOKENS;
@@ -153,19 +152,16 @@ impl AttentionState {
     }
 
     /// Returns the number of query heads, as of the last [`AttentionState::reset`].
-    #[must_use]
     pub fn group(&self) -> usize {
         self.group
     }
 
     /// Returns the number of positions, as of the last [`AttentionState::reset`].
-    #[must_use]
     pub fn positions(&self) -> usize {
         self.positions
     }
 
     /// Returns the number of values of a head, as of the last [`AttentionState::reset`].
-    #[must_use]
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
@@ -255,15 +251,15 @@ impl AttentionState {
             }
         }
     }
+}
 
-    /// Writes the attention output `[position][head][head_dim]`: the weighted sums of the values,
-    /// divided by the sum of the weights.
-    #[inline(always)]
-    pub(crate) fn finish(&self, out: &mut [f32]) {
-        for (row, out) in out.chunks_exact_mut(self.head_dim).enumerate() {
-            for (out, acc) in out.iter_mut().zip(&self.past.acc[row].0) {
-                *out = acc / self.past.sum[row];
-            }
+/// Writes the attention output `[position][head][head_dim]`: the weighted sums of the values,
+/// divided by the sum of the weights.
+#[inline(always)]
+pub(crate) fn attention_finish(state: &AttentionState, out: &mut [f32]) {
+    for (row, out) in out.chunks_exact_mut(state.head_dim).enumerate() {
+        for (out, acc) in out.iter_mut().zip(&state.past.acc[row].0) {
+            *out = acc / state.past.sum[row];
         }
     }
 }

@@ -29,7 +29,6 @@ impl DenseMatrix {
     ///
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
-    #[must_use]
     pub fn from_f16(rows: usize, columns: usize, values: impl Into<HugeSlice<u16>>) -> DenseMatrix {
         let values = values.into();
         DenseMatrix::checked(rows, columns, values.len(), DenseValues::F16(values))
@@ -39,7 +38,6 @@ impl DenseMatrix {
     ///
     /// # Panics
     /// If a dimension is zero or `values` is not `rows * columns` long.
-    #[must_use]
     pub fn from_f32(rows: usize, columns: usize, values: impl Into<HugeSlice<f32>>) -> DenseMatrix {
         let values = values.into();
         DenseMatrix::checked(rows, columns, values.len(), DenseValues::F32(values))
@@ -60,25 +58,21 @@ impl DenseMatrix {
     }
 
     /// Returns the number of rows: the outputs of a product.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Returns the number of columns: the inputs of a product.
-    #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
     /// Returns the number of panels of [`PANEL_ROWS`] rows. The rows may not fill the last one.
-    #[must_use]
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
     /// Returns the size of the values, in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.values {
             DenseValues::F16(values) => size_of_val(&values[..]),
@@ -92,7 +86,6 @@ impl DenseMatrix {
 }
 
 /// Returns the bits of the half-precision number nearest to `value`, ties to even.
-#[must_use]
 #[inline]
 pub fn f16_from_f32(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -117,7 +110,6 @@ pub fn f16_from_f32(value: f32) -> u16 {
 }
 
 /// Returns the value of the bits of a half-precision number.
-#[must_use]
 #[inline]
 pub fn f32_from_f16(half: u16) -> f32 {
     let sign = u32::from(half & 0x8000) << 16;

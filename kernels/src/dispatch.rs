@@ -123,7 +123,6 @@ macro_rules! call {
 
 impl Kernels {
     /// Returns the kernels of `isa`, or `None` if this CPU lacks it.
-    #[must_use]
     pub fn new(isa: Isa) -> Option<Kernels> {
         let table = match isa {
             Isa::Scalar => &SCALAR,
@@ -140,19 +139,16 @@ impl Kernels {
     }
 
     /// Returns the kernels of this CPU's best instruction set.
-    #[must_use]
     pub fn best() -> Kernels {
         Kernels::new(Isa::best()).expect("the best instruction set is available")
     }
 
     /// Returns the instruction set.
-    #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
     /// Returns the packing of ternary weights that this instruction set multiplies fastest.
-    #[must_use]
     pub fn packing(&self) -> Packing {
         match self.isa {
             Isa::Scalar | Isa::Avx2 | Isa::Avx512 => Packing::TwoBit,
@@ -161,7 +157,6 @@ impl Kernels {
     }
 
     /// Returns whether this instruction set can multiply weights in `packing`.
-    #[must_use]
     pub fn reads(&self, packing: Packing) -> bool {
         match self.isa {
             Isa::Scalar | Isa::Avx512Vbmi => true,
@@ -305,19 +300,13 @@ impl Kernels {
 
     /// Computes `out = max(gate, 0)² · up`.
     pub fn relu2_gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        assert!(
-            gate.len() == up.len() && gate.len() == out.len(),
-            "one gate for each output"
-        );
+        assert_gates(gate, up, out);
         call!(self.relu2_gate(gate, up, out))
     }
 
     /// Computes `out = gate · sigmoid(gate) · up`.
     pub fn silu_gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        assert!(
-            gate.len() == up.len() && gate.len() == out.len(),
-            "one gate for each output"
-        );
+        assert_gates(gate, up, out);
         call!(self.silu_gate(gate, up, out))
     }
 
@@ -457,6 +446,12 @@ fn assert_product<T>(panels: &Range<usize>, matrix_panels: usize, tokens: usize,
     );
     let values = panels.len() * tokens * PANEL_ROWS;
     assert_eq!(out.len(), values, "outputs of the product");
+}
+
+#[track_caller]
+fn assert_gates(gate: &[f32], up: &[f32], out: &[f32]) {
+    let is_each = gate.len() == up.len() && gate.len() == out.len();
+    assert!(is_each, "one gate for each output");
 }
 
 #[track_caller]

@@ -8,6 +8,7 @@
 //! Invariant: every compilation gives the same bits, because Rust neither reorders nor fuses float
 //! operations.
 
+use crate::activation::QuantizedTokenMut;
 use crate::block::PANEL_ROWS;
 
 /// Lanes of every float sum. Element i belongs to lane i mod 16.
@@ -192,12 +193,12 @@ fn largest(x: &[f32]) -> f32 {
 }
 
 /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and
-/// clamped to −128..=127. Returns `s` and the sum of `q`.
+/// clamped to −128..=127. Also writes `s` and the sum of `q`.
 #[inline(always)]
-pub(crate) fn quantize(x: &[f32], values: &mut [i8]) -> (f32, i32) {
+pub(crate) fn quantize(x: &[f32], out: &mut QuantizedTokenMut<'_>) {
     let scale = 127.0 / largest_magnitude(x).max(1e-5);
     let mut sum = 0;
-    for (value, &x) in values.iter_mut().zip(x) {
+    for (value, &x) in out.values.iter_mut().zip(x) {
         let rounded = (x * scale + ROUND)
             .to_bits()
             .wrapping_sub(ROUND.to_bits())
@@ -205,7 +206,7 @@ pub(crate) fn quantize(x: &[f32], values: &mut [i8]) -> (f32, i32) {
         *value = rounded.clamp(-128, 127) as i8;
         sum += i32::from(*value);
     }
-    (scale, sum)
+    (*out.scale, *out.sum) = (scale, sum);
 }
 
 /// Returns the largest magnitude, ignoring NaN.

@@ -25,7 +25,6 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
     ///
     /// # Panics
     /// If the system does not have enough memory.
-    #[must_use]
     pub fn new(len: usize) -> HugeSlice<T> {
         let bytes = len.checked_mul(size_of::<T>());
         let map = bytes.map(MmapMut::map_anon);

@@ -39,7 +39,6 @@ impl Int8Matrix {
     ///
     /// # Panics
     /// If a dimension is zero or there are more than [`Int8Matrix::MAX_COLUMNS`] columns.
-    #[must_use]
     pub fn new(rows: usize, columns: usize) -> Int8Matrix {
         assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
         assert!(
@@ -58,32 +57,27 @@ impl Int8Matrix {
     }
 
     /// Returns the number of rows: the outputs of a product.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Returns the number of columns: the inputs of a product.
-    #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
     /// Returns the number of panels of [`PANEL_ROWS`] rows. The rows may not fill the last one.
-    #[must_use]
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
     /// Returns the scales of a panel's rows, as many as exist.
-    #[must_use]
     pub fn scales(&self, panel: usize) -> &[f32] {
         let first = panel * PANEL_ROWS;
         &self.scales[first..self.rows.min(first + PANEL_ROWS)]
     }
 
     /// Returns the size of weights and scales, in bytes: what one product reads.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&self.blocks[..]) + size_of_val(self.scales.as_slice())
     }
@@ -108,7 +102,6 @@ impl Int8Matrix {
     ///
     /// # Panics
     /// If there is no such row or column.
-    #[must_use]
     pub fn weight(&self, row: usize, column: usize) -> i8 {
         assert!(
             row < self.rows && column < self.columns,
@@ -141,7 +134,6 @@ pub struct Int8PanelMut<'a> {
 
 impl Int8PanelMut<'_> {
     /// Returns the rows of the matrix that are in this panel, at most [`PANEL_ROWS`].
-    #[must_use]
     pub fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }

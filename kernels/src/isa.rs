@@ -1,8 +1,6 @@
 //! The instruction sets, and which of them this CPU has.
 
-use std::error::Error;
 use std::fmt;
-use std::str::FromStr;
 
 /// An instruction set. A greater one is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,7 +19,6 @@ impl Isa {
     const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Avx512Vbmi];
 
     /// Returns the best instruction set of this CPU.
-    #[must_use]
     pub fn best() -> Isa {
         Isa::available().max().unwrap_or(Isa::Scalar)
     }
@@ -32,7 +29,6 @@ impl Isa {
     }
 
     /// Returns whether this CPU and its operating system support the instruction set.
-    #[must_use]
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,
@@ -57,6 +53,11 @@ impl Isa {
         }
     }
 
+    /// Returns the instruction set of this name.
+    pub fn named(name: &str) -> Option<Isa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -72,28 +73,3 @@ impl fmt::Display for Isa {
         f.pad(self.name())
     }
 }
-
-impl FromStr for Isa {
-    type Err = UnknownIsa;
-
-    fn from_str(name: &str) -> Result<Isa, UnknownIsa> {
-        let isa = Isa::ALL.into_iter().find(|isa| isa.name() == name);
-        isa.ok_or_else(|| UnknownIsa(name.to_owned()))
-    }
-}
-
-/// The error for a name that is not an instruction set's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownIsa(String);
-
-impl fmt::Display for UnknownIsa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "unknown instruction set {:?}: expected scalar, avx2, avx512 or avx512vbmi",
-            self.0
-        )
-    }
-}
-
-impl Error for UnknownIsa {}

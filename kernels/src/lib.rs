@@ -61,7 +61,7 @@ pub use dispatch::Kernels;
 pub use elementwise::PanelScales;
 pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
-pub use isa::{Isa, UnknownIsa};
+pub use isa::Isa;
 pub use prefetch::{PrefetchQueue, prefetch};
 pub use softmax::{LOGITS_BLOCK, LogitScale};
 pub use ternary::{MAX_COLUMNS, Packing, PanelMut, TernaryMatrix};

@@ -34,7 +34,6 @@ impl<'p, 'm> PrefetchQueue<'p, 'm> {
     }
 
     /// Returns a queue without any memory.
-    #[must_use]
     pub fn empty() -> PrefetchQueue<'p, 'm> {
         PrefetchQueue {
             pieces: None,

@@ -27,7 +27,6 @@ pub struct LogitScale {
 
 impl LogitScale {
     /// Returns the weight of one logit, with the same bits as the kernels.
-    #[must_use]
     #[inline(always)]
     pub fn weight(self, logit: f32) -> f32 {
         exp((logit - self.largest) * self.inverse_temperature)

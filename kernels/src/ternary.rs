@@ -38,7 +38,6 @@ pub enum Packing {
 
 impl Packing {
     /// Returns the number of fields of a byte.
-    #[must_use]
     pub const fn fields(self) -> usize {
         match self {
             Packing::TwoBit => 4,
@@ -99,7 +98,6 @@ impl TernaryMatrix {
     ///
     /// # Panics
     /// If a dimension is zero or `columns` exceeds [`MAX_COLUMNS`].
-    #[must_use]
     pub fn new(rows: usize, columns: usize, packing: Packing) -> TernaryMatrix {
         assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
         assert!(
@@ -140,31 +138,26 @@ impl TernaryMatrix {
     }
 
     /// Returns the packing of the weights.
-    #[must_use]
     pub fn packing(&self) -> Packing {
         self.packing
     }
 
     /// Returns the number of rows: the outputs of a product.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Returns the number of columns: the inputs of a product.
-    #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
     /// Returns the number of panels of [`PANEL_ROWS`] rows. The rows may not fill the last one.
-    #[must_use]
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
     /// Returns the size of the packed weights, in bytes: what one product reads.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(self.blocks())
     }
@@ -195,7 +188,6 @@ impl TernaryMatrix {
     ///
     /// # Panics
     /// If there is no such row or column.
-    #[must_use]
     pub fn weight(&self, row: usize, column: usize) -> i8 {
         assert!(
             row < self.rows && column < self.columns,
@@ -241,7 +233,6 @@ pub struct PanelMut<'a> {
 
 impl PanelMut<'_> {
     /// Returns the rows of the matrix that are in this panel, at most [`PANEL_ROWS`].
-    #[must_use]
     pub fn rows(&self) -> Range<usize> {
         self.rows.clone()
     }

@@ -70,7 +70,6 @@ pub enum Budget {
 impl Budget {
     /// Returns the time budget for a target between two tokens. Measured: see
     /// `benches/record/scheduler.md`.
-    #[must_use]
     pub const fn within(inter_token_target: Micros) -> Budget {
         Budget::Time {
             inter_token_target,

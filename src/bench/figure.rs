@@ -141,7 +141,6 @@ impl Measurement {
     ///
     /// # Panics
     /// If there are none.
-    #[must_use]
     pub fn of(kind: &FigureKind, repetitions: &[Repetition], sizes: &Sizes) -> Measurement {
         let rate = |repetition: &Repetition| {
             let tokens = repetition.steps.iter().map(|step| match kind {

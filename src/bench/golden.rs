@@ -10,9 +10,9 @@ use sterna_kernels::{Isa, Kernels};
 use sterna_random::Random;
 use sterna_scheduler::PAGE_TOKENS;
 
-use super::workload::{random_tokens, untimed_policy};
+use super::workload::{random_tokens, untimed_limits, untimed_policy};
 use crate::demo;
-use crate::engine::{Direct, Draw, DrawOutcome, Forward, Limits, SamplingParams, TokenId};
+use crate::engine::{Direct, Draw, DrawOutcome, Forward, SamplingParams, TokenId};
 use crate::model::synthetic::Shape;
 use crate::model::{LoadError, LoadOptions, Model, ModelConfig, Source, toy};
 
@@ -51,6 +51,9 @@ const LAYER_VOCABULARY: usize = 512;
 /// another.
 const PROMPT_LENGTHS: [usize; 3] = [5, 23, 37];
 const NEW_TOKENS: usize = 4;
+
+/// The prefill chunk with which one step computes all prompts.
+const WHOLE: usize = usize::MAX;
 
 /// A greedy token and the bits of its log-probability; `None` if no token could be drawn.
 type GreedyToken = Option<(TokenId, u32)>;
@@ -140,7 +143,7 @@ pub fn check(
 pub fn check_demo<F: Forward>(demo: &mut F) -> Result<(), Mismatch> {
     for (index, (prompt, answer)) in DEMO_ANSWERS.iter().enumerate() {
         let prompts = [prompt.to_vec()];
-        let drawn = answers(demo, &prompts, PromptSplit::Whole, answer.len());
+        let drawn = answers(demo, &prompts, WHOLE, answer.len());
         let without_bits = |token: &GreedyToken| token.map(|(token, _)| (token, 0));
         let computed = drawn[0].iter().map(without_bits).collect();
         let expected = answer.iter().map(|&token| Some((token, 0))).collect();
@@ -160,8 +163,8 @@ pub fn check_demo<F: Forward>(demo: &mut F) -> Result<(), Mismatch> {
 /// If they do not. `reference` is the model that is right.
 pub fn check_isa<F: Forward, G: Forward>(model: &mut F, reference: &mut G) -> Result<(), Mismatch> {
     let prompts = prompts(model.vocabulary());
-    let computed = answers(model, &prompts, PromptSplit::Whole, NEW_TOKENS);
-    let expected = answers(reference, &prompts, PromptSplit::Whole, NEW_TOKENS);
+    let computed = answers(model, &prompts, WHOLE, NEW_TOKENS);
+    let expected = answers(reference, &prompts, WHOLE, NEW_TOKENS);
     compare("this instruction set and plain Rust", &expected, &computed)
 }
 
@@ -173,44 +176,26 @@ pub fn check_batching<F: Forward>(model: &mut F) -> Result<(), Mismatch> {
     let prompts = prompts(model.vocabulary());
     let mut alone = Vec::new();
     for prompt in prompts.chunks(1) {
-        alone.extend(answers(model, prompt, PromptSplit::Whole, NEW_TOKENS));
+        alone.extend(answers(model, prompt, WHOLE, NEW_TOKENS));
     }
-    let batched = answers(model, &prompts, PromptSplit::Whole, NEW_TOKENS);
+    let batched = answers(model, &prompts, WHOLE, NEW_TOKENS);
     compare("alone and batched", &alone, &batched)?;
-    let chunked = answers(model, &prompts, PromptSplit::Pages, NEW_TOKENS);
+    let chunked = answers(model, &prompts, PAGE_TOKENS, NEW_TOKENS);
     compare("alone and chunked", &alone, &chunked)
 }
 
-/// How prefill splits prompts.
-#[derive(Clone, Copy)]
-enum PromptSplit {
-    Whole,
-    Pages,
-}
-
-/// Returns the greedy answers to `prompts`, submitted at once.
+/// Returns the greedy answers to `prompts`, submitted at once. A step prefills `chunk` tokens.
 fn answers<F: Forward>(
     model: &mut F,
     prompts: &[Vec<TokenId>],
-    split: PromptSplit,
+    chunk: usize,
     new_tokens: usize,
 ) -> Vec<Vec<GreedyToken>> {
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + new_tokens;
-    let chunk = match split {
-        PromptSplit::Whole => prompts.iter().map(Vec::len).sum::<usize>(),
-        PromptSplit::Pages => PAGE_TOKENS,
-    };
-    let chunk = chunk.max(PAGE_TOKENS) as u32;
-    let count = prompts.len() as u32;
-    let limits = Limits {
-        pages: count * (longest.div_ceil(PAGE_TOKENS) as u32 + 1),
-        max_running: count,
-        max_queued: count,
-        max_queued_time: u64::MAX,
-        step_tokens: chunk,
-        prefill_chunk: chunk,
-        max_sequence_tokens: longest as u32,
-    };
+    let prompt_tokens = prompts.iter().map(Vec::len).sum::<usize>();
+    let chunk = chunk.min(prompt_tokens).max(PAGE_TOKENS);
+    let pages = prompts.len() * (longest.div_ceil(PAGE_TOKENS) + 1);
+    let limits = untimed_limits(prompts.len(), pages, chunk, longest);
     let mut direct = Direct::new(model, limits, untimed_policy());
     let submit = |prompt: &Vec<TokenId>| {
         let params = SamplingParams {

@@ -55,7 +55,6 @@ impl LimitsProbe {
     ///
     /// # Panics
     /// If `threads` is 0.
-    #[must_use]
     pub fn new(kernels: Kernels, threads: usize, bytes: usize) -> LimitsProbe {
         assert!(threads > 0, "a probe needs a thread");
         let started = Instant::now();
@@ -79,7 +78,6 @@ impl LimitsProbe {
     }
 
     /// Returns a probe for tests: it ends at once, and its values mean nothing.
-    #[must_use]
     pub fn smoke(kernels: Kernels, threads: usize) -> LimitsProbe {
         LimitsProbe {
             passes: 1,
@@ -89,14 +87,12 @@ impl LimitsProbe {
     }
 
     /// Returns the number of bytes that a pass reads.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.memory.len()
     }
 
     /// Samples the limits: the best of several passes. Reading is tried with and without
     /// prefetching on 1, 2, 4, … and all threads, because a few threads may be faster than all.
-    #[must_use]
     pub fn sample(&self) -> MachineLimits {
         let counts = (0..).map(|power| 1 << power);
         let counts = counts

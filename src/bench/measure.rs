@@ -7,15 +7,14 @@
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use sterna_kernels::Kernels;
 use sterna_random::Random;
 use sterna_scheduler::{Batch, PAGE_TOKENS};
 
 use super::figure::{Figure, FigureKind, FigureResult, Measurement, Repetition};
 use super::machine_limits::LimitsProbe;
-use super::workload::{random_tokens, untimed_policy};
-use crate::engine::{CopyRow, Direct, Forward, Limits, LogitRows, SamplingParams};
-use crate::model::{KvStore, Model, Sizes, Stage, StepLogits};
+use super::workload::{random_tokens, untimed_limits, untimed_policy};
+use crate::engine::{Direct, Forward, LogitRows, SamplingParams};
+use crate::model::{KvStore, Model, Sizes, Stage};
 
 /// The maximum number of tokens in a step, as in a server by default.
 pub const STEP_TOKENS: usize = 512;
@@ -96,7 +95,6 @@ impl Effort {
 
 impl Grid {
     /// Returns the number of figures.
-    #[must_use]
     pub fn figures(&self) -> usize {
         self.streams.len() * self.depths.len() + self.prompts.len()
     }
@@ -162,7 +160,6 @@ pub struct Subject {
 
 impl Subject {
     /// Returns a subject whose steps run the model.
-    #[must_use]
     pub fn new(model: Model) -> Subject {
         Subject {
             model,
@@ -174,12 +171,6 @@ impl Subject {
     pub fn model(&mut self) -> &mut Model {
         &mut self.model
     }
-}
-
-/// The logits of a step, or zeros if it left out the model.
-enum SubjectRows<'a> {
-    Computed(StepLogits<'a>),
-    LeftOut,
 }
 
 impl Forward for Subject {
@@ -195,47 +186,11 @@ impl Forward for Subject {
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
         if self.is_left_out {
-            SubjectRows::LeftOut
+            self.model.leave_out(batch);
         } else {
             self.model.forward(batch, kv_store);
-            SubjectRows::Computed(self.model.step_logits())
         }
-    }
-}
-
-impl LogitRows for SubjectRows<'_> {
-    fn copy_row(&self, row: usize, logits: &mut [f32]) {
-        match self {
-            SubjectRows::Computed(rows) => rows.copy_row(row, logits),
-            SubjectRows::LeftOut => logits.fill(0.0),
-        }
-    }
-
-    fn kernels(&self) -> Kernels {
-        match self {
-            SubjectRows::Computed(rows) => rows.kernels(),
-            SubjectRows::LeftOut => Kernels::best(),
-        }
-    }
-
-    fn workers(&self) -> usize {
-        match self {
-            SubjectRows::Computed(rows) => rows.workers(),
-            SubjectRows::LeftOut => 1,
-        }
-    }
-
-    fn share<T: Send>(
-        &mut self,
-        parts: impl Iterator<Item = T>,
-        work: impl Fn(T, &CopyRow<'_>) + Sync,
-    ) {
-        match self {
-            SubjectRows::Computed(rows) => rows.share(parts, work),
-            SubjectRows::LeftOut => {
-                parts.for_each(|part| work(part, &|_, logits: &mut [f32]| logits.fill(0.0)));
-            }
-        }
+        self.model.step_logits()
     }
 }
 
@@ -309,16 +264,9 @@ impl<'a> DecodeStreams<'a> {
         longest: usize,
         random: &mut Random,
     ) -> DecodeStreams<'a> {
-        let limits = Limits {
-            pages: DecodeStreams::pages(max, depth) as u32,
-            max_running: max as u32,
-            max_queued: max as u32,
-            max_queued_time: u64::MAX,
-            // Steps leave out the model while they compute prompts, so prompts have any length.
-            step_tokens: (max * depth).max(STEP_TOKENS) as u32,
-            prefill_chunk: depth.max(STEP_TOKENS) as u32,
-            max_sequence_tokens: longest as u32,
-        };
+        let pages = DecodeStreams::pages(max, depth);
+        // Steps leave out the model while they compute prompts, so prompts have any length.
+        let limits = untimed_limits(max, pages, (max * depth).max(STEP_TOKENS), longest);
         let vocabulary = subject.vocabulary();
         let mut direct = Direct::new(subject, limits, untimed_policy());
         direct.fill_pages(&random_tokens(random, PAGE_TOKENS, vocabulary));
@@ -396,15 +344,7 @@ fn prefills(subject: &mut Subject, grid: &Grid, figures: &mut Figures<'_>, rando
             figures.skip(kind, too_large(pages * page_bytes, grid.kv_bytes));
             continue;
         }
-        let limits = Limits {
-            pages: pages as u32,
-            max_running: 1,
-            max_queued: 1,
-            max_queued_time: u64::MAX,
-            step_tokens: STEP_TOKENS as u32,
-            prefill_chunk: STEP_TOKENS as u32,
-            max_sequence_tokens: longest as u32,
-        };
+        let limits = untimed_limits(1, pages, STEP_TOKENS, longest);
         let mut direct = Direct::new(subject, limits, untimed_policy());
         direct.fill_pages(&random_tokens(random, PAGE_TOKENS, vocabulary));
         let mut once = |tokens: usize| {

@@ -59,7 +59,7 @@ const QUICK_PROBE_BYTES: usize = 256 << 20;
 /// written.
 pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
     let kernels = kernels(config.machine.isa.as_deref())?;
-    let json = JsonOutput::open(config.json.as_deref())?;
+    let json = config.json.as_deref().map(open_json).transpose()?;
     let (name, source) = match &config.model {
         Some(directory) => (named(directory)?, Source::Directory(directory.clone())),
         None => (DEMO.to_owned(), demo::source()),
@@ -78,7 +78,14 @@ pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
         },
     };
     let report = run.report()?;
-    json.write(&report)?;
+    if config.json.as_deref() == Some(Path::new("-")) {
+        write!(io::stderr(), "{report}")?;
+    } else {
+        write!(io::stdout(), "{report}")?;
+    }
+    if let Some(mut json) = json {
+        writeln!(json, "{}", serde_json::to_string_pretty(&report)?)?;
+    }
     if config.model.is_none() {
         eprintln!(
             "The demo model is too small to say much about real models. Name one with --model."
@@ -201,38 +208,13 @@ fn progress_bar(figures: usize) -> ProgressBar {
     ProgressBar::new(figures as u64).with_style(style.expect("the template is well-formed"))
 }
 
-/// Where the JSON report goes.
-enum JsonOutput {
-    Nowhere,
-    StandardOutput,
-    File(File),
-}
-
-impl JsonOutput {
-    /// Opens the output. This comes before the measurement, which takes minutes.
-    fn open(path: Option<&Path>) -> Result<JsonOutput, String> {
-        match path {
-            None => Ok(JsonOutput::Nowhere),
-            Some(path) if path.as_os_str() == "-" => Ok(JsonOutput::StandardOutput),
-            Some(path) => File::create(path)
-                .map(JsonOutput::File)
-                .map_err(|error| format!("--json {}: {error}", path.display())),
-        }
+/// Opens the file of `--json`, unless it is standard output. This comes before the measurement,
+/// which takes minutes.
+fn open_json(path: &Path) -> Result<Box<dyn Write>, String> {
+    if path.as_os_str() == "-" {
+        return Ok(Box::new(io::stdout()));
     }
-
-    /// Writes the table and the JSON. The table goes to standard error if the JSON goes to standard
-    /// output.
-    fn write(self, report: &BenchReport) -> io::Result<()> {
-        match self {
-            JsonOutput::Nowhere => write!(io::stdout(), "{report}"),
-            JsonOutput::StandardOutput => {
-                write!(io::stderr(), "{report}")?;
-                writeln!(io::stdout(), "{}", serde_json::to_string_pretty(report)?)
-            }
-            JsonOutput::File(mut file) => {
-                writeln!(file, "{}", serde_json::to_string_pretty(report)?)?;
-                write!(io::stdout(), "{report}")
-            }
-        }
-    }
+    let file = File::create(path);
+    let file = file.map_err(|error| format!("--json {}: {error}", path.display()))?;
+    Ok(Box::new(file))
 }

@@ -54,7 +54,6 @@ pub struct ModelInfo {
 
 impl ModelInfo {
     /// Returns the sizes of a loaded model.
-    #[must_use]
     pub fn of(name: &str, model: &Model) -> ModelInfo {
         let sizes = model.sizes();
         ModelInfo {

@@ -37,14 +37,12 @@ pub enum Bound {
 
 impl Work {
     /// Returns the work of a step.
-    #[must_use]
     pub fn of(step: &StepSize, sizes: &Sizes) -> Work {
         let parts = Work::parts(step, sizes).into_iter();
         parts.fold(Work::default(), Work::plus)
     }
 
     /// Returns the work of a step's parts: the matrix products of the layers, attention, the head.
-    #[must_use]
     pub fn parts(step: &StepSize, sizes: &Sizes) -> [Work; 3] {
         let work = |bytes: usize, multiplications: f64| Work {
             bytes: bytes as f64,
@@ -71,14 +69,12 @@ impl Work {
     }
 
     /// Returns the shortest time for the work, in seconds.
-    #[must_use]
     pub fn min_seconds(&self, limits: &MachineLimits) -> f64 {
         let [reading, multiplying] = self.seconds(limits);
         reading.max(multiplying)
     }
 
     /// Returns the limit that the work reaches first.
-    #[must_use]
     pub fn bound(&self, limits: &MachineLimits) -> Bound {
         let [reading, multiplying] = self.seconds(limits);
         if reading >= multiplying {

@@ -2,7 +2,7 @@
 
 use sterna_random::Random;
 
-use crate::engine::{Budget, Policy, TokenId};
+use crate::engine::{Budget, Limits, Policy, TokenId};
 
 /// Longer than any step, in microseconds.
 const HOUR: u64 = 3_600_000_000;
@@ -25,5 +25,23 @@ pub(super) fn untimed_policy() -> Policy {
         },
         max_draft: 0,
         ..Policy::default()
+    }
+}
+
+/// Returns limits for `streams` requests at once, without a limit on the time that they wait.
+pub(super) fn untimed_limits(
+    streams: usize,
+    pages: usize,
+    step_tokens: usize,
+    max_sequence_tokens: usize,
+) -> Limits {
+    Limits {
+        pages: pages as u32,
+        max_running: streams as u32,
+        max_queued: streams as u32,
+        max_queued_time: u64::MAX,
+        step_tokens: step_tokens as u32,
+        prefill_chunk: step_tokens as u32,
+        max_sequence_tokens: max_sequence_tokens as u32,
     }
 }

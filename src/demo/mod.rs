@@ -6,7 +6,6 @@
 use crate::model::Source;
 
 /// Returns the files of the checkpoint.
-#[must_use]
 pub fn source() -> Source {
     Source::embedded(&[
         ("config.json", include_bytes!("config.json")),

@@ -56,7 +56,6 @@ impl Default for SamplingParams {
 
 impl SamplingParams {
     /// Returns parameters that draw the most likely token each time.
-    #[must_use]
     pub fn greedy() -> SamplingParams {
         SamplingParams {
             temperature: 0.0,

@@ -4,7 +4,7 @@
 //! family computes something new, add a field to the description and let the layer follow that
 //! field.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// All families that this engine computes.
 pub(super) const ALL: [&Architecture; 2] = [&BITNET, &LLAMA];
@@ -97,7 +97,7 @@ pub struct LayerModules {
 }
 
 /// The function of the gate in the feed-forward half of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activation {
     /// max(x, 0)².
     #[serde(rename = "relu2")]
@@ -105,17 +105,6 @@ pub enum Activation {
     /// x · sigmoid(x).
     #[serde(rename = "silu", alias = "swish")]
     Silu,
-}
-
-impl Activation {
-    /// Returns the name in `config.json`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Activation::Relu2 => "relu2",
-            Activation::Silu => "silu",
-        }
-    }
 }
 
 /// What a stored `weight_scale` does to a product.
@@ -132,7 +121,6 @@ impl ScaleDirection {
     pub const ALL: [ScaleDirection; 2] = [ScaleDirection::Multiply, ScaleDirection::Divide];
 
     /// Returns the `linear_class` in `config.json` that means this direction.
-    #[must_use]
     pub fn linear_class(self) -> &'static str {
         match self {
             ScaleDirection::Multiply => "autobitlinear",

@@ -97,43 +97,36 @@ impl Model {
     }
 
     /// Returns the hyperparameters.
-    #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
     /// Returns the number of threads that compute, including the caller.
-    #[must_use]
     pub fn threads(&self) -> usize {
         self.workers.pool.workers()
     }
 
     /// Returns the bytes of all matrices.
-    #[must_use]
     pub fn weight_bytes(&self) -> usize {
         self.weights.bytes
     }
 
     /// Returns how much a step reads and multiplies.
-    #[must_use]
     pub fn sizes(&self) -> Sizes {
         Sizes::of(&self.weights, self.kv_shape())
     }
 
     /// Returns the time that forward passes have spent in each stage.
-    #[must_use]
     pub fn profile(&self) -> Profile {
         self.profile
     }
 
     /// Returns the bytes of keys and values of one page, all layers.
-    #[must_use]
     pub fn kv_bytes_per_page(&self) -> usize {
         self.kv_shape().page_bytes()
     }
 
     /// Allocates the keys and values of `pages` pages.
-    #[must_use]
     pub fn new_kv_store(&self, pages: usize) -> KvStore {
         KvStore::new(self.kv_shape(), pages)
     }
@@ -166,6 +159,12 @@ impl Model {
         self.profile.end(Stage::Head);
         self.memory.residual = residual;
         &self.logits
+    }
+
+    /// Computes nothing: all logits of the batch are 0.
+    pub(crate) fn leave_out(&mut self, batch: &Batch) {
+        let rows = batch.rows().iter().map(|row| row.logits as usize).sum();
+        self.logits.reset(rows).fill(0.0);
     }
 
     /// Returns the logits of the last step, with the threads to work on them.

@@ -61,7 +61,6 @@ impl KvStore {
     }
 
     /// Returns the number of pages.
-    #[must_use]
     pub fn pages(&self) -> usize {
         self.pages
     }

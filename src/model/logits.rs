@@ -28,7 +28,6 @@ impl Logits {
     }
 
     /// Returns the number of rows.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -56,19 +55,16 @@ pub struct StepLogits<'a> {
 
 impl StepLogits<'_> {
     /// Returns the logits.
-    #[must_use]
     pub fn logits(&self) -> &Logits {
         self.logits
     }
 
     /// Returns the kernels of the model.
-    #[must_use]
     pub fn kernels(&self) -> Kernels {
         self.kernels
     }
 
     /// Returns the number of threads, including the caller.
-    #[must_use]
     pub fn workers(&self) -> usize {
         self.pool.workers()
     }

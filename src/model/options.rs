@@ -27,7 +27,6 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// Returns options for `threads` threads that are not bound to cores, steps of up to 512 tokens
     /// and 64 rows of logits, without a progress bar.
-    #[must_use]
     pub fn new(kernels: Kernels, threads: usize) -> LoadOptions {
         LoadOptions {
             kernels,

@@ -22,7 +22,6 @@ impl Stage {
     pub const ALL: [Stage; 4] = [Stage::Rows, Stage::Products, Stage::Attention, Stage::Head];
 
     /// Returns the name in reports.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Stage::Rows => "rows",
@@ -61,7 +60,6 @@ impl Profile {
     }
 
     /// Returns the time spent in `stage`.
-    #[must_use]
     pub fn spent(&self, stage: Stage) -> Duration {
         self.spent[stage as usize]
     }

@@ -93,13 +93,11 @@ pub const SHAPES: [Shape; 3] = [
 
 impl Shape {
     /// Returns the shape of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Shape> {
         SHAPES.into_iter().find(|shape| shape.name == name)
     }
 
     /// Returns `config.json`, without the tokens that begin and end a text.
-    #[must_use]
     pub fn config(&self) -> Value {
         json!({
             "architectures": [self.architecture.class],
@@ -111,7 +109,7 @@ impl Shape {
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "hidden_act": self.architecture.activation.name(),
+            "hidden_act": self.architecture.activation,
             "max_position_embeddings": self.max_position,
             "rope_theta": self.rope_theta,
             "rms_norm_eps": 1e-5,

@@ -29,13 +29,11 @@ pub const SHAPE: Shape = Shape {
 };
 
 /// Returns the checkpoint of the toy.
-#[must_use]
 pub fn source() -> Source {
     of_shape(&SHAPE, 1)
 }
 
 /// Returns a checkpoint of `shape` in memory.
-#[must_use]
 pub fn of_shape(shape: &Shape, seed: u64) -> Source {
     let mut config = shape.config();
     config["eos_token_id"] = EOS.into();
@@ -50,7 +48,6 @@ pub fn of_shape(shape: &Shape, seed: u64) -> Source {
 }
 
 /// Loads the toy for `threads` threads and the best instruction set.
-#[must_use]
 pub fn model(threads: usize) -> Model {
     let kernels = Kernels::new(Isa::best()).expect("the best instruction set is available");
     Model::load(&source(), LoadOptions::new(kernels, threads)).expect("the toy is well-formed")

@@ -54,7 +54,6 @@ impl Sizes {
     }
 
     /// Returns the bits of a ternary weight, padding included. They tell the packing.
-    #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
         8.0 * self.ternary_bytes as f64 / self.ternary_weights.max(1) as f64
     }

@@ -31,13 +31,11 @@ pub(super) type Loaded = Result<(Serving, Engine), String>;
 ///
 /// # Errors
 /// If there is no such instruction set, or this machine does not have it.
-pub(crate) fn kernels(isa: Option<&str>) -> Result<Kernels, Box<dyn Error>> {
-    let isa = match isa {
-        Some(name) => name.parse()?,
-        None => Isa::best(),
-    };
+pub(crate) fn kernels(isa: Option<&str>) -> Result<Kernels, String> {
+    let known = |name| Isa::named(name).expect("clap accepts only known names");
+    let isa = isa.map_or_else(Isa::best, known);
     let missing = || format!("--isa {isa}: this machine does not have this instruction set");
-    Ok(Kernels::new(isa).ok_or_else(missing)?)
+    Kernels::new(isa).ok_or_else(missing)
 }
 
 /// Loads on a separate thread, so that a signal does not have to wait for it.

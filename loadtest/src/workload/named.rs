@@ -3,33 +3,30 @@
 use super::definition::{Arrivals, Disconnects, SessionClass, SharedPrefix, TenantRange, Workload};
 use super::distributions::Count;
 
-/// All workloads, in the order of `simulate --list`.
-const ALL: [fn() -> Workload; 16] = [
-    chat,
-    flooder,
-    long_prompts,
-    one_long_prompt,
-    thrasher,
-    quiet_then_burst,
-    cancel_storm,
-    deadlines,
-    liars,
-    identical,
-    edges,
-    idle_tenants,
-    backlogged,
-    weighted,
-    memory_pressure,
-    scale,
-];
-
 /// Returns all workloads, in the order of `simulate --list`.
-pub(crate) fn all() -> [Workload; ALL.len()] {
-    ALL.map(|workload| workload())
+pub(crate) fn all() -> [Workload; 16] {
+    [
+        chat(),
+        flooder(),
+        long_prompts(),
+        one_long_prompt(),
+        thrasher(),
+        quiet_then_burst(),
+        cancel_storm(),
+        deadlines(),
+        liars(),
+        identical(),
+        edges(),
+        idle_tenants(),
+        backlogged(),
+        weighted(),
+        memory_pressure(),
+        scale(),
+    ]
 }
 
 /// Returns the names of all workloads.
-pub(crate) fn names() -> [&'static str; ALL.len()] {
+pub(crate) fn names() -> [&'static str; 16] {
     all().map(|workload| workload.name)
 }
 

@@ -49,7 +49,6 @@ impl Deref for FileBytes<'_> {
 
 impl Source {
     /// Returns files that are part of the binary.
-    #[must_use]
     pub fn embedded(files: &[(&str, &'static [u8])]) -> Source {
         let files = files.iter();
         let files = files.map(|&(name, bytes)| (name.to_owned(), Cow::Borrowed(bytes)));
@@ -57,7 +56,6 @@ impl Source {
     }
 
     /// Returns files that were made at run time.
-    #[must_use]
     pub fn in_memory(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Source {
         let files = files.into_iter();
         let files = files.map(|(name, bytes)| (name, Cow::Owned(bytes)));

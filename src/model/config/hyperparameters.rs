@@ -65,13 +65,11 @@ pub struct Quantization {
 
 impl ModelConfig {
     /// Returns the number of query heads that share a key-value head.
-    #[must_use]
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
     /// Returns whether the linear `module` (such as `model.layers.0.mlp.up_proj`) stays float.
-    #[must_use]
     pub fn is_float(&self, module: &str) -> bool {
         self.quantization.float_modules.iter().any(|pattern| {
             let rest = module.strip_prefix(pattern.as_str());

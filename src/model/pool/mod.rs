@@ -77,7 +77,6 @@ impl Pool {
     ///
     /// # Panics
     /// If `workers` is zero or a thread cannot be started.
-    #[must_use]
     pub(super) fn new(workers: usize, pin: bool) -> Pool {
         assert!(workers > 0, "a pool has at least one worker");
         let available = std::thread::available_parallelism().map_or(1, usize::from);
@@ -123,7 +122,6 @@ impl Pool {
     }
 
     /// Returns the number of workers, including the caller.
-    #[must_use]
     pub(super) fn workers(&self) -> usize {
         self.threads.len() + 1
     }
