@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::app::{App, Serving};
 use super::authentication::Caller;
@@ -28,6 +28,9 @@ const MAX_BODY_BYTES: usize = 2 << 20;
 /// response only after they have sent the whole request.
 const MAX_DISCARDED_BYTES: usize = 8 << 20;
 const DEADLINE: Duration = Duration::from_secs(30);
+/// In each period of this length, this much of a body must arrive, or the rest of it.
+const PERIOD: Duration = Duration::from_secs(10);
+const MIN_PERIOD_BYTES: usize = 16 << 10;
 /// The server parses bodies up to this size at once, on the async thread.
 const SMALL_BYTES: usize = 1 << 10;
 
@@ -61,7 +64,7 @@ pub(super) async fn read<T: Send + 'static>(
     let receive = receive(request.into_body(), &quota, rejected);
     let received = match timeout(DEADLINE, receive).await {
         Ok(received) => received?,
-        Err(_) => return Err(ApiError::body_too_slow(DEADLINE)),
+        Err(_) => return Err(too_slow()),
     };
     drop(receiving);
     if received.bytes.len() <= SMALL_BYTES {
@@ -116,11 +119,22 @@ async fn receive(
     rejected: impl Fn(BodyLimitReached) -> ApiError,
 ) -> Result<ReceivedBody, ApiError> {
     let mut result = Ok(ReceivedBody::default());
-    let mut received = 0;
+    let (mut received, mut in_period) = (0, 0);
+    let mut period_end = Instant::now() + PERIOD;
     let mut frames = body.into_data_stream();
-    while let Some(frame) = frames.next().await {
-        let frame = frame.map_err(|_| ApiError::body_incomplete())?;
+    loop {
+        let frame = match timeout_at(period_end, frames.next()).await {
+            Ok(Some(frame)) => frame.map_err(|_| ApiError::body_incomplete())?,
+            Ok(None) => break,
+            Err(_) if in_period < MIN_PERIOD_BYTES => return Err(too_slow()),
+            Err(_) => {
+                in_period = 0;
+                period_end += PERIOD;
+                continue;
+            }
+        };
         received += frame.len();
+        in_period += frame.len();
         if received > MAX_DISCARDED_BYTES {
             break;
         }
@@ -134,6 +148,10 @@ async fn receive(
         }
     }
     result
+}
+
+fn too_slow() -> ApiError {
+    ApiError::body_too_slow(DEADLINE, MIN_PERIOD_BYTES, PERIOD)
 }
 
 /// Parses a body as JSON. The parser limits the nesting to 128 levels.

@@ -41,6 +41,7 @@ const SERVER: &str = "server_error";
 const INVALID_VALUE: ErrorClass = class(400, INVALID, "invalid_value");
 const UNSUPPORTED: ErrorClass = class(400, INVALID, "unsupported_parameter");
 const INVALID_JSON: ErrorClass = class(400, INVALID, "invalid_json");
+const MALFORMED: ErrorClass = class(400, INVALID, "malformed_request");
 const CONTEXT: ErrorClass = class(400, INVALID, "context_length_exceeded");
 const NO_TEMPLATE: ErrorClass = class(400, INVALID, "chat_template_missing");
 const INVALID_KEY: ErrorClass = class(401, "authentication_error", "invalid_api_key");
@@ -102,6 +103,11 @@ impl ApiError {
     /// The body is not a JSON object.
     pub(super) fn invalid_json(message: impl Into<String>) -> ApiError {
         ApiError::new(INVALID_JSON, message)
+    }
+
+    /// The head of the request is not valid HTTP. `message` says why.
+    pub(super) fn malformed_request(message: &str) -> ApiError {
+        ApiError::new(MALFORMED, message)
     }
 
     /// The prompt in the field `param` contains no tokens.
@@ -187,11 +193,13 @@ impl ApiError {
         ApiError::new(TIMEOUT, message)
     }
 
-    /// The body did not arrive within `deadline`.
-    pub(super) fn body_too_slow(deadline: Duration) -> ApiError {
+    /// The body did not arrive within `deadline`, or brought less than `bytes` bytes in `period`.
+    pub(super) fn body_too_slow(deadline: Duration, bytes: usize, period: Duration) -> ApiError {
         let message = format!(
-            "The request body did not arrive within {} seconds. Send the request again.",
-            deadline.as_secs()
+            "The request body arrives too slowly. Send it within {} seconds, and at least {bytes} \
+             bytes in each {} seconds.",
+            deadline.as_secs(),
+            period.as_secs()
         );
         ApiError::new(TIMEOUT, message)
     }

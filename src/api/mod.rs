@@ -8,6 +8,7 @@
 //! Invariant: a client that disconnects cancels its request, because the server then drops the
 //! request's handler, and the handler owns the request's `EventStream`.
 
+mod access;
 mod app;
 mod authentication;
 mod body;
@@ -65,6 +66,7 @@ pub fn router(app: App) -> Router {
             app.clone(),
             authentication::authenticate,
         ))
+        .layer(middleware::from_fn(access::check))
         .layer(middleware::from_fn(request_id::identify_and_catch_panics))
         .with_state(app)
 }

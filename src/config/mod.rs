@@ -149,6 +149,13 @@ pub struct NetworkFlags {
     /// Maximum number of open connections from one address. Loopback addresses have no such limit.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..))]
     pub max_connections_per_ip: u32,
+    /// Time limit for the head of a request, in seconds from its first byte.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = seconds(1))]
+    pub header_seconds: u64,
+    /// Time after a response until the server closes an idle connection, in seconds. Behind a proxy
+    /// that reuses connections, choose more than the proxy's own limit.
+    #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = seconds(1))]
+    pub idle_seconds: u64,
 }
 
 /// Who can use the server.

@@ -13,6 +13,7 @@ mod tenants;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
 use sterna_kernels::Isa;
 use tokio::net::TcpListener;
@@ -129,6 +130,8 @@ fn connection_limits(network: &NetworkFlags) -> ConnectionLimits {
     ConnectionLimits {
         connections: network.max_connections as usize,
         connections_per_ip: network.max_connections_per_ip as usize,
+        header_timeout: Duration::from_secs(network.header_seconds),
+        idle_timeout: Duration::from_secs(network.idle_seconds),
         ..ConnectionLimits::default()
     }
 }

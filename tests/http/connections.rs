@@ -1,12 +1,16 @@
 //! Real sockets: clients that disconnect, pipelined requests, shutdown, input that is not HTTP.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 
+use axum::Router;
 use serde_json::json;
-use sterna::api::{self, ConnectionLimits};
+use sterna::api::{self, App, ConnectionLimits};
+use sterna::tenants::{Deadlines, Defaults, Roster};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::harness::*;
@@ -21,21 +25,98 @@ fn http_request(path: &str, body: &str) -> String {
     )
 }
 
+/// The address of a server, the sender that stops it, and its task.
+type Listening = (SocketAddr, oneshot::Sender<()>, JoinHandle<()>);
+
+/// Serves a real socket until the returned sender is used or dropped.
+async fn listen(router: &Router) -> Listening {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stopped = async move { drop(stopped.await) };
+    let serving = tokio::spawn(api::serve(
+        listener,
+        router.clone(),
+        ConnectionLimits::default(),
+        stopped,
+    ));
+    (address, stop, serving)
+}
+
 impl Server {
-    /// Serves a real socket until the returned sender is used or dropped.
-    async fn listen(&self) -> (SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let stopped = async move { drop(stopped.await) };
-        let serving = tokio::spawn(api::serve(
-            listener,
-            self.router.clone(),
-            ConnectionLimits::default(),
-            stopped,
-        ));
-        (address, stop, serving)
+    async fn listen(&self) -> Listening {
+        listen(&self.router).await
     }
+}
+
+/// Writes all of `request` before it reads, as many clients do. Returns the answer.
+async fn write_then_read(address: SocketAddr, request: Vec<u8>) -> std::io::Result<String> {
+    let exchange = move || {
+        let mut client = std::net::TcpStream::connect(address)?;
+        client.set_read_timeout(Some(PATIENCE))?;
+        client.write_all(&request)?;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    tokio::task::spawn_blocking(exchange).await.unwrap()
+}
+
+/// Returns the state of a loading server that has one tenant.
+fn loading_with_keys() -> App {
+    let name = format!("sterna-one-tenant-{}.toml", std::process::id());
+    let file = std::env::temp_dir().join(name);
+    let hash = "8ed3f6ad685b959ead7022518e1af76cd816f8e8ec7ccdda1ed4018e8f2223f8";
+    let table = format!("[[tenant]]\nid = \"a\"\nkey_sha256 = \"{hash}\"\n");
+    std::fs::write(&file, table).unwrap();
+    let defaults = Defaults {
+        deadlines: Deadlines::default(),
+        max_queued: 64,
+        max_queued_time: PATIENCE,
+    };
+    let roster = Roster::open(&file, defaults).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    App::for_tenants(roster.tenants(), false, 4096)
+}
+
+#[tokio::test]
+async fn an_answer_before_the_end_of_the_body_reaches_a_client_that_writes_first() {
+    let server = Server::new();
+    let (serving, _stop, _task) = server.listen().await;
+    let (keys, _stop, _task) = listen(&api::router(loading_with_keys())).await;
+    let (loading, _stop, _task) = listen(&api::router(App::loading())).await;
+    let post = |path: &str, kind: &str, bytes: usize| {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\n\
+             content-length: {bytes}\r\n\r\n"
+        );
+        let mut request = head.into_bytes();
+        request.resize(request.len() + bytes, b' ');
+        request
+    };
+    for (address, path, kind, status) in [
+        (keys, TEXT, "application/json", 401),
+        (serving, "/nowhere", "application/json", 404),
+        (serving, "/health", "application/json", 405),
+        (serving, TEXT, "text/plain", 415),
+        (loading, CHAT, "application/json", 503),
+    ] {
+        for bytes in [200_000, 2_000_000].repeat(20) {
+            let answer = write_then_read(address, post(path, kind, bytes)).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{status}, {bytes}: {error}"));
+            let expected = format!("HTTP/1.1 {status} ");
+            assert!(answer.starts_with(&expected), "{status}: {answer}");
+            assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+        }
+    }
+    let body = 12 << 20;
+    let too_large = write_then_read(serving, post(TEXT, "application/json", body)).await;
+    let too_large = too_large.unwrap();
+    assert!(too_large.starts_with("HTTP/1.1 413 "), "{too_large}");
+    assert!(
+        too_large.contains("\r\nconnection: close\r\n"),
+        "{too_large}"
+    );
 }
 
 #[tokio::test]

@@ -72,6 +72,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("core_affinity", &["src/cores.rs"]),
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),
+    ("httparse", &["src/api/connection/head_scan.rs"]),
     ("parking_lot", &["src/model/pool/"]),
     ("sha2", &["src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
