@@ -119,6 +119,47 @@ impl Drop for Server {
     }
 }
 
+/// Returns a value of the process's status in MiB: `VmRSS` is its resident memory, `VmHWM` the
+/// largest so far.
+fn memory(server: &Server, name: &str) -> u64 {
+    let path = format!("/proc/{}/status", server.process.id());
+    let status = std::fs::read_to_string(path).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib >> 10
+}
+
+#[tokio::test]
+async fn large_bodies_take_little_memory_and_leave_it() {
+    const BODY_BYTES: usize = 2_000_000;
+    const BODIES: usize = 12;
+    let flags = ["--threads", "1", "--kv-memory", "16MiB"];
+    let server = Arc::new(Server::start(&flags).await);
+    let question = [message("user", "Who are you?")];
+    let answer = server.chat(&question, 8).await["choices"].clone();
+    let before = memory(&server, "VmRSS");
+    for item in [r#"{"a":1}"#, "1", r#""ab""#, "[]"] {
+        let items = vec![item; BODY_BYTES / (item.len() + 1)].join(",");
+        let body = format!("{{\"prompt\": \"a\", \"max_tokens\": 1, \"unknown\": [{items}]}}");
+        let requests = (0..BODIES).map(|_| {
+            let request = server
+                .client
+                .post(format!("{}/v1/completions", server.address));
+            let request = request.header("content-type", "application/json");
+            tokio::spawn(request.body(body.clone()).send())
+        });
+        for request in requests.collect::<Vec<_>>() {
+            let status = request.await.unwrap().unwrap().status();
+            assert_eq!(status, if item == "1" { 200 } else { 413 }, "{item}");
+        }
+    }
+    assert_eq!(server.chat(&question, 8).await["choices"], answer);
+    // The bodies themselves, and room for those that grow while they arrive.
+    let (peak, after) = (memory(&server, "VmHWM"), memory(&server, "VmRSS"));
+    assert!(peak < before + 100, "from {before} MiB to {peak} MiB");
+    assert!(after < before + 50, "from {before} MiB to {after} MiB");
+}
+
 fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }

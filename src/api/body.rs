@@ -1,4 +1,4 @@
-//! Reads a request's body: checks its content type, size and deadline, and parses it.
+//! Reads a request's body: checks its content type, size and deadline, and has it parsed.
 //!
 //! Invariant: a body larger than `SMALL_BYTES` is parsed, rendered and tokenized on a blocking
 //! thread, after it has waited for a parser.
@@ -13,7 +13,6 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
-use serde_json::Value;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -21,6 +20,7 @@ use super::app::{App, Serving};
 use super::authentication::Caller;
 use super::body_limits::{BodyLimitReached, BodyPermit, BodyQuota};
 use super::error::ApiError;
+use super::json::JsonObject;
 use crate::tenants::Tenant;
 
 const MAX_BODY_BYTES: usize = 2 << 20;
@@ -47,7 +47,7 @@ pub(super) async fn read<T: Send + 'static>(
     app: &App,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, &Value) -> Result<T, ApiError>,
+    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let serving = Arc::clone(app.serving()?);
     if !declares_json(request.headers()) {
@@ -68,7 +68,7 @@ pub(super) async fn read<T: Send + 'static>(
     };
     drop(receiving);
     if received.bytes.len() <= SMALL_BYTES {
-        return read(&serving, &tenant, &parse(&received.bytes)?);
+        return read(&serving, &tenant, JsonObject::check(&received.bytes)?);
     }
     let queue_place = quota.queue_place().map_err(rejected)?;
     let parser = quota.parser().await;
@@ -76,7 +76,7 @@ pub(super) async fn read<T: Send + 'static>(
         // The closure holds all permits until the body is parsed, even if the client leaves.
         let _permits = (parser, queue_place);
         let received = received;
-        read(&serving, &tenant, &parse(&received.bytes)?)
+        read(&serving, &tenant, JsonObject::check(&received.bytes)?)
     });
     parsed
         .await
@@ -152,15 +152,4 @@ async fn receive(
 
 fn too_slow() -> ApiError {
     ApiError::body_too_slow(DEADLINE, MIN_PERIOD_BYTES, PERIOD)
-}
-
-/// Parses a body as JSON. The parser limits the nesting to 128 levels.
-fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
-    if bytes.is_empty() {
-        let message = "The request body is empty. Send a JSON object.";
-        return Err(ApiError::invalid_json(message));
-    }
-    serde_json::from_slice(bytes).map_err(|error| {
-        ApiError::invalid_json(format!("The request body is not valid JSON: {error}."))
-    })
 }

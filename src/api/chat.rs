@@ -1,23 +1,44 @@
 //! `POST /v1/chat/completions`: answers a conversation through the model's chat template.
 
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
 use super::app::Serving;
 use super::choices::{Choices, FinishedChoice};
 use super::endpoint::Endpoint;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Bool, Integer};
 use super::generation::Piece;
+use super::json::JsonObject;
 use super::logprobs::ChatLogprobs;
-use super::messages::messages;
-use super::params::Params;
-use super::parsed_request::{ParsedRequest, check_length};
+use super::messages::Messages;
+use super::params::{CommonFields, is_set};
+use super::parsed_request::{ParsedRequest, check_length, encoding_error};
+use super::unsupported;
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 use crate::text::TemplateError;
 
-const MAX_TOP_LOGPROBS: u32 = 20;
+/// The fields that only this endpoint has.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ChatFields {
+    messages: Option<Messages>,
+    logprobs: Option<Bool>,
+    top_logprobs: Option<Integer<0, 20>>,
+}
+
+impl ChatFields {
+    /// Returns the number of alternatives for each token, or `None` without log-probabilities.
+    fn top_logprobs(&self) -> Result<Option<u32>, ApiError> {
+        let wanted = is_set(self.logprobs);
+        let top = self.top_logprobs.map_or(0, |Integer(top)| top as u32);
+        if top > 0 && !wanted {
+            let message = "'top_logprobs' requires 'logprobs': true.";
+            return Err(ApiError::invalid_value("top_logprobs", message));
+        }
+        Ok(wanted.then_some(top))
+    }
+}
 
 /// `POST /v1/chat/completions`.
 #[derive(Default)]
@@ -29,13 +50,19 @@ impl Endpoint for ChatEndpoint {
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
     const PROMPT_BESIDE_CHOICES: bool = true;
 
-    fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
-        let fields = Fields::of_body(json)?;
+    fn read(
+        serving: &Serving,
+        tenant: &Tenant,
+        body: JsonObject<'_>,
+    ) -> Result<ParsedRequest, ApiError> {
         let model = &serving.model;
-        model.check(fields.string("model")?, tenant)?;
-        let mut params = Params::read(&fields, model)?;
-        params.sampling.logprobs = top_logprobs(&fields)?;
-        let messages = messages(&fields)?;
+        let common: CommonFields = body.read()?;
+        model.check(common.model(), tenant)?;
+        unsupported::check(body, unsupported::OF_CHAT)?;
+        let mut params = common.check(model)?;
+        let own: ChatFields = body.read()?;
+        params.sampling.logprobs = own.top_logprobs()?;
+        let messages = own.messages.unwrap_or_default().check()?;
         let Some(template) = &serving.chat_template else {
             return Err(ApiError::no_chat_template(&model.name));
         };
@@ -80,21 +107,9 @@ impl Endpoint for ChatEndpoint {
     }
 }
 
-/// Returns the number of alternatives for each token, or `None` without log-probabilities.
-fn top_logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
-    let wanted = fields.bool("logprobs")?.unwrap_or(false);
-    let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
-    let top = top.unwrap_or(0);
-    if top > 0 && !wanted {
-        let message = "'top_logprobs' requires 'logprobs': true.";
-        return Err(ApiError::invalid_value("top_logprobs", message));
-    }
-    Ok(wanted.then_some(top))
-}
-
 fn template_error(error: TemplateError) -> ApiError {
     match error {
-        TemplateError::Text(error) => ApiError::internal(&error.to_string()),
+        TemplateError::Text(error) => encoding_error(&error, "messages"),
         error => ApiError::invalid_value("messages", format!("{error}.")),
     }
 }

@@ -2,24 +2,95 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
-use serde_json::Value;
+use serde::de::{Error, MapAccess, SeqAccess};
+use serde::{Deserialize, Serialize};
 
 use super::app::Serving;
 use super::choices::{Choices, FinishedChoice};
 use super::endpoint::Endpoint;
 use super::error::ApiError;
-use super::fields::{Fields, wrong_type};
+use super::fields::{Given, Integer, JsonField, Scalar, count_rest, deserialize_fields, must_be};
 use super::generation::Piece;
+use super::json::JsonObject;
 use super::logprobs::CompletionLogprobs;
-use super::params::{Params, token_id};
-use super::parsed_request::{ParsedRequest, check_length};
+use super::params::CommonFields;
+use super::parsed_request::{ParsedRequest, check_length, encoding_error};
+use super::token_ids::TokenList;
+use super::unsupported;
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
-const MAX_LOGPROBS: u32 = 5;
+
+/// The fields that only this endpoint has.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CompletionFields {
+    prompt: Option<Prompt>,
+    logprobs: Option<Integer<0, 5>>,
+}
+
+/// The field `prompt`: a string, an array of token ids, or an array that holds one of those.
+enum Prompt {
+    Text(String),
+    Tokens(TokenList),
+    /// More prompts than one: their number.
+    Several(usize),
+}
+
+/// An item of the array in `prompt`.
+enum PromptItem {
+    Tokens(TokenList),
+    Other(Given),
+}
+
+impl<'de> JsonField<'de> for PromptItem {
+    const EXPECTED: &'static str = "a string or an array of token ids";
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<PromptItem, E> {
+        Given::scalar(value).map(PromptItem::Other)
+    }
+
+    fn array<A: SeqAccess<'de>>(items: A) -> Result<PromptItem, A::Error> {
+        TokenList::array(items).map(PromptItem::Tokens)
+    }
+
+    fn object<A: MapAccess<'de>>(entries: A) -> Result<PromptItem, A::Error> {
+        Given::object(entries).map(PromptItem::Other)
+    }
+}
+
+impl<'de> JsonField<'de> for Prompt {
+    const EXPECTED: &'static str = PromptItem::EXPECTED;
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Prompt, E> {
+        match value {
+            Scalar::Text(text) => Ok(Prompt::Text(text.to_owned())),
+            other => Err(must_be(Self::EXPECTED, other)),
+        }
+    }
+
+    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<Prompt, A::Error> {
+        let only = match items.next_element()? {
+            None => return Ok(Prompt::Tokens(TokenList::default())),
+            Some(PromptItem::Tokens(tokens)) => Prompt::Tokens(tokens),
+            Some(PromptItem::Other(Given::Text(text))) => Prompt::Text(text),
+            Some(PromptItem::Other(first)) => {
+                let mut tokens = TokenList::default();
+                tokens.push(&first);
+                tokens.extend(&mut items)?;
+                return Ok(Prompt::Tokens(tokens));
+            }
+        };
+        match count_rest(&mut items)? {
+            0 => Ok(only),
+            more => Ok(Prompt::Several(1 + more)),
+        }
+    }
+}
+
+deserialize_fields!(Prompt, PromptItem);
 
 /// `POST /v1/completions`.
 #[derive(Default)]
@@ -33,13 +104,19 @@ impl Endpoint for CompletionEndpoint {
     const CHUNK_OBJECT: &'static str = "text_completion";
     const PROMPT_BESIDE_CHOICES: bool = false;
 
-    fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError> {
-        let fields = Fields::of_body(json)?;
+    fn read(
+        serving: &Serving,
+        tenant: &Tenant,
+        body: JsonObject<'_>,
+    ) -> Result<ParsedRequest, ApiError> {
         let model = &serving.model;
-        model.check(fields.string("model")?, tenant)?;
-        let mut params = Params::read(&fields, model)?;
-        params.sampling.logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
-        let prompt = prompt(&fields, serving)?;
+        let common: CommonFields = body.read()?;
+        model.check(common.model(), tenant)?;
+        unsupported::check(body, unsupported::OF_COMPLETIONS)?;
+        let mut params = common.check(model)?;
+        let own: CompletionFields = body.read()?;
+        params.sampling.logprobs = own.logprobs.map(|Integer(count)| count as u32);
+        let prompt = prompt(own.prompt, serving)?;
         ParsedRequest::new(prompt, params, model, Some(DEFAULT_MAX_TOKENS), "prompt")
     }
 
@@ -69,41 +146,29 @@ impl Endpoint for CompletionEndpoint {
     }
 }
 
-/// Reads the prompt: a string, an array of token ids, or an array that holds one of those.
-fn prompt(fields: &Fields<'_>, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
+/// Returns the tokens of the prompt.
+fn prompt(prompt: Option<Prompt>, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
     let invalid = |message| Err(ApiError::invalid_value("prompt", message));
-    let items = match fields.get("prompt") {
-        None => return invalid("'prompt' is missing."),
-        Some(Value::String(text)) => return encode(text, serving),
-        Some(Value::Array(items)) => items.as_slice(),
-        Some(other) => {
-            let expected = "a string or an array of token ids";
-            return Err(wrong_type("prompt", expected, other));
+    match prompt {
+        None => invalid("'prompt' is missing."),
+        Some(Prompt::Text(text)) => encode(&text, serving),
+        Some(Prompt::Tokens(tokens)) if tokens.len() == 0 => {
+            invalid("'prompt' must not be an empty array.")
         }
-    };
-    let tokens = match items {
-        [Value::String(text)] => return encode(text, serving),
-        [Value::Array(tokens)] => tokens.as_slice(),
-        [Value::String(_) | Value::Array(_), ..] => {
+        Some(Prompt::Tokens(tokens)) => tokens.check("prompt", &serving.model),
+        Some(Prompt::Several(count)) => {
             let message = format!(
-                "'prompt' contains {} prompts; this server accepts one prompt per request.",
-                items.len()
+                "'prompt' contains {count} prompts; this server accepts one prompt per request."
             );
-            return Err(ApiError::unsupported("prompt", message));
+            Err(ApiError::unsupported("prompt", message))
         }
-        tokens => tokens,
-    };
-    if tokens.is_empty() {
-        return invalid("'prompt' must not be an empty array.");
     }
-    let token = |item| token_id(item, "prompt", &serving.model);
-    tokens.iter().map(token).collect()
 }
 
 fn encode(text: &str, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
     check_length(text.len(), serving, "prompt")?;
     let tokens = serving.tokenizer.encode_prompt(text);
-    tokens.map_err(|error| ApiError::internal(&error.to_string()))
+    tokens.map_err(|error| encoding_error(&error, "prompt"))
 }
 
 #[derive(Default, Serialize)]

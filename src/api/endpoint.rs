@@ -1,12 +1,12 @@
 //! The interface of the two completion endpoints.
 
 use serde::Serialize;
-use serde_json::Value;
 
 use super::app::Serving;
 use super::choices::{Choices, FinishedChoice};
 use super::error::ApiError;
 use super::generation::Piece;
+use super::json::JsonObject;
 use super::parsed_request::ParsedRequest;
 use crate::tenants::Tenant;
 
@@ -25,7 +25,11 @@ pub(super) trait Endpoint: Default + Send + 'static {
     const PROMPT_BESIDE_CHOICES: bool;
 
     /// Reads a request's body.
-    fn read(serving: &Serving, tenant: &Tenant, json: &Value) -> Result<ParsedRequest, ApiError>;
+    fn read(
+        serving: &Serving,
+        tenant: &Tenant,
+        body: JsonObject<'_>,
+    ) -> Result<ParsedRequest, ApiError>;
 
     /// Writes the complete choice `index`.
     fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize;

@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use super::body_limits::BodyLimitReached;
 use crate::engine::{RateKind, Refusal, SubmitError};
 
-const MAX_QUOTED_CHARS: usize = 64;
+/// The maximum length of a client's text in a message, in characters.
+pub(super) const MAX_QUOTED_CHARS: usize = 64;
 /// The retry delay for a full body buffer, which empties quickly.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 /// The retry delay for a server that is loading or shutting down.
@@ -177,6 +178,15 @@ impl ApiError {
     /// The body has more than `limit` bytes.
     pub(super) fn too_large(limit: usize) -> ApiError {
         let message = format!("The request body may have at most {limit} bytes. Shorten it.");
+        ApiError::new(TOO_LARGE, message)
+    }
+
+    /// The body has more than `limit` strings, arrays and objects.
+    pub(super) fn too_many_values(limit: usize) -> ApiError {
+        let message = format!(
+            "The request body may have at most {limit} strings, arrays and objects, names of \
+             fields included. Shorten it."
+        );
         ApiError::new(TOO_LARGE, message)
     }
 

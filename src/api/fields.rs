@@ -1,166 +1,352 @@
-//! Reads the fields of a request's body one by one.
+//! The types of a request's fields: how each is read from JSON, and which values it may have.
 //!
-//! Invariant: `null` means the same as an absent field.
+//! Invariant: a value of the wrong type is an error that says what the field must be and what the
+//! client sent. `json.rs` adds the name of the field.
 //!
-//! Invariant: a value of the wrong type is an error that names its field.
+//! Invariant: a number lies within the limits of its type.
 //!
-//! Invariant: every number that is returned lies within the limits that the caller gave.
+//! `Option` around such a type makes `null` mean the same as an absent field.
 
-use std::ops::RangeInclusive;
+use std::fmt::{self, Display};
+use std::marker::PhantomData;
 
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Number as JsonNumber;
 
-use super::error::{ApiError, quoted};
+use super::error::quoted;
 
-/// The fields of a JSON object.
-#[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
-    object: &'a Map<String, Value>,
+/// The beginning of a serde error about a field that the server knows but does not support. A
+/// sentence follows.
+pub(super) const UNSUPPORTED: &str = "unsupported: ";
+
+/// A value that is neither an array nor an object.
+pub(super) enum Scalar<'a> {
+    Null,
+    Bool(bool),
+    Number(JsonNumber),
+    Text(&'a str),
 }
 
-impl<'a> Fields<'a> {
-    /// Returns the fields of a whole body.
-    pub(super) fn of_body(body: &'a Value) -> Result<Fields<'a>, ApiError> {
-        match body {
-            Value::Object(object) => Ok(Fields { object }),
-            other => Err(ApiError::invalid_json(format!(
-                "The request body must be a JSON object; got {}.",
-                described(other)
-            ))),
+impl Display for Scalar<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scalar::Null => f.write_str("null or no value"),
+            Scalar::Bool(value) => write!(f, "the boolean {value}"),
+            Scalar::Number(number) => write!(f, "the number {number}"),
+            Scalar::Text(text) => write!(f, "the string {}", quoted(text)),
         }
     }
+}
 
-    pub(super) fn get(&self, name: &str) -> Option<&'a Value> {
-        self.object.get(name).filter(|value| !value.is_null())
+/// A type that is read from a JSON value. Whatever it does not read is an error.
+pub(super) trait JsonField<'de>: Sized {
+    /// What the value must be, for error messages, such as `a number`.
+    const EXPECTED: &'static str;
+
+    /// Reads a value that is neither an array nor an object.
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Self, E> {
+        Err(must_be(Self::EXPECTED, value))
     }
 
-    pub(super) fn bool(&self, name: &str) -> Result<Option<bool>, ApiError> {
-        self.read(name, "a boolean", Value::as_bool)
+    fn array<A: SeqAccess<'de>>(_: A) -> Result<Self, A::Error> {
+        Err(must_be(Self::EXPECTED, Given::Array))
     }
 
-    pub(super) fn string(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
-        self.read(name, "a string", Value::as_str)
+    fn object<A: MapAccess<'de>>(_: A) -> Result<Self, A::Error> {
+        Err(must_be(Self::EXPECTED, Given::Object))
+    }
+}
+
+/// Returns the error for a value that is not what is `expected`.
+pub(super) fn must_be<E: Error>(expected: &str, got: impl Display) -> E {
+    E::custom(format_args!("must be {expected}; got {got}."))
+}
+
+/// Returns the error for an array that has `count` items, and may have `limit`.
+pub(super) fn may_contain<E: Error>(limit: usize, items: &str, count: usize) -> E {
+    E::custom(format_args!(
+        "may contain at most {limit} {items}; got {count}."
+    ))
+}
+
+/// Returns the error for a value that the server knows but does not support.
+pub(super) fn unsupported<E: Error>(sentence: impl Display) -> E {
+    E::custom(format_args!("{UNSUPPORTED}{sentence}"))
+}
+
+/// Skips the rest of an array and returns the number of its items.
+pub(super) fn count_rest<'de, A: SeqAccess<'de>>(items: &mut A) -> Result<usize, A::Error> {
+    let mut count = 0;
+    while items.next_element::<IgnoredAny>()?.is_some() {
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Calls the function of `T` for the type of a JSON value.
+pub(super) struct FieldVisitor<T>(PhantomData<T>);
+
+impl<T> FieldVisitor<T> {
+    pub(super) fn new() -> FieldVisitor<T> {
+        FieldVisitor(PhantomData)
+    }
+}
+
+impl<'de, T: JsonField<'de>> Visitor<'de> for FieldVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::EXPECTED)
     }
 
-    pub(super) fn array(&self, name: &str) -> Result<Option<&'a [Value]>, ApiError> {
-        self.read(name, "an array", |value| {
-            value.as_array().map(Vec::as_slice)
-        })
+    fn visit_unit<E: Error>(self) -> Result<T, E> {
+        T::scalar(Scalar::Null)
     }
 
-    pub(super) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, ApiError> {
-        self.read(name, "an object", |value| {
-            value.as_object().map(|object| Fields { object })
-        })
+    fn visit_bool<E: Error>(self, value: bool) -> Result<T, E> {
+        T::scalar(Scalar::Bool(value))
     }
 
-    pub(super) fn entries(&self) -> impl ExactSizeIterator<Item = (&'a String, &'a Value)> {
-        self.object.iter()
+    fn visit_i64<E: Error>(self, value: i64) -> Result<T, E> {
+        T::scalar(Scalar::Number(value.into()))
     }
 
-    /// Returns an integer. A number such as `2.0` is an integer too.
-    pub(super) fn integer(
-        &self,
-        name: &str,
-        limits: RangeInclusive<i64>,
-    ) -> Result<Option<i64>, ApiError> {
-        let Some(number) = self.read(name, "an integer", integer)? else {
-            return Ok(None);
-        };
-        match i64::try_from(number) {
-            Ok(number) if limits.contains(&number) => Ok(Some(number)),
-            _ => {
-                let message = format!("'{name}' must be {}; got {number}.", range(&limits));
-                Err(ApiError::invalid_value(name, message))
+    fn visit_u64<E: Error>(self, value: u64) -> Result<T, E> {
+        T::scalar(Scalar::Number(value.into()))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<T, E> {
+        let number = JsonNumber::from_f64(value).expect("JSON has only finite numbers");
+        T::scalar(Scalar::Number(number))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::scalar(Scalar::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<T, A::Error> {
+        T::array(items)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<T, A::Error> {
+        T::object(entries)
+    }
+}
+
+/// Implements `Deserialize` for types that implement `JsonField`.
+macro_rules! deserialize_fields {
+    ($($type:ty),* $(,)?) => {
+        $(impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(value: D) -> Result<$type, D::Error> {
+                value.deserialize_any($crate::api::fields::FieldVisitor::new())
             }
+        })*
+    };
+}
+pub(super) use deserialize_fields;
+
+/// A boolean.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bool(pub(super) bool);
+
+impl JsonField<'_> for Bool {
+    const EXPECTED: &'static str = "a boolean";
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Bool, E> {
+        match value {
+            Scalar::Bool(value) => Ok(Bool(value)),
+            other => Err(must_be(Self::EXPECTED, other)),
         }
     }
+}
 
-    /// Returns an integer that is not negative.
-    pub(super) fn count(
-        &self,
-        name: &str,
-        limits: RangeInclusive<u32>,
-    ) -> Result<Option<u32>, ApiError> {
-        let (min, max) = limits.into_inner();
-        let number = self.integer(name, i64::from(min)..=i64::from(max))?;
-        Ok(number.map(|number| number as u32))
+/// A string.
+#[derive(Debug)]
+pub(super) struct JsonText(pub(super) String);
+
+impl JsonField<'_> for JsonText {
+    const EXPECTED: &'static str = "a string";
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<JsonText, E> {
+        match value {
+            Scalar::Text(text) => Ok(JsonText(text.to_owned())),
+            other => Err(must_be(Self::EXPECTED, other)),
+        }
     }
+}
 
-    pub(super) fn number(
-        &self,
-        name: &str,
-        limits: RangeInclusive<f64>,
-    ) -> Result<Option<f32>, ApiError> {
-        let as_number = |value: &'a Value| Some((value.as_f64()?, value));
-        let Some((number, value)) = self.read(name, "a number", as_number)? else {
-            return Ok(None);
+/// An integer from `MIN` to `MAX`. A limit that is the limit of `i64` means no limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Integer<const MIN: i64, const MAX: i64>(pub(super) i128);
+
+impl<const MIN: i64, const MAX: i64> JsonField<'_> for Integer<MIN, MAX> {
+    const EXPECTED: &'static str = "an integer";
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Self, E> {
+        let Some(number) = integer(&value) else {
+            return Err(must_be(Self::EXPECTED, value));
         };
-        if !limits.contains(&number) {
-            let (min, max) = limits.into_inner();
-            let message = format!("'{name}' must be from {min} to {max}; got {value}.");
-            return Err(ApiError::invalid_value(name, message));
+        let nearest = number.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        if (MIN..=MAX).contains(&nearest) {
+            return Ok(Integer(number));
         }
-        Ok(Some(number as f32))
-    }
-
-    fn read<T>(
-        &self,
-        name: &str,
-        expected: &str,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, ApiError> {
-        let checked = |value| read(value).ok_or_else(|| wrong_type(name, expected, value));
-        self.get(name).map(checked).transpose()
+        let limits = match MAX {
+            i64::MAX => format!("at least {MIN}"),
+            _ => format!("from {MIN} to {MAX}"),
+        };
+        Err(must_be(&limits, shown(&value, number)))
     }
 }
 
-/// Returns the error for a `param` whose `value` is not what is `expected`.
-pub(super) fn wrong_type(param: &str, expected: &str, value: &Value) -> ApiError {
-    let message = format!("'{param}' must be {expected}; got {}.", described(value));
-    ApiError::invalid_value(param, message)
-}
+/// A number from `MIN` to `MAX`. Both are in hundredths, because no constant parameter of a type
+/// can be a fraction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Float<const MIN: i32, const MAX: i32>(pub(super) f32);
 
-/// Checks that `param` contains at most `limit` items. `items` names them in the error message.
-pub(super) fn check_count(
-    param: &str,
-    items: &str,
-    count: usize,
-    limit: usize,
-) -> Result<(), ApiError> {
-    if count <= limit {
-        return Ok(());
-    }
-    let message = format!("'{param}' may contain at most {limit} {items}; got {count}.");
-    Err(ApiError::invalid_value(param, message))
-}
+impl<const MIN: i32, const MAX: i32> JsonField<'_> for Float<MIN, MAX> {
+    const EXPECTED: &'static str = "a number";
 
-/// Returns the integer of a JSON number, which may be larger than 64 bits can hold.
-pub(super) fn integer(value: &Value) -> Option<i128> {
-    let whole =
-        |number: f64| (number.fract() == 0.0 && number.abs() < 1e15).then_some(number as i128);
-    value
-        .as_i64()
-        .map(i128::from)
-        .or_else(|| value.as_u64().map(i128::from))
-        .or_else(|| value.as_f64().and_then(whole))
-}
-
-fn range(limits: &RangeInclusive<i64>) -> String {
-    match (*limits.start(), *limits.end()) {
-        (min, i64::MAX) => format!("at least {min}"),
-        (min, max) => format!("from {min} to {max}"),
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Self, E> {
+        let Scalar::Number(given) = &value else {
+            return Err(must_be(Self::EXPECTED, value));
+        };
+        let (min, max) = (f64::from(MIN) / 100.0, f64::from(MAX) / 100.0);
+        match given.as_f64() {
+            Some(number) if (min..=max).contains(&number) => Ok(Float(number as f32)),
+            _ => Err(must_be(&format!("from {min} to {max}"), given)),
+        }
     }
 }
 
-/// Returns a short description of `value` for an error message.
-pub(super) fn described(value: &Value) -> String {
+impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Integer<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(FieldVisitor::new())
+    }
+}
+
+impl<'de, const MIN: i32, const MAX: i32> Deserialize<'de> for Float<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(FieldVisitor::new())
+    }
+}
+
+/// An integer of 64 bits, with or without a sign, which does not matter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seed(pub(super) u64);
+
+impl JsonField<'_> for Seed {
+    const EXPECTED: &'static str = "an integer";
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Seed, E> {
+        let (min, max) = (i128::from(i64::MIN), i128::from(u64::MAX));
+        match integer(&value) {
+            None => Err(must_be(Self::EXPECTED, value)),
+            Some(seed) if (min..=max).contains(&seed) => Ok(Seed(seed as u64)),
+            Some(seed) => Err(must_be(
+                &format!("from {min} to {max}"),
+                shown(&value, seed),
+            )),
+        }
+    }
+}
+
+/// Returns the integer in a value. A number such as `2.0` or `1e16` is an integer too. One that
+/// needs more than 128 bits becomes the nearest that does not.
+fn integer(value: &Scalar<'_>) -> Option<i128> {
+    let Scalar::Number(number) = value else {
+        return None;
+    };
+    let whole = |number: f64| (number.fract() == 0.0).then_some(number as i128);
+    (number.as_i64().map(i128::from))
+        .or_else(|| number.as_u64().map(i128::from))
+        .or_else(|| number.as_f64().and_then(whole))
+}
+
+/// Returns the integer in a value for an error message. One that is not exact is shown as the
+/// client wrote it, such as `1e300`.
+fn shown(value: &Scalar<'_>, integer: i128) -> String {
     match value {
-        Value::Null => "null or no value".to_owned(),
-        Value::Bool(value) => format!("the boolean {value}"),
-        Value::Number(number) => format!("the number {number}"),
-        Value::String(text) => format!("the string {}", quoted(text)),
-        Value::Array(_) => "an array".to_owned(),
-        Value::Object(_) => "an object".to_owned(),
+        Scalar::Number(number) if integer.unsigned_abs() > u64::MAX.into() => number.to_string(),
+        _ => integer.to_string(),
     }
 }
+
+/// An object with the fields of `T`.
+#[derive(Debug)]
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> JsonField<'de> for Object<T> {
+    const EXPECTED: &'static str = "an object";
+
+    fn object<A: MapAccess<'de>>(entries: A) -> Result<Self, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(entries)).map(Object)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
+        value.deserialize_any(FieldVisitor::new())
+    }
+}
+
+/// A value of any type, for a place where the type decides what follows. What is inside an array or
+/// an object is skipped.
+#[derive(Debug)]
+pub(super) enum Given {
+    Null,
+    Bool(bool),
+    Number(JsonNumber),
+    Text(String),
+    Array,
+    Object,
+}
+
+impl Given {
+    /// Returns the integer in the value, if it is one.
+    pub(super) fn integer(&self) -> Option<i128> {
+        match self {
+            Given::Number(number) => integer(&Scalar::Number(number.clone())),
+            _ => None,
+        }
+    }
+}
+
+impl Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Given::Null => Scalar::Null.fmt(f),
+            Given::Bool(value) => Scalar::Bool(*value).fmt(f),
+            Given::Number(number) => Scalar::Number(number.clone()).fmt(f),
+            Given::Text(text) => Scalar::Text(text).fmt(f),
+            Given::Array => f.write_str("an array"),
+            Given::Object => f.write_str("an object"),
+        }
+    }
+}
+
+impl<'de> JsonField<'de> for Given {
+    const EXPECTED: &'static str = "a value";
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Given, E> {
+        Ok(match value {
+            Scalar::Null => Given::Null,
+            Scalar::Bool(value) => Given::Bool(value),
+            Scalar::Number(number) => Given::Number(number),
+            Scalar::Text(text) => Given::Text(text.to_owned()),
+        })
+    }
+
+    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<Given, A::Error> {
+        count_rest(&mut items)?;
+        Ok(Given::Array)
+    }
+
+    fn object<A: MapAccess<'de>>(mut entries: A) -> Result<Given, A::Error> {
+        while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Given::Object)
+    }
+}
+
+deserialize_fields!(Bool, JsonText, Seed, Given);

@@ -22,6 +22,7 @@ mod envelope;
 mod error;
 mod fields;
 mod generation;
+mod json;
 mod listener;
 mod logprobs;
 mod messages;
@@ -33,6 +34,7 @@ mod request_id;
 mod respond;
 mod sse;
 mod status;
+mod token_ids;
 mod unsupported;
 
 use axum::Router;

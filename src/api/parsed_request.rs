@@ -2,8 +2,9 @@
 
 use super::app::{ModelCard, Serving};
 use super::error::ApiError;
-use super::params::Params;
+use super::params::{MaxTokens, Params};
 use crate::engine::TokenId;
+use crate::text::TextError;
 
 /// A parsed request.
 #[derive(Clone)]
@@ -44,16 +45,16 @@ impl ParsedRequest {
                 );
                 return Err(ApiError::context_length(param, limit, &found));
             }
-            Some(max_tokens) if max_tokens > left => {
+            Some(MaxTokens { field, tokens }) if tokens > left => {
                 let found = format!(
-                    "Your request needs {} tokens: {} for the prompt and {max_tokens} for the \
-                     output. Shorten the prompt or reduce 'max_tokens'.",
-                    prompt.len() + max_tokens as usize,
+                    "Your request needs {} tokens: {} for the prompt and {tokens} for the \
+                     output. Shorten the prompt or reduce '{field}'.",
+                    prompt.len() + tokens as usize,
                     prompt.len()
                 );
-                return Err(ApiError::context_length(param, limit, &found));
+                return Err(ApiError::context_length(field, limit, &found));
             }
-            Some(max_tokens) => max_tokens,
+            Some(MaxTokens { tokens, .. }) => tokens,
             None => default.map_or(left, |default| left.min(default)),
         };
         let min_tokens = params.min_tokens;
@@ -88,4 +89,18 @@ pub(super) fn check_length(bytes: usize, serving: &Serving, param: &str) -> Resu
         "The prompt has {bytes} bytes, which are at least {min_tokens} tokens. Shorten the prompt."
     );
     Err(ApiError::context_length(param, limit, &found))
+}
+
+/// Returns the error for a text that cannot be encoded. `param` names the field that holds it.
+pub(super) fn encoding_error(error: &TextError, param: &str) -> ApiError {
+    match error {
+        TextError::BeyondVocabulary { vocabulary, .. } => {
+            let message = format!(
+                "'{param}' has text whose token the model does not know: its tokenizer has more \
+                 tokens than the model's vocabulary of {vocabulary}. Change the text."
+            );
+            ApiError::invalid_value(param, message)
+        }
+        other => ApiError::internal(&other.to_string()),
+    }
 }

@@ -1,8 +1,14 @@
 //! `POST /v1/completions`: its answers, the forms of a prompt, seeds, usage and default lengths.
 
+use std::sync::Arc;
+
+use axum::http::Method;
 use serde_json::{Value, json};
+use sterna::api::{self, App, ModelCard, Serving};
+use sterna::text::TextFiles;
 
 use crate::harness::*;
+use crate::{CHAT, TEXT};
 
 #[tokio::test]
 async fn a_completion_has_openais_shape() {
@@ -138,4 +144,57 @@ async fn the_default_output_length_fits_the_rest_of_the_context() {
     let answer = server.chat(json!({"ignore_eos": true})).await.ok();
     assert_eq!(answer["usage"]["total_tokens"], MAX_MODEL_LEN);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn text_that_needs_a_token_beyond_the_vocabulary_is_rejected() {
+    let server = Server::new();
+    // A model whose tokenizer has more tokens than its logits.
+    let vocabulary = *server
+        .tokenizer
+        .encode_prompt("Hello")
+        .unwrap()
+        .iter()
+        .max()
+        .unwrap();
+    let files = TextFiles {
+        tokenizer: TOKENIZER,
+        config: Some(CONFIG),
+        chat_template: None,
+    };
+    let (tokenizer, chat_template) = files.load(vocabulary).unwrap();
+    let app = App::loading();
+    app.serve(Serving {
+        model: ModelCard {
+            name: "small".into(),
+            aliases: Vec::new(),
+            max_model_len: MAX_MODEL_LEN,
+            vocabulary,
+            stop_tokens: vec![1],
+        },
+        tokenizer: Arc::new(tokenizer),
+        chat_template,
+        engine: server.engine.clone(),
+        metrics: server.metrics.clone(),
+    });
+    let router = api::router(app);
+    let post = async |path: &str, body: Value| {
+        let json = [("content-type", "application/json")];
+        let answer = send(&router, Method::POST, path, &json, body.to_string()).await;
+        answer.error()
+    };
+    let invalid = |param: &str| (400, "invalid_value".to_owned(), Some(param.to_owned()));
+    assert_eq!(
+        post(TEXT, json!({"prompt": "Hello"})).await,
+        invalid("prompt")
+    );
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    assert_eq!(
+        post(CHAT, json!({"messages": messages})).await,
+        invalid("messages")
+    );
+    assert_eq!(
+        post(TEXT, json!({"prompt": [vocabulary]})).await,
+        invalid("prompt")
+    );
 }

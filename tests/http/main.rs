@@ -14,6 +14,7 @@ mod completions;
 mod connections;
 mod logprobs;
 mod malformed;
+mod malformed_random;
 mod page;
 mod refusals;
 mod routes;

@@ -24,7 +24,7 @@ const INVALID_VALUES: &[(&str, &str)] = &[
     ("top_p", "1.01 | -1 | []"),
     ("top_k", r#"-2 | 1.5 | "all""#),
     ("min_p", "2 | -0.5"),
-    ("seed", r#""x" | 1.5 | [7]"#),
+    ("seed", r#""x" | 1.5 | [7] | 1e300"#),
     ("frequency_penalty", "3 | -2.5"),
     ("presence_penalty", "-3 | true"),
     ("repetition_penalty", "0 | -1 | 1e300 | 1e-300"),
@@ -33,13 +33,20 @@ const INVALID_VALUES: &[(&str, &str)] = &[
         r#"[] | {"x": 1} | {"309": 1} | {"-1": 1} | {"5": 101} | {"5": "1"} | {"5": null}"#,
     ),
     (
+        "logit_bias",
+        r#"{"05": 1} | {"+5": 1} | {" 5": 1} | {"5.0": 1} | {"": 1}"#,
+    ),
+    (
         "stop",
         r#""" | ["a", ""] | ["a", "b", "c", "d", "e"] | 5 | [5] | [null]"#,
     ),
     ("stop_token_ids", r#"5 | ["5"] | [309] | [-1]"#),
     ("ignore_eos", r#""yes" | 1"#),
     ("stream", r#""true" | 1"#),
-    ("stream_options", r#"{"include_usage": true}"#),
+    (
+        "stream_options",
+        r#"{"include_usage": true} | {"continuous_usage_stats": true} | [] | true"#,
+    ),
     ("model", "5 | []"),
     ("skip_special_tokens", "0"),
     ("return_token_ids", r#""no""#),
@@ -47,7 +54,8 @@ const INVALID_VALUES: &[(&str, &str)] = &[
     ("n", r#"0 | "2" | 9 | -1 | 1.5 | [2]"#),
 ];
 
-/// Fields that both endpoints know but do not support, with values, separated by ` | `.
+/// Fields of OpenAI, vLLM, SGLang and llama.cpp that both endpoints know but do not support, with
+/// values, separated by ` | `.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("best_of", r#"3 | 2 | 0 | -1 | "1""#),
     ("echo", "true"),
@@ -55,22 +63,63 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("tools", r#"[{"type": "function"}]"#),
     ("tool_choice", r#""required" | {"type": "function"}"#),
     ("functions", "[{}]"),
+    ("function_call", r#"{"name": "x"}"#),
     (
         "response_format",
         r#"{"type": "json_object"} | {"type": "json_schema"} | "text""#,
     ),
     ("structured_outputs", r#"{"regex": "a"}"#),
+    ("structural_tag", r#"{"type": "x"}"#),
     ("guided_json", "{}"),
+    ("guided_regex", r#""a+""#),
+    ("guided_choice", r#"["a"]"#),
+    ("guided_grammar", r#""root ::= \"a\"""#),
+    ("grammar", r#""root ::= \"a\"""#),
+    (
+        "json_schema",
+        r#"{} | {"type": "object"} | "{\"type\": \"object\"}""#,
+    ),
+    ("regex", r#""[0-9]+""#),
+    ("ebnf", r#""root ::= \"a\"""#),
     ("audio", r#"{"voice": "x"}"#),
     ("modalities", r#"["text", "audio"]"#),
+    ("image_data", r#"["x"]"#),
+    ("prompt_embeds", r#""x""#),
     ("prompt_logprobs", "1"),
+    ("logprob_token_ids", "[5]"),
     ("use_beam_search", "true"),
+    ("length_penalty", "2"),
     ("chat_template", r#""{{ x }}""#),
+    ("chat_template_kwargs", r#"{"enable_thinking": true}"#),
     ("add_generation_prompt", "false"),
     ("continue_final_message", "true"),
+    ("documents", r#"[{"text": "x"}]"#),
     ("priority", "3"),
     ("bad_words", r#"["x"]"#),
+    ("allowed_token_ids", "[5]"),
+    ("logits_processors", r#"["x"]"#),
+    ("custom_logit_processor", r#""x""#),
+    ("vllm_xargs", r#"{"x": 1}"#),
     ("reasoning_effort", r#""high""#),
+    ("verbosity", r#""low""#),
+    ("enable_thinking", "true"),
+    ("truncate_prompt_tokens", "8"),
+    ("stop_regex", r#""a+""#),
+    ("no_stop_trim", "true"),
+    ("session_params", r#"{"id": "x"}"#),
+    ("lora_path", r#""x""#),
+    ("n_predict", "9"),
+    ("max_new_tokens", "9"),
+    ("n_probs", "3"),
+    ("repeat_penalty", "1.1"),
+    ("typical_p", "0.9"),
+    ("top_n_sigma", "1"),
+    ("min_keep", "2"),
+    ("mirostat", "2"),
+    ("dynatemp_range", "0.5"),
+    ("xtc_probability", "0.5"),
+    ("dry_multiplier", "0.8"),
+    ("samplers", r#"["top_k"]"#),
 ];
 
 /// Invalid messages as JSON, each with the expected `code` and `param`. A valid message precedes
@@ -133,6 +182,12 @@ const MESSAGES: &[(&str, &str, &str)] = &[
         "unsupported_parameter",
         "messages[1].tool_calls",
     ),
+    (
+        r#"{"role": "assistant", "function_call": {"name": "x"}}"#,
+        "unsupported_parameter",
+        "messages[1].function_call",
+    ),
+    (r#"["user", "a"]"#, "invalid_value", "messages[1]"),
 ];
 
 /// Fields of one endpoint with invalid values, separated by ` | `, and the expected `code`.
@@ -174,76 +229,113 @@ fn with(path: &str, name: &str, value: &str) -> String {
     merged(valid_body(path), json!({ name: value })).to_string()
 }
 
-fn malformed() -> Vec<Malformed> {
-    let mut cases = Vec::new();
-    let mut add = |path, body: String, code, param| {
-        let status = if code == "model_not_found" { 404 } else { 400 };
-        cases.push(Malformed {
+impl Malformed {
+    fn new(
+        path: &'static str,
+        body: String,
+        code: &'static str,
+        param: Option<&'static str>,
+    ) -> Malformed {
+        Malformed {
             path,
             body,
-            status,
+            status: if code == "model_not_found" { 404 } else { 400 },
             code,
             param,
-        });
-    };
-    for body in invalid_json() {
-        add(TEXT, body, "invalid_json", None);
+        }
     }
+
+    /// A valid body in which the field `name` has another value, given as JSON.
+    fn field(path: &'static str, name: &'static str, value: &str, code: &'static str) -> Malformed {
+        Malformed::new(path, with(path, name, value), code, Some(name))
+    }
+}
+
+fn malformed() -> Vec<Malformed> {
+    let invalid = |body| Malformed::new(TEXT, body, "invalid_json", None);
+    let mut cases: Vec<Malformed> = invalid_json().into_iter().map(invalid).collect();
     for path in [CHAT, TEXT] {
-        for (fields, code) in [
-            (INVALID_VALUES, "invalid_value"),
-            (UNSUPPORTED, "unsupported_parameter"),
-        ] {
-            for (name, values) in fields {
-                values
-                    .split(" | ")
-                    .for_each(|value| add(path, with(path, name, value), code, Some(name)));
-            }
-        }
-        add(
-            path,
-            with(path, "model", "\"other\""),
-            "model_not_found",
-            Some("model"),
-        );
-        add(
-            path,
-            with(path, "stop", &long_stop()),
-            "invalid_value",
-            Some("stop"),
-        );
-        let param = if path == CHAT { "messages" } else { "prompt" };
-        for max_tokens in ["4096", "1152921504606846976"] {
-            add(
-                path,
-                with(path, "max_tokens", max_tokens),
-                "context_length_exceeded",
-                Some(param),
-            );
-        }
+        cases.extend(malformed_fields(path));
+        cases.extend(repeated_fields(path));
     }
     for (path, name, values, code) in OWN_FIELDS {
-        values
-            .split(" | ")
-            .for_each(|value| add(path, with(path, name, value), code, Some(name)));
+        let values = values.split(" | ");
+        cases.extend(values.map(|value| Malformed::field(path, name, value, code)));
     }
     for (message, code, param) in MESSAGES {
         let messages = format!("[{{\"role\": \"user\", \"content\": \"a\"}}, {message}]");
-        add(CHAT, with(CHAT, "messages", &messages), code, Some(param));
+        let body = with(CHAT, "messages", &messages);
+        cases.push(Malformed::new(CHAT, body, code, Some(param)));
     }
-    add(
-        CHAT,
-        with(CHAT, "messages", &many_messages()),
-        "invalid_value",
-        Some("messages"),
-    );
-    add(
+    let (many, tokens) = (many_messages(), many_tokens());
+    cases.push(Malformed::field(CHAT, "messages", &many, "invalid_value"));
+    cases.push(Malformed::field(
         TEXT,
-        with(TEXT, "prompt", &many_tokens()),
+        "prompt",
+        &tokens,
         "context_length_exceeded",
-        Some("prompt"),
-    );
+    ));
     cases
+}
+
+/// Returns requests with a malformed field that both endpoints have.
+fn malformed_fields(path: &'static str) -> Vec<Malformed> {
+    let mut cases = Vec::new();
+    for (fields, code) in [
+        (INVALID_VALUES, "invalid_value"),
+        (UNSUPPORTED, "unsupported_parameter"),
+    ] {
+        for (name, values) in fields {
+            let values = values.split(" | ");
+            cases.extend(values.map(|value| Malformed::field(path, name, value, code)));
+        }
+    }
+    cases.push(Malformed::field(
+        path,
+        "model",
+        "\"other\"",
+        "model_not_found",
+    ));
+    cases.push(Malformed::field(
+        path,
+        "stop",
+        &long_stop(),
+        "invalid_value",
+    ));
+    for name in ["max_tokens", "max_completion_tokens"] {
+        for tokens in ["4096", "1152921504606846976", "1e16", "1e300"] {
+            cases.push(Malformed::field(
+                path,
+                name,
+                tokens,
+                "context_length_exceeded",
+            ));
+        }
+    }
+    cases
+}
+
+/// Returns requests in which a field or a key appears twice.
+fn repeated_fields(path: &'static str) -> Vec<Malformed> {
+    let twice = |name, value: &str| {
+        let body = format!("{{\"{name}\": {value}, {}", &with(path, name, value)[1..]);
+        Malformed::new(path, body, "invalid_value", Some(name))
+    };
+    let rest = &valid_body(path).to_string()[1..];
+    let bias = format!("{{\"logit_bias\": {{\"5\": 1, \"5\": 1}}, {rest}");
+    let role = r#"{"messages": [{"role": "user", "content": "a", "role": "assistant"}]}"#;
+    vec![
+        twice("n", "1"),
+        twice("temperature", "0"),
+        twice("logit_bias", "{}"),
+        Malformed::new(path, bias, "invalid_value", Some("logit_bias")),
+        Malformed::new(
+            CHAT,
+            role.to_owned(),
+            "invalid_value",
+            Some("messages[0].role"),
+        ),
+    ]
 }
 
 fn long_stop() -> String {
@@ -259,7 +351,8 @@ fn many_messages() -> String {
 }
 
 fn invalid_json() -> Vec<String> {
-    let deep = format!("{{\"prompt\": {}{}}}", "[".repeat(200), "]".repeat(200));
+    let nested = |field: &str| format!("{{\"{field}\": {}{}}}", "[".repeat(200), "]".repeat(200));
+    let (deep, deep_unknown) = (nested("prompt"), nested("x"));
     let texts = [
         "",
         " ",
@@ -277,7 +370,11 @@ fn invalid_json() -> Vec<String> {
         "{\"temperature\": 1e999}",
         "\u{0}",
         "{\"prompt\": \"a\u{1}b\"}",
+        "{\"prompt\": \"a\", \"x\": 1e999}",
+        "{\"prompt\": \"a\", \"x\": \"\\ud800\"}",
+        "{\"prompt\": \"a\", \"x\": [{\"y\": 01}]}",
         &deep,
+        &deep_unknown,
     ];
     texts.map(str::to_owned).to_vec()
 }
@@ -344,6 +441,24 @@ async fn an_error_message_says_what_is_wrong_and_what_the_server_got() {
              8 for the prompt and 4096 for the output. Shorten the prompt or reduce 'max_tokens'.",
         ),
         (
+            "max_tokens",
+            json!(1e16),
+            "This model's maximum context length is 4096 tokens. Your request needs 4294967303 \
+             tokens: 8 for the prompt and 4294967295 for the output. Shorten the prompt or reduce \
+             'max_tokens'.",
+        ),
+        (
+            "logit_bias",
+            json!({"01": 1}),
+            "'logit_bias' has the key '01'; its keys must be token ids from 0 to 308.",
+        ),
+        (
+            "grammar",
+            json!("root ::= \"yes\" | \"no\""),
+            "'grammar' does not support the value '\"root ::= \\\"yes\\\" | \\\"no\\\"\"': this \
+             server does not constrain the structure of the output. Omit the field.",
+        ),
+        (
             "echo",
             json!(true),
             "'echo' does not support the value 'true': this server does not echo the prompt. \
@@ -396,7 +511,12 @@ async fn null_means_absent_and_harmless_values_are_accepted() {
         "n": 1, "best_of": 1, "echo": false, "suffix": "", "tools": [], "tool_choice": "auto",
         "top_k": -1, "stop": [], "response_format": {"type": "text"}, "modalities": ["text"],
         "metadata": {"a": "b"}, "user": "u", "store": true, "parallel_tool_calls": true,
-        "priority": 0, "max_tokens": 2.0, "model": "default",
+        "priority": 0, "max_tokens": 2.0, "model": "default", "structured_outputs": {},
+        "grammar": "", "regex": "", "ebnf": "", "json_schema": "", "n_predict": -1, "mirostat": 0,
+        "repeat_penalty": 1.0, "typical_p": 1, "top_n_sigma": -1, "dry_multiplier": 0.0,
+        "xtc_probability": 0, "samplers": [], "stop_regex": [], "no_stop_trim": false,
+        "add_special_tokens": false, "bad_words": [], "verbosity": "medium", "functions": [],
+        "function_call": "none", "guided_json": null, "stream_options": {},
     });
     assert_eq!(
         server.chat(harmless).await.ok()["usage"]["completion_tokens"],
@@ -425,4 +545,60 @@ async fn a_repetition_penalty_that_could_make_logits_infinite_is_rejected() {
             .await
             .ok();
     }
+}
+
+#[tokio::test]
+async fn stream_options_that_ask_for_nothing_need_no_stream() {
+    let server = Server::new();
+    for options in [
+        json!({}),
+        json!({"include_usage": false}),
+        json!({"include_usage": null, "continuous_usage_stats": false}),
+    ] {
+        let answer = server.complete(json!({"stream_options": options})).await;
+        assert_eq!(answer.ok()["object"], "text_completion", "{options}");
+    }
+}
+
+#[tokio::test]
+async fn what_an_unknown_field_holds_does_not_matter() {
+    let server = Server::new();
+    let expected = server.complete(json!({})).await.ok()["choices"].clone();
+    let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
+    for value in [
+        "18446744073709551616",
+        "-1e-400",
+        "{\"x\": 1, \"x\": 2}",
+        "\"\\ud83d\\ude00\"",
+        &deep,
+        &format!("[{}0]", "0, ".repeat(400_000)),
+    ] {
+        let text = format!("{{\"prompt\": \"Hello\", \"temperature\": 0, \"x\": {value}}}");
+        let json = [("content-type", "application/json")];
+        let answer = server.send(Method::POST, TEXT, &json, text).await;
+        let short: String = value.chars().take(40).collect();
+        assert_eq!(answer.ok()["choices"], expected, "{short}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_with_too_many_values_is_rejected() {
+    let server = Server::new();
+    let with = async |value: &str, count: usize| {
+        let values = vec![value; count].join(",");
+        let text = format!("{{\"prompt\": \"Hello\", \"max_tokens\": 2, \"x\": [{values}]}}");
+        let json = [("content-type", "application/json")];
+        server.send(Method::POST, TEXT, &json, text).await
+    };
+    // The array, the body, the names of three fields and the prompt are values too.
+    for (value, most) in [("\"\"", 65_530), ("[]", 65_530), ("{\"a\":1}", 32_765)] {
+        assert_eq!(with(value, most).await.status, 200, "{value}");
+        let rejected = with(value, most + 1).await;
+        assert_eq!(rejected.error(), (413, "request_too_large".into(), None));
+    }
+    let parts = vec![json!({"type": "text", "text": "a"}); 1025];
+    let messages = json!([{"role": "user", "content": parts}]);
+    let rejected = server.chat(json!({"messages": messages})).await;
+    let param = Some("messages[0].content".into());
+    assert_eq!(rejected.error(), (400, "invalid_value".into(), param));
 }
