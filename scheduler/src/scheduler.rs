@@ -120,7 +120,7 @@ impl Scheduler {
         tenant.map_or(Rates::default(), |tenant| tenant.rates.state(now))
     }
 
-    /// Predicts steps with these coefficients, until steps teach others.
+    /// Predicts steps with these coefficients from now on.
     pub fn calibrate(&mut self, cost: CostModel) {
         self.state.conditions.calibrate(cost);
     }
@@ -135,6 +135,21 @@ impl Scheduler {
     pub fn submit(&mut self, now: Micros, request: Request) -> Result<SequenceId, Refusal> {
         self.state.conditions.advance(now);
         submit(&mut self.state, request)
+    }
+
+    /// Charges a request that has failed before its submission, for example because it is
+    /// malformed. It counts as one request and as no tokens.
+    ///
+    /// # Errors
+    /// If the tenant's rates allow no request now. Then nothing is charged.
+    pub fn charge_failed(&mut self, now: Micros, tenant: TenantId) -> Result<(), Refusal> {
+        self.state.conditions.advance(now);
+        let rates = self.state.queue.rates_mut(tenant);
+        match rates.conforms(now) {
+            Ok(()) => rates.charge_request(now, 0),
+            Err((rate, retry_after)) => return Err(Refusal::RateLimited { rate, retry_after }),
+        }
+        Ok(())
     }
 
     /// Ends a request with this reason, whether it waits or runs. Returns `false` if it has ended
@@ -245,11 +260,6 @@ impl Step<'_> {
         self.scheduler.planner.shape()
     }
 
-    /// Returns the cost model that the plan used: what the steps so far teach.
-    pub fn cost(&self) -> CostModel {
-        self.scheduler.state.conditions.predictor.model()
-    }
-
     /// Returns how long the step should take.
     pub fn predicted(&self) -> Micros {
         let predictor = &self.scheduler.state.conditions.predictor;
@@ -259,7 +269,7 @@ impl Step<'_> {
     /// Returns how long the step would take if the machine were as fast as at its calibration.
     pub fn calibrated(&self) -> Micros {
         let predictor = &self.scheduler.state.conditions.predictor;
-        predictor.predict_calibrated(self.shape()).div_ceil(1000)
+        predictor.predict_uncorrected(self.shape()).div_ceil(1000)
     }
 
     /// Makes the step's result count. `sampled` has one entry for each row of logits, in the order

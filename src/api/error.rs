@@ -266,6 +266,11 @@ impl ApiError {
         ApiError::new(INTERNAL, message)
     }
 
+    /// Returns whether the request itself is at fault, and not the state of server or tenant.
+    pub(super) fn is_clients_own(&self) -> bool {
+        (400..500).contains(&self.class.status) && self.class.kind != RATE_LIMIT
+    }
+
     /// Returns the JSON of the error, for a response's body or a stream.
     pub(super) fn body(&self) -> Value {
         json!({"error": {

@@ -26,7 +26,10 @@ pub(super) async fn respond<E: Endpoint>(
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let request = body::read(&app, &caller, request, E::read).await?;
+    let request = match body::read(&app, &caller, request, E::read).await {
+        Ok(request) => request,
+        Err(error) => return Err(charged(error, &app, &caller).await),
+    };
     let serving = app.serving()?;
     let mode = request.params.response_mode;
     let mut choices = Choices::start(serving, request, caller, arrived)?;
@@ -45,4 +48,25 @@ pub(super) async fn respond<E: Endpoint>(
     let prompt = choices.prompt().filter(|_| E::PROMPT_BESIDE_CHOICES);
     let json = envelope.json(written, usage, prompt);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+/// Charges a request that could not be read, if its error is the client's own, to the tenant's rate
+/// of requests. So a flood of malformed requests is limited as any other. Returns `error`, or the
+/// error of a tenant that has used up its rate.
+async fn charged(error: ApiError, app: &App, caller: &Caller) -> ApiError {
+    let tenant = &caller.tenant;
+    let Ok(serving) = app.serving() else {
+        return error;
+    };
+    if !error.is_clients_own() || tenant.requests.is_none() {
+        return error;
+    }
+    let Some((charged, rates)) = serving.engine.charge_failed(tenant.number).await else {
+        return error;
+    };
+    caller.set_rates(rates);
+    match charged {
+        Ok(()) => error,
+        Err(limited) => limited.into(),
+    }
 }

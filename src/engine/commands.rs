@@ -1,15 +1,15 @@
 //! The two queues into the engine thread.
 //!
 //! The submit queue is bounded. The control queue holds everything that must not wait behind
-//! submissions. Its type is unbounded, but it holds at most one `End` for each request, and the
-//! operator's messages.
+//! submissions. Its type is unbounded, but it holds at most one `End` or one `ChargeFailed` for
+//! each request, and the operator's messages.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Select, Sender, bounded, unbounded};
-use sterna_scheduler::{FinishReason, Rates, TenantId, TenantPolicy, TenantsError};
+use sterna_scheduler::{FinishReason, Rates, Refusal, TenantId, TenantPolicy, TenantsError};
 use tokio::sync::oneshot;
 
 use super::egress::EventSender;
@@ -49,7 +49,18 @@ pub(super) enum Control {
         tenants: Vec<(TenantId, TenantPolicy)>,
         done: oneshot::Sender<Result<(), TenantsError>>,
     },
+    /// A request of this tenant has failed before its submission.
+    ChargeFailed {
+        tenant: TenantId,
+        done: oneshot::Sender<FailedCharge>,
+    },
     ResetPrefixCache,
+}
+
+/// The answer to `Control::ChargeFailed`.
+pub(super) struct FailedCharge {
+    pub(super) charged: Result<(), Refusal>,
+    pub(super) rates: Rates,
 }
 
 /// Returns both ends of the queues. The submit queue holds at most `capacity` submissions.

@@ -5,10 +5,12 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use crossbeam::channel::TrySendError;
-use sterna_scheduler::{Refusal, TenantId, TenantPolicy};
+use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy};
 use tokio::sync::oneshot;
 
-use super::commands::{CommandSender, Control, SharedRequest, Submission, Ticket, command_queues};
+use super::commands::{
+    CommandSender, Control, FailedCharge, SharedRequest, Submission, Ticket, command_queues,
+};
 use super::config::EngineConfig;
 use super::egress;
 use super::forward::Forward;
@@ -170,6 +172,25 @@ impl EngineHandle {
             Ok(answer) => answer.map_err(TenantsRefused::Impossible),
             Err(_) => Err(TenantsRefused::Gone),
         }
+    }
+
+    /// Charges a request of this tenant that has failed before its submission, and returns the
+    /// tenant's rates. Waits for the current step. Returns `None` if the engine has ended.
+    ///
+    /// # Errors
+    /// If the tenant's rates allow no request now.
+    pub async fn charge_failed(
+        &self,
+        tenant: TenantId,
+    ) -> Option<(Result<(), SubmitError>, Rates)> {
+        let (done, answer) = oneshot::channel();
+        self.send(Control::ChargeFailed { tenant, done });
+        let FailedCharge { charged, rates } = answer.await.ok()?;
+        let charged = charged.map_err(SubmitError::from);
+        if let Err(error) = &charged {
+            self.metrics.rejected(tenant, error.label());
+        }
+        Some((charged, rates))
     }
 
     /// Drops the cached prefixes that no running sequence uses.

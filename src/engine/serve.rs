@@ -20,7 +20,7 @@ use super::batch_runner::BatchRunner;
 use super::batch_sampler::DrawOutcome;
 use super::calibrate::calibrate;
 use super::clock::micros;
-use super::commands::{CommandReceiver, Control, SharedRequest, Submission, Ticket};
+use super::commands::{CommandReceiver, Control, FailedCharge, SharedRequest, Submission, Ticket};
 use super::config::EngineConfig;
 use super::egress::{EndedSequence, RequestUpdate, StepOutput};
 use super::forward::Forward;
@@ -159,6 +159,13 @@ impl<F: Forward> EngineThread<F> {
                     }
                     // The caller may have stopped waiting.
                     let _ = done.send(answer);
+                }
+                Ok(Control::ChargeFailed { tenant, done }) => {
+                    let scheduler = &mut self.steps.scheduler;
+                    let charged = scheduler.charge_failed(now, tenant);
+                    let rates = scheduler.rates(now, tenant);
+                    // The client may have left.
+                    let _ = done.send(FailedCharge { charged, rates });
                 }
                 Ok(Control::ResetPrefixCache) => {
                     self.steps.scheduler.reset_prefix_cache();

@@ -52,6 +52,32 @@ async fn other_tenant_is_unaffected(tenants: &TenantServer) {
 }
 
 #[tokio::test]
+async fn a_request_that_fails_counts_as_one_request() {
+    let limited = table("a", ALPHA, "requests_per_minute = 2\nrequest_burst = 4");
+    let tenants = TenantServer::new(&limited).await;
+    let invalid = json!({"max_tokens": 0});
+    let other_model = json!({"model": "none"});
+    for (body, status, remaining) in [(&invalid, 400, "3"), (&other_model, 404, "2")] {
+        let failed = tenants.complete("alpha", body).await;
+        assert_eq!(failed.status, status, "{}", failed.body);
+        assert_eq!(failed.header("x-ratelimit-remaining-requests"), remaining);
+    }
+    let answered = tenants.complete("alpha", &json!({"max_tokens": 2})).await;
+    assert_eq!(answered.header("x-ratelimit-remaining-requests"), "1");
+    let headers = [JSON, ("x-api-key", "alpha")];
+    let send = async |body: &'static str| {
+        let server = &tenants.server;
+        server.send(Method::POST, TEXT, &headers, body).await
+    };
+    let failed = send("{").await;
+    assert_eq!(failed.status, 400);
+    assert_eq!(failed.header("x-ratelimit-remaining-requests"), "0");
+    let limited = send("{").await;
+    assert_eq!(limited.error(), (429, "rate_limit_exceeded".into(), None));
+    assert!(limited.headers.contains_key("retry-after"));
+}
+
+#[tokio::test]
 async fn one_request_may_exceed_the_token_rate() {
     let limited = table("a", ALPHA, "tokens_per_minute = 60\ntoken_burst = 10");
     let tenants = TenantServer::new(&limited).await;
@@ -168,47 +194,49 @@ async fn guaranteed_pages_cannot_exceed_the_pages_of_the_server() {
 #[tokio::test]
 async fn every_response_to_a_tenant_with_rates_reports_them() {
     let rates =
-        "requests_per_minute = 1\nrequest_burst = 2\ntokens_per_minute = 600\nmodels = [\"actor\"]";
+        "requests_per_minute = 1\nrequest_burst = 7\ntokens_per_minute = 600\nmodels = [\"actor\"]";
     let tenants = TenantServer::new(&(table("a", ALPHA, rates) + &table("b", BETA, ""))).await;
     let server = &tenants.server;
     let key = ("x-api-key", "alpha");
     let left = |answer: &Answer| {
-        assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
+        assert_eq!(answer.header("x-ratelimit-limit-requests"), "7");
         assert_eq!(answer.header("x-ratelimit-limit-tokens"), "600");
         assert!(answer.headers.contains_key("x-ratelimit-remaining-tokens"));
         assert!(answer.headers.contains_key("x-ratelimit-reset-tokens"));
         let reset = answer.header("x-ratelimit-reset-requests");
         let remaining = answer.header("x-ratelimit-remaining-requests");
-        assert_eq!(reset == "0s", remaining == "2", "{reset} {remaining}");
+        assert_eq!(reset == "0s", remaining == "7", "{reset} {remaining}");
         remaining.to_owned()
     };
     let first = server.send(Method::GET, "/v1/models", &[key], "").await;
-    assert_eq!(left(&first), "2");
+    assert_eq!(left(&first), "7");
     let answer = tenants.complete("alpha", &json!({"max_tokens": 2})).await;
-    assert_eq!((answer.status.as_u16(), left(&answer)), (200, "1".into()));
+    assert_eq!((answer.status.as_u16(), left(&answer)), (200, "6".into()));
     let large = format!("\"{}\"", "x".repeat(2 << 20));
-    for (method, path, kind, body, status) in [
-        (Method::GET, "/v1/models", "", "", 200),
-        (Method::GET, "/v1/models/other", "", "", 404),
-        (Method::GET, "/metrics", "", "", 200),
-        (Method::GET, "/v1/nothing", "", "", 404),
-        (Method::GET, TEXT, "", "", 405),
-        (Method::POST, TEXT, "text/plain", "{}", 415),
-        (Method::POST, TEXT, JSON.1, "{", 400),
+    let invalid = "{\"prompt\": \"\", \"n\": 0}";
+    for (method, path, kind, body, status, remaining) in [
+        (Method::GET, "/v1/models", "", "", 200, "6"),
+        (Method::GET, "/v1/models/other", "", "", 404, "6"),
+        (Method::GET, "/v1/nothing", "", "", 404, "6"),
+        (Method::GET, TEXT, "", "", 405, "6"),
+        (Method::POST, TEXT, "text/plain", "{}", 415, "5"),
+        (Method::POST, TEXT, JSON.1, "{", 400, "4"),
+        (Method::POST, TEXT, JSON.1, invalid, 400, "3"),
+        (Method::POST, TEXT, JSON.1, &large, 413, "2"),
         (
             Method::POST,
             TEXT,
             JSON.1,
-            "{\"prompt\": \"\", \"n\": 0}",
-            400,
+            "{\"model\": \"other\"}",
+            404,
+            "1",
         ),
-        (Method::POST, TEXT, JSON.1, &large, 413),
-        (Method::POST, TEXT, JSON.1, "{\"model\": \"other\"}", 404),
+        (Method::GET, "/v1/models", "", "", 200, "1"),
     ] {
         let headers = [key, ("content-type", kind)];
         let answer = server.send(method, path, &headers, body.to_owned()).await;
         assert_eq!(answer.status, status, "{path} {}", answer.body);
-        assert_eq!(left(&answer), "1", "{path} {status}");
+        assert_eq!(left(&answer), remaining, "{path} {status}");
     }
     let none = |answer: &Answer| {
         let mut names = answer.headers.keys().map(|name| name.as_str());

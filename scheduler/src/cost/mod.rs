@@ -1,11 +1,10 @@
-//! How long a step takes: the cost model, its fit to measured steps, and what the steps since
-//! teach.
+//! How long a step takes: the cost model, its fit to measured steps, and its correction at run
+//! time.
 
+mod correction;
 mod fit;
-mod learner;
 mod model;
 mod predictor;
-mod terms;
 
 pub use model::{CostModel, Nanos, StepShape};
 pub(crate) use predictor::Predictor;

@@ -63,7 +63,6 @@ fn policies() -> [Policy; 2] {
         inter_token_target: 3000,
         min_step: 500,
         max_step: 4000,
-        is_strict: false,
     };
     [
         Policy {
