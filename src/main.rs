@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     let result = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
         Command::Serve(config) => serve(&config),
         Command::Bench(config) => bench::run(&config),
-        Command::Keygen(config) => keygen(&config.id, stderr(), stdout()),
+        Command::Keygen(config) => keygen(config.id.as_deref(), stderr(), stdout()),
         Command::Synthesize(config) => {
             synthesize(&config.shape, config.seed, &config.directory).map_err(Box::from)
         }

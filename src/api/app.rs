@@ -11,7 +11,7 @@ use super::rate_headers::LastRates;
 use super::request_id::unix_seconds;
 use crate::engine::{EngineHandle, TokenId};
 use crate::metrics::Metrics;
-use crate::tenants::{Deadlines, Tenant, Tenants};
+use crate::tenants::{Deadlines, KeyHolder, Tenant, Tenants};
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// The names and limits of the served model.
@@ -121,9 +121,9 @@ impl App {
         self.inner.tenants.store(Arc::new(tenants));
     }
 
-    /// Returns the tenant whose API key is `key`.
-    pub(super) fn tenant(&self, key: Option<&[u8]>) -> Option<Arc<Tenant>> {
-        self.inner.tenants.load().find(key)
+    /// Returns the holder of the API key `key`.
+    pub(super) fn key_holder(&self, key: Option<&[u8]>) -> Option<KeyHolder> {
+        self.inner.tenants.load().holder(key)
     }
 
     /// Returns whether `/metrics` needs no API key.

@@ -3,6 +3,9 @@
 //! Invariant: if the server has API keys, every path needs one, even a path that does not exist.
 //! The only exceptions are `OPEN_PATHS` and, if the operator opens it, `METRICS_PATH`.
 //!
+//! Invariant: if the server has API keys, the admin key serves `METRICS_PATH` and nothing else, and
+//! no tenant's key serves `METRICS_PATH`.
+//!
 //! Invariant: the server never reads the body of a request without a valid key.
 //!
 //! Invariant: the server never logs a key and never sends one back.
@@ -20,13 +23,13 @@ use super::app::App;
 use super::error::ApiError;
 use super::rate_headers;
 use crate::engine::Rates;
-use crate::tenants::Tenant;
+use crate::tenants::{KeyHolder, Tenant};
 
 const SCHEME: &str = "bearer";
 const API_KEY: &str = "x-api-key";
 /// Paths that need no key. The chat page asks the user for a key; probes have no key.
 const OPEN_PATHS: [&str; 3] = ["/", "/health", "/ready"];
-/// Needs a key unless the operator opens it, because the metrics name all tenants.
+/// Needs the admin key unless the operator opens it, because the metrics name all tenants.
 const METRICS_PATH: &str = "/metrics";
 
 /// The tenant of a request, and where the request records the tenant's rate limits.
@@ -61,8 +64,14 @@ pub(super) async fn authenticate(
         return next.run(request).await;
     }
     let key = presented_key(request.headers());
-    let Some(tenant) = app.tenant(key) else {
-        return ApiError::invalid_key(key.is_some()).into_response();
+    let tenant = match app.key_holder(key) {
+        None => return ApiError::invalid_key(key.is_some()).into_response(),
+        Some(KeyHolder::Admin) if path == METRICS_PATH => return next.run(request).await,
+        Some(KeyHolder::Admin) => return ApiError::admin_key().into_response(),
+        Some(KeyHolder::Tenant(tenant)) if path == METRICS_PATH && !tenant.is_anyone() => {
+            return ApiError::no_admin_key(path).into_response();
+        }
+        Some(KeyHolder::Tenant(tenant)) => tenant,
     };
     Span::current().record("tenant", &tenant.id);
     let caller = Caller {

@@ -47,6 +47,8 @@ const CONTEXT: ErrorClass = class(400, INVALID, "context_length_exceeded");
 const NO_TEMPLATE: ErrorClass = class(400, INVALID, "chat_template_missing");
 const INVALID_KEY: ErrorClass = class(401, "authentication_error", "invalid_api_key");
 const FORBIDDEN: ErrorClass = class(403, "permission_error", "model_not_allowed");
+const NOT_ADMIN: ErrorClass = class(403, "permission_error", "admin_key_required");
+const NOT_TENANT: ErrorClass = class(403, "permission_error", "tenant_key_required");
 const NO_MODEL: ErrorClass = class(404, INVALID, "model_not_found");
 const NO_ENDPOINT: ErrorClass = class(404, INVALID, "not_found");
 const METHOD: ErrorClass = class(405, INVALID, "method_not_allowed");
@@ -241,6 +243,21 @@ impl ApiError {
              Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
         };
         ApiError::new(INVALID_KEY, message)
+    }
+
+    /// The key is a tenant's, but `path` needs the admin key.
+    pub(super) fn no_admin_key(path: &str) -> ApiError {
+        let message = format!(
+            "{} shows all tenants, so it needs the admin key. Ask the operator of this server.",
+            quoted(path)
+        );
+        ApiError::new(NOT_ADMIN, message)
+    }
+
+    /// The key is the admin key, but the path needs a tenant's key.
+    pub(super) fn admin_key() -> ApiError {
+        let message = "The admin key reads '/metrics' only. Use a tenant's key.";
+        ApiError::new(NOT_TENANT, message)
     }
 
     /// The request exceeded a deadline of its tenant or of the server.

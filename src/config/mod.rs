@@ -64,7 +64,7 @@ pub enum Command {
     Bench(BenchConfig),
     /// Write a checkpoint with random ternary weights, to measure speed and memory.
     Synthesize(SynthesizeConfig),
-    /// Make a key for a tenant.
+    /// Make a key for a tenant, or with --admin for the operator.
     ///
     /// The key is shown once, on standard error. Save it: the server keeps only its hash. The
     /// table for the tenants file goes to standard output: sterna keygen ID >> tenants.toml
@@ -163,14 +163,14 @@ pub struct NetworkFlags {
 #[command(next_help_heading = "Access")]
 pub struct AccessFlags {
     /// TOML file of the tenants, with their key hashes, shares and limits (see
-    /// src/tenants/README.md). With this file every route except /, /health and /ready needs a key.
-    /// The server reads the file again at SIGHUP.
+    /// src/tenants/README.md). With this file every route except /, /health and /ready needs a key,
+    /// and /metrics needs the admin key. The server reads the file again at SIGHUP.
     #[arg(long, value_name = "FILE")]
     pub tenants: Option<PathBuf>,
     /// Serve without keys on a --host that other machines can reach.
     #[arg(long)]
     pub insecure: bool,
-    /// Serve /metrics without a key.
+    /// Serve /metrics without a key. Otherwise it needs the admin key of the tenants file.
     #[arg(long)]
     pub metrics_open: bool,
 }
@@ -180,16 +180,11 @@ pub struct AccessFlags {
 #[command(next_help_heading = "Scheduling")]
 pub struct SchedulingFlags {
     /// Target inter-token latency in milliseconds. Prefill uses the rest of each step's time;
-    /// admission stops when one more sequence would miss the target. If the machine is so slow that
-    /// the target costs more than a quarter of the tokens per second, the scheduler uses a longer
-    /// one.
+    /// admission stops when one more sequence would miss the target. If the machine is too slow for
+    /// the target, the scheduler uses twice the time of a single sequence's decode step.
     #[arg(long, value_name = "MS", default_value_t = INTER_TOKEN_TARGET / 1000)]
     #[arg(value_parser = value_parser!(u64).range(1..=60_000))]
     pub itl_target_ms: u64,
-    /// Never use a longer target than --itl-target-ms, however many tokens per second that costs.
-    /// On a machine that is too slow for the target, few sequences run at a time.
-    #[arg(long)]
-    pub itl_strict: bool,
     /// Maximum number of sequences in a batch. The latency target usually allows fewer.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=4096))]
     pub max_running: u32,
@@ -282,7 +277,11 @@ pub struct SynthesizeConfig {
 #[derive(Args, Clone, Debug)]
 pub struct KeygenConfig {
     /// The tenant's id: up to 64 letters, digits, `.`, `_` or `-`.
-    pub id: String,
+    #[arg(required_unless_present = "admin", conflicts_with = "admin")]
+    pub id: Option<String>,
+    /// Make the admin key, which reads /metrics, instead of a tenant's key.
+    #[arg(long)]
+    pub admin: bool,
 }
 
 /// Accepts a number within `limits`.

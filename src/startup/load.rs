@@ -154,12 +154,8 @@ fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
 
 /// Returns how the scheduler decides.
 fn policy(config: &ServeConfig) -> Policy {
-    let target = config.scheduling.itl_target_ms * 1000;
     Policy {
-        budget: match config.scheduling.itl_strict {
-            true => Budget::strictly_within(target),
-            false => Budget::within(target),
-        },
+        budget: Budget::within(config.scheduling.itl_target_ms * 1000),
         max_draft: config.scheduling.speculate,
         ..Policy::default()
     }

@@ -9,7 +9,8 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::fault::{Fault, FileError, fault};
-use super::table::{Defaults, PublicText, SeenTables, TenantEntry, TenantTable};
+use super::keys::KeyHash;
+use super::table::{Defaults, KeyDigits, PublicText, SeenTables, TenantEntry, TenantTable};
 use super::tenant::check_id;
 
 /// The longest name of an unknown field that an error repeats, in bytes, with its quotes.
@@ -18,6 +19,7 @@ const MAX_FIELD_BYTES: usize = 32;
 /// The checked contents of a tenants file.
 #[derive(Debug)]
 pub(super) struct FileContents {
+    pub(super) admin: Vec<KeyHash>,
     pub(super) tenants: Vec<TenantEntry>,
     pub(super) public: Vec<PublicText>,
 }
@@ -54,11 +56,17 @@ fn parse(text: &str, defaults: &Defaults) -> Result<FileContents, Fault> {
         public.push(PublicText { name, system });
     }
     let mut seen = SeenTables::new(text, &public);
+    let admin = file.admin.map(|admin| seen.add_keys(&admin.key_sha256));
+    let admin = admin.transpose()?.unwrap_or_default();
     let tables = file.tenant.into_iter();
     let tenants = tables
         .map(|table| table.entry(&mut seen, defaults))
         .collect::<Result<_, _>>()?;
-    Ok(FileContents { tenants, public })
+    Ok(FileContents {
+        admin,
+        tenants,
+        public,
+    })
 }
 
 /// Removes from serde's message the values of the file, because they may be keys. The name of an
@@ -83,8 +91,15 @@ fn without_values(message: &str) -> String {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct TenantsToml {
+    admin: Option<AdminTable>,
     tenant: Vec<TenantTable>,
     public_prefix: Vec<PrefixTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AdminTable {
+    key_sha256: Spanned<KeyDigits>,
 }
 
 #[derive(Deserialize)]

@@ -1,4 +1,4 @@
-//! The hashes of keys, and the search for the tenant that a key belongs to.
+//! The hashes of keys, and the search for the holder of a key.
 //!
 //! Invariant: the time of a search does not depend on the keys.
 //!
@@ -49,10 +49,19 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The tenants that may use the server now.
+/// The holder of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyHolder {
+    /// A tenant, who may use the model.
+    Tenant(Arc<Tenant>),
+    /// The operator, who may read the metrics.
+    Admin,
+}
+
+/// The tenants that may use the server now, and the keys of its operator.
 #[derive(Clone, Debug)]
 pub struct Tenants {
-    keys: Vec<(KeyHash, Arc<Tenant>)>,
+    keys: Vec<(KeyHash, KeyHolder)>,
     anyone: Option<Arc<Tenant>>, // Set if the server needs no keys.
 }
 
@@ -74,24 +83,32 @@ impl Tenants {
     }
 
     /// Accepts the holders of these keys.
-    pub(super) fn with_keys(keys: impl Iterator<Item = (KeyHash, Arc<Tenant>)>) -> Tenants {
+    pub(super) fn with_keys(keys: impl Iterator<Item = (KeyHash, KeyHolder)>) -> Tenants {
         Tenants {
             keys: keys.collect(),
             anyone: None,
         }
     }
 
-    /// Returns the tenant that `key` belongs to. Compares every hash in full, even after the match.
+    /// Returns the tenant that `key` belongs to.
     pub fn find(&self, key: Option<&[u8]>) -> Option<Arc<Tenant>> {
+        match self.holder(key)? {
+            KeyHolder::Tenant(tenant) => Some(tenant),
+            KeyHolder::Admin => None,
+        }
+    }
+
+    /// Returns the holder of `key`. Compares every hash in full, even after the match.
+    pub fn holder(&self, key: Option<&[u8]>) -> Option<KeyHolder> {
         if let Some(anyone) = &self.anyone {
-            return Some(Arc::clone(anyone));
+            return Some(KeyHolder::Tenant(Arc::clone(anyone)));
         }
         let wanted = KeyHash::of(key?);
         let mut found = u64::MAX;
         for (index, (hash, _)) in (0..).zip(&self.keys) {
             found.conditional_assign(&index, hash.0.ct_eq(&wanted.0));
         }
-        let (_, tenant) = self.keys.get(usize::try_from(found).ok()?)?;
-        Some(Arc::clone(tenant))
+        let (_, holder) = self.keys.get(usize::try_from(found).ok()?)?;
+        Some(holder.clone())
     }
 }

@@ -19,7 +19,7 @@ mod tenant;
 
 pub use fault::FileError;
 pub use keygen::keygen;
-pub use keys::Tenants;
+pub use keys::{KeyHolder, Tenants};
 pub use roster::Roster;
 pub use table::{Defaults, PublicText};
 pub use tenant::{Deadlines, Tenant};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::fault::FileError;
 use super::file;
-use super::keys::Tenants;
+use super::keys::{KeyHash, KeyHolder, Tenants};
 use super::table::{Defaults, PublicText, TenantEntry};
 use super::tenant::{Tenant, allows};
 use crate::engine::{TenantId, TenantPolicy, TenantsError};
@@ -19,6 +19,7 @@ use crate::engine::{TenantId, TenantPolicy, TenantsError};
 pub struct Roster {
     path: PathBuf,
     defaults: Defaults,
+    admin: Vec<KeyHash>,
     public: Vec<PublicText>,
     entries: Vec<TenantEntry>, // The first has the number 1.
 }
@@ -33,6 +34,7 @@ impl Roster {
         Ok(Roster {
             path: path.to_owned(),
             defaults,
+            admin: contents.admin,
             public: contents.public,
             entries: contents.tenants,
         })
@@ -48,6 +50,7 @@ impl Roster {
             let why = "the public prefixes have changed; restart the server to use the new ones";
             return Err(FileError::whole(&self.path, why));
         }
+        self.admin = contents.admin;
         self.entries.iter_mut().for_each(TenantEntry::remove);
         let ids = self.entries.iter().map(|entry| entry.id.clone());
         let indices: HashMap<String, usize> = ids.zip(0..).collect();
@@ -65,9 +68,10 @@ impl Roster {
         &self.public
     }
 
-    /// Returns the keys that are valid now, with their tenants.
+    /// Returns the keys that are valid now, with their holders.
     pub fn tenants(&self) -> Tenants {
-        Tenants::with_keys(self.numbered().flat_map(|(number, entry)| {
+        let admin = self.admin.iter().map(|key| (*key, KeyHolder::Admin));
+        let tenants = self.numbered().flat_map(|(number, entry)| {
             let tenant = Arc::new(Tenant {
                 id: entry.id.clone(),
                 number,
@@ -77,8 +81,9 @@ impl Roster {
                 tokens: entry.policy.tokens,
             });
             let keys = entry.keys.iter();
-            keys.map(move |key| (*key, Arc::clone(&tenant)))
-        }))
+            keys.map(move |key| (*key, KeyHolder::Tenant(Arc::clone(&tenant))))
+        });
+        Tenants::with_keys(admin.chain(tenants))
     }
 
     /// Returns the numbers and ids of all tenants.

@@ -72,7 +72,7 @@ type Number = Option<Spanned<i64>>;
 #[serde(deny_unknown_fields)]
 pub(super) struct TenantTable {
     id: Spanned<String>,
-    key_sha256: Spanned<Digits>,
+    key_sha256: Spanned<KeyDigits>,
     weight: Number,
     #[serde(default, with = "BandName")]
     band: Band,
@@ -117,6 +117,21 @@ impl<'a> SeenTables<'a> {
             prefixes,
             ids: HashMap::new(),
             keys: HashMap::new(),
+        }
+    }
+
+    /// Adds the keys of a table.
+    pub(super) fn add_keys(&mut self, digits: &Spanned<KeyDigits>) -> Result<Vec<KeyHash>, Fault> {
+        match digits.get_ref() {
+            KeyDigits::One(one) => Ok(vec![self.add_key(one, digits.span())?]),
+            KeyDigits::Several(several) if several.is_empty() => {
+                let why = "`key_sha256` is empty; `sterna keygen ID` makes a key and its hash";
+                Err(fault(digits.span(), why))
+            }
+            KeyDigits::Several(several) => several
+                .iter()
+                .map(|digits| self.add_key(digits.get_ref(), digits.span()))
+                .collect(),
         }
     }
 
@@ -181,25 +196,11 @@ impl TenantTable {
                 first_token: first_token.or(defaults.deadlines.first_token),
                 total: total.or(defaults.deadlines.total),
             },
-            keys: self.keys(seen)?,
+            keys: seen.add_keys(&self.key_sha256)?,
             policy: self.policy(seen, defaults)?,
             models: self.models(seen)?,
             id: self.id.into_inner(),
         })
-    }
-
-    fn keys(&self, seen: &mut SeenTables<'_>) -> Result<Vec<KeyHash>, Fault> {
-        match self.key_sha256.get_ref() {
-            Digits::One(digits) => Ok(vec![seen.add_key(digits, self.key_sha256.span())?]),
-            Digits::Several(several) if several.is_empty() => {
-                let why = "`key_sha256` is empty; `sterna keygen ID` makes a key and its hash";
-                Err(fault(self.key_sha256.span(), why))
-            }
-            Digits::Several(several) => several
-                .iter()
-                .map(|digits| seen.add_key(digits.get_ref(), digits.span()))
-                .collect(),
-        }
     }
 
     fn models(&self, seen: &SeenTables<'_>) -> Result<Option<Vec<String>>, Fault> {
@@ -307,31 +308,31 @@ fn rate(
 
 /// The digits of one key or of several, each with its place in the file. An untagged enum of serde
 /// would lose the places.
-enum Digits {
+pub(super) enum KeyDigits {
     One(String),
     Several(Vec<Spanned<String>>),
 }
 
-impl<'de> Deserialize<'de> for Digits {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Digits, D::Error> {
-        struct DigitsVisitor;
+impl<'de> Deserialize<'de> for KeyDigits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<KeyDigits, D::Error> {
+        struct KeyDigitsVisitor;
 
-        impl<'de> Visitor<'de> for DigitsVisitor {
-            type Value = Digits;
+        impl<'de> Visitor<'de> for KeyDigitsVisitor {
+            type Value = KeyDigits;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a string or an array of strings")
             }
 
-            fn visit_str<E>(self, digits: &str) -> Result<Digits, E> {
-                Ok(Digits::One(digits.to_owned()))
+            fn visit_str<E>(self, digits: &str) -> Result<KeyDigits, E> {
+                Ok(KeyDigits::One(digits.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Digits, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Digits::Several)
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<KeyDigits, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(KeyDigits::Several)
             }
         }
 
-        deserializer.deserialize_any(DigitsVisitor)
+        deserializer.deserialize_any(KeyDigitsVisitor)
     }
 }

@@ -215,6 +215,13 @@ fn key_faults() -> Vec<Faulty> {
             Some(7),
             "already used in line 3",
         ),
+        (
+            table("a", "k", "") + &format!("[admin]\nkey_sha256 = \"{k}\"\n"),
+            Some(3),
+            "already used in line 6",
+        ),
+        ("[admin]\n".to_owned(), Some(1), "key_sha256"),
+        ("[admin]\nid = \"x\"\n".to_owned(), Some(2), "key_sha256"),
     ]
 }
 
@@ -448,7 +455,7 @@ fn errors_of_the_scheduler_name_the_tenant() {
 fn keygen_shows_a_key_once_and_prints_a_valid_table() {
     let draw = || {
         let (mut terminal, mut table) = (Vec::new(), Vec::new());
-        keygen("acme", &mut terminal, &mut table).unwrap();
+        keygen(Some("acme"), &mut terminal, &mut table).unwrap();
         (
             String::from_utf8(terminal).unwrap(),
             String::from_utf8(table).unwrap(),
@@ -461,7 +468,31 @@ fn keygen_shows_a_key_once_and_prints_a_valid_table() {
     let roster = TenantsFile::new("keygen", &table).open().unwrap();
     assert_eq!(number_of(&roster, key), Some(1));
     assert_ne!(draw().0, terminal);
-    assert!(keygen("a b", Vec::new(), Vec::new()).is_err());
+    assert!(keygen(Some("a b"), Vec::new(), Vec::new()).is_err());
+}
+
+#[test]
+fn the_admin_key_belongs_to_no_tenant() {
+    let tenant = table("a", "ka", "");
+    let admin = |key: &str| format!("[admin]\nkey_sha256 = \"{}\"\n", hash(key));
+    let file = TenantsFile::new("admin", &(tenant.clone() + &admin("ko")));
+    let roster = file.open().unwrap();
+    let holder = |roster: &Roster, key: &str| roster.tenants().holder(Some(key.as_bytes()));
+    assert_eq!(holder(&roster, "ko"), Some(KeyHolder::Admin));
+    assert_eq!(number_of(&roster, "ko"), None);
+    assert!(matches!(holder(&roster, "ka"), Some(KeyHolder::Tenant(_))));
+    file.write(&(tenant.clone() + &admin("kp")));
+    let roster = roster.reread().unwrap();
+    assert_eq!(holder(&roster, "ko"), None);
+    assert_eq!(holder(&roster, "kp"), Some(KeyHolder::Admin));
+
+    let (mut terminal, mut table) = (Vec::new(), Vec::new());
+    keygen(None, &mut terminal, &mut table).unwrap();
+    let terminal = String::from_utf8(terminal).unwrap();
+    file.write(&(tenant + &String::from_utf8(table).unwrap()));
+    let roster = roster.reread().unwrap();
+    let key = terminal.lines().last().unwrap();
+    assert_eq!(holder(&roster, key), Some(KeyHolder::Admin));
 }
 
 #[test]

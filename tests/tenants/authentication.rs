@@ -6,7 +6,7 @@ use serde_json::json;
 use sterna::api::App;
 
 use crate::harness::{self, Server};
-use crate::{ALPHA, CHAT, CONNECTIONS, JSON, TEXT, TempFile, TenantServer, table};
+use crate::{ALPHA, BETA, CHAT, CONNECTIONS, JSON, TEXT, TempFile, TenantServer, table};
 
 #[tokio::test]
 async fn every_route_except_the_open_ones_needs_a_key() {
@@ -81,6 +81,32 @@ async fn without_tenants_a_request_needs_no_key() {
     let body = json!({"prompt": "Hello", "max_tokens": 2, "temperature": 0}).to_string();
     server.send(Method::POST, TEXT, &headers, body).await.ok();
     assert_eq!(server.get("/metrics").await.status, 200);
+}
+
+#[tokio::test]
+async fn only_the_admin_key_reads_the_metrics_and_it_does_nothing_else() {
+    let admin = format!("[admin]\nkey_sha256 = \"{BETA}\"\n");
+    let tenants = TenantServer::new(&(table("a", ALPHA, "") + &admin)).await;
+    let get = async |key: &str, path: &str| {
+        let headers = [("x-api-key", key)];
+        let server = &tenants.server;
+        server
+            .send(Method::GET, path, &headers, Body::empty())
+            .await
+    };
+    let refused = get("alpha", "/metrics").await;
+    assert_eq!(refused.error(), (403, "admin_key_required".into(), None));
+    let metrics = get("beta", "/metrics").await;
+    assert_eq!(metrics.status, 200);
+    assert!(metrics.body.contains("sterna_tenant_"));
+    for path in ["/v1/models", CHAT, "/nothing", "/metrics/"] {
+        let refused = get("beta", path).await;
+        assert_eq!(refused.error(), (403, "tenant_key_required".into(), None));
+    }
+    let body = json!({"max_tokens": 2});
+    assert_eq!(tenants.complete("beta", &body).await.status, 403);
+    assert_eq!(get("gamma", "/metrics").await.status, 401);
+    assert_eq!(get("beta", "/health").await.status, 200);
 }
 
 #[tokio::test]
