@@ -128,6 +128,99 @@ fn the_median_inter_token_latency_is_near_the_target() {
     }
 }
 
+/// Sixteen clients of the 2B shape, each with one question after the other.
+const CLIENTS: &str = "--workload questions --clients 16 --requests 240 --cost 2b-2core-zen4";
+
+/// Checks the minutes after a disturbance: the throughput and the first tokens are those of a
+/// machine in peace.
+fn peace_returns_after(disturbance: &str) {
+    let peace = simulate(CLIENTS);
+    let after = simulate(&format!("{CLIENTS} {disturbance}"));
+    let speed = figure(&peace, "/output_tokens_per_second");
+    let found = figure(&after, "/phases/after/output_tokens_per_second");
+    assert!(
+        found >= 0.95 * speed,
+        "{disturbance}: {found} instead of {speed} tokens/s"
+    );
+    let first = figure(&peace, "/classes/chat/first_token_seconds/p50");
+    let found = figure(&after, "/phases/after/first_token_seconds/p50");
+    assert!(
+        found <= 1.2 * first,
+        "{disturbance}: first tokens after {found} s, not {first} s"
+    );
+}
+
+#[test]
+fn a_disturbed_calibration_does_not_slow_down_the_server() {
+    for kind in [
+        "slow:1.3",
+        "slow:3",
+        "slow:5",
+        "stolen-core",
+        "half-bandwidth",
+    ] {
+        peace_returns_after(&format!("--disturb {kind} --disturb-seconds 0"));
+        peace_returns_after(&format!("--disturb {kind} --disturb-seconds 30"));
+    }
+}
+
+#[test]
+fn a_disturbance_leaves_no_trace() {
+    for kind in [
+        "slow:1.3",
+        "slow:5",
+        "uneven:5",
+        "stolen-core",
+        "half-bandwidth",
+    ] {
+        for seconds in [3, 60] {
+            let time = format!("--disturb-from 60 --disturb-seconds {seconds}");
+            peace_returns_after(&format!("--disturb {kind} {time}"));
+        }
+    }
+}
+
+/// Also shows that a strict target misses the bar on some of these machines.
+#[test]
+fn on_a_slow_machine_the_inter_token_target_costs_at_most_a_quarter_of_the_throughput() {
+    let mut missed = 0;
+    for kind in [
+        "slow:1.3",
+        "slow:3",
+        "slow:5",
+        "uneven:5",
+        "stolen-core",
+        "half-bandwidth",
+    ] {
+        let flags = format!("{CLIENTS} --disturb {kind} --disturb-seconds 100000");
+        let speed = |more| {
+            figure(
+                &simulate(&format!("{flags} {more}")),
+                "/output_tokens_per_second",
+            )
+        };
+        let bar = 0.75 * speed("--itl-target-ms 60000");
+        let found = speed("");
+        assert!(
+            found >= bar,
+            "{kind}: {found} tokens/s, and the bar is {bar}"
+        );
+        missed += u32::from(speed("--itl-strict") < bar);
+    }
+    assert!(
+        missed >= 2,
+        "a strict target reaches the bar on {} machines",
+        6 - missed
+    );
+}
+
+#[test]
+fn a_slow_minute_is_predicted_after_two_seconds_of_steps() {
+    let flags = format!("{CLIENTS} --disturb stolen-core --disturb-from 60");
+    let p99 = figure(&simulate(&flags), "/phases/during/inter_token_seconds/p99");
+    assert!(p99 <= 0.4, "{flags}: {p99}");
+}
+
 #[test]
 fn a_short_prompt_behind_a_long_one_gets_its_first_token_within_three_steps() {
     let flags = "--workload one-long-prompt --seed 1 --load 0.15 --requests 1500";

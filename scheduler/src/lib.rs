@@ -46,7 +46,7 @@ pub use cost::{CostModel, Nanos, StepShape};
 pub use ids::{Micros, SequenceId, TenantId, TokenId};
 pub use limits::{Limits, MAX_DRAFTED_TOKENS};
 pub use pages::{PAGE_TOKENS, Page};
-pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, Order, Policy};
+pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, MAX_THROUGHPUT_LOSS, Order, Policy};
 pub use request::{Event, FinishReason, Refusal, Request, Snapshot};
 pub use scheduler::{Plan, Scheduler, Step};
 pub use sequence::OutputRules;

@@ -6,6 +6,10 @@ use crate::Micros;
 /// `benches/record/scheduler.md`.
 pub const INTER_TOKEN_TARGET: Micros = 200_000;
 
+/// The share of the tokens per second, in percent, that an inter-token target may cost unless it is
+/// strict.
+pub const MAX_THROUGHPUT_LOSS: u64 = 25;
+
 /// The default of [`Policy::max_draft`]. Measured: see `benches/record/scheduler.md`.
 const MAX_DRAFT: u32 = 6;
 
@@ -60,6 +64,9 @@ pub enum Budget {
         min_step: Micros,
         /// The time budget of a step is at most this.
         max_step: Micros,
+        /// Whether the target holds however much throughput it costs. Otherwise a machine that is
+        /// too slow gets a longer target: one that costs at most [`MAX_THROUGHPUT_LOSS`].
+        is_strict: bool,
     },
     /// A number of tokens, decodes included (vLLM).
     Tokens(u32),
@@ -75,6 +82,18 @@ impl Budget {
             inter_token_target,
             min_step: inter_token_target / 10,
             max_step: inter_token_target * 5 / 4,
+            is_strict: false,
+        }
+    }
+
+    /// Returns the time budget for a target that holds however much throughput it costs.
+    #[must_use]
+    pub const fn strictly_within(inter_token_target: Micros) -> Budget {
+        Budget::Time {
+            inter_token_target,
+            min_step: inter_token_target / 10,
+            max_step: inter_token_target * 5 / 4,
+            is_strict: true,
         }
     }
 }

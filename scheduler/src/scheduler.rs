@@ -120,7 +120,7 @@ impl Scheduler {
         tenant.map_or(Rates::default(), |tenant| tenant.rates.state(now))
     }
 
-    /// Predicts steps with these coefficients from now on.
+    /// Predicts steps with these coefficients, until steps teach others.
     pub fn calibrate(&mut self, cost: CostModel) {
         self.state.conditions.calibrate(cost);
     }
@@ -260,6 +260,11 @@ impl Step<'_> {
         self.scheduler.planner.shape()
     }
 
+    /// Returns the cost model that the plan used: what the steps so far teach.
+    pub fn cost(&self) -> CostModel {
+        self.scheduler.state.conditions.predictor.model()
+    }
+
     /// Returns how long the step should take.
     pub fn predicted(&self) -> Micros {
         let predictor = &self.scheduler.state.conditions.predictor;
@@ -269,7 +274,7 @@ impl Step<'_> {
     /// Returns how long the step would take if the machine were as fast as at its calibration.
     pub fn calibrated(&self) -> Micros {
         let predictor = &self.scheduler.state.conditions.predictor;
-        predictor.predict_uncorrected(self.shape()).div_ceil(1000)
+        predictor.predict_calibrated(self.shape()).div_ceil(1000)
     }
 
     /// Makes the step's result count. `sampled` has one entry for each row of logits, in the order

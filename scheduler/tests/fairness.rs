@@ -62,6 +62,7 @@ impl VirtualServer {
                 inter_token_target: TARGET,
                 min_step: 10_000,
                 max_step: 250_000,
+                is_strict: false,
             },
             max_draft: 0,
             ..Policy::default()

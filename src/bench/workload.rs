@@ -22,6 +22,7 @@ pub(super) fn untimed_policy() -> Policy {
             inter_token_target: HOUR,
             min_step: HOUR,
             max_step: HOUR,
+            is_strict: false,
         },
         max_draft: 0,
         ..Policy::default()

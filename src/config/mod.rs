@@ -180,11 +180,16 @@ pub struct AccessFlags {
 #[command(next_help_heading = "Scheduling")]
 pub struct SchedulingFlags {
     /// Target inter-token latency in milliseconds. Prefill uses the rest of each step's time;
-    /// admission stops when one more sequence would miss the target. If the machine is too slow for
-    /// the target, the scheduler uses twice the time of a single sequence's decode step.
+    /// admission stops when one more sequence would miss the target. If the machine is so slow that
+    /// the target costs more than a quarter of the tokens per second, the scheduler uses a longer
+    /// one.
     #[arg(long, value_name = "MS", default_value_t = INTER_TOKEN_TARGET / 1000)]
     #[arg(value_parser = value_parser!(u64).range(1..=60_000))]
     pub itl_target_ms: u64,
+    /// Never use a longer target than --itl-target-ms, however many tokens per second that costs.
+    /// On a machine that is too slow for the target, few sequences run at a time.
+    #[arg(long)]
+    pub itl_strict: bool,
     /// Maximum number of sequences in a batch. The latency target usually allows fewer.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=4096))]
     pub max_running: u32,

@@ -94,7 +94,8 @@ impl<F: Forward> StepLoop<F> {
             return None;
         };
         let planned = Instant::now();
-        let (size, [predicted, calibrated]) = (size_of(&step), predictions(&step));
+        let (size, shape) = (size_of(&step), step.shape());
+        let [predicted, calibrated] = predictions(&step);
         let computed = catch_unwind(AssertUnwindSafe(|| {
             let continuation = |id| continue_sequence(&step, id, params(id));
             self.runner.run(step.batch(), continuation)
@@ -120,6 +121,7 @@ impl<F: Forward> StepLoop<F> {
             sample: drawn_at - forwarded,
             commit: drawn_at.elapsed(),
         };
+        tracing::trace!(?shape, ?predicted, ?calibrated, ?times, "computed a step");
         Some(StepOutcome {
             size,
             times,

@@ -154,8 +154,12 @@ fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
 
 /// Returns how the scheduler decides.
 fn policy(config: &ServeConfig) -> Policy {
+    let target = config.scheduling.itl_target_ms * 1000;
     Policy {
-        budget: Budget::within(config.scheduling.itl_target_ms * 1000),
+        budget: match config.scheduling.itl_strict {
+            true => Budget::strictly_within(target),
+            false => Budget::within(target),
+        },
         max_draft: config.scheduling.speculate,
         ..Policy::default()
     }

@@ -3,6 +3,7 @@
 use clap::Args;
 use sterna_scheduler::INTER_TOKEN_TARGET;
 
+use super::disturbance::DisturbanceKind;
 use super::policies;
 use crate::flags::{fraction, positive};
 use crate::workload::names;
@@ -29,6 +30,9 @@ pub(crate) struct SimulateArgs {
         value_parser = clap::value_parser!(u64).range(1..=60_000),
     )]
     pub(super) itl_target_ms: u64,
+    /// Keep the target however much throughput that costs, as the server's flag of that name.
+    #[arg(long)]
+    pub(super) itl_strict: bool,
     /// Run all policies on the same workload and compare them.
     #[arg(long, conflicts_with = "policy")]
     pub(super) compare: bool,
@@ -47,6 +51,22 @@ pub(crate) struct SimulateArgs {
     /// Sessions that start per second, instead of --load.
     #[arg(long, value_parser = positive, conflicts_with = "load")]
     pub(super) rate: Option<f64>,
+    /// Closed loop: this many clients, each of which starts its next session when its last one has
+    /// ended.
+    #[arg(long, value_name = "N", conflicts_with_all = ["load", "rate", "seconds"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(super) clients: Option<u32>,
+    /// Other work makes steps longer for a time: slow:X and uneven:X by a factor or by up to a
+    /// factor, stolen-core, or half-bandwidth.
+    #[arg(long, value_name = "KIND")]
+    pub(super) disturb: Option<DisturbanceKind>,
+    /// The disturbance begins after this many seconds of virtual time. From 0, it also disturbs
+    /// the calibration at the start.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub(super) disturb_from: u64,
+    /// The disturbance lasts for this many seconds. With 0 it disturbs only the calibration.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(super) disturb_seconds: u64,
     /// Run only the sessions of this class. They are the same sessions, at the same times, as in
     /// the whole workload.
     #[arg(long, value_name = "CLASS")]

@@ -26,6 +26,7 @@ pub(super) struct EventLoop {
     machine: SimulatedMachine,
     trace: Trace,
     knows_tenants: bool,
+    clients: Option<u32>, // Each opens its next session when its last one has ended.
     deadlines: Vec<Option<Micros>>, // The first token's deadline, by class.
     now: Micros,
     last_number: u64, // The last number given to a session or an event.
@@ -48,11 +49,11 @@ impl EventLoop {
         workload: &Workload,
         trace: Trace,
         preset: PolicyPreset,
-        machine: SimulatedMachine,
+        mut machine: SimulatedMachine,
         recorder: SimulationRecorder,
     ) -> EventLoop {
         let mut scheduler = Scheduler::new(preset.limits, preset.policy);
-        scheduler.calibrate(machine.cost());
+        scheduler.calibrate(machine.calibrated());
         let tenant = |tenant| {
             let policy = TenantPolicy {
                 weight: workload.weight(tenant),
@@ -69,6 +70,7 @@ impl EventLoop {
             machine,
             trace,
             knows_tenants: preset.knows_tenants,
+            clients: None,
             deadlines: classes
                 .map(|class| class.first_token_within.map(micros))
                 .collect(),
@@ -81,10 +83,19 @@ impl EventLoop {
         }
     }
 
+    /// Lets this many clients open the sessions one after the other. The sessions' own times do not
+    /// count.
+    pub(super) fn clients(mut self, clients: Option<u32>) -> EventLoop {
+        self.clients = clients;
+        self
+    }
+
     /// Runs until every request has ended. After each step, calls `progress` with the time and the
     /// number of ended requests.
     pub(super) fn run(mut self, mut progress: impl FnMut(Micros, u64)) -> SimulationRecorder {
-        self.open_next_session();
+        for _ in 0..self.clients.unwrap_or(1) {
+            self.open_next_session();
+        }
         loop {
             self.handle_due_events();
             let has_stepped = self.step();
@@ -111,9 +122,12 @@ impl EventLoop {
         self.last_number
     }
 
-    /// Adds the arrival of the trace's next session. So the next session is always pending.
+    /// Adds the arrival of the trace's next session.
     fn open_next_session(&mut self) {
-        if let Some(session) = self.trace.next() {
+        if let Some(mut session) = self.trace.next() {
+            if self.clients.is_some() {
+                session.at = self.now as f64 / 1e6;
+            }
             let number = self.next_number();
             let turn = TurnKey {
                 session: number,
@@ -142,7 +156,8 @@ impl EventLoop {
 
     /// Submits a turn that arrived at `at`.
     fn submit(&mut self, at: Micros, key: TurnKey) {
-        if key.index == 0 {
+        // Without clients, the next session is always pending.
+        if key.index == 0 && self.clients.is_none() {
             self.open_next_session();
         }
         let session = &self.sessions[&key.session];
@@ -178,7 +193,7 @@ impl EventLoop {
             }
             Err(refusal) => {
                 self.recorder.rejected(&refusal);
-                self.sessions.remove(&key.session);
+                self.end_session(key.session);
             }
         }
     }
@@ -192,7 +207,7 @@ impl EventLoop {
         let planning = start.elapsed();
         let batch = step.batch();
         let shape = batch_shape(batch, |row| step.prompt_len(row.sequence));
-        let nanos = self.machine.run(shape);
+        let nanos = self.machine.run(shape, self.now);
         let end = self.now + nanos.div_ceil(1000);
         let costs = RowCosts::new(self.machine.cost(), shape);
         let mut sampled = Vec::new();
@@ -250,13 +265,19 @@ impl EventLoop {
         let is_complete = matches!(reason, FinishReason::Stop | FinishReason::Length);
         let turn = self.sessions[&key.session].turns.get(key.index).copied();
         let Some(turn) = turn.filter(|_| is_complete) else {
-            self.sessions.remove(&key.session);
-            return;
+            return self.end_session(key.session);
         };
         let number = self.next_number();
         let arrival = PendingEvent::Arrival { number, turn: key };
         let at = self.now + micros(turn.think);
         self.pending.push(Reverse((at, arrival)));
+    }
+
+    fn end_session(&mut self, number: u64) {
+        self.sessions.remove(&number);
+        if self.clients.is_some() {
+            self.open_next_session();
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use sterna_random::Random;
-use sterna_scheduler::{Batch, CostModel, Row, StepShape};
+use sterna_scheduler::{Batch, CostModel, Micros, Row, StepShape};
 
+use super::disturbance::{Disturbance, RunPhase};
 use crate::coefficients::Coefficients;
 use crate::workload::{CONTEXT, ChatTurn, Session, stream};
 
@@ -76,10 +77,11 @@ fn from_file(path: &Path) -> Result<CostModel, String> {
     })
 }
 
-/// A machine that takes the step times of a cost model, with noise.
+/// A machine that takes the step times of a cost model, with noise and at times a disturbance.
 pub(super) struct SimulatedMachine {
     cost: CostModel,
     noise: f64,
+    disturbance: Option<Disturbance>,
     random: Random,
 }
 
@@ -90,19 +92,41 @@ impl SimulatedMachine {
         SimulatedMachine {
             cost,
             noise,
+            disturbance: None,
             random: stream(seed, u64::MAX / 2),
         }
     }
 
-    /// Returns the cost model without noise.
+    /// Adds a disturbance.
+    pub(super) fn disturbed(mut self, disturbance: Option<Disturbance>) -> SimulatedMachine {
+        self.disturbance = disturbance;
+        self
+    }
+
+    /// Returns the cost model that a server measures at its start.
+    pub(super) fn calibrated(&mut self) -> CostModel {
+        self.cost_at(0)
+    }
+
+    /// Returns the cost of a step at a moment.
+    fn cost_at(&mut self, now: Micros) -> CostModel {
+        match self.disturbance {
+            Some(disturbance) if disturbance.phase(now) == RunPhase::During => {
+                disturbance.kind.apply(&self.cost, self.random.fraction())
+            }
+            _ => self.cost,
+        }
+    }
+
+    /// Returns the cost model without noise and disturbance.
     pub(super) fn cost(&self) -> CostModel {
         self.cost
     }
 
-    /// Runs a step. Returns its time in nanoseconds.
-    pub(super) fn run(&mut self, shape: StepShape) -> u64 {
+    /// Runs a step that begins at `now`. Returns its time in nanoseconds.
+    pub(super) fn run(&mut self, shape: StepShape, now: Micros) -> u64 {
         let factor = 1.0 + self.noise * (2.0 * self.random.fraction() - 1.0);
-        (self.cost.predict(shape) as f64 * factor) as u64
+        (self.cost_at(now).predict(shape) as f64 * factor) as u64
     }
 }
 
@@ -212,7 +236,9 @@ mod tests {
         let step = StepShape::decode(100);
         let times = |seed| {
             let mut machine = SimulatedMachine::new(TWO_CORES, 0.03, seed);
-            (0..1000).map(|_| machine.run(step)).collect::<Vec<u64>>()
+            (0..1000)
+                .map(|_| machine.run(step, 0))
+                .collect::<Vec<u64>>()
         };
         assert_eq!(times(1), times(1));
         assert_ne!(times(1), times(2));

@@ -1,6 +1,7 @@
 //! `simulate`: a workload in virtual time, with the product's scheduler and a cost model.
 
 mod args;
+mod disturbance;
 mod event_loop;
 mod fairness;
 mod machine;
@@ -17,6 +18,7 @@ use sterna_scheduler::{Budget, CostModel, Limits};
 use crate::output::{print, progress_bar};
 use crate::workload::{CONTEXT, Trace, Workload, all, named};
 pub(crate) use args::SimulateArgs;
+use disturbance::Disturbance;
 use event_loop::EventLoop;
 use machine::{SimulatedMachine, cost_model, session_rate};
 use print::comparison;
@@ -94,7 +96,11 @@ impl Simulation<'_> {
             prefill_chunk: 512,
             max_sequence_tokens: CONTEXT,
         };
-        let budget = Budget::within(args.itl_target_ms * 1000);
+        let target = args.itl_target_ms * 1000;
+        let budget = match args.itl_strict {
+            true => Budget::strictly_within(target),
+            false => Budget::within(target),
+        };
         let preset = policies::named(policy, &limits, budget);
         let preset = preset.expect("clap accepts only known names");
         let name = preset.name;
@@ -106,9 +112,12 @@ impl Simulation<'_> {
             .requests(args.requests)
             .seconds(args.seconds.unwrap_or(f64::INFINITY))
             .only(self.only);
-        let machine = SimulatedMachine::new(self.cost, args.noise, args.seed);
-        let recorder = SimulationRecorder::new(&self.workload, objective);
-        let events = EventLoop::new(&self.workload, trace, preset, machine, recorder);
+        let disturbance = disturbance(args);
+        let machine =
+            SimulatedMachine::new(self.cost, args.noise, args.seed).disturbed(disturbance);
+        let recorder = SimulationRecorder::new(&self.workload, objective).disturbed(disturbance);
+        let events =
+            EventLoop::new(&self.workload, trace, preset, machine, recorder).clients(args.clients);
         let bar = progress_bar(args.requests).with_prefix(format!("{name:<14}"));
         let start = Instant::now();
         let mut steps = 0u64;
@@ -129,4 +138,15 @@ impl Simulation<'_> {
         };
         SimulationReport::new(label, record, start.elapsed().as_secs_f64())
     }
+}
+
+/// Returns the disturbance of the flags. The calibration is at time 0, so a disturbance of it alone
+/// lasts for a microsecond.
+fn disturbance(args: &SimulateArgs) -> Option<Disturbance> {
+    let from = args.disturb_from * 1_000_000;
+    args.disturb.map(|kind| Disturbance {
+        kind,
+        from,
+        until: from + (args.disturb_seconds * 1_000_000).max(1),
+    })
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::report::{SimulationReport, StepCounts};
+use super::report::{PhaseFigures, SimulationReport, StepCounts};
 use crate::latency::Percentiles;
 
 impl fmt::Display for SimulationReport {
@@ -27,6 +27,7 @@ impl fmt::Display for SimulationReport {
         writeln!(f)?;
         self.work(f)?;
         self.latencies(f)?;
+        self.phases(f)?;
         self.prefix_hits(f)?;
         self.tenants(f)?;
         self.shares(f)
@@ -69,6 +70,38 @@ impl SimulationReport {
             writeln!(f, "{name:<34}{p50:>11}{p99:>11}{max:>11}")?;
         }
         Ok(())
+    }
+
+    fn phases(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(phases) = &self.phases else {
+            return Ok(());
+        };
+        heads(f, "around the disturbance", &["before", "during", "after"])?;
+        let all = [&phases.before, &phases.during, &phases.after];
+        let mut line = |name: &str, figure: &dyn Fn(&PhaseFigures) -> Option<f64>| {
+            let cells = all.map(|phase| match figure(phase) {
+                Some(figure) => format!("{figure:>11.1}"),
+                None => format!("{:>11}", "-"),
+            });
+            writeln!(f, "{name:<34}{}", cells.concat())
+        };
+        line("seconds", &|phase| Some(phase.seconds))?;
+        line("output tokens/s", &|phase| {
+            Some(phase.output_tokens_per_second)
+        })?;
+        let ms = |found: Option<Percentiles>, at: fn(Percentiles) -> f64| {
+            found.map(|found| 1e3 * at(found))
+        };
+        let first = |phase: &PhaseFigures| phase.first_token_seconds;
+        let inter = |phase: &PhaseFigures| phase.inter_token_seconds;
+        line("time to first token p50, ms", &|phase| {
+            ms(first(phase), |found| found.p50)
+        })?;
+        line("  p99", &|phase| ms(first(phase), |found| found.p99))?;
+        line("inter-token latency p50, ms", &|phase| {
+            ms(inter(phase), |found| found.p50)
+        })?;
+        line("  p99", &|phase| ms(inter(phase), |found| found.p99))
     }
 
     fn prefix_hits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use sterna_scheduler::{FinishReason, Micros, Refusal, Row, Snapshot};
 
+use super::disturbance::{Disturbance, RunPhase};
 use super::fairness::Fairness;
 use crate::latency::{Latencies, histogram};
 use crate::workload::{ChatTurn, Session, SessionClass, Workload};
@@ -106,9 +107,24 @@ pub(super) struct StepHistograms {
     pub(super) prediction: Histogram<u64>,
 }
 
+/// The measurements before, during and after the disturbance.
+pub(super) struct PhaseRecords {
+    pub(super) disturbance: Disturbance,
+    pub(super) records: [PhaseRecord; 3], // In the order of `RunPhase`.
+}
+
+/// The measurements of one phase.
+#[derive(Default)]
+pub(super) struct PhaseRecord {
+    pub(super) output_tokens: u64,
+    pub(super) first_token: Latencies,
+    pub(super) inter_token: Latencies,
+}
+
 /// Everything measured so far.
 pub(super) struct SimulationRecorder {
     objective: Objective,
+    pub(super) phases: Option<PhaseRecords>,
     pub(super) classes: Vec<ClassRecord>,
     pub(super) first_tokens: Vec<(u32, f32)>, // Tenants and seconds.
     pub(super) fairness: Fairness,
@@ -117,6 +133,24 @@ pub(super) struct SimulationRecorder {
     pub(super) totals: Totals,
     pub(super) steps: StepHistograms,
     seen: HashSet<(u32, u64)>, // Tenants and the shared texts that they have sent.
+}
+
+impl PhaseRecords {
+    fn at(&mut self, at: Micros) -> &mut PhaseRecord {
+        // A token at the end of a phase belongs to it.
+        match self.disturbance.phase(at - 1) {
+            RunPhase::Before => &mut self.records[0],
+            RunPhase::During => &mut self.records[1],
+            RunPhase::After => &mut self.records[2],
+        }
+    }
+
+    /// Returns the length of each phase of a run that ended at `end`, in seconds.
+    pub(super) fn seconds(&self, end: Micros) -> [f64; 3] {
+        let Disturbance { from, until, .. } = self.disturbance;
+        let (from, until) = (from.min(end), until.min(end));
+        [from, until - from, end - until].map(|micros| micros as f64 / 1e6)
+    }
 }
 
 impl SimulatedRequest {
@@ -152,6 +186,7 @@ impl SimulationRecorder {
         };
         SimulationRecorder {
             objective,
+            phases: None,
             classes: workload.classes.iter().map(class).collect(),
             first_tokens: Vec::new(),
             fairness: Fairness::new(workload),
@@ -164,6 +199,15 @@ impl SimulationRecorder {
             },
             seen: HashSet::new(),
         }
+    }
+
+    /// Also records the phases around a disturbance.
+    pub(super) fn disturbed(mut self, disturbance: Option<Disturbance>) -> SimulationRecorder {
+        self.phases = disturbance.map(|disturbance| PhaseRecords {
+            disturbance,
+            records: Default::default(),
+        });
+        self
     }
 
     /// Returns the number of requests that have ended or were rejected.
@@ -232,17 +276,28 @@ impl SimulationRecorder {
     /// Records that an answer grew by one token, at the end of a step.
     pub(super) fn token(&mut self, request: &mut SimulatedRequest, at: Micros) {
         let class = &mut self.classes[request.class];
+        let mut phase = self.phases.as_mut().map(|phases| phases.at(at));
+        if let Some(phase) = &mut phase {
+            phase.output_tokens += 1;
+        }
         let answer = &mut request.answer;
         if answer.time_to_first_token.is_none() {
             let wait = at - request.submitted;
             answer.time_to_first_token = Some(wait);
             class.first_token.record_micros(wait);
+            if let Some(phase) = phase {
+                phase.first_token.record_micros(wait);
+            }
             // The current step is not counted in the totals yet.
             let steps = self.totals.steps + 1 - request.steps_before;
             class.steps_to_first_token += steps;
             self.first_tokens.push((request.tenant, wait as f32 / 1e6));
         } else {
-            class.inter_token.record_micros(at - answer.last_token);
+            let wait = at - answer.last_token;
+            class.inter_token.record_micros(wait);
+            if let Some(phase) = phase {
+                phase.inter_token.record_micros(wait);
+            }
         }
         answer.last_token = at;
         answer.tokens += 1;

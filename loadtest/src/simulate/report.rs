@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::fairness::FairnessReport;
-use super::record::{ClassRecord, PrefixTokens, SimulationRecorder};
+use super::record::{ClassRecord, PhaseRecords, PrefixTokens, SimulationRecorder};
 use crate::latency::Percentiles;
 
 /// The figures of one policy on one workload. Times are virtual seconds, except where noted.
@@ -44,6 +44,9 @@ pub(crate) struct SimulationReport {
     pub(super) plan_micros: StepQuantiles,
     /// Actual time of a step over its predicted time.
     pub(super) prediction: Option<StepQuantiles>,
+    /// The figures before, during and after the disturbance, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) phases: Option<PhaseReport>,
     /// Real seconds that this simulation took.
     pub(super) wall_seconds: f64,
 }
@@ -65,6 +68,23 @@ pub(super) struct StepCounts {
     pub(super) p50: u64,
     pub(super) p99: u64,
     pub(super) max: u64,
+}
+
+/// The figures around a disturbance. A latency belongs to the phase in which it ends.
+#[derive(Serialize)]
+pub(super) struct PhaseReport {
+    pub(super) before: PhaseFigures,
+    pub(super) during: PhaseFigures,
+    pub(super) after: PhaseFigures,
+}
+
+/// The figures of one phase.
+#[derive(Serialize)]
+pub(super) struct PhaseFigures {
+    pub(super) seconds: f64,
+    pub(super) output_tokens_per_second: f64,
+    pub(super) first_token_seconds: Option<Percentiles>,
+    pub(super) inter_token_seconds: Option<Percentiles>,
 }
 
 /// The figures of a tenth of the tenants.
@@ -140,6 +160,10 @@ impl SimulationReport {
             preemptions_per_request: ratio(totals.preemptions, requests),
             wasted: ratio(totals.wasted_nanos, totals.busy_nanos),
             plan_micros: quantiles(&record.steps.scheduling),
+            phases: record
+                .phases
+                .as_ref()
+                .map(|phases| phase_report(phases, totals.end)),
             prediction: has_predictions.then(|| quantiles(&record.steps.prediction)),
             ends: record.ends,
             refusals: record.refusals,
@@ -149,6 +173,24 @@ impl SimulationReport {
     /// Returns the number of complete requests.
     pub(super) fn complete(&self) -> u64 {
         self.ends.get("complete").copied().unwrap_or(0)
+    }
+}
+
+fn phase_report(phases: &PhaseRecords, end: u64) -> PhaseReport {
+    let seconds = phases.seconds(end);
+    let figures = |phase: usize| {
+        let record = &phases.records[phase];
+        PhaseFigures {
+            seconds: seconds[phase],
+            output_tokens_per_second: part(record.output_tokens as f64, seconds[phase]),
+            first_token_seconds: record.first_token.percentiles(),
+            inter_token_seconds: record.inter_token.percentiles(),
+        }
+    };
+    PhaseReport {
+        before: figures(0),
+        during: figures(1),
+        after: figures(2),
     }
 }
 

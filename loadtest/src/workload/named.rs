@@ -4,9 +4,10 @@ use super::definition::{Arrivals, Disconnects, SessionClass, SharedPrefix, Tenan
 use super::distributions::Count;
 
 /// Returns all workloads, in the order of `simulate --list`.
-pub(crate) fn all() -> [Workload; 16] {
+pub(crate) fn all() -> [Workload; 17] {
     [
         chat(),
+        questions(),
         flooder(),
         long_prompts(),
         one_long_prompt(),
@@ -26,7 +27,7 @@ pub(crate) fn all() -> [Workload; 16] {
 }
 
 /// Returns the names of all workloads.
-pub(crate) fn names() -> [&'static str; 16] {
+pub(crate) fn names() -> [&'static str; 17] {
     all().map(|workload| workload.name)
 }
 
@@ -96,6 +97,20 @@ fn chat() -> Workload {
         "50 tenants hold conversations that share one system prompt",
         0.7,
         [conversations(tenants(0, 50, 1.0))],
+    )
+}
+
+fn questions() -> Workload {
+    let class = SessionClass {
+        prompt: Count::Exactly(107),
+        output: Count::Exactly(64),
+        ..SessionClass::default()
+    };
+    workload(
+        "questions",
+        "questions of 107 tokens with answers of 64 tokens",
+        0.7,
+        [class],
     )
 }
 

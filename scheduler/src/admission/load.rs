@@ -41,6 +41,9 @@ impl RunningLoad {
     /// Returns whether every decode still meets its inter-token target, and every prefill gets its
     /// turn, with the sequence in `slot`.
     ///
+    /// A target that is not strict gives way if it would leave too few decodes for the throughput:
+    /// on a slow machine, the least chunk of a prompt alone takes most of the target.
+    ///
     /// For a tenant that runs less than its share the target is a quarter wider. It need not wait
     /// until sequences of other tenants end.
     pub(super) fn has_time_for(&self, slot: usize, state: &SchedulerState) -> bool {
@@ -56,12 +59,15 @@ impl RunningLoad {
             return false;
         }
         let predictor = &state.conditions.predictor;
-        let target = match state.conditions.policy.budget {
-            Budget::Time {
-                inter_token_target, ..
-            } => predictor.achievable_target(inter_token_target),
-            Budget::Tokens(_) | Budget::PrefillFirst => return true,
+        let Budget::Time {
+            inter_token_target,
+            is_strict,
+            ..
+        } = state.conditions.policy.budget
+        else {
+            return true;
         };
+        let target = predictor.target(inter_token_target, is_strict);
         let extra = if is_light { target / 4 } else { 0 };
         // Decodes of the batch band pause for others, so they take no time from them.
         let is_batch = queue.tenant(sequence.tenant).policy.band == Band::Batch;
@@ -69,8 +75,9 @@ impl RunningLoad {
         if is_batch {
             step = step.plus(self.batch_decodes);
         }
-        step = step.plus(StepShape::chunk(0, PREFILL_FLOOR, 0));
-        predictor.predict(step) <= (target + extra) * 1000
+        let with_chunk = step.plus(StepShape::chunk(0, PREFILL_FLOOR, 0));
+        predictor.predict(with_chunk) <= (target + extra) * 1000
+            || !is_strict && predictor.predict(step) <= predictor.throughput_step()
     }
 
     /// Returns whether `needed` pages are available beside the promised pages and those that other

@@ -1,9 +1,9 @@
 //! The fit of a cost model to measured steps.
 //!
-//! It runs once, before the first request. It is the only place in this crate that uses
-//! floating-point numbers.
+//! It runs when no request does.
 
 use super::model::ROW_KNOTS;
+use super::terms::{TERMS, Terms};
 use crate::{CostModel, Nanos, PAGE_TOKENS, StepShape};
 
 impl CostModel {
@@ -16,7 +16,7 @@ impl CostModel {
     ///   without a history as it does before.
     pub fn fit(samples: &[(StepShape, Nanos)]) -> CostModel {
         let reached = last_knot(samples);
-        let equations: Vec<[f64; TERMS]> = samples
+        let equations: Vec<Terms> = samples
             .iter()
             .map(|sample| relative_terms(sample, reached))
             .collect();
@@ -29,33 +29,17 @@ impl CostModel {
                 *weight = 1.0 / error.max(ORDINARY_ERROR);
             }
         }
-        let mut rises = [0.0; ROW_KNOTS];
-        rises.copy_from_slice(&solution[..ROW_KNOTS]);
         for knot in reached + 1..ROW_KNOTS {
-            rises[knot] = 2.0 * rises[knot - 1];
+            solution[knot] = 2.0 * solution[knot - 1];
         }
-        let mut time = 0.0;
-        let mut rows = rises.map(|rise| {
-            time += rise;
-            time.round() as Nanos
-        });
+        let mut model = CostModel::with_coefficients(&solution);
         // Twice the tokens never take more than two steps. A sample that shows more was disturbed.
         for knot in 1..ROW_KNOTS {
-            rows[knot] = rows[knot].min(2 * rows[knot - 1]);
+            model.rows[knot] = model.rows[knot].min(2 * model.rows[knot - 1]);
         }
-        let [.., decode_keys, chunk_keys, head, logit] = solution.map(|ns| ns.round() as Nanos);
-        CostModel {
-            rows,
-            kilo_decode_keys: decode_keys,
-            kilo_chunk_keys: chunk_keys,
-            head,
-            logit,
-        }
+        model
     }
 }
-
-/// The number of unknowns: the rise of `rows` to each of its knots, and the other coefficients.
-const TERMS: usize = ROW_KNOTS + 4;
 
 /// The number of rounds of reweighting.
 const REWEIGHTINGS: usize = 6;
@@ -78,36 +62,22 @@ fn last_knot(samples: &[(StepShape, Nanos)]) -> usize {
 
 /// Returns the factor of each unknown in the prediction of a sample, divided by the measured time.
 /// The rises beyond the knot `reached` are not unknowns but multiples of the rise up to it.
-fn relative_terms(&(shape, measured): &(StepShape, Nanos), reached: usize) -> [f64; TERMS] {
-    let mut terms = [0.0; TERMS];
-    terms[0] = 1.0;
-    for (knot, term) in terms.iter_mut().enumerate().take(ROW_KNOTS).skip(1) {
-        let below = (1_u64 << (knot - 1)) as f64;
-        let part = (shape.rows as f64 - below) / below;
-        let limit = if knot == ROW_KNOTS - 1 { f64::MAX } else { 1.0 };
-        *term = part.clamp(0.0, limit);
-    }
+fn relative_terms(&(shape, measured): &(StepShape, Nanos), reached: usize) -> Terms {
+    let mut terms = shape.factors();
     for knot in reached + 1..ROW_KNOTS {
         let beyond = std::mem::take(&mut terms[knot]);
         terms[reached] += beyond * (1_u64 << (knot - reached)) as f64;
     }
-    let others = [
-        shape.decode_keys as f64 / 1024.0,
-        shape.chunk_keys as f64 / 1024.0,
-        f64::from(u8::from(shape.logits > 0)),
-        shape.logits as f64,
-    ];
-    terms[ROW_KNOTS..].copy_from_slice(&others);
     terms.map(|term| term / measured.max(1) as f64)
 }
 
-fn dot(a: &[f64; TERMS], b: &[f64; TERMS]) -> f64 {
+fn dot(a: &Terms, b: &Terms) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// Returns the non-negative `x` that minimizes the weighted squares of `equation · x - 1`. Unknowns
 /// that occur in no equation are 0.
-fn least_squares(equations: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
+fn least_squares(equations: &[Terms], weights: &[f64]) -> Terms {
     let mut normal = [[0.0; TERMS]; TERMS];
     let mut right = [0.0; TERMS];
     for (terms, weight) in equations.iter().zip(weights) {
@@ -119,7 +89,7 @@ fn least_squares(equations: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
         }
     }
     // Scale the unknowns so that the diagonal is 1.
-    let scale: [f64; TERMS] = std::array::from_fn(|i| match normal[i][i] {
+    let scale: Terms = std::array::from_fn(|i| match normal[i][i] {
         0.0 => 0.0,
         square => 1.0 / square.sqrt(),
     });
@@ -135,7 +105,7 @@ fn least_squares(equations: &[[f64; TERMS]], weights: &[f64]) -> [f64; TERMS] {
 
 /// Solves with the active set method of Lawson and Hanson: unknowns enter one by one while that
 /// brings a gain, and leave when they would become negative.
-fn non_negative(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> [f64; TERMS] {
+fn non_negative(normal: &[Terms; TERMS], right: &Terms) -> Terms {
     let mut found = [0.0; TERMS];
     let mut is_free = [false; TERMS];
     for _ in 0..3 * TERMS {
@@ -175,11 +145,7 @@ fn non_negative(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS]) -> [f64; T
 
 /// Solves for the free unknowns with Gaussian elimination. The other unknowns, and free unknowns
 /// that depend on others, are 0.
-fn solve(
-    normal: &[[f64; TERMS]; TERMS],
-    right: &[f64; TERMS],
-    is_free: &[bool; TERMS],
-) -> [f64; TERMS] {
+fn solve(normal: &[Terms; TERMS], right: &Terms, is_free: &[bool; TERMS]) -> Terms {
     let (mut left, mut right) = (*normal, *right);
     let mut is_pivot = [false; TERMS];
     for pivot in (0..TERMS).filter(|&i| is_free[i]) {

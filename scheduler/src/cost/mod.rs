@@ -1,10 +1,11 @@
-//! How long a step takes: the cost model, its fit to measured steps, and its correction at run
-//! time.
+//! How long a step takes: the cost model, its fit to measured steps, and what the steps since
+//! teach.
 
-mod correction;
 mod fit;
+mod learner;
 mod model;
 mod predictor;
+mod terms;
 
 pub use model::{CostModel, Nanos, StepShape};
 pub(crate) use predictor::Predictor;

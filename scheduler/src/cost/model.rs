@@ -124,6 +124,37 @@ impl CostModel {
         self.rows_time(shape.rows) + self.keys(shape) + head + self.logit * shape.logits
     }
 
+    /// Returns the time of the smallest step that computes, as all larger ones do, at least
+    /// `percent` of the tokens per second that a step of 128 tokens computes.
+    pub(crate) fn efficient_step(&self, percent: u64) -> Nanos {
+        let time = |rows| {
+            self.predict(StepShape {
+                rows,
+                logits: 1,
+                ..StepShape::default()
+            })
+        };
+        let most = 1 << (ROW_KNOTS - 1);
+        let (least, scaled_time) = (u128::from(percent * most), u128::from(100 * time(most)));
+        // rows / time(rows) >= percent / 100 * most / time(most)
+        let is_efficient = |rows| u128::from(rows) * scaled_time >= least * u128::from(time(rows));
+        let mut enough = most;
+        while enough > 1 && is_efficient(enough / 2) {
+            enough /= 2;
+        }
+        // Between two knots the tokens per second only rise, or only fall.
+        let mut too_few = enough / 2;
+        while enough - too_few > 1 {
+            let rows = (too_few + enough) / 2;
+            if is_efficient(rows) {
+                enough = rows;
+            } else {
+                too_few = rows;
+            }
+        }
+        time(enough)
+    }
+
     /// Returns the part of a step's time that grows with the number of keys.
     pub(crate) fn keys(&self, shape: StepShape) -> Nanos {
         (self.kilo_decode_keys * shape.decode_keys + self.kilo_chunk_keys * shape.chunk_keys) / 1024
@@ -177,6 +208,25 @@ pub(crate) mod tests {
                 logits: random.below(2),
             });
             assert!(model.predict(more) >= model.predict(shape), "{random:?}");
+        }
+    }
+
+    #[test]
+    fn the_efficient_step_is_that_of_trying_all_sizes() {
+        let mut random = Random::new(7);
+        for _ in 0..2000 {
+            let model = random_model(&mut random);
+            let time = |rows| {
+                let shape = StepShape {
+                    rows,
+                    logits: 1,
+                    ..StepShape::default()
+                };
+                model.predict(shape)
+            };
+            let is_slow = |&rows: &u64| 4 * rows * time(128) < 3 * 128 * time(rows);
+            let expected = time((1..128).rev().find(is_slow).map_or(1, |rows| rows + 1));
+            assert_eq!(model.efficient_step(75), expected, "{model:?}");
         }
     }
 

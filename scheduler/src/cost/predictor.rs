@@ -1,32 +1,41 @@
-//! Predicts how long steps take: the calibrated cost model, corrected by the steps so far.
+//! Predicts how long steps take: the calibrated cost model at first, then what the steps teach.
 
-use super::correction::Correction;
+use super::learner::Learner;
 use super::model::{CostModel, Nanos, StepShape};
-use crate::Micros;
+use crate::{MAX_THROUGHPUT_LOSS, Micros};
 
-/// A cost model and its correction.
+/// The cost model as calibrated and as learned since.
 #[derive(Debug)]
 pub(crate) struct Predictor {
-    model: CostModel,
-    correction: Correction,
+    calibrated: CostModel,
+    learner: Learner,
+    model: CostModel,      // The learned one, with its margin.
+    efficient_step: Nanos, // See `CostModel::efficient_step`.
 }
 
 impl Predictor {
-    pub(crate) fn new(model: CostModel) -> Predictor {
+    pub(crate) fn new(calibrated: CostModel) -> Predictor {
         Predictor {
-            model,
-            correction: Correction::default(),
+            calibrated,
+            learner: Learner::new(&calibrated),
+            model: calibrated,
+            efficient_step: calibrated.efficient_step(100 - MAX_THROUGHPUT_LOSS),
         }
+    }
+
+    /// Returns the learned model, with its margin.
+    pub(crate) fn model(&self) -> CostModel {
+        self.model
     }
 
     /// Returns how long a step takes.
     pub(crate) fn predict(&self, step: StepShape) -> Nanos {
-        self.correction.apply(self.model.predict(step))
+        self.model.predict(step)
     }
 
     /// Returns how long a step took when the machine was calibrated.
-    pub(crate) fn predict_uncorrected(&self, step: StepShape) -> Nanos {
-        self.model.predict(step)
+    pub(crate) fn predict_calibrated(&self, step: StepShape) -> Nanos {
+        self.calibrated.predict(step)
     }
 
     /// Returns how long the last `uncached` of `len` prompt tokens take in a step of their own.
@@ -34,10 +43,21 @@ impl Predictor {
         self.predict(StepShape::chunk(len - uncached, uncached, 1))
     }
 
-    /// Returns the inter-token target that this machine can keep: `wanted`, or the time of two
-    /// single decodes if that is longer. A shorter target would forbid any batch.
-    pub(crate) fn achievable_target(&self, wanted: Micros) -> Micros {
-        wanted.max(self.predict(StepShape::decode(1)) * 2 / 1000)
+    /// Returns the inter-token target that steps are planned for: `wanted`, or a longer one if the
+    /// machine is too slow for it and the target is not strict.
+    pub(crate) fn target(&self, wanted: Micros, is_strict: bool) -> Micros {
+        match is_strict {
+            true => wanted,
+            false => wanted.max(self.throughput_step() / 1000),
+        }
+    }
+
+    /// Returns how long a step must be allowed to take so that an inter-token target costs at most
+    /// [`MAX_THROUGHPUT_LOSS`] of the tokens per second: what a step does once, whatever its number
+    /// of tokens, is at most that share of it. There is also time for two sequences.
+    pub(crate) fn throughput_step(&self) -> Nanos {
+        let two = self.predict(StepShape::decode(1)) * 2;
+        two.max(self.efficient_step)
     }
 
     /// Returns the length of the longest chunk after `history` tokens, up to `limit`, with which
@@ -51,7 +71,6 @@ impl Predictor {
         limit: usize,
         logits: usize,
     ) -> usize {
-        let budget = self.correction.unapply(budget);
         largest(limit, |tokens| {
             let chunk = StepShape::chunk(history, tokens, logits);
             self.model.predict(base.plus(chunk)) <= budget
@@ -66,18 +85,15 @@ impl Predictor {
             ..StepShape::default()
         };
         let per_token = self.predict(tokens_only) / step.rows;
-        let logits_only = self.model.head + self.model.logit * step.logits;
-        let per_logits = self.correction.apply(logits_only) / step.logits.max(1);
-        move |row| {
-            let attention = self.correction.apply(self.model.keys(row));
-            per_token * row.rows + per_logits * row.logits + attention
-        }
+        let per_logits = (self.model.head + self.model.logit * step.logits) / step.logits.max(1);
+        move |row| per_token * row.rows + per_logits * row.logits + self.model.keys(row)
     }
 
     /// Learns from a computed step.
     pub(crate) fn observe(&mut self, step: StepShape, actual: Nanos) {
-        let predicted = self.model.predict(step);
-        self.correction.observe(predicted, actual);
+        self.learner.observe(step, actual);
+        self.model = self.learner.model();
+        self.efficient_step = self.model.efficient_step(100 - MAX_THROUGHPUT_LOSS);
     }
 }
 

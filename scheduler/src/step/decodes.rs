@@ -130,14 +130,14 @@ fn step_budget(oldest_token: Micros, conditions: &Conditions) -> Nanos {
         inter_token_target,
         min_step,
         max_step,
+        is_strict,
     } = conditions.policy.budget
     else {
         return Nanos::MAX;
     };
-    // A machine too slow for the target gets one that it can keep.
-    let target = conditions.predictor.achievable_target(inter_token_target);
-    let slower = target - inter_token_target;
+    let target = conditions.predictor.target(inter_token_target, is_strict);
+    let longer = target - inter_token_target;
     let due = oldest_token.saturating_add(target);
     let left = due.saturating_sub(conditions.now);
-    left.clamp(min_step, max_step.max(min_step + slower)) * 1000
+    left.clamp(min_step, max_step + longer) * 1000
 }

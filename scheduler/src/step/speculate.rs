@@ -25,7 +25,7 @@ pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions
         chunk_keys: 0,
         logits: decodes as u64,
     };
-    let predict = |shape| conditions.predictor.predict_uncorrected(shape);
+    let predict = |shape| conditions.predictor.predict(shape);
     let token_time = predict(decodes_only) / decodes as u64;
     if predict(shape.plus(StepShape::decode(1))) - predict(shape) >= token_time {
         return; // Even a draft that is certain to be accepted would not pay.
@@ -66,7 +66,7 @@ fn worthwhile_drafts(
     let mut shape = plan.shape;
     for count in 0..limit {
         let next = shape.plus(one);
-        let cost = predictor.predict_uncorrected(next) - predictor.predict_uncorrected(shape);
+        let cost = predictor.predict(next) - predictor.predict(shape);
         let gained = gain(count + 1) - gain(count);
         if predictor.predict(next) > plan.budget || gained <= cost << 16 {
             return count;

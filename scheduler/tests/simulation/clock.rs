@@ -1,75 +1,44 @@
-//! The true duration of steps, the factor that the scheduler should learn, and the time budget of
-//! a step.
+//! The true duration of steps, what the scheduler should learn from it, and the time budget of a
+//! step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use sterna_random::Random;
 use sterna_scheduler::{
-    Batch, Budget, CostModel, Micros, Nanos, Policy, Row, SequenceId, StepShape,
+    Budget, CostModel, Micros, Nanos, Policy, Row, SequenceId, Step, StepShape,
 };
 
 use crate::model::Client;
 use crate::rules::{PREFILL_FLOOR, drafts_of};
 
-/// How the true duration of steps relates to the prediction.
+/// How the true duration of steps relates to the calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
     Instant, // Steps take no time.
-    AsPredicted,
-    Noisy, // From half to one and a half times the prediction.
-    Slow,  // Two to six times the prediction.
-    Fast,  // A tenth of the prediction.
+    AsCalibrated,
+    Noisy, // From half to one and a half times the calibrated time.
+    Slow,  // Three to four times the calibrated time.
+    Fast,  // A tenth of the calibrated time.
 }
 
-/// A world's machine: its true pace, its cost model, and the learned factor.
+/// A world's machine: its true pace, its calibrated cost model, and the predictions of late.
 pub(crate) struct Clock {
     pub(crate) pace: Pace,
     pub(crate) cost: CostModel,
-    pub(crate) factor: LearnedFactor,
     pub(crate) planned_at: Micros,
+    recent: VecDeque<(Micros, Micros)>, // The predicted and the true duration of steps.
+    steps: u64,                         // Since the calibration.
 }
 
-/// The expected correction of the scheduler: it rises by 9/256 after a step that took longer than
-/// predicted, falls by 1/256 after any other step, and stays between 1/4 and 4.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LearnedFactor(u64);
-
-impl LearnedFactor {
-    const ONE: u64 = 1 << 16;
-
-    pub(crate) fn one() -> LearnedFactor {
-        LearnedFactor(LearnedFactor::ONE)
-    }
-
-    fn apply(self, raw: Nanos) -> Nanos {
-        raw * self.0 / LearnedFactor::ONE
-    }
-
-    /// Learns from a step that the cost model predicts to take `raw`.
-    pub(crate) fn learn(&mut self, raw: Nanos, actual: Nanos) {
-        let was_late = u128::from(actual) * u128::from(LearnedFactor::ONE)
-            > u128::from(raw) * u128::from(self.0);
-        let part = self.0 / 256;
-        let moved = if was_late {
-            self.0 + 9 * part
-        } else {
-            self.0 - part
-        };
-        self.0 = moved.clamp(LearnedFactor::ONE / 4, LearnedFactor::ONE * 4);
-    }
-
-    /// Returns whether the factor is below 3/4 or above 5/4.
-    pub(crate) fn is_far_from_one(self) -> bool {
-        self.0 < LearnedFactor::ONE * 3 / 4 || self.0 > LearnedFactor::ONE * 5 / 4
-    }
-}
+/// The number of steps after which predictions must be about true, and over which they are summed.
+const LEARNING_STEPS: usize = 60;
 
 impl Clock {
     pub(crate) fn random(random: &mut Random, cost: CostModel) -> Clock {
         let pace = random.pick(&[
             Pace::Instant,
             Pace::Instant,
-            Pace::AsPredicted,
+            Pace::AsCalibrated,
             Pace::Noisy,
             Pace::Slow,
             Pace::Fast,
@@ -77,42 +46,70 @@ impl Clock {
         Clock {
             pace,
             cost,
-            factor: LearnedFactor::one(),
             planned_at: 0,
+            recent: VecDeque::new(),
+            steps: 0,
         }
     }
 
-    /// Returns the true duration of a step that was predicted to take `predicted`.
-    pub(crate) fn duration(&self, random: &mut Random, predicted: Micros) -> Micros {
+    /// Begins again with another calibration.
+    pub(crate) fn calibrate(&mut self, cost: CostModel) {
+        self.cost = cost;
+        self.recent.clear();
+        self.steps = 0;
+    }
+
+    /// Returns the true duration of a step.
+    pub(crate) fn duration(&self, random: &mut Random, shape: StepShape) -> Micros {
+        let calibrated = self.cost.predict(shape).div_ceil(1000);
         match self.pace {
             Pace::Instant => 0,
-            Pace::AsPredicted => predicted,
-            Pace::Noisy => predicted * random.between(50, 150) / 100,
-            Pace::Slow => predicted * random.between(200, 600) / 100,
-            Pace::Fast => predicted / 10,
+            Pace::AsCalibrated => calibrated,
+            Pace::Noisy => calibrated * random.between(50, 150) / 100,
+            Pace::Slow => calibrated * random.between(300, 400) / 100,
+            Pace::Fast => calibrated / 10,
         }
     }
 
-    /// Returns the prediction that the scheduler should make.
-    pub(crate) fn predict(&self, shape: StepShape) -> Nanos {
-        self.factor.apply(self.cost.predict(shape))
+    /// S1: After some steps, predictions are about true. Returns whether the step's prediction is
+    /// far from its calibrated time.
+    pub(crate) fn learn(&mut self, shape: StepShape, predicted: Micros, actual: Micros) -> bool {
+        self.steps += 1;
+        self.recent.push_back((predicted, actual));
+        if self.recent.len() > LEARNING_STEPS {
+            self.recent.pop_front();
+        }
+        if self.steps >= 2 * LEARNING_STEPS as u64 && self.pace != Pace::Instant {
+            let sum = |part: fn(&(Micros, Micros)) -> Micros| -> Micros {
+                self.recent.iter().map(part).sum()
+            };
+            let (predicted, actual) = (sum(|step| step.0), sum(|step| step.1));
+            let rounding = self.recent.len() as Micros;
+            assert!(
+                predicted <= 2 * actual + 2 * rounding && actual <= 2 * predicted + rounding,
+                "S1: {predicted} µs were predicted for steps of {actual} µs: {:?}",
+                self.recent
+            );
+        }
+        let calibrated = self.cost.predict(shape) / 1000;
+        predicted > calibrated * 5 / 4 || predicted < calibrated * 3 / 4
     }
 
-    /// S1: A step's predicted time is the cost model's times the learned factor. It is within the
-    /// time budget, or the step has at most one prompt chunk, which has at most `PREFILL_FLOOR`
-    /// tokens, and no draft tokens.
+    /// S1: A step's predicted time is that of the cost model that the scheduler has learned. It is
+    /// within the time budget, or the step has at most one prompt chunk, which has at most
+    /// `PREFILL_FLOOR` tokens, and no draft tokens.
     pub(crate) fn check_time(
         &self,
         policy: &Policy,
-        batch: &Batch,
-        (shape, predicted): (StepShape, Micros),
+        step: &Step<'_>,
         clients: &BTreeMap<SequenceId, Client>,
     ) {
-        let expected = self.predict(shape);
+        let (batch, cost) = (step.batch(), step.cost());
+        let expected = cost.predict(step.shape());
         assert_eq!(
-            predicted,
+            step.predicted(),
             expected.div_ceil(1000),
-            "S1: the prediction uses the learned factor"
+            "S1: the prediction uses the learned costs"
         );
         let rows = || batch.rows().iter();
         let is_decode = |row: &&Row| clients[&row.sequence].known() == row.start as usize + 1;
@@ -124,7 +121,7 @@ impl Clock {
                 .unwrap_or(self.planned_at)
         };
         let earliest = decodes.map(last_token_at).min();
-        let Some(budget) = self.budget(policy, earliest) else {
+        let Some(budget) = self.budget(policy, &cost, earliest) else {
             return;
         };
         if expected > budget {
@@ -146,19 +143,47 @@ impl Clock {
 
     /// Returns the time budget of a step, or `None` if the policy has none. Every decode of the
     /// step got its last token at `last_token_at` or later.
-    fn budget(&self, policy: &Policy, last_token_at: Option<Micros>) -> Option<Nanos> {
+    fn budget(
+        &self,
+        policy: &Policy,
+        cost: &CostModel,
+        last_token_at: Option<Micros>,
+    ) -> Option<Nanos> {
         let Budget::Time {
             inter_token_target,
             min_step,
             max_step,
+            is_strict,
         } = policy.budget
         else {
             return None;
         };
-        let two_steps = self.predict(StepShape::decode(1)) * 2 / 1000;
-        let excess = two_steps.saturating_sub(inter_token_target);
-        let due = last_token_at.map_or(Micros::MAX, |at| at + inter_token_target + excess);
+        let least = match is_strict {
+            true => 0,
+            false => least_target(cost),
+        };
+        let target = inter_token_target.max(least);
+        let due = last_token_at.map_or(Micros::MAX, |at| at + target);
         let left = due.saturating_sub(self.planned_at);
-        Some(left.clamp(min_step, max_step.max(min_step + excess)) * 1000)
+        let longest = max_step + target - inter_token_target;
+        Some(left.clamp(min_step, longest) * 1000)
     }
+}
+
+/// Returns the shortest target that is not strict: the time of two single decodes, or of the
+/// smallest step that computes, as all larger ones do, three quarters as many tokens per second as
+/// a step of 128 tokens.
+fn least_target(cost: &CostModel) -> Micros {
+    let time = |rows| {
+        let shape = StepShape {
+            rows,
+            logits: 1,
+            ..StepShape::default()
+        };
+        u128::from(cost.predict(shape))
+    };
+    let is_slow = |&rows: &u64| 4 * u128::from(rows) * time(128) < 3 * 128 * time(rows);
+    let smallest = (1..128).rev().find(is_slow).map_or(1, |rows| rows + 1);
+    let two = cost.predict(StepShape::decode(1)) * 2;
+    two.max(time(smallest) as Nanos) / 1000
 }

@@ -27,7 +27,7 @@ pub(crate) struct Coverage {
     pub(crate) missed_deadlines: u64,
     pub(crate) policy_changes: u64,
     pub(crate) calibrations: u64,
-    pub(crate) corrected: u64, // Steps after which the learned factor is far from 1.
+    pub(crate) corrected: u64, // Steps whose prediction is far from the calibration.
     pub(crate) pauses: u64,    // Steps in which a decode paused.
     pub(crate) longest_pause: u64, // In steps.
     pub(crate) repeated_preemptions: u64, // Of a sequence that was preempted three times before.
@@ -58,7 +58,10 @@ impl Coverage {
             ("copies of pages", self.copies),
             ("accepted drafts", self.accepted),
             ("rejected drafts", self.drafted - self.accepted),
-            ("steps with a large learned factor", self.corrected),
+            (
+                "steps whose prediction is far from the calibration",
+                self.corrected,
+            ),
             ("steps in which a decode paused", self.pauses),
         ];
         for (name, count) in frequent {

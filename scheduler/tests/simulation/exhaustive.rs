@@ -63,6 +63,7 @@ fn policies() -> [Policy; 2] {
         inter_token_target: 3000,
         min_step: 500,
         max_step: 4000,
+        is_strict: false,
     };
     [
         Policy {

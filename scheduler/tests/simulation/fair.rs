@@ -64,6 +64,7 @@ impl FairWorld {
                 inter_token_target: 8_000,
                 min_step: 1_000,
                 max_step: 10_000,
+                is_strict: false,
             },
             growth: Growth::Expected,
             max_draft: 0,

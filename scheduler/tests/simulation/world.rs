@@ -9,7 +9,7 @@ use sterna_scheduler::{
 };
 
 use crate::checks::Account;
-use crate::clock::{Clock, LearnedFactor, Pace};
+use crate::clock::{Clock, Pace};
 use crate::coverage::Coverage;
 use crate::model::{Client, FakeModel};
 use crate::rules::{self, check_batch, check_row};
@@ -200,9 +200,9 @@ impl World {
             coverage.policy_changes += 1;
         }
         if self.random.percent(1) && self.random.percent(20) {
-            self.clock.cost = random_cost(&mut self.random);
-            self.clock.factor = LearnedFactor::one();
-            self.scheduler.calibrate(self.clock.cost);
+            let cost = random_cost(&mut self.random);
+            self.clock.calibrate(cost);
+            self.scheduler.calibrate(cost);
             coverage.calibrations += 1;
         }
         while self.random.percent(self.traffic.load) {
@@ -229,7 +229,7 @@ impl World {
             let deadline_factor = if self.clock.pace == Pace::Instant {
                 1
             } else {
-                10
+                5
             };
             let mut random = self.random.clone();
             let longest_sequence = |tenant| self.longest_sequence(tenant);
@@ -343,8 +343,7 @@ impl World {
             coverage.chunks += u64::from(row.logits == 0);
         }
         check_batch(&batch, &self.limits, &policy);
-        self.clock
-            .check_time(&policy, &batch, (shape, predicted), &self.clients);
+        self.clock.check_time(&policy, &step, &self.clients);
         self.trace = trace(self.trace, &batch);
         coverage.steps += 1;
 
@@ -353,16 +352,15 @@ impl World {
         let next = self
             .model
             .forward(&batch, &self.clients, coverage, is_skipped);
-        let duration = self.clock.duration(&mut self.random, predicted);
+        let duration = self.clock.duration(&mut self.random, shape);
         match fate {
             Fate::Committed => {
                 self.now += duration;
                 let users = (&mut self.clients, &mut self.model);
                 let sampled = receive((&batch, next), users, self.now, &mut self.random, coverage);
                 step.commit(self.now, &sampled);
-                let raw = self.clock.cost.predict(shape);
-                self.clock.factor.learn(raw, duration * 1000);
-                coverage.corrected += u64::from(self.clock.factor.is_far_from_one());
+                let is_far = self.clock.learn(shape, predicted, duration);
+                coverage.corrected += u64::from(is_far);
                 self.predicted += predicted;
                 self.committed_steps += 1;
                 self.check_charges(service, predicted);

@@ -1,0 +1,244 @@
+//! Learns from the steps so far what steps take now: the scale of each term of the cost model.
+//!
+//! It is a Kalman filter (Kalman, 1960). Its state is the scale of each term, relative to the
+//! calibration; its measurement is the relative error of a step's prediction. The scales are
+//! expected to change mostly together, as when the machine becomes slower, and a little on their
+//! own, as when only its memory does. So a few steps of one shape also correct the predictions of
+//! other shapes.
+//!
+//! Invariant: an observation takes the same memory and about the same time as any other, and
+//! allocates nothing. Equal observations give equal models on every machine: only sums, products
+//! and quotients of floating-point numbers occur, in a fixed order.
+
+use super::model::ROW_KNOTS;
+use super::terms::{TERMS, Terms};
+use crate::{CostModel, Nanos, StepShape};
+
+/// A term's scale stays between the inverse of this number and this number.
+const MAX_SCALE: f64 = 16.0;
+
+/// The least unit of a coefficient, as a part of a step of one token. So a term that costs nothing
+/// in the calibration can still be learned.
+const LEAST_UNIT: f64 = 1.0 / 128.0;
+
+/// The least scale at the calibration. From a smaller one, a term would take long to grow.
+const LEAST_FIRST_SCALE: f64 = 0.25;
+
+/// The variance of a step's relative error on a machine whose speed does not change.
+const STEP_VARIANCE: f64 = 0.08 * 0.08;
+
+/// The variance by which all scales together change from step to step.
+const SHARED_DRIFT: f64 = 1e-4;
+
+/// The variance by which each scale changes on its own.
+const OWN_DRIFT: f64 = 3e-5;
+
+/// The variance of all scales together, and of each on its own, at the calibration.
+const INITIAL_VARIANCE: [f64; 2] = [0.2 * 0.2, 0.15 * 0.15];
+
+/// The variance of a scale at which it no longer grows by drift. Without this limit, a term that
+/// occurs seldom would follow its next sample alone.
+const MAX_VARIANCE: f64 = 0.5 * 0.5;
+
+/// The ratio of times, or its inverse, beyond which a step is an outlier.
+const OUTLIER: f64 = 1.25;
+
+/// The relative error as which an outlier counts until outliers persist.
+const OUTLIER_ERROR: f64 = 0.1;
+
+/// Outliers persist after this many in a row on one side,
+const PERSISTENT_STEPS: u32 = 4;
+/// or after two of them that took this time.
+const PERSISTENT_TIME: Nanos = 800_000_000;
+
+/// The greatest margin over the learned times.
+const MAX_MARGIN: f64 = 1.5;
+
+/// The learned scales and how sure they are.
+#[derive(Debug)]
+pub(super) struct Learner {
+    units: Terms, // The nanoseconds of each coefficient at scale 1.
+    scales: Terms,
+    covariance: [Terms; TERMS], // Of the relative errors of the scales.
+    /// By the knot of `CostModel::rows` below the step's tokens: the last outliers. So steps of
+    /// another size do not hide that steps of one size persist in taking longer.
+    runs: [OutlierRun; ROW_KNOTS],
+    run_of_all: OutlierRun,
+    margin: f64,
+}
+
+/// Consecutive outliers on one side of the prediction.
+#[derive(Clone, Copy, Debug, Default)]
+struct OutlierRun {
+    steps: u32,
+    time: Nanos,
+    error: f64, // The least relative error of them, with its sign.
+}
+
+/// What changed when outliers persist.
+enum Change {
+    AllTerms,
+    SomeTerms,
+}
+
+impl Learner {
+    pub(super) fn new(calibrated: &CostModel) -> Learner {
+        let coefficients = calibrated.coefficients();
+        let least = (coefficients[0] * LEAST_UNIT).max(1.0);
+        let units = coefficients.map(|coefficient| coefficient.max(least));
+        let scale = |term: usize| (coefficients[term] / units[term]).max(LEAST_FIRST_SCALE);
+        let [shared, own] = INITIAL_VARIANCE;
+        let mut covariance = [[shared; TERMS]; TERMS];
+        for (term, row) in covariance.iter_mut().enumerate() {
+            row[term] += own;
+        }
+        Learner {
+            scales: std::array::from_fn(scale),
+            units,
+            covariance,
+            runs: [OutlierRun::default(); ROW_KNOTS],
+            run_of_all: OutlierRun::default(),
+            margin: 1.0,
+        }
+    }
+
+    /// Learns from a step of at least one token that took `actual`.
+    pub(super) fn observe(&mut self, shape: StepShape, actual: Nanos) {
+        let mut parts = shape.factors();
+        for ((part, unit), scale) in parts.iter_mut().zip(&self.units).zip(&self.scales) {
+            *part *= unit * scale;
+        }
+        let predicted: f64 = parts.iter().sum();
+        for part in &mut parts {
+            *part /= predicted;
+        }
+        let ratio = actual as f64 / predicted;
+        self.learn_margin(ratio);
+        let error = ratio - 1.0;
+        if !is_outlier(ratio) {
+            self.forget_outliers(shape);
+            self.update(&parts, error, true);
+            return;
+        }
+        if let Some((error, change)) = self.persistent_error(shape, error, actual) {
+            self.expect_change(error, &change);
+            self.update(&parts, error, true);
+        } else {
+            let error = error.clamp(-OUTLIER_ERROR, OUTLIER_ERROR);
+            self.update(&parts, error, false);
+        }
+    }
+
+    /// Returns the learned model with its margin.
+    pub(super) fn model(&self) -> CostModel {
+        let coefficient = |term| self.units[term] * self.scales[term] * self.margin;
+        CostModel::with_coefficients(&std::array::from_fn(coefficient))
+    }
+
+    /// Learns the margin: about the 90th percentile of the ratio of a step's time to its learned
+    /// time, so that steps rarely exceed their budget. A ratio above the margin raises it by nine
+    /// times what one below lowers it.
+    fn learn_margin(&mut self, ratio: f64) {
+        let change = if ratio > self.margin { 9.0 } else { -1.0 };
+        let margin = self.margin * (1.0 + change / 256.0);
+        self.margin = margin.clamp(1.0, MAX_MARGIN);
+    }
+
+    fn forget_outliers(&mut self, shape: StepShape) {
+        self.run_of_all = OutlierRun::default();
+        self.runs[class(shape)] = OutlierRun::default();
+    }
+
+    /// Notes an outlier. If outliers persist, returns the least error of them.
+    fn persistent_error(
+        &mut self,
+        shape: StepShape,
+        error: f64,
+        actual: Nanos,
+    ) -> Option<(f64, Change)> {
+        let of_all = self.run_of_all.note(error, actual);
+        let of_class = self.runs[class(shape)].note(error, actual);
+        if let Some(error) = of_all {
+            self.runs = [OutlierRun::default(); ROW_KNOTS];
+            return Some((error, Change::AllTerms));
+        }
+        let error = of_class?;
+        self.run_of_all = OutlierRun::default();
+        Some((error, Change::SomeTerms))
+    }
+
+    /// Widens the variances, so that the next update takes in about the whole `error`.
+    fn expect_change(&mut self, error: f64, change: &Change) {
+        let variance = error * error;
+        let [shared, own] = match change {
+            Change::AllTerms => [0.9 * variance, 0.1 * variance],
+            Change::SomeTerms => [0.0, variance],
+        };
+        for (term, row) in self.covariance.iter_mut().enumerate() {
+            for cell in row.iter_mut() {
+                *cell += shared;
+            }
+            row[term] += own;
+        }
+    }
+
+    /// Moves the scales by their parts in the error of a step. An update that is not `certain`
+    /// leaves the variances as they are.
+    fn update(&mut self, parts: &Terms, error: f64, certain: bool) {
+        let gains = self.covariance.each_ref().map(|row| dot(row, parts));
+        let variance = dot(&gains, parts) + STEP_VARIANCE;
+        for (scale, gain) in self.scales.iter_mut().zip(&gains) {
+            let change = (gain / variance * error).max(-0.9);
+            *scale = (*scale * (1.0 + change)).clamp(1.0 / MAX_SCALE, MAX_SCALE);
+        }
+        if !certain {
+            return;
+        }
+        let grows = |term: usize| self.covariance[term][term] < MAX_VARIANCE;
+        let drifts: Terms = std::array::from_fn(|term| if grows(term) { 1.0 } else { 0.0 });
+        let inverse = 1.0 / variance;
+        for (term, row) in self.covariance.iter_mut().enumerate() {
+            let (gain, drift) = (gains[term] * inverse, drifts[term] * SHARED_DRIFT);
+            for (other, cell) in row.iter_mut().enumerate() {
+                *cell += drift * drifts[other] - gain * gains[other];
+            }
+            row[term] = (row[term] + drifts[term] * OWN_DRIFT).max(OWN_DRIFT);
+        }
+    }
+}
+
+impl OutlierRun {
+    /// Adds an outlier. If the outliers persist, ends the run and returns the least error of them.
+    fn note(&mut self, error: f64, actual: Nanos) -> Option<f64> {
+        if self.error * error < 0.0 {
+            *self = OutlierRun::default();
+        }
+        let is_first = self.steps == 0;
+        self.steps += 1;
+        self.time = self.time.saturating_add(actual);
+        if is_first || error.abs() < self.error.abs() {
+            self.error = error;
+        }
+        let is_long = self.steps >= 2 && self.time >= PERSISTENT_TIME;
+        if self.steps >= PERSISTENT_STEPS || is_long {
+            return Some(std::mem::take(self).error);
+        }
+        None
+    }
+}
+
+fn is_outlier(ratio: f64) -> bool {
+    !(1.0 / OUTLIER..=OUTLIER).contains(&ratio)
+}
+
+/// Returns the class of steps with about as many tokens as this one.
+fn class(shape: StepShape) -> usize {
+    (shape.rows.max(1).ilog2() as usize).min(ROW_KNOTS - 1)
+}
+
+fn dot(a: &Terms, b: &Terms) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+mod tests;
