@@ -385,3 +385,156 @@ fn answers_are_the_same_with_and_without_drafts() {
         );
     }
 }
+
+/// How [`no_condition_changes_an_answer`] runs its requests.
+#[derive(Clone, Copy)]
+struct Condition {
+    name: &'static str,
+    pages: u32,
+    chunk: u32,
+    threads: usize,
+    drafts: u32,
+    runs: Runs,
+}
+
+#[derive(Clone, Copy)]
+enum Runs {
+    InTurn,
+    Together,
+    /// Together, twice. The second time, the prompts are in the prefix cache.
+    Twice,
+}
+
+const fn condition(name: &'static str, runs: Runs) -> Condition {
+    Condition {
+        name,
+        pages: ROOMY.pages,
+        chunk: ROOMY.prefill_chunk,
+        threads: 1,
+        drafts: 0,
+        runs,
+    }
+}
+
+/// Few pages for requests that run together.
+const FEW: u32 = 72;
+
+const CONDITIONS: [Condition; 12] = [
+    Condition {
+        chunk: 16,
+        ..condition("chunks of 16", Runs::InTurn)
+    },
+    Condition {
+        chunk: 48,
+        ..condition("chunks of 48", Runs::Together)
+    },
+    condition("together", Runs::Together),
+    condition("cached prefixes", Runs::Twice),
+    Condition {
+        pages: FEW,
+        ..condition("few pages", Runs::Together)
+    },
+    Condition {
+        pages: FEW,
+        ..condition("few pages, cached prefixes", Runs::Twice)
+    },
+    Condition {
+        threads: 2,
+        ..condition("2 threads", Runs::InTurn)
+    },
+    Condition {
+        threads: 2,
+        ..condition("2 threads, together", Runs::Together)
+    },
+    Condition {
+        threads: 3,
+        chunk: 48,
+        ..condition("3 threads, chunks", Runs::Together)
+    },
+    Condition {
+        drafts: 6,
+        ..condition("drafts", Runs::InTurn)
+    },
+    Condition {
+        drafts: 6,
+        threads: 2,
+        ..condition("drafts, 2 threads", Runs::Together)
+    },
+    Condition {
+        drafts: 6,
+        pages: FEW,
+        ..condition("drafts, few pages", Runs::Together)
+    },
+];
+
+impl Condition {
+    fn start(self) -> Server {
+        let limits = Limits {
+            pages: self.pages,
+            prefill_chunk: self.chunk,
+            step_tokens: if self.chunk < ROOMY.prefill_chunk {
+                64
+            } else {
+                ROOMY.step_tokens
+            },
+            ..ROOMY
+        };
+        start_drafting(limits, self.threads, self.drafts)
+    }
+
+    fn answers(self, requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answer> {
+        match self.runs {
+            Runs::InTurn => tokio::runtime::Runtime::new()
+                .unwrap()
+                .block_on(in_turn(requests, server)),
+            Runs::Together => together(requests, server),
+            Runs::Twice => {
+                let cold = together(requests.clone(), server);
+                let warm = together(requests, server);
+                assert_eq!(warm, cold, "{}", self.name);
+                warm
+            }
+        }
+    }
+}
+
+/// Returns random requests. The prompts of some repeat themselves, so that drafts are proposed.
+fn random_requests(random: &mut Random, count: u64) -> Vec<GenerationRequest> {
+    let random_request = |_| {
+        let longest = [30, 100, 300][random.index(3)];
+        let length = random.between(1, longest);
+        let mut request = request(
+            random.next_u64(),
+            length as usize,
+            random.between(4, 40) as u32,
+        );
+        if random.percent(30) {
+            request.prompt = request.prompt.repeat(2);
+        }
+        request
+    };
+    (0..count).map(random_request).collect()
+}
+
+/// `STERNA_PROMPTS` sets the number of prompts.
+#[test]
+fn no_condition_changes_an_answer() {
+    const AT_ONCE: u64 = 48;
+    let prompts = std::env::var("STERNA_PROMPTS").ok();
+    let prompts: u64 = prompts.map_or(8, |prompts| prompts.parse().unwrap());
+    let mut random = Random::from_env();
+    let alone = start(ROOMY, 1);
+    let servers = CONDITIONS.map(Condition::start);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for first in (0..prompts).step_by(AT_ONCE as usize) {
+        let requests = random_requests(&mut random, AT_ONCE.min(prompts - first));
+        let expected = runtime.block_on(in_turn(requests.clone(), &alone));
+        for (condition, server) in CONDITIONS.iter().zip(&servers) {
+            let answers = condition.answers(requests.clone(), server);
+            for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
+                assert_eq!(answer, expected, "{}, request {index}", condition.name);
+            }
+            server.handle.reset_prefix_cache();
+        }
+    }
+}
