@@ -22,12 +22,17 @@ pub fn physical() -> Vec<usize> {
     one_of_each_core(&allowed, Path::new(TOPOLOGY))
 }
 
+/// Returns the number of logical CPUs that this process may use, considering its affinity and the
+/// quota of a cgroup.
+pub fn logical() -> usize {
+    // The standard library considers the affinity and the quota of cgroup version 1 or 2.
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Returns the number of threads that compute fastest: one for each physical core, or fewer if the
 /// quota of a cgroup allows less.
 pub fn usable() -> usize {
-    // The standard library considers the affinity and the quota of cgroup version 1 or 2.
-    let logical = thread::available_parallelism().map_or(1, usize::from);
-    threads(logical, physical().len())
+    threads(logical(), physical().len())
 }
 
 /// Pins the calling thread to a logical CPU. Returns whether the system did so.

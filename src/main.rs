@@ -15,7 +15,7 @@ const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
+    let result = match cli.command.unwrap_or(Command::Serve(Box::new(cli.serve))) {
         Command::Serve(config) => serve(&config),
         Command::Bench(config) => bench::run(&config),
         Command::Keygen(config) => keygen(config.id.as_deref(), stderr(), stdout()),

@@ -291,6 +291,22 @@ async fn a_second_signal_exits_at_once_with_2() {
     assert_eq!(server.process.wait().unwrap().code(), Some(2));
 }
 
+#[tokio::test]
+async fn a_server_on_localhost_answers_to_its_names_only() {
+    let server = Server::start(&["--host", "localhost", "--threads", "1"]).await;
+    let port = server.address.rsplit(':').next().unwrap();
+    for (host, status) in [
+        ("localhost", 200),
+        ("127.0.0.1:1", 200),
+        ("evil.example", 403),
+    ] {
+        let url = format!("http://localhost:{port}/v1/models");
+        let request = server.client.get(url).header("host", host);
+        assert_eq!(request.send().await.unwrap().status(), status, "{host}");
+    }
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
 #[test]
 fn unusable_flags_are_named_and_exit_with_2() {
     let directory = std::env::temp_dir().join(format!("sterna-nothing-{}", std::process::id()));
@@ -305,6 +321,13 @@ fn unusable_flags_are_named_and_exit_with_2() {
         (vec!["--kv-memory", "1000TiB"], "--kv-memory"),
         (vec!["--host", "192.0.2.1"], "192.0.2.1"),
         (vec!["--threads", "0"], "--threads"),
+        (vec!["--threads", "1000"], "this process may use"),
+        (vec!["--model-name", ""], "must not be empty"),
+        (
+            vec!["--host", "no.such.name.invalid"],
+            "no.such.name.invalid",
+        ),
+        (vec!["--allowed-origin", "example.com"], "`example.com`"),
         (vec!["--isa", "neon"], "--isa"),
     ] {
         let output = run(&[&["--port", "0"], flags.as_slice()].concat());

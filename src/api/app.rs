@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 
+use super::access::Access;
 use super::body_limits::BodyLimits;
 use super::connection::ConnectionLimits;
 use super::error::ApiError;
@@ -81,6 +82,7 @@ struct Inner {
     started: u64,
     tenants: ArcSwap<Tenants>,
     metrics_open: bool,
+    access: OnceLock<Access>,
     serving: OnceLock<Arc<Serving>>,
     body_limits: BodyLimits,
     last_rates: LastRates,
@@ -103,11 +105,24 @@ impl App {
                 started: unix_seconds(),
                 tenants: ArcSwap::from_pointee(tenants),
                 metrics_open,
+                access: OnceLock::new(),
                 serving: OnceLock::new(),
                 body_limits: BodyLimits::new(connections),
                 last_rates: LastRates::default(),
             }),
         }
+    }
+
+    /// Sets the hosts and origins that the server answers to. May be called once, before the first
+    /// request. Without it, the server answers to all hosts and to no origin.
+    pub fn set_access(&self, access: Access) {
+        let first = self.inner.access.set(access).is_ok();
+        assert!(first, "the access to a server is set once");
+    }
+
+    /// Returns the hosts and origins that the server answers to.
+    pub(super) fn access(&self) -> &Access {
+        self.inner.access.get_or_init(Access::default)
     }
 
     /// Starts answering requests with `serving`. May be called once.

@@ -20,6 +20,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::Span;
 
 use super::app::App;
+use super::connection::Progress;
 use super::error::ApiError;
 use super::rate_headers;
 use crate::engine::Rates;
@@ -74,6 +75,11 @@ pub(super) async fn authenticate(
         Some(KeyHolder::Tenant(tenant)) => tenant,
     };
     Span::current().record("tenant", &tenant.id);
+    if let Some(progress) = request.extensions().get::<Arc<Progress>>()
+        && !tenant.is_anyone()
+    {
+        progress.set_tenant(tenant.number);
+    }
     let caller = Caller {
         tenant,
         app: app.clone(),

@@ -3,8 +3,7 @@
 //! Invariant: a body larger than `SMALL_BYTES` is parsed, rendered and tokenized on a blocking
 //! thread, after it has waited for a parser.
 //!
-//! Invariant: a body holds a permit of `body_limits.rs` for its connection while it arrives, and
-//! permits for its bytes until it has been parsed.
+//! Invariant: `body_limits.rs` counts a body and its bytes until a parser takes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +17,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::app::{App, Serving};
 use super::authentication::Caller;
-use super::body_limits::{BodyLimitReached, BodyPermit, BodyQuota};
+use super::body_limits::{ArrivingBody, BodyLimitReached};
 use super::error::ApiError;
 use super::json::JsonObject;
+use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
 
 const MAX_BODY_BYTES: usize = 2 << 20;
@@ -54,29 +54,32 @@ pub(super) async fn read<T: Send + 'static>(
         return Err(ApiError::content_type());
     }
     let tenant = Arc::clone(&caller.tenant);
-    let quota = app.body_limits().quota(&tenant);
+    if serving.engine.status().draining {
+        serving
+            .metrics
+            .rejected(tenant.number, RejectionReason::Draining);
+        return Err(ApiError::draining());
+    }
     let rejected = |limit: BodyLimitReached| {
         serving.metrics.rejected(tenant.number, limit.reason());
         ApiError::from(limit)
     };
     // The server does not read a body beyond the limit: that would occupy a connection after all.
-    let receiving = quota.receiving().map_err(rejected)?;
-    let receive = receive(request.into_body(), &quota, rejected);
-    let received = match timeout(DEADLINE, receive).await {
+    let body = app.body_limits().begin(&tenant).map_err(rejected)?;
+    let receive = receive(request.into_body(), &body, rejected);
+    let length = match timeout(DEADLINE, receive).await {
         Ok(received) => received?,
         Err(_) => return Err(too_slow()),
     };
-    drop(receiving);
-    if received.bytes.len() <= SMALL_BYTES {
-        return read(&serving, &tenant, JsonObject::check(&received.bytes)?);
+    if length <= SMALL_BYTES {
+        let bytes = body.into_bytes().map_err(rejected)?;
+        return read(&serving, &tenant, JsonObject::check(&bytes)?);
     }
-    let queue_place = quota.queue_place().map_err(rejected)?;
-    let parser = quota.parser().await;
+    let (bytes, parser) = body.wait_for_parser().await.map_err(rejected)?;
     let parsed = spawn_blocking(move || {
-        // The closure holds all permits until the body is parsed, even if the client leaves.
-        let _permits = (parser, queue_place);
-        let received = received;
-        read(&serving, &tenant, JsonObject::check(&received.bytes)?)
+        // The closure holds the parser until the body is parsed, even if the client leaves.
+        let _parser = parser;
+        read(&serving, &tenant, JsonObject::check(&bytes)?)
     });
     parsed
         .await
@@ -93,37 +96,22 @@ fn declares_json(headers: &HeaderMap) -> bool {
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
-/// A body, and the permit for its bytes.
-#[derive(Default)]
-struct ReceivedBody {
-    bytes: Vec<u8>,
-    permit: Option<BodyPermit>,
-}
-
-impl ReceivedBody {
-    /// Adds `frame` if the quota allows it.
-    fn add(&mut self, frame: &[u8], quota: &BodyQuota) -> Result<(), BodyLimitReached> {
-        let more = quota.bytes(frame.len())?;
-        match &mut self.permit {
-            Some(permit) => permit.merge(more),
-            permit => *permit = Some(more),
-        }
-        self.bytes.extend_from_slice(frame);
-        Ok(())
-    }
-}
-
+/// Receives `body` into `arriving` and returns its length.
 async fn receive(
     body: Body,
-    quota: &BodyQuota,
+    arriving: &ArrivingBody<'_>,
     rejected: impl Fn(BodyLimitReached) -> ApiError,
-) -> Result<ReceivedBody, ApiError> {
-    let mut result = Ok(ReceivedBody::default());
+) -> Result<usize, ApiError> {
+    let mut result = Ok(());
     let (mut received, mut in_period) = (0, 0);
     let mut period_end = Instant::now() + PERIOD;
     let mut frames = body.into_data_stream();
     loop {
-        let frame = match timeout_at(period_end, frames.next()).await {
+        let next = tokio::select! {
+            next = timeout_at(period_end, frames.next()) => next,
+            limit = arriving.taken_back() => return Err(rejected(limit)),
+        };
+        let frame = match next {
             Ok(Some(frame)) => frame.map_err(|_| ApiError::body_incomplete())?,
             Ok(None) => break,
             Err(_) if in_period < MIN_PERIOD_BYTES => return Err(too_slow()),
@@ -138,16 +126,17 @@ async fn receive(
         if received > MAX_DISCARDED_BYTES {
             break;
         }
-        // Setting an error frees the bytes received so far; the rest of the body is discarded.
-        if received > MAX_BODY_BYTES {
-            result = Err(ApiError::too_large(MAX_BODY_BYTES));
-        } else if let Ok(body) = &mut result
-            && let Err(limit) = body.add(&frame, quota)
-        {
-            result = Err(rejected(limit));
+        let added = match &result {
+            Ok(()) if received > MAX_BODY_BYTES => Err(ApiError::too_large(MAX_BODY_BYTES)),
+            Ok(()) => arriving.add(&frame).map_err(&rejected),
+            Err(_) => continue, // The rest of the body is discarded.
+        };
+        if added.is_err() {
+            arriving.discard();
+            result = added;
         }
     }
-    result
+    result.map(|()| received)
 }
 
 fn too_slow() -> ApiError {

@@ -19,7 +19,7 @@ use crate::engine::{RateKind, Refusal, SubmitError};
 pub(super) const MAX_QUOTED_CHARS: usize = 64;
 /// The retry delay for a full body buffer, which empties quickly.
 const RETRY_SOON: Duration = Duration::from_secs(1);
-/// The retry delay for a server that is loading or shutting down.
+/// The retry delay for a server that is loading or shutting down, or has no free connection.
 const RETRY_LATER: Duration = Duration::from_secs(5);
 
 /// The status code, `type` and `code` of an error.
@@ -49,6 +49,7 @@ const INVALID_KEY: ErrorClass = class(401, "authentication_error", "invalid_api_
 const FORBIDDEN: ErrorClass = class(403, "permission_error", "model_not_allowed");
 const NOT_ADMIN: ErrorClass = class(403, "permission_error", "admin_key_required");
 const NOT_TENANT: ErrorClass = class(403, "permission_error", "tenant_key_required");
+const FOREIGN_HOST: ErrorClass = class(403, "permission_error", "host_not_allowed");
 const NO_MODEL: ErrorClass = class(404, INVALID, "model_not_found");
 const NO_ENDPOINT: ErrorClass = class(404, INVALID, "not_found");
 const METHOD: ErrorClass = class(405, INVALID, "method_not_allowed");
@@ -61,6 +62,7 @@ const INTERNAL: ErrorClass = class(500, SERVER, "internal_error");
 const LOADING: ErrorClass = class(503, OVERLOADED, "loading");
 const DRAINING: ErrorClass = class(503, OVERLOADED, "draining");
 const BUSY: ErrorClass = class(503, OVERLOADED, "engine_overloaded");
+const CONNECTIONS: ErrorClass = class(503, OVERLOADED, "too_many_connections");
 const DEAD: ErrorClass = class(503, SERVER, "engine_dead");
 const DEADLINE: ErrorClass = class(504, "timeout_error", "deadline_exceeded");
 
@@ -161,6 +163,16 @@ impl ApiError {
         ApiError::new(FORBIDDEN, message).about("model")
     }
 
+    /// The request names a host that is not one of the server's names.
+    pub(super) fn host_not_allowed(host: &str) -> ApiError {
+        let message = format!(
+            "This server does not answer to the host {}. Use one of its own names or addresses, \
+             or start it with --allowed-host.",
+            quoted(host)
+        );
+        ApiError::new(FOREIGN_HOST, message)
+    }
+
     /// The path does not exist.
     pub(super) fn not_found(method: &str, path: &str) -> ApiError {
         let endpoint = quoted(&format!("{method} {path}"));
@@ -226,6 +238,13 @@ impl ApiError {
     pub(super) fn draining() -> ApiError {
         let message = "The server is shutting down and accepts no new requests. Retry later.";
         ApiError::new(DRAINING, message).retry_after(RETRY_LATER)
+    }
+
+    /// The server, or the client's address, has too many open connections.
+    pub(super) fn too_many_connections() -> ApiError {
+        let message = "The server has too many open connections. \
+                       Close idle connections or retry later.";
+        ApiError::new(CONNECTIONS, message).retry_after(RETRY_LATER)
     }
 
     /// The server's queue is full.

@@ -22,10 +22,12 @@ mod envelope;
 mod error;
 mod fields;
 mod generation;
+mod head_check;
 mod json;
 mod listener;
 mod logprobs;
 mod messages;
+mod open_connections;
 mod page;
 mod params;
 mod parsed_request;
@@ -46,10 +48,11 @@ use chat::ChatEndpoint;
 use completions::CompletionEndpoint;
 use respond::respond;
 
+pub use access::{Access, AllowedHosts, AllowedOrigins, HostName, parse_origin};
 pub use app::{App, ModelCard, Serving};
 pub use connection::ConnectionLimits;
 pub use error::ApiError;
-pub use listener::serve;
+pub use listener::{serve, serve_all};
 
 /// Returns the router of all endpoints.
 pub fn router(app: App) -> Router {
@@ -68,7 +71,14 @@ pub fn router(app: App) -> Router {
             app.clone(),
             authentication::authenticate,
         ))
-        .layer(middleware::from_fn(access::check))
+        .layer(middleware::from_fn_with_state(
+            app.clone(),
+            head_check::check,
+        ))
+        .layer(middleware::from_fn_with_state(
+            app.clone(),
+            status::close_while_draining,
+        ))
         .layer(middleware::from_fn(request_id::identify_and_catch_panics))
         .with_state(app)
 }

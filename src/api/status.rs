@@ -2,8 +2,9 @@
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Extension, Path, State};
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::{Extension, Path, Request, State};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -36,6 +37,24 @@ fn readiness(engine: &Status) -> Result<(), ApiError> {
         (false, true) => Err(ApiError::draining()),
         (false, false) => Err(ApiError::dead()),
     }
+}
+
+/// Ends each connection with its next response while the server drains, so that proxies and
+/// clients connect to another server.
+pub(super) async fn close_while_draining(
+    State(app): State<App>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut response = next.run(request).await;
+    if app
+        .serving()
+        .is_ok_and(|serving| serving.engine.status().draining)
+    {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+    }
+    response
 }
 
 /// `GET /metrics`: the metrics in Prometheus's text format.

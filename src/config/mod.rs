@@ -5,7 +5,6 @@
 
 mod memory;
 
-use std::net::IpAddr;
 use std::ops::RangeBounds;
 use std::path::PathBuf;
 
@@ -20,6 +19,9 @@ pub use memory::usable_memory;
 
 /// The instruction sets that a user can choose.
 const ISAS: [&str; 4] = ["scalar", "avx2", "avx512", "avx512vbmi"];
+
+/// More compute threads than this for a core only wait for each other.
+const MAX_THREADS_PER_CORE: usize = 4;
 
 /// The default of `--kv-memory` as a fraction of the memory that this process may still use.
 const KV_MEMORY_SHARE: f64 = 0.5;
@@ -45,7 +47,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve a model over HTTP (the default command).
-    Serve(ServeConfig),
+    Serve(Box<ServeConfig>),
     /// Measure how fast a model runs on this machine and compare it with the machine's limits.
     ///
     /// The command first checks that the engine computes correct results. If it does not, the
@@ -111,7 +113,7 @@ pub struct ModelFlags {
     #[arg(long = "model", value_name = "DIR")]
     pub directory: Option<PathBuf>,
     /// The model's name in the API. If omitted, it is the name of the directory.
-    #[arg(long = "model-name", value_name = "NAME")]
+    #[arg(long = "model-name", value_name = "NAME", value_parser = model_name)]
     pub name: Option<String>,
     /// Maximum length of a sequence (prompt and answer) in tokens. If omitted, it is the model's
     /// own limit.
@@ -123,10 +125,10 @@ pub struct ModelFlags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Machine")]
 pub struct MachineFlags {
-    /// Number of compute threads. If omitted, there is one for each physical core that the CPU
-    /// affinity and the cgroup allow. On a machine with several NUMA nodes, run one process on each
-    /// (numactl --cpunodebind=N --membind=N).
-    #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=1024))]
+    /// Number of compute threads, at most four for each core. If omitted, there is one for each
+    /// physical core that the CPU affinity and the cgroup allow. On a machine with several NUMA
+    /// nodes, run one process on each (numactl --cpunodebind=N --membind=N).
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<u16>,
     /// Instruction set of the kernels. If omitted, it is the best that this machine has.
     #[arg(long, value_parser = ISAS)]
@@ -137,9 +139,10 @@ pub struct MachineFlags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Network")]
 pub struct NetworkFlags {
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub host: IpAddr,
+    /// Address to listen on, or a name such as localhost. The server listens on all addresses of a
+    /// name.
+    #[arg(long, default_value = "127.0.0.1", value_parser = host)]
+    pub host: String,
     /// Port to listen on. With 0 the system chooses a free port, and the start message names it.
     #[arg(long, default_value_t = 30000)]
     pub port: u16,
@@ -156,6 +159,16 @@ pub struct NetworkFlags {
     /// that reuses connections, choose more than the proxy's own limit.
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = seconds(1))]
     pub idle_seconds: u64,
+    /// Name of this server in the `host` header of requests, such as example.com; may be repeated.
+    /// The port does not matter. Loopback names and addresses, --host and, if --host is 0.0.0.0 or
+    /// ::, all addresses are always allowed; other hosts get 403. With --tenants and a --host that
+    /// other machines can reach, all hosts are allowed unless this flag is given. `*` allows all.
+    #[arg(long, value_name = "HOST")]
+    pub allowed_host: Vec<String>,
+    /// Origin whose pages may use the server from a browser, such as https://example.com; may be
+    /// repeated. `*` allows all. Without this flag only the server's own page can use it.
+    #[arg(long, value_name = "ORIGIN")]
+    pub allowed_origin: Vec<String>,
 }
 
 /// Who can use the server.
@@ -299,6 +312,38 @@ fn seconds(min: u64) -> RangedU64ValueParser {
     value_parser!(u64).range(min..=86_400)
 }
 
+/// Accepts a number of compute threads that this machine can run.
+fn threads(text: &str) -> Result<u16, String> {
+    let cores = cores::logical();
+    let max = cores * MAX_THREADS_PER_CORE;
+    let threads: u16 = text
+        .parse()
+        .map_err(|_| format!("`{text}` is not a number from 1 to {max}"))?;
+    if (1..=max).contains(&usize::from(threads)) {
+        return Ok(threads);
+    }
+    Err(format!(
+        "this process may use {cores} cores; give 1 to {max} threads"
+    ))
+}
+
+fn model_name(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("a model's name must not be empty; omit the flag to use the default".into());
+    }
+    Ok(text.to_owned())
+}
+
+fn host(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("give an address or a name; 127.0.0.1 serves this machine only".into());
+    }
+    Ok(text
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .to_owned())
+}
+
 impl MachineFlags {
     /// Returns the number of compute threads.
     pub fn threads(&self) -> usize {
@@ -375,7 +420,16 @@ mod tests {
         assert!(
             matches!(named.command, Some(Command::Serve(config)) if config.machine.threads() == 2)
         );
-        assert!(Cli::try_parse_from(["sterna", "--threads", "0"]).is_err());
+        for refused in [
+            ["--threads", "0"],
+            ["--threads", "1000"],
+            ["--threads", "two"],
+            ["--model-name", ""],
+            ["--host", ""],
+        ] {
+            assert!(Cli::try_parse_from([&["sterna"], &refused[..]].concat()).is_err());
+        }
+        assert_eq!(serve(&["--host", "[::1]"]).network.host, "::1");
         assert!(Cli::try_parse_from(["sterna", "--isa", "neon"]).is_err());
         assert_eq!(serve(&["--speculate", "0"]).scheduling.speculate, 0);
         assert!(Cli::try_parse_from(["sterna", "--speculate", "33"]).is_err());

@@ -7,6 +7,7 @@
 //!
 //! Invariant: every error in flags, files or the model is found before the server is ready.
 
+mod listen;
 mod load;
 mod signals;
 mod tenants;
@@ -16,8 +17,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use sterna_kernels::Isa;
-use tokio::net::TcpListener;
-use tokio::runtime::{self, Runtime};
+use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
@@ -42,7 +42,10 @@ const ENGINE_PANICKED: &str = "the engine thread panicked; its message is above"
 /// If the flags, the checkpoint or the machine make it impossible. The error says what is wrong.
 pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     start_logging(config.operation.log_json);
-    let roster = tenants::roster(config)?;
+    let addresses = listen::addresses(&config.network)?;
+    let roster = tenants::roster(config, listen::are_loopback(&addresses))?;
+    let access = listen::access(&config.network, &addresses, roster.is_some())?;
+    let connections = listen::allow_files(config.network.max_connections);
     let kernels = kernels(config.machine.isa.as_deref())?;
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
@@ -54,15 +57,16 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
         Some(_) => Some(runtime.block_on(async { signal(SignalKind::hangup()) })?),
         None => None, // The default action: SIGHUP ends the process with its terminal.
     };
-    let listener = listen(&runtime, &config.network)?;
-    let address = listener.local_addr()?;
+    let listeners = runtime.block_on(async { listen::listen(&addresses) })?;
+    let address = listeners[0].local_addr()?;
 
-    let app = tenants::app(config, roster.as_ref());
+    let app = tenants::app(config, roster.as_ref(), connections);
+    app.set_access(access);
     let (stop, stopped) = oneshot::channel::<()>();
-    let http = runtime.spawn(api::serve(
-        listener,
+    let http = runtime.spawn(api::serve_all(
+        listeners,
         api::router(app.clone()),
-        connection_limits(&config.network),
+        connection_limits(&config.network, connections),
         async { drop(stopped.await) },
     ));
     let public = roster.iter().flat_map(|roster| roster.public()).cloned();
@@ -119,16 +123,9 @@ fn start_logging(json: bool) {
     });
 }
 
-fn listen(runtime: &Runtime, network: &NetworkFlags) -> Result<TcpListener, String> {
-    let (host, port) = (network.host, network.port);
-    runtime
-        .block_on(TcpListener::bind((host, port)))
-        .map_err(|error| format!("cannot listen on {host}:{port}: {error}"))
-}
-
-fn connection_limits(network: &NetworkFlags) -> ConnectionLimits {
+fn connection_limits(network: &NetworkFlags, connections: u32) -> ConnectionLimits {
     ConnectionLimits {
-        connections: network.max_connections as usize,
+        connections: connections as usize,
         connections_per_ip: network.max_connections_per_ip as usize,
         header_timeout: Duration::from_secs(network.header_seconds),
         idle_timeout: Duration::from_secs(network.idle_seconds),

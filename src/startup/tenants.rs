@@ -25,13 +25,18 @@ const PUBLIC_DIVISOR: usize = 2;
 
 /// Reads the tenants of `--tenants`, if the flag is given.
 ///
+/// `is_loopback` says that only this machine can reach the server.
+///
 /// # Errors
 /// If the file has a fault, or if other machines could use the server without a key.
-pub(super) fn roster(config: &ServeConfig) -> Result<Option<Roster>, Box<dyn Error>> {
-    let host = config.network.host;
+pub(super) fn roster(
+    config: &ServeConfig,
+    is_loopback: bool,
+) -> Result<Option<Roster>, Box<dyn Error>> {
+    let host = &config.network.host;
     match &config.access.tenants {
         Some(path) => Ok(Some(Roster::open(path, defaults(config))?)),
-        None if host.to_canonical().is_loopback() => Ok(None),
+        None if is_loopback => Ok(None),
         None if config.access.insecure => {
             tracing::warn!(%host, "every client that reaches this address can use the server");
             Ok(None)
@@ -44,15 +49,12 @@ pub(super) fn roster(config: &ServeConfig) -> Result<Option<Roster>, Box<dyn Err
     }
 }
 
-/// Returns a server that is still loading, with the keys of `roster`.
-pub(super) fn app(config: &ServeConfig, roster: Option<&Roster>) -> App {
+/// Returns a server that is still loading, with the keys of `roster` and at most `connections`
+/// connections.
+pub(super) fn app(config: &ServeConfig, roster: Option<&Roster>, connections: u32) -> App {
     let anyone = || Tenants::anyone(deadlines(config));
     let tenants = roster.map_or_else(anyone, Roster::tenants);
-    App::for_tenants(
-        tenants,
-        config.access.metrics_open,
-        config.network.max_connections as usize,
-    )
+    App::for_tenants(tenants, config.access.metrics_open, connections as usize)
 }
 
 fn deadlines(config: &ServeConfig) -> Deadlines {

@@ -30,16 +30,15 @@ type Listening = (SocketAddr, oneshot::Sender<()>, JoinHandle<()>);
 
 /// Serves a real socket until the returned sender is used or dropped.
 async fn listen(router: &Router) -> Listening {
+    listen_within(router, ConnectionLimits::default()).await
+}
+
+async fn listen_within(router: &Router, limits: ConnectionLimits) -> Listening {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async move { drop(stopped.await) };
-    let serving = tokio::spawn(api::serve(
-        listener,
-        router.clone(),
-        ConnectionLimits::default(),
-        stopped,
-    ));
+    let serving = tokio::spawn(api::serve(listener, router.clone(), limits, stopped));
     (address, stop, serving)
 }
 
@@ -255,4 +254,50 @@ async fn input_that_is_not_http_1_ends_the_connection() {
         );
     }
     server.complete(json!({})).await.ok();
+}
+
+#[tokio::test]
+async fn a_new_client_takes_the_place_of_a_connection_without_a_request() {
+    let limits = ConnectionLimits {
+        connections: 3,
+        ..ConnectionLimits::default()
+    };
+    let server = Server::new();
+    let (address, _stop, _task) = listen_within(&server.router, limits).await;
+    server.gate.close();
+    let stream = json!({"prompt": "Hi", "max_tokens": 5, "stream": true}).to_string();
+    let mut running = TcpStream::connect(address).await.unwrap();
+    let request = http_request(TEXT, &stream);
+    running.write_all(request.as_bytes()).await.unwrap();
+    server.gate.arrivals(1).await;
+    let mut idle = Vec::new();
+    for head in ["", "GET /health HTTP/1.1\r\nx-slow: "] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(head.as_bytes()).await.unwrap();
+        idle.push(client);
+    }
+    let health = "GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    for _ in 0..5 {
+        let answer = write_then_read(address, health.into()).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    let mut answer = Vec::new();
+    // It may end with a reset.
+    drop(
+        timeout(PATIENCE, idle[0].read_to_end(&mut answer))
+            .await
+            .unwrap(),
+    );
+    assert!(answer.is_empty(), "it has lost its place");
+    server.gate.open();
+    let mut answer = String::new();
+    while !answer.contains("[DONE]") {
+        let mut part = [0; 4096];
+        let count = timeout(PATIENCE, running.read(&mut part))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(count > 0, "{answer}");
+        answer += &String::from_utf8_lossy(&part[..count]);
+    }
 }

@@ -9,6 +9,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod access;
 mod chat;
 mod completions;
 mod connections;

@@ -8,11 +8,13 @@ use axum::body::{Body, Bytes};
 use axum::http::Request;
 use futures_util::{StreamExt, stream};
 use serde_json::json;
+use sterna::api::App;
+use sterna::tenants::keygen;
 use tokio::sync::mpsc;
 use tower::ServiceExt;
 
-use crate::harness::Answer;
-use crate::{ALPHA, BETA, CONNECTIONS, JSON, TEXT, TenantServer, table};
+use crate::harness::{Answer, Server};
+use crate::{ALPHA, BETA, CONNECTIONS, JSON, TEXT, TempFile, TenantServer, table};
 
 /// This many bodies of one MiB exceed the quota of one tenant, and the server's limit.
 const SLOW: usize = 70;
@@ -123,4 +125,76 @@ async fn one_tenants_slow_bodies_leave_connections_for_another_tenant() {
     aborted.abort();
     assert!(aborted.await.is_err_and(|error| error.is_cancelled()));
     tenants.complete("alpha", &short).await.ok();
+}
+
+/// A tenant with a key of its own: the key, and the tenant's table in the tenants file.
+fn new_tenant(id: &str) -> (String, String) {
+    let (mut terminal, mut table) = (Vec::new(), Vec::new());
+    keygen(Some(id), &mut terminal, &mut table).unwrap();
+    let terminal = String::from_utf8(terminal).unwrap();
+    let key = terminal.lines().last().unwrap().trim().to_owned();
+    (key, String::from_utf8(table).unwrap())
+}
+
+#[tokio::test]
+async fn however_many_tenants_fill_the_buffer_another_one_gets_in() {
+    for floods in [4, 1000] {
+        let of_each = 32 / floods.min(32);
+        let bytes = (64 * MIB) / (floods * of_each.max(1));
+        let (keys, tables): (Vec<_>, Vec<_>) = (0..=floods)
+            .map(|number| new_tenant(&format!("t{number}")))
+            .unzip();
+        let (late, floods) = keys.split_first().unwrap();
+        let roster = TempFile::new(&tables.concat()).roster();
+        let app = App::for_tenants(roster.tenants(), false, 4096);
+        let server = Server::start(app.clone(), 8, 64);
+        server.engine.set_tenants(roster.policies()).await.unwrap();
+        let tenants = TenantServer { server, app };
+
+        let received = Arc::new(AtomicUsize::new(0)); // Bodies that have filled their part.
+        let frame = Bytes::from(vec![b' '; bytes]);
+        let flood = floods
+            .iter()
+            .flat_map(|key| std::iter::repeat_n(key, of_each.max(1)));
+        let flooding: Vec<_> = flood
+            .map(|key| {
+                let (received, frame) = (Arc::clone(&received), frame.clone());
+                let frames = stream::unfold(Some(frame), move |frame| {
+                    received.fetch_add(usize::from(frame.is_none()), Ordering::SeqCst);
+                    async move {
+                        match frame {
+                            Some(frame) => Some((Ok::<Bytes, Infallible>(frame), None)),
+                            None => std::future::pending().await,
+                        }
+                    }
+                });
+                let request = Request::post(TEXT)
+                    .header(JSON.0, JSON.1)
+                    .header("x-api-key", key)
+                    .body(Body::from_stream(frames))
+                    .unwrap();
+                let answering = tenants.server.router.clone().oneshot(request);
+                tokio::spawn(async move { Answer::read(answering.await.unwrap()).await })
+            })
+            .collect();
+        let all_received = |_: &_| received.load(Ordering::SeqCst) == flooding.len();
+        tenants
+            .server
+            .until("the flood fills the buffer", all_received)
+            .await;
+
+        let short = json!({"max_tokens": 2, "user": "x".repeat(840)});
+        tenants.complete(late, &short).await.ok();
+        let gave_way = |_: &_| flooding.iter().any(tokio::task::JoinHandle::is_finished);
+        tenants
+            .server
+            .until("a body that gives way", gave_way)
+            .await;
+        for answering in flooding {
+            if answering.is_finished() {
+                let answer = answering.await.unwrap();
+                assert_eq!(answer.error(), (429, "concurrency_limit".into(), None));
+            }
+        }
+    }
 }

@@ -74,6 +74,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("getrandom", &["src/tenants/keygen.rs"]),
     ("httparse", &["src/api/connection/head_scan.rs"]),
     ("parking_lot", &["src/model/pool/"]),
+    ("rustix", &["src/startup/listen.rs"]),
     ("sha2", &["src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
     (

@@ -83,7 +83,7 @@ impl<I> ConnectionIo<I> {
     /// Fails if the connection has waited too long for a request's head.
     fn check_request_time(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let limit = match self.progress.phase() {
-            Phase::Body | Phase::Response => {
+            Phase::Body | Phase::Response | Phase::Lingering => {
                 self.request_timer = None;
                 return Ok(());
             }
@@ -203,9 +203,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ConnectionIo<I> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let may_send_more = matches!(this.progress.phase(), Phase::Head | Phase::Body);
-        if !may_send_more {
-            return Pin::new(&mut this.io).poll_shutdown(context);
+        match this.progress.phase() {
+            Phase::Head | Phase::Body => this.progress.enter(Phase::Lingering),
+            Phase::Lingering => {}
+            Phase::Idle | Phase::Response => {
+                return Pin::new(&mut this.io).poll_shutdown(context);
+            }
         }
         let linger = this.linger.get_or_insert_with(Linger::new);
         linger.poll(&mut this.io, context).map(Ok)

@@ -23,7 +23,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 const MIN_PERIOD_BYTES: usize = 64 << 10;
 
 /// The end of a connection.
-pub(super) struct Linger {
+pub(in crate::api) struct Linger {
     has_shut: bool,
     total: usize,
     in_period: usize,
@@ -32,7 +32,7 @@ pub(super) struct Linger {
 }
 
 impl Linger {
-    pub(super) fn new() -> Linger {
+    pub(in crate::api) fn new() -> Linger {
         let now = Instant::now();
         Linger {
             has_shut: false,
@@ -45,7 +45,7 @@ impl Linger {
 
     /// Ends the output of `io` and discards its input, until the client closes the connection or a
     /// limit is reached.
-    pub(super) fn poll<I>(&mut self, io: &mut I, context: &mut Context<'_>) -> Poll<()>
+    pub(in crate::api) fn poll<I>(&mut self, io: &mut I, context: &mut Context<'_>) -> Poll<()>
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {

@@ -25,7 +25,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderValue, Version, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -34,19 +34,22 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
+use super::error::ApiError;
+use super::request_id::{REQUEST_ID, random_id};
 use io::ConnectionIo;
-use progress::{Phase, Progress};
 
 pub use limits::ConnectionLimits;
+pub(super) use linger::Linger;
+pub(super) use progress::{Phase, Progress};
 
 /// Serves the requests of one connection until it ends or the sender of `stopped` is dropped.
 pub(super) async fn serve_connection(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     limits: &ConnectionLimits,
+    progress: Arc<Progress>,
     mut stopped: watch::Receiver<()>,
 ) {
-    let progress = Arc::new(Progress::new());
     let of_service = Arc::clone(&progress);
     let service =
         service_fn(move |request| respond(router.clone(), request, Arc::clone(&of_service)));
@@ -88,13 +91,25 @@ async fn respond(
     if let Some(fault) = head_fault(&request, &progress) {
         request.extensions_mut().insert(fault);
     }
-    let mut response = router.oneshot(request).await?;
-    if progress.phase() == Phase::Body {
+    request.extensions_mut().insert(Arc::clone(&progress));
+    let (mut response, is_last) = tokio::select! {
+        response = router.oneshot(request) => (response?, false),
+        () = progress.evicted() => (too_many_connections(), true),
+    };
+    if is_last || progress.phase() == Phase::Body {
         // The client does not know where the unread rest of its request would end.
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(header::CONNECTION, close);
     }
     Ok(response.map(|body| Body::new(ResponseBody { body, progress })))
+}
+
+/// Answers a request whose connection gives way to a new one.
+fn too_many_connections() -> Response {
+    let mut response = ApiError::too_many_connections().into_response();
+    let id = HeaderValue::try_from(random_id("req-")).expect("hexadecimal digits are printable");
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
 }
 
 /// Why the head of a request is not valid. The router answers it with 400.

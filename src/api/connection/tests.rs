@@ -9,7 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::super::access;
+use super::super::app::App;
+use super::super::head_check;
 use super::*;
 
 /// Returns the client's end of a connection whose buffer holds 1024 bytes.
@@ -17,7 +18,15 @@ fn connect(router: Router) -> (DuplexStream, JoinHandle<()>, watch::Sender<()>) 
     let (client, server) = duplex(1024);
     let (stopping, stopped) = watch::channel(());
     let connection = async move {
-        serve_connection(server, router, &ConnectionLimits::default(), stopped).await
+        let progress = Arc::new(Progress::new());
+        serve_connection(
+            server,
+            router,
+            &ConnectionLimits::default(),
+            progress,
+            stopped,
+        )
+        .await
     };
     (client, tokio::spawn(connection), stopping)
 }
@@ -94,9 +103,13 @@ async fn an_idle_connection_is_kept_longer_than_a_slow_head() {
 
 #[tokio::test]
 async fn a_head_that_proxies_may_read_differently_is_rejected() {
-    let checked = Router::new()
-        .route("/", get(async || "fine"))
-        .layer(axum::middleware::from_fn(access::check));
+    let checked =
+        Router::new()
+            .route("/", get(async || "fine"))
+            .layer(axum::middleware::from_fn_with_state(
+                App::loading(),
+                head_check::check,
+            ));
     let length = "content-length: 5\r\n";
     let chunked = "Transfer-Encoding: chunked\r\n";
     for (version, fields, expected) in [
