@@ -43,59 +43,35 @@ fn main() {
 }
 
 fn parameter_sets() -> Vec<(&'static str, SamplingParams)> {
-    let plain = SamplingParams::default();
+    let with = |change: fn(&mut SamplingParams)| {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        params
+    };
     vec![
-        (
-            "greedy",
-            SamplingParams {
-                temperature: 0.0,
-                ..plain.clone()
-            },
-        ),
+        ("greedy", SamplingParams::greedy()),
         (
             "greedy, 5 log-probabilities",
-            SamplingParams {
-                temperature: 0.0,
-                logprobs: Some(5),
-                ..plain.clone()
-            },
+            with(|params| (params.temperature, params.logprobs) = (0.0, Some(5))),
         ),
-        (
-            "temperature 0.8",
-            SamplingParams {
-                temperature: 0.8,
-                ..plain.clone()
-            },
-        ),
-        (
-            "top-p 0.9",
-            SamplingParams {
-                top_p: 0.9,
-                ..plain.clone()
-            },
-        ),
+        ("temperature 0.8", with(|params| params.temperature = 0.8)),
+        ("top-p 0.9", with(|params| params.top_p = 0.9)),
         (
             "top-k 40, top-p 0.9",
-            SamplingParams {
-                top_k: 40,
-                top_p: 0.9,
-                ..plain.clone()
-            },
+            with(|params| (params.top_k, params.top_p) = (40, 0.9)),
         ),
+        ("top-k 2,000", with(|params| params.top_k = 2_000)),
+        ("top-k 100,000", with(|params| params.top_k = 100_000)),
         (
-            "min-p 0.05",
-            SamplingParams {
-                min_p: 0.05,
-                ..plain.clone()
-            },
+            "top-k 100,000, top-p, min-p",
+            with(|params| {
+                (params.top_k, params.top_p, params.min_p) = (100_000, 0.95, 0.01);
+            }),
         ),
+        ("min-p 0.05", with(|params| params.min_p = 0.05)),
         (
             "top-p 0.9, repetition 1.1",
-            SamplingParams {
-                top_p: 0.9,
-                repetition_penalty: 1.1,
-                ..plain
-            },
+            with(|params| (params.top_p, params.repetition_penalty) = (0.9, 1.1)),
         ),
     ]
 }

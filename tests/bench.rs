@@ -63,7 +63,7 @@ impl Forward for Corrupted {
         Forward::vocabulary(&self.model)
     }
 
-    fn new_kv_store(&self, pages: usize) -> KvStore {
+    fn new_kv_store(&self, pages: usize) -> std::io::Result<KvStore> {
         self.model.new_kv_store(pages)
     }
 
@@ -207,7 +207,7 @@ fn the_recorded_demo_answers_are_those_of_the_reference() {
 #[test]
 fn a_measured_model_samples_on_all_threads() {
     let mut subject = Subject::new(toy::model(2));
-    let mut kv_store = subject.new_kv_store(1);
+    let mut kv_store = subject.new_kv_store(1).unwrap();
     let mut batch = Batch::new();
     batch.push_row(SequenceId::new(0, 0), 0, &[1, 2], &[Page::new(0)], 1);
     assert_eq!(subject.forward(&batch, &mut kv_store).workers(), 2);

@@ -47,7 +47,7 @@ impl Forward for Recorded {
         Forward::vocabulary(&self.model)
     }
 
-    fn new_kv_store(&self, pages: usize) -> KvStore {
+    fn new_kv_store(&self, pages: usize) -> std::io::Result<KvStore> {
         Forward::new_kv_store(&self.model, pages)
     }
 

@@ -3,6 +3,7 @@
 //! The test model stores the tokens themselves in its pages and derives logits from all tokens that
 //! it reads back. So a page that is shared or reused wrongly changes the answer.
 
+use std::io;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ const PANICS: TokenId = 90;
 const COMPUTES_NAN: TokenId = 91;
 /// The second step of a prompt that begins with this token ends the engine thread.
 const KILLS_THE_THREAD: TokenId = 92;
+/// The first step with more than one row panics if a prompt begins with this token.
+const PANICS_IN_COMPANY: TokenId = 93;
 
 /// A model whose pages hold the tokens themselves. Each step waits at `gate`, if there is one.
 struct Recorder {
@@ -93,8 +96,8 @@ impl Forward for Recorder {
         VOCABULARY
     }
 
-    fn new_kv_store(&self, pages: usize) -> Self::KvStore {
-        vec![[TokenId::MAX; PAGE_TOKENS]; pages]
+    fn new_kv_store(&self, pages: usize) -> io::Result<Self::KvStore> {
+        Ok(vec![[TokenId::MAX; PAGE_TOKENS]; pages])
     }
 
     fn forward(&mut self, batch: &Batch, pages: &mut Self::KvStore) -> impl LogitRows {
@@ -119,7 +122,8 @@ impl Forward for Recorder {
                 })
                 .collect();
             match history[0] {
-                PANICS => panic!("a prompt that makes the model panic"),
+                PANICS => panic_half_way(batch, pages),
+                PANICS_IN_COMPANY if batch.rows().len() > 1 => panic_half_way(batch, pages),
                 KILLS_THE_THREAD if end > 2 => std::panic::panic_any(Bomb),
                 _ => {}
             }
@@ -128,6 +132,17 @@ impl Forward for Recorder {
         }
         Histories(histories)
     }
+}
+
+/// Panics after wrong tokens were written wherever the batch may write.
+fn panic_half_way(batch: &Batch, pages: &mut [[TokenId; PAGE_TOKENS]]) -> ! {
+    for row in batch.rows() {
+        for position in row.start as usize..row.end() {
+            let page = batch.pages(row)[position / PAGE_TOKENS];
+            pages[page.index()][position % PAGE_TOKENS] = TokenId::MAX;
+        }
+    }
+    panic!("a prompt that makes the model panic");
 }
 
 impl LogitRows for Histories {
@@ -181,13 +196,17 @@ fn config() -> EngineConfig {
     }
 }
 
-fn start_model(model: impl Forward + 'static, config: EngineConfig) -> Running {
-    let metrics = Metrics::new(&Identity {
+fn metrics(config: &EngineConfig) -> Metrics {
+    Metrics::new(&Identity {
         model_name: "recorder".into(),
         isa: "none".into(),
         kv_pages: config.limits.pages,
         page_tokens: PAGE_TOKENS as u32,
-    });
+    })
+}
+
+fn start_model(model: impl Forward + 'static, config: EngineConfig) -> Running {
+    let metrics = metrics(&config);
     let (handle, engine) = Engine::start(model, config, metrics.clone()).expect("threads");
     Running {
         handle,
@@ -730,6 +749,64 @@ async fn a_panicking_step_fails_its_requests_and_serving_continues() {
     running.stop().await.unwrap();
 }
 
+/// Answers requests one after the other, then all at once, and returns both.
+async fn alone_and_together(requests: &[GenerationRequest]) -> [Vec<Answer>; 2] {
+    let running = start();
+    let mut alone = Vec::new();
+    for request in requests {
+        running.handle.reset_prefix_cache();
+        let stream = running
+            .handle
+            .submit(request.clone())
+            .expect("the engine runs");
+        alone.push(Answer::of(stream).await);
+    }
+    let (gate, steps) = gate();
+    let running = start_with(config(), Some(gate));
+    let submit = |request: &GenerationRequest| {
+        running
+            .handle
+            .submit(request.clone())
+            .expect("the engine runs")
+    };
+    let streams: Vec<EventStream> = requests.iter().map(submit).collect();
+    steps.open();
+    let mut together = Vec::new();
+    for stream in streams {
+        together.push(Answer::of(stream).await);
+    }
+    running.assert_empty().await;
+    running.stop().await.expect("the engine runs");
+    [alone, together]
+}
+
+#[tokio::test]
+async fn only_the_request_that_panics_alone_fails_and_its_neighbours_do_not_change() {
+    // Two prompts of several chunks, and six answers that go on for long. Each prompt that panics
+    // meets decodes and chunks of the others.
+    for fatal in [vec![PANICS; 3], vec![PANICS; 45]] {
+        let mut requests = mixed_requests()[10..17].to_vec();
+        requests.insert(3, request(&fatal, 20));
+        let [alone, together] = alone_and_together(&requests).await;
+        for (index, (alone, together)) in alone.iter().zip(&together).enumerate() {
+            assert_eq!(alone.tokens, together.tokens, "request {index}");
+            let has_failed = matches!(together.end, Some(StreamEvent::Failed(_)));
+            assert_eq!(has_failed, index == 3, "{together:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_request_fails_if_a_step_panics_and_each_of_its_rows_alone_does_not() {
+    let mut requests = mixed_requests()[10..17].to_vec();
+    requests.insert(2, request(&[PANICS_IN_COMPANY, 5, 6], 30));
+    let [alone, together] = alone_and_together(&requests).await;
+    for (alone, together) in alone.iter().zip(&together) {
+        assert_eq!(alone.tokens, together.tokens);
+        assert!(matches!(together.end, Some(StreamEvent::Finished { .. })));
+    }
+}
+
 #[tokio::test]
 async fn a_row_with_nan_fails_only_its_own_request() {
     let running = start();
@@ -812,8 +889,8 @@ impl Forward for TooLarge {
         VOCABULARY
     }
 
-    fn new_kv_store(&self, _pages: usize) {
-        panic!("no memory for keys and values");
+    fn new_kv_store(&self, _pages: usize) -> io::Result<()> {
+        Err(io::ErrorKind::OutOfMemory.into())
     }
 
     fn forward(&mut self, _batch: &Batch, (): &mut ()) -> impl LogitRows {
@@ -823,7 +900,9 @@ impl Forward for TooLarge {
 
 #[test]
 fn start_fails_if_the_kv_store_does_not_fit() {
-    assert!(std::panic::catch_unwind(|| start_model(TooLarge, config())).is_err());
+    let started = Engine::start(TooLarge, config(), metrics(&config()));
+    let error = started.map(|_| ()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
 }
 
 #[tokio::test]

@@ -191,7 +191,7 @@ fn drafted_tokens_have_the_logits_of_single_decodes() {
             let tokens = [prompt.prompt.as_slice(), drafts].concat();
             let known = prompt.prompt.len() - 1;
             let mut sequence = Sequence::new(0, tokens);
-            let mut kv = model.new_kv_store(sequence.pages.len());
+            let mut kv = model.new_kv_store(sequence.pages.len()).unwrap();
             let mut batch = Batch::new();
             while sequence.computed < known {
                 batch.clear();
@@ -511,7 +511,7 @@ fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>> {
         sequences.push(Sequence::new(pages, tokens));
         pages += sequences.last().unwrap().pages.len();
     }
-    let mut kv = model.new_kv_store(pages);
+    let mut kv = model.new_kv_store(pages).unwrap();
     let mut rows = vec![Vec::new(); prompts.len()];
     let mut batch = Batch::new();
     loop {
@@ -542,7 +542,7 @@ fn run_layer(model: &mut Model, layer: usize, hidden: &mut [f32]) {
     let mut sequence = Sequence::new(0, vec![0; hidden.len() / model.config().hidden]);
     let mut batch = Batch::new();
     sequence.push_row(&mut batch, usize::MAX, 1);
-    let mut kv = model.new_kv_store(sequence.pages.len());
+    let mut kv = model.new_kv_store(sequence.pages.len()).unwrap();
     model.run_layers(layer..layer + 1, hidden, &batch, &mut kv);
 }
 

@@ -171,6 +171,20 @@ fn run(flags: &[&str]) -> Output {
         .unwrap()
 }
 
+/// Keys and values need more memory than the system gives: the program says so and ends.
+#[test]
+#[cfg(target_os = "linux")]
+fn too_little_memory_for_keys_and_values_is_an_error_at_the_start() {
+    let sterna = env!("CARGO_BIN_EXE_sterna");
+    let limited = format!("ulimit -v 1500000; exec {sterna} --port 0 --kv-memory 1400MiB");
+    let output = Command::new("sh").args(["-c", &limited]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    let last = error.lines().last().unwrap();
+    assert!(last.contains("Cannot allocate memory"), "{error}");
+    assert!(last.contains("give a smaller --kv-memory"), "{error}");
+}
+
 #[tokio::test]
 async fn the_demo_model_answers_held_out_questions() {
     let held_out = held_out();

@@ -46,7 +46,7 @@ impl Forward for JobsForAll {
         Forward::vocabulary(&self.0)
     }
 
-    fn new_kv_store(&self, pages: usize) -> KvStore {
+    fn new_kv_store(&self, pages: usize) -> std::io::Result<KvStore> {
         self.0.new_kv_store(pages)
     }
 

@@ -2,9 +2,11 @@
 //!
 //! Invariant: the memory begins at a page boundary, so also at a cache line.
 //!
-//! Invariant: the memory starts as zeros. Pages that are not written yet take no physical memory.
+//! Invariant: the memory starts as zeros. Pages that are not written yet take no physical memory,
+//! unless the memory is committed.
 
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
@@ -26,18 +28,46 @@ impl<T: FromBytes + IntoBytes + Immutable> HugeSlice<T> {
     /// # Panics
     /// If the system does not have enough memory.
     pub fn new(len: usize) -> HugeSlice<T> {
+        HugeSlice::reserve(len).unwrap_or_else(|error| {
+            panic!(
+                "no memory for {len} values of {} bytes: {error}",
+                size_of::<T>()
+            )
+        })
+    }
+
+    /// Allocates `len` values of zero bits, and takes the physical memory for them now. Otherwise
+    /// the first write to each page takes it, and a shortage then kills the process.
+    ///
+    /// # Errors
+    /// If the system does not have enough memory and says so. A system may also kill a process.
+    pub fn committed(len: usize) -> io::Result<HugeSlice<T>> {
+        let mut memory = HugeSlice::reserve(len)?;
+        memory.commit()?;
+        Ok(memory)
+    }
+
+    fn reserve(len: usize) -> io::Result<HugeSlice<T>> {
         let bytes = len.checked_mul(size_of::<T>());
-        let map = bytes.map(MmapMut::map_anon);
-        let Some(Ok(map)) = map else {
-            panic!("no memory for {len} values of {} bytes", size_of::<T>());
-        };
+        let map = MmapMut::map_anon(bytes.ok_or(io::ErrorKind::OutOfMemory)?)?;
         // A hint that may fail: without it the memory works, but is slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        HugeSlice {
+        Ok(HugeSlice {
             map,
             values: PhantomData,
+        })
+    }
+
+    fn commit(&mut self) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        match self.map.advise(memmap2::Advice::PopulateWrite) {
+            // A kernel before 5.14 does not know the advice.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+            result => return result,
         }
+        self.map.fill(0);
+        Ok(())
     }
 }
 
@@ -81,6 +111,39 @@ impl<T> fmt::Debug for HugeSlice<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the KiB of physical memory behind the mapping that contains an address.
+    #[cfg(target_os = "linux")]
+    fn resident_kib(address: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut is_inside = false;
+        for line in maps.lines() {
+            let first = line.split_whitespace().next().unwrap_or_default();
+            if let Some((start, end)) = first.split_once('-') {
+                let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16).unwrap());
+                is_inside = (start..end).contains(&address);
+            } else if is_inside && first == "Rss:" {
+                return line.split_whitespace().nth(1).unwrap().parse().unwrap();
+            }
+        }
+        panic!("no mapping has the address {address:#x}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn committed_memory_is_resident_before_it_is_written() {
+        const BYTES: usize = 24 << 20;
+        let memory = HugeSlice::<u8>::committed(BYTES).unwrap();
+        assert!(resident_kib(memory.as_ptr().addr()) >= BYTES / 1024);
+        assert!(memory.iter().all(|&byte| byte == 0));
+        assert_eq!(HugeSlice::<u8>::committed(0).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn memory_that_no_machine_has_is_an_error() {
+        assert!(HugeSlice::<u64>::committed(usize::MAX / 2).is_err());
+        assert!(HugeSlice::<u64>::committed(1 << 58).is_err());
+    }
 
     #[test]
     fn values_read_back_as_written() {

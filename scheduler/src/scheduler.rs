@@ -288,11 +288,15 @@ impl Step<'_> {
         planner.commit(state, sampled);
     }
 
-    /// Discards the step's result and ends these sequences with [`FinishReason::Error`]. The other
-    /// sequences stay as they were.
-    pub fn fail(self, ids: &[SequenceId]) {
-        for &id in ids {
-            self.scheduler.cancel(id, FinishReason::Error);
-        }
+    /// Commits a step that failed, after each of its rows was computed in a step of its own. The
+    /// sequences in `failed` failed again: they end with [`FinishReason::Error`], and their entries
+    /// of `sampled` do not count. The predictor learns nothing from how long this took.
+    ///
+    /// # Panics
+    /// As [`commit`](Self::commit).
+    pub fn commit_rerun(self, now: Micros, sampled: &[Sampled], failed: &[SequenceId]) {
+        let Scheduler { state, planner, .. } = self.scheduler;
+        state.conditions.advance(now);
+        planner.commit_rerun(state, sampled, failed);
     }
 }

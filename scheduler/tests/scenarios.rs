@@ -48,7 +48,7 @@ enum Action {
     Run(u32),
     /// Drops the next step.
     DropNext,
-    /// Fails the next step and ends these requests.
+    /// Fails the next step. The rerun of its rows fails for these requests.
     FailNext(&'static [&'static str]),
     /// Fails the row of this request in the next step.
     FailRow(&'static str),
@@ -165,7 +165,7 @@ fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Action>) -> Stri
         Some(DropNext) => drop(step),
         Some(FailNext(failed)) => {
             let ids: Vec<_> = failed.iter().map(|name| names.ids[name]).collect();
-            step.fail(&ids);
+            step.commit_rerun(0, &sampled, &ids);
         }
         _ => step.commit(0, &sampled),
     }
@@ -589,17 +589,40 @@ fn a_dropped_step_is_planned_again() {
 }
 
 #[test]
-fn a_failed_step_ends_only_the_given_requests() {
+fn a_failed_step_ends_only_the_requests_that_fail_again() {
     let submitted = vec![
-        Submit("a", text(100..110), 1),
-        Submit("b", text(200..210), 1),
+        Submit("a", text(100..120), 1),
+        Submit("b", text(200..220), 2),
         FailNext(&["a"]),
     ];
+    let again = vec![Submit("c", text(100..120), 1)];
     check(
         LIMITS,
         &[
-            (submitted, "a 0..10*, b 0..10*", "+a 0, +b 0, -a Error 0"),
-            (vec![], "b 0..10*", "-b Length 1"),
+            (submitted, "a 0..20*, b 0..20*", "+a 0, +b 0, -a Error 0"),
+            (
+                again,
+                "b 20..21*, c 0..20*",
+                "+c 0, -b Length 2, -c Length 1",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_chunk_that_fails_again_ends_its_request_and_caches_nothing() {
+    let submitted = vec![
+        Submit("a", text(100..140), 1),
+        Submit("b", text(200..210), 2),
+        FailNext(&["a"]),
+    ];
+    let again = vec![Submit("c", text(100..140), 1)];
+    check(
+        LIMITS,
+        &[
+            (submitted, "a 0..32, b 0..10*", "+a 0, +b 0, -a Error 0"),
+            (again, "b 10..11*, c 0..32", "+c 0, -b Length 2"),
+            (vec![], "c 32..40*", "-c Length 1"),
         ],
     );
 }

@@ -17,9 +17,15 @@ use crate::engine::Status;
 pub(super) async fn health(State(app): State<App>) -> Response {
     match app.serving().map(|serving| serving.engine.status()) {
         Ok(status) if !status.healthy() => {
-            let status = if status.alive { "stalled" } else { "dead" };
-            let body = Json(json!({"status": status}));
-            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
+            let stalled_for = status.stalled_for.as_secs_f64();
+            let body = match status.alive {
+                true => json!({
+                    "status": "stalled",
+                    "reason": format!("no step has ended for {stalled_for:.1} s"),
+                }),
+                false => json!({"status": "dead", "reason": "the engine thread has panicked"}),
+            };
+            (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
         }
         _ => Json(json!({"status": "ok"})).into_response(),
     }

@@ -4,6 +4,7 @@
 //! another text, and the steps leave out the model until all streams decode. The scheduler does not
 //! notice.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -180,7 +181,7 @@ impl Forward for Subject {
         Forward::vocabulary(&self.model)
     }
 
-    fn new_kv_store(&self, pages: usize) -> KvStore {
+    fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
         self.model.new_kv_store(pages)
     }
 

@@ -1,11 +1,18 @@
-//! Computes a batch: the forward pass of the model, then the draws.
+//! Computes a batch: the forward pass of the model, then the draws. A batch that panicked is
+//! computed again, row by row.
+//!
+//! Invariant: a row alone gives the same tokens as in its batch, because it reads only pages that
+//! were computed before and what it writes itself.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use sterna_scheduler::{Batch, SequenceId};
+use sterna_scheduler::{Batch, Row, SequenceId};
 
-use super::batch_sampler::{BatchSampler, Continuation};
+use super::batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
 use super::forward::Forward;
+use crate::fault::{self, Place};
 
 /// A model, its keys and values, and the sampler.
 pub(super) struct BatchRunner<F: Forward> {
@@ -45,7 +52,61 @@ impl<F: Forward> BatchRunner<F> {
     ) -> Instant {
         let mut logits = self.model.forward(batch, &mut self.kv_store);
         let forwarded = Instant::now();
+        fault::pass(Place::BatchForwarded);
         self.sampler.sample(batch, &mut logits, continuation);
+        fault::pass(Place::BatchSampled);
         forwarded
     }
+
+    /// Computes each row of a batch that panicked in a batch of its own, and leaves the draws of
+    /// all rows in the sampler. Calls `begin` before each. Returns the sequences whose rows
+    /// panicked again; their draws are void.
+    pub(super) fn rerun<'a>(
+        &mut self,
+        batch: &Batch,
+        continuation: impl Fn(SequenceId) -> Continuation<'a> + Sync,
+        begin: impl Fn(),
+    ) -> Vec<SequenceId> {
+        let (mut draws, mut failed) = (Vec::new(), Vec::new());
+        for row in batch.rows() {
+            begin();
+            let alone = alone(batch, row);
+            let run = AssertUnwindSafe(|| self.run(&alone, &continuation));
+            match catch_unwind(run) {
+                Ok(_) => draws.extend(self.sampler.take_draws()),
+                Err(panic) => {
+                    let (sequence, message) = (row.sequence, panic_message(&*panic));
+                    tracing::error!("{sequence:?} panicked again, alone: {message}");
+                    failed.push(sequence);
+                    let outcome = DrawOutcome::Void;
+                    draws.resize(
+                        draws.len() + row.logits as usize,
+                        Draw { sequence, outcome },
+                    );
+                }
+            }
+        }
+        self.sampler.set_draws(draws);
+        failed
+    }
+}
+
+/// Returns a batch of one row of `batch`, and of the copies into its pages.
+fn alone(batch: &Batch, row: &Row) -> Batch {
+    let pages = batch.pages(row);
+    let mut alone = Batch::new();
+    let copies = batch.copies().iter();
+    for copy in copies.filter(|copy| pages.contains(&copy.to)) {
+        alone.push_copy(*copy);
+    }
+    let (start, tokens, logits) = (row.start as usize, batch.tokens(row), row.logits as usize);
+    alone.push_row(row.sequence, start, tokens, pages, logits);
+    alone
+}
+
+/// Returns the text of a panic.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }

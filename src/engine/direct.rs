@@ -30,10 +30,10 @@ impl<'a, F: Forward> Direct<'a, F> {
     /// Returns an engine with no requests and `limits.pages` free pages.
     ///
     /// # Panics
-    /// If the limits allow nothing.
+    /// If the limits allow nothing, or the system does not have the memory for the pages.
     pub fn new(model: &'a mut F, limits: Limits, policy: Policy) -> Direct<'a, F> {
         let pages = limits.pages;
-        let kv_store = model.new_kv_store(pages as usize);
+        let kv_store = (model.new_kv_store(pages as usize)).expect("memory for the pages");
         let clock = Clock::start();
         let runner = BatchRunner::new(model, kv_store);
         Direct {
@@ -95,7 +95,7 @@ impl<'a, F: Forward> Direct<'a, F> {
     /// If the model or the sampler panics, because no figure of such a step is true.
     pub fn step(&mut self) -> Option<StepOutcome> {
         let params = &self.params;
-        let outcome = self.steps.step(Instant::now(), |id| &params[&id])?;
+        let outcome = (self.steps).step(Instant::now(), |id| &params[&id], |_| {})?;
         assert!(!outcome.panicked, "a step panicked; the log says why");
         for event in self.steps.scheduler.events() {
             if let Event::Finished { id, .. } = event {

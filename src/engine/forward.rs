@@ -2,6 +2,8 @@
 //!
 //! Tests wrap a model to make it fail.
 
+use std::io;
+
 use sterna_kernels::Kernels;
 use sterna_scheduler::Batch;
 
@@ -15,8 +17,11 @@ pub trait Forward: Send {
     /// Returns the number of logits in a row.
     fn vocabulary(&self) -> usize;
 
-    /// Returns memory for `pages` pages. The engine calls this once, before it takes requests.
-    fn new_kv_store(&self, pages: usize) -> Self::KvStore;
+    /// Takes memory for `pages` pages. The engine calls this once, before it takes requests.
+    ///
+    /// # Errors
+    /// If the system does not have enough memory.
+    fn new_kv_store(&self, pages: usize) -> io::Result<Self::KvStore>;
 
     /// Makes the batch's page copies, then computes its rows. The result has one row of logits for
     /// each token whose logits are wanted, in the order of the batch's rows and of their tokens.
@@ -61,7 +66,7 @@ impl<F: Forward> Forward for &mut F {
         F::vocabulary(self)
     }
 
-    fn new_kv_store(&self, pages: usize) -> F::KvStore {
+    fn new_kv_store(&self, pages: usize) -> io::Result<F::KvStore> {
         F::new_kv_store(self, pages)
     }
 
@@ -77,7 +82,7 @@ impl Forward for Model {
         self.config().vocab
     }
 
-    fn new_kv_store(&self, pages: usize) -> KvStore {
+    fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
         Model::new_kv_store(self, pages)
     }
 

@@ -18,12 +18,14 @@ use super::request::{GenerationRequest, SubmitError, TenantsRefused};
 use super::serve;
 use super::status::{SharedState, Status};
 use super::stream::{EngineLink, EventStream};
+use super::watchdog;
 use crate::metrics::Metrics;
 
 /// The engine's threads.
 pub struct Engine {
     serving: JoinHandle<()>,
     egress: JoinHandle<()>,
+    watchdog: JoinHandle<()>,
 }
 
 /// An engine thread panicked.
@@ -31,22 +33,23 @@ pub struct Engine {
 pub struct EngineDied;
 
 impl Engine {
-    /// Starts the engine thread (`sterna-engine`) and the egress thread (`sterna-egress`).
-    /// Allocates the KV store and measures the cost of a step before it returns, so that a server
-    /// that is ready has both.
+    /// Starts the engine thread (`sterna-engine`), the egress thread (`sterna-egress`) and the
+    /// watchdog (`sterna-watchdog`). Takes the memory of the KV store and measures the cost of a
+    /// step before it returns, so that a server that is ready has both.
     ///
     /// # Errors
-    /// If the system does not start a thread.
+    /// If the system does not have the memory for keys and values, or does not start a thread.
     pub fn start<F: Forward + 'static>(
         model: F,
         config: EngineConfig,
         metrics: Metrics,
     ) -> std::io::Result<(EngineHandle, Engine)> {
-        let kv_store = model.new_kv_store(config.limits.pages as usize);
+        let kv_store = model.new_kv_store(config.limits.pages as usize)?;
         let state = Arc::new(SharedState::new(&config, model.vocabulary()));
         let (sender, commands) = command_queues(config.submit_queue, Arc::clone(&state));
         let (calibrated, calibration) = mpsc::channel();
         let (outputs, egress) = egress::start(metrics.clone(), Arc::clone(&state))?;
+        let watchdog = watchdog::start(Arc::clone(&state))?;
         let serving = std::thread::Builder::new()
             .name("sterna-engine".into())
             .spawn(move || serve::serve(model, kv_store, config, commands, outputs, calibrated))?;
@@ -60,7 +63,12 @@ impl Engine {
             state,
             metrics,
         };
-        Ok((handle, Engine { serving, egress }))
+        let threads = Engine {
+            serving,
+            egress,
+            watchdog,
+        };
+        Ok((handle, threads))
     }
 
     /// Waits until a drain has ended, or every handle and stream is dropped. Blocks the calling
@@ -71,7 +79,9 @@ impl Engine {
     pub fn join(self) -> Result<(), EngineDied> {
         let serving = self.serving.join();
         let egress = self.egress.join();
-        serving.and(egress).map_err(|_| EngineDied)
+        self.watchdog.thread().unpark();
+        let watchdog = self.watchdog.join();
+        serving.and(egress).and(watchdog).map_err(|_| EngineDied)
     }
 }
 

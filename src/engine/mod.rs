@@ -27,6 +27,7 @@ mod status;
 mod step_loop;
 mod stream;
 mod tenant_reports;
+mod watchdog;
 
 pub use batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
 pub use config::EngineConfig;

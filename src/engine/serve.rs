@@ -109,10 +109,12 @@ impl<F: Forward> EngineThread<F> {
         self.take_commands(began);
         let commanded = Instant::now();
         if !self.requests.is_empty() {
-            self.commands.shared.begin_step(commanded);
+            self.commands.shared.begin_turn(commanded);
         }
-        let requests = &self.requests;
-        let outcome = self.steps.step(began, |id| &requests[&id].sampling);
+        let (requests, shared) = (&self.requests, &self.commands.shared);
+        let params = |id: SequenceId| &requests[&id].sampling;
+        let begin = |predicted| shared.begin_step(Instant::now(), predicted);
+        let outcome = self.steps.step(began, params, begin);
         let Some(outcome) = outcome else {
             self.publish(began, began, None);
             return self.wait();

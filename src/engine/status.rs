@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use sterna_scheduler::{Micros, Refusal, Snapshot};
 
-use super::clock::Clock;
+use super::clock::{Clock, micros};
 use super::config::EngineConfig;
 use super::lane_quota::LaneQuota;
 use super::request::SubmitError;
@@ -28,7 +28,8 @@ pub struct Status {
     pub queued: u32,
     /// How long the engine has had work without finishing a step; zero when idle.
     pub stalled_for: Duration,
-    /// The engine counts as stalled when `stalled_for` exceeds this limit.
+    /// The engine counts as stalled when `stalled_for` exceeds this limit: that of
+    /// `EngineConfig`, or `SLOW_STEPS` times the predicted time of the step if that is longer.
     pub stall_limit: Duration,
 }
 
@@ -57,6 +58,7 @@ pub(super) struct SharedState {
     pub(super) draining: AtomicBool,
     stall_limit: Duration,
     progress: AtomicU64, // When the engine last made progress, in microseconds, or IDLE.
+    predicted: AtomicU64, // The time of the step that runs, in microseconds.
     steps: AtomicU64,
     load: Load,
 }
@@ -71,6 +73,9 @@ struct Load {
 
 /// The value of `SharedState::progress` while the engine has no work.
 const IDLE: Micros = Micros::MAX;
+/// A step counts as stalled only if it takes this many times as long as predicted. On a slow
+/// machine, a step of a large model may take longer than any fixed limit.
+const SLOW_STEPS: u32 = 10;
 const MIN_RETRY: Micros = 1_000_000;
 const MAX_RETRY: Micros = 120_000_000;
 
@@ -86,6 +91,7 @@ impl SharedState {
             draining: AtomicBool::new(false),
             stall_limit: config.stall_limit,
             progress: AtomicU64::new(IDLE),
+            predicted: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             load: Load::default(),
         }
@@ -103,12 +109,23 @@ impl SharedState {
             running: self.load.running.load(Ordering::Relaxed),
             queued: self.load.queued.load(Ordering::Relaxed),
             stalled_for: Duration::from_micros(stalled_for),
-            stall_limit: self.stall_limit,
+            stall_limit: self.stall_limit(),
         }
     }
 
+    fn stall_limit(&self) -> Duration {
+        let predicted = Duration::from_micros(self.predicted.load(Ordering::Relaxed));
+        self.stall_limit.max(predicted.saturating_mul(SLOW_STEPS))
+    }
+
     /// Notes that the engine has work from now on, so it should make progress.
-    pub(super) fn begin_step(&self, at: Instant) {
+    pub(super) fn begin_turn(&self, at: Instant) {
+        self.begin_step(at, Duration::ZERO);
+    }
+
+    /// Notes that the engine computes a step, which should take as long as predicted.
+    pub(super) fn begin_step(&self, at: Instant, predicted: Duration) {
+        self.predicted.store(micros(predicted), Ordering::Relaxed);
         self.progress
             .store(self.clock.micros(at), Ordering::Relaxed);
     }

@@ -1,15 +1,15 @@
 //! Runs one step: plan, forward, sample, commit.
 //!
-//! Invariant: a panic of the model or of the sampler ends the requests of that step and nothing
-//! else.
+//! Invariant: a panic of the model or of the sampler ends the requests that cause it and nothing
+//! else. The rows of a step that panicked are computed one by one, and only those that panic again
+//! fail. The answers of the others do not change by a bit.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{Plan, Sampled, Scheduler, SequenceId, Step};
 
-use super::batch_runner::BatchRunner;
+use super::batch_runner::{BatchRunner, panic_message};
 use super::batch_sampler::{Continuation, Draw};
 use super::clock::Clock;
 use super::forward::Forward;
@@ -36,7 +36,7 @@ pub struct StepOutcome {
     pub calibrated: Duration,
     /// When the tokens were drawn.
     pub drawn_at: Instant,
-    /// The model or the sampler panicked, and the requests of the step have failed.
+    /// The model or the sampler panicked, and the rows were computed one by one.
     pub panicked: bool,
 }
 
@@ -83,11 +83,13 @@ impl<F: Forward> StepLoop<F> {
     }
 
     /// Runs the step that the scheduler plans at `now`. Returns `None` if nothing runs or waits.
-    /// `params` returns the sampling parameters of a sequence.
+    /// `params` returns the sampling parameters of a sequence. Calls `begin` with the predicted
+    /// time before each forward pass.
     pub(super) fn step<'a>(
         &mut self,
         now: Instant,
         params: impl Fn(SequenceId) -> &'a SamplingParams + Sync,
+        begin: impl Fn(Duration),
     ) -> Option<StepOutcome> {
         let began = Instant::now();
         let Plan::Step(step) = self.scheduler.plan(self.clock.micros(now)) else {
@@ -96,24 +98,26 @@ impl<F: Forward> StepLoop<F> {
         let planned = Instant::now();
         let (size, shape) = (size_of(&step), step.shape());
         let [predicted, calibrated] = predictions(&step);
+        begin(predicted);
+        let continuation = |id| continue_sequence(&step, id, params(id));
         let computed = catch_unwind(AssertUnwindSafe(|| {
-            let continuation = |id| continue_sequence(&step, id, params(id));
             self.runner.run(step.batch(), continuation)
         }));
+        let failed = computed.as_ref().err().map(|panic| {
+            let (tokens, message) = (size.tokens, panic_message(&**panic));
+            tracing::error!("a step of {tokens} tokens panicked; now row by row: {message}");
+            let begin = || begin(predicted);
+            self.runner.rerun(step.batch(), continuation, begin)
+        });
         let drawn_at = Instant::now();
         let forwarded = *computed.as_ref().unwrap_or(&drawn_at);
-        let panicked = computed.is_err();
-        match computed {
-            Ok(_) => {
-                let draws = self.runner.sampler().draws();
-                self.sampled.clear();
-                self.sampled.extend(draws.iter().map(Draw::sampled));
-                step.commit(self.clock.micros(drawn_at), &self.sampled);
-            }
-            Err(panic) => {
-                self.runner.sampler().take_draws().for_each(drop);
-                fail(step, &*panic);
-            }
+        let draws = self.runner.sampler().draws();
+        self.sampled.clear();
+        self.sampled.extend(draws.iter().map(Draw::sampled));
+        let committed_at = self.clock.micros(drawn_at);
+        match &failed {
+            None => step.commit(committed_at, &self.sampled),
+            Some(failed) => step.commit_rerun(committed_at, &self.sampled, failed),
         }
         let times = PhaseTimes {
             plan: planned - began,
@@ -128,7 +132,7 @@ impl<F: Forward> StepLoop<F> {
             predicted,
             calibrated,
             drawn_at,
-            panicked,
+            panicked: failed.is_some(),
         })
     }
 }
@@ -157,20 +161,4 @@ fn continue_sequence<'a>(
         known: step.history(id),
         prompt_tokens: step.prompt_len(id),
     }
-}
-
-/// Ends all requests of a step that panicked.
-fn fail(step: Step<'_>, panic: &(dyn Any + Send)) {
-    let tokens = step.batch().token_count();
-    tracing::error!("a step of {tokens} tokens panicked: {}", message(panic));
-    let rows = step.batch().rows().iter();
-    let ids: Vec<SequenceId> = rows.map(|row| row.sequence).collect();
-    step.fail(&ids);
-}
-
-/// Returns the text of a panic.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }

@@ -26,6 +26,7 @@ use super::norm::Norm;
 use super::product::Product;
 use super::profile::Stage;
 use super::workers::{ForwardContext, Workers};
+use crate::fault::{self, Place};
 
 /// The memory of the activations, sized for the largest step. Every layer reuses it.
 pub(super) struct StepBuffers {
@@ -86,9 +87,14 @@ impl<'m> Pending<'m> {
         let tokens = residual.len() / norm.width();
         inputs.fill_blocks(context.workers, &format, tokens, residual, |block| {
             if let Some(pending) = pending {
-                pending.add_to(block.tokens, block.residual);
+                pending.add_to(block.tokens.clone(), block.residual);
+            }
+            let residuals = block.residual.chunks_exact_mut(norm.width());
+            for (token, residual) in block.tokens.zip(residuals) {
+                fault::pass_row(Place::OutputAdded, token, residual);
             }
             norm.apply_rows(kernels, block.residual, block.rows);
+            fault::pass(Place::RowsNormed);
         });
         context.profile.end(Stage::Rows);
         InputRows {
@@ -205,13 +211,16 @@ impl<'m> Attended<'m> {
         let (inputs, attended) = (&mut self.buffers.inputs, &self.buffers.attended[..]);
         let tokens = inputs.tokens();
         let (kernels, format) = (context.workers.kernels, projections.input_format());
-        let write_row = |token, row: &mut [f32], spare: &mut [f32]| match norm {
-            Some(norm) => {
-                let spare = &mut spare[..row.len()];
-                gather(attended, token, spare);
-                norm.apply(kernels, spare, row);
+        let write_row = |token, row: &mut [f32], spare: &mut [f32]| {
+            match norm {
+                Some(norm) => {
+                    let spare = &mut spare[..row.len()];
+                    gather(attended, token, spare);
+                    norm.apply(kernels, spare, row);
+                }
+                None => gather(attended, token, row),
             }
-            None => gather(attended, token, row),
+            fault::pass_row(Place::HeadsGathered, token, row);
         };
         inputs.fill(context.workers, &format, tokens, write_row);
         context.profile.end(Stage::Rows);
@@ -241,20 +250,20 @@ impl<'m> Gated<'m> {
         // The gated values take the place of the gate's product.
         let gated = self.gate_up.product(0, products, tokens);
         let (kernels, format) = (context.workers.kernels, projections.input_format());
-        inputs.fill_blocks(
-            context.workers,
-            &format,
-            tokens,
-            &mut [],
-            |block| match norm {
+        inputs.fill_blocks(context.workers, &format, tokens, &mut [], |block| {
+            match norm {
                 Some(norm) => {
                     let spare = &mut block.spare[..block.rows.len()];
-                    gated.copy_to(block.tokens, spare);
+                    gated.copy_to(block.tokens.clone(), spare);
                     norm.apply_rows(kernels, spare, block.rows);
                 }
-                None => gated.copy_to(block.tokens, block.rows),
-            },
-        );
+                None => gated.copy_to(block.tokens.clone(), block.rows),
+            }
+            let rows = block.rows.chunks_exact_mut(format.columns);
+            for (token, row) in block.tokens.zip(rows) {
+                fault::pass_row(Place::GatedRowsMade, token, row);
+            }
+        });
         context.profile.end(Stage::Rows);
         InputRows {
             buffers: self.buffers,

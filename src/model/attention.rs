@@ -19,6 +19,7 @@ use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::profile::Stage;
 use super::workers::{ForwardContext, Workers};
+use crate::fault::{self, Place};
 
 /// How many writes ahead a page is prefetched.
 const WRITES_AHEAD: usize = 4;
@@ -129,6 +130,7 @@ impl Attention {
                     values.copy_rows(token, head * d, value);
                     kernels.rope(key, d, cosines, sines);
                     kernels.store_kv(key, value, write.slot + i, k_page, v_page);
+                    fault::pass(Place::TokenStored);
                 }
             }
         });
@@ -174,6 +176,7 @@ impl Attention {
                         kernels.rope(query, d, cosines, sines);
                     }
                 }
+                fault::pass(Place::QueriesRotated);
                 let position = placement.position(block.tokens.start);
                 let mut places = keys.places_of(&block);
                 for first in (0..=position).step_by(SPAN_TOKENS) {
@@ -185,10 +188,12 @@ impl Attention {
                         visible: (position + 1 - first).min(SPAN_TOKENS),
                     };
                     kernels.attention_span(span, state);
+                    fault::pass(Place::SpanAttended);
                 }
                 let size = block.tokens.len() * block.heads.len() * d;
                 let own = out.split_off_mut(..size).expect("the outputs of the share");
                 kernels.attention_finish(state, own);
+                fault::pass(Place::BlockAttended);
             }
         });
     }

@@ -1,5 +1,6 @@
 //! The model: it loads a checkpoint and computes forward passes.
 
+use std::io;
 use std::ops::Range;
 
 use sterna_kernels::AttentionState;
@@ -19,6 +20,7 @@ use super::pool::Pool;
 use super::profile::{Profile, Stage};
 use super::weights::{Sizes, Weights};
 use super::workers::{ForwardContext, Scratch, Workers};
+use crate::fault::{self, Place};
 
 /// A loaded model, its threads, and the memory that its steps reuse.
 pub struct Model {
@@ -126,8 +128,11 @@ impl Model {
         self.kv_shape().page_bytes()
     }
 
-    /// Allocates the keys and values of `pages` pages.
-    pub fn new_kv_store(&self, pages: usize) -> KvStore {
+    /// Takes the memory for the keys and values of `pages` pages.
+    ///
+    /// # Errors
+    /// If the system does not have enough memory.
+    pub fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
         KvStore::new(self.kv_shape(), pages)
     }
 
@@ -153,6 +158,7 @@ impl Model {
         // If a step panics, this memory is lost; the next step allocates it again.
         let mut residual = std::mem::take(&mut self.memory.residual);
         self.profile.begin();
+        fault::pass(Place::ForwardBegun);
         self.embed(batch, &mut residual);
         self.run_layers(0..self.config.layers, &mut residual, batch, kv);
         self.compute_logits(&residual);
@@ -185,8 +191,9 @@ impl Model {
         let (kernels, width) = (self.workers.kernels, self.config.hidden);
         hidden.resize(batch.token_count() * width, 0.0);
         let tokens = batch.rows().iter().flat_map(|row| batch.tokens(row));
-        for (state, &token) in hidden.chunks_exact_mut(width).zip(tokens) {
+        for (index, (state, &token)) in hidden.chunks_exact_mut(width).zip(tokens).enumerate() {
             kernels.dense_row(&self.weights.embedding, token as usize, state);
+            fault::pass_row(Place::TokenEmbedded, index, state);
         }
     }
 
@@ -213,9 +220,11 @@ impl Model {
             "one hidden state per token"
         );
         self.memory.placement.place(batch);
+        fault::pass(Place::BatchPlaced);
         for copy in batch.copies() {
             kv.copy_page(copy.from.index(), copy.to.index());
         }
+        fault::pass(Place::PagesCopied);
         self.profile.end(Stage::Rows);
         if residual.is_empty() {
             return;
@@ -229,9 +238,12 @@ impl Model {
         };
         let mut pending = Pending::nothing(&mut self.memory.buffers);
         for layer in &self.weights.layers[layers] {
+            fault::pass(Place::LayerBegun);
             pending = layer.forward(&mut context, residual, pending);
+            fault::pass(Place::LayerEnded);
         }
         pending.add(&mut context, residual);
+        fault::pass(Place::LastOutputAdded);
     }
 
     /// Computes the logits: the output head on the normed hidden states of the tokens that get
@@ -256,7 +268,9 @@ impl Model {
         let format = weights.head.input_format();
         inputs.fill(workers, &format, tokens.len(), |row, normed, _| {
             norm.apply(kernels, &hidden[tokens[row] * width..][..width], normed);
+            fault::pass_row(Place::HiddenNormed, row, normed);
         });
         weights.head.multiply(workers, inputs, logits);
+        fault::pass(Place::HeadMultiplied);
     }
 }

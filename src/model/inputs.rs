@@ -9,6 +9,7 @@ use sterna_kernels::{Kernels, QuantizedActivations, QuantizedTokensMut};
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
 use super::workers::{BLOCK_TOKENS, Scratch, Workers};
+use crate::fault::{self, Place};
 
 /// The maximum number of quantized copies of a row: query, key and value with a norm each.
 pub(super) const MAX_STREAMS: usize = 3;
@@ -167,6 +168,7 @@ impl FillTask<'_> {
                         }
                         None => kernels.quantize(row, &mut quantized),
                     }
+                    fault::pass(Place::RowQuantized);
                 }
             }
             if !self.floats.is_empty() {

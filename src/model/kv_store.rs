@@ -8,8 +8,9 @@
 //! [`RUN_PAGES`] pages are stored head by head, so a sequence with neighbouring pages is read in
 //! long runs.
 //!
-//! Memory that was never written takes no physical memory.
+//! All of the memory is taken at the start, so that a shortage shows before the first request.
 
+use std::io;
 use std::ops::RangeInclusive;
 
 use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS, prefetch};
@@ -52,12 +53,16 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    pub(super) fn new(shape: KvShape, pages: usize) -> KvStore {
-        KvStore {
+    /// Takes the memory for `pages` pages.
+    ///
+    /// # Errors
+    /// If the system does not have it.
+    pub(super) fn new(shape: KvShape, pages: usize) -> io::Result<KvStore> {
+        Ok(KvStore {
             shape,
             pages,
-            values: HugeSlice::new(pages * shape.page()),
-        }
+            values: HugeSlice::committed(pages * shape.page())?,
+        })
     }
 
     /// Returns the number of pages.
@@ -280,7 +285,7 @@ mod tests {
             PAGES - 1,
         ];
         for shares in [&[14][..], &[7, 7], &[1, 2, 3, 4, 4], &[1; 14]] {
-            let mut store = KvStore::new(SHAPE, PAGES);
+            let mut store = KvStore::new(SHAPE, PAGES).unwrap();
             fill(&mut store, 1, &pages, shares);
             for (page, layer, head) in places() {
                 let read = store.head(layer, HeadPage { head, page });
@@ -303,7 +308,7 @@ mod tests {
 
     #[test]
     fn neighbouring_pages_of_a_head_are_neighbours_in_memory() {
-        let store = KvStore::new(SHAPE, PAGES);
+        let store = KvStore::new(SHAPE, PAGES).unwrap();
         let address = |page| store.head(2, HeadPage { head: 1, page }).keys.as_ptr() as usize;
         for page in (1..PAGES).filter(|page| page % RUN_PAGES != 0) {
             assert_eq!(
@@ -316,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_copy_covers_the_whole_page_and_no_other_page_changes() {
-        let mut store = KvStore::new(SHAPE, PAGES);
+        let mut store = KvStore::new(SHAPE, PAGES).unwrap();
         let all: Vec<usize> = (0..PAGES).collect();
         for layer in 0..SHAPE.layers {
             fill(&mut store, layer, &all, &[2 * PAGES]);
@@ -339,12 +344,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "cannot copy page 1 to page 4 in a store of 4 pages")]
     fn a_copy_to_a_page_that_does_not_exist_panics() {
-        KvStore::new(SHAPE, 4).copy_page(1, 4);
+        KvStore::new(SHAPE, 4).unwrap().copy_page(1, 4);
     }
 
     #[test]
     fn a_page_has_the_size_that_the_shape_states() {
-        let store = KvStore::new(SHAPE, 7);
+        let store = KvStore::new(SHAPE, 7).unwrap();
         assert_eq!(store.values.len(), 7 * SHAPE.page_bytes() / 2);
         assert_eq!(SHAPE.page_bytes(), 3 * 2 * 2 * 16 * 16 * 2);
     }

@@ -16,6 +16,7 @@ use super::norm::Norm;
 use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::workers::{Scratch, Workers};
+use crate::fault::{self, Place};
 
 /// One matrix of the model.
 pub(super) enum Linear {
@@ -206,6 +207,7 @@ impl Projections {
                 }
                 first += linear.panels();
             }
+            fault::pass(Place::PanelsMultiplied);
         });
     }
 
@@ -249,10 +251,12 @@ impl Projections {
                     };
                     linear.multiply(kernels, inputs, task, out);
                 }
+                fault::pass(Place::GatesMultiplied);
                 match activation {
                     Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
                     Activation::Silu => kernels.silu_gate(gates, ups, out),
                 }
+                fault::pass(Place::GatesActivated);
             }
         });
     }

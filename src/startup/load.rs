@@ -21,8 +21,8 @@ use crate::tenants::PublicText;
 use crate::text::{ChatTemplate, Message, TextFiles, Tokenizer};
 
 const DEMO_NAME: &str = "sterna-demo";
-/// A step that takes longer means that something is broken.
-const STALL_LIMIT: Duration = Duration::from_secs(60);
+/// A step that takes longer, and ten times as long as predicted, means that something is broken.
+const STALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// The parts of a loaded server, or the reason why it cannot be loaded.
 pub(super) type Loaded = Result<(Serving, Engine), String>;
@@ -108,7 +108,13 @@ fn start_engine(
     };
     let bytes = pages as usize * page;
     tracing::info!(pages, bytes, "allocating memory for keys and values");
-    let (engine, running) = Engine::start(model, engine_config, metrics.clone())?;
+    let started = Engine::start(model, engine_config, metrics.clone());
+    let (engine, running) = started.map_err(|error| {
+        format!(
+            "cannot start the engine: {error}. Keys and values take {bytes} bytes; give a smaller \
+             --kv-memory if this is too much"
+        )
+    })?;
     let serving = Serving {
         model: card,
         tokenizer: Arc::new(tokenizer),

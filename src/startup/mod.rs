@@ -20,6 +20,7 @@ use sterna_kernels::Isa;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tracing_subscriber::EnvFilter;
 
 use crate::api::{self, ConnectionLimits, Serving};
@@ -33,6 +34,8 @@ use signals::StopSignals;
 const ASYNC_THREADS: usize = 2;
 /// The example in the greeting.
 const REQUEST: &str = r#"{"messages":[{"role":"user","content":"Who are you?"}],"stream":true}"#;
+/// How long clients may take to receive their errors after the engine has died.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 const ENGINE_PANICKED: &str = "the engine thread panicked; its message is above";
 
 /// Serves until SIGTERM or Ctrl-C, then drains. A signal while the model loads ends the server at
@@ -94,6 +97,9 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
 
     let mut ended = runtime.spawn_blocking(move || engine.join());
     if runtime.block_on(signals.before(&mut ended)).is_some() {
+        // The streams have their last events now, which still have to reach the clients.
+        drop(stop);
+        drop(runtime.block_on(async { timeout(LAST_ANSWERS, http).await }));
         return Err(ENGINE_PANICKED.into());
     }
     let seconds = config.operation.drain_seconds;

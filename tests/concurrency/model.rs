@@ -123,8 +123,8 @@ impl Forward for PageModel {
         VOCABULARY as usize
     }
 
-    fn new_kv_store(&self, pages: usize) -> Self::KvStore {
-        vec![[0; PAGE_TOKENS]; pages]
+    fn new_kv_store(&self, pages: usize) -> std::io::Result<Self::KvStore> {
+        Ok(vec![[0; PAGE_TOKENS]; pages])
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut Self::KvStore) -> impl LogitRows {

@@ -113,7 +113,9 @@ impl Forward for Actor {
         VOCABULARY as usize
     }
 
-    fn new_kv_store(&self, _: usize) {}
+    fn new_kv_store(&self, _: usize) -> std::io::Result<()> {
+        Ok(())
+    }
 
     fn forward(&mut self, batch: &Batch, (): &mut ()) -> impl LogitRows {
         self.gate.walk_through();

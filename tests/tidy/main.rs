@@ -23,9 +23,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("config", &["cores"]),
     ("cores", &[]),
     ("demo", &["model"]),
-    ("engine", &["cores", "model", "metrics"]),
+    ("engine", &["cores", "fault", "model", "metrics"]),
+    ("fault", &[]),
     ("metrics", &[]),
-    ("model", &["cores"]),
+    ("model", &["cores", "fault"]),
     (
         "startup",
         &[

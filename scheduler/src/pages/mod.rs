@@ -304,6 +304,28 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         }
     }
 
+    /// Removes released pages, which may hold wrong keys and values, from the tree, and all pages
+    /// after them. Pages that running sequences use stay.
+    pub(crate) fn discard(&mut self, pages: &[Page]) {
+        for &page in pages.iter().rev() {
+            let is_cached = self.holders[page.index()] == Holder::Tree;
+            while is_cached && !self.is_pinned(page) {
+                let last = self.last_descendant(page);
+                self.forget(last);
+                if last == page {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn last_descendant(&self, page: Page) -> Page {
+        let payer = self.payer(page);
+        let next = |page: &Page| self.tree.children(payer, Some(*page)).next();
+        let line = std::iter::successors(Some(page), next);
+        line.last().expect("the page itself")
+    }
+
     /// Removes one pin from `page`, and frees the page or makes it cold if that was the last pin.
     fn release(&mut self, page: Page) {
         let pins = &mut self.pins[page.index()];

@@ -75,6 +75,19 @@ impl Sequence {
         self.is_running = false;
     }
 
+    /// Stops running, and removes from the prefix tree all pages that the sequence has computed.
+    pub(crate) fn stop_and_discard(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
+        let found = self.record.cached_tokens.unwrap_or(0) / PAGE_TOKENS;
+        let own: Vec<Page> = tables
+            .get(&self.kv.table)
+            .iter()
+            .skip(found)
+            .copied()
+            .collect();
+        self.stop_running(pool, tables);
+        pool.discard(&own);
+    }
+
     /// Notes that the sequence lost its pages to an earlier one, and stops running.
     pub(crate) fn preempt(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
         self.record.times_preempted += 1;

@@ -121,10 +121,12 @@ impl SchedulerState {
         if sequence.is_running {
             self.sequences.stop_running(slot);
             let sequence = &mut self.sequences[slot];
-            if reason != FinishReason::Error {
+            if reason == FinishReason::Error {
+                sequence.stop_and_discard(&mut self.pool, &mut self.batch.tables);
+            } else {
                 sequence.offer_tail(&mut self.pool, &self.batch.tables);
+                sequence.stop_running(&mut self.pool, &mut self.batch.tables);
             }
-            sequence.stop_running(&mut self.pool, &mut self.batch.tables);
             self.queue.end_running(tenant);
         } else {
             let has_run = sequence.record.cached_tokens.is_some();

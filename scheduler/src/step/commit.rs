@@ -7,7 +7,7 @@
 
 use super::plan::StepPlan;
 use crate::state::SchedulerState;
-use crate::{FinishReason, Row, Sampled, StepShape};
+use crate::{FinishReason, Row, Sampled, SequenceId, StepShape};
 
 /// Charges each tenant for its rows: its part of what all rows share, and each row's attention.
 pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
@@ -24,14 +24,19 @@ pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
     queue.settle_charges();
 }
 
-/// Commits every row of the batch.
-pub(super) fn commit_rows(state: &mut SchedulerState, sampled: &[Sampled]) {
+/// Commits every row of the batch. The sequences in `failed` end, and nothing that the step
+/// computed for them is kept.
+pub(super) fn commit_rows(state: &mut SchedulerState, sampled: &[Sampled], failed: &[SequenceId]) {
     let mut entries = sampled;
     for index in 0..state.batch.rows().len() {
         let row = state.batch.rows()[index];
         let (own, rest) = entries.split_at(row.logits as usize);
         entries = rest;
-        commit_row(state, &row, own);
+        if failed.contains(&row.sequence) {
+            state.finish(row.sequence, FinishReason::Error);
+        } else {
+            commit_row(state, &row, own);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use prefills::{PrefillRank, plan_prefills};
 use speculate::plan_drafts;
 
 use crate::state::SchedulerState;
-use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, StepShape};
+use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, SequenceId, StepShape};
 
 /// The last plan, and the memory for the next.
 pub(crate) struct Planner {
@@ -85,6 +85,18 @@ impl Planner {
         let elapsed = state.conditions.now - self.planned_at;
         let predictor = &mut state.conditions.predictor;
         predictor.observe(self.plan.shape, elapsed * 1000);
-        commit_rows(state, sampled);
+        commit_rows(state, sampled, &[]);
+    }
+
+    /// Commits the planned step after its rows were computed one by one, except those of `failed`.
+    pub(crate) fn commit_rerun(
+        &self,
+        state: &mut SchedulerState,
+        sampled: &[Sampled],
+        failed: &[SequenceId],
+    ) {
+        assert_eq!(sampled.len(), state.batch.logits_count());
+        charge_step(&self.plan, state);
+        commit_rows(state, sampled, failed);
     }
 }

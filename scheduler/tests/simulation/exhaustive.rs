@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use sterna_scheduler::{
-    Budget, Event, FinishReason, Growth, Limits, Order, PAGE_TOKENS, Plan, Policy, Request,
-    Sampled, Scheduler, SequenceId, TokenId,
+    Batch, Budget, Event, FinishReason, Growth, Limits, Order, PAGE_TOKENS, Plan, Policy, Request,
+    Row, Sampled, Scheduler, SequenceId, TokenId,
 };
 
 use crate::coverage::Coverage;
@@ -225,22 +225,17 @@ impl SmallRun {
                 Some(Disturbance::Fail(index)) => {
                     let failed = self.ids.get(index).copied().flatten();
                     let failed = failed.filter(|id| self.clients.contains_key(id));
-                    step.fail(failed.as_slice());
-                    if let Some(id) = failed {
-                        self.end(id, FinishReason::Error);
-                    }
+                    // A sequence that is not in the step cannot fail in it.
+                    let is_in_step = |id: &SequenceId| {
+                        let mut rows = batch.rows().iter();
+                        rows.any(|row| row.sequence == *id)
+                    };
+                    let failed = failed.filter(is_in_step);
+                    let sampled = receive(&mut self.clients, &batch, next, failed);
+                    step.commit_rerun(0, &sampled, failed.as_slice());
                 }
                 _ => {
-                    let mut sampled: Vec<Sampled> = Vec::new();
-                    for (row, tokens) in next {
-                        let client = self
-                            .clients
-                            .get_mut(&row.sequence)
-                            .expect("the request has not ended");
-                        let known = row.len() - (row.logits as usize).saturating_sub(1);
-                        let drafts = &batch.tokens(&row)[known..];
-                        sampled.extend(client.receive(&tokens, drafts, None));
-                    }
+                    let sampled = receive(&mut self.clients, &batch, next, None);
                     step.commit(0, &sampled);
                 }
             }
@@ -262,4 +257,27 @@ impl SmallRun {
             .expect("the request has not ended");
         client.end(reason);
     }
+}
+
+/// Gives every client the tokens of its row, except `failed`, whose row fails. Returns the samples.
+fn receive(
+    clients: &mut BTreeMap<SequenceId, Client>,
+    batch: &Batch,
+    next: Vec<(Row, Vec<TokenId>)>,
+    failed: Option<SequenceId>,
+) -> Vec<Sampled> {
+    let mut sampled = Vec::new();
+    for (row, tokens) in next {
+        let client = clients.get_mut(&row.sequence);
+        let client = client.expect("the request has not ended");
+        if failed == Some(row.sequence) {
+            client.fail();
+            sampled.extend(tokens.iter().map(|_| Sampled::Void));
+            continue;
+        }
+        let known = row.len() - (row.logits as usize).saturating_sub(1);
+        let drafts = &batch.tokens(&row)[known..];
+        sampled.extend(client.receive(&tokens, drafts, None));
+    }
+    sampled
 }

@@ -283,6 +283,10 @@ impl Client {
         self.end(FinishReason::Error);
     }
 
+    pub(crate) fn has_failed(&self) -> bool {
+        self.reason == FinishReason::Error
+    }
+
     /// From now on expects the request to end for `reason`, with the output that it has.
     pub(crate) fn end(&mut self, reason: FinishReason) {
         self.reason = reason;

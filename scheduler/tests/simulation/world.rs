@@ -348,7 +348,7 @@ impl World {
         coverage.steps += 1;
 
         let fate = Fate::random(&mut self.random);
-        let is_skipped = || fate != Fate::Committed && self.random.percent(30);
+        let is_skipped = || fate == Fate::Dropped && self.random.percent(30);
         let next = self
             .model
             .forward(&batch, &self.clients, coverage, is_skipped);
@@ -371,12 +371,15 @@ impl World {
                 coverage.dropped_steps += 1;
             }
             Fate::Failed => {
-                let mut ids: Vec<_> = batch.rows().iter().map(|row| row.sequence).collect();
-                ids.retain(|_| self.random.percent(15));
-                step.fail(&ids);
-                for id in ids {
-                    alive(&mut self.clients, id).fail();
-                }
+                self.now += duration;
+                let users = (&mut self.clients, &mut self.model);
+                let failed = fail_some(&batch, users, &mut self.random);
+                let users = (&mut self.clients, &mut self.model);
+                let sampled = receive((&batch, next), users, self.now, &mut self.random, coverage);
+                step.commit_rerun(self.now, &sampled, &failed);
+                self.predicted += predicted;
+                self.committed_steps += 1;
+                self.check_charges(service, predicted);
                 coverage.failed_steps += 1;
             }
         }
@@ -498,6 +501,10 @@ fn receive(
         let known = row.len() - rules::drafts_of(&row);
         let drafts = &batch.tokens(&row)[known..];
         let client = alive(clients, row.sequence);
+        if client.has_failed() {
+            sampled.extend(tokens.iter().map(|_| Sampled::Void));
+            continue;
+        }
         let own = client.receive(&tokens, drafts, fails_at);
         if own.contains(&Sampled::Failed) {
             model.erase_row(batch, row.sequence);
@@ -515,6 +522,21 @@ fn receive(
         sampled.extend(own);
     }
     sampled
+}
+
+/// Fails some rows of a batch.
+fn fail_some(
+    batch: &Batch,
+    (clients, model): (&mut BTreeMap<SequenceId, Client>, &mut FakeModel),
+    random: &mut Random,
+) -> Vec<SequenceId> {
+    let mut failed: Vec<_> = batch.rows().iter().map(|row| row.sequence).collect();
+    failed.retain(|_| random.percent(15));
+    for &id in &failed {
+        alive(clients, id).fail();
+        model.erase_row(batch, id);
+    }
+    failed
 }
 
 /// Adds a batch to the hash of everything that happened.

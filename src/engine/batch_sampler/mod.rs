@@ -12,6 +12,7 @@ use sterna_scheduler::{Batch, OutputRules, Row, Sampled, SequenceId, TokenId};
 use super::forward::{CopyRow, LogitRows};
 use super::sampler::{DrawContext, Sampler, Unsampleable};
 use super::sampling_params::{SamplingParams, TokenOutput};
+use crate::fault::{self, Place};
 
 /// A sequence whose next tokens are drawn.
 pub struct Continuation<'a> {
@@ -108,14 +109,18 @@ impl BatchSampler {
             let len = self.draws.len() + row.logits as usize;
             self.draws.resize_with(len, void);
         }
+        // A panic loses the workers, so that nothing half done stays in their buffers. The next
+        // step allocates new ones.
+        let mut workers = std::mem::take(&mut self.workers);
         let worker_count = logits.workers().min(self.draws.len());
-        while self.workers.len() < worker_count {
-            self.workers
-                .push(SamplerWorker::new(logits.kernels(), self.vocabulary));
+        while workers.len() < worker_count {
+            workers.push(SamplerWorker::new(logits.kernels(), self.vocabulary));
         }
-        logits.share(self.split(batch, worker_count), |part, copy_row| {
+        let parts = split(batch, &mut workers[..worker_count], &mut self.draws);
+        logits.share(parts, |part, copy_row| {
             part.sample(batch, copy_row, &continuation);
         });
+        self.workers = workers;
         &self.draws
     }
 
@@ -124,41 +129,44 @@ impl BatchSampler {
         &self.draws
     }
 
+    /// Replaces the draws.
+    pub(super) fn set_draws(&mut self, draws: Vec<Draw>) {
+        self.draws = draws;
+    }
+
     /// Takes the draws, and keeps their memory.
     pub(super) fn take_draws(&mut self) -> impl Iterator<Item = Draw> + '_ {
         self.draws.drain(..)
     }
+}
 
-    /// Cuts the batch's rows into one part for each worker, with about as many draws each.
-    fn split<'a>(
-        &'a mut self,
-        batch: &'a Batch,
-        worker_count: usize,
-    ) -> impl Iterator<Item = WorkerPart<'a>> {
-        let (draw_count, mut first) = (self.draws.len(), 0);
-        let mut rows = batch.rows();
-        let mut draws = &mut self.draws[..];
-        let workers = self.workers[..worker_count].iter_mut();
-        (1..).zip(workers).map(move |(part, worker)| {
-            // A row is never cut in two: its draws depend on each other.
-            let target = part * draw_count / worker_count;
-            let (mut count, mut end) = (0, first);
-            while end < target {
-                end += rows[count].logits as usize;
-                count += 1;
-            }
-            let part = WorkerPart {
-                rows: rows.split_off(..count).expect("the batch has as many rows"),
-                first,
-                draws: draws
-                    .split_off_mut(..end - first)
-                    .expect("each row of logits has a draw"),
-                worker,
-            };
-            first = end;
-            part
-        })
-    }
+/// Cuts the batch's rows into one part for each worker, with about as many draws each.
+fn split<'a>(
+    batch: &'a Batch,
+    workers: &'a mut [SamplerWorker],
+    mut draws: &'a mut [Draw],
+) -> impl Iterator<Item = WorkerPart<'a>> {
+    let (draw_count, worker_count, mut first) = (draws.len(), workers.len(), 0);
+    let mut rows = batch.rows();
+    (1..).zip(workers).map(move |(part, worker)| {
+        // A row is never cut in two: its draws depend on each other.
+        let target = part * draw_count / worker_count;
+        let (mut count, mut end) = (0, first);
+        while end < target {
+            end += rows[count].logits as usize;
+            count += 1;
+        }
+        let part = WorkerPart {
+            rows: rows.split_off(..count).expect("the batch has as many rows"),
+            first,
+            draws: draws
+                .split_off_mut(..end - first)
+                .expect("each row of logits has a draw"),
+            worker,
+        };
+        first = end;
+        part
+    })
 }
 
 /// A worker's part of the batch.
@@ -176,6 +184,7 @@ impl WorkerPart<'_> {
         copy_row: &CopyRow<'_>,
         continuation: impl Fn(SequenceId) -> Continuation<'a>,
     ) {
+        fault::pass(Place::SamplingBegun);
         let mut at = 0;
         for row in self.rows.iter().filter(|row| row.logits > 0) {
             // All tokens with logits, except the first one, are draft tokens.
@@ -186,7 +195,11 @@ impl WorkerPart<'_> {
                 row.end(),
                 "known tokens, then draft tokens"
             );
-            let logits = |place, logits: &mut [f32]| copy_row(self.first + at + place, logits);
+            let logits = |place, logits: &mut [f32]| {
+                let row = self.first + at + place;
+                copy_row(row, logits);
+                fault::pass_row(Place::LogitsCopied, row, logits);
+            };
             let draws = &mut self.draws[at..][..row.logits as usize];
             self.worker.sample_row(&sequence, drafts, logits, draws);
             at += draws.len();
@@ -247,6 +260,7 @@ impl SamplerWorker {
             if !(sequence.rules).accepts_draft(drafts.get(place), token, output_tokens) {
                 return;
             }
+            fault::pass(Place::DraftAccepted);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of the batch sampler: draft tokens change no answer, and rows end where they must.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use sterna_random::Random;
 use sterna_scheduler::{PAGE_TOKENS, Page};
 
@@ -242,6 +244,37 @@ fn sample_drafted(tokens: &[TokenId], rules: &OutputRules) -> Vec<Sampled> {
         prompt_tokens: 1,
     });
     draws.iter().map(Draw::sampled).collect()
+}
+
+#[test]
+fn a_panic_while_tokens_are_counted_changes_no_later_draw() {
+    let params = SamplingParams {
+        frequency_penalty: 2.0,
+        ..SamplingParams::greedy()
+    };
+    let rules = OutputRules {
+        max_new_tokens: 40,
+        ..OutputRules::default()
+    };
+    let mut batch = Batch::new();
+    batch.push_row(SequenceId::new(0, 0), 3, &[5], &[Page::new(0)], 1);
+    let draw = |sampler: &mut BatchSampler, known: &[TokenId]| {
+        let mut row = vec![0.0; VOCABULARY];
+        (row[5], row[6]) = (6.0, 9.0);
+        let mut logits = HashedLogits(vec![row]);
+        let draws = sampler.sample(&batch, &mut logits, |_| Continuation {
+            params: &params,
+            rules: &rules,
+            known,
+            prompt_tokens: 1,
+        });
+        draws.iter().map(Draw::sampled).collect::<Vec<_>>()
+    };
+    let mut sampler = BatchSampler::new(VOCABULARY);
+    let unknown_token = VOCABULARY as TokenId;
+    let panics = AssertUnwindSafe(|| draw(&mut sampler, &[1, 6, 6, unknown_token]));
+    assert!(catch_unwind(panics).is_err(), "the token cannot be counted");
+    assert_eq!(draw(&mut sampler, &[1, 2, 3, 6]), [Sampled::Token(6)]);
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! Draws one token from one row of logits.
 //!
 //! The order is: logit bias, minimum length, repetition penalty, frequency and presence penalties,
-//! temperature, top-k, top-p, min-p, draw. Without top-k, `weights.rs` does the steps from the
-//! temperature on. Only top-k, the top log-probabilities and top-p sort anything.
+//! temperature, top-k, top-p, min-p, draw. From the temperature on, `weights.rs` does the steps
+//! without top-k, this file those with a small top-k, and `ranked.rs` those with a large one.
+//! Nothing sorts more than a few thousand tokens.
 //!
 //! Invariant: the token depends only on the row, the parameters and the sequence's own tokens. The
 //! random number is a hash of the seed and the position, so no batch, preemption or order of calls
 //! changes it.
 
+mod candidate;
+mod ranked;
 mod weights;
 
 use sterna_kernels::{Kernels, LOGITS_BLOCK};
@@ -15,6 +18,9 @@ use sterna_random::{GOLDEN, mix};
 use sterna_scheduler::TokenId;
 
 use super::sampling_params::{SamplingParams, TokenOutput};
+use crate::fault::{self, Place};
+use candidate::{Candidate, likelier_first};
+use ranked::{Filters, RankedDraw, WeightedRow};
 use weights::{LogitScan, TokenWeights, scale, scan};
 
 /// Everything that a draw depends on besides the logits.
@@ -28,6 +34,9 @@ pub(super) struct DrawContext<'a> {
     pub(super) forbidden: &'a [TokenId],
 }
 
+/// The largest top-k whose tokens are sorted. A larger one is drawn from without sorting.
+const MAX_SORTED_TOP_K: usize = 2048;
+
 /// Why no token can be drawn from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsampleable {
@@ -35,13 +44,6 @@ pub enum Unsampleable {
     NotFinite,
     /// The bias and the minimum length forbid every token, or the bias makes a logit infinite.
     NothingAllowed,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    token: TokenId,
-    logit: f32,
-    weight: f32, // Relative to the most likely token, which weighs 1.
 }
 
 /// Draws from rows of one vocabulary. Its fields are buffers, without meaning between calls.
@@ -52,6 +54,7 @@ pub(super) struct Sampler {
     peaks: Vec<f32>,  // The largest logit of each block.
     weights: TokenWeights,
     candidates: Vec<Candidate>,
+    ranked: RankedDraw,
 }
 
 impl Sampler {
@@ -64,6 +67,7 @@ impl Sampler {
             peaks: Vec::with_capacity(vocabulary.div_ceil(LOGITS_BLOCK)),
             weights: TokenWeights::with_capacity(kernels, vocabulary),
             candidates: Vec::new(),
+            ranked: RankedDraw::with_capacity(vocabulary),
         }
     }
 
@@ -86,6 +90,7 @@ impl Sampler {
         if !raw.is_finite {
             return Err(Unsampleable::NotFinite);
         }
+        fault::pass(Place::LogitsScanned);
         let top = match context.params.logprobs {
             // Before `adjust`, while `peaks` are those of the model's own logits.
             Some(count) => self.most_likely(logits, raw.max, count as usize),
@@ -103,6 +108,7 @@ impl Sampler {
         } else {
             self.choose(logits, &raw, context)?
         };
+        fault::pass(Place::TokenDrawn);
         Ok(TokenOutput {
             token,
             logprob: top
@@ -116,9 +122,11 @@ impl Sampler {
         let params = context.params;
         for &(token, bias) in &params.logit_bias {
             logits[token as usize] += bias;
+            fault::pass(Place::BiasAdded);
         }
         for &token in context.forbidden {
             logits[token as usize] = f32::NEG_INFINITY;
+            fault::pass(Place::StopTokensForbidden);
         }
         if params.repetition_penalty != 1.0 {
             self.for_each_distinct(context.history, |token, _| {
@@ -128,6 +136,7 @@ impl Sampler {
                 } else {
                     *logit * params.repetition_penalty
                 };
+                fault::pass(Place::RepetitionPenalized);
             });
         }
         if params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
@@ -135,6 +144,7 @@ impl Sampler {
             self.for_each_distinct(output, |token, count| {
                 logits[token as usize] -=
                     params.frequency_penalty * count as f32 + params.presence_penalty;
+                fault::pass(Place::OutputPenalized);
             });
         }
     }
@@ -167,15 +177,35 @@ impl Sampler {
         }
         let point = uniform(params.seed, context.history.len() as u64);
         let top_k = params.top_k as usize;
+        if top_k > MAX_SORTED_TOP_K && top_k < logits.len() {
+            let scale = scale(max, params.temperature);
+            self.weights.weigh(logits, scale);
+            fault::pass(Place::TokensWeighed);
+            let filters = Filters {
+                top_k,
+                top_p: params.top_p,
+                likely: self.weights.count_from(params.min_p.min(1.0)),
+            };
+            let row = WeightedRow {
+                logits,
+                weights: self.weights.values(),
+                scale,
+            };
+            return Ok(self.ranked.draw(row, filters, point));
+        }
         if top_k > 0 && top_k < logits.len() {
             largest(logits, &self.peaks, top_k, &mut self.candidates);
+            fault::pass(Place::LargestFound);
             keep_likely(&mut self.candidates, max, params);
+            fault::pass(Place::LargestFiltered);
             return Ok(pick(&self.candidates, point));
         }
         let scale = scale(max, params.temperature);
         if params.top_p < 1.0 || params.min_p > 0.0 {
             self.weights.weigh(logits, scale);
+            fault::pass(Place::TokensWeighed);
             self.weights.keep(params.top_p, params.min_p.min(1.0));
+            fault::pass(Place::NucleusKept);
             return Ok(self.weights.pick(point));
         }
         Ok(self.weights.draw(logits, scale, point))
@@ -185,8 +215,10 @@ impl Sampler {
     /// needs.
     fn most_likely(&mut self, logits: &[f32], max: f32, count: usize) -> RowLogprobs {
         let log_sum = self.weights.sum(logits, scale(max, 1.0)).ln();
+        fault::pass(Place::LogprobsSummed);
         let count = count.min(logits.len());
         largest(logits, &self.peaks, count, &mut self.candidates);
+        fault::pass(Place::LogprobsRanked);
         let tokens = self.candidates.iter();
         RowLogprobs {
             log_sum: Some(log_sum),
@@ -234,10 +266,6 @@ fn changes_logits(context: &DrawContext<'_>) -> bool {
         || params.presence_penalty != 0.0
 }
 
-fn likelier_first(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
-}
-
 /// Finds the `count` largest logits, largest first, the lowest token id first on a tie.
 ///
 /// One pass keeps a few times `count` candidates instead of sorting the vocabulary. It skips blocks
@@ -277,8 +305,11 @@ fn largest(logits: &[f32], peaks: &[f32], count: usize, found: &mut Vec<Candidat
             }
         }
     }
+    if found.len() > count {
+        found.select_nth_unstable_by(count - 1, likelier_first);
+        found.truncate(count);
+    }
     found.sort_unstable_by(likelier_first);
-    found.truncate(count);
 }
 
 fn total_weight(candidates: &[Candidate]) -> f64 {

@@ -385,6 +385,62 @@ fn top_p_agrees_with_a_full_sort() {
     }
 }
 
+/// Draws by the definition: sort all tokens, apply top-k, top-p and min-p, pick in that order.
+fn draw_of_top_k_by_sorting(logits: &[f32], params: &SamplingParams) -> TokenId {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let candidate = |(token, &logit)| Candidate {
+        token,
+        logit,
+        weight: 0.0,
+    };
+    let mut all: Vec<Candidate> = (0..).zip(logits).map(candidate).collect();
+    all.sort_by(likelier_first);
+    all.truncate(params.top_k as usize);
+    keep_likely(&mut all, max, params);
+    pick(&all, uniform(params.seed, 1))
+}
+
+#[test]
+fn a_large_top_k_agrees_with_a_full_sort() {
+    const LENGTH: u64 = 20_000;
+    for seed in 0..60 {
+        let tied = row(seed, LENGTH);
+        let flat: Vec<f32> = (0..LENGTH).map(|i| uniform(seed, i) as f32).collect();
+        let peaked: Vec<f32> = flat.iter().map(|x| -30.0 * (1.0 - x).ln()).collect();
+        let mut outlier = flat.clone();
+        outlier[777] = 1e4;
+        let mut few_allowed = vec![FORBID; LENGTH as usize];
+        (0..50).for_each(|i| few_allowed[i * 300] = flat[i]);
+        let equal = vec![1.5; LENGTH as usize];
+        let rows = [tied, flat, peaked, outlier, few_allowed, equal];
+        for (index, logits) in rows.iter().enumerate() {
+            let params = SamplingParams {
+                seed,
+                top_k: [2049, 2500, 10_000, 15_000, 19_999][seed as usize % 5],
+                top_p: [1.0, 0.9, 0.3, 0.999, 0.0][seed as usize / 5 % 5],
+                min_p: [0.0, 0.05, 0.7][seed as usize % 3],
+                ..at([0.8, 1e-3, 1e6, 2.0][seed as usize % 4])
+            };
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let (mut sampler, mut peaks) = (sampler(logits.len()), Vec::new());
+            let scan = scan(Kernels::best(), logits, &mut peaks);
+            sampler.peaks = peaks;
+            let context = DrawContext {
+                params: &params,
+                history: &[0],
+                prompt_tokens: 1,
+                forbidden: &[],
+            };
+            assert_eq!(scan.max, max);
+            assert_eq!(
+                sampler.choose(logits, &scan, &context),
+                Ok(draw_of_top_k_by_sorting(logits, &params)),
+                "row {index}, {params:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn the_largest_logits_are_those_of_a_full_sort() {
     for seed in 0..50 {

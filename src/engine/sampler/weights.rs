@@ -71,6 +71,17 @@ impl TokenWeights {
         }
     }
 
+    /// Returns the weights that `weigh` computed.
+    pub(super) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// Returns the number of tokens that weigh at least `min_weight`.
+    pub(super) fn count_from(&self, min_weight: f32) -> usize {
+        let (values, heaviest) = (&self.values, &self.heaviest);
+        self.kernels.weights_from(min_weight, values, heaviest).1
+    }
+
     /// Computes and keeps the weights of a row.
     pub(super) fn weigh(&mut self, logits: &[f32], scale: LogitScale) {
         let blocks = logits.len().div_ceil(LOGITS_BLOCK);

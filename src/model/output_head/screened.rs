@@ -16,6 +16,7 @@ use std::sync::Arc;
 use sterna_kernels::{DenseMatrix, Int8Matrix, Kernels, PANEL_ROWS, PanelScales};
 
 use super::top::TopSearch;
+use crate::fault::{self, Place};
 use crate::model::inputs::{InputFormat, Inputs, MAX_STREAMS};
 use crate::model::pool::{Pool, ranges, split_rows};
 use crate::model::workers::{Scratch, Workers};
@@ -125,6 +126,7 @@ impl ScreenedHead {
                 };
                 kernels.scale_panel(sums, scales, logits, maxima);
             }
+            fault::pass(Place::HeadScreened);
         });
     }
 
@@ -155,6 +157,7 @@ impl ScreenedHead {
                 }
                 kernels.dense_dots(head, best, inputs.float_row(token), exact);
             }
+            fault::pass(Place::HeadRescored);
         });
         let best = self.best.chunks_exact(count);
         for (token, (rows, exact)) in best.zip(self.rescored.chunks_exact(count)).enumerate() {

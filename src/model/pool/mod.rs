@@ -27,6 +27,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 
 use crate::cores;
+use crate::fault::{self, Place};
 pub(super) use shares::{ranges, split_rows};
 use slots::{SlotMemory, Slots};
 use wake::{BetweenChecks, WakeSignal};
@@ -51,7 +52,7 @@ struct PoolShared {
     /// How often a thread has finished a job. It sums over all jobs, so that no job resets it.
     finished: OwnLine<AtomicU64>,
     stop: AtomicBool,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    panic: Mutex<Option<Panic>>,
     /// Whether `panic` is set. Checking this avoids the lock.
     has_panicked: AtomicBool,
     job_published: WakeSignal,
@@ -138,18 +139,17 @@ impl Pool {
         current.job.store(pointer, Ordering::Relaxed);
         current.number.store(self.jobs, Ordering::SeqCst);
         shared.job_published.notify();
-        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let own = run_part(job, 0);
         let all = self.jobs * shared.threads;
         shared.job_finished.wait_until(shared.between_checks, || {
             shared.finished.0.load(Ordering::SeqCst) == all
         });
-        let other = if shared.has_panicked.load(Ordering::Relaxed) {
+        let mut panic = own.err();
+        if shared.has_panicked.load(Ordering::Relaxed) {
             shared.has_panicked.store(false, Ordering::Relaxed);
-            shared.panic.lock().take()
-        } else {
-            None
-        };
-        if let Some(payload) = own.err().or(other) {
+            keep_first(&mut panic, shared.panic.lock().take());
+        }
+        if let Some(payload) = panic {
             resume_unwind(payload);
         }
     }
@@ -191,6 +191,28 @@ impl Pool {
     }
 }
 
+/// A panic that a job raised.
+type Panic = Box<dyn Any + Send>;
+
+/// Runs the part of a job that a worker has.
+fn run_part(job: Job<'_>, worker: usize) -> Result<(), Panic> {
+    catch_unwind(AssertUnwindSafe(|| {
+        fault::pass(Place::JobBegun);
+        job(worker);
+        fault::pass(Place::JobEnded);
+    }))
+}
+
+/// Sets `first` to `other` if it is not set. Otherwise leaks `other`: dropping it may panic again,
+/// and a worker that unwinds never finishes its job.
+fn keep_first(first: &mut Option<Panic>, other: Option<Panic>) {
+    if first.is_none() {
+        *first = other;
+    } else {
+        std::mem::forget(other);
+    }
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
@@ -220,8 +242,8 @@ impl PoolShared {
             // the value that this thread has just seen. `run` neither returns nor unwinds before
             // this thread has counted itself in `finished` below.
             let job = unsafe { *job };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(worker))) {
-                self.panic.lock().get_or_insert(payload);
+            if let Err(payload) = run_part(job, worker) {
+                keep_first(&mut self.panic.lock(), Some(payload));
                 self.has_panicked.store(true, Ordering::Relaxed);
             }
             if self.finished.0.fetch_add(1, Ordering::SeqCst) + 1 == number * self.threads {

@@ -4,6 +4,7 @@
     reason = "jobs with parts of any type share one memory, which is allocated once"
 )]
 
+use crate::fault::{self, Place};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 
@@ -112,6 +113,7 @@ impl<T, R> Slot<T, R> {
         let SlotState::Part(part) = part else {
             unreachable!("each worker runs once per job");
         };
+        fault::pass(Place::PartTaken);
         let result = SlotState::Result(work(part));
         // SAFETY: the caller guarantees that no other thread is here.
         unsafe { *state = result };

@@ -66,6 +66,31 @@ fn the_caller_gets_a_panic_after_all_workers_have_finished() {
     assert_eq!(pool.run_parts([1, 2, 3], |_, part| part * 2), [2, 4, 6]);
 }
 
+/// A panic payload that panics again when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "the payload was dropped");
+    }
+}
+
+#[test]
+fn panics_of_several_workers_end_the_job_whatever_their_payloads_do() {
+    let mut pool = Pool::new(4, false);
+    for first_culprit in [0, 1] {
+        let run = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(&|worker| {
+                if worker >= first_culprit {
+                    std::panic::panic_any(Bomb);
+                }
+            });
+        }));
+        std::mem::forget(run.expect_err("the caller gets a panic"));
+    }
+    assert_eq!(pool.run_parts([1, 2, 3], |_, part| part * 2), [2, 4, 6]);
+}
+
 #[test]
 fn every_part_and_result_is_dropped_once() {
     let mut pool = Pool::new(3, false);

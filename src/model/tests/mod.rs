@@ -84,7 +84,7 @@ fn check(kind: CheckpointKind) {
     let seed = 11;
     let checkpoint = TestCheckpoint::new(kind, seed);
     let mut model = load(&checkpoint, 2);
-    let mut kv = model.new_kv_store(10);
+    let mut kv = model.new_kv_store(10).unwrap();
     let tokens = prompt(37, seed, VOCAB);
     let batch = batch(&[(&tokens, 0..tokens.len(), 1)]);
 
@@ -214,7 +214,7 @@ fn shards_hold_the_same_model() {
     let tokens = prompt(20, 5, VOCAB);
     let run = |source: &Source| {
         let mut model = Model::load(source, options(1)).unwrap();
-        let mut kv = model.new_kv_store(8);
+        let mut kv = model.new_kv_store(8).unwrap();
         rows(&mut model, &batch(&[(&tokens, 0..20, 0)]), &mut kv)
     };
     assert_eq!(run(&checkpoint.source(1)), run(&checkpoint.source(3)));
@@ -227,7 +227,7 @@ fn a_forward_pass_equals_its_layers_run_one_by_one() {
         let vocab = model.config().vocab;
         let tokens = prompt(37, 5, vocab);
         let batch = batch(&[(&tokens, 0..tokens.len(), 1)]);
-        let mut kv = model.new_kv_store(10);
+        let mut kv = model.new_kv_store(10).unwrap();
         let expected = rows(&mut model, &batch, &mut kv);
         let mut hidden = Vec::new();
         model.embed(&batch, &mut hidden);
@@ -246,7 +246,7 @@ fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
     let alone: Vec<Vec<f32>> = [(&a, 0), (&b, 1), (&c, 2)]
         .map(|(tokens, first)| {
             let mut model = Model::load(&source, options(1)).unwrap();
-            let mut kv = model.new_kv_store(120);
+            let mut kv = model.new_kv_store(120).unwrap();
             rows(
                 &mut model,
                 &batch(&[(tokens, 0..tokens.len(), first)]),
@@ -257,7 +257,7 @@ fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
         .into();
     for threads in [1, 2, 3] {
         let mut model = Model::load(&source, options(threads)).unwrap();
-        let mut kv = model.new_kv_store(120);
+        let mut kv = model.new_kv_store(120).unwrap();
         // The old content of a recycled page is never read, not even NaN.
         kv.poison();
         let steps: [&[RowSpec<'_>]; 5] = [
@@ -287,7 +287,7 @@ fn drafted_tokens_have_the_logits_of_single_decodes() {
     let specs: [RowSpec<'_>; 3] = [(&a, 250..258, 0), (&b, 29..34, 1), (&c, 0..9, 2)];
     for threads in [1, 2, 3] {
         for (isa, mut model) in toys(threads) {
-            let mut kv = model.new_kv_store(120);
+            let mut kv = model.new_kv_store(120).unwrap();
             kv.poison();
             let prompts = batch(&[(&a, 0..250, 0), (&b, 0..29, 1)]);
             rows(&mut model, &prompts, &mut kv);
@@ -321,7 +321,7 @@ fn a_copied_page_with_new_tokens_at_its_end_equals_a_computed_page() {
         for shared in [1, 25, 31, 40] {
             // b is as long as a, and begins with the same `shared` tokens.
             let b = [&a[..shared], &tail[shared..]].concat();
-            let mut kv = model.new_kv_store(20);
+            let mut kv = model.new_kv_store(20).unwrap();
             let mut fresh = Batch::new();
             push(&mut fresh, &(&b, 0..48, 1), 48 - shared);
             let expected = rows(&mut model, &fresh, &mut kv);
@@ -356,7 +356,7 @@ fn a_copied_page_with_new_tokens_at_its_end_equals_a_computed_page() {
 fn a_step_that_writes_to_a_copied_page_panics() {
     let tokens = prompt(20, 1, 512);
     let mut model = toy::model(1);
-    let mut kv = model.new_kv_store(8);
+    let mut kv = model.new_kv_store(8).unwrap();
     let mut step = batch(&[(&tokens, 0..20, 0)]);
     step.push_copy(PageCopy {
         from: Page::new(3),
@@ -368,7 +368,7 @@ fn a_step_that_writes_to_a_copied_page_panics() {
 #[test]
 fn the_step_after_a_panic_is_computed_correctly() {
     let mut model = toy::model(2);
-    let mut kv = model.new_kv_store(4);
+    let mut kv = model.new_kv_store(4).unwrap();
     let tokens = prompt(20, 4, 512);
     let good = batch(&[(&tokens, 0..20, 0)]);
     let before = rows(&mut model, &good, &mut kv);
@@ -471,7 +471,7 @@ fn a_head_beside_a_tied_embedding_is_used_if_it_differs() {
     let tokens = prompt(5, 9, VOCAB);
     let run = |checkpoint: &TestCheckpoint| {
         let mut model = load(checkpoint, 1);
-        let mut kv = model.new_kv_store(1);
+        let mut kv = model.new_kv_store(1).unwrap();
         (
             rows(&mut model, &batch(&[(&tokens, 0..5, 0)]), &mut kv),
             model.weight_bytes(),
