@@ -101,6 +101,9 @@ pub(super) fn encoding_error(error: &TextError, param: &str) -> ApiError {
             );
             ApiError::invalid_value(param, message)
         }
+        TextError::BecomesControl { .. } => {
+            ApiError::invalid_value(param, format!("'{param}': {error}."))
+        }
         other => ApiError::internal(&other.to_string()),
     }
 }

@@ -22,19 +22,39 @@ const CACHED_WORDS: usize = 1000;
 
 /// The `model` of a `tokenizer.json`. A clone shares the memory of the original.
 #[derive(Clone, Debug)]
-pub(super) struct SharedModel(Arc<ModelWrapper>);
+pub(super) struct SharedModel {
+    model: Arc<ModelWrapper>,
+    unknown: Option<u32>,
+}
+
+impl SharedModel {
+    /// Returns the token that stands for text that the model cannot spell.
+    pub(super) fn unknown_token(&self) -> Option<u32> {
+        self.unknown
+    }
+}
 
 impl<'de> Deserialize<'de> for SharedModel {
     fn deserialize<D: Deserializer<'de>>(
         deserializer: D,
     ) -> std::result::Result<SharedModel, D::Error> {
-        let mut model = deserializer.deserialize_map(ModelVisitor)?;
+        let (mut model, unigram_unknown) = deserializer.deserialize_map(ModelVisitor)?;
         if let ModelWrapper::BPE(bpe) = &mut model {
             // Dropout is for training. It makes the tokens of a text random.
             bpe.dropout = None;
         }
         model.resize_cache(CACHED_WORDS);
-        Ok(SharedModel(Arc::new(model)))
+        let unknown = match &model {
+            ModelWrapper::BPE(bpe) => bpe.unk_token.as_ref(),
+            ModelWrapper::WordPiece(words) => Some(&words.unk_token),
+            ModelWrapper::WordLevel(words) => Some(&words.unk_token),
+            ModelWrapper::Unigram(_) => None,
+        };
+        let unknown = unknown.and_then(|text| model.token_to_id(text));
+        Ok(SharedModel {
+            unknown: unknown.or(unigram_unknown),
+            model: Arc::new(model),
+        })
     }
 }
 
@@ -43,7 +63,7 @@ impl<'de> Deserialize<'de> for SharedModel {
 struct ModelVisitor;
 
 impl<'de> Visitor<'de> for ModelVisitor {
-    type Value = ModelWrapper;
+    type Value = (ModelWrapper, Option<u32>); // With the `unk_id` of a Unigram model.
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a model")
@@ -52,12 +72,13 @@ impl<'de> Visitor<'de> for ModelVisitor {
     fn visit_map<A: MapAccess<'de>>(
         self,
         mut map: A,
-    ) -> std::result::Result<ModelWrapper, A::Error> {
+    ) -> std::result::Result<Self::Value, A::Error> {
         let first: Option<(String, Value)> = map.next_entry()?;
         let rest = MapAccessDeserializer::new(map);
         match first {
             Some((key, kind)) if key == "type" && kind == "BPE" => BpeFile::deserialize(rest)?
                 .build()
+                .map(|model| (model, None))
                 .map_err(A::Error::custom),
             first => {
                 let mut whole = serde_json::Map::deserialize(rest)?;
@@ -68,12 +89,16 @@ impl<'de> Visitor<'de> for ModelVisitor {
                     None => whole.contains_key("merges"),
                 };
                 let whole = Value::Object(whole);
-                if is_bpe {
+                let unknown = whole["unk_id"]
+                    .as_u64()
+                    .and_then(|id| u32::try_from(id).ok());
+                let model = if is_bpe {
                     let bpe = BpeFile::deserialize(whole).map_err(A::Error::custom)?;
-                    bpe.build().map_err(A::Error::custom)
+                    bpe.build().map_err(A::Error::custom)?
                 } else {
-                    ModelWrapper::deserialize(whole).map_err(A::Error::custom)
-                }
+                    ModelWrapper::deserialize(whole).map_err(A::Error::custom)?
+                };
+                Ok((model, unknown))
             }
         }
     }
@@ -151,31 +176,31 @@ impl Model for SharedModel {
     type Trainer = TrainerWrapper;
 
     fn tokenize(&self, word: &str) -> Result<Vec<Token>> {
-        self.0.tokenize(word)
+        self.model.tokenize(word)
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.0.token_to_id(token)
+        self.model.token_to_id(token)
     }
 
     fn id_to_token(&self, id: u32) -> Option<String> {
-        self.0.id_to_token(id)
+        self.model.id_to_token(id)
     }
 
     fn get_vocab(&self) -> HashMap<String, u32> {
-        self.0.get_vocab()
+        self.model.get_vocab()
     }
 
     fn get_vocab_size(&self) -> usize {
-        self.0.get_vocab_size()
+        self.model.get_vocab_size()
     }
 
     fn save(&self, folder: &Path, prefix: Option<&str>) -> Result<Vec<PathBuf>> {
-        self.0.save(folder, prefix)
+        self.model.save(folder, prefix)
     }
 
     fn get_trainer(&self) -> TrainerWrapper {
-        self.0.get_trainer()
+        self.model.get_trainer()
     }
 }
 
@@ -188,7 +213,7 @@ mod tests {
     impl SharedModel {
         /// Returns whether both share one model.
         pub(in crate::text) fn shares_memory_with(&self, other: &SharedModel) -> bool {
-            Arc::ptr_eq(&self.0, &other.0)
+            Arc::ptr_eq(&self.model, &other.model)
         }
     }
 
@@ -204,7 +229,7 @@ mod tests {
         for text in texts {
             let library: ModelWrapper = serde_json::from_str(&text).unwrap();
             let model: SharedModel = serde_json::from_str(&text).unwrap();
-            assert_eq!(*model.0, library, "{text}");
+            assert_eq!(*model.model, library, "{text}");
         }
     }
 
@@ -253,7 +278,7 @@ mod tests {
             r#"{"dropout":0.5,"vocab":{"a":0,"aa":1},"merges":["a a"]}"#,
         ] {
             let model: SharedModel = serde_json::from_str(json).unwrap();
-            let ModelWrapper::BPE(bpe) = &*model.0 else {
+            let ModelWrapper::BPE(bpe) = &*model.model else {
                 panic!("another model");
             };
             assert_eq!(bpe.dropout, None);

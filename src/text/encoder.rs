@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 use tokenizers::{
-    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
-    TokenizerImpl,
+    AddedToken, DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper,
+    PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
 };
 
 use super::bpe::SharedModel;
@@ -24,10 +24,6 @@ pub(super) type Encoder = TokenizerImpl<
 
 /// Reads `tokenizer.json` and adds the tokens that only `tokenizer_config.json` has.
 pub(super) fn read(json: &[u8], config: &Value) -> Result<Encoder, TextError> {
-    let bad = |why: String| TextError::BadFile {
-        file: "tokenizer.json",
-        why,
-    };
     let mut encoder = Encoder::from_bytes(json).map_err(|error| bad(error.to_string()))?;
     // Padding and truncation are for training. In serving they would change prompts silently.
     encoder
@@ -38,19 +34,54 @@ pub(super) fn read(json: &[u8], config: &Value) -> Result<Encoder, TextError> {
         file: "tokenizer_config.json",
         why,
     })?;
+    check_added_tokens(&encoder)?;
     Ok(encoder)
 }
 
-/// Returns the special tokens with their ids, in the order of ids.
-pub(super) fn special_tokens(encoder: &Encoder) -> Vec<(u32, String)> {
-    let added = encoder.get_added_tokens_decoder();
-    let mut special: Vec<(u32, String)> = added
-        .into_iter()
-        .filter(|(_, token)| token.special)
-        .map(|(id, token)| (id, token.content))
-        .collect();
-    special.sort();
-    special
+/// Refuses an added token that the normalizer makes empty: the library would find it everywhere.
+fn check_added_tokens(encoder: &Encoder) -> Result<(), TextError> {
+    let Some(normalizer) = encoder.get_normalizer() else {
+        return Ok(());
+    };
+    for token in added_tokens(encoder).into_values() {
+        let mut text = NormalizedString::from(token.content.as_str());
+        let normalized = normalizer.normalize(&mut text);
+        if token.normalized && (normalized.is_err() || text.is_empty()) {
+            let content = token.content;
+            return Err(bad(format!(
+                "the normalizer leaves nothing of the added token {content:?}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the added tokens with their ids, in the order of ids.
+pub(super) fn added_tokens(encoder: &Encoder) -> BTreeMap<u32, AddedToken> {
+    encoder.get_added_tokens_decoder().into_iter().collect()
+}
+
+/// Returns an encoder that reads the text of `controls` as ordinary text. It still recognises the
+/// other added tokens.
+pub(super) fn without(encoder: &Encoder, controls: &[AddedToken]) -> Result<Encoder, TextError> {
+    let mut plain = encoder.clone();
+    let hidden = controls.iter().filter(|token| !token.special);
+    let hidden: Vec<AddedToken> = hidden.map(|token| token.clone().special(true)).collect();
+    if !hidden.is_empty() {
+        plain
+            .add_tokens(hidden)
+            .map_err(|error| bad(error.to_string()))?;
+    }
+    plain.set_encode_special_tokens(true);
+    Ok(plain)
+}
+
+/// Returns the error of a `tokenizer.json` that cannot be used.
+pub(super) fn bad(why: String) -> TextError {
+    TextError::BadFile {
+        file: "tokenizer.json",
+        why,
+    }
 }
 
 /// Returns the text of a token in a configuration: the value is a string or an object around one.

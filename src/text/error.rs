@@ -14,6 +14,13 @@ pub enum TextError {
     },
     /// The tokenizer cannot encode a text.
     Encoding(String),
+    /// The tokenizer turns a user's text into a control token, however the text is cut.
+    BecomesControl {
+        /// The text: a single character.
+        text: String,
+        /// The control token.
+        token: String,
+    },
     /// The tokenizer produced a token that the model does not have.
     BeyondVocabulary {
         /// The token.
@@ -28,6 +35,11 @@ impl fmt::Display for TextError {
         match self {
             TextError::BadFile { file, why } => write!(f, "{file}: {why}"),
             TextError::Encoding(why) => write!(f, "the tokenizer cannot encode this text: {why}"),
+            TextError::BecomesControl { text, token } => write!(
+                f,
+                "the model's tokenizer turns {text:?} into its control token {token:?}; leave \
+                 this character out"
+            ),
             TextError::BeyondVocabulary { token, vocabulary } => write!(
                 f,
                 "the tokenizer produced token {token}, but the model has only {vocabulary} tokens"

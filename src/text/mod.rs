@@ -1,6 +1,7 @@
 //! Turns text into token ids and token ids into text.
 //!
-//! Invariant: text that a user wrote never becomes a special token.
+//! Invariant: text that a user wrote never becomes a control token, whichever way the tokenizer
+//! would read it. The control tokens are those of `control_tokens`.
 //!
 //! Invariant: every token id that leaves this module is in the model's vocabulary.
 //!
@@ -8,10 +9,10 @@
 
 mod bpe;
 mod chat_template;
+mod control_tokens;
 mod detokenizer;
 mod encoder;
 mod error;
-mod special_tokens;
 #[cfg(test)]
 mod test_tokenizer;
 mod token_bytes;
@@ -49,8 +50,9 @@ impl TextFiles<'_> {
             })?,
             None => Value::Null,
         };
-        let tokenizer = Tokenizer::new(self.tokenizer, &config, vocabulary)?;
         let template = ChatTemplate::find(&config, self.chat_template)?;
+        let source = template.as_ref().map(ChatTemplate::source);
+        let tokenizer = Tokenizer::new(self.tokenizer, &config, source, vocabulary)?;
         Ok((tokenizer, template))
     }
 }

@@ -1,9 +1,9 @@
 //! Turns a conversation into a prompt with the checkpoint's own chat template.
 //!
-//! Invariant: text that a user wrote never becomes a special token, whatever the template does
+//! Invariant: text that a user wrote never becomes a control token, whatever the template does
 //! with it.
 //!
-//! Invariant: a conversation whose messages contain no special tokens gets the tokens of the
+//! Invariant: a conversation whose messages contain no control tokens gets the tokens of the
 //! reference, which renders the whole conversation and encodes the result as one text.
 
 mod jinja;
@@ -15,9 +15,9 @@ use minijinja::context;
 use minijinja::value::Value as JinjaValue;
 use serde_json::Value;
 
+use super::control_tokens::FoundToken;
 use super::encoder::token_text;
 use super::error::{TemplateError, TextError};
-use super::special_tokens::FoundToken;
 use super::tokenizer::Tokenizer;
 use jinja::JinjaTemplate;
 use placeholders::Placeholders;
@@ -34,6 +34,7 @@ pub struct Message {
 /// A checkpoint's chat template.
 pub struct ChatTemplate {
     template: JinjaTemplate,
+    source: String,
     tokens: BTreeMap<String, String>, // `bos_token` and others that templates name.
 }
 
@@ -68,7 +69,16 @@ impl ChatTemplate {
             .filter(|(key, _)| key.ends_with("_token"))
             .filter_map(|(key, value)| Some((key.clone(), token_text(value)?.to_owned())))
             .collect();
-        Ok(Some(ChatTemplate { template, tokens }))
+        Ok(Some(ChatTemplate {
+            template,
+            source: source.to_owned(),
+            tokens,
+        }))
+    }
+
+    /// Returns the template's source.
+    pub(super) fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation up to where the assistant's next message begins.
@@ -107,10 +117,10 @@ impl ChatTemplate {
         messages: &[Message],
     ) -> Result<Vec<u32>, TemplateError> {
         let rendered = self.render(messages)?;
-        let specials = tokenizer.special_tokens();
+        let controls = tokenizer.control_tokens();
         let contents = messages.iter().map(|message| message.content.as_str());
         let placeholders =
-            Placeholders::new(specials.alphabet(), contents).ok_or(TemplateError::NoPlaceholder)?;
+            Placeholders::new(controls.alphabet(), contents).ok_or(TemplateError::NoPlaceholder)?;
         let hidden: Vec<Message> = messages
             .iter()
             .map(|message| Message {
@@ -119,26 +129,30 @@ impl ChatTemplate {
             })
             .collect();
         let rendered_hidden = self.render(&hidden)?;
-        // The special tokens that remain are the template's own.
-        let marked = placeholders.restore(&rendered_hidden, &specials.find(&rendered_hidden));
+        // The control tokens that remain are the template's own.
+        let marked = placeholders.restore(&rendered_hidden, &controls.find(&rendered_hidden));
 
-        let found = specials.find(&rendered);
+        let found = controls.find(&rendered);
         let only_the_templates_own = if marked.text() == rendered {
-            marked.special_tokens() == found
+            marked.control_tokens() == found
         } else {
             // The template reads the messages, and behaves differently with placeholders in them.
             let ids = |found: &[FoundToken]| found.iter().map(|one| one.token).collect::<Vec<_>>();
             let clean = !messages
                 .iter()
-                .any(|message| specials.occur_in(&message.content));
-            clean && ids(&marked.special_tokens()) == ids(&found)
+                .any(|message| controls.occur_in(&message.content));
+            clean && ids(&marked.control_tokens()) == ids(&found)
         };
-        let tokens = if only_the_templates_own {
-            tokenizer.encode_recognising(&rendered)
-        } else {
-            marked.encode(tokenizer)
-        };
-        tokens.map_err(TemplateError::Text)
+        if only_the_templates_own {
+            let tokens = tokenizer.encode_recognising(&rendered);
+            let tokens = tokens.map_err(TemplateError::Text)?;
+            // The tokenizer's normalizer and model can make more control tokens of the text.
+            let became = tokens.iter().filter(|token| controls.contains(**token));
+            if became.eq(found.iter().map(|control| &control.token)) {
+                return Ok(tokens);
+            }
+        }
+        marked.encode(tokenizer).map_err(TemplateError::Text)
     }
 }
 

@@ -1,20 +1,20 @@
-//! Hides user text from the search for special tokens while a template renders it.
+//! Hides user text from the search for control tokens while a template renders it.
 //!
-//! Each character that occurs in a special token is replaced, in the user's text, by a placeholder
+//! Each character that occurs in a control token is replaced, in the user's text, by a placeholder
 //! that occurs nowhere else. Whatever a template then does with the messages (trim, split, join,
-//! replace), a special token in its output is the template's own.
+//! replace), a control token in its output is the template's own.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 
+use crate::text::control_tokens::FoundToken;
 use crate::text::error::TextError;
-use crate::text::special_tokens::FoundToken;
 use crate::text::tokenizer::Tokenizer;
 
 /// The characters that can be placeholders: the last private-use plane.
 const CANDIDATES: RangeInclusive<char> = '\u{100000}'..='\u{10FFFD}';
 
-/// One placeholder for each character of the special tokens.
+/// One placeholder for each character of the control tokens.
 pub(super) struct Placeholders {
     placeholder_of: BTreeMap<char, char>,
     original_of: BTreeMap<char, char>,
@@ -51,18 +51,18 @@ impl Placeholders {
         replace(text, &self.placeholder_of)
     }
 
-    /// Splits a rendered text at its special tokens and restores the characters between them.
-    pub(super) fn restore(&self, rendered: &str, specials: &[FoundToken]) -> MarkedText {
+    /// Splits a rendered text at its control tokens and restores the characters between them.
+    pub(super) fn restore(&self, rendered: &str, controls: &[FoundToken]) -> MarkedText {
         let text = |text| Segment::Text(replace(text, &self.original_of));
         let mut segments = Vec::new();
         let mut end = 0;
-        for special in specials {
-            segments.push(text(&rendered[end..special.bytes.start]));
-            segments.push(Segment::Special {
-                token: special.token,
-                text: rendered[special.bytes.clone()].to_owned(),
+        for control in controls {
+            segments.push(text(&rendered[end..control.bytes.start]));
+            segments.push(Segment::Control {
+                token: control.token,
+                text: rendered[control.bytes.clone()].to_owned(),
             });
-            end = special.bytes.end;
+            end = control.bytes.end;
         }
         segments.push(text(&rendered[end..]));
         MarkedText(segments)
@@ -75,18 +75,18 @@ fn replace(text: &str, by: &BTreeMap<char, char>) -> String {
         .collect()
 }
 
-/// A rendered conversation, split into special tokens and ordinary text.
+/// A rendered conversation, split into control tokens and ordinary text.
 pub(super) struct MarkedText(Vec<Segment>);
 
 enum Segment {
     Text(String),
-    Special { token: u32, text: String },
+    Control { token: u32, text: String },
 }
 
 impl Segment {
     fn text(&self) -> &str {
         match self {
-            Segment::Text(text) | Segment::Special { text, .. } => text,
+            Segment::Text(text) | Segment::Control { text, .. } => text,
         }
     }
 }
@@ -97,29 +97,29 @@ impl MarkedText {
         self.0.iter().map(Segment::text).collect()
     }
 
-    /// Returns the special tokens and their places in the whole text.
-    pub(super) fn special_tokens(&self) -> Vec<FoundToken> {
+    /// Returns the control tokens and their places in the whole text.
+    pub(super) fn control_tokens(&self) -> Vec<FoundToken> {
         let mut start = 0;
-        let mut specials = Vec::new();
+        let mut controls = Vec::new();
         for segment in &self.0 {
             let end = start + segment.text().len();
-            if let Segment::Special { token, .. } = segment {
-                specials.push(FoundToken {
+            if let Segment::Control { token, .. } = segment {
+                controls.push(FoundToken {
                     token: *token,
                     bytes: start..end,
                 });
             }
             start = end;
         }
-        specials
+        controls
     }
 
-    /// Encodes each segment: special tokens as themselves, everything else as ordinary text.
+    /// Encodes each segment: control tokens as themselves, everything else as ordinary text.
     pub(super) fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TextError> {
         let mut tokens = Vec::new();
         for segment in &self.0 {
             match segment {
-                Segment::Special { token, .. } => tokens.push(*token),
+                Segment::Control { token, .. } => tokens.push(*token),
                 Segment::Text(text) if text.is_empty() => {}
                 Segment::Text(text) => tokens.extend(tokenizer.encode_plain(text)?),
             }

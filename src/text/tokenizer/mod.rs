@@ -1,60 +1,77 @@
 //! The tokenizer of one checkpoint.
 //!
+//! Invariant: no text of a user becomes a control token.
+//!
 //! Invariant: every id that an encoding returns is in the model's vocabulary.
 
-use serde_json::Value;
+mod split;
 
+use std::collections::HashSet;
+
+use serde_json::Value;
+use tokenizers::{AddedToken, Encoding};
+
+use super::control_tokens::{ControlTokens, is_control};
 use super::encoder::{self, Encoder};
 use super::error::TextError;
-use super::special_tokens::SpecialTokens;
 use super::token_bytes::TokenBytes;
 
 /// Turns text into token ids and back, for one checkpoint.
 pub struct Tokenizer {
-    /// Recognises special tokens in the text. It encodes rendered templates.
+    /// Recognises control tokens in the text. It encodes rendered templates.
     recognising: Encoder,
-    /// Encodes the text of a special token as ordinary text. It encodes what users write.
+    /// Reads the text of a control token as ordinary text. It encodes what users write.
     plain: Encoder,
-    specials: SpecialTokens,
+    controls: ControlTokens,
+    special: HashSet<u32>,
     vocabulary: u32,
     bytes: TokenBytes,
 }
 
 impl Tokenizer {
+    /// Loads a tokenizer. An added token that `chat_template` writes can be a control token.
     pub(super) fn new(
         json: &[u8],
         config: &Value,
+        chat_template: Option<&str>,
         vocabulary: u32,
     ) -> Result<Tokenizer, TextError> {
-        let bad = |why: String| TextError::BadFile {
-            file: "tokenizer.json",
-            why,
-        };
         let recognising = encoder::read(json, config)?;
-        let mut plain = recognising.clone();
-        plain.set_encode_special_tokens(true);
-        let specials = SpecialTokens::new(encoder::special_tokens(&recognising)).map_err(bad)?;
-        let bytes = TokenBytes::new(&recognising, vocabulary).map_err(bad)?;
+        let added = encoder::added_tokens(&recognising);
+        let special = added.iter().filter(|(_, token)| token.special);
+        let special = special.map(|(id, _)| *id).collect();
+        let (ids, controls): (Vec<u32>, Vec<AddedToken>) = added
+            .into_iter()
+            .filter(|(_, token)| is_control(token, chat_template))
+            .unzip();
+        let plain = encoder::without(&recognising, &controls)?;
+        let texts = controls.into_iter().map(|token| token.content);
+        let controls = ControlTokens::new(ids.into_iter().zip(texts).collect());
+        let bytes = TokenBytes::new(&recognising, vocabulary).map_err(encoder::bad)?;
         Ok(Tokenizer {
             recognising,
             plain,
-            specials,
+            controls: controls.map_err(encoder::bad)?,
+            special,
             vocabulary,
             bytes,
         })
     }
 
     /// Encodes a prompt that a user wrote, with the special tokens that the checkpoint puts around
-    /// a text.
+    /// a text. The text itself becomes no control token.
     ///
     /// Only the post-processor of `tokenizer.json` decides which tokens these are. As in
     /// `transformers`, `add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no
     /// effect when a `tokenizer.json` exists.
     ///
     /// # Errors
-    /// If the tokenizer fails, or produces a token that the model does not have.
+    /// If the tokenizer fails, or produces a token that the model does not have or that no text of
+    /// a user may become.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.encode(&self.plain, text, true)
+        let encoding = self.encode_without_controls(text)?;
+        let whole = self.plain.post_process(encoding, None, true);
+        self.known_tokens(&whole.map_err(|error| TextError::Encoding(error.to_string()))?)
     }
 
     /// Decodes `tokens` as a complete text. Special tokens are skipped or spelled out.
@@ -79,7 +96,7 @@ impl Tokenizer {
 
     /// Returns whether `token` marks structure, such as the end of a turn.
     pub fn is_special(&self, token: u32) -> bool {
-        self.specials.contains(token)
+        self.special.contains(&token)
     }
 
     /// Returns the number of tokens that the model has. Every id is below it.
@@ -93,30 +110,23 @@ impl Tokenizer {
         self.bytes.longest()
     }
 
-    /// Returns the special tokens of the checkpoint.
-    pub(super) fn special_tokens(&self) -> &SpecialTokens {
-        &self.specials
+    /// Returns the control tokens of the checkpoint.
+    pub(super) fn control_tokens(&self) -> &ControlTokens {
+        &self.controls
     }
 
-    /// Encodes a rendered template: special tokens in it are recognised, and none is added.
+    /// Encodes a rendered template: control tokens in it are recognised, and none is added.
     pub(super) fn encode_recognising(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.encode(&self.recognising, text, false)
+        let encoding = self.recognising.encode_fast(text, false);
+        self.known_tokens(&encoding.map_err(|error| TextError::Encoding(error.to_string()))?)
     }
 
-    /// Encodes a part of a text as ordinary text.
+    /// Encodes a part of a text as ordinary text: it becomes no control token.
     pub(super) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.encode(&self.plain, text, false)
+        self.known_tokens(&self.encode_without_controls(text)?)
     }
 
-    fn encode(
-        &self,
-        encoder: &Encoder,
-        text: &str,
-        add_special_tokens: bool,
-    ) -> Result<Vec<u32>, TextError> {
-        let encoding = encoder
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| TextError::Encoding(error.to_string()))?;
+    fn known_tokens(&self, encoding: &Encoding) -> Result<Vec<u32>, TextError> {
         let tokens = encoding.get_ids();
         match tokens.iter().find(|token| **token >= self.vocabulary) {
             Some(&token) => Err(TextError::BeyondVocabulary {
