@@ -1,18 +1,22 @@
 //! Compiles and runs a Jinja template as `transformers` does.
 //!
-//! Invariant: a template is a program from a stranger, so its steps and its output are limited. It
-//! sees nothing except the conversation and the time.
+//! Invariant: a template is a program from a stranger, so its steps, the bytes that it builds and
+//! its output are limited. It sees nothing except the conversation and the time.
 
 use std::fmt::{self, Write as _};
-use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::DateTime;
 use chrono::format::StrftimeItems;
+use minijinja::machinery::{eval, get_compiled_template, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value as JinjaValue;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, escape_formatter};
+use minijinja_contrib::pycompat::unknown_method_callback;
 
+use super::byte_budget::{charge, charge_output};
+use super::constants::check_constants;
+use super::guarded::{CHARGE, guarded};
 use crate::text::error::TemplateError;
 
 /// The number of steps that one rendering may take.
@@ -33,10 +37,16 @@ impl JinjaTemplate {
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build()?;
+        check_constants(source, syntax.clone())?;
         environment.set_syntax(syntax);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.add_filter(CHARGE, charge);
+        environment.set_formatter(|output, state, value| {
+            charge_output(state, value)?;
+            escape_formatter(output, state, value)
+        });
+        environment.remove_global("debug"); // It prints everything at once.
         environment.add_function("raise_exception", |why: String| -> Result<String, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, why).with_source(RaisedByTemplate))
         });
@@ -46,22 +56,46 @@ impl JinjaTemplate {
         });
         environment.set_fuel(Some(FUEL));
         environment.add_template_owned(NAME, source.to_owned())?;
+        let template = environment.get_template(NAME)?;
+        guarded(get_compiled_template(&template)).map_err(unsupported)?;
         Ok(JinjaTemplate { environment })
     }
 
     /// Renders the template with these variables.
     pub(super) fn render(&self, variables: JinjaValue) -> Result<String, TemplateError> {
-        let mut output = LimitedOutput(Vec::new());
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| {
-                template
-                    .render_captured_to(variables, &mut output)
-                    .map(drop)
-            })
-            .map_err(|error| template_error(&error))?;
-        String::from_utf8(output.0).map_err(|error| TemplateError::Failed(error.to_string()))
+        let output = self.evaluate(variables);
+        let output = output.map_err(|error| template_error(&error))?;
+        if output.len() > MAX_OUTPUT_BYTES {
+            let why = "the rendered conversation is too long";
+            return Err(TemplateError::Failed(why.to_owned()));
+        }
+        Ok(output)
     }
+
+    /// Runs the template. The charges are added to its instructions each time, because instructions
+    /// borrow from the environment.
+    fn evaluate(&self, variables: JinjaValue) -> Result<String, Error> {
+        let template = self.environment.get_template(NAME)?;
+        let compiled = get_compiled_template(&template);
+        let instructions = guarded(compiled).map_err(unsupported)?;
+        let mut text = String::new();
+        let mut output = make_string_output(&mut text);
+        let escape = compiled.initial_auto_escape.clone();
+        let blocks = &compiled.blocks;
+        eval(
+            &self.environment,
+            &instructions,
+            variables,
+            blocks,
+            &mut output,
+            escape,
+        )?;
+        Ok(text)
+    }
+}
+
+fn unsupported(why: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, why)
 }
 
 /// Marks the errors that a template raises on purpose.
@@ -86,23 +120,6 @@ fn template_error(error: &Error) -> TemplateError {
         TemplateError::Rejected(why)
     } else {
         TemplateError::Failed(why)
-    }
-}
-
-/// Accepts at most `MAX_OUTPUT_BYTES`.
-struct LimitedOutput(Vec<u8>);
-
-impl Write for LimitedOutput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
-            return Err(io::Error::other("the rendered conversation is too long"));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

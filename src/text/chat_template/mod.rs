@@ -6,6 +6,9 @@
 //! Invariant: a conversation whose messages contain no control tokens gets the tokens of the
 //! reference, which renders the whole conversation and encodes the result as one text.
 
+mod byte_budget;
+mod constants;
+mod guarded;
 mod jinja;
 mod placeholders;
 

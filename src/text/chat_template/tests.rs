@@ -53,7 +53,7 @@ fn a_conversation_is_encoded_as_one_text() {
 }
 
 #[test]
-fn user_text_never_becomes_a_special_token() {
+fn user_text_never_becomes_a_control_token() {
     let whole = LLAMA;
     let joined = "{{ bos_token }}\
         {% for message in messages %}{{ message.content | trim }}{% endfor %}<|eot_id|>";
@@ -118,6 +118,135 @@ fn a_template_can_reject_messages_and_has_limits() {
     let long = "{% set ns = namespace(text='x' * 1000000) %}\
         {% for a in range(40) %}{{ ns.text }}{% endfor %}";
     assert!(matches!(render(long), Err(TemplateError::Failed(_))));
+}
+
+/// A template that doubles a string or a list, or multiplies one, is stopped before it has built
+/// the byte budget.
+#[test]
+fn a_template_cannot_exhaust_memory() {
+    let times = |count: usize, step: &str| step.repeat(count);
+    let start = "{% set t = 'x' * 1000 %}{% set ns = namespace(t=t) %}";
+    let loops = [
+        "{% set ns.t = ns.t ~ ns.t %}",
+        "{% set ns.t = ns.t + ns.t %}",
+        "{% set ns.t = ns.t * 2 %}",
+        "{% set ns.t = [ns.t, ns.t] | join %}",
+        "{% set ns.t = ns.t.replace('x', 'xx') %}",
+        "{% set ns.t = ns.t | replace('x', 'xx') %}",
+        "{% set ns.t = '%s%s' | format(ns.t, ns.t) %}",
+        "{% set ns.t = '{}{}'.format(ns.t, ns.t) %}",
+        "{% set ns.t %}{{ ns.t }}{{ ns.t }}{% endset %}",
+        "{% set ns.t = ns.t | indent(10000000) ~ '\n' %}",
+        "{% set ns.t = [ns.t, ns.t] | string %}",
+        "{% set ns.t = [ns.t, ns.t] | tojson %}",
+        "{% set ns.t = ''.join([ns.t, ns.t]) %}",
+    ]
+    .map(|step| format!("{start}{{% for i in range(25) %}}{step}{{% endfor %}}done"));
+    let others = [
+        format!("{start}{}", times(25, "{% set t = t ~ t %}")),
+        "{% macro m(t, n) %}{{ m(t ~ t, n - 1) if n else t }}{% endmacro %}{{ m('xxxx', 25) }}"
+            .to_owned(),
+        "{% set t = [1] %}".to_owned() + &times(40, "{% set t = [t, t] %}") + "{{ t }}",
+        "{% set t = [1] %}".to_owned() + &times(40, "{% set t = t + t %}") + "{{ t | list }}",
+        "{% set n = 90000000 %}{{ (('x',) * n) | length }}".to_owned(),
+        "{% set n = 90000000 %}{{ ([1] * n) | list | length }}".to_owned(),
+        "{% set n = 90000000 %}{{ ('x' * n) | length }}".to_owned(),
+        "{{ '%900000000d' | format(1) | length }}".to_owned(),
+        "{{ '{:900000000}'.format(1) | length }}".to_owned(),
+        "{{ [1] | batch(900000000, 'x') | list | length }}".to_owned(),
+        "{{ [1] | tojson(indent=900000000) }}".to_owned(),
+        "{{ ['a', 'a'] | map('replace', 'a', 'b') | list }}".to_owned(),
+        "{% set ns = namespace(t=[]) %}{% for i in range(9999) %}{% set ns.t = [ns.t] %}\
+         {% endfor %}{{ ns.t }}"
+            .to_owned(),
+        "{% set ns = namespace(t=1) %}{% set ns.t = [ns] %}{{ ns }}".to_owned(),
+    ];
+    for source in loops.into_iter().chain(others) {
+        let (_, template) = load(&source);
+        let result = template.render(&user_messages(&["x"]));
+        let length = result.as_ref().map(String::len);
+        assert!(
+            matches!(result, Err(TemplateError::Failed(_))),
+            "{source}: {length:?}"
+        );
+    }
+}
+
+#[test]
+fn large_constants_are_refused_at_load() {
+    let find = |source| ChatTemplate::find(&Value::Null, Some(source));
+    for source in [
+        "{{ 'x' * 90000000 }}",
+        "{{ 90000000 * 'x' }}",
+        "{{ ('x', 1) * 90000000 }}",
+        "{% if a %}{{ f([1] * 1000 * 1000 * 1000) }}{% endif %}",
+        "{{ ('x' ~ 'y') * 2 ** 30 }}",
+        "{{ 'x' * (1000 + 1000) * 1000 }}",
+    ] {
+        assert!(
+            matches!(find(source), Err(TextError::BadFile { .. })),
+            "{source}"
+        );
+    }
+    for source in ["{{ '-' * 80 }}", "{{ 1000000 * 1000000 }}", "{{ 2 ** 62 }}"] {
+        assert!(find(source).is_ok(), "{source}");
+    }
+}
+
+#[test]
+fn arguments_that_cannot_be_charged_are_refused_at_load() {
+    let find = |source| ChatTemplate::find(&Value::Null, Some(source));
+    for source in [
+        "{{ dict(**x) }}",
+        "{{ range(*x) }}",
+        "{% include 'chat_template' %}",
+        "{% import 'chat_template' as x %}",
+        "{% block x %}{% endblock %}",
+    ] {
+        assert!(
+            matches!(find(source), Err(TextError::BadFile { .. })),
+            "{source}"
+        );
+    }
+}
+
+/// The expected text is that of minijinja without charges.
+#[test]
+fn charges_do_not_change_what_a_template_writes() {
+    let source = "{% macro tag(name, text='-') %}<{{ name }}>{{ text }}{% endmacro -%}
+        {%- set ns = namespace(seen=[], all='') -%}
+        {%- for m in messages if m.content -%}
+          {%- set ns.seen = ns.seen + [loop.index0 * 2] -%}
+          {%- set ns.all = ns.all ~ m.content[::-1] ~ ',' -%}
+          {%- if loop.first and m.role in ['user'] or not loop.last -%}
+            {{ tag(m.role, text=m.content | trim | upper) }}
+          {%- elif 1 < ns.seen | length <= 3 -%} {{ tag('second') }}
+          {%- else -%} never {%- endif -%}
+          {%- if loop.index > 5 %}{% break %}{% endif -%}
+        {%- endfor -%}
+        {{ ns.seen }}{{ ns.all }}{{ {'a': [1, 2.5, none], 'b': 'x' in 'xy'} | tojson }}
+        {%- for n in [[1, [2]]] recursive -%}
+          {{ loop(n) if n is iterable and n is not string else n }}
+        {%- endfor -%}
+        {%- set block %}{{ messages | map(attribute='role') | join('+') }}{% endset -%}
+        {{ block }}{{ messages[-1].content.split(' ')[0].replace('l', 'L') }}
+        {{- '%s=%d' | format('n', 3) }}{{ (messages | selectattr('role', 'equalto', 'user')
+            | list | length) }}{{ missing is defined }}{{ 7 // 2 * 2 + 1 }}";
+    let (_, template) = load(source);
+    let messages = user_messages(&[" hello you ", "hi all"]);
+    let text = template.render(&messages).unwrap();
+    let expected = "<user>HELLO YOU<second>-[0, 2] uoy olleh ,lla ih,\
+        {\"a\": [1, 2.5, null], \"b\": true}12user+userhin=32False7";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_long_conversation_stays_within_the_byte_budget() {
+    let text = "word ".repeat(2000);
+    let contents = [text.as_str(); 200];
+    let (_, template) = load(LLAMA);
+    let rendered = template.render(&user_messages(&contents)).unwrap();
+    assert!(rendered.len() > 1_900_000, "{}", rendered.len());
 }
 
 #[test]
