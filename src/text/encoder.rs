@@ -3,7 +3,9 @@
 //! Invariant: the ids of added tokens are those that `transformers` gives them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::panic;
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokenizers::{
     AddedToken, DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper,
@@ -24,7 +26,7 @@ pub(super) type Encoder = TokenizerImpl<
 
 /// Reads `tokenizer.json` and adds the tokens that only `tokenizer_config.json` has.
 pub(super) fn read(json: &[u8], config: &Value) -> Result<Encoder, TextError> {
-    let mut encoder = Encoder::from_bytes(json).map_err(|error| bad(error.to_string()))?;
+    let mut encoder = parse(json)?;
     // Padding and truncation are for training. In serving they would change prompts silently.
     encoder
         .with_padding(None)
@@ -36,6 +38,15 @@ pub(super) fn read(json: &[u8], config: &Value) -> Result<Encoder, TextError> {
     })?;
     check_added_tokens(&encoder)?;
     Ok(encoder)
+}
+
+/// Parses `tokenizer.json`. The library panics on some malformed files.
+fn parse(json: &[u8]) -> Result<Encoder, TextError> {
+    serde_json::from_slice::<IgnoredAny>(json).map_err(|error| bad(error.to_string()))?;
+    match panic::catch_unwind(|| Encoder::from_bytes(json)) {
+        Ok(encoder) => encoder.map_err(|error| bad(error.to_string())),
+        Err(_) => Err(bad("the tokenizer library panics on this file".to_owned())),
+    }
 }
 
 /// Refuses an added token that the normalizer makes empty: the library would find it everywhere.

@@ -133,6 +133,10 @@ fn errors_name_the_file() {
     };
     let error = |result: Result<Tokenizer, TextError>| result.err().unwrap().to_string();
     assert!(error(load(b"{", None, 258)).starts_with("tokenizer.json: "));
+    // The library panics on a decoder that is not JSON.
+    let broken = String::from_utf8(json.clone()).unwrap();
+    let broken = broken.replace(r#""decoder":{"#, r#""decoder":{;"#);
+    assert!(error(load(broken.as_bytes(), None, 258)).starts_with("tokenizer.json: "));
     assert!(error(load(&json, Some(b"["), 258)).starts_with("tokenizer_config.json: "));
     let mut no_decoder: Value = serde_json::from_slice(&json).unwrap();
     no_decoder["decoder"] = Value::Null;
