@@ -13,6 +13,7 @@ mod access;
 mod chat;
 mod completions;
 mod connections;
+mod corpus;
 mod logprobs;
 mod malformed;
 mod malformed_random;
