@@ -7,6 +7,7 @@
 //!
 //! Invariant: every error in flags, files or the model is found before the server is ready.
 
+mod allocator;
 mod listen;
 mod load;
 mod signals;
@@ -45,6 +46,7 @@ const ENGINE_PANICKED: &str = "the engine thread panicked; its message is above"
 /// If the flags, the checkpoint or the machine make it impossible. The error says what is wrong.
 pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     start_logging(config.operation.log_json);
+    allocator::return_large_blocks();
     let addresses = listen::addresses(&config.network)?;
     let roster = tenants::roster(config, listen::are_loopback(&addresses))?;
     let access = listen::access(&config.network, &addresses, roster.is_some())?;

@@ -75,6 +75,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),
     ("httparse", &["src/api/connection/head_scan.rs"]),
+    ("libc", &["src/startup/allocator.rs"]),
     ("parking_lot", &["src/model/pool/"]),
     ("rustix", &["src/startup/listen.rs"]),
     ("sha2", &["src/tenants/keys.rs"]),
@@ -118,6 +119,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/model/pool/mod.rs",
     "src/model/pool/slots.rs",
     "src/model/checkpoint/files.rs",
+    "src/startup/allocator.rs",
 ];
 
 const TOP_LEVEL: &[&str] = &[
