@@ -81,7 +81,7 @@ pub(crate) fn random_policy(random: &mut Random) -> Policy {
             inter_token_target: random.between(1000, 20_000),
             min_step,
             max_step: random.between(min_step, 20_000),
-            is_strict: random.percent(30),
+            is_strict: min_step.is_multiple_of(3),
         }
     };
     Policy {

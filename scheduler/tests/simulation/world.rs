@@ -229,7 +229,7 @@ impl World {
             let deadline_factor = if self.clock.pace == Pace::Instant {
                 1
             } else {
-                5
+                4
             };
             let mut random = self.random.clone();
             let longest_sequence = |tenant| self.longest_sequence(tenant);
@@ -367,6 +367,7 @@ impl World {
             }
             Fate::Dropped => {
                 drop(step);
+                self.now += duration; // So the next plan has less time.
                 self.check_evictions(&before);
                 coverage.dropped_steps += 1;
             }
