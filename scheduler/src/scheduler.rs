@@ -7,7 +7,7 @@ use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
 use crate::{
-    Batch, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Policy, PublicPrefix,
+    Batch, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Page, Policy, PublicPrefix,
     Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StepShape, TenantId, TenantPolicy,
     TenantState, TenantsError, TokenId,
 };
@@ -175,6 +175,11 @@ impl Scheduler {
     /// Forgets every cached page that no running sequence uses.
     pub fn reset_prefix_cache(&mut self) {
         self.state.pool.forget_unpinned();
+    }
+
+    /// Returns the pages whose content no request will read. They stay free until the next plan.
+    pub fn free_pages(&self) -> &[Page] {
+        self.state.pool.free()
     }
 
     /// Returns the state in numbers.

@@ -1,9 +1,9 @@
-//! Measures the cost of a step: times a few hand-built steps before the engine takes requests.
+//! Measures the cost of a step: times a few hand-built steps before the engine takes requests, and
+//! again in an idle moment if other work disturbed that.
 //!
 //! The steps write into pages that are all free, so no request reads what they wrote. The steps
 //! with a long history do not compute that history: they read unwritten memory. Caches serve such
-//! memory faster than a real history, and the scheduler corrects its predictions by the times of
-//! real steps.
+//! memory faster than a real history, and real steps teach the scheduler the difference.
 
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use sterna_scheduler::{
 use super::batch_runner::BatchRunner;
 use super::batch_sampler::Continuation;
 use super::forward::Forward;
+use super::interference::{Interference, InterferenceCounters};
 use super::sampling_params::SamplingParams;
 
 /// The time for the whole calibration. A machine that is too slow for one round of the small steps
@@ -30,11 +31,44 @@ const LONG_CONTEXT: usize = 1024;
 /// The number of sequences in a step that measures attention.
 const LONG_SEQUENCES: usize = 4;
 
+/// The ratio of a step's median time to its fastest, in the mean of all steps, beyond which the
+/// measurement was disturbed.
+const MAX_SPREAD: f64 = 1.2;
+
+/// How long the engine is idle before it measures again. After each disturbed measurement it is
+/// twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// The measured cost of a step, and what other work did meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Calibration {
+    pub(super) cost: CostModel,
+    spread: f64, // The mean ratio of a step's median time to its fastest.
+    interference: Interference,
+}
+
+/// A measurement that waits for an idle moment.
+pub(super) struct Recalibration {
+    limits: Limits,
+    pause: Duration,
+}
+
 /// Times steps and fits a cost model to them. All pages that `limits` allow are free. The sampler
 /// takes part, so that its memory is warm for the first request.
-pub(super) fn calibrate<F: Forward>(runner: &mut BatchRunner<F>, limits: &Limits) -> CostModel {
-    let started = Instant::now();
-    let mut steps = calibration_steps(limits);
+pub(super) fn calibrate<F: Forward>(runner: &mut BatchRunner<F>, limits: &Limits) -> Calibration {
+    let pages: Vec<Page> = (0..limits.pages).map(Page::new).collect();
+    let steps = calibration_steps(limits, &pages);
+    measure(runner, steps, || false).expect("nothing interrupts the measurement")
+}
+
+/// Times steps until `is_interrupted`, which returns `None`.
+fn measure<F: Forward>(
+    runner: &mut BatchRunner<F>,
+    mut steps: Vec<CalibrationStep>,
+    is_interrupted: impl Fn() -> bool,
+) -> Option<Calibration> {
+    let (started, before) = (Instant::now(), InterferenceCounters::read());
     // The first step finds cold caches, sleeping threads and unmapped pages. So the largest of the
     // small steps runs once, untimed.
     let small = steps.iter().filter(|step| !step.is_large);
@@ -46,29 +80,111 @@ pub(super) fn calibrate<F: Forward>(runner: &mut BatchRunner<F>, limits: &Limits
         if step.is_large && started.elapsed() + 3 * longest > TIME_LIMIT {
             continue;
         }
-        step.fastest = time(runner, &step.batch);
-        longest = longest.max(step.fastest);
+        if is_interrupted() {
+            return None;
+        }
+        step.times.push(time(runner, &step.batch));
+        longest = longest.max(step.fastest());
     }
-    steps.retain(|step| step.fastest > Duration::ZERO);
+    steps.retain(|step| !step.times.is_empty());
     for _ in 1..REPETITIONS {
         for step in &mut steps {
-            if started.elapsed() + step.fastest <= TIME_LIMIT {
-                step.fastest = step.fastest.min(time(runner, &step.batch));
+            if started.elapsed() + step.fastest() > TIME_LIMIT {
+                continue;
             }
+            if is_interrupted() {
+                return None;
+            }
+            step.times.push(time(runner, &step.batch));
         }
     }
+    let calibration = evaluate(&mut steps, InterferenceCounters::read().since(&before));
+    calibration.report(started.elapsed(), steps.len());
+    Some(calibration)
+}
+
+/// Fits a cost model to the fastest times.
+fn evaluate(steps: &mut [CalibrationStep], interference: Interference) -> Calibration {
     let samples: Vec<(StepShape, Nanos)> = steps
         .iter()
-        .map(|step| (step.shape, step.fastest.as_nanos() as Nanos))
+        .map(|step| (step.shape, step.fastest().as_nanos() as Nanos))
         .collect();
-    let cost = CostModel::fit(&samples);
-    tracing::info!(
-        milliseconds = started.elapsed().as_millis() as u64,
-        samples = samples.len(),
-        ?cost,
-        "measured the cost of a step"
-    );
-    cost
+    let repeated = steps.iter_mut().filter(|step| step.times.len() > 2);
+    let spreads: Vec<f64> = repeated.map(CalibrationStep::spread).collect();
+    Calibration {
+        cost: CostModel::fit(&samples),
+        spread: spreads.iter().sum::<f64>() / spreads.len().max(1) as f64,
+        interference,
+    }
+}
+
+impl Calibration {
+    /// Returns whether other work made steps longer. A machine so slow that no step was repeated
+    /// may have been disturbed too, but measuring again would not tell.
+    pub(super) fn is_disturbed(&self) -> bool {
+        self.spread > MAX_SPREAD || self.interference.is_large()
+    }
+
+    fn report(&self, took: Duration, samples: usize) {
+        let milliseconds = took.as_millis() as u64;
+        let Calibration {
+            cost,
+            spread,
+            interference,
+        } = self;
+        if self.is_disturbed() {
+            tracing::warn!(
+                milliseconds,
+                samples,
+                ?cost,
+                spread,
+                ?interference,
+                "other work disturbed the measurement of the cost of a step; the server measures \
+                 again when it is idle"
+            );
+        } else {
+            tracing::info!(
+                milliseconds,
+                samples,
+                ?cost,
+                spread,
+                "measured the cost of a step"
+            );
+        }
+    }
+}
+
+impl Recalibration {
+    /// Returns the measurement to repeat, if `calibration` was disturbed.
+    pub(super) fn after(calibration: &Calibration, limits: &Limits) -> Option<Recalibration> {
+        calibration.is_disturbed().then(|| Recalibration {
+            limits: limits.clone(),
+            pause: FIRST_PAUSE,
+        })
+    }
+
+    /// Returns how long the engine is idle before the measurement.
+    pub(super) fn pause(&self) -> Duration {
+        self.pause
+    }
+
+    /// Measures the small steps in `free` pages. Returns `None` if it `is_interrupted` or disturbed
+    /// again. It takes at most [`TIME_LIMIT`], and an interruption waits for at most one step.
+    pub(super) fn measure<F: Forward>(
+        &mut self,
+        runner: &mut BatchRunner<F>,
+        free: &[Page],
+        is_interrupted: impl Fn() -> bool,
+    ) -> Option<CostModel> {
+        let mut steps = calibration_steps(&self.limits, free);
+        steps.retain(|step| !step.is_large);
+        let calibration = measure(runner, steps, is_interrupted)?;
+        if calibration.is_disturbed() {
+            self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+            return None;
+        }
+        Some(calibration.cost)
+    }
 }
 
 /// A step whose time is measured.
@@ -76,24 +192,26 @@ struct CalibrationStep {
     batch: Batch,
     shape: StepShape,
     is_large: bool, // Runs only if there is time for it.
-    fastest: Duration,
+    times: Vec<Duration>,
 }
 
 impl CalibrationStep {
     /// Returns a step of `count` sequences. Each has `tokens` tokens after a history of `history`
-    /// tokens, in its own pages.
-    fn new(count: usize, history: usize, tokens: usize, logits: usize) -> CalibrationStep {
+    /// tokens, in its own part of `free`.
+    fn new(
+        free: &[Page],
+        count: usize,
+        (history, tokens): (usize, usize),
+        logits: usize,
+    ) -> CalibrationStep {
         let mut batch = Batch::new();
         let mut shape = StepShape::default();
         let ids = vec![TokenId::default(); tokens];
         let pages = (history + tokens).div_ceil(PAGE_TOKENS);
         for index in 0..count {
-            let first = index * pages;
-            let table: Vec<Page> = (first..first + pages)
-                .map(|page| Page::new(page as u32))
-                .collect();
+            let table = &free[index * pages..][..pages];
             let id = SequenceId::new(index as u32, 0);
-            batch.push_row(id, history, &ids, &table, logits);
+            batch.push_row(id, history, &ids, table, logits);
             shape = shape.plus(match tokens {
                 1 => StepShape {
                     logits: logits as u64,
@@ -106,8 +224,20 @@ impl CalibrationStep {
             batch,
             shape,
             is_large: false,
-            fastest: Duration::ZERO,
+            times: Vec::with_capacity(REPETITIONS),
         }
+    }
+
+    /// Returns the shortest time, or 0 if the step did not run.
+    fn fastest(&self) -> Duration {
+        self.times.iter().min().copied().unwrap_or_default()
+    }
+
+    /// Returns the ratio of the median time to the shortest. The step has run.
+    fn spread(&mut self) -> f64 {
+        self.times.sort_unstable();
+        let median = self.times[self.times.len() / 2];
+        median.as_secs_f64() / self.fastest().as_secs_f64().max(1e-9)
     }
 
     /// Returns the number of pages that the step uses.
@@ -124,10 +254,10 @@ impl CalibrationStep {
     }
 }
 
-/// Returns the steps to time, as far as `limits` allow. They measure tokens, keys of decodes, keys
-/// of a chunk and logits; then come the large steps.
-fn calibration_steps(limits: &Limits) -> Vec<CalibrationStep> {
-    let pages = limits.pages as usize;
+/// Returns the steps to time, as far as `limits` and the `free` pages allow. They measure tokens,
+/// keys of decodes, keys of a chunk and logits; then come the large steps.
+fn calibration_steps(limits: &Limits, free: &[Page]) -> Vec<CalibrationStep> {
+    let pages = free.len();
     let running = limits.max_running as usize;
     let sequences = running.min(pages).min(limits.max_batch_tokens());
     let longest = usize::try_from(limits.longest_sequence()).unwrap_or(usize::MAX);
@@ -135,30 +265,33 @@ fn calibration_steps(limits: &Limits) -> Vec<CalibrationStep> {
     // Each token has its own sequence, or all are in one if the limits allow fewer sequences.
     let tokens = |count| {
         if count <= sequences {
-            Some(CalibrationStep::new(count, 0, 1, 0))
+            Some(CalibrationStep::new(free, count, (0, 1), 0))
         } else {
-            (count <= longest.min(limits.max_batch_tokens()))
-                .then(|| CalibrationStep::new(1, 0, count, 0))
+            let longest = longest
+                .min(limits.max_batch_tokens())
+                .min(pages * PAGE_TOKENS);
+            (count <= longest).then(|| CalibrationStep::new(free, 1, (0, count), 0))
         }
     };
     let small = [1, 2, 4, 8, 16].into_iter().filter_map(tokens);
     let mut steps: Vec<CalibrationStep> = small.collect();
-    if long > PAGE_TOKENS {
+    if long > PAGE_TOKENS && long <= pages * PAGE_TOKENS {
         let count = LONG_SEQUENCES
             .min(sequences)
             .min(pages / (long / PAGE_TOKENS));
-        steps.push(CalibrationStep::new(count, long - 1, 1, 0));
-        steps.push(CalibrationStep::new(1, long - PAGE_TOKENS, PAGE_TOKENS, 0));
+        let chunk = (long - PAGE_TOKENS, PAGE_TOKENS);
+        steps.push(CalibrationStep::new(free, count, (long - 1, 1), 0));
+        steps.push(CalibrationStep::new(free, 1, chunk, 0));
     }
     for count in [1, 4] {
         if count <= sequences {
-            steps.push(CalibrationStep::new(count, 0, 1, 1));
+            steps.push(CalibrationStep::new(free, count, (0, 1), 1));
         }
     }
     let large = [32, 64, 128].into_iter().filter_map(tokens);
     steps.extend(large.map(CalibrationStep::large));
     if sequences >= 16 {
-        steps.push(CalibrationStep::new(16, 0, 1, 1).large());
+        steps.push(CalibrationStep::new(free, 16, (0, 1), 1).large());
     }
     steps
 }
@@ -185,7 +318,10 @@ fn time<F: Forward>(runner: &mut BatchRunner<F>, batch: &Batch) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+    use crate::model::toy;
 
     /// The model only runs steps that it could also run in service.
     #[test]
@@ -206,7 +342,13 @@ mod tests {
                 prefill_chunk: 16,
                 max_sequence_tokens,
             };
-            for CalibrationStep { batch, shape, .. } in calibration_steps(&limits) {
+            // Fewer and other pages may be free than at the start.
+            let free = (0..pages)
+                .rev()
+                .step_by(2)
+                .map(Page::new)
+                .collect::<Vec<_>>();
+            for CalibrationStep { batch, shape, .. } in calibration_steps(&limits, &free) {
                 assert!(
                     batch.token_count() <= limits.max_batch_tokens(),
                     "{limits:?}"
@@ -224,10 +366,77 @@ mod tests {
                 used.sort_unstable();
                 used.dedup();
                 assert_eq!(used.len(), count, "pages are distinct");
-                assert!(used.iter().all(|&page| page < pages as usize), "{limits:?}");
+                let is_free = |&page: &usize| free.iter().any(|free| free.index() == page);
+                assert!(used.iter().all(is_free), "{limits:?}");
                 let end = batch.rows().iter().map(|row| row.end()).max();
                 assert!(end <= Some(max_sequence_tokens as usize), "{limits:?}");
             }
         }
+    }
+
+    fn steps(times: &[[u64; 4]]) -> Vec<CalibrationStep> {
+        let free: Vec<Page> = (0..4).map(Page::new).collect();
+        let step = |times: &[u64; 4]| CalibrationStep {
+            times: times.map(Duration::from_millis).to_vec(),
+            ..CalibrationStep::new(&free, 1, (0, 1), 0)
+        };
+        times.iter().map(step).collect()
+    }
+
+    #[test]
+    fn repetitions_that_differ_show_a_disturbance() {
+        let spread_of = |times: &[[u64; 4]]| {
+            let calibration = evaluate(&mut steps(times), Interference::default());
+            (calibration.is_disturbed(), calibration.cost)
+        };
+        let calm = [[20, 21, 20, 22], [21, 20, 20, 20]];
+        let (is_disturbed, cost) = spread_of(&calm);
+        let predicted = cost.predict(steps(&calm)[0].shape);
+        assert!(
+            !is_disturbed && predicted.abs_diff(20_000_000) < 200_000,
+            "{cost:?}"
+        );
+        // One long repetition is no disturbance.
+        assert!(!spread_of(&[[20, 90, 20, 21]; 3]).0);
+        assert!(spread_of(&[[20, 31, 44, 27]; 3]).0);
+        let waited = Interference {
+            waited: 0.4,
+            ..Interference::default()
+        };
+        assert!(evaluate(&mut steps(&calm), waited).is_disturbed());
+    }
+
+    #[test]
+    fn a_command_interrupts_the_measurement_after_at_most_one_step() {
+        let limits = Limits {
+            pages: 8,
+            max_running: 4,
+            max_queued: 1,
+            max_queued_time: u64::MAX,
+            step_tokens: 48,
+            prefill_chunk: 16,
+            max_sequence_tokens: 64,
+        };
+        let model = toy::model(1);
+        let kv_store = Forward::new_kv_store(&model, 8).unwrap();
+        let mut runner = BatchRunner::new(model, kv_store);
+        let mut recalibration = Recalibration {
+            limits,
+            pause: FIRST_PAUSE,
+        };
+        let free: Vec<Page> = (2..8).map(Page::new).collect();
+        for steps in [0, 1, 5] {
+            let asked = Cell::new(0);
+            let cost = recalibration.measure(&mut runner, &free, || {
+                asked.set(asked.get() + 1);
+                asked.get() > steps
+            });
+            assert_eq!((cost, asked.get()), (None, steps + 1));
+        }
+        assert_eq!(
+            recalibration.pause(),
+            FIRST_PAUSE,
+            "an interruption is no disturbance"
+        );
     }
 }

@@ -106,6 +106,11 @@ impl CommandReceiver {
         Some(submission)
     }
 
+    /// Returns whether both queues are empty.
+    pub(super) fn is_empty(&self) -> bool {
+        self.submissions.is_empty() && self.control.is_empty()
+    }
+
     /// Blocks until a queue has a message, the last [`CommandSender`] is dropped, or `limit` has
     /// passed.
     pub(super) fn wait(&self, limit: Option<Duration>) {

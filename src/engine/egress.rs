@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{FinishReason, SequenceId, Snapshot, TenantId, TenantState};
+use sterna_scheduler::{CostModel, FinishReason, SequenceId, Snapshot, TenantId, TenantState};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::request::{StreamEvent, SubmitError};
@@ -43,6 +43,8 @@ pub(super) struct StepOutput {
     pub(super) snapshot: Snapshot,
     /// The tenants whose gauges are due.
     pub(super) tenants: Vec<(TenantId, TenantState)>,
+    /// The cost of a step, if it was measured again.
+    pub(super) recalibrated: Option<CostModel>,
     pub(super) updates: Vec<RequestUpdate>,
 }
 
@@ -116,6 +118,9 @@ impl Egress {
             self.metrics.snapshot(&output.snapshot);
             for (id, state) in &output.tenants {
                 self.metrics.tenant(*id, *state);
+            }
+            if let Some(cost) = &output.recalibrated {
+                self.metrics.calibrated(cost);
             }
             if let Some(times) = &output.times {
                 self.metrics.step(times);

@@ -18,6 +18,7 @@ mod direct;
 mod egress;
 mod forward;
 mod handle;
+mod interference;
 mod lane_quota;
 mod request;
 mod sampler;

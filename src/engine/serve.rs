@@ -18,7 +18,7 @@ use sterna_scheduler::{CostModel, Event, FinishReason, Micros, Request, Schedule
 
 use super::batch_runner::BatchRunner;
 use super::batch_sampler::DrawOutcome;
-use super::calibrate::calibrate;
+use super::calibrate::{Recalibration, calibrate};
 use super::clock::micros;
 use super::commands::{CommandReceiver, Control, FailedCharge, SharedRequest, Submission, Ticket};
 use super::config::EngineConfig;
@@ -44,9 +44,14 @@ pub(super) fn serve<F: Forward>(
         pin_to_first_core();
     }
     let mut runner = BatchRunner::new(model, kv_store);
-    let cost = config
-        .cost
-        .unwrap_or_else(|| calibrate(&mut runner, &config.limits));
+    let (cost, recalibration) = match config.cost {
+        Some(cost) => (cost, None),
+        None => {
+            let calibration = calibrate(&mut runner, &config.limits);
+            let again = Recalibration::after(&calibration, &config.limits);
+            (calibration.cost, again)
+        }
+    };
     let mut scheduler = Scheduler::new(config.limits, config.policy);
     scheduler.calibrate(cost);
     for prefix in config.public_prefixes {
@@ -66,6 +71,8 @@ pub(super) fn serve<F: Forward>(
         commands,
         outputs,
         publishing: Duration::ZERO,
+        recalibration,
+        recalibrated: None,
     };
     while !thread.is_over() {
         thread.turn();
@@ -92,6 +99,8 @@ struct EngineThread<F: Forward> {
     commands: CommandReceiver,
     outputs: mpsc::Sender<StepOutput>,
     publishing: Duration, // The time that the last publication took.
+    recalibration: Option<Recalibration>, // Due when the engine is idle for a while.
+    recalibrated: Option<CostModel>, // Since the last publication.
 }
 
 /// The engine thread's part of a request's state. The scheduler has another part, and so has the
@@ -320,6 +329,7 @@ impl<F: Forward> EngineThread<F> {
             times,
             snapshot,
             tenants,
+            recalibrated: self.recalibrated.take(),
             updates,
         };
         self.outputs
@@ -328,14 +338,40 @@ impl<F: Forward> EngineThread<F> {
     }
 
     /// Called when no request runs or waits: blocks until a command comes or the drain deadline
-    /// passes.
-    fn wait(&self) {
+    /// passes. If the cost of a step is to be measured again, it does that after a pause.
+    fn wait(&mut self) {
         if self.is_over() {
+            return;
+        }
+        if let Some(recalibration) = &self.recalibration
+            && self.drain_deadline.is_none()
+        {
+            let (pause, began) = (recalibration.pause(), Instant::now());
+            self.commands.wait(Some(pause));
+            if began.elapsed() >= pause && self.commands.is_empty() {
+                self.recalibrate();
+            }
             return;
         }
         let now = self.commands.shared.clock.micros(Instant::now());
         let left = |deadline: Micros| Duration::from_micros(deadline.saturating_sub(now));
         self.commands.wait(self.drain_deadline.map(left));
+    }
+
+    /// Measures the cost of a step again, until a command comes. The cached prefixes stay, because
+    /// the measurement writes only into free pages.
+    fn recalibrate(&mut self) {
+        let Some(recalibration) = &mut self.recalibration else {
+            return;
+        };
+        let (commands, steps) = (&self.commands, &mut self.steps);
+        let free = steps.scheduler.free_pages();
+        let measured = recalibration.measure(&mut steps.runner, free, || !commands.is_empty());
+        if let Some(cost) = measured {
+            steps.scheduler.calibrate(cost);
+            self.recalibration = None;
+            self.recalibrated = Some(cost);
+        }
     }
 }
 

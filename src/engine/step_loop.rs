@@ -32,7 +32,7 @@ pub struct StepOutcome {
     pub times: PhaseTimes,
     /// The predicted time of forward pass and draws.
     pub predicted: Duration,
-    /// The same prediction without the scheduler's correction since the calibration.
+    /// The same prediction by the calibration alone.
     pub calibrated: Duration,
     /// When the tokens were drawn.
     pub drawn_at: Instant,

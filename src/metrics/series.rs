@@ -114,8 +114,8 @@ groups! {
         // The parts of a `CostModel`, in the order of its fields.
         cost: [Gauge; 12] = gauges(
             "sterna_step_cost_seconds",
-            "Cost of a part of a step, measured at start: steps of 1 to 128 tokens, 1,024 keys, \
-             the output head, one row of logits.",
+            "Cost of a part of a step, as calibrated: steps of 1 to 128 tokens, 1,024 keys, the \
+             output head, one row of logits.",
             "part",
             ["rows_1", "rows_2", "rows_4", "rows_8", "rows_16", "rows_32", "rows_64", "rows_128",
              "kilo_decode_keys", "kilo_chunk_keys", "head", "logit"]);

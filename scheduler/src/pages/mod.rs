@@ -126,6 +126,11 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.held(tenant) - self.cold.len_of(tenant) as u32
     }
 
+    /// Returns the free pages.
+    pub(crate) fn free(&self) -> &[Page] {
+        &self.free
+    }
+
     /// Returns the number of pages that are free or can be evicted.
     pub(crate) fn available_to_all(&self) -> usize {
         self.free.len() + self.cold.len()
