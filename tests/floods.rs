@@ -1,0 +1,243 @@
+//! Floods of connections against the server program: idle streams and slow senders.
+//!
+//! At full size they also check times, and need 12,000 open files (`ulimit -n`):
+//! `STERNA_FLOODS=long cargo test --release --test floods -- --nocapture --test-threads 1`
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot unwrap a value has failed"
+)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{interval, timeout};
+
+/// A timeout that only a hanging test reaches.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Memory that does not depend on the number of connections, such as the allocator's arenas.
+const FIXED_BYTES: usize = 8 << 20;
+/// Files that the server may open beside its connections, such as those of its timers.
+const OTHER_FILES: usize = 4;
+
+fn is_long() -> bool {
+    std::env::var("STERNA_FLOODS").is_ok_and(|extent| extent == "long")
+}
+
+/// Returns the size of a flood.
+fn size(short: usize, long: usize) -> usize {
+    if is_long() { long } else { short }
+}
+
+/// A server process with the demo model. It is killed at the end of the test.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(flags: &[&str]) -> Server {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["--port", "0", "--threads", "1"])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let address = lines.map_while(Result::ok).find_map(|line| {
+            let rest = &line[line.find("http://")? + "http://".len()..];
+            rest.split_whitespace().next().map(str::to_owned)
+        });
+        Server {
+            process,
+            address: address.expect("the server names its address"),
+        }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).await.unwrap()
+    }
+
+    /// Returns the resident memory of the process in bytes.
+    fn memory(&self) -> usize {
+        let path = format!("/proc/{}/status", self.process.id());
+        let status = std::fs::read_to_string(path).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = resident.unwrap().split_whitespace().next().unwrap();
+        kib.parse::<usize>().unwrap() << 10
+    }
+
+    /// Returns the number of open files of the process.
+    fn files(&self) -> usize {
+        let path = format!("/proc/{}/fd", self.process.id());
+        std::fs::read_dir(path).unwrap().count()
+    }
+
+    /// Asks for a short answer on a connection of its own. Returns how long it took.
+    async fn answer(&self) -> Duration {
+        let start = Instant::now();
+        let mut client = self.connect().await;
+        let request = post(8, false).replace("host:", "connection: close\r\nhost:");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = client.read_to_string(&mut answer);
+        timeout(5 * PATIENCE, read)
+            .await
+            .expect("an answer")
+            .unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        start.elapsed()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// Returns a request for `tokens` tokens.
+fn post(tokens: u32, stream: bool) -> String {
+    let body = json!({
+        "prompt": "Count.", "max_tokens": tokens, "ignore_eos": true, "stream": stream,
+    });
+    let (body, path) = (body.to_string(), "/v1/completions");
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Reads until `text` has arrived.
+async fn read_until(client: &mut TcpStream, text: &str) {
+    let mut read = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&read).contains(text) {
+            // The text may be split between this part and the one before.
+            read.drain(..read.len().saturating_sub(text.len()));
+            let count = client.read_buf(&mut read).await.unwrap();
+            assert!(count > 0, "{}", String::from_utf8_lossy(&read));
+        }
+    };
+    timeout(5 * PATIENCE, reading)
+        .await
+        .expect("the text arrives");
+}
+
+#[tokio::test]
+async fn idle_streams_take_little_memory() {
+    let count = size(300, 10_000);
+    let server = Server::start(&[
+        "--max-connections",
+        "11000",
+        "--max-queued",
+        "11000",
+        "--max-queued-seconds",
+        "86400",
+        "--max-running",
+        "1",
+    ]);
+    server.answer().await;
+    let base = server.memory();
+    let mut idle = Vec::new();
+    for _ in 0..count {
+        let mut client = server.connect().await;
+        client.write_all(post(900, true).as_bytes()).await.unwrap();
+        idle.push(client);
+    }
+    for client in &mut idle {
+        read_until(client, "text/event-stream").await;
+    }
+    let each = server.memory().saturating_sub(base);
+    println!(
+        "{count} idle streams: {} MB above the base",
+        each / 1_000_000
+    );
+    assert!(each <= count * 24_000 + if is_long() { 0 } else { FIXED_BYTES });
+}
+
+/// Sends `beginning`, then a byte each second, until the server closes the connection. Returns how
+/// long the connection was open.
+async fn dribble(address: String, beginning: String) -> Duration {
+    let start = Instant::now();
+    let client = TcpStream::connect(address).await.unwrap();
+    let (mut reader, mut writer) = client.into_split();
+    let writing = async {
+        let mut second = interval(Duration::from_secs(1));
+        if writer.write_all(beginning.as_bytes()).await.is_ok() {
+            while writer.write_all(b"x").await.is_ok() {
+                second.tick().await;
+            }
+        }
+        std::future::pending().await
+    };
+    let mut answer = Vec::new();
+    tokio::select! {
+        _ = reader.read_to_end(&mut answer) => {} // The connection may end with a reset.
+        () = writing => {}
+    }
+    start.elapsed()
+}
+
+#[tokio::test]
+async fn slow_senders_are_disconnected_and_others_are_served() {
+    let server = Server::start(&[]);
+    let files = server.files();
+    server.answer().await;
+    let base = server.memory();
+    let body = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n\
+                content-type: application/json\r\ncontent-length: 2000000\r\n\r\n{";
+    let mut flood = JoinSet::new();
+    for (count, beginning) in [
+        (size(100, 5000), "GET / HTTP/1.1\r\nx: "),
+        (size(20, 1000), body),
+    ] {
+        for _ in 0..count {
+            flood.spawn(dribble(server.address.clone(), beginning.to_owned()));
+        }
+    }
+    let count = flood.len();
+    let mut slowest_answer = Duration::ZERO;
+    let mut longest = Duration::ZERO;
+    let reaping = async {
+        while let Some(open) = flood.join_next().await {
+            longest = longest.max(open.unwrap());
+        }
+    };
+    let answering = async {
+        for _ in 0..10 {
+            slowest_answer = slowest_answer.max(server.answer().await);
+        }
+    };
+    let ((), ()) = tokio::join!(
+        async {
+            timeout(PATIENCE, reaping)
+                .await
+                .expect("the server ends slow connections")
+        },
+        answering
+    );
+    let above = server.memory().saturating_sub(base);
+    println!(
+        "{count} slow senders: open for at most {longest:.1?}; slowest answer meanwhile \
+         {slowest_answer:.2?}; then {} MB above the base",
+        above / 1_000_000
+    );
+    assert!(!is_long() || longest <= Duration::from_secs(15));
+    let closed = async {
+        while server.files() > files + OTHER_FILES {
+            tokio::task::yield_now().await
+        }
+    };
+    timeout(PATIENCE, closed)
+        .await
+        .expect("the server closes its files");
+}
