@@ -101,7 +101,8 @@ pub(crate) async fn kill(extent: Extent, findings: &mut Findings) {
     findings.check_time(&figure, median <= MAX_RESTART);
 }
 
-async fn answer(server: &Process) -> String {
+/// Returns the answer to a fixed question, which is always the same.
+pub(crate) async fn answer(server: &Process) -> String {
     let body = json!({
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 8, "temperature": 0,

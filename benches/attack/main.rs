@@ -16,6 +16,7 @@ mod outcome;
 mod overload;
 mod process;
 mod soak;
+mod syscalls;
 
 use std::time::Instant;
 
@@ -97,6 +98,7 @@ fn main() {
         "overload",
         "neighbour",
         "memory",
+        "syscalls",
     ];
     if let Some(word) = words.iter().find(|word| !known.contains(word)) {
         eprintln!("'{word}' is not an attack; there are: {}", known.join(", "));
@@ -124,6 +126,7 @@ fn main() {
                 "sigkill" => ending::kill(extent, &mut findings).await,
                 "overload" => overload::overload(extent, &mut findings).await,
                 "neighbour" => overload::neighbour(extent, &mut findings).await,
+                "syscalls" => syscalls::run(extent, &mut findings).await,
                 _ => memory::run(extent, &mut findings).await,
             }
         });

@@ -24,7 +24,8 @@ pub(crate) fn program() -> &'static Path {
 
 /// A server process on a free loopback port. Dropping it kills the process.
 pub(crate) struct Process {
-    child: Child,
+    /// `None` if another process started the server.
+    child: Option<Child>,
     pub(crate) address: SocketAddr,
 }
 
@@ -63,15 +64,24 @@ impl Process {
                 rest.split_whitespace().next()?.parse().ok()
             })
             .expect("the server names its address");
-        let process = Process { child, address };
+        let process = Process {
+            child: Some(child),
+            address,
+        };
         while process.get("/ready").await.0 != 200 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         process
     }
 
+    /// Returns a server that another process started and ends.
+    pub(crate) fn of_another(address: SocketAddr) -> Process {
+        let child = None;
+        Process { child, address }
+    }
+
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+        self.child.as_ref().expect("we started the server").id()
     }
 
     /// Returns status and body of `path`. The status is 0 if no answer comes.
@@ -142,14 +152,17 @@ impl Process {
 
     /// Waits until the process has ended.
     pub(crate) fn wait(mut self) -> ExitStatus {
-        self.child.wait().expect("the process is our child")
+        let child = self.child.as_mut().expect("we started the server");
+        child.wait().expect("the process is our child")
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail if the process has ended.
-        drop(self.child.kill());
-        drop(self.child.wait());
+        if let Some(child) = &mut self.child {
+            // Both fail if the process has ended.
+            drop(child.kill());
+            drop(child.wait());
+        }
     }
 }

@@ -165,7 +165,7 @@ pub struct NetworkFlags {
     /// other machines can reach, all hosts are allowed unless this flag is given. `*` allows all.
     #[arg(long, value_name = "HOST")]
     pub allowed_host: Vec<String>,
-    /// Origin whose pages may use the server from a browser, such as https://example.com; may be
+    /// Origin whose pages may use the server from a browser, such as `https://example.com`; may be
     /// repeated. `*` allows all. Without this flag only the server's own page can use it.
     #[arg(long, value_name = "ORIGIN")]
     pub allowed_origin: Vec<String>,
