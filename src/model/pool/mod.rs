@@ -12,8 +12,10 @@
     reason = "a job borrows from its caller, and a long-lived thread cannot have that lifetime"
 )]
 
+mod handoff;
 mod shares;
 mod slots;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod wake;
@@ -21,16 +23,17 @@ mod wake;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
 use crate::cores;
 use crate::fault::{self, Place};
+use handoff::Handoff;
 pub(super) use shares::{ranges, split_rows};
 use slots::{SlotMemory, Slots};
-use wake::{BetweenChecks, WakeSignal};
+use wake::BetweenChecks;
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
 
@@ -46,31 +49,11 @@ pub(super) struct Pool {
 
 /// What the caller and the worker threads share.
 struct PoolShared {
-    threads: u64,
-    between_checks: BetweenChecks,
-    current: OwnLine<CurrentJob>,
-    /// How often a thread has finished a job. It sums over all jobs, so that no job resets it.
-    finished: OwnLine<AtomicU64>,
-    stop: AtomicBool,
+    handoff: Handoff,
     panic: Mutex<Option<Panic>>,
     /// Whether `panic` is set. Checking this avoids the lock.
     has_panicked: AtomicBool,
-    job_published: WakeSignal,
-    job_finished: WakeSignal,
 }
-
-/// The job that the workers run.
-struct CurrentJob {
-    /// The number of jobs published so far. A change starts the workers.
-    number: AtomicU64,
-    /// Points to the caller's `Job` until all workers have finished it.
-    job: AtomicPtr<()>,
-}
-
-/// A value with a cache line of its own, and the line that is fetched with it. No other core writes
-/// beside a value that a thread reads in a loop.
-#[repr(align(128))]
-struct OwnLine<T>(T);
 
 impl Pool {
     /// Starts `workers - 1` threads. With `pin`, binds each thread to a physical core of its own,
@@ -81,23 +64,15 @@ impl Pool {
     pub(super) fn new(workers: usize, pin: bool) -> Pool {
         assert!(workers > 0, "a pool has at least one worker");
         let available = std::thread::available_parallelism().map_or(1, usize::from);
+        let between_checks = if workers <= available {
+            BetweenChecks::Spin
+        } else {
+            BetweenChecks::Yield
+        };
         let shared = Arc::new(PoolShared {
-            threads: workers as u64 - 1,
-            between_checks: if workers <= available {
-                BetweenChecks::Spin
-            } else {
-                BetweenChecks::Yield
-            },
-            current: OwnLine(CurrentJob {
-                number: AtomicU64::new(0),
-                job: AtomicPtr::new(std::ptr::null_mut()),
-            }),
-            finished: OwnLine(AtomicU64::new(0)),
-            stop: AtomicBool::new(false),
+            handoff: Handoff::new(workers as u64 - 1, between_checks),
             panic: Mutex::new(None),
             has_panicked: AtomicBool::new(false),
-            job_published: WakeSignal::default(),
-            job_finished: WakeSignal::default(),
         });
         let cores = if pin { cores::physical() } else { Vec::new() };
         let has_enough_cores = workers <= cores.len();
@@ -134,16 +109,10 @@ impl Pool {
     pub(super) fn run(&mut self, job: Job<'_>) {
         self.jobs += 1;
         let shared = &*self.shared;
-        let current = &shared.current.0;
         let pointer = (&raw const job).cast_mut().cast();
-        current.job.store(pointer, Ordering::Relaxed);
-        current.number.store(self.jobs, Ordering::SeqCst);
-        shared.job_published.notify();
+        shared.handoff.publish(self.jobs, pointer);
         let own = run_part(job, 0);
-        let all = self.jobs * shared.threads;
-        shared.job_finished.wait_until(shared.between_checks, || {
-            shared.finished.0.load(Ordering::SeqCst) == all
-        });
+        shared.handoff.wait_finished(self.jobs);
         let mut panic = own.err();
         if shared.has_panicked.load(Ordering::Relaxed) {
             shared.has_panicked.store(false, Ordering::Relaxed);
@@ -215,8 +184,7 @@ fn keep_first(first: &mut Option<Panic>, other: Option<Panic>) {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.job_published.notify();
+        self.shared.handoff.stop();
         for thread in self.threads.drain(..) {
             thread
                 .join()
@@ -228,27 +196,17 @@ impl Drop for Pool {
 impl PoolShared {
     /// Runs jobs on a worker thread until the pool stops.
     fn run_worker(&self, worker: usize) {
-        let (current, mut number) = (&self.current.0, 0);
-        loop {
-            self.job_published.wait_until(self.between_checks, || {
-                current.number.load(Ordering::SeqCst) != number || self.stop.load(Ordering::SeqCst)
-            });
-            if self.stop.load(Ordering::SeqCst) {
-                return;
-            }
+        let mut number = 0;
+        while let Some(job) = self.handoff.next(number) {
             number += 1; // The caller publishes the next job only after this one is finished.
-            let job = current.job.load(Ordering::Relaxed).cast::<Job<'_>>();
-            // SAFETY: `run` stored a pointer to its own `job` argument before it raised `number` to
-            // the value that this thread has just seen. `run` neither returns nor unwinds before
-            // this thread has counted itself in `finished` below.
-            let job = unsafe { *job };
+            // SAFETY: `run` published a pointer to its own `job` argument. It neither returns nor
+            // unwinds before this thread has finished the job below.
+            let job = unsafe { *job.cast::<Job<'_>>() };
             if let Err(payload) = run_part(job, worker) {
                 keep_first(&mut self.panic.lock(), Some(payload));
                 self.has_panicked.store(true, Ordering::Relaxed);
             }
-            if self.finished.0.fetch_add(1, Ordering::SeqCst) + 1 == number * self.threads {
-                self.job_finished.notify();
-            }
+            self.handoff.finish(number);
         }
     }
 }

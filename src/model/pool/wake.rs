@@ -1,9 +1,10 @@
 //! Waiting for an event that is near: check repeatedly, then sleep until notified.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use super::sync::{
+    AtomicUsize, CHECKS, Condvar, Instant, Mutex, Ordering, order_for_all, spin_loop, yield_now,
+};
 
 /// How long a thread checks before it sleeps.
 ///
@@ -36,18 +37,18 @@ impl WakeSignal {
         loop {
             match between {
                 BetweenChecks::Spin => {
-                    for _ in 0..64 {
+                    for _ in 0..CHECKS {
                         if condition() {
                             return;
                         }
-                        std::hint::spin_loop();
+                        spin_loop();
                     }
                 }
                 BetweenChecks::Yield => {
                     if condition() {
                         return;
                     }
-                    std::thread::yield_now();
+                    yield_now();
                 }
             }
             if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
@@ -58,6 +59,7 @@ impl WakeSignal {
         // after the condition was made true. So one of the two sees the other.
         let mut guard = self.lock.lock();
         self.sleepers.fetch_add(1, Ordering::SeqCst);
+        order_for_all();
         while !condition() {
             self.notified.wait(&mut guard);
         }
@@ -66,6 +68,7 @@ impl WakeSignal {
 
     /// Wakes the sleepers. Call it after the condition was made true.
     pub(super) fn notify(&self) {
+        order_for_all();
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.lock.lock());
             self.notified.notify_all();
