@@ -15,6 +15,7 @@ use axum::http::{Method, Request};
 use harness::*;
 use serde_json::{Value, json};
 use sterna::api::App;
+use sterna::engine::Limits;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
@@ -273,53 +274,71 @@ async fn a_stop_string_ends_its_own_choice_only() {
 // ---- succeed or fail together ----
 
 #[tokio::test]
-async fn a_choice_that_the_submit_queue_rejects_cancels_the_others() {
+async fn the_choices_of_a_request_take_one_place_in_the_submit_queue() {
     for stream in [false, true] {
         let server = Server::start(App::loading(), 1, 2);
         server.gate.close();
-        let running = spawn(
-            &server,
-            TEXT,
-            &body(json!({"max_tokens": 2, "temperature": 0})),
-        );
+        let short = |n: u32| body(json!({"n": n, "max_tokens": 2, "temperature": 0}));
+        let running = spawn(&server, TEXT, &short(1));
         server.gate.arrivals(1).await;
+        let waiting = [3, 3, 3].map(|n| spawn(&server, TEXT, &short(n)));
+        server
+            .until("the submit queue is full", |_| {
+                waiting.iter().any(JoinHandle::is_finished)
+            })
+            .await;
         let request = json!({"n": 3, "max_tokens": LONG, "stream": stream});
         let refused = server.complete(request).await;
         assert_eq!(refused.error(), (503, "engine_overloaded".into(), None));
         assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
         server.gate.open();
         running.await.unwrap().ok();
+        let mut answered = 0;
+        for request in waiting {
+            let answer = request.await.unwrap();
+            answered += usize::from(answer.status == 200);
+        }
+        assert_eq!(answered, 2, "two places for six choices");
         wait_until_idle(&server).await;
-        assert_eq!(server.metric("vllm:generation_tokens_total"), 2.0);
+        assert_eq!(server.metric("vllm:generation_tokens_total"), 14.0);
         assert_eq!(server.metric("sterna_client_disconnects_total"), 0.0);
-        server.complete(json!({"n": 2})).await.ok();
     }
 }
 
 #[tokio::test]
-async fn a_choice_that_the_scheduler_rejects_cancels_the_others() {
+async fn a_request_that_the_scheduler_rejects_leaves_no_choice_behind() {
     for stream in [false, true] {
         let server = Server::start(App::loading(), 1, 128);
         server.gate.close();
         let long = |n: u32| body(json!({"n": n, "max_tokens": LONG, "temperature": 0}));
         let mut waiting = vec![spawn(&server, TEXT, &long(1))];
         server.gate.arrivals(1).await;
-        for n in [8, 8, 8, 8, 8, 8, 8, 5] {
-            waiting.push(spawn(&server, TEXT, &long(n)));
-        }
+        waiting.extend((0..64).map(|_| spawn(&server, TEXT, &long(2))));
         let queued = || server.engine.status().queued;
-        let arrived = step_until(&server, 1, || queued() == 61).await;
-        // The queue has room for three of these eight choices.
+        let arrived = step_until(&server, 1, || queued() == 128).await;
         let refused = spawn(&server, TEXT, &merged(long(8), json!({"stream": stream})));
-        let arrived = step_until(&server, arrived, || refused.is_finished()).await;
+        step_until(&server, arrived, || refused.is_finished()).await;
         let refused = refused.await.unwrap();
         assert_eq!(refused.error(), (503, "engine_overloaded".into(), None));
-        step_until(&server, arrived, || queued() == 61).await;
+        assert_eq!(queued(), 128);
         assert_eq!(server.metric("sterna_client_disconnects_total"), 0.0);
         waiting.iter().for_each(JoinHandle::abort);
         server.gate.open();
         wait_until_idle(&server).await;
     }
+}
+
+/// A client that asks for several choices cannot know the length of the server's queue.
+#[tokio::test]
+async fn more_choices_than_places_run_on_an_idle_server() {
+    let limits = Limits {
+        max_queued: 1,
+        ..Server::limits(2)
+    };
+    let server = Server::with_limits(App::loading(), limits, 1, 0);
+    let answer = server.complete(json!({"n": 8, "max_tokens": 3})).await.ok();
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 8);
+    assert_eq!(answer["usage"]["completion_tokens"], 24);
 }
 
 #[tokio::test]
@@ -338,7 +357,7 @@ async fn a_choice_that_fails_cancels_the_others() {
         };
         let arrived = step_until(&server, 1, has_tokens).await;
         server.gate.failing.store(true, Ordering::SeqCst);
-        server.gate.pass(1);
+        server.gate.pass(3); // The step, and then each of its two sequences alone.
         let failed = response.await.unwrap();
         if stream {
             let events = failed.events();

@@ -179,7 +179,6 @@ fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationReques
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
         arrived: Instant::now(),
-        is_another_choice: false,
         first_token_within: None,
         ends_within: None,
     }

@@ -285,7 +285,6 @@ fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequest {
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
         arrived: Instant::now(),
-        is_another_choice: false,
         first_token_within: None,
         ends_within: None,
     }
@@ -650,17 +649,30 @@ async fn a_tenants_flood_leaves_room_in_the_submit_queue_for_others() {
     }
     streams.push(submit(2).unwrap());
     streams.extend((0..47).map(|_| submit(0).unwrap()));
-    for _ in 0..40 {
-        let full = submit(2).map(|_| ());
-        assert!(
-            matches!(full, Err(SubmitError::Refused(Refusal::Overloaded { .. }))),
-            "{full:?}"
-        );
-    }
+    let full = submit(0).map(|_| ());
+    assert!(
+        matches!(full, Err(SubmitError::Refused(Refusal::Overloaded { .. }))),
+        "{full:?}"
+    );
+    // The queue is full. The newest submissions of the tenant with the most of it leave.
+    streams.extend((1..16).map(|_| submit(2).unwrap()));
+    let own = submit(2).map(|_| ());
+    assert!(
+        matches!(
+            own,
+            Err(SubmitError::Refused(Refusal::TenantQueueFull { .. }))
+        ),
+        "{own:?}"
+    );
     steps.open();
-    for stream in streams {
-        Answer::of(stream).await;
+    let mut displaced = Vec::new();
+    for (index, stream) in streams.into_iter().enumerate() {
+        let answer = Answer::of(stream).await;
+        let refused = |end| matches!(end, StreamEvent::Refused(SubmitError::Refused(_)));
+        displaced.extend(answer.end.is_some_and(refused).then_some(index));
     }
+    let newest = 18 + 47 - 15..18 + 47;
+    assert_eq!(displaced, newest.collect::<Vec<_>>());
     // Submissions that were taken or refused do not count any more.
     for _ in 0..40 {
         for id in [1, 2] {

@@ -184,7 +184,6 @@ fn request(prompt: Vec<TokenId>, sampling: SamplingParams) -> GenerationRequest 
         stop_tokens: vec![3999],
         tenant: TenantId(0),
         arrived: Instant::now(),
-        is_another_choice: false,
         first_token_within: None,
         ends_within: None,
     }

@@ -1,6 +1,6 @@
 //! What has happened: events for the caller to collect, and counts since the start.
 
-use crate::{Event, SequenceId, Snapshot};
+use crate::{Event, Micros, SequenceId, Snapshot, TenantId};
 
 /// Events that the caller has not collected yet, and counts.
 #[derive(Default)]
@@ -33,6 +33,14 @@ impl EventLog {
     pub(crate) fn preempted(&mut self, id: SequenceId) {
         self.counts.preemptions += 1;
         self.events.push(Event::Preempted { id });
+    }
+
+    pub(crate) fn displaced(&mut self, id: SequenceId, tenant: TenantId, retry_after: Micros) {
+        self.events.push(Event::Displaced {
+            id,
+            tenant,
+            retry_after,
+        });
     }
 
     pub(crate) fn finished(&mut self, event: Event) {

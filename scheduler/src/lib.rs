@@ -16,8 +16,9 @@
 //! Invariant: sequences share only full and computed pages. A lookup finds a page only by equal
 //! tokens after an equal prefix, of the same tenant or of a public prefix.
 //!
-//! Invariant: an accepted request fits in KV memory when no other request runs, and the first
-//! running sequence by band and arrival is never preempted. So every request ends.
+//! Invariant: an accepted request fits in KV memory when no other request runs. The first running
+//! sequence by band and arrival is preempted only for a tenant that uses less than its guaranteed
+//! pages, and such a tenant loses no page to others. So every request ends.
 //!
 //! Invariant: equal calls give equal plans. The caller reports the time; the scheduler does no I/O,
 //! starts no thread and has no locks. One thread owns a `Scheduler`.

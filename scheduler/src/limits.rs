@@ -9,11 +9,13 @@ pub struct Limits {
     pub pages: u32,
     /// The largest number of sequences that run at the same time.
     pub max_running: u32,
-    /// The largest number of waiting requests, at least 1. The scheduler refuses a further request.
-    /// Preempted sequences wait too, but are never refused.
+    /// The largest number of waiting requests, at least 1. The choices of a request take one place.
+    /// Preempted sequences wait too, but take none. Beyond it the scheduler refuses a request, or
+    /// displaces one of a tenant that has more of the queue than its share.
     pub max_queued: u32,
-    /// The largest predicted machine time of all waiting requests. Beyond it the scheduler refuses
-    /// a further request, unless no other request is waiting.
+    /// The largest predicted machine time of the requests that take a place. Beyond it the
+    /// scheduler refuses or displaces as for `max_queued`. A single request may always wait. For a
+    /// tenant with nothing waiting, only the time of the others counts, and one of them leaves.
     pub max_queued_time: Micros,
     /// The number of tokens that a step should have at most. Decodes always run, and prefills
     /// always get a few tokens, so a step may have more: see [`Limits::max_batch_tokens`].

@@ -18,9 +18,6 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// The tenant that is charged.
     pub tenant: TenantId,
-    /// Whether this is a further choice of a request that was accepted just before, with the same
-    /// prompt. The tenant's rates then count neither the request nor its prompt again.
-    pub is_another_choice: bool,
     /// The request ends with [`FinishReason::Deadline`] if it has no output token this long after
     /// `submit`.
     pub first_token_within: Option<Micros>,
@@ -51,13 +48,14 @@ pub enum Refusal {
         /// The time until the rate allows a request again.
         retry_after: Micros,
     },
-    /// The tenant has too many waiting requests, or too much predicted time in its queue.
+    /// The tenant has too many waiting requests, or too much predicted time in its queue. Requests
+    /// that have started do not count.
     TenantQueueFull {
         /// The time until the tenant's queue is served at its present share of the machine.
         retry_after: Micros,
     },
     /// All tenants together have too many waiting requests, or too much predicted time in the
-    /// queue.
+    /// queue, and this tenant has no less of it than its share.
     Overloaded {
         /// The time until the queue is served.
         retry_after: Micros,
@@ -98,12 +96,23 @@ pub enum Event {
         /// The number of prompt tokens found in the prefix tree.
         cached_tokens: u32,
     },
+    /// The request gave its place in the full queue to one of a tenant that had less of the queue
+    /// than its share. It never ran, and its handle is dead.
+    Displaced {
+        /// The request.
+        id: SequenceId,
+        /// The tenant of the request.
+        tenant: TenantId,
+        /// The time until the queue is served.
+        retry_after: Micros,
+    },
     /// The request lost its pages and waits again, at its old place in the queue.
     Preempted {
         /// The request.
         id: SequenceId,
     },
-    /// The request ended, and its handle is dead. Each accepted request has exactly one such event.
+    /// The request ended, and its handle is dead. Each accepted request has exactly one such event,
+    /// or one [`Event::Displaced`].
     Finished {
         /// The request.
         id: SequenceId,

@@ -125,7 +125,8 @@ impl Scheduler {
         self.state.conditions.calibrate(cost);
     }
 
-    /// Accepts a request. It waits until a plan admits it.
+    /// Accepts a request. It waits until a plan admits it. If the queue is full, requests of
+    /// tenants that have more of it than their share may leave: see [`Event::Displaced`].
     ///
     /// # Errors
     /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
@@ -133,8 +134,27 @@ impl Scheduler {
     /// # Panics
     /// If its tenant was never set, or time runs backwards.
     pub fn submit(&mut self, now: Micros, request: Request) -> Result<SequenceId, Refusal> {
+        let ids = self.submit_choices(now, request, 1)?;
+        Ok(ids[0])
+    }
+
+    /// Accepts a request with several choices: sequences of the same prompt. They take one place in
+    /// the queue, and the tenant's rates count one request and one prompt. Returns the handle of
+    /// each choice.
+    ///
+    /// # Errors
+    /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
+    ///
+    /// # Panics
+    /// If there is no choice, its tenant was never set, or time runs backwards.
+    pub fn submit_choices(
+        &mut self,
+        now: Micros,
+        request: Request,
+        choices: usize,
+    ) -> Result<Vec<SequenceId>, Refusal> {
         self.state.conditions.advance(now);
-        submit(&mut self.state, request)
+        submit(&mut self.state, request, choices)
     }
 
     /// Charges a request that has failed before its submission, for example because it is
@@ -146,7 +166,7 @@ impl Scheduler {
         self.state.conditions.advance(now);
         let rates = self.state.queue.rates_mut(tenant);
         match rates.conforms(now) {
-            Ok(()) => rates.charge_request(now, 0),
+            Ok(()) => rates.charge_request(now),
             Err((rate, retry_after)) => return Err(Refusal::RateLimited { rate, retry_after }),
         }
         Ok(())

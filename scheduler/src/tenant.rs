@@ -29,7 +29,8 @@ pub struct Rate {
 pub enum RateKind {
     /// Accepted requests.
     Requests,
-    /// Prompt tokens that are not cached, and output tokens.
+    /// Prompt tokens that are not cached, and output tokens. An accepted request reserves its
+    /// `max_new_tokens` for each choice, and gets back what it did not use when it ends.
     Tokens,
 }
 
@@ -71,18 +72,22 @@ pub struct TenantPolicy {
     /// The largest number of its running sequences, at least 1.
     pub max_running: u32,
     /// The largest number of its waiting requests, at least 1. Every request waits until the next
-    /// plan, even if the machine is idle.
+    /// plan, even if the machine is idle. The choices of a request take one place.
     pub max_queued: u32,
     /// The largest predicted machine time of its waiting requests. A single request may always
     /// wait.
     pub max_queued_time: Micros,
-    /// The number of pages that admission keeps available to it.
+    /// The number of pages that it gets whatever others use. Others may use them while it does not.
+    /// Their sequences lose them when it needs them.
     pub guaranteed_pages: u32,
     /// The largest number of pages that it may hold, including cached pages, at least 1.
     pub max_pages: u32,
     /// The public prefixes that it may use.
     pub public: Vec<PublicPrefix>,
 }
+
+/// The parts of the machine that the bands get when all are busy, in percent.
+pub(crate) const BAND_PERCENT: [u64; 3] = [60, 30, 10];
 
 impl Default for TenantPolicy {
     /// Returns a policy of weight 1 without limits of its own.
@@ -103,6 +108,13 @@ impl Default for TenantPolicy {
 }
 
 impl TenantPolicy {
+    /// Returns the tenant's share of a full queue, relative to other tenants: its weight times the
+    /// part of its band, and more by the part of all `pages` that it is guaranteed.
+    pub fn queue_share(&self, pages: u32) -> u64 {
+        let pages = u64::from(pages) + u64::from(self.guaranteed_pages);
+        u64::from(self.weight) * BAND_PERCENT[self.band as usize] * pages
+    }
+
     /// Checks the policy by itself. `prefixes` public prefixes are declared.
     pub(crate) fn check(&self, id: TenantId, prefixes: u32) -> Result<(), TenantsError> {
         let is_positive = |rate: &Rate| rate.per_minute > 0 && rate.burst > 0;

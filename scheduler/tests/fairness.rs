@@ -147,7 +147,7 @@ impl VirtualServer {
                     self.ended
                         .push(self.requests.remove(&id).expect("a request ends once"));
                 }
-                Event::Preempted { .. } => {}
+                Event::Preempted { .. } | Event::Displaced { .. } => {}
             }
         }
         duration
@@ -559,7 +559,7 @@ fn a_change_of_band_gives_neither_debt_nor_credit() {
 }
 
 #[test]
-fn another_choice_of_a_request_is_not_charged_to_the_rates() {
+fn several_choices_are_charged_as_one_request_and_one_prompt() {
     let rated = TenantPolicy {
         requests: Some(Rate {
             per_minute: 60,
@@ -572,30 +572,25 @@ fn another_choice_of_a_request_is_not_charged_to_the_rates() {
         ..TenantPolicy::default()
     };
     let mut server = VirtualServer::new(&[rated]);
-    let request = |is_another_choice| Request {
+    let request = Request {
         prompt: (0..40).collect(),
         max_new_tokens: 4,
-        is_another_choice,
         ..Request::default()
     };
     let scheduler = &mut server.scheduler;
-    let first = scheduler
-        .submit(0, request(false))
+    let choices = scheduler
+        .submit_choices(0, request.clone(), 2)
         .expect("the rate allows it");
     let rates = scheduler.rates(0, TenantId(0));
     assert_eq!(rates.requests.map(|rate| rate.remaining), Some(0));
     assert_eq!(
-        rates.tokens.map(|rate| rate.remaining),
-        Some(0),
-        "the rate is in debt"
+        rates.tokens.map(|rate| (rate.remaining, rate.reset)),
+        Some((0, (40 + 2 * 4) * SECOND / 10)),
+        "one prompt and two answers are reserved"
     );
-    let other = scheduler
-        .submit(0, request(true))
-        .expect("the first choice was accepted");
-    assert_eq!(scheduler.rates(0, TenantId(0)), rates);
-    let refused = scheduler.submit(0, request(false));
+    let refused = scheduler.submit(0, request);
     assert!(matches!(refused, Err(Refusal::RateLimited { .. })));
-    for id in [other, first] {
+    for id in choices {
         assert!(scheduler.cancel(id, FinishReason::Cancelled));
     }
     let rates = scheduler.rates(0, TenantId(0));

@@ -11,10 +11,11 @@ use std::process::{Command, Output};
 const STEPS: &str = "10000";
 
 /// The simulation's tests that must find the mistakes.
-const TESTS: [&str; 3] = [
+const TESTS: [&str; 4] = [
     "every_rule_holds_in_random_worlds",
     "busy_tenants_are_served_by_weight",
     "newcomers_do_not_bypass_a_large_request_forever",
+    "a_tenant_gets_its_guaranteed_pages_from_one_that_fills_the_memory",
 ];
 
 /// A mistake. A name that begins with a rule such as `S1` must break that rule.
@@ -142,8 +143,8 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S6-earlier-sequence-preempted",
         file: "step/preempt.rs",
-        original: "running[place + 1..]",
-        mistake: "running[..]",
+        original: "Givers::OwnLater | Givers::Later => place + 1,",
+        mistake: "Givers::OwnLater | Givers::Later => 0,",
     },
     Mutant {
         name: "S6-same-sequence-preempted-again",
@@ -154,9 +155,9 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S10-refusal-charged",
         file: "admission/submit.rs",
-        original: "    check_capacity(state, &request, expected_uncached, estimate)?;",
-        mistake: "    state.queue.rates_mut(tenant).charge_tokens(state.conditions.now, 1);
-    check_capacity(state, &request, expected_uncached, estimate)?;",
+        original: "    check_possible(state, &request)?;",
+        mistake: "    state.queue.rates_mut(request.tenant).reserve(state.conditions.now, None, 1);
+    check_possible(state, &request)?;",
     },
     Mutant {
         name: "S11-blocked-head-forgotten",
@@ -175,6 +176,44 @@ pub(crate) struct Edge {",
         file: "queue/rates.rs",
         original: "            Some(exhausted) => Err(exhausted),",
         mistake: "            Some(_) => Ok(()),",
+    },
+    Mutant {
+        name: "S13-refused-before-fairness",
+        file: "admission/room.rs",
+        original: "            Ordering::Greater => true,",
+        mistake: "            Ordering::Greater => false,",
+    },
+    Mutant {
+        name: "S13-started-request-displaced",
+        file: "queue/tenant_queue.rs",
+        original: "        !self.has_run && self.arrival == self.first_choice",
+        mistake: "        self.arrival == self.first_choice",
+    },
+    Mutant {
+        name: "S14-output-not-reserved",
+        file: "queue/rates.rs",
+        original: "            meter.charge(now, reserved.prompt + reserved.output);",
+        mistake: "            meter.charge(now, reserved.prompt);",
+    },
+    Mutant {
+        name: "S15-guarantee-ignored-by-the-victim",
+        file: "step/preempt.rs",
+        original: "            Givers::Later => is_own || pool.exceeds_guarantee(tenant),",
+        mistake: "            Givers::Later => true,",
+    },
+    Mutant {
+        name: "S15-guarantee-ignored-by-admission",
+        file: "admission/load.rs",
+        original: "    needed + promised <= left
+",
+        mistake: "    needed + promised <= left && false
+",
+    },
+    Mutant {
+        name: "S15-guarantee-ignored-by-the-taker",
+        file: "step/preempt.rs",
+        original: "        if pool.guaranteed_left(taker) > 0 {",
+        mistake: "        if pool.guaranteed_left(taker) > usize::MAX - 1 {",
     },
     Mutant {
         name: "S12-cap-ignored",

@@ -77,6 +77,7 @@ impl Names {
         match event {
             Event::Admitted { id, cached_tokens } => format!("+{} {cached_tokens}", self.of(id)),
             Event::Preempted { id } => format!("<{}", self.of(id)),
+            Event::Displaced { id, .. } => format!("!{}", self.of(id)),
             Event::Finished {
                 id,
                 reason,

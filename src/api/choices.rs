@@ -1,14 +1,13 @@
 //! The choices of one request: `n` independent generations of one prompt.
 //!
-//! Invariant: all choices succeed or fail together. If the engine rejects or fails one choice, the
-//! server cancels the others.
+//! Invariant: all choices succeed or fail together. The engine accepts, rejects or displaces all of
+//! them. If it fails one choice, the server cancels the others.
 //!
 //! Invariant: choice `i` draws with the request's seed plus `i`, wrapping. So choice 0 is the
 //! answer of a request with `n` = 1, and a client can repeat each choice alone.
 //!
 //! Invariant: the usage counts the prompt once.
 
-use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -61,14 +60,14 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    /// Submits `request` once for each choice.
+    /// Submits `request` with all its choices.
     ///
     /// # Errors
-    /// If the engine rejects one of the choices at once.
+    /// If the engine rejects the request at once.
     pub(super) fn start(
         serving: &Serving,
         request: ParsedRequest,
-        caller: Caller,
+        caller: &Caller,
         arrived: Instant,
     ) -> Result<Choices, ApiError> {
         let params = &request.params;
@@ -82,15 +81,8 @@ impl Choices {
             cached_tokens: None,
             completion_tokens: vec![0; count as usize],
         };
-        for (index, mut request) in (0..count).zip(repeat_n(request, count as usize)) {
-            request.is_another_choice = index > 0;
-            let sampling = &mut request.params.sampling;
-            sampling.seed = sampling.seed.wrapping_add(u64::from(index));
-            match ChoiceGeneration::start(serving, request, caller.clone(), arrived) {
-                Ok(generation) => choices.running.push((index, generation)),
-                Err(error) => return Err(choices.fail(error)),
-            }
-        }
+        let generations = ChoiceGeneration::start_all(serving, request, caller, arrived)?;
+        choices.running.extend((0..).zip(generations));
         Ok(choices)
     }
 

@@ -75,24 +75,18 @@ pub(super) struct ChoiceGeneration {
 }
 
 impl ChoiceGeneration {
-    /// Submits `request` to the engine.
+    /// Submits `request` to the engine, with all its choices.
     ///
     /// # Errors
     /// If the engine rejects the request at once.
-    pub(super) fn start(
+    pub(super) fn start_all(
         serving: &Serving,
         request: ParsedRequest,
-        caller: Caller,
+        caller: &Caller,
         arrived: Instant,
-    ) -> Result<ChoiceGeneration, ApiError> {
+    ) -> Result<Vec<ChoiceGeneration>, ApiError> {
         let params = request.params;
-        let options = TextOptions {
-            stop: params.stop,
-            include_stop: params.include_stop,
-            skip_special_tokens: params.skip_special_tokens,
-            min_tokens: params.min_tokens,
-        };
-        let events = serving.engine.submit(GenerationRequest {
+        let submitted = GenerationRequest {
             prompt: request.prompt,
             sampling: params.sampling,
             max_new_tokens: request.max_new_tokens,
@@ -100,15 +94,21 @@ impl ChoiceGeneration {
             stop_tokens: params.stop_tokens.clone(),
             tenant: caller.tenant.number,
             arrived,
-            is_another_choice: request.is_another_choice,
             first_token_within: caller.tenant.deadlines.first_token,
             ends_within: caller.tenant.deadlines.total,
-        })?;
-        Ok(ChoiceGeneration {
+        };
+        let options = TextOptions {
+            stop: params.stop,
+            include_stop: params.include_stop,
+            skip_special_tokens: params.skip_special_tokens,
+            min_tokens: params.min_tokens,
+        };
+        let streams = serving.engine.submit_choices(submitted, params.n)?;
+        let generations = streams.into_iter().map(|events| ChoiceGeneration {
             events,
-            caller,
-            detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options),
-            stop_tokens: params.stop_tokens,
+            caller: caller.clone(),
+            detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone()),
+            stop_tokens: params.stop_tokens.clone(),
             include_stop: params.include_stop,
             wants_tokens: params.return_token_ids,
             completion_tokens: 0,
@@ -116,7 +116,8 @@ impl ChoiceGeneration {
             pending_tokens: Vec::new(),
             stopped: false,
             end: None,
-        })
+        });
+        Ok(generations.collect())
     }
 
     /// Ends the generation early while the client is still connected.

@@ -12,8 +12,6 @@ pub(super) struct ParsedRequest {
     pub(super) prompt: Vec<TokenId>,
     pub(super) max_new_tokens: u32,
     pub(super) params: Params,
-    /// Whether this is a further choice of a request whose first choice has been submitted.
-    pub(super) is_another_choice: bool,
 }
 
 impl ParsedRequest {
@@ -69,7 +67,6 @@ impl ParsedRequest {
             prompt,
             max_new_tokens,
             params,
-            is_another_choice: false,
         })
     }
 }

@@ -32,7 +32,7 @@ pub(super) async fn respond<E: Endpoint>(
     };
     let serving = app.serving()?;
     let mode = request.params.response_mode;
-    let mut choices = Choices::start(serving, request, caller, arrived)?;
+    let mut choices = Choices::start(serving, request, &caller, arrived)?;
     if let ResponseMode::Stream(usage) = mode {
         let envelope = Envelope::new(E::ID_PREFIX, E::CHUNK_OBJECT, &serving.model);
         return sse::respond(choices, envelope, E::default(), usage).await;

@@ -15,7 +15,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{Instrument, Span};
 
 use super::choices::Choices;
@@ -25,10 +25,10 @@ use super::error::ApiError;
 use super::generation::ChoiceOutput;
 use super::params::StreamUsage;
 
-/// After this time without a frame, the server sends a comment.
+/// After this time without a frame, the server sends a comment. The status line waits this long for
+/// the first output, because until then the answer may be an error: a full queue, for example, may
+/// displace a request that waits.
 const KEEP_ALIVE: Duration = Duration::from_secs(12);
-/// The status line waits this long for the first output, which may be an error instead.
-const FIRST_OUTPUT: Duration = Duration::from_millis(250);
 
 /// Responds with the stream of all choices.
 ///
@@ -40,8 +40,8 @@ pub(super) async fn respond(
     endpoint: impl Endpoint,
     usage: StreamUsage,
 ) -> Result<Response, ApiError> {
-    let accepted = timeout(KEEP_ALIVE, choices.accepted()).await;
-    let in_time = accepted.is_ok();
+    let patience = Instant::now() + KEEP_ALIVE;
+    let accepted = timeout_at(patience, choices.accepted()).await;
     accepted.unwrap_or(Ok(()))?;
     let mut frames = SseFrames {
         choices,
@@ -52,7 +52,7 @@ pub(super) async fn respond(
         ended: false,
     };
     frames.push_openings();
-    if in_time && let Ok(first) = timeout(FIRST_OUTPUT, frames.choices.next()).await {
+    if let Ok(first) = timeout_at(patience, frames.choices.next()).await {
         let (index, output) = first?;
         frames.push_output(index, output);
     }

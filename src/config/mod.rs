@@ -221,7 +221,9 @@ pub struct SchedulingFlags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Queue and deadlines")]
 pub struct QueueFlags {
-    /// Maximum number of waiting requests. Further ones are answered 503 with Retry-After.
+    /// Maximum number of waiting requests; several choices (n) are one. Further ones are answered
+    /// 503 with Retry-After. If a tenant has less of the full queue than its share, the newest
+    /// request of the tenant with the most gets the 503 instead.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=65536))]
     pub max_queued: u32,
     /// Maximum predicted machine time of all waiting requests, in seconds. Further requests are

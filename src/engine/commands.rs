@@ -1,44 +1,20 @@
 //! The two queues into the engine thread.
 //!
-//! The submit queue is bounded. The control queue holds everything that must not wait behind
-//! submissions. Its type is unbounded, but it holds at most one `End` or one `ChargeFailed` for
-//! each request, and the operator's messages.
+//! The submit queue is bounded; a bell tells the engine thread of new submissions. The control
+//! queue holds everything that must not wait behind submissions. Its type is unbounded, but it
+//! holds at most one `End` or one `ChargeFailed` for each request, and the operator's messages.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Select, Sender, bounded, unbounded};
-use sterna_scheduler::{FinishReason, Rates, Refusal, TenantId, TenantPolicy, TenantsError};
+use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy, TenantsError};
 use tokio::sync::oneshot;
 
-use super::egress::EventSender;
-use super::request::GenerationRequest;
 use super::status::SharedState;
-
-/// The number of a request, never reused. A client may leave before the request has a `SequenceId`,
-/// so its stream names it by this ticket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Ticket(pub(super) u64);
-
-/// State of a request that its stream and the engine thread share.
-#[derive(Default)]
-pub(super) struct SharedRequest {
-    /// Set by the stream, once, if it ends the request.
-    pub(super) ending: OnceLock<FinishReason>,
-    /// Set by the engine thread at the first admission, before the first token.
-    pub(super) cached_tokens: OnceLock<u32>,
-    /// The tenant's rates. Set by the engine thread before it sends `Accepted` or `Refused`.
-    pub(super) rates: OnceLock<Rates>,
-}
-
-/// A request on its way to the engine thread.
-pub(super) struct Submission {
-    pub(super) ticket: Ticket,
-    pub(super) request: GenerationRequest,
-    pub(super) events: EventSender,
-    pub(super) shared: Arc<SharedRequest>,
-}
+use super::submission::{Submission, Ticket};
 
 /// A message on the control queue.
 pub(super) enum Control {
@@ -63,19 +39,13 @@ pub(super) struct FailedCharge {
     pub(super) rates: Rates,
 }
 
-/// Returns both ends of the queues. The submit queue holds at most `capacity` submissions.
-pub(super) fn command_queues(
-    capacity: usize,
-    shared: Arc<SharedState>,
-) -> (CommandSender, CommandReceiver) {
-    let (submissions, submission_receiver) = bounded(capacity);
+/// Returns both ends of the bell and of the control queue. `shared` has the submit queue.
+pub(super) fn command_queues(shared: Arc<SharedState>) -> (CommandSender, CommandReceiver) {
+    let (bell, bell_receiver) = bounded(1); // A bell that rings already need not ring twice.
     let (control, control_receiver) = unbounded();
-    let sender = CommandSender {
-        submissions,
-        control,
-    };
+    let sender = CommandSender { bell, control };
     let receiver = CommandReceiver {
-        submissions: submission_receiver,
+        bell: bell_receiver,
         control: control_receiver,
         shared,
     };
@@ -87,35 +57,37 @@ pub(super) fn command_queues(
 /// keep `CommandReceiver::wait` from blocking.
 #[derive(Clone)]
 pub(super) struct CommandSender {
-    pub(super) submissions: Sender<Submission>,
+    pub(super) bell: Sender<()>, // Rings after a submission has entered the queue.
     pub(super) control: Sender<Control>,
 }
 
 /// The engine thread's end of both queues.
 pub(super) struct CommandReceiver {
-    pub(super) submissions: Receiver<Submission>,
+    pub(super) bell: Receiver<()>,
     pub(super) control: Receiver<Control>,
     pub(super) shared: Arc<SharedState>,
 }
 
 impl CommandReceiver {
-    /// Takes the next submission, and frees its place in the tenant's quota.
-    pub(super) fn take(&self) -> Option<Submission> {
-        let submission = self.submissions.try_recv().ok()?;
-        self.shared.lane_quota.leave(submission.request.tenant);
-        Some(submission)
+    /// Takes the submissions that are in the queue now.
+    pub(super) fn take_submissions(&self) -> VecDeque<Submission> {
+        // A later submission rings again, so the queue needs no look while the bell is silent.
+        match self.bell.try_recv() {
+            Ok(()) => self.shared.submissions.take_all(),
+            Err(_) => VecDeque::new(),
+        }
     }
 
     /// Returns whether both queues are empty.
     pub(super) fn is_empty(&self) -> bool {
-        self.submissions.is_empty() && self.control.is_empty()
+        self.bell.is_empty() && self.control.is_empty()
     }
 
     /// Blocks until a queue has a message, the last [`CommandSender`] is dropped, or `limit` has
     /// passed.
     pub(super) fn wait(&self, limit: Option<Duration>) {
         let mut queues = Select::new();
-        queues.recv(&self.submissions);
+        queues.recv(&self.bell);
         queues.recv(&self.control);
         match limit {
             // The caller looks at the queues again, so it need not know which of them is ready.
@@ -133,6 +105,6 @@ impl Drop for CommandReceiver {
             self.shared.died.store(true, Ordering::SeqCst);
         }
         self.shared.ended.store(true, Ordering::SeqCst);
-        while self.take().is_some() {}
+        drop(self.shared.submissions.take_all());
     }
 }

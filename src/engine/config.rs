@@ -16,8 +16,8 @@ pub struct EngineConfig {
     pub public_prefixes: Vec<Vec<TokenId>>,
     /// The cost of a step. If `None`, the engine measures it at the start, in about two seconds.
     pub cost: Option<CostModel>,
-    /// Capacity of the submit queue. A configured tenant may fill a quarter of it, and at least 8
-    /// places.
+    /// Capacity of the submit queue, in requests. A configured tenant may fill a quarter of it, and
+    /// at least 8 places. A tenant with nothing in it always gets a place.
     pub submit_queue: usize,
     /// How long a drain lets requests finish.
     pub drain_limit: Duration,

@@ -98,7 +98,7 @@ impl<'a, F: Forward> Direct<'a, F> {
         let outcome = (self.steps).step(Instant::now(), |id| &params[&id], |_| {})?;
         assert!(!outcome.panicked, "a step panicked; the log says why");
         for event in self.steps.scheduler.events() {
-            if let Event::Finished { id, .. } = event {
+            if let Event::Finished { id, .. } | Event::Displaced { id, .. } = event {
                 self.params.remove(&id);
             }
         }

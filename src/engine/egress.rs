@@ -12,25 +12,18 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{CostModel, FinishReason, SequenceId, Snapshot, TenantId, TenantState};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use sterna_scheduler::{
+    CostModel, FinishReason, Micros, Refusal, SequenceId, Snapshot, TenantId, TenantState,
+};
 
 use super::request::{StreamEvent, SubmitError};
 use super::sampling_params::TokenOutput;
 use super::status::SharedState;
+use super::submission::EventSender;
 use crate::metrics::{Metrics, StepTimes, Timeline};
-
-pub(super) type EventSender = UnboundedSender<StreamEvent>;
-pub(super) type EventReceiver = UnboundedReceiver<StreamEvent>;
 
 /// How often recorded samples are folded into histograms.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Returns the channel of one request. Its type is unbounded, but `max_new_tokens` bounds how many
-/// events are ever sent.
-pub(super) fn event_channel() -> (EventSender, EventReceiver) {
-    unbounded_channel()
-}
 
 /// The output of one turn of the engine thread.
 pub(super) struct StepOutput {
@@ -56,9 +49,15 @@ pub(super) enum RequestUpdate {
         timeline: Timeline,
     },
     Refused {
-        events: EventSender,
+        events: Vec<EventSender>, // Of all choices.
         tenant: TenantId,
         error: SubmitError,
+    },
+    /// The request left the full queue before it ran.
+    Displaced {
+        id: SequenceId,
+        tenant: TenantId,
+        retry_after: Micros,
     },
     Token {
         id: SequenceId,
@@ -152,7 +151,19 @@ impl Egress {
                 error,
             } => {
                 self.metrics.rejected(tenant, error.label());
-                send(&events, StreamEvent::Refused(error));
+                for events in events {
+                    send(&events, StreamEvent::Refused(error.clone()));
+                }
+            }
+            RequestUpdate::Displaced {
+                id,
+                tenant,
+                retry_after,
+            } => {
+                let route = self.routes.remove(&id).expect("accepted, and ends once");
+                let error = SubmitError::from(Refusal::Overloaded { retry_after });
+                self.metrics.rejected(tenant, error.label());
+                send(&route.events, StreamEvent::Refused(error));
             }
             RequestUpdate::Token { id, output } => {
                 let route = self.routes.get_mut(&id).expect("accepted before it runs");

@@ -4,20 +4,19 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use crossbeam::channel::TrySendError;
 use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy};
 use tokio::sync::oneshot;
 
-use super::commands::{
-    CommandSender, Control, FailedCharge, SharedRequest, Submission, Ticket, command_queues,
-};
+use super::commands::{CommandSender, Control, FailedCharge, command_queues};
 use super::config::EngineConfig;
 use super::egress;
 use super::forward::Forward;
-use super::request::{GenerationRequest, SubmitError, TenantsRefused};
+use super::request::{GenerationRequest, StreamEvent, SubmitError, TenantsRefused};
 use super::serve;
 use super::status::{SharedState, Status};
 use super::stream::{EngineLink, EventStream};
+use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket, event_channel};
+use super::submit_queue::NoPlace;
 use super::watchdog;
 use crate::metrics::Metrics;
 
@@ -46,7 +45,7 @@ impl Engine {
     ) -> std::io::Result<(EngineHandle, Engine)> {
         let kv_store = model.new_kv_store(config.limits.pages as usize)?;
         let state = Arc::new(SharedState::new(&config, model.vocabulary()));
-        let (sender, commands) = command_queues(config.submit_queue, Arc::clone(&state));
+        let (sender, commands) = command_queues(Arc::clone(&state));
         let (calibrated, calibration) = mpsc::channel();
         let (outputs, egress) = egress::start(metrics.clone(), Arc::clone(&state))?;
         let watchdog = watchdog::start(Arc::clone(&state))?;
@@ -97,59 +96,89 @@ impl EngineHandle {
     /// Puts a request into the submit queue. Never blocks.
     ///
     /// # Errors
-    /// If the engine can refuse the request without the scheduler. If the scheduler refuses it, the
-    /// stream's first event says so; see `EventStream::accepted`.
+    /// As for [`submit_choices`](EngineHandle::submit_choices).
     pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
+        let mut streams = self.submit_choices(request, 1)?;
+        Ok(streams.remove(0))
+    }
+
+    /// Puts a request with several choices into the submit queue. Choice `i` draws with the seed of
+    /// the request plus `i`, wrapping. The engine accepts or refuses all choices together. Returns
+    /// the stream of each choice. Never blocks.
+    ///
+    /// # Errors
+    /// If the engine can refuse the request without the scheduler. If the scheduler refuses it, the
+    /// first event of each stream says so; see `EventStream::accepted`.
+    ///
+    /// # Panics
+    /// If `choices` is 0.
+    pub fn submit_choices(
+        &self,
+        request: GenerationRequest,
+        choices: u32,
+    ) -> Result<Vec<EventStream>, SubmitError> {
+        assert!(choices > 0, "a request has a choice");
         let tenant = request.tenant;
-        self.try_submit(request)
+        self.try_submit(request, choices)
             .inspect_err(|error| self.metrics.rejected(tenant, error.label()))
     }
 
-    fn try_submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
+    fn try_submit(
+        &self,
+        request: GenerationRequest,
+        choices: u32,
+    ) -> Result<Vec<EventStream>, SubmitError> {
         request.check(self.state.vocabulary)?;
         if self.state.draining.load(Ordering::SeqCst) {
             return Err(Refusal::Draining.into());
         }
-        let tenant = request.tenant;
-        if !self.state.lane_quota.enter(tenant) {
-            let retry_after = self.state.retry_after();
-            return Err(Refusal::TenantQueueFull { retry_after }.into());
-        }
-        let ticket = Ticket(self.state.tickets.fetch_add(1, Ordering::Relaxed));
-        let (sender, events) = egress::event_channel();
-        let shared = Arc::new(SharedRequest::default());
         let prompt_tokens = request.prompt.len() as u32;
-        let stream = EventStream::new(
-            ticket,
-            events,
-            Arc::clone(&shared),
-            prompt_tokens,
-            self.link(),
-        );
-        let submission = Submission {
-            ticket,
-            request,
-            events: sender,
-            shared,
-        };
-        match self.commands.submissions.try_send(submission) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => {
-                self.state.lane_quota.leave(tenant);
-                let retry_after = self.state.retry_after();
-                return Err(stream.refused(Refusal::Overloaded { retry_after }.into()));
+        let mut receivers = Vec::with_capacity(choices as usize);
+        let choices = (0..choices).map(|_| {
+            let ticket = Ticket(self.state.tickets.fetch_add(1, Ordering::Relaxed));
+            let (events, receiver) = event_channel();
+            let shared = Arc::new(SharedRequest::default());
+            receivers.push((ticket, receiver, Arc::clone(&shared)));
+            SubmittedChoice {
+                ticket,
+                events,
+                shared,
             }
-            Err(TrySendError::Disconnected(_)) => {
-                self.state.lane_quota.leave(tenant);
-                return Err(stream.refused(self.state.gone()));
+        });
+        let choices = choices.collect();
+        self.enter(Submission { request, choices })?;
+        let streams = receivers.into_iter().map(|(ticket, events, shared)| {
+            EventStream::new(ticket, events, shared, prompt_tokens, self.link())
+        });
+        Ok(streams.collect())
+    }
+
+    /// Puts a submission into the submit queue and rings the bell. The submission that it displaces
+    /// is refused.
+    fn enter(&self, submission: Submission) -> Result<(), SubmitError> {
+        let retry_after = self.state.retry_after();
+        let displaced = match self.state.submissions.enter(submission) {
+            Ok(displaced) => displaced,
+            Err(NoPlace::OfTenant) => return Err(Refusal::TenantQueueFull { retry_after }.into()),
+            Err(NoPlace::OfAll) => return Err(Refusal::Overloaded { retry_after }.into()),
+        };
+        // A bell that is full rings already. One that is disconnected is handled below.
+        let _ = self.commands.bell.try_send(());
+        if let Some(Submission { request, choices }) = displaced {
+            let error = SubmitError::from(Refusal::Overloaded { retry_after });
+            self.metrics.rejected(request.tenant, error.label());
+            for choice in choices {
+                // A client that has left needs no answer.
+                let _ = choice.events.send(StreamEvent::Refused(error.clone()));
             }
         }
         // An engine thread that ends sets `ended` before it empties the queue. So either it saw
         // this submission, or this check sees that it has ended.
         if self.state.ended.load(Ordering::SeqCst) {
-            return Err(stream.refused(self.state.gone()));
+            drop(self.state.submissions.take_all());
+            return Err(self.state.gone());
         }
-        Ok(stream)
+        Ok(())
     }
 
     fn link(&self) -> EngineLink {
@@ -259,7 +288,6 @@ mod tests {
             min_new_tokens: 0,
             stop_tokens: Vec::new(),
             tenant: TenantId(0),
-            is_another_choice: false,
             arrived: Instant::now(),
             first_token_within: None,
             ends_within: None,
@@ -270,7 +298,7 @@ mod tests {
     fn a_stream_keeps_both_queues_open() {
         let config = config();
         let state = Arc::new(SharedState::new(&config, 10));
-        let (sender, commands) = command_queues(config.submit_queue, Arc::clone(&state));
+        let (sender, commands) = command_queues(Arc::clone(&state));
         let handle = EngineHandle {
             commands: sender,
             state,
@@ -282,10 +310,10 @@ mod tests {
             }),
         };
         let stream = handle.submit(request()).unwrap();
-        drop((handle, commands.take()));
+        assert_eq!(commands.take_submissions().len(), 1);
+        drop(handle);
         // A queue without senders would keep the idle engine thread from blocking.
-        let submission = commands.submissions.try_recv().map(|_| ());
-        assert_eq!(submission, Err(TryRecvError::Empty));
+        assert_eq!(commands.bell.try_recv(), Err(TryRecvError::Empty));
         let control = commands.control.try_recv().map(|_| ());
         assert_eq!(control, Err(TryRecvError::Empty));
         drop(stream); // Puts one `End` into the control queue.

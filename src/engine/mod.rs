@@ -1,9 +1,9 @@
 //! The engine: requests of token ids in, streams of generated tokens out.
 //!
 //! One thread owns all serving state (`serve.rs`). Two queues lead to it (`commands.rs`): the
-//! bounded submit queue for requests, and the control queue, so that a full submit queue never
-//! delays a cancel. At the end of each turn, the engine thread sends one message to the egress
-//! thread (`egress.rs`).
+//! bounded submit queue for requests (`submit_queue.rs`), and the control queue, so that a full
+//! submit queue never delays a cancel. At the end of each turn, the engine thread sends one message
+//! to the egress thread (`egress.rs`).
 //!
 //! Invariant: every submitted request ends with exactly one terminal event: `Finished`, `Failed` or
 //! `Refused`.
@@ -19,7 +19,6 @@ mod egress;
 mod forward;
 mod handle;
 mod interference;
-mod lane_quota;
 mod request;
 mod sampler;
 mod sampling_params;
@@ -27,6 +26,8 @@ mod serve;
 mod status;
 mod step_loop;
 mod stream;
+mod submission;
+mod submit_queue;
 mod tenant_reports;
 mod watchdog;
 

@@ -23,9 +23,6 @@ pub struct GenerationRequest {
     pub stop_tokens: Vec<TokenId>,
     /// The tenant that the request is charged to.
     pub tenant: TenantId,
-    /// Whether this is another answer to the request submitted just before. If so, the tenant's
-    /// rates do not count it as a request.
-    pub is_another_choice: bool,
     /// When the request reached the server. Latencies and deadlines count from here.
     pub arrived: Instant,
     /// The request ends with `FinishReason::Deadline` if it has no token by then.
@@ -60,8 +57,9 @@ impl GenerationRequest {
 /// `Finished` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamEvent {
-    /// The scheduler has queued the request, and it will run. Sent at the end of the first step
-    /// that begins after the submission.
+    /// The scheduler has queued the request. It will run unless the queue fills up and another
+    /// tenant has less of it than its share: then `Refused` follows. Sent at the end of the first
+    /// step that begins after the submission.
     Accepted,
     /// The next token.
     Token(TokenOutput),
@@ -78,7 +76,7 @@ pub enum StreamEvent {
         /// `EventStream::finish`, the number of tokens received before it.
         completion_tokens: u32,
     },
-    /// The engine refused the request.
+    /// The engine refused the request, or displaced it before it ran.
     Refused(SubmitError),
     /// The engine failed after it had accepted the request. The text names no internals.
     Failed(String),

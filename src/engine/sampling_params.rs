@@ -55,6 +55,15 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Returns the parameters of choice `index` of a request: its seed is that of the request plus
+    /// `index`, wrapping.
+    pub(super) fn of_choice(&self, index: u64) -> SamplingParams {
+        SamplingParams {
+            seed: self.seed.wrapping_add(index),
+            ..self.clone()
+        }
+    }
+
     /// Returns parameters that draw the most likely token each time.
     pub fn greedy() -> SamplingParams {
         SamplingParams {

@@ -20,13 +20,14 @@ use super::batch_runner::BatchRunner;
 use super::batch_sampler::DrawOutcome;
 use super::calibrate::{Recalibration, calibrate};
 use super::clock::micros;
-use super::commands::{CommandReceiver, Control, FailedCharge, SharedRequest, Submission, Ticket};
+use super::commands::{CommandReceiver, Control, FailedCharge};
 use super::config::EngineConfig;
 use super::egress::{EndedSequence, RequestUpdate, StepOutput};
 use super::forward::Forward;
 use super::request::GenerationRequest;
 use super::sampling_params::SamplingParams;
 use super::step_loop::{StepLoop, StepOutcome};
+use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket};
 use super::tenant_reports::TenantReports;
 use crate::cores;
 use crate::metrics::{StepTimes, Timeline};
@@ -151,7 +152,7 @@ impl<F: Forward> EngineThread<F> {
     fn is_over(&self) -> bool {
         self.drain_deadline.is_some()
             && self.requests.is_empty()
-            && self.commands.submissions.is_empty()
+            && self.commands.shared.submissions.is_empty()
     }
 
     fn take_commands(&mut self, at: Instant) {
@@ -165,8 +166,7 @@ impl<F: Forward> EngineThread<F> {
                 Ok(Control::SetTenants { tenants, done }) => {
                     let answer = self.steps.scheduler.set_tenants(&tenants);
                     if answer.is_ok() {
-                        let configured = tenants.iter().map(|(tenant, _)| *tenant);
-                        self.commands.shared.lane_quota.set(configured);
+                        self.commands.shared.submissions.set(&tenants);
                     }
                     // The caller may have stopped waiting.
                     let _ = done.send(answer);
@@ -201,51 +201,65 @@ impl<F: Forward> EngineThread<F> {
     /// Takes the submissions that are in the queue now. Later ones wait for the next turn, so that
     /// a flood cannot delay a step.
     fn take_submissions(&mut self, now: Micros) {
-        for _ in 0..self.commands.submissions.len() {
-            let Some(submission) = self.commands.take() else {
-                break;
-            };
+        for submission in self.commands.take_submissions() {
             self.take(submission, now);
         }
     }
 
     fn take(&mut self, submission: Submission, now: Micros) {
-        let Submission {
-            ticket,
-            request,
-            events,
-            shared,
-        } = submission;
-        let tenant = request.tenant;
-        let timeline = Timeline::new(request.arrived, tenant, request.prompt.len() as u32);
+        let Submission { request, choices } = submission;
+        let (tenant, arrived) = (request.tenant, request.arrived);
+        let prompt_tokens = request.prompt.len() as u32;
         let waited = now.saturating_sub(self.commands.shared.clock.micros(request.arrived));
         let (request, sampling) = for_scheduler(request, waited);
-        let answer = self.steps.scheduler.submit(now, request);
-        let rates = self.steps.scheduler.rates(now, tenant);
-        shared.rates.get_or_init(|| rates);
+        let scheduler = &mut self.steps.scheduler;
+        let answer = scheduler.submit_choices(now, request, choices.len());
+        let rates = scheduler.rates(now, tenant);
+        for choice in &choices {
+            choice.shared.rates.get_or_init(|| rates);
+        }
         match answer {
-            Ok(id) => {
+            Ok(ids) => {
                 self.tenants.begun(tenant);
-                self.updates.push(RequestUpdate::Accepted {
-                    id,
-                    events,
-                    timeline,
-                });
-                self.tickets.insert(ticket, id);
-                let state = RequestState {
-                    ticket,
-                    sampling,
-                    shared,
-                };
-                self.requests.insert(id, state);
-                self.end_if_requested(id); // Its `End` may have overtaken the submission.
+                for (index, (id, choice)) in (0..).zip(ids.into_iter().zip(choices)) {
+                    let timeline = Timeline::new(arrived, tenant, prompt_tokens);
+                    self.begin(id, choice, timeline, sampling.of_choice(index));
+                }
             }
             Err(refusal) => self.updates.push(RequestUpdate::Refused {
-                events,
+                events: choices.into_iter().map(|choice| choice.events).collect(),
                 tenant,
                 error: refusal.into(),
             }),
         }
+    }
+
+    /// Registers a choice that the scheduler has accepted.
+    fn begin(
+        &mut self,
+        id: SequenceId,
+        choice: SubmittedChoice,
+        timeline: Timeline,
+        sampling: SamplingParams,
+    ) {
+        let SubmittedChoice {
+            ticket,
+            events,
+            shared,
+        } = choice;
+        self.updates.push(RequestUpdate::Accepted {
+            id,
+            events,
+            timeline,
+        });
+        self.tickets.insert(ticket, id);
+        let state = RequestState {
+            ticket,
+            sampling,
+            shared,
+        };
+        self.requests.insert(id, state);
+        self.end_if_requested(id); // Its `End` may have overtaken the submission.
     }
 
     /// Ends the request of a ticket. An unknown ticket belongs to a request that has ended or is
@@ -275,37 +289,7 @@ impl<F: Forward> EngineThread<F> {
     /// which its client should see them.
     fn publish(&mut self, began: Instant, drawn: Instant, times: Option<StepTimes>) {
         let mut updates = std::mem::take(&mut self.updates);
-        for event in self.steps.scheduler.events() {
-            match event {
-                Event::Admitted { id, cached_tokens } => {
-                    if let Some(request) = self.requests.get(&id) {
-                        let shared = &request.shared.cached_tokens;
-                        shared.get_or_init(|| cached_tokens);
-                    }
-                    updates.push(RequestUpdate::Admitted { id });
-                }
-                Event::Preempted { .. } => {} // Clients do not see it; the snapshot counts it.
-                Event::Finished {
-                    id,
-                    reason,
-                    tenant,
-                    prompt_tokens,
-                    cached_tokens,
-                    output_tokens,
-                } => {
-                    self.tenants.ended(tenant);
-                    let request = self.requests.remove(&id).expect("a sequence ends once");
-                    self.tickets.remove(&request.ticket);
-                    self.endings.push(RequestUpdate::Ended(EndedSequence {
-                        id,
-                        reason,
-                        prompt_tokens,
-                        cached_tokens,
-                        output_tokens,
-                    }));
-                }
-            }
-        }
+        self.take_events(&mut updates);
         for draw in self.steps.runner.sampler().take_draws() {
             let id = draw.sequence;
             match draw.outcome {
@@ -335,6 +319,54 @@ impl<F: Forward> EngineThread<F> {
         self.outputs
             .send(output)
             .expect("the egress thread lives as long as this thread");
+    }
+
+    /// Takes the scheduler's events. The ends of requests come after their tokens, so they go to
+    /// `endings`.
+    fn take_events(&mut self, updates: &mut Vec<RequestUpdate>) {
+        for event in self.steps.scheduler.events() {
+            match event {
+                Event::Admitted { id, cached_tokens } => {
+                    if let Some(request) = self.requests.get(&id) {
+                        let shared = &request.shared.cached_tokens;
+                        shared.get_or_init(|| cached_tokens);
+                    }
+                    updates.push(RequestUpdate::Admitted { id });
+                }
+                Event::Displaced {
+                    id,
+                    tenant,
+                    retry_after,
+                } => {
+                    self.tenants.ended(tenant);
+                    forget(id, &mut self.requests, &mut self.tickets);
+                    self.endings.push(RequestUpdate::Displaced {
+                        id,
+                        tenant,
+                        retry_after,
+                    });
+                }
+                Event::Preempted { .. } => {} // Clients do not see it; the snapshot counts it.
+                Event::Finished {
+                    id,
+                    reason,
+                    tenant,
+                    prompt_tokens,
+                    cached_tokens,
+                    output_tokens,
+                } => {
+                    self.tenants.ended(tenant);
+                    forget(id, &mut self.requests, &mut self.tickets);
+                    self.endings.push(RequestUpdate::Ended(EndedSequence {
+                        id,
+                        reason,
+                        prompt_tokens,
+                        cached_tokens,
+                        output_tokens,
+                    }));
+                }
+            }
+        }
     }
 
     /// Called when no request runs or waits: blocks until a command comes or the drain deadline
@@ -375,6 +407,16 @@ impl<F: Forward> EngineThread<F> {
     }
 }
 
+/// Forgets a sequence that has ended.
+fn forget(
+    id: SequenceId,
+    requests: &mut HashMap<SequenceId, RequestState>,
+    tickets: &mut HashMap<Ticket, SequenceId>,
+) {
+    let request = requests.remove(&id).expect("a sequence ends once");
+    tickets.remove(&request.ticket);
+}
+
 /// Splits a request into the scheduler's part and its sampling parameters. `waited` is the time
 /// since its arrival, which its deadlines include.
 fn for_scheduler(request: GenerationRequest, waited: Micros) -> (Request, SamplingParams) {
@@ -385,7 +427,6 @@ fn for_scheduler(request: GenerationRequest, waited: Micros) -> (Request, Sampli
         min_new_tokens: request.min_new_tokens,
         stop_tokens: request.stop_tokens,
         tenant: request.tenant,
-        is_another_choice: request.is_another_choice,
         first_token_within: request.first_token_within.map(left),
         ends_within: request.ends_within.map(left),
     };

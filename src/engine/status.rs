@@ -10,8 +10,8 @@ use sterna_scheduler::{Micros, Refusal, Snapshot};
 
 use super::clock::{Clock, micros};
 use super::config::EngineConfig;
-use super::lane_quota::LaneQuota;
 use super::request::SubmitError;
+use super::submit_queue::SubmitQueue;
 
 /// A reading of the engine's gauges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) struct SharedState {
     pub(super) clock: Clock,
     pub(super) vocabulary: usize,
     pub(super) tickets: AtomicU64,
-    pub(super) lane_quota: LaneQuota,
+    pub(super) submissions: SubmitQueue,
     /// The engine thread ended by a panic.
     pub(super) died: AtomicBool,
     /// The engine thread has ended and takes nothing from the queues any more.
@@ -85,7 +85,7 @@ impl SharedState {
             clock: Clock::start(),
             vocabulary,
             tickets: AtomicU64::new(0),
-            lane_quota: LaneQuota::new(config.submit_queue),
+            submissions: SubmitQueue::new(config.submit_queue, config.limits.pages),
             died: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             draining: AtomicBool::new(false),

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use sterna_scheduler::{FinishReason, Rates};
 
-use super::commands::{CommandSender, Control, SharedRequest, Ticket};
-use super::egress::EventReceiver;
+use super::commands::{CommandSender, Control};
 use super::request::{StreamEvent, SubmitError};
 use super::status::SharedState;
+use super::submission::{EventReceiver, SharedRequest, Ticket};
 use crate::metrics::Metrics;
 
 /// The events of one request. Dropping it before the terminal event cancels the request.
@@ -117,12 +117,6 @@ impl EventStream {
             StreamEvent::Refused(_) => self.is_over = true,
         }
         Some(event)
-    }
-
-    /// Ends a stream whose request never reached the engine thread, so that nothing is cancelled.
-    pub(super) fn refused(mut self, error: SubmitError) -> SubmitError {
-        self.is_over = true;
-        error
     }
 }
 

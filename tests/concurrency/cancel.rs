@@ -71,7 +71,6 @@ impl Stepped {
             min_new_tokens: max_new_tokens,
             stop_tokens: Vec::new(),
             tenant: TenantId(0),
-            is_another_choice: false,
             arrived: Instant::now(),
             first_token_within: None,
             ends_within: None,

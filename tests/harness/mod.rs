@@ -169,6 +169,27 @@ impl Server {
         submit_queue: usize,
         max_draft: u32,
     ) -> Server {
+        Server::with_limits(app, Server::limits(max_running), submit_queue, max_draft)
+    }
+
+    pub(crate) fn limits(max_running: u32) -> Limits {
+        Limits {
+            pages: 1024,
+            max_running,
+            max_queued: 64,
+            max_queued_time: u64::MAX,
+            step_tokens: 512,
+            prefill_chunk: 512,
+            max_sequence_tokens: MAX_MODEL_LEN,
+        }
+    }
+
+    pub(crate) fn with_limits(
+        app: App,
+        limits: Limits,
+        submit_queue: usize,
+        max_draft: u32,
+    ) -> Server {
         let files = TextFiles {
             tokenizer: TOKENIZER,
             config: Some(CONFIG),
@@ -188,15 +209,6 @@ impl Server {
             page_tokens: 16,
         };
         let metrics = Metrics::new(&identity);
-        let limits = Limits {
-            pages: 1024,
-            max_running,
-            max_queued: 64,
-            max_queued_time: u64::MAX,
-            step_tokens: 512,
-            prefill_chunk: 512,
-            max_sequence_tokens: MAX_MODEL_LEN,
-        };
         let config = EngineConfig {
             limits,
             policy: Policy {

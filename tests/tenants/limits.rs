@@ -7,10 +7,14 @@ use futures_util::future::select_all;
 use serde_json::json;
 use sterna::api::App;
 use sterna::engine::{TenantId, TenantsRefused};
+use tokio::task::JoinHandle;
 
-use crate::harness::{Answer, Server, streamed_text};
+use crate::harness::{self, Answer, Server, streamed_text};
 use crate::program;
-use crate::{ALPHA, BETA, CONNECTIONS, JSON, TEXT, TempFile, TenantServer, begin, table};
+use crate::{
+    ALPHA, BETA, CONNECTIONS, DELTA, EPSILON, GAMMA, JSON, TEXT, TempFile, TenantServer, begin,
+    greedy, table,
+};
 
 /// Waits until the clock has passed `moment`.
 async fn wait_until(server: &Server, moment: Instant) {
@@ -121,6 +125,140 @@ async fn a_full_tenant_queue_is_429_and_does_not_affect_other_tenants() {
     other.await.unwrap().ok();
     running.await.unwrap().ok();
     waiting.remove(0).await.unwrap().ok();
+}
+
+/// Sends requests of one tenant without a pause until it is aborted.
+fn flood(server: &Server, key: &'static str) -> JoinHandle<()> {
+    let (router, body) = (server.router.clone(), greedy(&json!({"max_tokens": 20})));
+    let body = harness::merged(json!({"prompt": "Hello"}), body).to_string();
+    tokio::spawn(async move {
+        loop {
+            let headers = [JSON, ("x-api-key", key)];
+            let answer = harness::send(&router, Method::POST, TEXT, &headers, body.clone()).await;
+            assert!(
+                [200, 429, 503].contains(&answer.status.as_u16()),
+                "{}",
+                answer.body
+            );
+            tokio::task::yield_now().await;
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_tenant_is_served_beside_four_flooding_tenants() {
+    let flooding = [
+        ("alpha", ALPHA),
+        ("beta", BETA),
+        ("gamma", GAMMA),
+        ("delta", DELTA),
+    ];
+    let tables = flooding.map(|(id, hash)| table(id, hash, "max_queued = 16"));
+    let tables = tables.concat() + &table("epsilon", EPSILON, "");
+    let tenants = TenantServer::queueing(&tables, 4, 16).await;
+    let server = &tenants.server;
+    let floods = flooding
+        .iter()
+        .flat_map(|(key, _)| (0..12).map(|_| flood(server, key)));
+    let floods: Vec<_> = floods.collect();
+    let refused = "sterna_refusals_total{model_name=\"actor\",engine=\"0\",reason=\"queue_full\"}";
+    let is_full = |server: &Server| server.metric(refused) > 50.0;
+    server.until("the queue is full", is_full).await;
+    for request in 0..64 {
+        let answer = tenants.complete("epsilon", &json!({"max_tokens": 5})).await;
+        assert_eq!(answer.status, 200, "request {request}: {}", answer.body);
+    }
+    for flood in floods {
+        assert!(!flood.is_finished(), "the flood went on");
+        flood.abort();
+    }
+}
+
+/// The head of a stream waits for its first token, so a displaced stream can still be refused.
+#[tokio::test]
+async fn a_displaced_stream_is_503_and_its_place_goes_to_the_other_tenant() {
+    let tables = table("a", ALPHA, "") + &table("b", BETA, "");
+    let tenants = TenantServer::queueing(&tables, 1, 2).await;
+    let server = &tenants.server;
+    server.gate.close();
+    let body = json!({"prompt": "Hello", "max_tokens": 300, "stream": true, "n": 2});
+    let running = begin(server, "alpha", &body);
+    server.gate.arrivals(1).await;
+    let mut steps = 1;
+    let mut waiting = Vec::new();
+    for queued in [3, 5] {
+        waiting.push(begin(server, "alpha", &body));
+        while server.engine.status().queued < queued {
+            server.gate.pass(1);
+            steps += 1;
+            server.gate.arrivals(steps).await;
+            tokio::task::yield_now().await;
+        }
+    }
+    let victim = begin(server, "beta", &json!({"prompt": "Hello", "max_tokens": 3}));
+    while !waiting[1].is_finished() {
+        server.gate.pass(1);
+        steps += 1;
+        server.gate.arrivals(steps).await;
+        tokio::task::yield_now().await;
+    }
+    let displaced = waiting.remove(1).await.unwrap();
+    assert_eq!(displaced.error(), (503, "engine_overloaded".into(), None));
+    assert!(displaced.headers.contains_key("retry-after"));
+    server.gate.open();
+    victim.await.unwrap().ok();
+    for answered in [running, waiting.remove(0)] {
+        assert_eq!(answered.await.unwrap().status, 200);
+    }
+    let idle = |server: &Server| server.engine.status().running == 0;
+    server.until("nothing runs", idle).await;
+    assert_eq!(server.metric("sterna_client_disconnects_total"), 0.0);
+}
+
+/// Six requests of eight choices came at once, and all of them ran.
+#[tokio::test]
+async fn a_token_rate_is_exceeded_by_one_request_and_retry_after_is_true() {
+    let limited = table("a", ALPHA, "tokens_per_minute = 60000\ntoken_burst = 100");
+    let tenants = TenantServer::new(&limited).await;
+    let server = &tenants.server;
+    server.gate.close();
+    let body = json!({"prompt": "Hello", "max_tokens": 50, "n": 8});
+    let mut requests: Vec<_> = (0..6).map(|_| begin(server, "alpha", &body)).collect();
+    let mut steps = 0;
+    while requests
+        .iter()
+        .filter(|request| request.is_finished())
+        .count()
+        < 5
+    {
+        server.gate.pass(1);
+        steps += 1;
+        server.gate.arrivals(steps).await;
+        tokio::task::yield_now().await;
+    }
+    let accepted = requests
+        .iter()
+        .position(|request| !request.is_finished())
+        .unwrap();
+    let accepted = requests.remove(accepted);
+    let mut latest = Duration::ZERO;
+    for request in requests {
+        let rejected = request.await.unwrap();
+        assert_eq!(rejected.error(), (429, "rate_limit_exceeded".into(), None));
+        let millis: u64 = rejected.header("retry-after-ms").parse().unwrap();
+        latest = latest.max(Duration::from_millis(millis));
+    }
+    assert!(
+        latest > Duration::from_millis(200),
+        "{latest:?} for 400 tokens"
+    );
+    wait_until(server, Instant::now() + latest).await;
+    server.gate.open();
+    accepted.await.unwrap().ok();
+    tenants
+        .complete("alpha", &json!({"max_tokens": 2}))
+        .await
+        .ok();
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ use axum::http::{Method, Request};
 use harness::{Answer, PATIENCE, Server};
 use serde_json::{Value, json};
 use sterna::api::App;
+use sterna::engine::Limits;
 use sterna::tenants::{Deadlines, Defaults, Roster};
 use tower::ServiceExt;
 
@@ -40,6 +41,12 @@ const BETA: &str = "f44e64e75f3948e9f73f8dfa94721c4ce8cbb4f265c4790c702b2d41cfbf
 
 /// The SHA-256 of the key `gamma`.
 const GAMMA: &str = "be9d587defa1f0c09ef49eb17e206983a5f8f8289e4281860bd0ee5a19592c67";
+
+/// The SHA-256 of the key `delta`.
+const DELTA: &str = "4f4a9410ffcdf895c4adb880659e9b5c0dd1f23a30790684340b3eaacb045398";
+
+/// The SHA-256 of the key `epsilon`.
+const EPSILON: &str = "6ebf3c8d63ef6b217bcee69e31f77f3634bbbef1346de27e229c17122974e27b";
 
 /// The connection limit of a server in process. A tenant may receive bodies on a quarter of it.
 const CONNECTIONS: usize = 400;
@@ -96,9 +103,18 @@ struct TenantServer {
 
 impl TenantServer {
     async fn new(tables: &str) -> TenantServer {
+        TenantServer::queueing(tables, 8, 64).await
+    }
+
+    /// Starts a server whose queue has `max_queued` places.
+    async fn queueing(tables: &str, max_running: u32, max_queued: u32) -> TenantServer {
         let roster = TempFile::new(tables).roster();
         let app = App::for_tenants(roster.tenants(), false, CONNECTIONS);
-        let server = Server::start(app.clone(), 8, 64);
+        let limits = Limits {
+            max_queued,
+            ..Server::limits(max_running)
+        };
+        let server = Server::with_limits(app.clone(), limits, max_queued as usize, 0);
         server.engine.set_tenants(roster.policies()).await.unwrap();
         TenantServer { server, app }
     }

@@ -233,6 +233,10 @@ async fn sighup_changes_the_models_that_a_tenant_may_use() {
     let only = table("a", ALPHA, "models = [\"elsewhere\"]");
     for (text, error) in [
         (with("models = [5]"), ", line 4: "),
+        (
+            with("guaranteed_pages = 4000000000"),
+            "add up to 4000000000",
+        ),
         (only, "no tenant may use `sterna-demo`"),
     ] {
         file.write(&text);

@@ -174,7 +174,6 @@ impl EventLoop {
             min_new_tokens: 0,
             stop_tokens: vec![STOP],
             tenant: TenantId(tenant),
-            is_another_choice: false,
             // The client has been waiting since `at`.
             first_token_within: deadline.map(|within| within.saturating_sub(self.now - at)),
             ends_within: None,
@@ -248,6 +247,14 @@ impl EventLoop {
                     self.recorder.admitted(request, cached_tokens);
                 }
                 Event::Preempted { .. } => self.recorder.preempted(),
+                Event::Displaced {
+                    id, retry_after, ..
+                } => {
+                    let request = self.requests.remove(&id);
+                    let request = request.expect("the request has not ended");
+                    self.recorder.displaced(&request, retry_after);
+                    self.sessions.remove(&request.key.session);
+                }
                 Event::Finished { id, reason, .. } => self.finish(id, reason),
             }
         }

@@ -248,6 +248,12 @@ impl SimulationRecorder {
         *self.refusals.entry(reason).or_default() += 1;
     }
 
+    /// Records that a request left the full queue for one of another tenant.
+    pub(super) fn displaced(&mut self, request: &SimulatedRequest, retry_after: Micros) {
+        self.fairness.dequeued(request.tenant);
+        self.rejected(&Refusal::Overloaded { retry_after });
+    }
+
     /// Records the first admission of a request.
     pub(super) fn admitted(&mut self, request: &mut SimulatedRequest, cached: u32) {
         request.cached = Some(cached);

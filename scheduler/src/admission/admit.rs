@@ -7,7 +7,8 @@
 //! - time: one more decode would miss the inter-token target, or too many prefills run;
 //! - memory: free pages, or pages under its tenant's cap;
 //! - a prefix: a running prefill is about to compute more of the request's prefix than is cached;
-//! - a blocked head: a request that came first and waits for memory.
+//! - a blocked head: a request that came first and waits for memory. A request within its tenant's
+//!   guarantee takes no memory from it and does not wait.
 //!
 //! After a step that preempted a sequence, nothing starts unless nothing runs.
 //!
@@ -17,7 +18,7 @@
 //! times. Then no request of its band starts before it. If it waits only for sequences of its own
 //! tenant, only its tenant waits with it.
 
-use super::load::RunningLoad;
+use super::load::{RunningLoad, is_guaranteed};
 use crate::queue::Waiting;
 use crate::sequence::{Sequence, pages_for};
 use crate::state::SchedulerState;
@@ -78,6 +79,15 @@ enum BandChoice {
     Reserved, // For the head, which cannot start yet.
 }
 
+/// Whose memory an admission may take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MemoryLeft {
+    Any,
+    /// A head without memory may not be bypassed any more. Only requests within their tenants'
+    /// guarantees may start.
+    Guaranteed,
+}
+
 /// The requests of one band that an admission may bypass.
 #[derive(Clone, Copy, Default)]
 struct BandHeads {
@@ -105,6 +115,7 @@ impl Admission {
     /// Returns the next request to start, or `None` for now.
     fn choose(&mut self, state: &mut SchedulerState, load: &RunningLoad) -> Option<usize> {
         let mut heads = [BandHeads::default(); 3];
+        let mut memory = MemoryLeft::Any;
         for (index, band) in state.queue.bands().into_iter().enumerate() {
             let blocked = self.blocked_head(band, state);
             let blocked_sequence = blocked.map(|slot| &state.sequences[slot]);
@@ -113,12 +124,14 @@ impl Admission {
             candidates.clear();
             candidates.extend(overdue.map(Sequence::as_waiting));
             state.queue.candidates(band, &mut candidates);
-            let choice = self.choose_among(&candidates, band, state, load);
+            let choice = self.choose_among(&candidates, band, &mut memory, state, load);
             self.candidates = candidates;
             match choice {
                 BandChoice::Start { slot, head } => {
                     heads[index] = BandHeads { head, blocked };
-                    note_bypassed(&heads, slot, state);
+                    if memory == MemoryLeft::Any {
+                        note_bypassed(&heads, slot, state);
+                    }
                     return Some(slot);
                 }
                 BandChoice::Reserved => return None,
@@ -154,6 +167,7 @@ impl Admission {
         &mut self,
         candidates: &[Waiting],
         band: Band,
+        memory: &mut MemoryLeft,
         state: &mut SchedulerState,
         load: &RunningLoad,
     ) -> BandChoice {
@@ -164,6 +178,11 @@ impl Admission {
             let tenant = state.sequences[slot].tenant;
             let has_time = load.has_time_for(slot, state);
             if barred_tenant == Some(tenant) || !has_time && head.is_some() {
+                continue;
+            }
+            if *memory == MemoryLeft::Guaranteed
+                && !is_guaranteed(slot, cached_prefix(slot, state).needed, state)
+            {
                 continue;
             }
             let readiness = classify(slot, has_time, load, state);
@@ -185,7 +204,10 @@ impl Admission {
                     }
                 }
                 (Ready(_), Short | Exhausted) => return BandChoice::Start { slot, head },
-                (LacksPages, Short | Exhausted) => return BandChoice::Reserved,
+                (LacksPages, Short | Exhausted) => {
+                    barred_tenant = Some(tenant);
+                    *memory = MemoryLeft::Guaranteed;
+                }
                 (LacksTime, Exhausted) => return BandChoice::Reserved,
                 (LacksTime, Short) | (AtTenantCap, Short | Exhausted) => {
                     barred_tenant = Some(tenant);
@@ -272,7 +294,7 @@ fn note_bypassed(heads: &[BandHeads; 3], started: usize, state: &mut SchedulerSt
 }
 
 /// S11: a waiting request is bypassed at most `LONG_PATIENCE` times, except while its own tenant is
-/// at its page cap.
+/// at its page cap, and except by requests within a guarantee, which are not counted.
 #[cfg(debug_assertions)]
 fn check_patience(slot: usize, state: &SchedulerState) {
     let sequence = &state.sequences[slot];

@@ -81,7 +81,8 @@ impl RunningLoad {
     }
 
     /// Returns whether `needed` pages are available beside the promised pages and those that other
-    /// tenants are guaranteed. A sequence that runs alone may use all pages.
+    /// tenants are guaranteed. A sequence that runs alone may use all pages. A sequence within its
+    /// tenant's guarantee gets its pages from the sequences of other tenants.
     pub(super) fn has_memory_for(
         &self,
         slot: usize,
@@ -92,9 +93,26 @@ impl RunningLoad {
             return needed <= state.pool.available_to_all();
         }
         let tenant = state.sequences[slot].tenant;
+        if is_guaranteed(slot, needed, state) {
+            return true;
+        }
         let guaranteed = state.pool.unmet_guarantees(tenant);
         needed + self.promised_pages + guaranteed <= state.pool.available_to_all()
     }
+}
+
+/// Returns whether `needed` pages for the sequence in `slot` are within its tenant's guarantee,
+/// beside what the running sequences of the tenant will probably still take.
+pub(super) fn is_guaranteed(slot: usize, needed: usize, state: &SchedulerState) -> bool {
+    let tenant = state.sequences[slot].tenant;
+    let left = state.pool.guaranteed_left(tenant);
+    if needed > left {
+        return false;
+    }
+    let running = state.sequences.iter_running();
+    let own = running.filter(|sequence| sequence.tenant == tenant);
+    let promised: usize = own.map(|sequence| promised_pages(sequence, state)).sum();
+    needed + promised <= left
 }
 
 /// Returns how many pages a running sequence will probably still take: for its known tokens and for

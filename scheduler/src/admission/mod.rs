@@ -2,6 +2,7 @@
 
 mod admit;
 mod load;
+mod room;
 mod submit;
 
 pub(crate) use admit::Admission;

@@ -1,5 +1,11 @@
 //! Accepts or rejects a new request. A rejection says when a retry may succeed.
+//!
+//! Invariant: a request is accepted or rejected with all its choices, which take one place in the
+//! queue.
 
+use std::iter::repeat_n;
+
+use super::room::{Leaving, Newcomer, find_room};
 use crate::pages::common_prefix;
 use crate::state::SchedulerState;
 use crate::{
@@ -9,11 +15,16 @@ use crate::{
 /// Running sequences that a new request is compared with.
 const COMPARED: usize = 8;
 
-/// Adds a request to the queue.
+/// Adds a request to the queue, once for each of its `choices`. Returns their handles.
 ///
 /// # Errors
 /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
-pub(crate) fn submit(state: &mut SchedulerState, request: Request) -> Result<SequenceId, Refusal> {
+pub(crate) fn submit(
+    state: &mut SchedulerState,
+    request: Request,
+    choices: usize,
+) -> Result<Vec<SequenceId>, Refusal> {
+    assert!(choices > 0, "a request has a choice");
     check_possible(state, &request)?;
     let (tenant, len) = (request.tenant, request.prompt.len());
     let public = &state.queue.tenant(tenant).policy.public;
@@ -25,9 +36,29 @@ pub(crate) fn submit(state: &mut SchedulerState, request: Request) -> Result<Seq
         * PAGE_TOKENS;
     let uncached = len - cached.min(len - 1);
     let expected_uncached = uncached.min(len - prefix_on_its_way(state, &request));
-    let estimate = estimate(state, &request, expected_uncached);
-    check_capacity(state, &request, expected_uncached, estimate)?;
-    Ok(state.submit(request, uncached, estimate))
+    let first = estimate(state, &request, expected_uncached);
+    // The other choices find the whole pages of the prompt in the cache.
+    let further = match choices {
+        1 => 0,
+        _ => estimate(state, &request, len - (len - 1) / PAGE_TOKENS * PAGE_TOKENS),
+    };
+    let newcomer = Newcomer {
+        tenant,
+        time: first + further * (choices as Nanos - 1),
+    };
+    for leaving in check_capacity(state, &request, expected_uncached, newcomer)? {
+        state.displace(leaving.tenant, leaving.first_choice);
+    }
+    let mut ids = Vec::with_capacity(choices);
+    let first_choice = state.sequences.arrivals();
+    for request in repeat_n(request, choices) {
+        let (uncached, estimate) = match ids.is_empty() {
+            true => (Some(uncached), first),
+            false => (None, further),
+        };
+        ids.push(state.submit(request, first_choice, uncached, estimate));
+    }
+    Ok(ids)
 }
 
 /// Refuses a request that could not even run alone, and every request while the scheduler drains.
@@ -90,36 +121,32 @@ fn estimate(state: &SchedulerState, request: &Request, uncached: usize) -> Nanos
     predictor.prefill_time(len, uncached) + token * output as u64
 }
 
-/// Refuses a request that exceeds its tenant's rates, a backlog limit or its own deadline now.
+/// Returns the requests that must leave the queue for this one. Refuses it if it exceeds its
+/// tenant's rates, a backlog limit or its own deadline now.
 fn check_capacity(
     state: &SchedulerState,
     request: &Request,
     uncached: usize,
-    estimate: Nanos,
-) -> Result<(), Refusal> {
-    let (queue, limits) = (&state.queue, &state.conditions.limits);
+    newcomer: Newcomer,
+) -> Result<Vec<Leaving>, Refusal> {
+    let queue = &state.queue;
     let tenant = queue.tenant(request.tenant);
-    if !request.is_another_choice
-        && let Err((rate, retry_after)) = tenant.rates.conforms(state.conditions.now)
-    {
+    if let Err((rate, retry_after)) = tenant.rates.conforms(state.conditions.now) {
         return Err(Refusal::RateLimited { rate, retry_after });
     }
     // One request may always wait, however long it takes.
-    let own_time = (tenant.queued_time + estimate) / 1000;
-    let waiting = tenant.waiting.len();
+    let own_time = (tenant.backlog.time + newcomer.time) / 1000;
+    let waiting = tenant.backlog.places;
     if waiting >= tenant.policy.max_queued as usize
         || waiting > 0 && own_time > tenant.policy.max_queued_time
     {
         let retry_after = queue.time_at_share(request.tenant, tenant.queued_time);
         return Err(Refusal::TenantQueueFull { retry_after });
     }
-    let all_time = (queue.queued_time() + estimate) / 1000;
-    if queue.len() >= limits.max_queued as usize
-        || queue.len() > 0 && all_time > limits.max_queued_time
-    {
+    let Some(leaving) = find_room(state, newcomer) else {
         let retry_after = queue.queued_time() / 1000;
         return Err(Refusal::Overloaded { retry_after });
-    }
+    };
     let latest = request.first_token_within.unwrap_or(Micros::MAX);
     let predictor = &state.conditions.predictor;
     let prefill = predictor.prefill_time(request.prompt.len(), uncached) / 1000;
@@ -130,5 +157,5 @@ fn check_capacity(
         let retry_after = (prefill <= latest).then(|| expected - latest);
         return Err(Refusal::Deadline { retry_after });
     }
-    Ok(())
+    Ok(leaving)
 }

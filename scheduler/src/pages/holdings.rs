@@ -14,7 +14,7 @@ const SHARE_FLOOR: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageQuota {
     pub(crate) weight: u32,     // At least 1.
-    pub(crate) guaranteed: u32, // Pages that admission keeps available to the tenant.
+    pub(crate) guaranteed: u32, // Pages that the tenant gets whatever others use.
     pub(crate) max: u32,        // Pages that the tenant may hold, including cached pages.
 }
 

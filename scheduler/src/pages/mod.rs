@@ -151,15 +151,23 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         self.holdings.quota(tenant).max
     }
 
+    /// Returns how many more pages a tenant may use within its guarantee.
+    pub(crate) fn guaranteed_left(&self, tenant: TenantId) -> usize {
+        let guaranteed = self.holdings.quota(tenant).guaranteed;
+        guaranteed.saturating_sub(self.in_use(tenant)) as usize
+    }
+
+    /// Returns whether a tenant uses more pages than it is guaranteed. Only such a tenant gives
+    /// pages to others.
+    pub(crate) fn exceeds_guarantee(&self, tenant: TenantId) -> bool {
+        self.in_use(tenant) > self.holdings.quota(tenant).guaranteed
+    }
+
     /// Returns the number of guaranteed pages that the tenants other than `except` do not use.
     pub(crate) fn unmet_guarantees(&self, except: TenantId) -> usize {
         let others = self.holdings.guaranteed().iter();
         let others = others.filter(|&&tenant| tenant != except);
-        let unmet = |&tenant| {
-            let guaranteed = self.holdings.quota(tenant).guaranteed;
-            guaranteed.saturating_sub(self.in_use(tenant)) as usize
-        };
-        others.map(unmet).sum()
+        others.map(|&tenant| self.guaranteed_left(tenant)).sum()
     }
 
     /// Returns whether the page has exactly one pin, whose removal makes it free or cold.
@@ -195,11 +203,25 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     }
 
     /// Returns the page to evict for a tenant: its own coldest page if it holds more than its
-    /// share, otherwise the coldest page of all.
+    /// share, otherwise the coldest page that is not within another tenant's guarantee. If there is
+    /// none, the coldest page of all.
     fn least_wanted(&self, tenant: TenantId) -> Option<Page> {
         let own = self.cold.coldest_of(tenant);
         let own = own.filter(|_| self.holdings.is_over_share(tenant));
-        own.or_else(|| self.cold.coldest())
+        own.or_else(|| self.coldest_unguaranteed(tenant))
+            .or_else(|| self.cold.coldest())
+    }
+
+    /// Returns the coldest page of `tenant` or of a tenant that holds more than it is guaranteed.
+    /// It is also the coldest page of its payer, so it is a leaf.
+    fn coldest_unguaranteed(&self, tenant: TenantId) -> Option<Page> {
+        if self.holdings.guaranteed().is_empty() {
+            return None;
+        }
+        self.cold.iter().find(|&page| {
+            let payer = self.payer(page);
+            payer == tenant || self.held(payer) > self.holdings.quota(payer).guaranteed
+        })
     }
 
     fn evict(&mut self, page: Option<Page>) {

@@ -4,10 +4,8 @@
 //! `eligible` tenants wait and may run one more sequence, ordered by what the policy orders by.
 
 use super::ranking::Ranking;
+use crate::tenant::BAND_PERCENT;
 use crate::{Band, Nanos};
-
-/// The parts of the machine that the bands get when all are busy, in percent.
-const BAND_PERCENT: [u64; 3] = [60, 30, 10];
 
 /// All bands.
 #[derive(Default)]
@@ -34,10 +32,9 @@ impl BandQueue {
         self.clock.max(least)
     }
 
-    /// Moves the band's clock to its present value and returns it.
-    pub(super) fn advance(&mut self) -> u64 {
+    /// Moves the band's clock to its present value.
+    pub(super) fn advance(&mut self) {
         self.clock = self.now();
-        self.clock
     }
 
     pub(super) fn leave_at(&mut self, virtual_time: u64) {
@@ -66,6 +63,11 @@ impl Bands {
 
     pub(super) fn get_mut(&mut self, band: usize) -> &mut BandQueue {
         &mut self.queues[band]
+    }
+
+    /// Returns the active tenants of all bands, in no particular order.
+    pub(super) fn active(&self) -> impl Iterator<Item = u32> {
+        self.queues.iter().flat_map(|band| band.active.members())
     }
 
     /// Returns the bands, the one furthest behind its share first.

@@ -14,8 +14,8 @@ mod rates;
 mod tenant_queue;
 
 use bands::Bands;
-pub(crate) use rates::RateMeters;
-pub(crate) use tenant_queue::{TenantQueue, TenantQueues, Waiting};
+pub(crate) use rates::{RateMeters, RateReservation};
+pub(crate) use tenant_queue::{Backlog, TenantQueue, TenantQueues, Waiting};
 
 use crate::{Band, Micros, Nanos, Order, TenantId, TenantPolicy};
 
@@ -33,6 +33,7 @@ pub(crate) struct Queue {
     bands: Bands,
     waiting: usize,
     queued_time: Nanos,
+    backlog: Backlog,
     active_weight: u64,
     charged: Vec<u32>, // Tenants with unsettled charges.
     planned: Vec<u32>, // Tenants with planned charges.
@@ -47,6 +48,7 @@ impl Queue {
             bands: Bands::default(),
             waiting: 0,
             queued_time: 0,
+            backlog: Backlog::default(),
             active_weight: 0,
             charged: Vec::new(),
             planned: Vec::new(),
@@ -62,6 +64,35 @@ impl Queue {
     /// Returns the predicted machine time of all waiting requests.
     pub(crate) fn queued_time(&self) -> Nanos {
         self.queued_time
+    }
+
+    /// Returns what counts against the limits of the whole queue.
+    pub(crate) fn backlog(&self) -> Backlog {
+        self.backlog
+    }
+
+    /// Returns the tenants that run or wait.
+    pub(crate) fn active_tenants(&self) -> impl Iterator<Item = TenantId> {
+        self.bands.active().map(TenantId)
+    }
+
+    /// Returns how far a tenant is ahead of its band, in machine time. It is negative for a tenant
+    /// that was idle.
+    pub(crate) fn lead(&self, id: TenantId) -> i128 {
+        let tenant = self.tenant(id);
+        let time = match tenant.is_active() {
+            true => tenant.virtual_time,
+            false => self.entry_time(tenant),
+        };
+        let now = self.bands.get(tenant.band()).now();
+        (i128::from(time) - i128::from(now)) * i128::from(tenant.weight())
+    }
+
+    /// Returns the virtual time with which an idle tenant becomes active.
+    fn entry_time(&self, tenant: &TenantQueue) -> u64 {
+        let now = self.bands.get(tenant.band()).now();
+        let credited = now.saturating_sub(CREDIT / tenant.weight());
+        tenant.virtual_time.max(credited)
     }
 
     /// Returns a tenant.
@@ -131,6 +162,7 @@ impl Queue {
         self.activate(id);
         self.waiting += 1;
         self.queued_time += waiting.estimate;
+        self.backlog.add(&waiting);
         self.tenants.get_mut(id).insert(waiting);
         self.refresh(id);
     }
@@ -139,6 +171,7 @@ impl Queue {
     pub(crate) fn remove(&mut self, id: TenantId, arrival: u64) {
         let removed = self.tenants.get_mut(id).remove(arrival);
         self.queued_time -= removed.estimate;
+        self.backlog.remove(&removed);
         self.waiting -= 1;
         self.deactivate(id);
     }
@@ -163,15 +196,15 @@ impl Queue {
 
     /// Lifts a tenant that becomes active.
     fn activate(&mut self, id: TenantId) {
-        let tenant = self.tenants.get_mut(id);
+        let tenant = self.tenants.get(id);
         if tenant.is_active() {
             return;
         }
-        self.bands.lift(tenant.band());
-        let clock = self.bands.get_mut(tenant.band()).advance();
-        let credited = clock.saturating_sub(CREDIT / tenant.weight());
-        tenant.set_virtual_time(tenant.virtual_time.max(credited));
         self.active_weight += tenant.weight();
+        let (band, time) = (tenant.band(), self.entry_time(tenant));
+        self.bands.lift(band);
+        self.bands.get_mut(band).advance();
+        self.tenants.get_mut(id).set_virtual_time(time);
     }
 
     fn deactivate(&mut self, id: TenantId) {
@@ -288,9 +321,11 @@ impl Queue {
         assert_eq!(self.iter().count(), self.waiting);
         let time = self.iter().map(|waiting| waiting.estimate);
         assert_eq!(time.sum::<Nanos>(), self.queued_time);
+        assert_eq!(backlog_of(self.iter()), self.backlog);
         for (_, tenant) in self.tenants.iter() {
             let time = tenant.waiting.iter().map(|waiting| waiting.estimate);
             assert_eq!(time.sum::<Nanos>(), tenant.queued_time);
+            assert_eq!(backlog_of(tenant.waiting.iter()), tenant.backlog);
         }
         let active = self.tenants.iter().map(|(_, tenant)| tenant);
         let active = active.filter(|tenant| tenant.is_active());
@@ -304,4 +339,10 @@ impl Queue {
             assert_eq!(queue.active.least_key(), least);
         }
     }
+}
+
+fn backlog_of<'a>(waiting: impl Iterator<Item = &'a Waiting>) -> Backlog {
+    let mut backlog = Backlog::default();
+    waiting.for_each(|waiting| backlog.add(waiting));
+    backlog
 }

@@ -23,6 +23,11 @@ impl Ranking {
         self.heap.first().map(|&(key, _)| key)
     }
 
+    /// Returns the members in no particular order.
+    pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
+        self.heap.iter().map(|&(_, member)| member)
+    }
+
     /// Adds a member, or changes its key.
     pub(crate) fn set(&mut self, member: u32, key: u64) {
         let index = member as usize;

@@ -42,6 +42,7 @@ impl Meter {
         }
     }
 
+    /// Adds to the debt.
     pub(crate) fn charge(&mut self, now: Micros, units: u64) {
         let cost = self.unit.saturating_mul(units);
         self.earned = self.earned.max(nanos(now)).saturating_add(cost);
@@ -66,11 +67,24 @@ fn nanos(now: Micros) -> u64 {
     now * 1000
 }
 
+/// What a sequence has reserved of its tenant's rates.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RateReservation {
+    request: bool,          // Only the first choice counts as a request.
+    pub(crate) prompt: u64, // The uncached prompt tokens; 0 for a further choice.
+    output: u64,            // The greatest number of output tokens.
+    meter: u32,             // The token meter that was charged: see `RateMeters`.
+}
+
 /// The meters of the rates that a tenant has.
+///
+/// Invariant: an accepted request has paid for all tokens that it can use until it ends. So a
+/// tenant is never in debt by more than one request, and `conforms` never promises too much.
 #[derive(Debug, Default)]
 pub(crate) struct RateMeters {
     requests: Option<Meter>,
     tokens: Option<Meter>,
+    token_meter: u32, // Counts the token meters, so that no other one gets a refund.
 }
 
 impl RateMeters {
@@ -78,6 +92,7 @@ impl RateMeters {
         RateMeters {
             requests: policy.requests.map(Meter::new),
             tokens: policy.tokens.map(Meter::new),
+            token_meter: 0,
         }
     }
 
@@ -87,6 +102,7 @@ impl RateMeters {
             let rate = rate?;
             Some(old.map_or(Meter::new(rate), |old| old.at_rate(now, rate)))
         };
+        self.token_meter += u32::from(self.tokens.is_none());
         self.requests = meter(self.requests, policy.requests);
         self.tokens = meter(self.tokens, policy.tokens);
     }
@@ -107,31 +123,53 @@ impl RateMeters {
         }
     }
 
-    /// Charges an accepted request and its uncached prompt tokens.
-    pub(crate) fn charge_request(&mut self, now: Micros, tokens: u64) {
+    /// Charges a request, and no tokens.
+    pub(crate) fn charge_request(&mut self, now: Micros) {
         if let Some(meter) = &mut self.requests {
             meter.charge(now, 1);
         }
-        self.charge_tokens(now, tokens);
     }
 
-    pub(crate) fn charge_tokens(&mut self, now: Micros, tokens: u64) {
-        if let Some(meter) = &mut self.tokens {
-            meter.charge(now, tokens);
+    /// Charges a choice of an accepted request: its output, and for the first choice also the
+    /// request and its uncached prompt tokens.
+    pub(crate) fn reserve(
+        &mut self,
+        now: Micros,
+        prompt: Option<u64>,
+        output: u64,
+    ) -> RateReservation {
+        if prompt.is_some() {
+            self.charge_request(now);
         }
+        let reserved = RateReservation {
+            request: prompt.is_some(),
+            prompt: prompt.unwrap_or(0),
+            output,
+            meter: self.token_meter,
+        };
+        if let Some(meter) = &mut self.tokens {
+            meter.charge(now, reserved.prompt + reserved.output);
+        }
+        reserved
     }
 
-    /// Refunds a request that ended before it ran.
-    pub(crate) fn refund_request(&mut self, tokens: u64) {
-        if let Some(meter) = &mut self.requests {
+    /// Refunds what a sequence did not use when it ends: everything if it never ran.
+    pub(crate) fn settle(&mut self, reserved: &RateReservation, has_run: bool, output: u64) {
+        let unused = reserved.output - output;
+        if has_run {
+            return self.refund_tokens(reserved, unused);
+        }
+        if let Some(meter) = self.requests.as_mut().filter(|_| reserved.request) {
             meter.refund(1);
         }
-        self.refund_tokens(tokens);
+        self.refund_tokens(reserved, reserved.prompt + unused);
     }
 
-    /// Refunds charged prompt tokens that turned out to be cached.
-    pub(crate) fn refund_tokens(&mut self, tokens: u64) {
-        if let Some(meter) = &mut self.tokens {
+    /// Refunds reserved tokens, such as prompt tokens that turned out to be cached.
+    pub(crate) fn refund_tokens(&mut self, reserved: &RateReservation, tokens: u64) {
+        if let Some(meter) = &mut self.tokens
+            && reserved.meter == self.token_meter
+        {
             meter.refund(tokens);
         }
     }

@@ -8,12 +8,46 @@ use crate::{Micros, Nanos, TenantId, TenantPolicy};
 /// The assumed length of an answer, in tokens, before a tenant's first answer has ended.
 const FIRST_GUESS: u64 = 128;
 
-/// One waiting request.
+/// One waiting sequence: a request, or one of its choices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) arrival: u64,
+    pub(crate) first_choice: u64, // The arrival of its request's first choice.
+    pub(crate) has_run: bool,     // It was preempted.
     pub(crate) slot: usize,
-    pub(crate) estimate: Nanos, // Predicted machine time of the whole request.
+    pub(crate) estimate: Nanos, // Predicted machine time of the whole sequence.
+}
+
+impl Waiting {
+    /// Returns whether the sequence takes a place in the queue. A request with several choices
+    /// takes one. A preempted sequence takes none.
+    pub(crate) fn takes_place(&self) -> bool {
+        !self.has_run && self.arrival == self.first_choice
+    }
+
+    /// Returns the time that counts against the limits of the queue.
+    fn limited_time(&self) -> Nanos {
+        if self.has_run { 0 } else { self.estimate }
+    }
+}
+
+/// What counts against the limits of the queue: requests that have not started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Backlog {
+    pub(crate) places: usize, // The number of requests.
+    pub(crate) time: Nanos,   // Their predicted machine time.
+}
+
+impl Backlog {
+    pub(super) fn add(&mut self, waiting: &Waiting) {
+        self.places += usize::from(waiting.takes_place());
+        self.time += waiting.limited_time();
+    }
+
+    pub(super) fn remove(&mut self, waiting: &Waiting) {
+        self.places -= usize::from(waiting.takes_place());
+        self.time -= waiting.limited_time();
+    }
 }
 
 /// The requests of one tenant, as the queue sees them. Only the queue can change it.
@@ -24,7 +58,8 @@ pub(crate) struct TenantQueue {
     pub(crate) waiting: VecDeque<Waiting>, // By arrival.
     pub(crate) running: u32,
     pub(crate) queued_time: Nanos, // The sum of the estimates of the waiting requests.
-    pub(crate) service: Nanos,     // All charges so far.
+    pub(crate) backlog: Backlog,
+    pub(crate) service: Nanos, // All charges so far.
     pub(crate) virtual_time: u64,
     remainder: u64, // Of the charges, below the weight, so that division loses nothing.
     charged: Nanos, // Not yet in `service` and `virtual_time`.
@@ -68,6 +103,15 @@ impl TenantQueue {
         self.policy.band as usize
     }
 
+    /// Returns the choices of a request that have not started, in order.
+    pub(crate) fn choices(&self, first_choice: u64) -> impl Iterator<Item = &Waiting> {
+        let place = self
+            .waiting
+            .partition_point(|waiting| waiting.arrival < first_choice);
+        let later = self.waiting.range(place..);
+        later.filter(move |waiting| waiting.first_choice == first_choice && !waiting.has_run)
+    }
+
     /// Returns whether any request of the tenant runs or waits.
     pub(super) fn is_active(&self) -> bool {
         self.running > 0 || !self.waiting.is_empty()
@@ -81,6 +125,7 @@ impl TenantQueue {
     /// Adds a waiting request in the order of arrival.
     pub(super) fn insert(&mut self, waiting: Waiting) {
         self.queued_time += waiting.estimate;
+        self.backlog.add(&waiting);
         let place = self
             .waiting
             .partition_point(|other| other.arrival < waiting.arrival);
@@ -92,6 +137,7 @@ impl TenantQueue {
         let place = place.expect("a queued sequence is in the queue");
         let removed = self.waiting.remove(place).expect("it was found there");
         self.queued_time -= removed.estimate;
+        self.backlog.remove(&removed);
         removed
     }
 

@@ -19,7 +19,7 @@ pub use output_rules::OutputRules;
 pub(crate) use sequences::Sequences;
 
 use crate::pages::{PagePool, PageTable, common_prefix};
-use crate::queue::Waiting;
+use crate::queue::{RateReservation, Waiting};
 use crate::{
     Band, FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled,
     SequenceId, StepShape, TenantId, TokenId,
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
-    pub(crate) arrival: u64, // The number of requests that came before.
+    pub(crate) arrival: u64, // The number of sequences that came before.
     pub(crate) tenant: TenantId,
     pub(crate) prompt_len: usize,
     pub(crate) output_rules: OutputRules,
@@ -62,9 +62,9 @@ struct PendingCopy {
 /// What the queue and the rate limits know of a sequence.
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionRecord {
-    pub(crate) estimate: Nanos, // Predicted machine time of the whole request.
-    /// Prompt tokens charged to the tenant's rate; `None` for another choice of a charged request.
-    pub(crate) rated_tokens: Option<u64>,
+    pub(crate) first_choice: u64, // The arrival of its request's first choice.
+    pub(crate) estimate: Nanos,   // Predicted machine time of the whole sequence.
+    pub(crate) reserved: RateReservation,
     /// Prompt tokens found in the tree at the first admission; `None` before it.
     pub(crate) cached_tokens: Option<usize>,
     pub(crate) times_bypassed: u32,
@@ -207,6 +207,8 @@ impl Sequence {
     pub(crate) fn as_waiting(&self) -> Waiting {
         Waiting {
             arrival: self.arrival,
+            first_choice: self.record.first_choice,
+            has_run: self.record.cached_tokens.is_some(),
             slot: self.id.slot(),
             estimate: self.record.estimate,
         }

@@ -1,7 +1,8 @@
 //! The requests that are alive, where they wait or run, and the memory that they hold.
 //!
-//! A request moves through `submit`, `start`, `preempt` and `finish`. Each of these methods changes
-//! all owners together: the sequence, the queue, the pages and the event log.
+//! A request moves through `submit`, `start`, `preempt` and `finish`, or leaves the queue through
+//! `displace`. Each of these methods changes all owners together: the sequence, the queue, the
+//! pages and the event log.
 
 mod invariants;
 
@@ -53,25 +54,28 @@ impl SchedulerState {
         self.pool.set_tenant(id, quota);
     }
 
-    /// Adds an accepted request to the queue. `uncached` are its prompt tokens that are not cached.
+    /// Adds a choice of an accepted request to the queue. `first_choice` is the arrival of its
+    /// first choice, and `uncached` are the prompt tokens that are not cached, `None` for a further
+    /// choice.
     pub(crate) fn submit(
         &mut self,
         request: Request,
-        uncached: usize,
+        first_choice: u64,
+        uncached: Option<usize>,
         estimate: Nanos,
     ) -> SequenceId {
         let now = self.conditions.now;
         let tenant = request.tenant;
-        let rated_tokens = (!request.is_another_choice).then_some(uncached as u64);
-        if let Some(tokens) = rated_tokens {
-            self.queue.rates_mut(tenant).charge_request(now, tokens);
-        }
+        let rates = self.queue.rates_mut(tenant);
+        let output = u64::from(request.max_new_tokens);
+        let reserved = rates.reserve(now, uncached.map(|tokens| tokens as u64), output);
         let public = self.queue.tenant(tenant).policy.public.clone();
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let sequence = self.sequences.add(|id, arrival| {
             let record = AdmissionRecord {
+                first_choice,
                 estimate,
-                rated_tokens,
+                reserved,
                 ..AdmissionRecord::default()
             };
             Sequence::new(id, arrival, request, public, &self.pool, record)
@@ -94,9 +98,10 @@ impl SchedulerState {
         if let Some(cached) = sequence.note_first_admission() {
             self.log.admitted(id, sequence.prompt_len, cached);
             let uncached = (sequence.prompt_len - cached) as u64;
-            let rated = sequence.record.rated_tokens.unwrap_or(0);
+            let reserved = &sequence.record.reserved;
+            let found = reserved.prompt.saturating_sub(uncached);
             let rates = self.queue.rates_mut(tenant);
-            rates.refund_tokens(rated.saturating_sub(uncached));
+            rates.refund_tokens(reserved, found);
         }
         let (len, remaining) = (sequence.len(), sequence.remaining());
         let cost = self.conditions.predictor.prefill_time(len, remaining);
@@ -115,33 +120,10 @@ impl SchedulerState {
 
     /// Ends a request, whether it waits or runs.
     pub(crate) fn finish(&mut self, id: SequenceId, reason: FinishReason) {
-        let slot = id.slot();
-        let sequence = &self.sequences[slot];
+        let sequence = self.remove(id, reason != FinishReason::Error);
         let tenant = sequence.tenant;
-        if sequence.is_running {
-            self.sequences.stop_running(slot);
-            let sequence = &mut self.sequences[slot];
-            if reason == FinishReason::Error {
-                sequence.stop_and_discard(&mut self.pool, &mut self.batch.tables);
-            } else {
-                sequence.offer_tail(&mut self.pool, &self.batch.tables);
-                sequence.stop_running(&mut self.pool, &mut self.batch.tables);
-            }
-            self.queue.end_running(tenant);
-        } else {
-            let has_run = sequence.record.cached_tokens.is_some();
-            if let Some(rated) = sequence.record.rated_tokens.filter(|_| !has_run) {
-                self.queue.rates_mut(tenant).refund_request(rated);
-            }
-            self.queue.remove(tenant, sequence.arrival);
-        }
-        let sequence = self.sequences.remove(slot);
-        self.deadlines.forget_ended(&self.sequences);
         if matches!(reason, FinishReason::Stop | FinishReason::Length) {
             self.queue.learn_output(tenant, sequence.output_len());
-        }
-        if self.pool.cap(tenant) != self.queue.tenant(tenant).policy.max_pages {
-            self.set_page_quota(tenant);
         }
         self.log.finished(Event::Finished {
             id,
@@ -151,6 +133,51 @@ impl SchedulerState {
             cached_tokens: sequence.record.cached_tokens.unwrap_or(0) as u32,
             output_tokens: sequence.output_len() as u32,
         });
+    }
+
+    /// Removes a request that has not started, with all its choices, from a full queue.
+    pub(crate) fn displace(&mut self, tenant: TenantId, first_choice: u64) {
+        let retry_after = self.queue.queued_time() / 1000;
+        let queued = self.queue.tenant(tenant).choices(first_choice);
+        let slots: Vec<usize> = queued.map(|choice| choice.slot).collect();
+        for slot in slots {
+            let id = self.sequences[slot].id;
+            self.remove(id, false);
+            self.log.displaced(id, tenant, retry_after);
+        }
+    }
+
+    /// Removes a sequence from the queue or the running order, and gives back what it holds. If it
+    /// runs, `keeps_pages` says whether what it computed stays in the cache.
+    fn remove(&mut self, id: SequenceId, keeps_pages: bool) -> Sequence {
+        let slot = id.slot();
+        let sequence = &self.sequences[slot];
+        let tenant = sequence.tenant;
+        let rates = self.queue.rates_mut(tenant);
+        rates.settle(
+            &sequence.record.reserved,
+            sequence.record.cached_tokens.is_some(),
+            sequence.output_len() as u64,
+        );
+        if sequence.is_running {
+            self.sequences.stop_running(slot);
+            let sequence = &mut self.sequences[slot];
+            if keeps_pages {
+                sequence.offer_tail(&mut self.pool, &self.batch.tables);
+                sequence.stop_running(&mut self.pool, &mut self.batch.tables);
+            } else {
+                sequence.stop_and_discard(&mut self.pool, &mut self.batch.tables);
+            }
+            self.queue.end_running(tenant);
+        } else {
+            self.queue.remove(tenant, sequence.arrival);
+        }
+        let sequence = self.sequences.remove(slot);
+        self.deadlines.forget_ended(&self.sequences);
+        if self.pool.cap(tenant) != self.queue.tenant(tenant).policy.max_pages {
+            self.set_page_quota(tenant);
+        }
+        sequence
     }
 
     /// Ends the requests whose deadlines have passed.

@@ -58,10 +58,6 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
     let drawn = sequence.commit_row(now, row.len(), drafts, sampled);
     let accepted = drawn.tokens.saturating_sub(1);
     state.log.drafted(drafts.len(), accepted);
-    if drawn.tokens > 0 {
-        let rates = state.queue.rates_mut(sequence.tenant);
-        rates.charge_tokens(now, drawn.tokens as u64);
-    }
     let redirected = sequence.publish(&mut state.pool, &mut state.batch.tables);
     state.log.redirected_pages(redirected);
     if let Some(reason) = drawn.ending {

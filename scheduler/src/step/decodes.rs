@@ -38,7 +38,7 @@ pub(super) fn plan_decodes(
     let mut place = 0;
     while place < state.sequences.running().len() {
         let slot = state.sequences.running()[place];
-        place += 1; // A preemption below removes only sequences behind this place.
+        place += 1;
         let sequence = &state.sequences[slot];
         if sequence.is_prefill() {
             prefills.push(PrefillRank::by_arrival(sequence));
@@ -53,7 +53,9 @@ pub(super) fn plan_decodes(
         }
         let last_token_at = sequence.pacing.last_token_at;
         let is_planned = if sequence.lacks_pages_for(1) {
-            plan_row(plan, state, slot, 1) > 0
+            let tokens = plan_row(plan, state, slot, 1);
+            place = state.sequences.place(slot) + 1; // Earlier ones may have lost their pages.
+            tokens > 0
         } else {
             plan.add(sequence, 1);
             true

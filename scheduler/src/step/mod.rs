@@ -14,6 +14,7 @@ mod speculate;
 use commit::{charge_step, commit_rows};
 use decodes::plan_decodes;
 use plan::StepPlan;
+use preempt::plan_leader;
 use prefills::{PrefillRank, plan_prefills};
 use speculate::plan_drafts;
 
@@ -66,6 +67,9 @@ impl Planner {
             // Either the policy plans prompts only and none is left, or the prompts got no pages
             // while the decodes paused for them.
             plan_decodes(plan, prefills, state, false);
+        }
+        if plan.rows.is_empty() {
+            plan_leader(plan, state);
         }
         self.is_short_of_pages = state.log.counts().preemptions > preemptions;
         if state.sequences.running().is_empty() {

@@ -1,12 +1,20 @@
-//! Memory for the running sequences: an earlier one gets pages that later ones lose.
+//! Memory for the running sequences: an earlier one gets pages that later ones lose, and one within
+//! its tenant's guarantee gets pages from tenants beyond theirs.
 //!
-//! Invariant: the leader, which is the earliest arrival in the highest band that runs, gets every
-//! page that it needs. So it ends, and in turn every sequence ends. The running order is fixed when
-//! a sequence is admitted.
+//! Invariant: a tenant that uses fewer pages than it is guaranteed gets its next page. Tenants that
+//! use more than they are guaranteed give it, and only they give pages to other tenants.
+//!
+//! Invariant: when no sequence could advance, the leader, which is the earliest arrival in the
+//! highest band that runs, takes its page from the last one. Apart from guarantees, the leader gets
+//! every page that it needs. So it ends, and in turn every sequence ends. The running order is
+//! fixed when a sequence is admitted.
 
 use std::cmp::Reverse;
 
 use super::plan::StepPlan;
+use crate::TenantId;
+use crate::limits::PREFILL_FLOOR;
+use crate::pages::PagePool;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
 
@@ -41,32 +49,92 @@ pub(super) fn plan_row(
     tokens
 }
 
+/// Plans the leader, which found no page, when no other sequence could advance either. All others
+/// then wait to exceed their guarantees, so the last of them give way.
+pub(super) fn plan_leader(plan: &mut StepPlan, state: &mut SchedulerState) {
+    let running = state.sequences.running();
+    let Some(&leader) = running.first() else {
+        return;
+    };
+    let tenant = state.sequences[leader].tenant;
+    while state.pool.available(tenant) == 0
+        && let Some(&last) = state.sequences.running()[1..].last()
+    {
+        state.preempt(last);
+    }
+    plan.set_budget(0); // So that the step has no drafts: its decode may be late.
+    let tokens = state.sequences[leader].remaining().min(PREFILL_FLOOR);
+    plan_row(plan, state, leader, tokens);
+}
+
+/// Which running sequences may give their pages to another one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Givers {
+    /// Those of other tenants that use more than they are guaranteed, wherever they stand: the
+    /// taker is within its own guarantee.
+    AnyBeyondGuarantee,
+    /// Later ones of the taker's tenant, which is at its page cap.
+    OwnLater,
+    /// Later ones of the taker's tenant, and of tenants that use more than they are guaranteed.
+    Later,
+}
+
+impl Givers {
+    fn of(taker: TenantId, pool: &PagePool) -> Givers {
+        if pool.guaranteed_left(taker) > 0 {
+            Givers::AnyBeyondGuarantee
+        } else if pool.remaining_cap(taker) == 0 {
+            Givers::OwnLater
+        } else {
+            Givers::Later
+        }
+    }
+
+    fn include(self, tenant: TenantId, taker: TenantId, pool: &PagePool) -> bool {
+        let is_own = tenant == taker;
+        match self {
+            Givers::AnyBeyondGuarantee => !is_own && pool.exceeds_guarantee(tenant),
+            Givers::OwnLater => is_own,
+            Givers::Later => is_own || pool.exceeds_guarantee(tenant),
+        }
+    }
+}
+
 /// Returns the sequence that loses its pages to the one in `slot`, which comes before it in the
-/// running order. Only sequences whose end frees a page are considered. Among these the victim is
-/// chosen in this order:
-/// 1. It has lost its pages fewer than `MAX_PREEMPTIONS` times.
-/// 2. It is in the lowest band.
-/// 3. Its tenant was served most.
-/// 4. It has the fewest pages to compute again.
-/// 5. It arrived last.
+/// running order or is within its tenant's guarantee. Only sequences whose end frees a page are
+/// considered. Among these the victim is chosen in this order:
+/// 1. It comes after the taker.
+/// 2. It has lost its pages fewer than `MAX_PREEMPTIONS` times.
+/// 3. It is in the lowest band.
+/// 4. Its tenant was served most.
+/// 5. It has the fewest pages to compute again.
+/// 6. It arrived last.
 ///
 /// A tenant at its page cap takes pages only from itself. If no single end frees a page, because
 /// several sequences share each page, the first sequence (of all, or of a tenant at its cap) takes
-/// from the last one.
+/// from the last one, and so does one within a guarantee.
 fn victim_of(slot: usize, state: &SchedulerState) -> Option<usize> {
     let tenant = state.sequences[slot].tenant;
-    let at_cap = state.pool.in_use(tenant) >= state.pool.cap(tenant);
-    let is_eligible = |other: &usize| !at_cap || state.sequences[*other].tenant == tenant;
+    let givers = Givers::of(tenant, &state.pool);
     let place = state.sequences.place(slot);
     let running = state.sequences.running();
-    let mut later = running[place + 1..].iter().copied().filter(is_eligible);
-    let giving = later
+    let from = match givers {
+        Givers::AnyBeyondGuarantee => 0,
+        Givers::OwnLater | Givers::Later => place + 1,
+    };
+    let mut eligible = running[from..]
+        .iter()
+        .copied()
+        .filter(|&other| givers.include(state.sequences[other].tenant, tenant, &state.pool));
+    let rank = state.sequences[slot].rank();
+    let giving = eligible
         .clone()
         .filter(|&other| exclusive_pages(&state.sequences[other], state) > 0);
     let best = giving.min_by_key(|&other| {
         let sequence = &state.sequences[other];
         let served = state.queue.tenant(sequence.tenant).virtual_time;
         (
+            sequence.rank() < rank,
             sequence.record.times_preempted >= MAX_PREEMPTIONS,
             Reverse(sequence.band),
             Reverse(served),
@@ -74,8 +142,15 @@ fn victim_of(slot: usize, state: &SchedulerState) -> Option<usize> {
             Reverse(sequence.arrival),
         )
     });
-    let is_first = !running[..place].iter().any(is_eligible);
-    best.or_else(|| later.next_back().filter(|_| is_first))
+    let is_first = match givers {
+        Givers::AnyBeyondGuarantee => true,
+        Givers::OwnLater => {
+            let mut earlier = running[..place].iter();
+            earlier.all(|&other| state.sequences[other].tenant != tenant)
+        }
+        Givers::Later => place == 0,
+    };
+    best.or_else(|| eligible.next_back().filter(|_| is_first))
 }
 
 /// Returns how many pages are in no other page table. The sequence's end would free them, and after
@@ -85,13 +160,22 @@ fn exclusive_pages(sequence: &Sequence, state: &SchedulerState) -> usize {
     pages.filter(|&&page| state.pool.is_exclusive(page)).count()
 }
 
-/// S6: a sequence gives its pages only to an earlier one, so the leader never gives any. After
-/// `MAX_PREEMPTIONS` losses it gives them only if no sequence with fewer losses could give a page.
+/// S15: a tenant gives pages to another one only if it uses more than it is guaranteed.
+///
+/// S6: a sequence gives its pages only to an earlier one, so the leader never gives any, or to a
+/// tenant within its guarantee. After `MAX_PREEMPTIONS` losses it gives them only if no sequence
+/// with fewer losses could give a page.
 #[cfg(debug_assertions)]
 fn check_victim(slot: usize, victim: usize, state: &SchedulerState) {
     let taker = &state.sequences[slot];
     let victim = &state.sequences[victim];
     let id = victim.id;
+    let is_own = victim.tenant == taker.tenant;
+    let exceeds = state.pool.exceeds_guarantee(victim.tenant);
+    assert!(is_own || exceeds, "S15: {id:?} is within its guarantee");
+    if state.pool.guaranteed_left(taker.tenant) > 0 {
+        return;
+    }
     assert!(victim.rank() > taker.rank(), "S6: {id:?} is earlier");
     let leader = state.sequences.running()[0];
     assert_ne!(leader, id.slot(), "S6: {id:?} leads");
@@ -101,7 +185,8 @@ fn check_victim(slot: usize, victim: usize, state: &SchedulerState) {
     let takes_from_all = state.pool.remaining_cap(taker.tenant) > 0;
     let spared = state.sequences.iter_running().find(|other| {
         other.rank() > taker.rank()
-            && (takes_from_all || other.tenant == taker.tenant)
+            && (other.tenant == taker.tenant
+                || takes_from_all && state.pool.exceeds_guarantee(other.tenant))
             && other.record.times_preempted < MAX_PREEMPTIONS
             && exclusive_pages(other, state) > 0
     });

@@ -1,16 +1,21 @@
 //! The rules of a world between two calls, as far as they show from outside the scheduler.
 
 use sterna_scheduler::{
-    Micros, PAGE_TOKENS, Rates, Request, SequenceId, Snapshot, TenantId, TenantState,
+    Band, Micros, Order, PAGE_TOKENS, Rate, Rates, Refusal, Request, SequenceId, Snapshot,
+    TenantId, TenantState,
 };
 
+use crate::model::Client;
+use crate::rules::Decode;
 use crate::world::{PATIENCE, World};
 
-/// A tenant's state after the last call, and its use of its request rate.
+/// A tenant's state after the last call, and its use of its rates.
 #[derive(Clone, Default)]
 pub(crate) struct Account {
     state: TenantState,
     pub(crate) accepted: i64, // Requests since `since`, without refunded requests.
+    /// Output tokens of the requests since `since`: those that the client got, or may still get.
+    pub(crate) tokens: i64,
     pub(crate) since: Micros, // The time of the last change of policy.
 }
 
@@ -31,10 +36,10 @@ impl World {
 
     /// S12: A request is accepted only if its tenant's rates are not used up, and a tenant's
     /// accepted requests are within its burst and what it has earned since.
-    pub(crate) fn check_rates(&mut self, request: &Request, before: &Picture) {
-        if request.is_another_choice {
-            return;
-        }
+    ///
+    /// S14: A tenant's output tokens are within its burst and what it has earned since, except
+    /// those of the last accepted request.
+    pub(crate) fn check_rates(&mut self, request: &Request, choices: usize, before: &Picture) {
         let tenant = request.tenant.0 as usize;
         let (_, rates) = before.1[tenant];
         for rate in [rates.requests, rates.tokens].into_iter().flatten() {
@@ -42,15 +47,118 @@ impl World {
         }
         let account = &mut self.accounts[tenant];
         account.accepted += 1;
-        if let Some(rate) = self.terms[tenant].requests {
-            let nanos_per_request = 60_000_000_000 / u64::from(rate.per_minute);
-            let earned = (self.now - account.since) * 1000 / nanos_per_request;
-            let limit = u64::from(rate.burst) + earned + 1;
+        let elapsed = self.now - account.since;
+        let limit = |rate: Rate| {
+            let nanos_per_unit = 60_000_000_000 / u64::from(rate.per_minute);
+            let earned = elapsed * 1000 / nanos_per_unit;
+            (u64::from(rate.burst) + earned + 1) as i64
+        };
+        assert!(
+            (self.terms[tenant].requests).is_none_or(|rate| account.accepted <= limit(rate)),
+            "S12: the rate accepts too many requests"
+        );
+        assert!(
+            (self.terms[tenant].tokens).is_none_or(|rate| account.tokens <= limit(rate)),
+            "S14: {} tokens are used up or reserved before this request",
+            account.tokens
+        );
+        account.tokens += choices as i64 * i64::from(request.max_new_tokens);
+    }
+
+    /// Gives back what an ended request has not used of its tenant's rates.
+    pub(crate) fn settle_account(&mut self, client: &Client) {
+        let request = &client.request;
+        let account = &mut self.accounts[request.tenant.0 as usize];
+        account.accepted -= i64::from(client.takes_place());
+        account.tokens -= i64::from(request.max_new_tokens) - client.output.len() as i64;
+        if client.policies < self.policies {
+            // The rates of that time may have earned all of it already.
+            account.tokens -= (request.prompt.len() + client.output.len()) as i64;
+        }
+    }
+
+    /// Returns the number of a tenant's requests that take a place in the queue.
+    fn places(&self, tenant: TenantId) -> usize {
+        let own = self.clients.values().filter(|client| client.takes_place());
+        own.filter(|client| client.request.tenant == tenant).count()
+    }
+
+    /// S12: The queue holds at most `max_queued` requests that have not started.
+    pub(crate) fn check_places(&self, newest: &Request) {
+        let tenants = (0..self.tenants as u32).map(TenantId);
+        let places: usize = tenants.map(|id| self.places(id)).sum();
+        assert!(
+            places <= self.limits.max_queued as usize,
+            "S12: the queue holds {places} requests"
+        );
+        assert!(
+            self.places(newest.tenant) > 0,
+            "S13: a new request displaces itself"
+        );
+    }
+
+    /// S13: A tenant with nothing waiting is refused for lack of room only if no other tenant has
+    /// two requests waiting.
+    pub(crate) fn check_refusal(&self, request: &Request, refusal: Refusal) {
+        let is_shared = matches!(self.policy.order, Order::FairShare { .. });
+        let is_full = matches!(refusal, Refusal::Overloaded { .. });
+        if !is_shared || !is_full || self.places(request.tenant) > 0 {
+            return;
+        }
+        for id in (0..self.tenants as u32).map(TenantId) {
+            let places = self.places(id);
             assert!(
-                account.accepted <= limit as i64,
-                "S12: the rate accepts too many requests"
+                places < 2,
+                "S13: {:?} finds no room although {id:?} has {places} requests waiting",
+                request.tenant
             );
         }
+    }
+
+    /// S13: Only a request that has never run is displaced, and its handle is dead.
+    pub(crate) fn check_displaced(&mut self, id: SequenceId, tenant: TenantId) {
+        let client = self.clients.remove(&id).expect("a request ends once");
+        assert!(!client.was_admitted, "S13: {id:?} had started");
+        assert_eq!(client.request.tenant, tenant);
+        self.settle_account(&client);
+    }
+
+    /// Returns whether a tenant cannot exceed its guaranteed pages, even if all of its requests
+    /// run.
+    fn is_guaranteed(&self, tenant: TenantId) -> bool {
+        let own = self.clients.values();
+        let own = own.filter(|client| client.request.tenant == tenant);
+        let pages: usize = own.map(Client::max_pages).sum();
+        pages <= self.terms[tenant.0 as usize].guaranteed_pages as usize
+    }
+
+    /// S15: A tenant that cannot exceed its guaranteed pages is never preempted.
+    pub(crate) fn check_preempted(&self, id: SequenceId) {
+        let tenant = self.clients[&id].request.tenant;
+        assert!(
+            !self.is_guaranteed(tenant),
+            "S15: {id:?} is preempted within its guarantee"
+        );
+    }
+
+    /// Returns the running decodes.
+    pub(crate) fn decodes(&self) -> Vec<Decode> {
+        let decodes = self.clients.iter().filter(|(_, client)| client.is_decode());
+        let decode = |(&id, client): (&SequenceId, &Client)| Decode {
+            id,
+            must_advance: self.is_guaranteed(client.request.tenant) && !self.may_pause(client),
+        };
+        decodes.map(decode).collect()
+    }
+
+    /// Returns whether a decode may pause: for lack of time in the batch band, or for a short
+    /// prompt while its tenant has requests waiting.
+    fn may_pause(&self, client: &Client) -> bool {
+        let tenant = client.request.tenant;
+        let mut own = self.clients.values();
+        self.terms[tenant.0 as usize].band == Band::Batch
+            || client.policies < self.policies
+            || own.any(|other| other.is_waiting && other.request.tenant == tenant)
     }
 
     /// Checks the scheduler's own invariants, and
@@ -61,12 +169,10 @@ impl World {
         let tenants = self.terms.iter().zip(&mut self.accounts);
         for (id, (terms, account)) in (0..).map(TenantId).zip(tenants) {
             let state = self.scheduler.tenant(id);
-            let own = self.clients.values().map(|client| &client.request);
-            let longest = own.filter(|request| request.tenant == id).map(|request| {
-                let tokens = request.prompt.len() + request.max_new_tokens as usize;
-                tokens.div_ceil(PAGE_TOKENS) as u32 + 1 // And the page that it may copy from.
-            });
-            let max_pages = terms.max_pages.max(longest.max().unwrap_or(0));
+            let own = self.clients.values();
+            let own = own.filter(|client| client.request.tenant == id);
+            let longest = own.map(Client::max_pages).max().unwrap_or(0);
+            let max_pages = terms.max_pages.max(longest as u32);
             assert!(
                 state.pages <= max_pages.max(account.state.pages),
                 "S12: {id:?} holds too many pages"

@@ -34,6 +34,8 @@ pub(crate) struct Coverage {
     pub(crate) rate_limited: u64,
     pub(crate) tenant_queue_full: u64,
     pub(crate) overloaded: u64,
+    pub(crate) displaced: u64,
+    pub(crate) guaranteed: u64, // Steps with a decode of a tenant that stays in its guarantee.
     pub(crate) deadline_refusals: u64,
 }
 
@@ -80,12 +82,14 @@ impl Coverage {
             ("refusals for a tenant's queue", self.tenant_queue_full),
             ("refusals for the whole queue", self.overloaded),
             ("refusals for a deadline", self.deadline_refusals),
+            ("displaced requests", self.displaced),
         ];
         for (name, count) in occasional {
             assert!(count >= self.steps / 1000, "only {count} {name}");
         }
         let rare = [
             ("changes of the cost model", self.calibrations),
+            ("steps with a guaranteed decode", self.guaranteed),
             ("fourth preemptions", self.repeated_preemptions),
         ];
         for (name, count) in rare {

@@ -14,7 +14,8 @@
 //! # The rules
 //!
 //! An assertion begins with the name of the rule that it checks. The scheduler itself checks M1 to
-//! M6 and M9 between calls (`Scheduler::check`), S6 when it preempts, and S11 when it admits.
+//! M6 and M9 between calls (`Scheduler::check`), S6 and S15 when it preempts, and S11 when it
+//! admits.
 //!
 //! Memory:
 //! - M1: Every page is free, private to one living sequence, or in the prefix tree.
@@ -43,16 +44,24 @@
 //!   the request may have waited for a prefix that another sequence was computing.
 //! - S5: Between two tenants of one band that always have requests waiting, the lead in service is
 //!   at most the slack and the cost of what one tenant may have running.
-//! - S6: A preempted sequence comes after the sequence that takes its pages. A sequence that was
-//!   preempted three times is preempted again only if no other sequence can give a page.
+//! - S6: A preempted sequence comes after the sequence that takes its pages, unless that one is
+//!   within its tenant's guarantee. A sequence that was preempted three times is preempted again
+//!   only if no other sequence can give a page.
 //! - S7: The charges of a step add up to its predicted time.
 //! - S8: Cancelling a request makes its pages available again.
 //! - S9: After `drain`, every request ends.
 //! - S10: A refused request leaves the scheduler as it was.
 //! - S11: A request that was first in its band and lacks memory is bypassed at most 256 times,
-//!   unless the cap of its own tenant leaves it too few pages.
+//!   unless the cap of its own tenant leaves it too few pages. Requests within the guarantees of
+//!   their tenants do not count.
 //! - S12: No tenant and no step exceeds its limits, except by what a tenant had before its limits
 //!   were lowered.
+//!
+//! - S13: With fair-share order, a tenant with nothing waiting is refused for lack of room only if
+//!   no other tenant has two requests waiting. Only a request that has never run is displaced.
+//! - S14: A tenant's output tokens exceed its token rate by at most those of one request.
+//! - S15: A tenant that uses no more than its guaranteed pages gives no page to another tenant, and
+//!   its decodes never wait for a page while it uses no more.
 //!
 //! Determinism, with the numbers of ARCHITECTURE.md:
 //! - D2: A request gets the same tokens as if it ran alone.
@@ -64,6 +73,7 @@ mod coverage;
 mod crowd;
 mod exhaustive;
 mod fair;
+mod guaranteed;
 mod model;
 mod rules;
 mod terms;
@@ -75,6 +85,7 @@ use std::collections::BTreeSet;
 use coverage::Coverage;
 use crowd::CrowdedWorld;
 use fair::FairWorld;
+use guaranteed::GuaranteedWorld;
 use world::World;
 
 const STEPS: u64 = 600_000;
@@ -108,6 +119,14 @@ fn newcomers_do_not_bypass_a_large_request_forever() {
     let first = first_seed();
     for seed in first..first + 4 {
         CrowdedWorld::new(seed).run();
+    }
+}
+
+#[test]
+fn a_tenant_gets_its_guaranteed_pages_from_one_that_fills_the_memory() {
+    let first = first_seed();
+    for seed in first..first + 20 {
+        GuaranteedWorld::new(seed).run();
     }
 }
 

@@ -161,6 +161,7 @@ impl FakeModel {
 /// A request that has not ended, and what the world knows about it.
 pub(crate) struct Client {
     pub(crate) number: u64, // In the order of submission.
+    pub(crate) is_first_choice: bool,
     pub(crate) request: Request,
     pub(crate) output: Vec<TokenId>,
     pub(crate) answer: Vec<TokenId>, // The output of the same request when it runs alone.
@@ -174,6 +175,7 @@ pub(crate) struct Client {
     pub(crate) paused_steps: u32, // In a row; it had its page in each of them.
     pub(crate) last_token_at: Option<Micros>, // Or the time of the admission, if that is known.
     pub(crate) arrived: Micros,
+    pub(crate) policies: u64, // How often the tenants' policies were set before.
     pub(crate) public: Vec<Vec<TokenId>>, // The prefixes that its tenant could use when it came.
 }
 
@@ -196,6 +198,7 @@ impl Client {
         };
         Client {
             number,
+            is_first_choice: true,
             request,
             output: Vec::new(),
             answer,
@@ -209,6 +212,7 @@ impl Client {
             paused_steps: 0,
             last_token_at: None,
             arrived: 0,
+            policies: 0,
             public: Vec::new(),
         }
     }
@@ -216,6 +220,17 @@ impl Client {
     /// Returns whether the request is a running decode: all of its tokens except one are computed.
     pub(crate) fn is_decode(&self) -> bool {
         self.computed == Some(self.known() - 1)
+    }
+
+    /// Returns whether the request takes a place in the queue.
+    pub(crate) fn takes_place(&self) -> bool {
+        self.is_first_choice && !self.was_admitted
+    }
+
+    /// Returns the greatest number of pages that the request can use, including one to copy from.
+    pub(crate) fn max_pages(&self) -> usize {
+        let tokens = self.request.prompt.len() + self.request.max_new_tokens as usize;
+        tokens.div_ceil(PAGE_TOKENS) + 1
     }
 
     /// Returns the number of known tokens: the prompt and the output so far.

@@ -17,22 +17,24 @@ pub(crate) fn drafts_of(row: &Row) -> usize {
     (row.logits as usize).saturating_sub(1)
 }
 
-/// Returns the running decodes.
-pub(crate) fn decodes(clients: &BTreeMap<SequenceId, Client>) -> Vec<SequenceId> {
-    let decodes = clients.iter().filter(|(_, client)| client.is_decode());
-    decodes.map(|(&id, _)| id).collect()
+/// A running decode.
+pub(crate) struct Decode {
+    pub(crate) id: SequenceId,
+    /// Its tenant cannot exceed its guaranteed pages, and has no reason to pause.
+    pub(crate) must_advance: bool,
 }
 
 /// S2: Every sequence that decoded before the plan is in the step, with these exceptions:
 /// - It ended or was preempted.
-/// - It needs a new page for its next token.
+/// - It needs a new page for its next token. S15: this is no exception for a tenant that cannot
+///   exceed its guaranteed pages.
 /// - It pauses. With fair-share order it pauses at most seven steps in a row. With another order it
 ///   pauses at most three steps in a row under a time budget, and never under a token budget.
 ///
 /// With `Budget::PrefillFirst` prompts go first, so the rule does not apply. Returns the longest
 /// pause of a decode, in steps.
 pub(crate) fn check_decodes(
-    before: &[SequenceId],
+    before: &[Decode],
     batch: &Batch,
     policy: &Policy,
     clients: &mut BTreeMap<SequenceId, Client>,
@@ -44,13 +46,14 @@ pub(crate) fn check_decodes(
         (_, Budget::Tokens(_)) => 0,
     };
     let mut longest = 0;
-    for id in before {
+    for Decode { id, must_advance } in before {
         let Some(client) = clients.get_mut(id) else {
             continue;
         };
         let is_planned = batch.rows().iter().any(|row| row.sequence == *id);
         match client.computed {
             Some(computed) if !is_planned => {
+                assert!(!must_advance, "S15: {id:?} waits for a guaranteed page");
                 client.paused_steps += u32::from(!computed.is_multiple_of(PAGE_TOKENS));
             }
             _ => client.paused_steps = 0,

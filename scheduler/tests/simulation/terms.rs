@@ -20,12 +20,18 @@ impl World {
         let prefixes = self.public.len() as u32;
         let random = &mut self.random;
         self.terms = (0..self.tenants)
-            .map(|_| random_tenant(random, pages, prefixes))
+            .map(|index| {
+                // At most all pages together: there are at most four tenants.
+                let most_guaranteed = if index == 0 { pages / 2 } else { pages / 6 };
+                random_tenant(random, pages, most_guaranteed, prefixes)
+            })
             .collect();
         for account in &mut self.accounts {
             account.accepted = 0;
+            account.tokens = 0;
             account.since = self.now;
         }
+        self.policies += 1;
         let numbered: Vec<_> = (0..)
             .map(TenantId)
             .zip(self.terms.iter().cloned())
@@ -37,7 +43,12 @@ impl World {
     }
 }
 
-fn random_tenant(random: &mut Random, pages: u32, prefixes: u32) -> TenantPolicy {
+fn random_tenant(
+    random: &mut Random,
+    pages: u32,
+    most_guaranteed: u32,
+    prefixes: u32,
+) -> TenantPolicy {
     let is_capped = random.percent(30);
     let max_pages = if is_capped {
         random.between(1, u64::from(pages)) as u32
@@ -49,6 +60,10 @@ fn random_tenant(random: &mut Random, pages: u32, prefixes: u32) -> TenantPolicy
             per_minute: random.between(60_000, 6_000_000) as u32,
             burst: random.between(1, 100) as u32,
         })
+    };
+    let guaranteed = match random.percent(50) {
+        true => random.between(0, u64::from(most_guaranteed)),
+        false => 0,
     };
     TenantPolicy {
         band: random.pick(&[
@@ -63,9 +78,7 @@ fn random_tenant(random: &mut Random, pages: u32, prefixes: u32) -> TenantPolicy
         max_running: random.pick(&[1, 2, u32::MAX, u32::MAX]),
         max_queued: random.pick(&[1, 4, u32::MAX]),
         max_queued_time: random.pick(&[20_000, Micros::MAX, Micros::MAX]),
-        guaranteed_pages: random
-            .below(u64::from(pages / 4).max(1))
-            .min(u64::from(max_pages)) as u32,
+        guaranteed_pages: guaranteed.min(u64::from(max_pages)) as u32,
         max_pages,
         public: (0..prefixes)
             .filter(|_| random.percent(70))

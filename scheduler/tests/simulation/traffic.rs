@@ -18,7 +18,7 @@ pub(crate) struct Traffic {
     pub(crate) load: u64, // The chance of one more request in a turn, in percent.
     pub(crate) output_lengths: [u32; 6], // To pick from.
     pub(crate) longest_prompt: u64, // In blocks.
-    pub(crate) latest: Option<Request>,
+    pub(crate) latest: Option<(Request, usize)>, // With its number of choices.
 }
 
 impl Traffic {
@@ -62,14 +62,15 @@ impl Traffic {
         prompt
     }
 
-    /// Returns a random request. Most requests fit in `longest_sequence(tenant)` tokens. The
-    /// deadlines of a world with slow steps are `deadline_factor` times as long.
+    /// Returns a random request and its number of choices. Most requests fit in
+    /// `longest_sequence(tenant)` tokens. The deadlines of a world with slow steps are
+    /// `deadline_factor` times as long.
     pub(crate) fn request(
         &self,
         random: &mut Random,
         longest_sequence: impl Fn(TenantId) -> usize,
         deadline_factor: u64,
-    ) -> Request {
+    ) -> (Request, usize) {
         let mut prompt = self.prompt(random);
         let tenant = TenantId(random.below(self.tenants) as u32);
         let longest = longest_sequence(tenant);
@@ -80,20 +81,24 @@ impl Traffic {
                 .min((longest.saturating_sub(prompt.len())) as u32)
                 .max(1);
         }
-        Request {
+        let request = Request {
             prompt,
             max_new_tokens,
             min_new_tokens: random.below(30) as u32,
             stop_tokens: vec![0; usize::from(random.percent(30))],
             tenant,
-            is_another_choice: random.percent(10),
             first_token_within: random
                 .percent(4)
                 .then(|| random.below(20_000) * deadline_factor),
             ends_within: random
                 .percent(4)
                 .then(|| random.below(60_000) * deadline_factor),
-        }
+        };
+        let choices = match random.percent(10) {
+            true => random.between(2, 3) as usize,
+            false => 1,
+        };
+        (request, choices)
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use sterna_random::{Random, mix};
 use sterna_scheduler::{
-    Batch, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Plan, Policy, Refusal, Row, Sampled,
-    Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
+    Batch, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Plan, Policy, Refusal, Request, Row,
+    Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
 };
 
 use crate::checks::Account;
@@ -60,6 +60,7 @@ pub(crate) struct World {
     pub(crate) traffic: Traffic,
     pub(crate) submissions: Submissions,
     pub(crate) now: Micros,
+    pub(crate) policies: u64, // The number of times that the policies were set.
     committed_steps: u64,
     predicted: Micros, // The sum over all committed steps.
     trace: u64,
@@ -123,6 +124,7 @@ impl World {
             },
             submissions: Submissions::default(),
             now: 0,
+            policies: 0,
             committed_steps: 0,
             predicted: 0,
             trace: 0,
@@ -225,7 +227,7 @@ impl World {
             .latest
             .clone()
             .filter(|_| self.random.percent(40));
-        let request = repeated.unwrap_or_else(|| {
+        let (request, choices) = repeated.unwrap_or_else(|| {
             let deadline_factor = if self.clock.pace == Pace::Instant {
                 1
             } else {
@@ -239,7 +241,7 @@ impl World {
             self.random = random;
             request
         });
-        self.traffic.latest = Some(request.clone());
+        self.traffic.latest = Some((request.clone(), choices));
         self.submissions.generated += 1;
         if self
             .submissions
@@ -252,24 +254,23 @@ impl World {
         let before = self.picture();
         let needed = request.prompt.len() + request.max_new_tokens as usize;
         let can_fit = needed <= self.longest_sequence(request.tenant);
-        match self.scheduler.submit(self.now, request.clone()) {
-            Ok(id) => {
+        let answer = self
+            .scheduler
+            .submit_choices(self.now, request.clone(), choices);
+        match answer {
+            Ok(ids) => {
                 assert!(can_fit, "S3: an accepted request does not fit alone");
-                assert!(
-                    before.0.queued < self.limits.max_queued as usize,
-                    "S12: the queue was full"
-                );
-                self.check_rates(&request, &before);
-                let alphabet = self.model.alphabet;
-                let mut client = Client::new(self.submissions.accepted, request, alphabet);
-                client.arrived = self.now;
-                client.public = self.public_of(client.request.tenant);
-                let previous = self.clients.insert(id, client);
-                assert!(previous.is_none(), "two requests have the same handle");
-                self.submissions.accepted += 1;
+                assert_eq!(ids.len(), choices);
+                self.check_rates(&request, choices, &before);
+                for (choice, id) in ids.into_iter().enumerate() {
+                    self.add_client(id, request.clone(), choice == 0);
+                }
+                self.settle(coverage);
+                self.check_places(&request);
             }
             Err(refusal) => {
                 assert_eq!(can_fit, !matches!(refusal, Refusal::TooLong { .. }));
+                self.check_refusal(&request, refusal);
                 match refusal {
                     Refusal::RateLimited { .. } => coverage.rate_limited += 1,
                     Refusal::TenantQueueFull { .. } => coverage.tenant_queue_full += 1,
@@ -283,6 +284,19 @@ impl World {
             }
         }
         self.check();
+    }
+
+    /// Adds an accepted request, or the next choice of the last one.
+    fn add_client(&mut self, id: SequenceId, request: Request, is_first_choice: bool) {
+        let number = self.submissions.accepted;
+        let mut client = Client::new(number, request, self.model.alphabet);
+        client.is_first_choice = is_first_choice;
+        client.arrived = self.now;
+        client.policies = self.policies;
+        client.public = self.public_of(client.request.tenant);
+        let previous = self.clients.insert(id, client);
+        assert!(previous.is_none(), "two requests have the same handle");
+        self.submissions.accepted += 1;
     }
 
     /// Returns the public prefixes that a tenant may use now.
@@ -324,7 +338,7 @@ impl World {
     fn step(&mut self, coverage: &mut Coverage) {
         let before = self.scheduler.snapshot();
         let service = self.service();
-        let decodes = rules::decodes(&self.clients);
+        let decodes = self.decodes();
         let policy = self.policy.clone();
         self.clock.planned_at = self.now;
         coverage.plans += 1;
@@ -390,6 +404,7 @@ impl World {
         }
         self.settle(coverage);
         let pause = rules::check_decodes(&decodes, &batch, &policy, &mut self.clients);
+        coverage.guaranteed += u64::from(decodes.iter().any(|decode| decode.must_advance));
         coverage.pauses += u64::from(pause > 0);
         coverage.longest_pause = coverage.longest_pause.max(u64::from(pause));
     }
@@ -414,6 +429,7 @@ impl World {
                     self.trace = mix(self.trace ^ u64::from(cached_tokens));
                 }
                 Event::Preempted { id } => {
+                    self.check_preempted(id);
                     let client = alive(&mut self.clients, id);
                     client.is_waiting = true;
                     client.computed = None;
@@ -421,6 +437,11 @@ impl World {
                     coverage.repeated_preemptions += u64::from(client.preempted >= 3);
                     client.preempted += 1;
                     self.trace = mix(self.trace ^ 1);
+                }
+                Event::Displaced { id, tenant, .. } => {
+                    self.check_displaced(id, tenant);
+                    self.trace = mix(self.trace ^ 2);
+                    coverage.displaced += 1;
                 }
                 Event::Finished { .. } => self.finish(event, coverage),
             }
@@ -459,9 +480,8 @@ impl World {
             client.end(reason);
             coverage.missed_deadlines += 1;
         }
+        self.settle_account(&client);
         let request = client.request;
-        let account = &mut self.accounts[tenant.0 as usize];
-        account.accepted -= i64::from(!client.was_admitted && !request.is_another_choice);
         assert_eq!((reason, tenant), (client.reason, request.tenant));
         assert_eq!(client.output, client.answer, "D2: the same answer as alone");
         assert_eq!(prompt_tokens as usize, request.prompt.len());

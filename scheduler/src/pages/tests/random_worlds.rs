@@ -63,6 +63,7 @@ struct PoolCoverage {
     at_cap: usize,
     over_share: usize,
     nothing_free: usize,
+    not_guaranteed: usize,
     refused_with_pages_free: usize,
     redirects: usize,
     published_public: usize,
@@ -79,6 +80,7 @@ impl PoolCoverage {
             self.at_cap,
             self.over_share,
             self.nothing_free,
+            self.not_guaranteed,
             self.refused_with_pages_free,
             self.redirects,
             self.published_public,
@@ -318,6 +320,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
                 EvictionCause::AtCap => coverage.at_cap += 1,
                 EvictionCause::OverShare => coverage.over_share += 1,
                 EvictionCause::NothingFree => coverage.nothing_free += 1,
+                EvictionCause::NotGuaranteed => coverage.not_guaranteed += 1,
             }
         }
         self.reference.give(page, sequence.id, sequence.tenant);

@@ -29,6 +29,7 @@ pub(crate) enum EvictionCause {
     AtCap,
     OverShare,
     NothingFree,
+    NotGuaranteed,
 }
 
 /// The reference pool.
@@ -260,7 +261,18 @@ impl ReferencePool {
             Some(&page) if self.is_over_share(tenant) => {
                 Some(vec![(page, EvictionCause::OverShare)])
             }
-            _ => Some(vec![(all[0], EvictionCause::NothingFree)]),
+            _ => {
+                let may_leave = |page: &&Page| {
+                    let payer = self.payer(**page).expect("a cold page has a payer");
+                    payer == tenant || self.held(payer) > self.quotas[payer.index()].guaranteed
+                };
+                let coldest = all.iter().find(may_leave).unwrap_or(&all[0]);
+                let cause = match *coldest == all[0] {
+                    true => EvictionCause::NothingFree,
+                    false => EvictionCause::NotGuaranteed,
+                };
+                Some(vec![(*coldest, cause)])
+            }
         }
     }
 

@@ -1,0 +1,179 @@
+//! Makes room in a full queue for a tenant that has less of it than its share.
+//!
+//! A waiting request has those of its tenant before it that arrived earlier. The request with the
+//! most before it, for its tenant's share, leaves a full queue if the new one has less before it.
+//! This is the longest-queue drop (Suter et al., INFOCOM 1998), weighted by the shares.
+//!
+//! Invariant: a tenant with nothing waiting finds room as long as another tenant has two requests
+//! waiting that have not started.
+//!
+//! Invariant: a request that leaves has never run, and less stands before the one that replaces
+//! it. So tenants that flood the queue cannot displace each other in turns.
+
+use std::cmp::Ordering;
+
+use crate::queue::Backlog;
+use crate::state::SchedulerState;
+use crate::{Nanos, Order, TenantId};
+
+/// Of two tenants with nothing else waiting and equal shares, the one that is ahead by more than
+/// this machine time gives way. A smaller difference would change too often.
+const LEAD: i128 = 1_000_000_000;
+
+/// A waiting request that leaves the queue, with all its choices.
+#[derive(Clone, Copy)]
+pub(super) struct Leaving {
+    pub(super) tenant: TenantId,
+    pub(super) first_choice: u64,
+    time: Nanos,
+}
+
+/// A request whose tenant asks for room.
+#[derive(Clone, Copy)]
+pub(super) struct Newcomer {
+    pub(super) tenant: TenantId,
+    pub(super) time: Nanos, // Its predicted machine time.
+}
+
+/// The limit of the queue that a new request would exceed.
+#[derive(Clone, Copy)]
+enum Lack {
+    Places,
+    Time,
+}
+
+/// What a request may claim of a full queue.
+#[derive(Clone, Copy)]
+struct Claim {
+    before: u64, // Requests or nanoseconds of its tenant before it, by what the queue lacks.
+    share: u64,
+    lead: i128, // How far its tenant is ahead of its turn.
+}
+
+impl Claim {
+    /// Compares what stands before the requests, each for its share.
+    fn compare_before(&self, other: &Claim) -> Ordering {
+        let own = u128::from(self.before) * u128::from(other.share);
+        own.cmp(&(u128::from(other.before) * u128::from(self.share)))
+    }
+
+    /// Orders claims from the strongest to the weakest.
+    fn compare(&self, other: &Claim) -> Ordering {
+        self.compare_before(other)
+            .then(other.share.cmp(&self.share))
+            .then(self.lead.cmp(&other.lead))
+    }
+
+    fn gives_way_to(&self, newcomer: &Claim) -> bool {
+        match self.compare_before(newcomer) {
+            Ordering::Greater => true,
+            Ordering::Equal if newcomer.before == 0 => match self.share.cmp(&newcomer.share) {
+                Ordering::Less => true,
+                Ordering::Equal => self.lead > newcomer.lead + LEAD,
+                Ordering::Greater => false,
+            },
+            Ordering::Equal | Ordering::Less => false,
+        }
+    }
+}
+
+/// Returns the requests that leave the queue so that `newcomer` finds room: usually none. Returns
+/// `None` if the queue is full of requests that need not give way.
+pub(super) fn find_room(state: &SchedulerState, newcomer: Newcomer) -> Option<Vec<Leaving>> {
+    let mut leaving = Vec::new();
+    while let Some(lack) = lack(state, newcomer, &leaving) {
+        let (weakest, claim) = weakest(state, newcomer.tenant, lack, &leaving)?;
+        if !claim.gives_way_to(&claim_of_newcomer(state, newcomer.tenant, lack)) {
+            return None;
+        }
+        leaving.push(weakest);
+    }
+    Some(leaving)
+}
+
+/// Returns what the queue lacks for a new request once the `leaving` requests have left.
+///
+/// For a tenant with nothing waiting, only the time of the others counts, and the time of one of
+/// them is enough. Otherwise a long request of a tenant that waits alone would keep it out.
+fn lack(state: &SchedulerState, newcomer: Newcomer, leaving: &[Leaving]) -> Option<Lack> {
+    let limits = &state.conditions.limits;
+    let left = without(state.queue.backlog(), leaving.iter());
+    let is_only = state.queue.tenant(newcomer.tenant).backlog.places == 0;
+    let (time, has_time) = match is_only {
+        true => (left.time, !leaving.is_empty()),
+        false => (left.time + newcomer.time, false),
+    };
+    if left.places >= limits.max_queued as usize {
+        Some(Lack::Places)
+    } else if !has_time && left.places > 0 && time / 1000 > limits.max_queued_time {
+        Some(Lack::Time)
+    } else {
+        None
+    }
+}
+
+fn without<'a>(backlog: Backlog, leaving: impl Iterator<Item = &'a Leaving>) -> Backlog {
+    leaving.fold(backlog, |left, leaving| Backlog {
+        places: left.places - 1,
+        time: left.time - leaving.time,
+    })
+}
+
+/// Returns the waiting request with the weakest claim among those of other tenants. Only a queue
+/// that is shared by weight has any.
+fn weakest(
+    state: &SchedulerState,
+    newcomer: TenantId,
+    lack: Lack,
+    leaving: &[Leaving],
+) -> Option<(Leaving, Claim)> {
+    if !matches!(state.conditions.policy.order, Order::FairShare { .. }) {
+        return None;
+    }
+    let others = state.queue.active_tenants().filter(|&id| id != newcomer);
+    let newest = others.filter_map(|id| newest_of(state, id, lack, leaving));
+    newest.max_by(|(a, claim), (b, other)| claim.compare(other).then(b.tenant.cmp(&a.tenant)))
+}
+
+/// Returns the newest request of a tenant that has not started and is not leaving.
+fn newest_of(
+    state: &SchedulerState,
+    id: TenantId,
+    lack: Lack,
+    leaving: &[Leaving],
+) -> Option<(Leaving, Claim)> {
+    let tenant = state.queue.tenant(id);
+    let own = || leaving.iter().filter(|leaving| leaving.tenant == id);
+    let left = without(tenant.backlog, own());
+    let newest = tenant.waiting.iter().rev();
+    let first = newest
+        .filter(|waiting| waiting.takes_place())
+        .nth(own().count())?;
+    let leaving = Leaving {
+        tenant: id,
+        first_choice: first.arrival,
+        time: tenant
+            .choices(first.arrival)
+            .map(|choice| choice.estimate)
+            .sum(),
+    };
+    let before = without(left, [&leaving].into_iter());
+    Some((leaving, claim(state, id, before, lack)))
+}
+
+fn claim_of_newcomer(state: &SchedulerState, id: TenantId, lack: Lack) -> Claim {
+    claim(state, id, state.queue.tenant(id).backlog, lack)
+}
+
+fn claim(state: &SchedulerState, id: TenantId, before: Backlog, lack: Lack) -> Claim {
+    let tenant = state.queue.tenant(id);
+    Claim {
+        before: match lack {
+            Lack::Places => before.places as u64,
+            Lack::Time if before.places == 0 => 0,
+            Lack::Time => before.time,
+        },
+        share: tenant.policy.queue_share(state.conditions.limits.pages),
+        lead: state.queue.lead(id),
+    }
+}

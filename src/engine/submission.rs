@@ -1,0 +1,46 @@
+//! A request on its way to the engine thread, and what its stream shares with that thread.
+
+use std::sync::{Arc, OnceLock};
+
+use sterna_scheduler::{FinishReason, Rates};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::request::{GenerationRequest, StreamEvent};
+
+pub(super) type EventSender = UnboundedSender<StreamEvent>;
+pub(super) type EventReceiver = UnboundedReceiver<StreamEvent>;
+
+/// Returns the channel of one choice. Its type is unbounded, but `max_new_tokens` bounds how many
+/// events are ever sent.
+pub(super) fn event_channel() -> (EventSender, EventReceiver) {
+    unbounded_channel()
+}
+
+/// The number of a request, never reused. A client may leave before the request has a `SequenceId`,
+/// so its stream names it by this ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Ticket(pub(super) u64);
+
+/// State of a request that its stream and the engine thread share.
+#[derive(Default)]
+pub(super) struct SharedRequest {
+    /// Set by the stream, once, if it ends the request.
+    pub(super) ending: OnceLock<FinishReason>,
+    /// Set by the engine thread at the first admission, before the first token.
+    pub(super) cached_tokens: OnceLock<u32>,
+    /// The tenant's rates. Set by the engine thread before it sends `Accepted` or `Refused`.
+    pub(super) rates: OnceLock<Rates>,
+}
+
+/// A request on its way to the engine thread, with all its choices.
+pub(super) struct Submission {
+    pub(super) request: GenerationRequest,
+    pub(super) choices: Vec<SubmittedChoice>, // At least one.
+}
+
+/// One choice of a request: where its events go.
+pub(super) struct SubmittedChoice {
+    pub(super) ticket: Ticket,
+    pub(super) events: EventSender,
+    pub(super) shared: Arc<SharedRequest>,
+}
