@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::admission::{Admission, submit};
+use crate::admission::{Admission, submit, submit_choices};
 use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
@@ -134,8 +134,8 @@ impl Scheduler {
     /// # Panics
     /// If its tenant was never set, or time runs backwards.
     pub fn submit(&mut self, now: Micros, request: Request) -> Result<SequenceId, Refusal> {
-        let ids = self.submit_choices(now, request, 1)?;
-        Ok(ids[0])
+        self.state.conditions.advance(now);
+        submit(&mut self.state, request)
     }
 
     /// Accepts a request with several choices: sequences of the same prompt. They take one place in
@@ -154,7 +154,7 @@ impl Scheduler {
         choices: usize,
     ) -> Result<Vec<SequenceId>, Refusal> {
         self.state.conditions.advance(now);
-        submit(&mut self.state, request, choices)
+        submit_choices(&mut self.state, request, choices)
     }
 
     /// Charges a request that has failed before its submission, for example because it is

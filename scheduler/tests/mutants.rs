@@ -155,9 +155,9 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S10-refusal-charged",
         file: "admission/submit.rs",
-        original: "    check_possible(state, &request)?;",
+        original: "    check_possible(state, request)?;",
         mistake: "    state.queue.rates_mut(request.tenant).reserve(state.conditions.now, None, 1);
-    check_possible(state, &request)?;",
+    check_possible(state, request)?;",
     },
     Mutant {
         name: "S11-blocked-head-forgotten",

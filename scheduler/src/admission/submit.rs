@@ -15,17 +15,54 @@ use crate::{
 /// Running sequences that a new request is compared with.
 const COMPARED: usize = 8;
 
+/// What is known of an accepted request.
+struct Accepted {
+    uncached: usize, // Prompt tokens that are not cached.
+    first: Nanos,    // The predicted machine time of the first choice.
+    further: Nanos,  // That of each other choice.
+}
+
+/// Adds a request of one choice to the queue.
+///
+/// # Errors
+/// A [`Refusal`] if it can never run, or not now. Then nothing changes.
+pub(crate) fn submit(state: &mut SchedulerState, request: Request) -> Result<SequenceId, Refusal> {
+    let accepted = accept(state, &request, 1)?;
+    let first_choice = state.sequences.arrivals();
+    let uncached = Some(accepted.uncached);
+    Ok(state.submit(request, first_choice, uncached, accepted.first))
+}
+
 /// Adds a request to the queue, once for each of its `choices`. Returns their handles.
 ///
 /// # Errors
 /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
-pub(crate) fn submit(
+pub(crate) fn submit_choices(
     state: &mut SchedulerState,
     request: Request,
     choices: usize,
 ) -> Result<Vec<SequenceId>, Refusal> {
     assert!(choices > 0, "a request has a choice");
-    check_possible(state, &request)?;
+    let accepted = accept(state, &request, choices)?;
+    let mut ids = Vec::with_capacity(choices);
+    let first_choice = state.sequences.arrivals();
+    for request in repeat_n(request, choices) {
+        let (uncached, estimate) = match ids.is_empty() {
+            true => (Some(accepted.uncached), accepted.first),
+            false => (None, accepted.further),
+        };
+        ids.push(state.submit(request, first_choice, uncached, estimate));
+    }
+    Ok(ids)
+}
+
+/// Decides about a request with all its choices, and makes room for it in a full queue.
+fn accept(
+    state: &mut SchedulerState,
+    request: &Request,
+    choices: usize,
+) -> Result<Accepted, Refusal> {
+    check_possible(state, request)?;
     let (tenant, len) = (request.tenant, request.prompt.len());
     let public = &state.queue.tenant(tenant).policy.public;
     let cached = state
@@ -35,30 +72,25 @@ pub(crate) fn submit(
         .count()
         * PAGE_TOKENS;
     let uncached = len - cached.min(len - 1);
-    let expected_uncached = uncached.min(len - prefix_on_its_way(state, &request));
-    let first = estimate(state, &request, expected_uncached);
+    let expected_uncached = uncached.min(len - prefix_on_its_way(state, request));
+    let first = estimate(state, request, expected_uncached);
     // The other choices find the whole pages of the prompt in the cache.
     let further = match choices {
         1 => 0,
-        _ => estimate(state, &request, len - (len - 1) / PAGE_TOKENS * PAGE_TOKENS),
+        _ => estimate(state, request, len - (len - 1) / PAGE_TOKENS * PAGE_TOKENS),
     };
     let newcomer = Newcomer {
         tenant,
         time: first + further * (choices as Nanos - 1),
     };
-    for leaving in check_capacity(state, &request, expected_uncached, newcomer)? {
+    for leaving in check_capacity(state, request, expected_uncached, newcomer)? {
         state.displace(leaving.tenant, leaving.first_choice);
     }
-    let mut ids = Vec::with_capacity(choices);
-    let first_choice = state.sequences.arrivals();
-    for request in repeat_n(request, choices) {
-        let (uncached, estimate) = match ids.is_empty() {
-            true => (Some(uncached), first),
-            false => (None, further),
-        };
-        ids.push(state.submit(request, first_choice, uncached, estimate));
-    }
-    Ok(ids)
+    Ok(Accepted {
+        uncached,
+        first,
+        further,
+    })
 }
 
 /// Refuses a request that could not even run alone, and every request while the scheduler drains.
