@@ -1,6 +1,6 @@
 //! Places at which tests make a step fail.
 //!
-//! Each place of a step calls [`pass`] or [`pass_row`]. With the feature `faults`, which the tests
+//! Each place of a step calls `pass` or `pass_row`. With the feature `faults`, which the tests
 //! of this package enable, these functions call the hook that a test has set. Without the feature,
 //! as in every build of the product, they are empty.
 
