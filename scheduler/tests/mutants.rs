@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// The number of simulated steps in which each mistake must be found.
-const STEPS: &str = "10000";
+const STEPS: &str = "60000";
 
 /// The simulation's tests that must find the mistakes.
 const TESTS: [&str; 4] = [
@@ -100,8 +100,10 @@ pub(crate) struct Edge {",
     Mutant {
         name: "parents-evicted-first",
         file: "pages/mod.rs",
-        original: "for &page in pages.iter().rev() {",
-        mistake: "for &page in pages.iter() {",
+        original: "for &page in pages.iter().rev() {
+            self.release(page);",
+        mistake: "for &page in pages.iter() {
+            self.release(page);",
     },
     Mutant {
         name: "charged-twice",

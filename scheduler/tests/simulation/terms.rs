@@ -55,9 +55,9 @@ fn random_tenant(
     } else {
         u32::MAX
     };
-    let rate = |random: &mut Random| {
+    let rate = |random: &mut Random, least: u64| {
         random.percent(15).then(|| Rate {
-            per_minute: random.between(60_000, 6_000_000) as u32,
+            per_minute: random.between(least, 100 * least) as u32,
             burst: random.between(1, 100) as u32,
         })
     };
@@ -73,8 +73,8 @@ fn random_tenant(
             Band::Batch,
         ]),
         weight: random.between(1, 4) as u32,
-        requests: rate(random),
-        tokens: rate(random),
+        requests: rate(random, 60_000),
+        tokens: rate(random, 3_000),
         max_running: random.pick(&[1, 2, u32::MAX, u32::MAX]),
         max_queued: random.pick(&[1, 4, u32::MAX]),
         max_queued_time: random.pick(&[20_000, Micros::MAX, Micros::MAX]),
