@@ -11,7 +11,7 @@ pub(crate) struct Connection {
     body: BodyFrame,
 }
 
-/// What is left of the body of the answer that is being read.
+/// The unread part of the current body.
 enum BodyFrame {
     Length(usize),
     Chunked,

@@ -51,7 +51,7 @@ impl Served {
     }
 }
 
-/// Sends a request and reads its answer. If `leave_after` is given, the client leaves after so many
+/// Sends a request and reads its answer. With `leave_after`, the client leaves after that number of
 /// pieces of the body.
 pub(crate) async fn serve(
     connection: &mut Connection,

@@ -157,7 +157,7 @@ impl Ledger {
         let at = resource as usize;
         let most = self.tenants.iter();
         let most = most.max_by_key(|(id, of_tenant)| (of_tenant.used[at], id.0));
-        let (&tenant, of_tenant) = most.expect("somebody uses the resource");
+        let (&tenant, of_tenant) = most.expect("a tenant uses the resource");
         let mut newest_first = of_tenant.bodies.iter().rev();
         let newest = newest_first.find(|(_, entry)| entry.used[at] > 0);
         let (&body, _) = newest.expect("a tenant uses what its bodies use");

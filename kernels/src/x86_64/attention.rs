@@ -95,7 +95,7 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Computes attention in a step that decodes, and prefetches what is read next.
+            /// Computes attention for decodes. Prefetches the memory that it reads next.
             #[target_feature(enable = $features)]
             #[inline]
             fn one_position(span: Span<'_>, state: &mut AttentionState) {

@@ -261,7 +261,7 @@ fn add_tile<const T: usize, const K: usize>(
     add_wide(&sums, tile.half, out);
 }
 
-/// Returns the K groups of four activations of each of T tokens.
+/// Loads K groups of four activations for each of T tokens.
 #[inline(always)]
 fn fours_of<const T: usize, const K: usize>(tile: SpanTile<'_>) -> [&[[i8; 4]; K]; T] {
     from_fn(|t| {
