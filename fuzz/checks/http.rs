@@ -1,14 +1,18 @@
 //! Sends bytes to a listening server, over a connection of their own.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use sterna::api::{self, ConnectionLimits};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
 use super::SERVER;
+
+/// How long an answer may take.
+const LIMIT: Duration = Duration::from_secs(20);
 
 static ADDRESS: LazyLock<SocketAddr> = LazyLock::new(|| {
     let (runtime, server) = &*SERVER;
@@ -24,27 +28,25 @@ static ADDRESS: LazyLock<SocketAddr> = LazyLock::new(|| {
 /// Checks that the server closes the connection of a client that has sent everything, and that
 /// whatever it answers is HTTP.
 pub fn check(data: &[u8]) {
-    let mut client = TcpStream::connect(*ADDRESS).expect("the server accepts");
-    let limit = Some(Duration::from_secs(20));
-    client.set_read_timeout(limit).expect("a time limit");
-    // The server may have answered and closed before it has read everything.
-    let sent = client
-        .write_all(data)
-        .and_then(|()| client.shutdown(Shutdown::Write));
-    let mut answer = Vec::new();
-    match client.read_to_end(&mut answer) {
-        Ok(_) => {}
-        Err(error) => {
-            let kind = error.kind();
-            let waited = [std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut];
-            assert!(
-                !waited.contains(&kind),
-                "the connection stays open: {sent:?}"
-            );
-        }
-    }
+    let address = *ADDRESS;
+    let answer = async { timeout(LIMIT, exchange(address, data)).await };
+    let answer = SERVER.0.block_on(answer).expect("the connection ends");
     assert!(
         answer.is_empty() || answer.starts_with(b"HTTP/1."),
         "{answer:?}"
     );
+}
+
+/// Sends `data` and returns what comes back until the connection ends or breaks.
+async fn exchange(address: SocketAddr, data: &[u8]) -> Vec<u8> {
+    let client = TcpStream::connect(address).await;
+    let (mut input, mut output) = client.expect("the server accepts").into_split();
+    let mut answer = Vec::new();
+    let send = async {
+        // The server may have answered and closed before it has read everything.
+        let _ = output.write_all(data).await;
+        let _ = output.shutdown().await;
+    };
+    let _ = tokio::join!(send, input.read_to_end(&mut answer));
+    answer
 }

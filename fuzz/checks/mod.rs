@@ -19,14 +19,15 @@ use std::sync::atomic::Ordering;
 
 use crate::harness::Server;
 
-/// The server of the targets that send requests, and the runtime that it runs on.
+/// The server of the targets that send requests, and the runtime of its connections. They run on
+/// the thread of the check: handing them to another one would take longer than most requests.
 static SERVER: LazyLock<(tokio::runtime::Runtime, Server)> = LazyLock::new(|| {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime starts");
     let server = runtime.block_on(async { Server::new() });
     server.gate.immune.store(true, Ordering::SeqCst);
+    server.gate.terse.store(true, Ordering::SeqCst);
     (runtime, server)
 });

@@ -1,15 +1,35 @@
-//! Loads a model from a file of tensors. The data is the file's header, and the tensors of a toy
+//! Loads a model from a file of tensors. The data is the file's header, and the tensors of a tiny
 //! model follow it. If the first byte is `!`, the rest is the whole file.
 
 use std::sync::LazyLock;
 
+use sterna::model::synthetic::Shape;
 use sterna::model::toy;
 use sterna::model::{LoadOptions, Model, Source};
 use sterna_kernels::{Isa, Kernels};
 
-static TOY: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
-    let toy = toy::source();
-    let file = |name| toy.read(name).expect("readable").expect("present").to_vec();
+/// The shape of the model. It is loaded in microseconds.
+const SHAPE: Shape = Shape {
+    name: "tiny",
+    vocab: 8,
+    hidden: 32,
+    intermediate: 32,
+    layers: 1,
+    heads: 2,
+    kv_heads: 1,
+    max_position: 16,
+    ..toy::SHAPE
+};
+
+/// The configuration of the model, and its tensors without a header.
+static MODEL: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
+    let tiny = toy::of_shape(&SHAPE, 1);
+    let file = |name| {
+        tiny.read(name)
+            .expect("readable")
+            .expect("present")
+            .to_vec()
+    };
     let tensors = file("model.safetensors");
     let length = u64::from_le_bytes(tensors[..8].try_into().expect("eight bytes"));
     (file("config.json"), tensors[8 + length as usize..].to_vec())
@@ -17,7 +37,7 @@ static TOY: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
 
 /// Checks that a file of tensors loads or is refused.
 pub fn check(data: &[u8]) {
-    let (config, payload) = &*TOY;
+    let (config, payload) = &*MODEL;
     let tensors = match data.split_first() {
         Some((b'!', file)) => file.to_vec(),
         _ => [&(data.len() as u64).to_le_bytes()[..], data, payload].concat(),
@@ -27,5 +47,10 @@ pub fn check(data: &[u8]) {
         ("model.safetensors".to_owned(), tensors),
     ]);
     let kernels = Kernels::new(Isa::best()).expect("the best instruction set is available");
-    drop(Model::load(&source, LoadOptions::new(kernels, 1)).map(drop));
+    let options = LoadOptions {
+        max_step_tokens: 1,
+        max_logits_rows: 1,
+        ..LoadOptions::new(kernels, 1)
+    };
+    drop(Model::load(&source, options).map(drop));
 }

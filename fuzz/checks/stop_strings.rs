@@ -1,11 +1,13 @@
 //! Turns tokens into text, one by one. The bytes before the first zero byte are stop strings, one a
-//! line, and two bytes each of the rest are a token.
+//! line and at most as many as a request may have. Two bytes each of the rest are a token.
 
 use std::sync::{Arc, LazyLock};
 
 use sterna::text::{Detokenizer, TextFiles, TextOptions, Tokenizer};
 
 use crate::harness::{CONFIG, TOKENIZER, VOCABULARY};
+
+const MAX_STOPS: usize = 4;
 
 static LOADED: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     let files = TextFiles {
@@ -26,6 +28,7 @@ pub fn check(data: &[u8]) {
     let stop: Vec<String> = stop
         .lines()
         .filter(|line| !line.is_empty())
+        .take(MAX_STOPS)
         .map(Into::into)
         .collect();
     let tokens = data.get(end + 1..).unwrap_or_default().chunks_exact(2);

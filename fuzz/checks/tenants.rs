@@ -6,9 +6,18 @@ use std::time::Duration;
 
 use sterna::tenants::{Deadlines, Defaults, Roster};
 
+/// Where Linux keeps files in memory.
+const MEMORY: &str = "/dev/shm";
+
 static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
     let name = format!("sterna-fuzz-tenants-{}.toml", std::process::id());
-    std::env::temp_dir().join(name)
+    let memory = PathBuf::from(MEMORY);
+    let folder = if memory.is_dir() {
+        memory
+    } else {
+        std::env::temp_dir()
+    };
+    folder.join(name)
 });
 
 /// Checks that a tenants file is read or refused, and reads the same twice.

@@ -47,6 +47,8 @@ pub(crate) struct Gate {
     pub(crate) failing: AtomicBool,
     /// Whether `POISON` is a token like any other.
     pub(crate) immune: AtomicBool,
+    /// Whether each eighth token is the end of the turn, so that answers are short.
+    pub(crate) terse: AtomicBool,
 }
 
 #[derive(Default)]
@@ -130,13 +132,14 @@ impl Forward for Actor {
             !poisoned && !self.gate.failing.load(Ordering::SeqCst),
             "this step was made to fail"
         );
+        let is_terse = self.gate.terse.load(Ordering::SeqCst);
+        let said = |position: usize| match position % 8 {
+            0 if is_terse => END_OF_TURN,
+            _ => self.script[position % self.script.len()],
+        };
         let rows = batch.rows().iter();
         let wanted = rows.flat_map(|row| row.end() - row.logits as usize..row.end());
-        ScriptRows(
-            wanted
-                .map(|position| self.script[(position + 1) % self.script.len()])
-                .collect(),
-        )
+        ScriptRows(wanted.map(|position| said(position + 1)).collect())
     }
 }
 

@@ -98,7 +98,7 @@ fn http_bytes_get_http_or_nothing() {
 
 #[test]
 fn texts_become_no_control_tokens() {
-    replay("tokenizer_text", checks::tokenizer_text::check, 300);
+    replay("tokenizer_text", checks::tokenizer_text::check, 2000);
 }
 
 #[test]

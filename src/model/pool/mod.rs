@@ -63,8 +63,8 @@ impl Pool {
     /// If `workers` is zero or a thread cannot be started.
     pub(super) fn new(workers: usize, pin: bool) -> Pool {
         assert!(workers > 0, "a pool has at least one worker");
-        let available = std::thread::available_parallelism().map_or(1, usize::from);
-        let between_checks = if workers <= available {
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        let between_checks = if workers == 1 || workers <= available() {
             BetweenChecks::Spin
         } else {
             BetweenChecks::Yield
