@@ -6,15 +6,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, Select, Sender, bounded, unbounded};
 use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy, TenantsError};
 use tokio::sync::oneshot;
 
 use super::status::SharedState;
 use super::submission::{Submission, Ticket};
+use super::sync::Ordering;
+use super::sync::channel::{Receiver, Select, Sender, bounded, unbounded};
 
 /// A message on the control queue.
 pub(super) enum Control {
@@ -57,8 +57,10 @@ pub(super) fn command_queues(shared: Arc<SharedState>) -> (CommandSender, Comman
 /// keep `CommandReceiver::wait` from blocking.
 #[derive(Clone)]
 pub(super) struct CommandSender {
-    pub(super) bell: Sender<()>, // Rings after a submission has entered the queue.
+    /// Dropped first: while only the bell had lost its last sender, an idle engine thread would spin,
+    /// because it ends when the control queue has lost its own.
     pub(super) control: Sender<Control>,
+    pub(super) bell: Sender<()>, // Rings after a submission has entered the queue.
 }
 
 /// The engine thread's end of both queues.

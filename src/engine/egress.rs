@@ -8,8 +8,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{
@@ -20,6 +18,8 @@ use super::request::{StreamEvent, SubmitError};
 use super::sampling_params::TokenOutput;
 use super::status::SharedState;
 use super::submission::EventSender;
+use super::sync::mpsc;
+use super::sync::thread::{self, JoinHandle};
 use crate::metrics::{Metrics, StepTimes, Timeline};
 
 /// How often recorded samples are folded into histograms.
@@ -91,7 +91,7 @@ pub(super) fn start(
         shared,
         routes: HashMap::new(),
     };
-    let thread = std::thread::Builder::new()
+    let thread = thread::Builder::new()
         .name("sterna-egress".into())
         .spawn(move || egress.run(&outputs))?;
     Ok((sender, thread))

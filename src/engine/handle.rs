@@ -1,8 +1,6 @@
 //! The engine's interface: submit a request, cancel it, drain, set tenants, read the status.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy};
 use tokio::sync::oneshot;
@@ -17,6 +15,8 @@ use super::status::{SharedState, Status};
 use super::stream::{EngineLink, EventStream};
 use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket, event_channel};
 use super::submit_queue::NoPlace;
+use super::sync::thread::{self, JoinHandle};
+use super::sync::{Ordering, mpsc};
 use super::watchdog;
 use crate::metrics::Metrics;
 
@@ -49,7 +49,7 @@ impl Engine {
         let (calibrated, calibration) = mpsc::channel();
         let (outputs, egress) = egress::start(metrics.clone(), Arc::clone(&state))?;
         let watchdog = watchdog::start(Arc::clone(&state))?;
-        let serving = std::thread::Builder::new()
+        let serving = thread::Builder::new()
             .name("sterna-engine".into())
             .spawn(move || serve::serve(model, kv_store, config, commands, outputs, calibrated))?;
         // An engine thread that panics during the calibration drops its sender, so `recv` fails.
@@ -252,11 +252,11 @@ impl EngineHandle {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use crossbeam::channel::TryRecvError;
     use sterna_scheduler::{Limits, Policy};
 
     use super::*;
     use crate::engine::SamplingParams;
+    use crate::engine::sync::channel::TryRecvError;
     use crate::metrics::Identity;
 
     fn config() -> EngineConfig {

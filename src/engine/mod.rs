@@ -28,6 +28,7 @@ mod step_loop;
 mod stream;
 mod submission;
 mod submit_queue;
+mod sync;
 mod tenant_reports;
 mod watchdog;
 

@@ -10,10 +10,9 @@
 //! the thread, and with it every stream, at once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::TryRecvError;
 use sterna_scheduler::{CostModel, Event, FinishReason, Micros, Request, Scheduler, SequenceId};
 
 use super::batch_runner::BatchRunner;
@@ -28,6 +27,8 @@ use super::request::GenerationRequest;
 use super::sampling_params::SamplingParams;
 use super::step_loop::{StepLoop, StepOutcome};
 use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket};
+use super::sync::channel::TryRecvError;
+use super::sync::mpsc;
 use super::tenant_reports::TenantReports;
 use crate::cores;
 use crate::metrics::{StepTimes, Timeline};

@@ -3,7 +3,6 @@
 //! The engine thread writes most of it in each turn. Handles write `draining` and `tickets`, and
 //! the egress thread writes `service_micros`.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{Micros, Refusal, Snapshot};
@@ -12,6 +11,7 @@ use super::clock::{Clock, micros};
 use super::config::EngineConfig;
 use super::request::SubmitError;
 use super::submit_queue::SubmitQueue;
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A reading of the engine's gauges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

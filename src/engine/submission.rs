@@ -1,11 +1,12 @@
 //! A request on its way to the engine thread, and what its stream shares with that thread.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use sterna_scheduler::{FinishReason, Rates};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::request::{GenerationRequest, StreamEvent};
+use super::sync::OnceLock;
+use super::sync::events::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 pub(super) type EventSender = UnboundedSender<StreamEvent>;
 pub(super) type EventReceiver = UnboundedReceiver<StreamEvent>;

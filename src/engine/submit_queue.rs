@@ -7,11 +7,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::take;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use sterna_scheduler::{TenantId, TenantPolicy};
 
 use super::submission::Submission;
+use super::sync::{Mutex, MutexGuard};
 
 /// A configured tenant may fill one such part of the queue.
 const QUEUE_PARTS: usize = 4;

@@ -5,11 +5,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::status::{SharedState, Status};
+use super::sync::Ordering;
+use super::sync::thread::{self, JoinHandle};
 
 /// The time between two looks at the status.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -21,10 +21,10 @@ pub(super) fn start(shared: Arc<SharedState>) -> io::Result<JoinHandle<()>> {
         let mut watch = StallWatch::default();
         while !shared.ended.load(Ordering::SeqCst) {
             watch.report(&shared.status());
-            std::thread::park_timeout(INTERVAL);
+            thread::park_timeout(INTERVAL);
         }
     };
-    let thread = std::thread::Builder::new().name("sterna-watchdog".into());
+    let thread = thread::Builder::new().name("sterna-watchdog".into());
     thread.spawn(watch)
 }
 
