@@ -11,11 +11,10 @@ use super::generation::Piece;
 use super::json::JsonObject;
 use super::logprobs::ChatLogprobs;
 use super::messages::Messages;
-use super::params::{CommonFields, is_set};
+use super::params::{Params, is_set};
 use super::parsed_request::{ParsedRequest, check_length, encoding_error};
-use super::unsupported;
+use super::unsupported::{self, UnsupportedField};
 use crate::engine::TokenId;
-use crate::tenants::Tenant;
 use crate::text::TemplateError;
 
 /// The fields that only this endpoint has.
@@ -49,17 +48,14 @@ impl Endpoint for ChatEndpoint {
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
     const PROMPT_BESIDE_CHOICES: bool = true;
+    const UNSUPPORTED: &[UnsupportedField] = unsupported::OF_CHAT;
 
-    fn read(
+    fn read_own(
         serving: &Serving,
-        tenant: &Tenant,
         body: JsonObject<'_>,
+        mut params: Params,
     ) -> Result<ParsedRequest, ApiError> {
         let model = &serving.model;
-        let common: CommonFields = body.read()?;
-        model.check(common.model(), tenant)?;
-        unsupported::check(body, unsupported::OF_CHAT)?;
-        let mut params = common.check(model)?;
         let own: ChatFields = body.read()?;
         params.sampling.logprobs = own.top_logprobs()?;
         let messages = own.messages.unwrap_or_default().check()?;

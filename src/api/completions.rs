@@ -13,12 +13,11 @@ use super::fields::{Given, Integer, JsonField, Scalar, count_rest, deserialize_f
 use super::generation::Piece;
 use super::json::JsonObject;
 use super::logprobs::CompletionLogprobs;
-use super::params::CommonFields;
+use super::params::Params;
 use super::parsed_request::{ParsedRequest, check_length, encoding_error};
 use super::token_ids::TokenList;
-use super::unsupported;
+use super::unsupported::{self, UnsupportedField};
 use crate::engine::TokenId;
-use crate::tenants::Tenant;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -103,17 +102,14 @@ impl Endpoint for CompletionEndpoint {
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
     const PROMPT_BESIDE_CHOICES: bool = false;
+    const UNSUPPORTED: &[UnsupportedField] = unsupported::OF_COMPLETIONS;
 
-    fn read(
+    fn read_own(
         serving: &Serving,
-        tenant: &Tenant,
         body: JsonObject<'_>,
+        mut params: Params,
     ) -> Result<ParsedRequest, ApiError> {
         let model = &serving.model;
-        let common: CommonFields = body.read()?;
-        model.check(common.model(), tenant)?;
-        unsupported::check(body, unsupported::OF_COMPLETIONS)?;
-        let mut params = common.check(model)?;
         let own: CompletionFields = body.read()?;
         params.sampling.logprobs = own.logprobs.map(|Integer(count)| count as u32);
         let prompt = prompt(own.prompt, serving)?;

@@ -7,7 +7,9 @@ use super::choices::{Choices, FinishedChoice};
 use super::error::ApiError;
 use super::generation::Piece;
 use super::json::JsonObject;
+use super::params::{CommonFields, Params};
 use super::parsed_request::ParsedRequest;
+use super::unsupported::{self, UnsupportedField};
 use crate::tenants::Tenant;
 
 /// What differs between the endpoints: how they read a request and write its choices.
@@ -23,12 +25,28 @@ pub(super) trait Endpoint: Default + Send + 'static {
     /// Whether the ids of the prompt's tokens stand beside the choices, in a stream in its first
     /// chunk. Otherwise each choice has them, in a stream its first chunk.
     const PROMPT_BESIDE_CHOICES: bool;
+    /// The fields that this endpoint does not support, beside those that neither supports.
+    const UNSUPPORTED: &'static [UnsupportedField];
 
     /// Reads a request's body.
     fn read(
         serving: &Serving,
         tenant: &Tenant,
         body: JsonObject<'_>,
+    ) -> Result<ParsedRequest, ApiError> {
+        let model = &serving.model;
+        let common: CommonFields = body.read()?;
+        model.check(common.model(), tenant)?;
+        unsupported::check(body, Self::UNSUPPORTED)?;
+        let params = common.check(model)?;
+        Self::read_own(serving, body, params)
+    }
+
+    /// Reads the fields that only this endpoint has. `params` are those that both have.
+    fn read_own(
+        serving: &Serving,
+        body: JsonObject<'_>,
+        params: Params,
     ) -> Result<ParsedRequest, ApiError>;
 
     /// Writes the complete choice `index`.

@@ -16,7 +16,7 @@ use super::json::JsonObject;
 
 /// A field that the server does not support: its name, whether a value asks only for what the
 /// server does anyway, and the reason.
-type UnsupportedField = (&'static str, fn(&Value) -> bool, &'static str);
+pub(super) type UnsupportedField = (&'static str, fn(&Value) -> bool, &'static str);
 
 const ONE_ANSWER: &str = "this server returns every answer that it generates; set 'n' instead";
 const NO_ECHO: &str = "this server does not echo the prompt";
