@@ -57,8 +57,8 @@ pub(super) fn command_queues(shared: Arc<SharedState>) -> (CommandSender, Comman
 /// keep `CommandReceiver::wait` from blocking.
 #[derive(Clone)]
 pub(super) struct CommandSender {
-    /// Dropped first: while only the bell had lost its last sender, an idle engine thread would spin,
-    /// because it ends when the control queue has lost its own.
+    /// Dropped first: the engine thread ends when it has lost its last sender. If the bell lost its
+    /// own earlier, an idle engine thread would spin until then.
     pub(super) control: Sender<Control>,
     pub(super) bell: Sender<()>, // Rings after a submission has entered the queue.
 }

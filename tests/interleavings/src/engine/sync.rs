@@ -1,5 +1,5 @@
-//! shuttle's threads, locks and atomics, and channels over them, with the interfaces that the engine
-//! uses. Each operation on a channel lets another thread run before it.
+//! shuttle's threads, locks and atomics, and channels over them, with the interfaces that the
+//! engine uses. Each operation on a channel lets another thread run before it.
 
 pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(super) use shuttle::sync::{Mutex, MutexGuard, mpsc};
