@@ -1,0 +1,12 @@
+//! The engine through its handle: answers, refusals, early endings, faults, drain.
+//!
+//! The test model stores the tokens themselves in its pages and derives logits from all tokens that
+//! it reads back. So a page that is shared or reused wrongly changes the answer.
+
+mod answers;
+mod early_endings;
+mod faults;
+mod model;
+mod refusals;
+mod running;
+mod shutdown;
