@@ -8,7 +8,7 @@
 //! shuttle runs each test with random schedules of its threads. It checks the life of a request,
 //! from its submission to its end: the files of `src/engine` are compiled here with shuttle's
 //! threads, atomics, locks and channels, and `tests/requests.rs` uses them.
-//! `STERNA_SCHEDULES=250000 cargo test -p sterna-interleavings --release --test requests` runs more
+//! `STERNA_SCHEDULES=250000 cargo test -p sterna-interleavings --test requests` runs more
 //! schedules. `STERNA_SEED` repeats a run.
 
 #[cfg(not(test))]

@@ -1,0 +1,10 @@
+//! Named situations as small tables: the actions, the rows of the next step, and the events.
+//!
+//! `table.rs` explains the form.
+
+mod admission;
+mod endings;
+mod full_memory;
+mod prefixes;
+mod steps;
+mod table;

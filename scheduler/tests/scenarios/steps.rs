@@ -1,0 +1,114 @@
+//! What a step contains: chunks of prompts, decodes, and what follows a step that is dropped.
+
+use sterna_scheduler::Limits;
+
+use super::table::Action::*;
+use super::table::{LIMITS, check, text};
+
+#[test]
+fn a_prompt_is_computed_in_whole_pages_until_its_end() {
+    check(
+        LIMITS,
+        &[
+            (vec![Submit("a", text(100..170), 2)], "a 0..32", "+a 0"),
+            (vec![], "a 32..64", ""),
+            (vec![], "a 64..70*", ""),
+            (vec![], "a 70..71*", "-a Length 2"),
+            (vec![], "", ""),
+        ],
+    );
+}
+
+#[test]
+fn prompts_around_a_page_long_are_computed_in_one_step() {
+    for (len, row) in [(15, "a 0..15*"), (16, "a 0..16*"), (17, "a 0..17*")] {
+        check(
+            LIMITS,
+            &[(vec![Submit("a", text(0..len), 1)], row, "+a 0, -a Length 1")],
+        );
+    }
+}
+
+#[test]
+fn decodes_come_first_then_prefills_then_admissions() {
+    check(
+        LIMITS,
+        &[
+            (vec![Submit("a", text(100..110), 9)], "a 0..10*", "+a 0"),
+            (
+                vec![Submit("b", text(200..260), 9)],
+                "a 10..11*, b 0..32",
+                "+b 0",
+            ),
+            (
+                vec![Submit("c", text(300..310), 9)],
+                "a 11..12*, b 32..60*, c 0..10*",
+                "+c 0",
+            ),
+            (vec![], "a 12..13*, b 60..61*, c 10..11*", ""),
+        ],
+    );
+}
+
+#[test]
+fn several_prompts_advance_in_one_step() {
+    let submitted = vec![
+        Submit("a", text(100..180), 1),
+        Submit("b", text(200..250), 1),
+        Submit("c", text(300..310), 1),
+    ];
+    check(
+        LIMITS,
+        &[
+            (submitted, "a 0..32, b 0..32", "+a 0, +b 0, +c 0"),
+            (
+                vec![],
+                "a 32..64, b 32..50*, c 0..10*",
+                "-b Length 1, -c Length 1",
+            ),
+            (vec![], "a 64..80*", "-a Length 1"),
+        ],
+    );
+}
+
+#[test]
+fn a_prefill_gets_eight_tokens_even_if_decodes_use_the_whole_budget() {
+    let limits = Limits {
+        step_tokens: 1,
+        ..LIMITS
+    };
+    check(
+        limits,
+        &[
+            (vec![Submit("a", text(100..101), 9)], "a 0..1*", "+a 0"),
+            (
+                vec![Submit("b", text(200..201), 9)],
+                "a 1..2*, b 0..1*",
+                "+b 0",
+            ),
+            (
+                vec![Submit("c", text(300..340), 9)],
+                "a 2..3*, b 1..2*, c 0..8",
+                "+c 0",
+            ),
+            (vec![], "a 3..4*, b 2..3*, c 8..16", ""),
+        ],
+    );
+}
+
+#[test]
+fn a_dropped_step_is_planned_again() {
+    check(
+        LIMITS,
+        &[
+            (
+                vec![Submit("a", text(100..140), 2), DropNext],
+                "a 0..32",
+                "+a 0",
+            ),
+            (vec![DropNext], "a 0..32", ""),
+            (vec![], "a 0..32", ""),
+            (vec![], "a 32..40*", ""),
+        ],
+    );
+}
