@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::admission::{Admission, submit, submit_choices};
+use crate::admission::{Admission, places_for, submit, submit_choices};
 use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
@@ -157,6 +157,20 @@ impl Scheduler {
         submit_choices(&mut self.state, request, choices)
     }
 
+    /// Returns how many more requests of a tenant find places in the queue now. Each may still be
+    /// refused for what it asks for. In a full queue, the tenant's own limit alone counts: the
+    /// tenant gets the places of others. Changes no request.
+    ///
+    /// # Errors
+    /// A [`Refusal`] if every request of the tenant is refused now, whatever it asks for.
+    ///
+    /// # Panics
+    /// If the tenant was never set, or time runs backwards.
+    pub fn places_for(&mut self, now: Micros, tenant: TenantId) -> Result<usize, Refusal> {
+        self.state.conditions.advance(now);
+        places_for(&self.state, tenant)
+    }
+
     /// Charges a request that has failed before its submission, for example because it is
     /// malformed. It counts as one request and as no tokens.
     ///
@@ -200,6 +214,11 @@ impl Scheduler {
     /// Returns the pages whose content no request will read. They stay free until the next plan.
     pub fn free_pages(&self) -> &[Page] {
         self.state.pool.free()
+    }
+
+    /// Returns how often a waiting request has left the queue so far, for any reason.
+    pub fn departures(&self) -> u64 {
+        self.state.queue.departures()
     }
 
     /// Returns the state in numbers.
@@ -288,6 +307,11 @@ impl Step<'_> {
     /// Returns the cost model that the plan used: what the steps so far teach.
     pub fn cost(&self) -> CostModel {
         self.scheduler.state.conditions.predictor.model()
+    }
+
+    /// Returns how often a waiting request has left the queue so far, for any reason.
+    pub fn departures(&self) -> u64 {
+        self.scheduler.departures()
     }
 
     /// Returns how long the step should take.

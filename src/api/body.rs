@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
@@ -31,6 +31,9 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// In each period of this length, this much of a body must arrive, or the rest of it.
 const PERIOD: Duration = Duration::from_secs(10);
 const MIN_PERIOD_BYTES: usize = 16 << 10;
+/// If the queue has no room, a body up to this size may still arrive for a moment.
+const MAX_REFUSED_BYTES: u64 = 64 << 10;
+const REFUSED_DEADLINE: Duration = Duration::from_millis(100);
 /// The server parses bodies up to this size at once, on the async thread.
 const SMALL_BYTES: usize = 1 << 10;
 
@@ -42,7 +45,9 @@ const SMALL_BYTES: usize = 1 << 10;
 /// - is too large,
 /// - arrives incompletely or too slowly,
 /// - is not valid JSON,
-/// - exceeds the limits for bodies in flight.
+/// - exceeds the limits for bodies in flight,
+/// - is of a tenant whose requests the engine refuses now, whatever they ask for. The server then
+///   parses nothing.
 pub(super) async fn read<T: Send + 'static>(
     app: &App,
     caller: &Caller,
@@ -64,6 +69,10 @@ pub(super) async fn read<T: Send + 'static>(
         serving.metrics.rejected(tenant.number, limit.reason());
         ApiError::from(limit)
     };
+    if let Err(error) = serving.engine.check_room(tenant.number) {
+        discard_small(request.into_body()).await;
+        return Err(error.into());
+    }
     // The server does not read a body beyond the limit: that would occupy a connection after all.
     let body = app.body_limits().begin(&tenant).map_err(rejected)?;
     let receive = receive(request.into_body(), &body, rejected);
@@ -84,6 +93,17 @@ pub(super) async fn read<T: Send + 'static>(
     parsed
         .await
         .unwrap_or_else(|_| Err(ApiError::internal("parsing a request body panicked")))
+}
+
+/// Discards a small body that arrives soon, so that its connection can serve the next request.
+async fn discard_small(body: Body) {
+    let upper = body.size_hint().upper();
+    if upper.is_some_and(|bytes| bytes <= MAX_REFUSED_BYTES) {
+        let mut frames = body.into_data_stream();
+        let rest = async { while let Some(Ok(_)) = frames.next().await {} };
+        // The connection of a slower client is closed after the response.
+        drop(timeout(REFUSED_DEADLINE, rest).await);
+    }
 }
 
 fn declares_json(headers: &HeaderMap) -> bool {

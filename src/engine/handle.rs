@@ -1,6 +1,7 @@
 //! The engine's interface: submit a request, cancel it, drain, set tenants, read the status.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy};
 use tokio::sync::oneshot;
@@ -123,6 +124,33 @@ impl EngineHandle {
             .inspect_err(|error| self.metrics.rejected(tenant, error.label()))
     }
 
+    /// Refuses a request of `tenant` before anything is known of it, if every request of the tenant
+    /// would be refused now. Never blocks, and costs the engine thread nothing.
+    ///
+    /// # Errors
+    /// Why the request is refused.
+    pub fn check_room(&self, tenant: TenantId) -> Result<(), SubmitError> {
+        let of_scheduler = self.state.refused.refusal(tenant, Instant::now());
+        let refusal = of_scheduler.or_else(|| {
+            let no_place = self.state.submissions.check_place(tenant).err()?;
+            Some(self.no_place(no_place))
+        });
+        let Some(refusal) = refusal else {
+            return Ok(());
+        };
+        let error = SubmitError::from(refusal);
+        self.metrics.rejected(tenant, error.label());
+        Err(error)
+    }
+
+    fn no_place(&self, no_place: NoPlace) -> Refusal {
+        let retry_after = self.state.retry_after();
+        match no_place {
+            NoPlace::OfTenant => Refusal::TenantQueueFull { retry_after },
+            NoPlace::OfAll => Refusal::Overloaded { retry_after },
+        }
+    }
+
     fn try_submit(
         &self,
         request: GenerationRequest,
@@ -156,16 +184,12 @@ impl EngineHandle {
     /// Puts a submission into the submit queue and rings the bell. The submission that it displaces
     /// is refused.
     fn enter(&self, submission: Submission) -> Result<(), SubmitError> {
-        let retry_after = self.state.retry_after();
-        let displaced = match self.state.submissions.enter(submission) {
-            Ok(displaced) => displaced,
-            Err(NoPlace::OfTenant) => return Err(Refusal::TenantQueueFull { retry_after }.into()),
-            Err(NoPlace::OfAll) => return Err(Refusal::Overloaded { retry_after }.into()),
-        };
+        let entered = self.state.submissions.enter(submission);
+        let displaced = entered.map_err(|no_place| self.no_place(no_place))?;
         // A bell that is full rings already. One that is disconnected is handled below.
         let _ = self.commands.bell.try_send(());
         if let Some(Submission { request, choices }) = displaced {
-            let error = SubmitError::from(Refusal::Overloaded { retry_after });
+            let error = SubmitError::from(self.no_place(NoPlace::OfAll));
             self.metrics.rejected(request.tenant, error.label());
             for choice in choices {
                 // A client that has left needs no answer.
@@ -250,7 +274,7 @@ impl EngineHandle {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use sterna_scheduler::{Limits, Policy};
 

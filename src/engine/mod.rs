@@ -19,6 +19,7 @@ mod egress;
 mod forward;
 mod handle;
 mod interference;
+mod refused_tenants;
 mod request;
 mod sampler;
 mod sampling_params;

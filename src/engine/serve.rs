@@ -13,7 +13,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{CostModel, Event, FinishReason, Micros, Request, Scheduler, SequenceId};
+use sterna_scheduler::{
+    CostModel, Event, FinishReason, Micros, Request, Scheduler, SequenceId, Step, TenantId,
+};
 
 use super::batch_runner::BatchRunner;
 use super::batch_sampler::DrawOutcome;
@@ -67,6 +69,7 @@ pub(super) fn serve<F: Forward>(
         tickets: HashMap::new(),
         updates: Vec::new(),
         endings: Vec::new(),
+        refused_now: Vec::new(),
         tenants: TenantReports::default(),
         drain_limit: config.drain_limit,
         drain_deadline: None,
@@ -95,6 +98,7 @@ struct EngineThread<F: Forward> {
     tickets: HashMap<Ticket, SequenceId>,
     updates: Vec<RequestUpdate>, // Since the last publication.
     endings: Vec<RequestUpdate>, // Empty between turns; kept for its memory.
+    refused_now: Vec<TenantId>,  // The same: the tenants of the submissions refused in this turn.
     tenants: TenantReports,
     drain_limit: Duration,
     drain_deadline: Option<Micros>, // Set when a drain begins.
@@ -124,7 +128,10 @@ impl<F: Forward> EngineThread<F> {
         }
         let (requests, shared) = (&self.requests, &self.commands.shared);
         let params = |id: SequenceId| &requests[&id].sampling;
-        let begin = |predicted| shared.begin_step(Instant::now(), predicted);
+        let begin = |step: &Step<'_>| {
+            shared.begin_step(Instant::now(), Duration::from_micros(step.predicted()));
+            shared.refused.note_departures(step.departures());
+        };
         let outcome = self.steps.step(began, params, begin);
         let Some(outcome) = outcome else {
             self.publish(began, began, None);
@@ -205,6 +212,21 @@ impl<F: Forward> EngineThread<F> {
         for submission in self.commands.take_submissions() {
             self.take(submission, now);
         }
+        self.update_refused(now);
+    }
+
+    /// Asks the scheduler how many places it has for the tenants that it has refused. Until the
+    /// next turn, only the plan can make more.
+    fn update_refused(&mut self, now: Micros) {
+        let (scheduler, refused) = (&mut self.steps.scheduler, &self.commands.shared.refused);
+        refused.note_departures(scheduler.departures());
+        self.refused_now.dedup();
+        for tenant in self.refused_now.drain(..) {
+            if let Err(refusal) = scheduler.places_for(now, tenant) {
+                refused.add(tenant, refusal, Instant::now());
+            }
+        }
+        refused.update(Instant::now(), |tenant| scheduler.places_for(now, tenant));
     }
 
     fn take(&mut self, submission: Submission, now: Micros) {
@@ -227,11 +249,14 @@ impl<F: Forward> EngineThread<F> {
                     self.begin(id, choice, timeline, sampling.of_choice(index));
                 }
             }
-            Err(refusal) => self.updates.push(RequestUpdate::Refused {
-                events: choices.into_iter().map(|choice| choice.events).collect(),
-                tenant,
-                error: refusal.into(),
-            }),
+            Err(refusal) => {
+                self.refused_now.push(tenant);
+                self.updates.push(RequestUpdate::Refused {
+                    events: choices.into_iter().map(|choice| choice.events).collect(),
+                    tenant,
+                    error: refusal.into(),
+                });
+            }
         }
     }
 

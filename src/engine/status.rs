@@ -9,6 +9,7 @@ use sterna_scheduler::{Micros, Refusal, Snapshot};
 
 use super::clock::{Clock, micros};
 use super::config::EngineConfig;
+use super::refused_tenants::RefusedTenants;
 use super::request::SubmitError;
 use super::submit_queue::SubmitQueue;
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -51,6 +52,7 @@ pub(super) struct SharedState {
     pub(super) vocabulary: usize,
     pub(super) tickets: AtomicU64,
     pub(super) submissions: SubmitQueue,
+    pub(super) refused: RefusedTenants,
     /// The engine thread ended by a panic.
     pub(super) died: AtomicBool,
     /// The engine thread has ended and takes nothing from the queues any more.
@@ -86,6 +88,7 @@ impl SharedState {
             vocabulary,
             tickets: AtomicU64::new(0),
             submissions: SubmitQueue::new(config.submit_queue, config.limits.pages),
+            refused: RefusedTenants::new(),
             died: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             draining: AtomicBool::new(false),

@@ -83,13 +83,13 @@ impl<F: Forward> StepLoop<F> {
     }
 
     /// Runs the step that the scheduler plans at `now`. Returns `None` if nothing runs or waits.
-    /// `params` returns the sampling parameters of a sequence. Calls `begin` with the predicted
-    /// time before each forward pass.
+    /// `params` returns the sampling parameters of a sequence. Calls `begin` with the step before
+    /// each forward pass.
     pub(super) fn step<'a>(
         &mut self,
         now: Instant,
         params: impl Fn(SequenceId) -> &'a SamplingParams + Sync,
-        begin: impl Fn(Duration),
+        begin: impl Fn(&Step<'_>),
     ) -> Option<StepOutcome> {
         let began = Instant::now();
         let Plan::Step(step) = self.scheduler.plan(self.clock.micros(now)) else {
@@ -98,7 +98,7 @@ impl<F: Forward> StepLoop<F> {
         let planned = Instant::now();
         let (size, shape) = (size_of(&step), step.shape());
         let [predicted, calibrated] = predictions(&step);
-        begin(predicted);
+        begin(&step);
         let continuation = |id| continue_sequence(&step, id, params(id));
         let computed = catch_unwind(AssertUnwindSafe(|| {
             self.runner.run(step.batch(), continuation)
@@ -106,7 +106,7 @@ impl<F: Forward> StepLoop<F> {
         let failed = computed.as_ref().err().map(|panic| {
             let (tokens, message) = (size.tokens, panic_message(&**panic));
             tracing::error!("a step of {tokens} tokens panicked; now row by row: {message}");
-            let begin = || begin(predicted);
+            let begin = || begin(&step);
             self.runner.rerun(step.batch(), continuation, begin)
         });
         let drawn_at = Instant::now();

@@ -134,5 +134,6 @@ impl EngineLink {
     fn end(&self, ticket: Ticket) {
         // An engine thread that has ended has no request left to cancel.
         let _ = self.commands.control.send(Control::End(ticket));
+        self.state.refused.note_end();
     }
 }

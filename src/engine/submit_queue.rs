@@ -69,20 +69,39 @@ impl SubmitQueue {
     pub(super) fn enter(&self, submission: Submission) -> Result<Option<Submission>, NoPlace> {
         let mut state = self.state();
         let tenant = submission.request.tenant;
+        let weakest = self.find_place(&state, tenant)?;
+        let displaced = weakest.and_then(|weakest| state.remove_newest_of(weakest));
+        *state.counts.entry(tenant).or_default() += 1;
+        state.all.push_back(submission);
+        Ok(displaced)
+    }
+
+    /// Checks that a submission of `tenant` would find a place now.
+    ///
+    /// # Errors
+    /// If there is no place for it.
+    pub(super) fn check_place(&self, tenant: TenantId) -> Result<(), NoPlace> {
+        self.find_place(&self.state(), tenant).map(|_| ())
+    }
+
+    /// Returns the tenant whose newest submission leaves a full queue for one of `tenant`, if any.
+    fn find_place(
+        &self,
+        state: &QueuedSubmissions,
+        tenant: TenantId,
+    ) -> Result<Option<TenantId>, NoPlace> {
         let own = state.counts.get(&tenant).copied().unwrap_or(0);
         if own >= self.quota && state.shares.contains_key(&tenant) {
             return Err(NoPlace::OfTenant);
         }
-        let mut displaced = None;
-        if state.all.len() >= self.capacity {
-            displaced = state.displace_for(tenant, own, |state, id| self.share(state, id));
-            if displaced.is_none() && own > 0 {
-                return Err(NoPlace::OfAll);
-            }
+        if state.all.len() < self.capacity {
+            return Ok(None);
         }
-        *state.counts.entry(tenant).or_default() += 1;
-        state.all.push_back(submission);
-        Ok(displaced)
+        let weakest = state.weakest_for(tenant, own, |state, id| self.share(state, id));
+        match weakest {
+            None if own > 0 => Err(NoPlace::OfAll),
+            weakest => Ok(weakest),
+        }
     }
 
     /// Removes and returns all submissions, the oldest first.
@@ -109,14 +128,14 @@ impl SubmitQueue {
 }
 
 impl QueuedSubmissions {
-    /// Removes the newest submission of the tenant that has the most before it, for its share, if
+    /// Returns the tenant that has the most before its newest submission, for its share, if
     /// `newcomer` has less before its next one.
-    fn displace_for(
-        &mut self,
+    fn weakest_for(
+        &self,
         newcomer: TenantId,
         own: usize,
         share: impl Fn(&QueuedSubmissions, TenantId) -> u64,
-    ) -> Option<Submission> {
+    ) -> Option<TenantId> {
         // `a / share` of one tenant against `b / share` of another, without fractions.
         let weigh = |before: usize, share: u64| before as u128 * u128::from(share);
         let others = self.counts.iter().filter(|(id, _)| **id != newcomer);
@@ -125,9 +144,11 @@ impl QueuedSubmissions {
             let by_share = weigh(a.1, right).cmp(&weigh(b.1, left));
             by_share.then(b.0.cmp(&a.0))
         })?;
-        if weigh(before, share(self, newcomer)) <= weigh(own, share(self, tenant)) {
-            return None;
-        }
+        let has_more = weigh(before, share(self, newcomer)) > weigh(own, share(self, tenant));
+        has_more.then_some(tenant)
+    }
+
+    fn remove_newest_of(&mut self, tenant: TenantId) -> Option<Submission> {
         let place = (self.all.iter()).rposition(|other| other.request.tenant == tenant)?;
         *self.counts.get_mut(&tenant)? -= 1;
         self.all.remove(place)

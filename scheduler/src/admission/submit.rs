@@ -153,16 +153,28 @@ fn estimate(state: &SchedulerState, request: &Request, uncached: usize) -> Nanos
     predictor.prefill_time(len, uncached) + token * output as u64
 }
 
-/// Returns the requests that must leave the queue for this one. Refuses it if it exceeds its
-/// tenant's rates, a backlog limit or its own deadline now.
-fn check_capacity(
-    state: &SchedulerState,
-    request: &Request,
-    uncached: usize,
-    newcomer: Newcomer,
-) -> Result<Vec<Leaving>, Refusal> {
+/// Returns how many more requests of a tenant find places in the queue now. Each may still be
+/// refused for what it asks for. In a full queue, the tenant's own limit alone counts: the tenant
+/// gets the places of others.
+///
+/// # Errors
+/// A [`Refusal`] if every request of the tenant is refused now, whatever it asks for.
+pub(crate) fn places_for(state: &SchedulerState, tenant: TenantId) -> Result<usize, Refusal> {
+    find_place(state, Newcomer { tenant, time: 0 })?;
+    let (backlog, own) = (state.queue.backlog(), state.queue.tenant(tenant));
+    let left = |limit: u32, used: usize| (limit as usize).saturating_sub(used);
+    let of_tenant = left(own.policy.max_queued, own.backlog.places);
+    match left(state.conditions.limits.max_queued, backlog.places) {
+        0 => Ok(of_tenant),
+        of_all => Ok(of_all.min(of_tenant)),
+    }
+}
+
+/// Returns the requests that must leave the queue for a new one. Refuses it if it exceeds its
+/// tenant's rates or a backlog limit now. A request that takes more time is never refused less.
+fn find_place(state: &SchedulerState, newcomer: Newcomer) -> Result<Vec<Leaving>, Refusal> {
     let queue = &state.queue;
-    let tenant = queue.tenant(request.tenant);
+    let tenant = queue.tenant(newcomer.tenant);
     if let Err((rate, retry_after)) = tenant.rates.conforms(state.conditions.now) {
         return Err(Refusal::RateLimited { rate, retry_after });
     }
@@ -172,13 +184,26 @@ fn check_capacity(
     if waiting >= tenant.policy.max_queued as usize
         || waiting > 0 && own_time > tenant.policy.max_queued_time
     {
-        let retry_after = queue.time_at_share(request.tenant, tenant.queued_time);
+        let retry_after = queue.time_at_share(newcomer.tenant, tenant.queued_time);
         return Err(Refusal::TenantQueueFull { retry_after });
     }
-    let Some(leaving) = find_room(state, newcomer) else {
+    find_room(state, newcomer).ok_or_else(|| {
         let retry_after = queue.queued_time() / 1000;
-        return Err(Refusal::Overloaded { retry_after });
-    };
+        Refusal::Overloaded { retry_after }
+    })
+}
+
+/// Returns the requests that must leave the queue for this one. Refuses it if it exceeds its
+/// tenant's rates, a backlog limit or its own deadline now.
+fn check_capacity(
+    state: &SchedulerState,
+    request: &Request,
+    uncached: usize,
+    newcomer: Newcomer,
+) -> Result<Vec<Leaving>, Refusal> {
+    let leaving = find_place(state, newcomer)?;
+    let queue = &state.queue;
+    let tenant = queue.tenant(request.tenant);
     let latest = request.first_token_within.unwrap_or(Micros::MAX);
     let predictor = &state.conditions.predictor;
     let prefill = predictor.prefill_time(request.prompt.len(), uncached) / 1000;

@@ -34,6 +34,7 @@ pub(crate) struct Queue {
     waiting: usize,
     queued_time: Nanos,
     backlog: Backlog,
+    departures: u64,
     active_weight: u64,
     charged: Vec<u32>, // Tenants with unsettled charges.
     planned: Vec<u32>, // Tenants with planned charges.
@@ -49,6 +50,7 @@ impl Queue {
             waiting: 0,
             queued_time: 0,
             backlog: Backlog::default(),
+            departures: 0,
             active_weight: 0,
             charged: Vec::new(),
             planned: Vec::new(),
@@ -69,6 +71,11 @@ impl Queue {
     /// Returns what counts against the limits of the whole queue.
     pub(crate) fn backlog(&self) -> Backlog {
         self.backlog
+    }
+
+    /// Returns how often a waiting request has left the queue so far, for any reason.
+    pub(crate) fn departures(&self) -> u64 {
+        self.departures
     }
 
     /// Returns the tenants that run or wait.
@@ -173,6 +180,7 @@ impl Queue {
         self.queued_time -= removed.estimate;
         self.backlog.remove(&removed);
         self.waiting -= 1;
+        self.departures += 1;
         self.deactivate(id);
     }
 

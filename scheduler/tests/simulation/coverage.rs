@@ -37,6 +37,7 @@ pub(crate) struct Coverage {
     pub(crate) displaced: u64,
     pub(crate) guaranteed: u64, // Steps with a decode of a tenant that stays in its guarantee.
     pub(crate) deadline_refusals: u64,
+    pub(crate) refused_unseen: u64, // Requests that were refused whatever they ask for.
 }
 
 impl Coverage {
@@ -82,6 +83,10 @@ impl Coverage {
             ("refusals for a tenant's queue", self.tenant_queue_full),
             ("refusals for the whole queue", self.overloaded),
             ("refusals for a deadline", self.deadline_refusals),
+            (
+                "requests refused whatever they ask for",
+                self.refused_unseen,
+            ),
             ("displaced requests", self.displaced),
         ];
         for (name, count) in occasional {

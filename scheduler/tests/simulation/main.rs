@@ -50,7 +50,8 @@
 //! - S7: The charges of a step add up to its predicted time.
 //! - S8: Cancelling a request makes its pages available again.
 //! - S9: After `drain`, every request ends.
-//! - S10: A refused request leaves the scheduler as it was.
+//! - S10: A refused request leaves the scheduler as it was. No request of a tenant without a place
+//!   is accepted.
 //! - S11: A request that was first in its band and lacks memory is bypassed at most 256 times,
 //!   unless the cap of its own tenant leaves it too few pages. Requests within the guarantees of
 //!   their tenants do not count.

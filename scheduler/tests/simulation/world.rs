@@ -254,9 +254,16 @@ impl World {
         let before = self.picture();
         let needed = request.prompt.len() + request.max_new_tokens as usize;
         let can_fit = needed <= self.longest_sequence(request.tenant);
+        let places = self.scheduler.places_for(self.now, request.tenant);
+        assert_eq!(self.picture(), before, "S10: a question changes the state");
         let answer = self
             .scheduler
             .submit_choices(self.now, request.clone(), choices);
+        assert!(
+            answer.is_err() || places.is_ok_and(|places| places > 0),
+            "S10: a request is accepted although its tenant has no place"
+        );
+        coverage.refused_unseen += u64::from(places.is_err());
         match answer {
             Ok(ids) => {
                 assert!(can_fit, "S3: an accepted request does not fit alone");

@@ -23,6 +23,8 @@ mod forward;
 mod handle;
 #[path = "../../../../src/engine/interference.rs"]
 mod interference;
+#[path = "../../../../src/engine/refused_tenants.rs"]
+mod refused_tenants;
 #[path = "../../../../src/engine/request.rs"]
 mod request;
 #[path = "../../../../src/engine/sampler/mod.rs"]
