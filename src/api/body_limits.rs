@@ -7,7 +7,7 @@
 //! - bodies that wait for a parser.
 //!
 //! Beside them are the parsers, which read, render and tokenize bodies off the async threads. Each
-//! holds one body.
+//! holds one body, and a large body takes all of them.
 //!
 //! Invariant: a tenant of the file may use at most a quarter of each resource. The server rejects
 //! the tenant's further bodies with 429.
@@ -30,7 +30,9 @@ use crate::engine::TenantId;
 use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
 
-const MAX_PARSERS: usize = 2;
+const MAX_PARSERS: u32 = 2;
+/// A larger body takes all parsers, because tokenizing its text takes hundreds of bytes for each.
+const LARGE_BYTES: usize = 256 << 10;
 const MAX_PARSE_QUEUE: usize = 256;
 const MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// A tenant of the file may use the server's limit divided by this.
@@ -181,7 +183,7 @@ impl BodyLimits {
                 MAX_PARSE_QUEUE / TENANT_DIVISOR,
             ],
             ledger: Mutex::default(),
-            parsers: Arc::new(Semaphore::new(MAX_PARSERS)),
+            parsers: Arc::new(Semaphore::new(MAX_PARSERS as usize)),
             tenants_parsers: Mutex::default(),
         }
     }
@@ -221,17 +223,18 @@ impl BodyLimits {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a parser and takes it. On a server without API keys, all clients are one tenant,
-    /// and it may use all parsers.
-    async fn parser(&self, tenant: TenantId) -> ParserPermit {
+    /// Waits for the parsers that a body of `bytes` bytes needs, and takes them. On a server
+    /// without API keys, all clients are one tenant, and it may use all parsers.
+    async fn parser(&self, tenant: TenantId, bytes: usize) -> ParserPermit {
+        let count = if bytes > LARGE_BYTES { MAX_PARSERS } else { 1 };
         let acquire = async |parsers: Arc<Semaphore>| {
-            let permit = parsers.acquire_owned().await;
+            let permit = parsers.acquire_many_owned(count).await;
             permit.expect("the semaphore is never closed")
         };
         let tenants_parsers = {
             let tenants = &self.tenants_parsers;
             let mut tenants = tenants.lock().unwrap_or_else(PoisonError::into_inner);
-            let new = || Arc::new(Semaphore::new(MAX_PARSERS));
+            let new = || Arc::new(Semaphore::new(MAX_PARSERS as usize));
             Arc::clone(tenants.entry(tenant).or_insert_with(new))
         };
         // The tenant's permit first: while a body waits for it, the body is not in the server's
@@ -310,9 +313,10 @@ impl ArrivingBody<'_> {
     /// If too many bodies wait, or if the server takes the body's room back meanwhile.
     pub(super) async fn wait_for_parser(self) -> Result<(Vec<u8>, ParserPermit), BodyLimitReached> {
         self.take(Resource::ParseQueue, 1)?;
+        let bytes = self.buffer.bytes().as_ref().map_or(0, Vec::len);
         tokio::select! {
             limit = self.taken_back() => Err(limit),
-            parser = self.limits.parser(self.tenant) => Ok((self.into_bytes()?, parser)),
+            parser = self.limits.parser(self.tenant, bytes) => Ok((self.into_bytes()?, parser)),
         }
     }
 
@@ -469,7 +473,7 @@ mod tests {
         let mut parsing: Vec<_> = parsing.map(|parsing| parsing.ok().unwrap()).collect();
         assert_eq!(
             parsing.len(),
-            MAX_PARSERS,
+            MAX_PARSERS as usize,
             "alone, a tenant uses all parsers"
         );
         let mut waiting = Box::pin(begin(2).wait_for_parser());
@@ -482,10 +486,30 @@ mod tests {
     }
 
     #[test]
+    fn a_large_body_is_parsed_alone() {
+        let limits = BodyLimits::new(CONNECTIONS);
+        let waiting = |number: u32, bytes: usize| {
+            let body = limits.begin(&tenant(number)).ok().unwrap();
+            assert!(body.add(&vec![0; bytes]).is_ok());
+            Box::pin(body.wait_for_parser())
+        };
+        let mut small = waiting(1, LARGE_BYTES);
+        let small = (&mut small).now_or_never().unwrap();
+        let mut large = [2, 3].map(|number| waiting(number, LARGE_BYTES + 1));
+        assert!(large.iter_mut().all(|body| body.now_or_never().is_none()));
+        drop(small);
+        let first = (&mut large[0]).now_or_never().unwrap();
+        assert!((&mut large[1]).now_or_never().is_none());
+        assert!(waiting(4, 1).now_or_never().is_none());
+        drop(first);
+        assert!((&mut large[1]).now_or_never().is_some());
+    }
+
+    #[test]
     fn tenants_that_fill_the_parse_queue_give_way_to_one_below_its_share() {
         let limits = BodyLimits::new(4096);
         let begin = |number| limits.begin(&tenant(number)).ok().unwrap();
-        let mut floods: Vec<_> = (0..MAX_PARSE_QUEUE + MAX_PARSERS)
+        let mut floods: Vec<_> = (0..MAX_PARSE_QUEUE + MAX_PARSERS as usize)
             .map(|body| Box::pin(begin(1 + body as u32 % 5).wait_for_parser()))
             .collect();
         let mut parsing = Vec::new();
@@ -498,7 +522,7 @@ mod tests {
         });
         assert_eq!(
             (parsing.len(), floods.len()),
-            (MAX_PARSERS, MAX_PARSE_QUEUE)
+            (MAX_PARSERS as usize, MAX_PARSE_QUEUE)
         );
         let mut late = Box::pin(begin(9).wait_for_parser());
         assert!(
