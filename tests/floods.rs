@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
 
@@ -22,6 +22,10 @@ use tokio::time::{interval, timeout};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Memory that does not depend on the number of connections, such as the allocator's arenas.
 const FIXED_BYTES: usize = 8 << 20;
+/// How much longer others may wait beside clients that never read.
+const MAX_DELAY: f64 = 1.05;
+/// What a client may hold that reads nothing of its stream.
+const MAX_UNREAD_BYTES: usize = 64 << 10;
 /// Files that the server may open beside its connections, such as those of its timers.
 const OTHER_FILES: usize = 4;
 
@@ -62,6 +66,47 @@ impl Server {
 
     async fn connect(&self) -> TcpStream {
         TcpStream::connect(&self.address).await.unwrap()
+    }
+
+    /// Returns the median time of some short answers.
+    async fn median_answer(&self) -> Duration {
+        let mut times = Vec::new();
+        for _ in 0..size(5, 201) {
+            times.push(self.answer().await);
+        }
+        times.sort_unstable();
+        times[times.len() / 2]
+    }
+
+    /// Opens a connection that holds little of what the client does not read.
+    async fn connect_narrow(&self) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(2048).unwrap();
+        socket.connect(self.address.parse().unwrap()).await.unwrap()
+    }
+
+    /// Waits until no request is running or waiting.
+    async fn idle(&self) {
+        let is_busy = |line: &str| {
+            let is_load = line.starts_with("vllm:num_requests_running")
+                || line.starts_with("vllm:num_requests_waiting{");
+            is_load && !line.ends_with(" 0")
+        };
+        let idle = async {
+            loop {
+                let mut client = self.connect().await;
+                let request =
+                    "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+                client.write_all(request.as_bytes()).await.unwrap();
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).await.unwrap();
+                assert!(answer.contains("vllm:num_requests_running"), "{answer}");
+                if !answer.lines().any(is_busy) {
+                    return;
+                }
+            }
+        };
+        timeout(5 * PATIENCE, idle).await.expect("the requests end");
     }
 
     /// Returns the resident memory of the process in bytes.
@@ -162,6 +207,44 @@ async fn idle_streams_take_little_memory() {
         each / 1_000_000
     );
     assert!(each <= count * 24_000 + if is_long() { 0 } else { FIXED_BYTES });
+}
+
+/// A client that asked for a long stream and read nothing held its connection and its tokens.
+#[tokio::test]
+async fn clients_that_never_read_hold_little_and_are_closed() {
+    let count = size(30, 1000);
+    let server = Server::start(&["--max-queued", "1000", "--max-queued-seconds", "86400"]);
+    server.answer().await;
+    let (base, files) = (server.memory(), server.files());
+    let calm = server.median_answer().await;
+    let mut unread = Vec::new();
+    for _ in 0..count {
+        let mut client = server.connect_narrow().await;
+        client.write_all(post(900, true).as_bytes()).await.unwrap();
+        unread.push(client);
+    }
+    server.idle().await;
+    let stalled = Instant::now();
+    let each = server.memory().saturating_sub(base) / count;
+    let beside = server.median_answer().await;
+    let closed = async {
+        while server.files() > files + OTHER_FILES {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(PATIENCE, closed)
+        .await
+        .expect("the server closes the connections of clients that do not read");
+    println!(
+        "{count} clients that never read: {} KiB each; closed after {:.1?}; an answer of others \
+         takes {calm:.2?}, and {beside:.2?} beside them (median)",
+        each >> 10,
+        stalled.elapsed()
+    );
+    assert!(!is_long() || beside <= calm.mul_f64(MAX_DELAY));
+    assert!(each <= MAX_UNREAD_BYTES + if is_long() { 0 } else { FIXED_BYTES / count });
+    assert!(!is_long() || stalled.elapsed() <= Duration::from_secs(45));
+    drop(unread);
 }
 
 /// Sends `beginning`, then a byte each second, until the server closes the connection. Returns how
