@@ -3,7 +3,8 @@
 //! `cargo bench --bench attack` runs every attack for as long as `tests/README.md` says.
 //! `-- soak sigterm` runs only these two. `-- --short` runs each for seconds; it prints times but
 //! does not judge them, because a machine that tests run on may be busy.
-//! `-- --server=PATH` attacks another build of the server. The program exits with 1 if a check
+//! `-- --server=PATH` attacks another build of the server. `-- --model=DIR` lets `overload`
+//! and `neighbour` serve this checkpoint instead of the demo. The program exits with 1 if a check
 //! fails.
 //!
 //! Without `--bench` (so in `cargo test --benches`) it does nothing: a debug server is too slow for
@@ -108,6 +109,9 @@ fn main() {
         .enable_all()
         .build();
     let runtime = runtime.expect("the runtime starts");
+    let model = arguments
+        .iter()
+        .find_map(|argument| argument.strip_prefix("--model="));
     let mut failures = 0;
     for name in known
         .into_iter()
@@ -124,8 +128,8 @@ fn main() {
                 "soak" => soak::run(extent, &mut findings).await,
                 "sigterm" => ending::terminate(extent, &mut findings).await,
                 "sigkill" => ending::kill(extent, &mut findings).await,
-                "overload" => overload::overload(extent, &mut findings).await,
-                "neighbour" => overload::neighbour(extent, &mut findings).await,
+                "overload" => overload::overload(extent, model, &mut findings).await,
+                "neighbour" => overload::neighbour(extent, model, &mut findings).await,
                 "syscalls" => syscalls::run(extent, &mut findings).await,
                 _ => memory::run(extent, &mut findings).await,
             }

@@ -35,6 +35,8 @@ pub(crate) struct Served {
     pub(crate) first: Duration,
     /// The longest time between two pieces of the answer.
     pub(crate) longest_gap: Duration,
+    /// From the first token to the end.
+    pub(crate) rest: Duration,
     pub(crate) tokens: u64,
     pub(crate) closes: bool,
 }
@@ -45,6 +47,7 @@ impl Served {
             outcome: Outcome::Unreachable,
             first: Duration::ZERO,
             longest_gap: Duration::ZERO,
+            rest: Duration::ZERO,
             tokens: 0,
             closes: true,
         }
@@ -104,6 +107,7 @@ async fn read(
         }
     }
     served.closes = head.closes;
+    served.rest = start.elapsed().saturating_sub(served.first);
     let text = String::from_utf8_lossy(&text);
     served.tokens = completion_tokens(&text);
     Ok(classify(head.status, head.retry_after, &text))

@@ -29,7 +29,9 @@ struct Load {
     tokens: u64,
     first: Vec<Duration>,
     gaps: Vec<Duration>,
+    rest: Duration, // From the first token to the end, of all answers.
     refusals: Vec<Duration>,
+    late: Vec<Duration>, // How much later than planned requests were sent.
 }
 
 impl Load {
@@ -39,6 +41,7 @@ impl Load {
                 self.tokens += served.tokens;
                 self.first.push(served.first);
                 self.gaps.push(served.longest_gap);
+                self.rest += served.rest;
             }
             Outcome::Refused => self.refusals.push(served.first),
             _ => {}
@@ -46,12 +49,20 @@ impl Load {
         self.tally.count(served.outcome);
     }
 
+    /// Returns the mean time between two tokens.
+    fn gap(&self) -> Duration {
+        let gaps = self.tokens - self.first.len() as u64;
+        self.rest.div_f64(gaps.max(1) as f64)
+    }
+
     fn merge(&mut self, other: Load) {
         self.tally.merge(other.tally);
         self.tokens += other.tokens;
         self.first.extend(other.first);
         self.gaps.extend(other.gaps);
+        self.rest += other.rest;
         self.refusals.extend(other.refusals);
+        self.late.extend(other.late);
     }
 }
 
@@ -63,20 +74,30 @@ fn percentile(times: &mut [Duration], percent: usize) -> f64 {
         .map_or(0.0, |time| 1000.0 * time.as_secs_f64())
 }
 
-/// Offers ten times the load that the server can bear.
-pub(crate) async fn overload(extent: Extent, findings: &mut Findings) {
+/// Offers ten times the load that the server can bear, in requests. `model` is the folder of a
+/// checkpoint; without it, the server serves the demo.
+pub(crate) async fn overload(extent: Extent, model: Option<&str>, findings: &mut Findings) {
     let (calm, flood) = extent.pick((5, 10), (30, 300));
-    let server = Process::start(&["--max-running", "8", "--max-queued", "8"]).await;
-    let server = Arc::new(server);
+    let server = start(model, &["--max-running", "8", "--max-queued", "8"]).await;
     drop(clients(&server, FULL, "", Duration::from_secs(2)).await);
     let calm = Duration::from_secs(calm);
+    let (before, start) = (server.processor_time(), Instant::now());
     let mut full = clients(&server, FULL, "", calm).await;
-    let goodput = full.tokens as f64 / calm.as_secs_f64();
-    let rate = 10.0 * full.first.len() as f64 / calm.as_secs_f64();
+    let of_full = server.processor_time().since(&before);
+    let calm = start.elapsed().as_secs_f64(); // The last requests end later than planned.
+    let goodput = full.tokens as f64 / calm;
+    let rate = 10.0 * full.first.len() as f64 / calm;
     let flood = Duration::from_secs(flood);
+    let (before, start) = (server.processor_time(), Instant::now());
     let mut over = open_loop(&server, rate, flood).await;
-    let share = over.tokens as f64 / flood.as_secs_f64() / goodput;
-    println!("  full: {goodput:.0} tok/s; then {rate:.0} requests/s");
+    let of_flood = server.processor_time().since(&before);
+    let share = over.tokens as f64 / start.elapsed().as_secs_f64() / goodput;
+    println!("  full: {goodput:.0} tok/s; {of_full}");
+    println!("  then {rate:.0} requests/s; {of_flood}");
+    println!(
+        "  the client is late by {:.1} ms (p99)",
+        percentile(&mut over.late, 99)
+    );
     findings.check_ends(&over.tally);
     findings.check_time(
         &format!("goodput {share:.2} of full (at least 0.9)"),
@@ -95,20 +116,48 @@ pub(crate) async fn overload(extent: Extent, findings: &mut Findings) {
 
 /// Floods as one tenant, and measures what another tenant sees. The other tenant's baseline is a
 /// neighbour who uses no more than its share.
-pub(crate) async fn neighbour(extent: Extent, findings: &mut Findings) {
-    let time = Duration::from_secs(extent.pick(5, 60));
+///
+/// A larger batch gives more tokens per second and a longer step, and `--itl-target-ms` says how
+/// long it may be. So the server of this attack has a target: twice the time between two tokens
+/// beside the calm neighbour.
+pub(crate) async fn neighbour(extent: Extent, model: Option<&str>, findings: &mut Findings) {
+    let (calm, time) = extent.pick((3, 5), (10, 60));
+    let (calm, time) = (Duration::from_secs(calm), Duration::from_secs(time));
     let path = std::env::temp_dir().join(format!("sterna-attack-{}.toml", std::process::id()));
     let path = path.to_str().expect("the path is UTF-8");
     let (quiet, flood) = (keygen("quiet"), keygen("flood"));
     fs::write(path, quiet.1 + &flood.1).expect("the tenants file is written");
-    let server = Arc::new(Process::start(&["--tenants", path, "--metrics-open"]).await);
+    let server = start(model, &["--tenants", path]).await;
+    let (alone, _) = tokio::join!(
+        clients(&server, 2, &quiet.0, calm),
+        clients(&server, 2, &flood.0, calm)
+    );
+    drop(server);
+    let target = (2.0 * 1000.0 * alone.gap().as_secs_f64())
+        .ceil()
+        .to_string();
+    println!(
+        "  {:.1?} between two tokens; target {target} ms",
+        alone.gap()
+    );
+    let flags = [
+        "--tenants",
+        path,
+        "--itl-target-ms",
+        &target,
+        "--itl-strict",
+    ];
+    let server = start(model, &flags).await;
     drop(fs::remove_file(path));
     let mut seen = Vec::new();
     for others in [2, 64] {
+        let before = server.processor_time();
         let (quiet, flood) = tokio::join!(
             clients(&server, 2, &quiet.0, time),
             clients(&server, others, &flood.0, time)
         );
+        let used = server.processor_time().since(&before);
+        println!("  {others} clients of the neighbour; {used}");
         findings.check_ends(&flood.tally);
         seen.push(quiet);
     }
@@ -134,6 +183,12 @@ pub(crate) async fn neighbour(extent: Extent, findings: &mut Findings) {
         let figure = format!("p99 {name} {calm:.1} -> {flooded:.1} ms (at most 1.5 times)");
         findings.check_time(&figure, flooded <= MAX_NEIGHBOUR * calm);
     }
+}
+
+async fn start(model: Option<&str>, flags: &[&str]) -> Arc<Process> {
+    let model = model.into_iter().flat_map(|folder| ["--model", folder]);
+    let flags: Vec<&str> = model.chain(flags.iter().copied()).collect();
+    Arc::new(Process::start(&flags).await)
 }
 
 /// Makes a tenant. Returns its key and its table for the tenants file.
@@ -192,6 +247,7 @@ async fn open_loop(server: &Arc<Process>, rate: f64, time: Duration) -> Load {
         let server = Arc::clone(server);
         requests.spawn(async move {
             let mut load = Load::default();
+            load.late.push(due.elapsed());
             load.add(request(&server, &mut None, "", &body(number)).await);
             load
         });

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use crate::client::{Connection, get};
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+/// The unit of the times in `/proc`: Linux reports them to programs in hundredths of a second.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Sets the path of the server program, once.
 pub(crate) fn set_program(path: &str) {
@@ -38,6 +40,41 @@ pub(crate) struct Held {
     pub(crate) peak: u64,
     pub(crate) threads: u64,
     pub(crate) files: usize,
+}
+
+/// The processor time that server and client have used, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProcessorTime {
+    /// The threads that compute steps.
+    steps: f64,
+    /// All other threads of the server.
+    rest: f64,
+    client: f64,
+    at: Instant,
+}
+
+impl ProcessorTime {
+    /// Describes what was used since `before`, as shares of the machine.
+    pub(crate) fn since(&self, before: &ProcessorTime) -> String {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let all = (self.at - before.at).as_secs_f64() * cores;
+        let share = |now: f64, then: f64| 100.0 * (now - then) / all;
+        format!(
+            "of {cores} cores: steps {:.1} %, other threads of the server {:.1} %, client {:.1} %",
+            share(self.steps, before.steps),
+            share(self.rest, before.rest),
+            share(self.client, before.client)
+        )
+    }
+}
+
+/// Returns the name of a process or thread and its processor time in seconds.
+fn processor_time(folder: &Path) -> Option<(String, f64)> {
+    let stat = fs::read_to_string(folder.join("stat")).ok()?;
+    let (name, fields) = stat.split_once('(')?.1.rsplit_once(") ")?;
+    let ticks = fields.split(' ').skip(11).take(2); // `utime` and `stime`.
+    let ticks: f64 = ticks.filter_map(|field| field.parse::<f64>().ok()).sum();
+    Some((name.to_owned(), ticks / TICKS_PER_SECOND))
 }
 
 impl Process {
@@ -142,6 +179,28 @@ impl Process {
             threads: field("Threads:"),
             files: fs::read_dir(format!("{folder}/fd")).map_or(0, Iterator::count),
         }
+    }
+
+    /// Returns the processor time that this server and this program have used.
+    pub(crate) fn processor_time(&self) -> ProcessorTime {
+        let client = processor_time(Path::new("/proc/self"));
+        let mut time = ProcessorTime {
+            steps: 0.0,
+            rest: 0.0,
+            client: client.map_or(0.0, |(_, seconds)| seconds),
+            at: Instant::now(),
+        };
+        let threads = fs::read_dir(format!("/proc/{}/task", self.id()));
+        for thread in threads.into_iter().flatten().flatten() {
+            let Some((name, seconds)) = processor_time(&thread.path()) else {
+                continue;
+            };
+            match name.starts_with("sterna-engine") || name.starts_with("sterna-worker") {
+                true => time.steps += seconds,
+                false => time.rest += seconds,
+            }
+        }
+        time
     }
 
     pub(crate) fn signal(&self, signal: &str) {
