@@ -85,28 +85,26 @@ impl Server {
         socket.connect(self.address.parse().unwrap()).await.unwrap()
     }
 
-    /// Waits until no request is running or waiting.
-    async fn idle(&self) {
-        let is_busy = |line: &str| {
-            let is_load = line.starts_with("vllm:num_requests_running")
-                || line.starts_with("vllm:num_requests_waiting{");
-            is_load && !line.ends_with(" 0")
-        };
-        let idle = async {
+    /// Waits until the server has generated `tokens` tokens since its start.
+    async fn generated(&self, tokens: usize) {
+        let request = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        let generated = async {
             loop {
                 let mut client = self.connect().await;
-                let request =
-                    "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
                 client.write_all(request.as_bytes()).await.unwrap();
                 let mut answer = String::new();
                 client.read_to_string(&mut answer).await.unwrap();
-                assert!(answer.contains("vllm:num_requests_running"), "{answer}");
-                if !answer.lines().any(is_busy) {
+                let mut lines = answer.lines();
+                let line = lines.find(|line| line.starts_with("vllm:generation_tokens_total"));
+                let count = line.unwrap().rsplit(' ').next().unwrap();
+                if count.parse::<f64>().unwrap() >= tokens as f64 {
                     return;
                 }
             }
         };
-        timeout(5 * PATIENCE, idle).await.expect("the requests end");
+        timeout(5 * PATIENCE, generated)
+            .await
+            .expect("the server generates");
     }
 
     /// Returns the resident memory of the process in bytes.
@@ -223,7 +221,7 @@ async fn clients_that_never_read_hold_little_and_are_closed() {
         client.write_all(post(900, true).as_bytes()).await.unwrap();
         unread.push(client);
     }
-    server.idle().await;
+    server.generated(count * 900).await;
     let stalled = Instant::now();
     let each = server.memory().saturating_sub(base) / count;
     let beside = server.median_answer().await;
