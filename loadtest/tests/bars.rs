@@ -221,6 +221,15 @@ fn a_slow_minute_is_predicted_after_two_seconds_of_steps() {
     assert!(p99 <= 0.4, "{flags}: {p99}");
 }
 
+/// Every few seconds, steps take up to twice as long for a moment.
+#[test]
+fn beside_short_commands_long_prompts_hardly_delay_running_decodes() {
+    let flags = "--workload long-prompts --clients 9 --requests 600 --cost 2b-2core-zen4 \
+                 --disturb bursts:2 --disturb-seconds 100000";
+    let p99 = figure(&simulate(flags), "/classes/chat/inter_token_seconds/p99");
+    assert!(p99 <= 0.25, "{flags}: {p99}");
+}
+
 #[test]
 fn a_short_prompt_behind_a_long_one_gets_its_first_token_within_three_steps() {
     let flags = "--workload one-long-prompt --seed 1 --load 0.15 --requests 1500";

@@ -27,9 +27,16 @@ pub struct Limits {
     pub max_sequence_tokens: u32,
 }
 
-/// Prompt tokens that a step computes even if its decodes leave no time, so that prefills never
-/// starve.
+/// The largest number of prompt tokens that a step computes even if its decodes leave no time, so
+/// that prefills never starve. See [`prefill_floor`].
 pub(crate) const PREFILL_FLOOR: usize = 8;
+
+/// Returns how many prompt tokens a step of this many decodes computes even if they leave no time.
+/// It is a quarter of the decodes. On a machine that is too slow for its inter-token target, more
+/// would lengthen each step by far.
+pub(crate) fn prefill_floor(decodes: usize) -> usize {
+    (decodes / 4).clamp(2, PREFILL_FLOOR)
+}
 
 /// The largest number of draft tokens in a step, over all sequences. Beyond this number of rows,
 /// each row makes a matrix product longer.

@@ -56,8 +56,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["load", "rate", "seconds"])]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) clients: Option<u32>,
-    /// Other work makes steps longer for a time: slow:X and uneven:X by a factor or by up to a
-    /// factor, stolen-core, or half-bandwidth.
+    /// Other work makes steps longer for a time: slow:X by a factor, uneven:X and bursts:X by up to
+    /// a factor, stolen-core, or half-bandwidth.
     #[arg(long, value_name = "KIND")]
     pub(super) disturb: Option<DisturbanceKind>,
     /// The disturbance begins after this many seconds of virtual time. From 0, it also disturbs

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use sterna_random::Random;
 use sterna_scheduler::{CostModel, Micros};
 
 /// A kind of disturbance and its time.
@@ -21,11 +22,26 @@ pub(super) enum DisturbanceKind {
     Slow(f64),
     /// Each step takes a random time, up to this many times as long.
     Uneven(f64),
+    /// Short commands come and go: every few seconds, all of a step takes up to this many times as
+    /// long for some tenths of a second.
+    Bursts(f64),
     /// Another process computes on one of the two cores. The other core waits for it at the end of
     /// each part of a step. It can read more than half of the memory bandwidth.
     StolenCore,
     /// Another process reads memory all the time.
     HalfBandwidth,
+}
+
+/// The mean time between two bursts, and the mean length of one, both exponential,
+/// in microseconds.
+const BURSTS: [f64; 2] = [5e6, 5e5];
+
+/// The last burst or the next one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Burst {
+    from: Micros,
+    until: Micros,
+    share: f64,
 }
 
 /// A part of a run.
@@ -49,13 +65,27 @@ impl Disturbance {
     }
 }
 
+impl Burst {
+    /// Moves on to the burst at `now`, or to the next one. Returns its share of the greatest
+    /// factor, which is 0 before it.
+    pub(super) fn share(&mut self, now: Micros, random: &mut Random) -> f64 {
+        while self.until <= now {
+            let times = BURSTS.map(|mean| (-(1.0 - random.fraction()).ln() * mean) as Micros);
+            self.from = self.until + times[0];
+            self.until = self.from + times[1] + 1;
+            self.share = random.fraction();
+        }
+        if self.from <= now { self.share } else { 0.0 }
+    }
+}
+
 impl DisturbanceKind {
-    /// Returns the cost of steps during the disturbance. `part`, from 0 to 1, is drawn for each
-    /// step.
+    /// Returns the cost of steps during the disturbance. `part`, from 0 to 1, is that of the step
+    /// or of its burst.
     pub(super) fn apply(self, cost: &CostModel, part: f64) -> CostModel {
         match self {
             DisturbanceKind::Slow(factor) => longer(cost, factor, factor),
-            DisturbanceKind::Uneven(factor) => {
+            DisturbanceKind::Uneven(factor) | DisturbanceKind::Bursts(factor) => {
                 let factor = 1.0 + part * (factor - 1.0);
                 longer(cost, factor, factor)
             }
@@ -93,10 +123,12 @@ impl FromStr for DisturbanceKind {
             None if text == "half-bandwidth" => Some(DisturbanceKind::HalfBandwidth),
             Some(("slow", times)) => factor(times).map(DisturbanceKind::Slow),
             Some(("uneven", times)) => factor(times).map(DisturbanceKind::Uneven),
+            Some(("bursts", times)) => factor(times).map(DisturbanceKind::Bursts),
             _ => None,
         };
         kind.ok_or_else(|| {
-            "must be slow:X or uneven:X with a number from 1 to 16, stolen-core or half-bandwidth"
+            "must be slow:X, uneven:X or bursts:X with a number from 1 to 16, stolen-core or \
+             half-bandwidth"
                 .into()
         })
     }
@@ -120,8 +152,20 @@ mod tests {
     }
 
     #[test]
+    fn bursts_take_about_a_tenth_of_the_time() {
+        let (mut burst, mut random) = (Burst::default(), Random::new(9));
+        let shares: Vec<f64> = (0..100_000)
+            .map(|tenth| burst.share(tenth * 100_000, &mut random))
+            .collect();
+        let disturbed = shares.iter().filter(|&&share| share > 0.0).count();
+        assert!((8_000..10_500).contains(&disturbed), "{disturbed}");
+        assert!(shares.iter().all(|share| (0.0..1.0).contains(share)));
+    }
+
+    #[test]
     fn kinds_are_read_from_text() {
         assert_eq!("slow:2.5".parse(), Ok(DisturbanceKind::Slow(2.5)));
+        assert_eq!("bursts:3".parse(), Ok(DisturbanceKind::Bursts(3.0)));
         assert_eq!("stolen-core".parse(), Ok(DisturbanceKind::StolenCore));
         for wrong in ["slow", "slow:0.5", "slow:x", "stolen-core:2", "fast:2"] {
             assert!(wrong.parse::<DisturbanceKind>().is_err(), "{wrong}");

@@ -5,7 +5,7 @@ use std::path::Path;
 use sterna_random::Random;
 use sterna_scheduler::{Batch, CostModel, Micros, Row, StepShape};
 
-use super::disturbance::{Disturbance, RunPhase};
+use super::disturbance::{Burst, Disturbance, DisturbanceKind, RunPhase};
 use crate::coefficients::Coefficients;
 use crate::workload::{CONTEXT, ChatTurn, Session, stream};
 
@@ -82,6 +82,7 @@ pub(super) struct SimulatedMachine {
     cost: CostModel,
     noise: f64,
     disturbance: Option<Disturbance>,
+    burst: Burst,
     random: Random,
 }
 
@@ -93,6 +94,7 @@ impl SimulatedMachine {
             cost,
             noise,
             disturbance: None,
+            burst: Burst::default(),
             random: stream(seed, u64::MAX / 2),
         }
     }
@@ -112,7 +114,11 @@ impl SimulatedMachine {
     fn cost_at(&mut self, now: Micros) -> CostModel {
         match self.disturbance {
             Some(disturbance) if disturbance.phase(now) == RunPhase::During => {
-                disturbance.kind.apply(&self.cost, self.random.fraction())
+                let part = match disturbance.kind {
+                    DisturbanceKind::Bursts(_) => self.burst.share(now, &mut self.random),
+                    _ => self.random.fraction(),
+                };
+                disturbance.kind.apply(&self.cost, part)
             }
             _ => self.cost,
         }

@@ -9,8 +9,10 @@ use crate::{MAX_THROUGHPUT_LOSS, Micros};
 pub(crate) struct Predictor {
     calibrated: CostModel,
     learner: Learner,
-    model: CostModel,      // The learned one, with its margin.
-    efficient_step: Nanos, // See `CostModel::efficient_step`.
+    model: CostModel,       // The learned one, with its margin.
+    throughput_step: Nanos, // As calibrated.
+    /// How many times as long steps take as calibrated, with the margin: the mean of the last ones.
+    slowness: f64,
 }
 
 impl Predictor {
@@ -19,7 +21,8 @@ impl Predictor {
             calibrated,
             learner: Learner::new(&calibrated),
             model: calibrated,
-            efficient_step: calibrated.efficient_step(100 - MAX_THROUGHPUT_LOSS),
+            throughput_step: throughput_step(&calibrated),
+            slowness: 1.0,
         }
     }
 
@@ -55,9 +58,18 @@ impl Predictor {
     /// Returns how long a step must be allowed to take so that an inter-token target costs at most
     /// [`MAX_THROUGHPUT_LOSS`] of the tokens per second: what a step does once, whatever its number
     /// of tokens, is at most that share of it. There is also time for two sequences.
+    ///
+    /// It is that of the calibrated machine, as much longer as steps take longer now. The learned
+    /// model is not asked, because steps of about the same size tell little of what smaller or
+    /// larger ones would take.
     pub(crate) fn throughput_step(&self) -> Nanos {
-        let two = self.predict(StepShape::decode(1)) * 2;
-        two.max(self.efficient_step)
+        (self.throughput_step as f64 * self.slowness) as Nanos
+    }
+
+    /// Returns the part of a budget that a step may be predicted to take: all of it, or less after
+    /// a step that took much longer than predicted.
+    pub(crate) fn cautious(&self, budget: Nanos) -> Nanos {
+        (budget as f64 / self.learner.caution()) as Nanos
     }
 
     /// Returns the length of the longest chunk after `history` tokens, up to `limit`, with which
@@ -93,8 +105,18 @@ impl Predictor {
     pub(crate) fn observe(&mut self, step: StepShape, actual: Nanos) {
         self.learner.observe(step, actual);
         self.model = self.learner.model();
-        self.efficient_step = self.model.efficient_step(100 - MAX_THROUGHPUT_LOSS);
+        let slowness =
+            self.model.predict(step) as f64 / self.calibrated.predict(step).max(1) as f64;
+        self.slowness += (slowness - self.slowness) / SLOWNESS_STEPS;
     }
+}
+
+/// The number of steps over which the slowness is the mean. It outlasts a short disturbance.
+const SLOWNESS_STEPS: f64 = 16.0;
+
+fn throughput_step(cost: &CostModel) -> Nanos {
+    let two = cost.predict(StepShape::decode(1)) * 2;
+    two.max(cost.efficient_step(100 - MAX_THROUGHPUT_LOSS))
 }
 
 /// Returns the largest number of `1..=limit` that fits, or 0 if 1 does not fit. No number may fit

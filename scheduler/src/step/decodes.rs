@@ -126,7 +126,8 @@ fn pauses_for_time(
 }
 
 /// Returns how long this step may take if `oldest_token` is the earliest time of a last token among
-/// its decodes.
+/// its decodes. After a step that took much longer than predicted it is less, because other work
+/// may go on.
 fn step_budget(oldest_token: Micros, conditions: &Conditions) -> Nanos {
     let Budget::Time {
         inter_token_target,
@@ -141,5 +142,9 @@ fn step_budget(oldest_token: Micros, conditions: &Conditions) -> Nanos {
     let longer = target - inter_token_target;
     let due = oldest_token.saturating_add(target);
     let left = due.saturating_sub(conditions.now);
-    left.clamp(min_step, max_step + longer) * 1000
+    let budget = left.clamp(min_step, max_step + longer) * 1000;
+    if oldest_token == Micros::MAX {
+        return budget; // No decode waits.
+    }
+    conditions.predictor.cautious(budget)
 }

@@ -1,12 +1,12 @@
 //! The prompts of a step: their order, and how much of each the step computes.
 //!
 //! Invariant: prompts take the time that the decodes leave of the budget. The first prompt gets at
-//! least [`PREFILL_FLOOR`] tokens.
+//! least [`prefill_floor`] tokens.
 
 use super::plan::StepPlan;
 use super::preempt::plan_row;
 use crate::conditions::Conditions;
-use crate::limits::PREFILL_FLOOR;
+use crate::limits::{PREFILL_FLOOR, prefill_floor};
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
 use crate::{Budget, Micros, Order};
@@ -100,6 +100,10 @@ fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first
         Budget::Tokens(tokens) => limit.min((tokens as usize).saturating_sub(planned)),
         Budget::PrefillFirst => limit,
     };
-    let floor = if is_first { PREFILL_FLOOR.min(left) } else { 0 };
-    allowed.max(floor)
+    let floor = match conditions.policy.budget {
+        _ if !is_first => 0,
+        Budget::Time { .. } => prefill_floor(planned),
+        Budget::Tokens(_) | Budget::PrefillFirst => PREFILL_FLOOR,
+    };
+    allowed.max(floor.min(left))
 }

@@ -28,6 +28,8 @@ pub(crate) struct Clock {
     pub(crate) planned_at: Micros,
     recent: VecDeque<(Micros, Micros)>, // The predicted and the true duration of steps.
     steps: u64,                         // Since the calibration.
+    learned_from: Option<StepShape>,    // The last step, until the next plan.
+    slowness: f64, // The learned times of steps, as multiples of the calibrated ones.
 }
 
 /// The number of steps after which predictions must be about true, and over which they are summed.
@@ -49,6 +51,8 @@ impl Clock {
             planned_at: 0,
             recent: VecDeque::new(),
             steps: 0,
+            learned_from: None,
+            slowness: 1.0,
         }
     }
 
@@ -57,6 +61,8 @@ impl Clock {
         self.cost = cost;
         self.recent.clear();
         self.steps = 0;
+        self.learned_from = None;
+        self.slowness = 1.0;
     }
 
     /// Returns the true duration of a step.
@@ -75,6 +81,7 @@ impl Clock {
     /// far from its calibrated time.
     pub(crate) fn learn(&mut self, shape: StepShape, predicted: Micros, actual: Micros) -> bool {
         self.steps += 1;
+        self.learned_from = Some(shape);
         self.recent.push_back((predicted, actual));
         if self.recent.len() > LEARNING_STEPS {
             self.recent.pop_front();
@@ -99,12 +106,16 @@ impl Clock {
     /// within the time budget, or the step has at most one prompt chunk, which has at most
     /// `PREFILL_FLOOR` tokens, and no draft tokens.
     pub(crate) fn check_time(
-        &self,
+        &mut self,
         policy: &Policy,
         step: &Step<'_>,
         clients: &BTreeMap<SequenceId, Client>,
     ) {
         let (batch, cost) = (step.batch(), step.cost());
+        if let Some(shape) = self.learned_from.take() {
+            let [learned, calibrated] = [&cost, &self.cost].map(|cost| cost.predict(shape) as f64);
+            self.slowness += (learned / calibrated.max(1.0) - self.slowness) / 16.0;
+        }
         let expected = cost.predict(step.shape());
         assert_eq!(
             step.predicted(),
@@ -121,7 +132,7 @@ impl Clock {
                 .unwrap_or(self.planned_at)
         };
         let earliest = decodes.map(last_token_at).min();
-        let Some(budget) = self.budget(policy, &cost, earliest) else {
+        let Some(budget) = self.budget(policy, earliest) else {
             return;
         };
         if expected > budget {
@@ -143,12 +154,7 @@ impl Clock {
 
     /// Returns the time budget of a step, or `None` if the policy has none. Every decode of the
     /// step got its last token at `last_token_at` or later.
-    fn budget(
-        &self,
-        policy: &Policy,
-        cost: &CostModel,
-        last_token_at: Option<Micros>,
-    ) -> Option<Nanos> {
+    fn budget(&self, policy: &Policy, last_token_at: Option<Micros>) -> Option<Nanos> {
         let Budget::Time {
             inter_token_target,
             min_step,
@@ -160,7 +166,7 @@ impl Clock {
         };
         let least = match is_strict {
             true => 0,
-            false => least_target(cost),
+            false => (least_target(&self.cost) as f64 * self.slowness) as Nanos / 1000,
         };
         let target = inter_token_target.max(least);
         let due = last_token_at.map_or(Micros::MAX, |at| at + target);
@@ -170,10 +176,10 @@ impl Clock {
     }
 }
 
-/// Returns the shortest target that is not strict: the time of two single decodes, or of the
-/// smallest step that computes, as all larger ones do, three quarters as many tokens per second as
-/// a step of 128 tokens.
-fn least_target(cost: &CostModel) -> Micros {
+/// Returns the shortest target that is not strict on a machine as calibrated: the time of two
+/// single decodes, or of the smallest step that computes, as all larger ones do, three quarters as
+/// many tokens per second as a step of 128 tokens.
+fn least_target(cost: &CostModel) -> Nanos {
     let time = |rows| {
         let shape = StepShape {
             rows,
@@ -185,5 +191,5 @@ fn least_target(cost: &CostModel) -> Micros {
     let is_slow = |&rows: &u64| 4 * u128::from(rows) * time(128) < 3 * 128 * time(rows);
     let smallest = (1..128).rev().find(is_slow).map_or(1, |rows| rows + 1);
     let two = cost.predict(StepShape::decode(1)) * 2;
-    two.max(time(smallest) as Nanos) / 1000
+    two.max(time(smallest) as Nanos)
 }

@@ -4,7 +4,7 @@
 //! calibration; its measurement is the relative error of a step's prediction. The scales are
 //! expected to change mostly together, as when the machine becomes slower, and a little on their
 //! own, as when only its memory does. So a few steps of one shape also correct the predictions of
-//! other shapes.
+//! other shapes. What steps do not determine returns slowly to the calibrated proportions.
 //!
 //! Invariant: an observation takes the same memory and about the same time as any other, and
 //! allocates nothing. Equal observations give equal models on every machine: only sums, products
@@ -17,12 +17,13 @@ use crate::{CostModel, Nanos, StepShape};
 /// A term's scale stays between the inverse of this number and this number.
 const MAX_SCALE: f64 = 16.0;
 
-/// The least unit of a coefficient, as a part of a step of one token. So a term that costs nothing
-/// in the calibration can still be learned.
-const LEAST_UNIT: f64 = 1.0 / 128.0;
+/// The least unit of a coefficient, as a part of a step of one token: of the rises of `rows`, and
+/// of the linear terms. So a term that costs nothing in the calibration can still be learned.
+const LEAST_UNITS: [f64; 2] = [1.0 / 128.0, 1.0 / 32.0];
 
-/// The least scale at the calibration. From a smaller one, a term would take long to grow.
-const LEAST_FIRST_SCALE: f64 = 0.25;
+/// The least scale at the calibration. A smaller scale also changes as much as this one, because
+/// its part of a step is so small that it would hardly grow.
+const LEAST_SCALE: f64 = 0.25;
 
 /// The variance of a step's relative error on a machine whose speed does not change.
 const STEP_VARIANCE: f64 = 0.08 * 0.08;
@@ -51,20 +52,37 @@ const PERSISTENT_STEPS: u32 = 4;
 /// or after two of them that took this time.
 const PERSISTENT_TIME: Nanos = 800_000_000;
 
+/// The part of a term's deviation from the proportions of the calibration that each step restores.
+const RESTORED: f64 = 1.0 / 256.0;
+
 /// The greatest margin over the learned times.
-const MAX_MARGIN: f64 = 1.5;
+const MAX_MARGIN: f64 = 1.6;
+
+/// One step in 200 may take more than this many times its prediction.
+const RARE_EXCESS: f64 = 1.25;
+
+/// The steps for which a disturbance may last and count once.
+const DISTURBANCE_STEPS: u32 = 16;
+
+/// A step that takes more than this many times its prediction calls for caution, and the greatest
+/// caution.
+const CAUTION: [f64; 2] = [1.1, 4.0];
 
 /// The learned scales and how sure they are.
 #[derive(Debug)]
 pub(super) struct Learner {
     units: Terms, // The nanoseconds of each coefficient at scale 1.
     scales: Terms,
+    first_scales: Terms,        // At the calibration.
     covariance: [Terms; TERMS], // Of the relative errors of the scales.
     /// By the knot of `CostModel::rows` below the step's tokens: the last outliers. So steps of
     /// another size do not hide that steps of one size persist in taking longer.
     runs: [OutlierRun; ROW_KNOTS],
     run_of_all: OutlierRun,
-    margin: f64,
+    usual_margin: f64, // Nine steps in ten are within it,
+    rare_margin: f64,  // and 199 in 200 within it times `RARE_EXCESS`.
+    since_rare: u32,   // Steps since one beyond that counted.
+    caution: f64,
 }
 
 /// Consecutive outliers on one side of the prediction.
@@ -84,64 +102,128 @@ enum Change {
 impl Learner {
     pub(super) fn new(calibrated: &CostModel) -> Learner {
         let coefficients = calibrated.coefficients();
-        let least = (coefficients[0] * LEAST_UNIT).max(1.0);
-        let units = coefficients.map(|coefficient| coefficient.max(least));
-        let scale = |term: usize| (coefficients[term] / units[term]).max(LEAST_FIRST_SCALE);
+        let least = LEAST_UNITS.map(|part| (coefficients[0] * part).max(1.0));
+        let units: Terms = std::array::from_fn(|term| {
+            coefficients[term].max(least[usize::from(term >= ROW_KNOTS)])
+        });
+        let scale = |term: usize| (coefficients[term] / units[term]).max(LEAST_SCALE);
+        let scales = std::array::from_fn(scale);
         let [shared, own] = INITIAL_VARIANCE;
         let mut covariance = [[shared; TERMS]; TERMS];
         for (term, row) in covariance.iter_mut().enumerate() {
             row[term] += own;
         }
         Learner {
-            scales: std::array::from_fn(scale),
+            scales,
+            first_scales: scales,
             units,
             covariance,
             runs: [OutlierRun::default(); ROW_KNOTS],
             run_of_all: OutlierRun::default(),
-            margin: 1.0,
+            usual_margin: 1.0,
+            rare_margin: 1.0,
+            since_rare: 0,
+            caution: 1.0,
         }
     }
 
     /// Learns from a step of at least one token that took `actual`.
     pub(super) fn observe(&mut self, shape: StepShape, actual: Nanos) {
         let mut parts = shape.factors();
-        for ((part, unit), scale) in parts.iter_mut().zip(&self.units).zip(&self.scales) {
-            *part *= unit * scale;
+        for (part, unit) in parts.iter_mut().zip(&self.units) {
+            *part *= unit;
         }
-        let predicted: f64 = parts.iter().sum();
-        for part in &mut parts {
-            *part /= predicted;
+        let (times, actual_time) = (parts, actual as f64);
+        let predicted = dot(&times, &self.scales);
+        for (part, scale) in parts.iter_mut().zip(&self.scales) {
+            *part *= scale.max(LEAST_SCALE) / predicted;
         }
-        let ratio = actual as f64 / predicted;
+        let ratio = actual_time / predicted;
         self.learn_margin(ratio);
         let error = ratio - 1.0;
         if !is_outlier(ratio) {
             self.forget_outliers(shape);
             self.update(&parts, error, true);
-            return;
-        }
-        if let Some((error, change)) = self.persistent_error(shape, error, actual) {
+        } else if let Some((error, change)) = self.persistent_error(shape, error, actual) {
             self.expect_change(error, &change);
             self.update(&parts, error, true);
         } else {
             let error = error.clamp(-OUTLIER_ERROR, OUTLIER_ERROR);
             self.update(&parts, error, false);
         }
+        self.restore_proportions(&times);
+        self.limit_rises();
+        let [least, most] = CAUTION;
+        let excess = actual_time / (dot(&times, &self.scales) * self.margin());
+        self.caution = if excess > least {
+            excess.min(most)
+        } else {
+            1.0
+        };
     }
 
     /// Returns the learned model with its margin.
     pub(super) fn model(&self) -> CostModel {
-        let coefficient = |term| self.units[term] * self.scales[term] * self.margin;
+        let margin = self.margin();
+        let coefficient = |term| self.units[term] * self.scales[term] * margin;
         CostModel::with_coefficients(&std::array::from_fn(coefficient))
     }
 
-    /// Learns the margin: about the 90th percentile of the ratio of a step's time to its learned
-    /// time, so that steps rarely exceed their budget. A ratio above the margin raises it by nine
-    /// times what one below lowers it.
+    /// Returns how many times its prediction the next step may take, because the last one did:
+    /// other work that makes a step longer seldom ends with it.
+    pub(super) fn caution(&self) -> f64 {
+        self.caution
+    }
+
+    fn margin(&self) -> f64 {
+        self.usual_margin.max(self.rare_margin)
+    }
+
+    /// Learns the margin, so that steps rarely exceed their budget: about the 90th percentile of
+    /// the ratio of a step's time to its learned time, or more if one step in 200 exceeds
+    /// that by far. A ratio above a percentile raises it by so many times what one below lowers it.
+    /// A disturbance counts once, so that a bad moment leaves no trace.
     fn learn_margin(&mut self, ratio: f64) {
-        let change = if ratio > self.margin { 9.0 } else { -1.0 };
-        let margin = self.margin * (1.0 + change / 256.0);
-        self.margin = margin.clamp(1.0, MAX_MARGIN);
+        let change = if ratio > self.usual_margin { 9.0 } else { -1.0 };
+        let margin = self.usual_margin * (1.0 + change / 256.0);
+        self.usual_margin = margin.clamp(1.0, MAX_MARGIN);
+        let is_rare = ratio > self.rare_margin * self.caution * RARE_EXCESS;
+        self.since_rare = self.since_rare.saturating_add(1);
+        let counts = is_rare && self.since_rare > DISTURBANCE_STEPS;
+        if counts {
+            self.since_rare = 0;
+        }
+        let change = if counts { 199.0 } else { -1.0 };
+        let margin = self.rare_margin * (1.0 + change / 1024.0);
+        self.rare_margin = margin.clamp(1.0, MAX_MARGIN);
+    }
+
+    /// Moves the scales a little towards the proportions of the calibration, without a change of
+    /// the prediction of a step with these `times` at scale 1. Steps of about the same size tell
+    /// little of how their time divides into terms. Without this, their noise would add up in that.
+    fn restore_proportions(&mut self, times: &Terms) {
+        let speed = dot(times, &self.scales) / dot(times, &self.first_scales);
+        for (scale, first) in self.scales.iter_mut().zip(&self.first_scales) {
+            let calibrated = (speed * first).clamp(1.0 / MAX_SCALE, MAX_SCALE);
+            *scale += (calibrated - *scale) * RESTORED;
+        }
+    }
+
+    /// Keeps `rows` from more than doubling between knots, because twice the tokens never take more
+    /// than two steps. Steps of about the same size tell little of how their time divides into what
+    /// they do once and what each token takes.
+    fn limit_rises(&mut self) {
+        let mut rows = self.units[0] * self.scales[0];
+        for (scale, unit) in self
+            .scales
+            .iter_mut()
+            .zip(&self.units)
+            .take(ROW_KNOTS)
+            .skip(1)
+        {
+            *scale = scale.min(rows / unit);
+            rows += unit * *scale;
+        }
     }
 
     fn forget_outliers(&mut self, shape: StepShape) {
@@ -189,7 +271,8 @@ impl Learner {
         let variance = dot(&gains, parts) + STEP_VARIANCE;
         for (scale, gain) in self.scales.iter_mut().zip(&gains) {
             let change = (gain / variance * error).max(-0.9);
-            *scale = (*scale * (1.0 + change)).clamp(1.0 / MAX_SCALE, MAX_SCALE);
+            let changed = *scale + scale.max(LEAST_SCALE) * change;
+            *scale = changed.clamp(1.0 / MAX_SCALE, MAX_SCALE);
         }
         if !certain {
             return;
