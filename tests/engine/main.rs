@@ -1,4 +1,4 @@
-//! The engine through its handle: answers, refusals, early endings, faults, drain.
+//! The engine through its handle: answers, refusals, early endings, faults, idle time, drain.
 //!
 //! The test model stores the tokens themselves in its pages and derives logits from all tokens that
 //! it reads back. So a page that is shared or reused wrongly changes the answer.
@@ -7,6 +7,7 @@ mod answers;
 mod early_endings;
 mod faults;
 mod model;
+mod recalibration;
 mod refusals;
 mod running;
 mod shutdown;
