@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::HugeSlice;
-use crate::ternary::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
+use crate::packing::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
 
 /// The activations of some tokens, `[token][columns rounded up]`, with a scale and a sum for each
 /// token. The buffers are reused from step to step.

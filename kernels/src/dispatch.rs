@@ -18,10 +18,11 @@ use crate::dense::DenseMatrix;
 use crate::elementwise::PanelScales;
 use crate::int8::Int8Matrix;
 use crate::isa::Isa;
+use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::scalar;
 use crate::softmax::{LOGITS_BLOCK, LogitScale};
-use crate::ternary::{Packing, TernaryMatrix};
+use crate::ternary::TernaryMatrix;
 #[cfg(target_arch = "x86_64")]
 use crate::x86_64::{avx2, avx512};
 

@@ -1,87 +1,17 @@
 //! A matrix of ternary weights, with two bits a weight or five weights a byte.
 //!
-//! A byte has several fields, each of which holds a weight; [`Packing`] says how they share the
-//! byte. A block of `F` fields a byte has 16 rows and `4 F` columns. Byte `4 r + i` holds, for row
-//! `r` of the block, the columns `4 f + i` for f in 0..F. So one field of the four bytes of a
-//! 32-bit lane is four neighbouring columns of a row, which the dot-product instructions multiply
-//! by four neighbouring activations.
-//!
-//! Invariant: a field holds the code `weight + 1`, so 0, 1 or 2. Rows and columns that only fill
-//! the last block hold 1, the weight zero.
+//! Invariant: rows and columns that only fill the last block have weight zero.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::huge::HugeSlice;
-
-/// Columns of a block of two-bit fields.
-pub(crate) const TWO_BIT_COLUMNS: usize = Packing::TwoBit.block_columns();
-
-/// Columns of a block of base-3 digits.
-pub(crate) const FIVE_TRIT_COLUMNS: usize = Packing::FiveTrit.block_columns();
+use crate::packing::{FIVE_TRIT_COLUMNS, Packing, TWO_BIT_COLUMNS, pack_row};
 
 /// The largest number of columns. Up to it, sums of 64 · code · activation, the largest that a
 /// kernel forms, fit an `i32`.
 pub const MAX_COLUMNS: usize = 1 << 18;
-
-/// How the fields of a byte share it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Packing {
-    /// Four fields, field f in the bits 2 f and 2 f + 1. 2 bits a weight, fast to unpack on any
-    /// machine.
-    TwoBit,
-    /// Five fields, the digits of a number in base 3: field f counts 3^f. 1.6 bits a weight,
-    /// unpacked by looking up bytes in a table.
-    FiveTrit,
-}
-
-impl Packing {
-    /// Returns the number of fields of a byte.
-    pub const fn fields(self) -> usize {
-        match self {
-            Packing::TwoBit => 4,
-            Packing::FiveTrit => 5,
-        }
-    }
-
-    /// Returns the number of columns of a block.
-    pub(crate) const fn block_columns(self) -> usize {
-        4 * self.fields()
-    }
-
-    /// Returns what a field that is 1 counts in its byte.
-    const fn place(self, field: usize) -> u8 {
-        match self {
-            Packing::TwoBit => 1 << (2 * field),
-            Packing::FiveTrit => [1, 3, 9, 27, 81][field],
-        }
-    }
-
-    /// Returns the four bytes of a lane, given the codes of its columns. They are added up as one
-    /// number: no byte of the sum exceeds 255, so none carries into the next.
-    #[inline(always)]
-    fn pack<const C: usize>(self, codes: &[u8; C]) -> [u8; 4] {
-        let fields = codes.as_chunks::<4>().0.iter().enumerate();
-        let lane: u32 = fields
-            .map(|(field, four)| u32::from_le_bytes(*four) * u32::from(self.place(field)))
-            .sum();
-        lane.to_le_bytes()
-    }
-
-    /// Returns a field of a byte.
-    const fn unpack(self, byte: u8, field: usize) -> u8 {
-        match self {
-            Packing::TwoBit => byte / self.place(field) % 4,
-            Packing::FiveTrit => byte / self.place(field) % 3,
-        }
-    }
-
-    /// Returns the byte whose fields are all 1, the weight zero.
-    fn zero_weights(self) -> u8 {
-        (0..self.fields()).map(|field| self.place(field)).sum()
-    }
-}
 
 /// A packed matrix of the weights −1, 0 and +1, `[rows][columns]`.
 pub struct TernaryMatrix {
@@ -260,21 +190,6 @@ impl PanelMut<'_> {
             Packing::TwoBit => pack_row::<TWO_BIT_COLUMNS>(Packing::TwoBit, codes, lanes),
             Packing::FiveTrit => pack_row::<FIVE_TRIT_COLUMNS>(Packing::FiveTrit, codes, lanes),
         }
-    }
-}
-
-/// Packs a row of codes, C columns into each lane of four bytes.
-#[inline(always)]
-fn pack_row<'a, const C: usize>(
-    packing: Packing,
-    codes: &[u8],
-    lanes: impl Iterator<Item = &'a mut [u8; 4]>,
-) {
-    let (chunks, rest) = codes.as_chunks::<C>();
-    let mut last = [1; C];
-    last[..rest.len()].copy_from_slice(rest);
-    for (lane, codes) in lanes.zip(chunks.iter().chain([&last])) {
-        *lane = packing.pack(codes);
     }
 }
 

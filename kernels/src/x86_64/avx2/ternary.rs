@@ -13,8 +13,9 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::int8::store_sums;
 use crate::activation::{QuantizedActivations, ScaledActivations};
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::packing::TWO_BIT_COLUMNS;
 use crate::prefetch::PrefetchQueue;
-use crate::ternary::{TWO_BIT_COLUMNS, TernaryMatrix};
+use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avx2::{load_bytes, load_i32, store_i32};
 use crate::x86_64::{blocks, four_activations, prefetch_step};
 

@@ -15,8 +15,9 @@ use super::ternary::{
 use super::{for_each_tile, minus_offsets, two_bit};
 use crate::activation::ScaledActivations;
 use crate::block::{Block, PANEL_BLOCKS};
+use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
-use crate::ternary::{Packing, TernaryMatrix};
+use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avx512::load_block;
 use crate::x86_64::{four_activations, prefetch_step};
 
