@@ -1,46 +1,82 @@
-//! Activations of several tokens as int8, each token with its own scale.
+//! Activations of several tokens as int8. Each token has its own scale, or one for each group of
+//! columns if the weights have groups.
 //!
 //! Invariant: rows are padded with zeros to whole blocks of the weights, in every packing.
 //!
-//! Invariant: `sum` is the sum of the row. It turns products with codes (weight + 1) into products
+//! Invariant: `sums` has the sum of each group, or of the row. It turns products with codes (weight + 1) into products
 //! with weights: Σ weight · q = Σ code · q − Σ q.
 
 use std::ops::Range;
 
-use crate::HugeSlice;
+use crate::groups::{GroupSize, PartialGroup};
+use crate::huge::HugeSlice;
 use crate::packing::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
 
 /// The activations of some tokens, `[token][columns rounded up]`, with a scale and a sum for each
-/// token. The buffers are reused from step to step.
+/// token, or `[token][group]`. The buffers are reused from step to step.
 pub struct QuantizedActivations {
+    max_tokens: usize,
     tokens: usize,
     columns: usize,
+    group: Option<GroupSize>,
+    groups: usize, // 1 if there are no groups.
     values: HugeSlice<i8>,
     scales: Vec<f32>,
     sums: Vec<i32>,
 }
 
 impl QuantizedActivations {
-    /// Allocates room for `max_tokens` rows of `max_columns`. There are no tokens yet.
+    /// Allocates room for `max_tokens` rows of `max_columns`, in groups or not. There are no tokens
+    /// yet.
     pub fn new(max_tokens: usize, max_columns: usize) -> QuantizedActivations {
+        let values = max_tokens * stride(max_columns);
+        let groups = max_tokens.max(values / GroupSize::G64.columns());
         QuantizedActivations {
+            max_tokens,
             tokens: 0,
             columns: 0,
-            values: HugeSlice::new(max_tokens * stride(max_columns)),
-            scales: vec![0.0; max_tokens],
-            sums: vec![0; max_tokens],
+            group: None,
+            groups: 1,
+            values: HugeSlice::new(values),
+            scales: vec![0.0; groups],
+            sums: vec![0; groups],
         }
     }
 
-    /// Sets the shape. The contents of a token are unspecified until it is quantized.
+    /// Sets the shape: one scale for each token. The contents of a token are unspecified until it
+    /// is quantized.
     ///
     /// # Panics
     /// If the shape is larger than the room given to [`QuantizedActivations::new`].
     pub fn reset(&mut self, tokens: usize, columns: usize) {
+        (self.group, self.groups) = (None, 1);
+        self.set_shape(tokens, columns);
+    }
+
+    /// Sets the shape: one scale for each token and group of columns. The contents of a token are
+    /// unspecified until it is quantized.
+    ///
+    /// # Errors
+    /// If the columns are not whole groups.
+    ///
+    /// # Panics
+    /// If the shape is larger than the room given to [`QuantizedActivations::new`].
+    pub fn reset_groups(
+        &mut self,
+        tokens: usize,
+        columns: usize,
+        group: GroupSize,
+    ) -> Result<(), PartialGroup> {
+        (self.group, self.groups) = (Some(group), group.count(columns)?);
+        self.set_shape(tokens, columns);
+        Ok(())
+    }
+
+    fn set_shape(&mut self, tokens: usize, columns: usize) {
         assert!(
-            tokens <= self.scales.len(),
+            tokens <= self.max_tokens,
             "no room for {tokens} tokens, only for {}",
-            self.scales.len()
+            self.max_tokens
         );
         (self.tokens, self.columns) = (tokens, columns);
         let (stride, room) = (self.stride(), self.values.len());
@@ -70,10 +106,10 @@ impl QuantizedActivations {
         &mut self,
         ranges: impl IntoIterator<Item = Range<usize>>,
     ) -> impl Iterator<Item = QuantizedTokensMut<'_>> {
-        let (columns, stride) = (self.columns, self.stride());
+        let (columns, stride, groups) = (self.columns, self.stride(), self.groups);
         let mut values = &mut self.values[..self.tokens * stride];
-        let mut scales = &mut self.scales[..self.tokens];
-        let mut sums = &mut self.sums[..self.tokens];
+        let mut scales = &mut self.scales[..self.tokens * groups];
+        let mut sums = &mut self.sums[..self.tokens * groups];
         let mut at = 0;
         ranges.into_iter().map(move |range| {
             assert_eq!(range.start, at, "parts follow each other");
@@ -81,14 +117,15 @@ impl QuantizedActivations {
             QuantizedTokensMut {
                 columns,
                 stride,
+                groups,
                 values: values
                     .split_off_mut(..range.len() * stride)
                     .expect("a part has tokens of the whole"),
                 scales: scales
-                    .split_off_mut(..range.len())
+                    .split_off_mut(..range.len() * groups)
                     .expect("a part has tokens of the whole"),
                 sums: sums
-                    .split_off_mut(..range.len())
+                    .split_off_mut(..range.len() * groups)
                     .expect("a part has tokens of the whole"),
             }
         })
@@ -104,14 +141,30 @@ impl QuantizedActivations {
         self.columns
     }
 
-    /// Returns the scale of each token: activation ≈ q / scale.
+    /// Returns the size of the groups of columns that have a scale of their own, if any have.
+    pub fn group(&self) -> Option<GroupSize> {
+        self.group
+    }
+
+    /// Returns the scale of each token, or of each token and group, `[token][group]`:
+    /// activation ≈ q / scale.
     pub fn scales(&self) -> &[f32] {
-        &self.scales[..self.tokens]
+        &self.scales[..self.tokens * self.groups]
     }
 
     /// Returns the sum of a token's quantized activations.
+    ///
+    /// # Panics
+    /// If the activations have groups.
     pub fn sum(&self, token: usize) -> i32 {
+        assert!(self.group.is_none(), "one sum for each token, no groups");
         self.sums[..self.tokens][token]
+    }
+
+    /// Returns the sums of a token's quantized activations, one for each group.
+    #[inline]
+    pub fn sums(&self, token: usize) -> &[i32] {
+        &self.sums[..self.tokens * self.groups][token * self.groups..][..self.groups]
     }
 
     /// Returns a token's quantized activations, without the padding.
@@ -125,19 +178,36 @@ impl QuantizedActivations {
         &self.values[..self.tokens * self.stride()][token * self.stride()..][..self.stride()]
     }
 
+    /// Returns a token's quantized activations in one group.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+    #[inline]
+    pub(crate) fn group_row(&self, token: usize, group: usize) -> &[i8] {
+        let columns = self.group.map_or(self.columns, GroupSize::columns);
+        &self.padded_row(token)[group * columns..][..columns]
+    }
+
     fn stride(&self) -> usize {
         stride(self.columns)
     }
 }
 
-/// Activations, and the factor of each token by which a product's sums are multiplied: the scale of
-/// the weights over the scale of the token's activations.
+/// Activations, and the factor by which a product's sums are multiplied: the scale of the weights,
+/// or 1 if the weights have groups, over the scale of the activations.
 #[derive(Clone, Copy)]
 pub struct ScaledActivations<'a> {
     /// The activations.
     pub activations: &'a QuantizedActivations,
-    /// One factor for each token.
+    /// One factor for each scale of the activations: `[token]`, or `[token][group]`.
     pub factors: &'a [f32],
+}
+
+impl<'a> ScaledActivations<'a> {
+    /// Returns the factors of a token, one for each group.
+    #[inline]
+    pub(crate) fn factors_of(&self, token: usize) -> &'a [f32] {
+        let groups = self.activations.groups;
+        &self.factors[token * groups..][..groups]
+    }
 }
 
 /// Rounds columns up to whole blocks of weights in every packing.
@@ -152,6 +222,7 @@ fn stride(columns: usize) -> usize {
 pub struct QuantizedTokensMut<'a> {
     columns: usize,
     stride: usize,
+    groups: usize,
     values: &'a mut [i8],
     scales: &'a mut [f32],
     sums: &'a mut [i32],
@@ -164,8 +235,8 @@ impl<'a> Iterator for QuantizedTokensMut<'a> {
         let row = self.values.split_off_mut(..self.stride)?;
         Some(QuantizedTokenMut {
             values: &mut row[..self.columns],
-            scale: self.scales.split_off_first_mut()?,
-            sum: self.sums.split_off_first_mut()?,
+            scales: self.scales.split_off_mut(..self.groups)?,
+            sums: self.sums.split_off_mut(..self.groups)?,
         })
     }
 }
@@ -173,6 +244,7 @@ impl<'a> Iterator for QuantizedTokensMut<'a> {
 /// One token's place in [`QuantizedActivations`].
 pub struct QuantizedTokenMut<'a> {
     pub(crate) values: &'a mut [i8],
-    pub(crate) scale: &'a mut f32,
-    pub(crate) sum: &'a mut i32,
+    /// One for each group. Without groups there is one.
+    pub(crate) scales: &'a mut [f32],
+    pub(crate) sums: &'a mut [i32],
 }

@@ -48,6 +48,13 @@ struct KernelTable {
         &mut [f32],
         &mut PrefetchQueue<'_, '_>,
     ),
+    grouped_matmul: unsafe fn(
+        &TernaryMatrix,
+        Range<usize>,
+        ScaledActivations<'_>,
+        &mut [f32],
+        &mut PrefetchQueue<'_, '_>,
+    ),
     int8_matmul: unsafe fn(&Int8Matrix, Range<usize>, &QuantizedActivations, &mut [i32]),
     scale_panel: unsafe fn(&[i32], PanelScales<'_>, &mut [f32], &mut [f32]),
     dense_dots: unsafe fn(&DenseMatrix, &[u32], &[f32], &mut [f32]),
@@ -76,6 +83,7 @@ macro_rules! table_of {
         KernelTable {
             quantize: $isa::quantize,
             ternary_matmul: $isa::ternary_matmul,
+            grouped_matmul: $isa::grouped_matmul,
             int8_matmul: $isa::int8_matmul,
             scale_panel: $isa::scale_panel,
             dense_dots: $isa::dense_dots,
@@ -111,6 +119,7 @@ static AVX512: KernelTable = table_of!(avx512);
 #[cfg(target_arch = "x86_64")]
 static AVX512_VBMI: KernelTable = KernelTable {
     ternary_matmul: avx512::five_trit::ternary_matmul,
+    grouped_matmul: avx512::five_trit::grouped_matmul,
     ..AVX512
 };
 
@@ -165,9 +174,10 @@ impl Kernels {
         }
     }
 
-    /// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and
-    /// clamped to −128..=127. Stores `s` as the token's scale, and the sum of `q`. For a value that
-    /// is not finite, `q` is an unspecified number in that range; other tokens are not affected.
+    /// Quantizes one token, or each of its groups if `out` has groups: `s = 127 / max(max|x|, 1e-5)`,
+    /// `q = x · s`, rounded to nearest even and clamped to −128..=127. Stores `s` as the scale, and
+    /// the sum of `q`. For a value that is not finite, `q` is an unspecified number in that range;
+    /// other tokens are not affected.
     pub fn quantize(&self, x: &[f32], out: &mut QuantizedTokenMut<'_>) {
         assert_eq!(x.len(), out.values.len(), "values of a token");
         call!(self.quantize(x, out))
@@ -176,6 +186,14 @@ impl Kernels {
     /// Multiplies all tokens by the rows of `panels`, exactly, and each output by the factor of its
     /// token. `out` is panel-major, `[panel of the range][token][32]`. A kernel that is limited by
     /// multiplication prefetches memory from `prefetches` meanwhile.
+    ///
+    /// If the weights have groups, the sum of each group is exact, and `out` is the f32 sum over the
+    /// groups in ascending order of `group's sum · (weights' scale · factor)`, each multiplication
+    /// with `group's sum` fused with the addition.
+    ///
+    /// # Panics
+    /// If shapes differ, the weights and the activations have different groups, or the packing is
+    /// one that this instruction set does not read.
     pub fn ternary_matmul(
         &self,
         weights: &TernaryMatrix,
@@ -187,14 +205,20 @@ impl Kernels {
         let (tokens, packing) = (x.activations.tokens(), weights.packing());
         assert_product(&panels, weights.panels(), tokens, out);
         assert_columns(x.activations.columns(), weights.columns());
-        assert_eq!(x.factors.len(), tokens, "factors of the tokens");
+        let (groups, scales) = (x.activations.group(), x.activations.scales());
+        assert_eq!(groups, weights.group(), "groups of activations and weights");
+        assert_eq!(x.factors.len(), scales.len(), "factors of the tokens");
         assert!(
             self.reads(packing),
             "{} cannot multiply weights in the packing {packing:?}",
             self.isa
         );
-        if !out.is_empty() {
-            call!(self.ternary_matmul(weights, panels, x, out, prefetches));
+        if out.is_empty() {
+            return;
+        }
+        match groups {
+            None => call!(self.ternary_matmul(weights, panels, x, out, prefetches)),
+            Some(_) => call!(self.grouped_matmul(weights, panels, x, out, prefetches)),
         }
     }
 
@@ -209,6 +233,7 @@ impl Kernels {
     ) {
         assert_product(&panels, weights.panels(), x.tokens(), out);
         assert_columns(x.columns(), weights.columns());
+        assert_eq!(x.group(), None, "groups of activations of 8-bit weights");
         if !out.is_empty() {
             call!(self.int8_matmul(weights, panels, x, out));
         }

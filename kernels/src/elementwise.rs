@@ -192,13 +192,28 @@ fn largest(x: &[f32]) -> f32 {
     all.fold(f32::NEG_INFINITY, |a, &b| larger(b, a))
 }
 
-/// Quantizes one token: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and
-/// clamped to −128..=127. Also writes `s` and the sum of `q`.
+/// Quantizes one token, or each of its groups: `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded
+/// to nearest even and clamped to −128..=127. Also writes `s` and the sum of `q`.
 #[inline(always)]
 pub(crate) fn quantize(x: &[f32], out: &mut QuantizedTokenMut<'_>) {
+    let QuantizedTokenMut {
+        values,
+        scales,
+        sums,
+    } = out;
+    let group = (x.len() / scales.len().max(1)).max(1);
+    let groups = x.chunks_exact(group).zip(values.chunks_exact_mut(group));
+    for (((x, values), scale), sum) in groups.zip(scales.iter_mut()).zip(sums.iter_mut()) {
+        (*scale, *sum) = quantize_group(x, values);
+    }
+}
+
+/// Quantizes values that share a scale. Returns the scale and the sum of the results.
+#[inline(always)]
+fn quantize_group(x: &[f32], values: &mut [i8]) -> (f32, i32) {
     let scale = 127.0 / largest_magnitude(x).max(1e-5);
     let mut sum = 0;
-    for (value, &x) in out.values.iter_mut().zip(x) {
+    for (value, &x) in values.iter_mut().zip(x) {
         let rounded = (x * scale + ROUND)
             .to_bits()
             .wrapping_sub(ROUND.to_bits())
@@ -206,7 +221,7 @@ pub(crate) fn quantize(x: &[f32], out: &mut QuantizedTokenMut<'_>) {
         *value = rounded.clamp(-128, 127) as i8;
         sum += i32::from(*value);
     }
-    (*out.scale, *out.sum) = (scale, sum);
+    (scale, sum)
 }
 
 /// Returns the largest magnitude, ignoring NaN.

@@ -8,6 +8,8 @@
 //!
 //! Invariant: a field holds the code `weight + 1`, so 0, 1 or 2.
 
+use crate::block::{BLOCK_ROWS, PANEL_BLOCKS};
+
 /// Columns of a block of two-bit fields.
 pub(crate) const TWO_BIT_COLUMNS: usize = Packing::TwoBit.block_columns();
 
@@ -66,10 +68,28 @@ impl Packing {
         }
     }
 
+    /// Returns where the weight of `row` (0..32) and `column` is in steps of this packing.
+    #[inline]
+    pub(crate) fn place_of(self, row: usize, column: usize) -> WeightPlace {
+        WeightPlace {
+            packing: self,
+            block: column / self.block_columns() * PANEL_BLOCKS + row / BLOCK_ROWS,
+            field: column % self.block_columns() / 4,
+        }
+    }
+
     /// Returns the byte whose fields are all 1, the weight zero.
     pub(crate) fn zero_weights(self) -> u8 {
         (0..self.fields()).map(|field| self.place(field)).sum()
     }
+}
+
+/// Where one weight is.
+pub(crate) struct WeightPlace {
+    pub(crate) packing: Packing,
+    /// The block, counted from the first of some steps or of a record.
+    pub(crate) block: usize,
+    pub(crate) field: usize,
 }
 
 /// Packs a row of codes, C columns into each lane of four bytes.

@@ -11,6 +11,7 @@ use crate::attention::{AttentionState, PAGE_TOKENS, ProductBuffers, Span};
 use crate::block::PANEL_ROWS;
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{LANES, sum_lanes};
+use crate::groups::GroupSize;
 use crate::int8::Int8Matrix;
 use crate::prefetch::PrefetchQueue;
 use crate::row_kernels::row_kernels;
@@ -37,6 +38,47 @@ pub(crate) fn ternary_matmul(
                     products.map(|(k, &q)| i32::from(weights.code(panel, row, k)) * i32::from(q));
                 let sum = products.sum::<i32>() - x.sum(token);
                 *out = sum as f32 * factors[token];
+            }
+        }
+    }
+}
+
+/// Computes the product of weights with groups, where `factor(token, group)` is 1 / s of the
+/// quantized activations:
+///
+/// ```text
+/// out[panel][token][row] = Σ_group dot(row, token, group) · (scale(row, group) · factor(token, group))
+/// dot(row, token, group) = Σ_{k in group} weight(row, k) · q(token, k)
+/// ```
+///
+/// `dot` is an exact integer. The product of the two scales is rounded to f32. The sum over the
+/// groups starts at 0 and takes them in ascending order; each of its multiplications is fused with
+/// the addition, so rounded once.
+pub(crate) fn grouped_matmul(
+    weights: &TernaryMatrix,
+    panels: Range<usize>,
+    x: ScaledActivations<'_>,
+    out: &mut [f32],
+    _: &mut PrefetchQueue<'_, '_>,
+) {
+    let group = weights
+        .group()
+        .map_or(weights.columns(), GroupSize::columns);
+    let tokens = x.activations.tokens();
+    for (panel, out) in panels.zip(out.chunks_exact_mut(tokens * PANEL_ROWS)) {
+        for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
+            let (q, factors) = (x.activations.row(token), x.factors_of(token));
+            for (row, out) in out.iter_mut().enumerate() {
+                *out = 0.0;
+                for (index, q) in q.chunks_exact(group).enumerate() {
+                    let weight = |k| i32::from(weights.code(panel, row, index * group + k)) - 1;
+                    let products = q.iter().enumerate().map(|(k, &q)| weight(k) * i32::from(q));
+                    let dot = products.sum::<i32>() as f32;
+                    *out = dot.mul_add(
+                        weights.panel_scale(panel, row, index) * factors[index],
+                        *out,
+                    );
+                }
             }
         }
     }

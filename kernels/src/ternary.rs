@@ -1,11 +1,19 @@
 //! A matrix of ternary weights, with two bits a weight or five weights a byte.
 //!
+//! The whole matrix has one scale, which the factors of a product contain, or each group of columns
+//! has one in every row ([`GroupSize`]). The scales of groups are stored beside the weights, as
+//! half-precision numbers, because that is what files have.
+//!
+//! A binary weight, −1 or +1, is a ternary weight that is never 0.
+//!
 //! Invariant: rows and columns that only fill the last block have weight zero.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::dense::f32_from_f16;
+use crate::groups::{GroupRecord, GroupSize, PartialGroup, RecordShape};
 use crate::huge::HugeSlice;
 use crate::packing::{FIVE_TRIT_COLUMNS, Packing, TWO_BIT_COLUMNS, pack_row};
 
@@ -13,36 +21,75 @@ use crate::packing::{FIVE_TRIT_COLUMNS, Packing, TWO_BIT_COLUMNS, pack_row};
 /// kernel forms, fit an `i32`.
 pub const MAX_COLUMNS: usize = 1 << 18;
 
-/// A packed matrix of the weights −1, 0 and +1, `[rows][columns]`.
+/// A packed matrix of the weights −1, 0 and +1, `[rows][columns]`, which may have a scale for each
+/// row and group of columns.
 pub struct TernaryMatrix {
     packing: Packing,
+    group: Option<GroupSize>, // `None` if the matrix has one scale, outside of it.
     rows: usize,
     columns: usize,
     memory: Arc<HugeSlice<Block>>, // Several matrices may share it.
-    blocks: Range<usize>, // This matrix's part of it: [panel][column block][half of the panel].
+    /// This matrix's part of the memory: `[panel][column block][half of the panel]`, or
+    /// `[panel][group][blocks of a record]`.
+    blocks: Range<usize>,
 }
 
 impl TernaryMatrix {
-    /// Makes a matrix of zeros. [`Kernels::packing`](crate::Kernels::packing) returns the packing
-    /// that a machine multiplies fastest.
+    /// Makes a matrix of zeros without groups. [`Kernels::packing`](crate::Kernels::packing)
+    /// returns the packing that a machine multiplies fastest.
     ///
     /// # Panics
     /// If a dimension is zero or `columns` exceeds [`MAX_COLUMNS`].
     pub fn new(rows: usize, columns: usize, packing: Packing) -> TernaryMatrix {
+        let panel_blocks = PANEL_BLOCKS * columns.div_ceil(packing.block_columns());
+        let mut matrix = TernaryMatrix::unfilled(rows, columns, packing, panel_blocks);
+        matrix
+            .memory_mut()
+            .fill(Block([packing.zero_weights(); 64]));
+        matrix
+    }
+
+    /// Makes a matrix of zeros with groups, whose scales are zero too.
+    ///
+    /// # Errors
+    /// If the columns are not whole groups.
+    ///
+    /// # Panics
+    /// If a dimension is zero or `columns` exceeds [`MAX_COLUMNS`].
+    pub fn with_groups(
+        rows: usize,
+        columns: usize,
+        packing: Packing,
+        group: GroupSize,
+    ) -> Result<TernaryMatrix, PartialGroup> {
+        let shape = RecordShape::new(packing, group);
+        let panel_blocks = group.count(columns)? * shape.blocks();
+        let mut matrix = TernaryMatrix::unfilled(rows, columns, packing, panel_blocks);
+        matrix.group = Some(group);
+        let records = matrix.memory_mut().chunks_exact_mut(shape.blocks());
+        records.for_each(|record| shape.clear(record));
+        Ok(matrix)
+    }
+
+    /// Makes a matrix of bytes 0.
+    fn unfilled(
+        rows: usize,
+        columns: usize,
+        packing: Packing,
+        panel_blocks: usize,
+    ) -> TernaryMatrix {
         assert!(rows > 0 && columns > 0, "a matrix of {rows} × {columns}");
         assert!(
             columns <= MAX_COLUMNS,
             "{columns} columns: sums may not fit an i32"
         );
-        let blocks =
-            rows.div_ceil(PANEL_ROWS) * PANEL_BLOCKS * columns.div_ceil(packing.block_columns());
-        let mut memory = HugeSlice::new(blocks);
-        memory.fill(Block([packing.zero_weights(); 64]));
+        let blocks = rows.div_ceil(PANEL_ROWS) * panel_blocks;
         TernaryMatrix {
             packing,
+            group: None,
             rows,
             columns,
-            memory: Arc::new(memory),
+            memory: Arc::new(HugeSlice::new(blocks)),
             blocks: 0..blocks,
         }
     }
@@ -72,6 +119,11 @@ impl TernaryMatrix {
         self.packing
     }
 
+    /// Returns the size of the groups of columns that have a scale of their own, if any have.
+    pub fn group(&self) -> Option<GroupSize> {
+        self.group
+    }
+
     /// Returns the number of rows: the outputs of a product.
     pub fn rows(&self) -> usize {
         self.rows
@@ -87,7 +139,7 @@ impl TernaryMatrix {
         self.rows.div_ceil(PANEL_ROWS)
     }
 
-    /// Returns the size of the packed weights, in bytes: what one product reads.
+    /// Returns the size of the packed weights and scales, in bytes: what one product reads.
     pub fn bytes(&self) -> usize {
         size_of_val(self.blocks())
     }
@@ -97,16 +149,17 @@ impl TernaryMatrix {
     /// # Panics
     /// If the matrix shares its memory with others.
     pub fn panels_mut(&mut self) -> impl Iterator<Item = PanelMut<'_>> {
-        let (packing, rows, columns) = (self.packing, self.rows, self.columns);
+        let (packing, group) = (self.packing, self.group);
+        let (rows, columns) = (self.rows, self.columns);
         let panel_blocks = self.panel_blocks();
-        let memory = Arc::get_mut(&mut self.memory).expect("the matrix shares its memory");
-        memory[self.blocks.clone()]
+        self.memory_mut()
             .chunks_exact_mut(panel_blocks)
             .enumerate()
             .map(move |(panel, blocks)| {
                 let first = panel * PANEL_ROWS;
                 PanelMut {
                     packing,
+                    group,
                     rows: first..rows.min(first + PANEL_ROWS),
                     columns,
                     blocks,
@@ -114,7 +167,7 @@ impl TernaryMatrix {
             })
     }
 
-    /// Returns one weight: −1, 0 or +1.
+    /// Returns one weight: −1, 0 or +1, without its scale.
     ///
     /// # Panics
     /// If there is no such row or column.
@@ -126,14 +179,70 @@ impl TernaryMatrix {
         self.code(row / PANEL_ROWS, row % PANEL_ROWS, column) as i8 - 1
     }
 
+    /// Returns the scale of a row in one group of its columns, or 1 if the matrix has no groups.
+    ///
+    /// # Panics
+    /// If there is no such row or group.
+    pub fn scale(&self, row: usize, group: usize) -> f32 {
+        assert!(row < self.rows, "no row {row} in a matrix of {}", self.rows);
+        self.panel_scale(row / PANEL_ROWS, row % PANEL_ROWS, group)
+    }
+
+    /// Copies one row as f32, each weight times the scale of its group: for example the embedding
+    /// of a token. Every value is exact.
+    ///
+    /// # Panics
+    /// If there is no such row or `out` is not `columns` long.
+    pub fn copy_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "no row {row} in a matrix of {}", self.rows);
+        assert_eq!(out.len(), self.columns, "values of a row");
+        let group = self.group.map_or(self.columns, GroupSize::columns);
+        for (index, out) in out.chunks_mut(group).enumerate() {
+            let (panel, row) = (row / PANEL_ROWS, row % PANEL_ROWS);
+            let scale = self.panel_scale(panel, row, index);
+            for (column, out) in out.iter_mut().enumerate() {
+                let code = self.code(panel, row, index * group + column);
+                *out = (f32::from(code) - 1.0) * scale;
+            }
+        }
+    }
+
+    /// Returns the scale at `row` (0..32) of a panel in one group, or 1 if there are no groups.
+    pub(crate) fn panel_scale(&self, panel: usize, row: usize, group: usize) -> f32 {
+        if self.group.is_none() {
+            return 1.0;
+        }
+        let record = self.records(panel).nth(group);
+        let record = record.unwrap_or_else(|| panic!("no group {group} in a row"));
+        f32_from_f16(record.scales[row / BLOCK_ROWS][row % BLOCK_ROWS])
+    }
+
     /// Returns the code (weight + 1) at `row` (0..32) and `column` of a panel.
     #[inline]
     pub(crate) fn code(&self, panel: usize, row: usize, column: usize) -> u8 {
-        let block_columns = self.packing.block_columns();
-        let block = column / block_columns * PANEL_BLOCKS + row / BLOCK_ROWS;
-        let (field, byte) = (column % block_columns / 4, column % 4);
-        let byte = self.panel(panel)[block].0[row % BLOCK_ROWS * 4 + byte];
-        self.packing.unpack(byte, field)
+        let (record, place) = match self.group {
+            None => (0, self.packing.place_of(row, column)),
+            Some(group) => {
+                let shape = RecordShape::new(self.packing, group);
+                let record = column / group.columns() * shape.blocks();
+                (record, shape.place(row, column % group.columns()))
+            }
+        };
+        let block = &self.panel(panel)[record + place.block].0;
+        let byte = block[row % BLOCK_ROWS * 4 + column % 4];
+        place.packing.unpack(byte, place.field)
+    }
+
+    /// Returns the records of one panel, a group each, in ascending order. None exist if the
+    /// matrix has no groups.
+    #[inline]
+    pub(crate) fn records(&self, panel: usize) -> impl Iterator<Item = GroupRecord<'_>> {
+        let shape = (self.group).map(|group| RecordShape::new(self.packing, group));
+        let blocks = self.panel(panel);
+        shape.into_iter().flat_map(move |shape| {
+            let records = blocks.chunks_exact(shape.blocks());
+            records.map(move |record| shape.split(record))
+        })
     }
 
     /// Returns the blocks of one panel, in the order of the stream.
@@ -148,14 +257,21 @@ impl TernaryMatrix {
         &self.memory[self.blocks.clone()]
     }
 
+    fn memory_mut(&mut self) -> &mut [Block] {
+        let memory = Arc::get_mut(&mut self.memory).expect("the matrix shares its memory");
+        &mut memory[self.blocks.clone()]
+    }
+
+    #[inline]
     fn panel_blocks(&self) -> usize {
-        PANEL_BLOCKS * self.columns.div_ceil(self.packing.block_columns())
+        self.blocks.len() / self.panels()
     }
 }
 
 /// One panel of a [`TernaryMatrix`], to be filled.
 pub struct PanelMut<'a> {
     packing: Packing,
+    group: Option<GroupSize>,
     rows: Range<usize>,
     columns: usize,
     blocks: &'a mut [Block],
@@ -172,24 +288,63 @@ impl PanelMut<'_> {
     /// # Panics
     /// If the row is not in this panel, the length is not `columns`, or a code is not 0, 1 or 2.
     pub fn set_row(&mut self, row: usize, codes: &[u8]) {
+        assert_eq!(codes.len(), self.columns, "codes of a row");
+        // Without an early exit, so that the compiler vectorizes the loop.
+        let largest = codes.iter().fold(0, |largest, &code| code.max(largest));
+        assert!(largest <= 2, "a code of row {row} is not 0, 1 or 2");
+        let row = self.index_of(row);
+        let Some(group) = self.group else {
+            return pack_codes(self.packing, self.blocks, row, codes);
+        };
+        let shape = RecordShape::new(self.packing, group);
+        let groups = codes.chunks_exact(group.columns());
+        for (record, codes) in self.blocks.chunks_exact_mut(shape.blocks()).zip(groups) {
+            let (stepped, rest) = codes.split_at(shape.step_columns());
+            let steps = &mut record[..shape.step_blocks()];
+            pack_codes(self.packing, steps, row, stepped);
+            shape.set_rest(record, row, rest);
+        }
+    }
+
+    /// Sets the scales of a row of the matrix (an absolute index), one for each group of its
+    /// columns, to the bits of half-precision numbers.
+    ///
+    /// # Panics
+    /// If the row is not in this panel, or the matrix does not have this many groups.
+    pub fn set_scales(&mut self, row: usize, scales: &[u16]) {
+        let row = self.index_of(row);
+        let group = self.group.expect("a matrix with groups has scales");
+        let shape = RecordShape::new(self.packing, group);
+        assert_eq!(
+            scales.len(),
+            self.columns / group.columns(),
+            "scales of a row"
+        );
+        for (record, scale) in self.blocks.chunks_exact_mut(shape.blocks()).zip(scales) {
+            shape.scales_mut(record)[row] = *scale;
+        }
+    }
+
+    /// Returns the place of a row in this panel.
+    fn index_of(&self, row: usize) -> usize {
         assert!(
             self.rows.contains(&row),
             "row {row} is not in the panel of rows {:?}",
             self.rows
         );
-        assert_eq!(codes.len(), self.columns, "codes of a row");
-        // Without an early exit, so that the compiler vectorizes the loop.
-        let largest = codes.iter().fold(0, |largest, &code| code.max(largest));
-        assert!(largest <= 2, "a code of row {row} is not 0, 1 or 2");
-        let row = row - self.rows.start;
-        let blocks = self.blocks[row / BLOCK_ROWS..].iter_mut();
-        let lanes = blocks
-            .step_by(PANEL_BLOCKS)
-            .map(|block| &mut block.0.as_chunks_mut().0[row % BLOCK_ROWS]);
-        match self.packing {
-            Packing::TwoBit => pack_row::<TWO_BIT_COLUMNS>(Packing::TwoBit, codes, lanes),
-            Packing::FiveTrit => pack_row::<FIVE_TRIT_COLUMNS>(Packing::FiveTrit, codes, lanes),
-        }
+        row - self.rows.start
+    }
+}
+
+/// Packs the codes of a row (0..32) into the steps of a panel or of a group.
+fn pack_codes(packing: Packing, steps: &mut [Block], row: usize, codes: &[u8]) {
+    let blocks = steps[row / BLOCK_ROWS..].iter_mut();
+    let lanes = blocks
+        .step_by(PANEL_BLOCKS)
+        .map(|block| &mut block.0.as_chunks_mut().0[row % BLOCK_ROWS]);
+    match packing {
+        Packing::TwoBit => pack_row::<TWO_BIT_COLUMNS>(Packing::TwoBit, codes, lanes),
+        Packing::FiveTrit => pack_row::<FIVE_TRIT_COLUMNS>(Packing::FiveTrit, codes, lanes),
     }
 }
 
@@ -255,7 +410,8 @@ mod tests {
                 x.reset(m, k);
                 for token in x.tokens_mut() {
                     token.values.fill(-128);
-                    (*token.scale, *token.sum) = (1.0, -128 * k as i32);
+                    token.scales.fill(1.0);
+                    token.sums.fill(-128 * k as i32);
                 }
                 let kernels = || Isa::available().map(|isa| Kernels::new(isa).unwrap());
                 let cases = kernels().flat_map(|kernels| weights.iter().map(move |w| (kernels, w)));

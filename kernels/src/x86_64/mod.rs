@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use crate::block::{Block, PANEL_BLOCKS};
+use crate::groups::GroupRecord;
 
 /// Evaluates `$call` with `$N` as a constant that equals `$count`, which is one of the literals.
 macro_rules! by_count {
@@ -43,6 +44,16 @@ fn prefetch_step(step: &[Block; PANEL_BLOCKS]) {
     for block in step {
         registers::prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
     }
+}
+
+/// Prefetches the blocks [`PREFETCH_BYTES`] after the rest and the scales of a record.
+#[inline(always)]
+fn prefetch_rest(record: &GroupRecord<'_>) {
+    for block in record.rest {
+        registers::prefetch(block.0.as_ptr().wrapping_add(PREFETCH_BYTES));
+    }
+    let scales = std::ptr::from_ref(record.scales).cast::<u8>();
+    registers::prefetch(scales.wrapping_add(PREFETCH_BYTES));
 }
 
 /// Divides `count` tokens (or heads) evenly into the fewest blocks of at most `max`.

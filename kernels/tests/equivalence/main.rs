@@ -6,6 +6,7 @@
 
 mod attention;
 mod dense;
+mod groups;
 mod int8;
 mod logits;
 mod rows;

@@ -16,7 +16,7 @@ mod ternary;
 pub(crate) use attention::{attention_span, probe_f32, store_kv};
 pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
 pub(crate) use int8::int8_matmul;
-pub(crate) use ternary::ternary_matmul;
+pub(crate) use ternary::{grouped_matmul, ternary_matmul};
 
 row_kernels! { #[target_feature(enable = "avx2,fma,f16c")] }
 

@@ -11,13 +11,14 @@ use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::int8::store_sums;
-use crate::activation::{QuantizedActivations, ScaledActivations};
+use crate::activation::ScaledActivations;
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::groups::GroupScales;
 use crate::packing::TWO_BIT_COLUMNS;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
-use crate::x86_64::registers::avx2::{load_bytes, load_i32, store_i32};
-use crate::x86_64::{blocks, four_activations, prefetch_step};
+use crate::x86_64::registers::avx2::{load_bytes, load_i32, store_i32, widen};
+use crate::x86_64::{blocks, four_activations, prefetch_rest, prefetch_step};
 
 /// Blocks that are summed in 16 bits before they are widened. A block adds four products to each
 /// sum, each pair between −2 · 256 and 2 · 254. So the sums of 16 blocks are between −32,768 and
@@ -33,13 +34,22 @@ type SpanCodes = [[[__m256i; 2]; SPAN_FOURS]; PANEL_BLOCKS];
 /// What a tile of a span is multiplied by, and where its rows are in the panel.
 #[derive(Clone, Copy)]
 struct SpanTile<'a> {
-    x: &'a QuantizedActivations,
+    x: ScaledActivations<'a>,
+    /// The group that the span is, or `None` if the matrix has no groups.
+    group: Option<Group<'a>>,
     /// The first of the tile's tokens.
     token: usize,
     /// The first of the span's groups of four columns.
     four: usize,
     /// The half of the panel that has the tile's rows.
     half: usize,
+}
+
+/// One group of columns of a panel.
+#[derive(Clone, Copy)]
+struct Group<'a> {
+    index: usize,
+    scales: &'a GroupScales,
 }
 
 /// Multiplies all tokens by the rows of some panels.
@@ -61,6 +71,57 @@ pub(crate) fn ternary_matmul(
             let mut codes = [[[_mm256_setzero_si256(); 2]; SPAN_FOURS]; PANEL_BLOCKS];
             products.for_each(|(panel, out)| by_spans(panel, x, &mut codes, out));
         }
+    }
+}
+
+/// Multiplies all tokens by the rows of some panels with groups.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn grouped_matmul(
+    weights: &TernaryMatrix,
+    panels: Range<usize>,
+    x: ScaledActivations<'_>,
+    out: &mut [f32],
+    _: &mut PrefetchQueue<'_, '_>,
+) {
+    let tokens = x.activations.tokens();
+    let mut codes = [[[_mm256_setzero_si256(); 2]; SPAN_FOURS]; PANEL_BLOCKS];
+    for (panel, out) in panels.zip(out.chunks_exact_mut(tokens * PANEL_ROWS)) {
+        out.fill(0.0);
+        let sums = as_sums(out);
+        let mut four = 0;
+        for (index, record) in weights.records(panel).enumerate() {
+            prefetch_rest(&record);
+            let group = Group {
+                index,
+                scales: record.scales,
+            };
+            match tokens {
+                1 => group_from_blocks::<1>(record.steps, x, group, sums),
+                2 => group_from_blocks::<2>(record.steps, x, group, sums),
+                _ => by_count!(4 * record.steps.len(), [16 32 64], K => {
+                    let start = (four, Some(group));
+                    add_span::<K>(record.steps, start, x, &mut codes, sums)
+                }),
+            }
+            four += 4 * record.steps.len();
+        }
+    }
+}
+
+/// Adds the products of a group and T tokens, straight from the blocks.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn group_from_blocks<const T: usize>(
+    steps: &[[Block; PANEL_BLOCKS]],
+    x: ScaledActivations<'_>,
+    group: Group<'_>,
+    out: &mut [i32],
+) {
+    let rows = from_fn(|t| x.activations.group_row(t, group.index).as_chunks().0);
+    let narrow = narrow_sums::<T>(steps, rows);
+    for half in 0..PANEL_BLOCKS {
+        let sums = narrow.map(|sums| sums[half]);
+        add_scaled(&sums, x, 0, group, half, out);
     }
 }
 
@@ -143,22 +204,24 @@ fn by_spans(
     codes: &mut SpanCodes,
     out: &mut [f32],
 ) {
-    let ScaledActivations {
-        activations: x,
-        factors,
-    } = x;
     let out = as_sums(out);
     for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
-        out.fill(-x.sum(token));
+        out.fill(-x.activations.sum(token));
     }
     let (spans, rest) = panel.as_chunks::<NARROW_BLOCKS>();
     for (i, span) in spans.iter().enumerate() {
-        add_span::<SPAN_FOURS>(span, i * SPAN_FOURS, x, codes, out);
+        add_span::<SPAN_FOURS>(span, (i * SPAN_FOURS, None), x, codes, out);
     }
     for (i, step) in rest.as_chunks::<1>().0.iter().enumerate() {
-        add_span::<4>(step, spans.len() * SPAN_FOURS + 4 * i, x, codes, out);
+        add_span::<4>(
+            step,
+            (spans.len() * SPAN_FOURS + 4 * i, None),
+            x,
+            codes,
+            out,
+        );
     }
-    scale_sums(factors, out);
+    scale_sums(x.factors, out);
 }
 
 /// Returns the memory of the outputs as integers: the sums are formed there, then scaled in place.
@@ -180,23 +243,25 @@ fn scale_sums(factors: &[f32], sums: &mut [i32]) {
     }
 }
 
-/// Adds the products of K groups of four columns, from group `four` on, and all tokens.
+/// Adds the products of K times four columns and all tokens. `start` is the number of times four
+/// columns before the span, and the group that the span is.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn add_span<const K: usize>(
     span: &[[Block; PANEL_BLOCKS]],
-    four: usize,
-    x: &QuantizedActivations,
+    (four, group): (usize, Option<Group<'_>>),
+    x: ScaledActivations<'_>,
     codes: &mut SpanCodes,
     out: &mut [i32],
 ) {
     span.iter().for_each(prefetch_step);
-    for tokens in blocks(x.tokens(), 4) {
+    for tokens in blocks(x.activations.tokens(), 4) {
         let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
         for (half, codes) in codes.iter_mut().enumerate() {
             let codes = codes.first_chunk_mut::<K>().expect("room for a span");
             let tile = SpanTile {
                 x,
+                group,
                 token: tokens.start,
                 four,
                 half,
@@ -243,7 +308,7 @@ fn add_first_tile<const T: usize, const K: usize>(
             add_pairs(&mut sums, codes[k], rows.map(|row| row[k]));
         }
     }
-    add_wide(&sums, tile.half, out);
+    add_sums(&sums, tile, out);
 }
 
 /// Adds the products of 16 rows of a span and T tokens.
@@ -259,14 +324,14 @@ fn add_tile<const T: usize, const K: usize>(
     for k in 0..K {
         add_pairs(&mut sums, codes[k], rows.map(|row| row[k]));
     }
-    add_wide(&sums, tile.half, out);
+    add_sums(&sums, tile, out);
 }
 
 /// Loads K groups of four activations for each of T tokens.
 #[inline(always)]
 fn fours_of<const T: usize, const K: usize>(tile: SpanTile<'_>) -> [&[[i8; 4]; K]; T] {
     from_fn(|t| {
-        let fours = tile.x.padded_row(tile.token + t).as_chunks().0;
+        let fours = tile.x.activations.padded_row(tile.token + t).as_chunks().0;
         fours[tile.four..]
             .first_chunk()
             .expect("a row has whole blocks")
@@ -286,6 +351,48 @@ fn add_pairs<const T: usize>(
         for part in 0..2 {
             let pairs = _mm256_maddubs_epi16(codes[part], q);
             sums[t][part] = _mm256_add_epi16(sums[t][part], pairs);
+        }
+    }
+}
+
+/// Adds the sums of 16 rows and T tokens to those in `out`, which are floats if the matrix has
+/// groups.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_sums<const T: usize>(sums: &[[__m256i; 2]; T], tile: SpanTile<'_>, out: &mut [i32]) {
+    match tile.group {
+        None => add_wide(sums, tile.half, out),
+        Some(group) => add_scaled(sums, tile.x, tile.token, group, tile.half, out),
+    }
+}
+
+/// Widens the sums of 16 rows, one group and T tokens from `token` on, and adds them to the floats
+/// in `out`, each times the scale of its row and the factor of its token.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_scaled<const T: usize>(
+    sums: &[[__m256i; 2]; T],
+    x: ScaledActivations<'_>,
+    token: usize,
+    group: Group<'_>,
+    half: usize,
+    out: &mut [i32],
+) {
+    let ones = _mm256_set1_epi16(1);
+    let scales = widen(&group.scales[half]);
+    let (out, _) = out.as_chunks_mut::<PANEL_ROWS>();
+    let out = out.first_chunk_mut::<T>().expect("sums of T tokens");
+    for (t, (sums, out)) in sums.iter().zip(out).enumerate() {
+        let offset = _mm256_set1_epi32(x.activations.sums(token + t)[group.index]);
+        let factor = _mm256_set1_ps(x.factors_of(token + t)[group.index]);
+        let out = &mut out.as_chunks_mut::<BLOCK_ROWS>().0[half];
+        let parts = sums.iter().zip(scales).zip(out.as_chunks_mut().0);
+        for ((sum, scale), out) in parts {
+            let dot = _mm256_sub_epi32(_mm256_madd_epi16(*sum, ones), offset);
+            let dot = _mm256_cvtepi32_ps(dot);
+            let total = _mm256_castsi256_ps(load_i32(out));
+            let total = _mm256_fmadd_ps(dot, _mm256_mul_ps(scale, factor), total);
+            store_i32(_mm256_castps_si256(total), out);
         }
     }
 }

@@ -10,16 +10,18 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use super::ternary::{
-    Unpacked, divided_by_81, field_mask, store_scaled, sum_of_fields, ternary_products,
+    Unpacked, add_rest, add_scaled, divided_by_81, field_mask, minus_group_sums, store_scaled,
+    sum_of_fields, ternary_products,
 };
 use super::{for_each_tile, minus_offsets, two_bit};
 use crate::activation::ScaledActivations;
-use crate::block::{Block, PANEL_BLOCKS};
+use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::groups::GroupRecord;
 use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
 use crate::x86_64::registers::avx512::load_block;
-use crate::x86_64::{four_activations, prefetch_step};
+use crate::x86_64::{four_activations, prefetch_rest, prefetch_step};
 
 /// The two-bit fields t0..t3 of each u below 81. The other entries are never used.
 static FIELDS_OF_U: [u8; 128] = {
@@ -47,11 +49,27 @@ pub(crate) fn ternary_matmul(
     }
 }
 
+/// Multiplies all tokens by the rows of some panels with groups, in either packing.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
+pub(crate) fn grouped_matmul(
+    weights: &TernaryMatrix,
+    panels: Range<usize>,
+    x: ScaledActivations<'_>,
+    out: &mut [f32],
+    prefetches: &mut PrefetchQueue<'_, '_>,
+) {
+    match weights.packing() {
+        Packing::TwoBit => two_bit::grouped_matmul(weights, panels, x, out, prefetches),
+        Packing::FiveTrit => five_trit_grouped_matmul(weights, panels, x, out, prefetches),
+    }
+}
+
 ternary_products! {
     features: "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi",
     packing: Packing::FiveTrit,
     unpacker: FiveTritUnpacker,
     function: five_trit_matmul,
+    grouped_function: five_trit_grouped_matmul,
 }
 
 /// The constants of unpacking, in registers.

@@ -21,10 +21,10 @@ mod two_bit;
 pub(crate) use attention::{attention_span, probe_f32, store_kv};
 pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
 pub(crate) use int8::int8_matmul;
-pub(crate) use two_bit::ternary_matmul;
+pub(crate) use two_bit::{grouped_matmul, ternary_matmul};
 
-/// Tokens of a group: their activations fit into the second-level cache.
-const GROUP_TOKENS: usize = 256;
+/// Tokens whose activations fit into the second-level cache.
+const CACHED_TOKENS: usize = 256;
 
 /// Tokens of a tile: the sums of a panel and these tokens fit into registers.
 const TILE_TOKENS: usize = 8;
@@ -50,7 +50,7 @@ attention_kernels! {
 }
 
 /// Calls `tile(panel, tokens, out)` for up to [`TILE_TOKENS`] tokens and one panel at a time. The
-/// outer loop is over groups of tokens, whose activations stay in the second-level cache while the
+/// outer loop is over [`CACHED_TOKENS`], whose activations stay in the second-level cache while the
 /// panels are read.
 #[inline(always)]
 fn for_each_tile<V>(
@@ -59,11 +59,11 @@ fn for_each_tile<V>(
     out: &mut [V],
     mut tile: impl FnMut(usize, Range<usize>, &mut [V]),
 ) {
-    for group in blocks(tokens, GROUP_TOKENS) {
+    for cached in blocks(tokens, CACHED_TOKENS) {
         let outs = out.chunks_exact_mut(tokens * PANEL_ROWS);
         for (panel, out) in panels.clone().zip(outs) {
-            for tokens in blocks(group.len(), TILE_TOKENS) {
-                let tokens = group.start + tokens.start..group.start + tokens.end;
+            for tokens in blocks(cached.len(), TILE_TOKENS) {
+                let tokens = cached.start + tokens.start..cached.start + tokens.end;
                 let out = &mut out[tokens.start * PANEL_ROWS..tokens.end * PANEL_ROWS];
                 tile(panel, tokens, out);
             }

@@ -1,12 +1,17 @@
-//! Products of ternary weights, written once for both packings.
+//! Products of ternary weights, with groups and without, written once for both packings.
 //!
 //! The dot-product instruction of VNNI multiplies four unsigned bytes of each lane (four columns of
 //! a row) by four signed activations, and adds the products to the lane.
 
 use std::arch::x86_64::*;
+use std::array::from_fn;
 
-use crate::block::{PANEL_BLOCKS, PANEL_ROWS};
-use crate::x86_64::registers::avx512::lanes;
+use crate::activation::QuantizedActivations;
+use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
+use crate::groups::GroupScales;
+use crate::packing::Packing;
+use crate::x86_64::four_activations;
+use crate::x86_64::registers::avx512::{fused, lanes, load, load_block, widen};
 
 /// An unpacked block.
 #[derive(Clone, Copy)]
@@ -50,6 +55,79 @@ pub(super) fn store_scaled<const T: usize>(
     }
 }
 
+/// Returns the start of the sums of T tokens and one group of columns: minus the activations' sums,
+/// because a code is the weight plus one.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn minus_group_sums<const T: usize>(
+    x: &QuantizedActivations,
+    first: usize,
+    group: usize,
+) -> [[__m512i; PANEL_BLOCKS]; T] {
+    let mut sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
+    for (t, sums) in sums.iter_mut().enumerate() {
+        *sums = [_mm512_set1_epi32(-x.sums(first + t)[group]); PANEL_BLOCKS];
+    }
+    sums
+}
+
+/// Adds the sums of T tokens and one group to the outputs, `[T][32]`, each times the scale of its
+/// row and the factor of its token.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(super) fn add_scaled<const T: usize>(
+    sums: &[[__m512i; PANEL_BLOCKS]; T],
+    scales: &GroupScales,
+    factors: [f32; T],
+    out: &mut [[f32; PANEL_ROWS]; T],
+) {
+    let scales = [widen(&scales[0]), widen(&scales[1])];
+    for t in 0..T {
+        let factor = _mm512_set1_ps(factors[t]);
+        let outs = out[t].as_chunks_mut().0.iter_mut();
+        for ((sum, scale), out) in sums[t].iter().zip(scales).zip(outs) {
+            let dot = _mm512_cvtepi32_ps(*sum);
+            *out = lanes(fused(dot, _mm512_mul_ps(scale, factor), load(out)));
+        }
+    }
+}
+
+/// Adds the products of T tokens and R groups of four columns that do not fill a step.
+#[target_feature(enable = "avx512f,avx512vnni")]
+#[inline]
+pub(super) fn add_rest<const T: usize, const R: usize>(
+    rest: &[Block],
+    fours: [&[[i8; 4]]; T],
+    sums: &mut [[__m512i; PANEL_BLOCKS]; T],
+) {
+    let mask = _mm512_set1_epi8(3);
+    // If both halves of the panel share a block, the second half has its later fields.
+    let shares = R * PANEL_BLOCKS <= Packing::TwoBit.fields();
+    let blocks = if shares {
+        [load_block(&rest[0]); PANEL_BLOCKS]
+    } else {
+        [load_block(&rest[0]), load_block(&rest[1])]
+    };
+    for four in 0..R {
+        let codes: [__m512i; PANEL_BLOCKS] = from_fn(|half| {
+            let field = if shares { half * R + four } else { four };
+            let shifted = match field {
+                0 => blocks[half],
+                1 => _mm512_srli_epi32::<2>(blocks[half]),
+                2 => _mm512_srli_epi32::<4>(blocks[half]),
+                _ => _mm512_srli_epi32::<6>(blocks[half]),
+            };
+            _mm512_and_si512(shifted, mask)
+        });
+        for t in 0..T {
+            let q = _mm512_set1_epi32(four_activations(&fours[t][four], 0));
+            for half in 0..PANEL_BLOCKS {
+                sums[t][half] = _mm512_dpbusd_epi32(sums[t][half], codes[half], q);
+            }
+        }
+    }
+}
+
 /// Defines the products of one packing. `unpacker` is a type with the methods `new` and `unpack`.
 macro_rules! ternary_products {
     (
@@ -57,6 +135,7 @@ macro_rules! ternary_products {
         packing: $packing:expr,
         unpacker: $unpacker:ident,
         function: $function:ident,
+        grouped_function: $grouped_function:ident,
     ) => {
         const FIELDS: usize = $packing.fields();
         const COLUMNS: usize = $packing.block_columns();
@@ -72,41 +151,114 @@ macro_rules! ternary_products {
         ) {
             for_each_tile(panels, x.activations.tokens(), out, |panel, tokens, out| {
                 let panel = weights.panel(panel).as_chunks().0;
-                let first = tokens.start;
-                match tokens.len() {
-                    1 => in_place::<1>(panel, x, first, out),
-                    2 => in_place::<2>(panel, x, first, out),
-                    count => by_count!(count, [3 4 5 6 7 8], T => {
-                        shifted::<T>(panel, x, first, prefetches, out)
-                    }),
-                }
+                by_count!(tokens.len(), [1 2 3 4 5 6 7 8], T => {
+                    multiply_panel::<T>(panel, x, tokens.start, prefetches, out)
+                })
             });
         }
 
-        /// Multiplies the 32 rows of a panel by T tokens from `first` on, for few tokens. Fields
-        /// are multiplied where they are in their bytes, as 4^f · code, each into a sum of its own
-        /// that is shifted at the end. The largest of these sums, 128 · 128 · columns / 4, fits an
-        /// `i32` by the limit on columns.
-        ///
-        /// A fifth field is multiplied as 81 · code. Its sum may overflow, which the division at
-        /// the end undoes.
+        /// Multiplies up to eight tokens at a time by the rows of some panels with groups.
+        #[target_feature(enable = $features)]
+        pub(crate) fn $grouped_function(
+            weights: &TernaryMatrix,
+            panels: Range<usize>,
+            x: ScaledActivations<'_>,
+            out: &mut [f32],
+            prefetches: &mut PrefetchQueue<'_, '_>,
+        ) {
+            for_each_tile(panels, x.activations.tokens(), out, |panel, tokens, out| {
+                let records = weights.records(panel);
+                by_count!(tokens.len(), [1 2 3 4 5 6 7 8], T => {
+                    multiply_records::<T>(records, x, tokens.start, prefetches, out)
+                })
+            });
+        }
+
+        /// Multiplies the 32 rows of a panel by T tokens from `first` on.
         #[target_feature(enable = $features)]
         #[inline]
-        fn in_place<const T: usize>(
+        fn multiply_panel<const T: usize>(
             panel: &[[Block; PANEL_BLOCKS]],
             x: ScaledActivations<'_>,
             first: usize,
+            prefetches: &mut PrefetchQueue<'_, '_>,
             out: &mut [f32],
         ) {
             let ScaledActivations {
                 activations: x,
                 factors,
             } = x;
-            let rows: [&[[i8; COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+            let rows = from_fn(|t| x.padded_row(first + t).as_chunks().0);
+            let mut sums = minus_offsets::<T>(x, first, 1);
+            add_steps($unpacker::new(), panel, rows, prefetches, &mut sums);
+            store_scaled(&sums, &factors[first..], out);
+        }
+
+        /// Multiplies the 32 rows of a panel with groups by T tokens from `first` on.
+        #[target_feature(enable = $features)]
+        #[inline]
+        fn multiply_records<'a, const T: usize>(
+            records: impl Iterator<Item = GroupRecord<'a>>,
+            x: ScaledActivations<'_>,
+            first: usize,
+            prefetches: &mut PrefetchQueue<'_, '_>,
+            out: &mut [f32],
+        ) {
+            let out = out.as_chunks_mut().0.first_chunk_mut::<T>();
+            let out = out.expect("outputs of T tokens");
+            out.fill([0.0; PANEL_ROWS]);
             let unpacker = $unpacker::new();
+            let factors: [&[f32]; T] = from_fn(|t| x.factors_of(first + t));
+            for (index, record) in records.enumerate() {
+                let q: [&[i8]; T] = from_fn(|t| x.activations.group_row(first + t, index));
+                let rows = q.map(|q| q.as_chunks().0);
+                let mut sums = minus_group_sums::<T>(x.activations, first, index);
+                add_steps(unpacker, record.steps, rows, prefetches, &mut sums);
+                if FIELDS > 4 {
+                    let fours = q.map(|q| q.as_chunks::<COLUMNS>().1.as_chunks().0);
+                    by_count!(fours[0].len(), [1 2 4], R => {
+                        add_rest::<T, R>(record.rest, fours, &mut sums)
+                    });
+                }
+                prefetch_rest(&record);
+                add_scaled(&sums, record.scales, from_fn(|t| factors[t][index]), out);
+            }
+        }
+
+        /// Adds the products of some steps and T tokens, whose activations are `rows`.
+        #[target_feature(enable = $features)]
+        #[inline]
+        fn add_steps<const T: usize>(
+            unpacker: $unpacker,
+            steps: &[[Block; PANEL_BLOCKS]],
+            rows: [&[[i8; COLUMNS]]; T],
+            prefetches: &mut PrefetchQueue<'_, '_>,
+            sums: &mut [[__m512i; PANEL_BLOCKS]; T],
+        ) {
+            if T <= 2 {
+                add_in_place(unpacker, steps, rows, sums);
+            } else {
+                add_shifted(unpacker, steps, rows, prefetches, sums);
+            }
+        }
+
+        /// Adds products for few tokens. Fields are multiplied where they are in their bytes, as
+        /// 4^f · code, each into a sum of its own that is shifted at the end. The largest of these
+        /// sums, 128 · 128 · columns / 4, fits an `i32` by the limit on columns.
+        ///
+        /// A fifth field is multiplied as 81 · code. Its sum may overflow, which the division at
+        /// the end undoes.
+        #[target_feature(enable = $features)]
+        #[inline]
+        fn add_in_place<const T: usize>(
+            unpacker: $unpacker,
+            steps: &[[Block; PANEL_BLOCKS]],
+            rows: [&[[i8; COLUMNS]]; T],
+            totals: &mut [[__m512i; PANEL_BLOCKS]; T],
+        ) {
             let mut sums = [[[_mm512_setzero_si512(); PANEL_BLOCKS]; T]; 4];
             let mut fifth_sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
-            for (b, step) in panel.iter().enumerate() {
+            for (b, step) in steps.iter().enumerate() {
                 prefetch_step(step);
                 let unpacked = [unpacker.unpack(&step[0]), unpacker.unpack(&step[1])];
                 for (f, sums) in sums.iter_mut().enumerate() {
@@ -131,7 +283,6 @@ macro_rules! ternary_products {
                     }
                 }
             }
-            let mut totals = minus_offsets::<T>(x, first, 1);
             for (t, totals) in totals.iter_mut().enumerate() {
                 for (half, total) in totals.iter_mut().enumerate() {
                     let mut sum = sum_of_fields(sums.map(|sums| sums[t][half]));
@@ -141,30 +292,21 @@ macro_rules! ternary_products {
                     *total = _mm512_add_epi32(sum, *total);
                 }
             }
-            store_scaled(&totals, &factors[first..], out);
         }
 
-        /// Multiplies the 32 rows of a panel by T tokens from `first` on. Each field is shifted
-        /// down once and multiplied by every token, so that unpacking takes no extra time beside
-        /// the multiplications.
+        /// Adds products for several tokens. Each field is shifted down once and multiplied by
+        /// every token, so that unpacking takes no extra time beside the multiplications.
         #[target_feature(enable = $features)]
         #[inline]
-        fn shifted<const T: usize>(
-            panel: &[[Block; PANEL_BLOCKS]],
-            x: ScaledActivations<'_>,
-            first: usize,
+        fn add_shifted<const T: usize>(
+            unpacker: $unpacker,
+            steps: &[[Block; PANEL_BLOCKS]],
+            rows: [&[[i8; COLUMNS]]; T],
             prefetches: &mut PrefetchQueue<'_, '_>,
-            out: &mut [f32],
+            sums: &mut [[__m512i; PANEL_BLOCKS]; T],
         ) {
-            let ScaledActivations {
-                activations: x,
-                factors,
-            } = x;
-            let rows: [&[[i8; COLUMNS]]; T] = from_fn(|t| x.padded_row(first + t).as_chunks().0);
-            let unpacker = $unpacker::new();
             let mask = _mm512_set1_epi8(3);
-            let mut sums = minus_offsets::<T>(x, first, 1);
-            for (b, step) in panel.iter().enumerate() {
+            for (b, step) in steps.iter().enumerate() {
                 prefetch_step(step);
                 prefetches.step();
                 let unpacked = [unpacker.unpack(&step[0]), unpacker.unpack(&step[1])];
@@ -194,7 +336,6 @@ macro_rules! ternary_products {
                     }
                 }
             }
-            store_scaled(&sums, &factors[first..], out);
         }
     };
 }
