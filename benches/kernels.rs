@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use sterna::bench::{LimitsProbe, MachineLimits};
 use sterna::cores;
 use sterna_kernels::{
-    AttentionState, DenseMatrix, HugeSlice, Int8Matrix, Isa, Kernels, KvPage, PAGE_TOKENS,
-    PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations, SPAN_TOKENS,
-    ScaledActivations, Span, TernaryMatrix,
+    AttentionState, DenseMatrix, GroupSize, HugeSlice, Int8Matrix, Isa, Kernels, KvPage,
+    PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
+    SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix,
 };
 
 /// Query heads that share a KV head.
@@ -48,6 +48,45 @@ struct KernelBench<'a> {
 struct ProductCase {
     tokens: usize,
     name: String,
+}
+
+/// A ternary matrix to be measured.
+struct MatrixShape {
+    rows: usize,
+    columns: usize,
+    packing: Packing,
+    group: Option<GroupSize>,
+}
+
+impl MatrixShape {
+    fn new(rows: usize, columns: usize, packing: Packing, group: Option<GroupSize>) -> MatrixShape {
+        MatrixShape {
+            rows,
+            columns,
+            packing,
+            group,
+        }
+    }
+
+    fn name(&self) -> String {
+        let group = (self.group).map_or(String::new(), |group| format!("/{}", group.columns()));
+        format!("{:?}{group} {} × {}", self.packing, self.rows, self.columns)
+    }
+
+    fn matrix(&self) -> TernaryMatrix {
+        let MatrixShape {
+            rows,
+            columns,
+            packing,
+            group,
+        } = *self;
+        group.map_or_else(
+            || TernaryMatrix::new(rows, columns, packing),
+            |group| {
+                TernaryMatrix::with_groups(rows, columns, packing, group).expect("whole groups")
+            },
+        )
+    }
 }
 
 /// What a measured kernel does.
@@ -137,36 +176,56 @@ fn run(bench: KernelBench<'_>) {
     }
 }
 
-/// Measures the ternary matrices of a layer.
+/// Measures the ternary matrices of a layer, without groups and with groups of 128, and one of them
+/// with all sizes of groups.
 fn ternary_products(bench: KernelBench<'_>, probe: &LimitsProbe) {
-    let shrink = if bench.smoke { 20 } else { 1 };
     for (rows, columns) in [(640, 2560), (2560, 2560), (6912, 2560), (2560, 6912)] {
-        let (rows, columns) = (rows / shrink, columns / shrink);
+        let (rows, columns) = if bench.smoke {
+            (rows / 20, columns / 256 * 32)
+        } else {
+            (rows, columns)
+        };
         for packing in [Packing::TwoBit, Packing::FiveTrit] {
-            if !bench.kernels.reads(packing) {
-                continue;
-            }
-            let name = format!("{packing:?} {rows} × {columns}");
-            let cases = bench.cases(&name, &[1, 2, 4, 8, 16, 32, 64, 128, 512]);
-            if cases.is_empty() {
-                continue;
-            }
-            let bytes = TernaryMatrix::new(rows, columns, packing).bytes();
-            let mut set: Vec<_> = (0..bench.stream_bytes.div_ceil(bytes))
-                .map(|_| TernaryMatrix::new(rows, columns, packing))
-                .collect();
-            // As in a model: a single matrix would end in small pages, which are slower.
-            TernaryMatrix::put_side_by_side(&mut set.iter_mut().collect::<Vec<_>>());
-            for case in cases {
-                // The limits are sampled for each case: the bandwidth of a shared machine changes
-                // from second to second.
-                ternary(bench, &probe.sample(), &set, &case);
+            ternary_matrices(
+                bench,
+                probe,
+                &MatrixShape::new(rows, columns, packing, None),
+            );
+            for group in GroupSize::ALL {
+                let is_square = rows == columns || bench.smoke;
+                if is_square && columns.is_multiple_of(group.columns()) || group == GroupSize::G128
+                {
+                    let shape = MatrixShape::new(rows, columns, packing, Some(group));
+                    ternary_matrices(bench, probe, &shape);
+                }
             }
         }
     }
 }
 
-/// Measures `lm_head` in both precisions.
+/// Measures products of matrices of one shape.
+fn ternary_matrices(bench: KernelBench<'_>, probe: &LimitsProbe, shape: &MatrixShape) {
+    if !bench.kernels.reads(shape.packing) {
+        return;
+    }
+    let cases = bench.cases(&shape.name(), &[1, 2, 4, 8, 16, 32, 64, 128, 512]);
+    if cases.is_empty() {
+        return;
+    }
+    let bytes = shape.matrix().bytes();
+    let mut set: Vec<_> = (0..bench.stream_bytes.div_ceil(bytes))
+        .map(|_| shape.matrix())
+        .collect();
+    // As in a model: a single matrix would end in small pages, which are slower.
+    TernaryMatrix::put_side_by_side(&mut set.iter_mut().collect::<Vec<_>>());
+    for case in cases {
+        // The limits are sampled for each case: the bandwidth of a shared machine changes from
+        // second to second.
+        ternary(bench, &probe.sample(), &set, &case);
+    }
+}
+
+/// Measures `lm_head` in every precision.
 fn heads(bench: KernelBench<'_>, probe: &LimitsProbe) {
     let scalar = bench.kernels.isa() == Isa::Scalar;
     let (rows, columns) = if bench.smoke || scalar {
@@ -180,6 +239,16 @@ fn heads(bench: KernelBench<'_>, probe: &LimitsProbe) {
         let head = Int8Matrix::new(rows, columns);
         for case in cases {
             int8(bench, &probe.sample(), &head, &case);
+        }
+    }
+    let packing = bench.kernels.packing();
+    let shape = MatrixShape::new(rows, columns, packing, Some(GroupSize::G128));
+    let name = format!("head {}", shape.name());
+    let cases = bench.cases(&name, &[1, 2, 4, 8, 16, 32, 64]);
+    if !cases.is_empty() {
+        let head = [shape.matrix()];
+        for case in cases {
+            ternary(bench, &probe.sample(), &head, &case);
         }
     }
     let name = format!("head f16 {rows} × {columns}");
@@ -270,7 +339,12 @@ fn ternary(
     let tokens = case.tokens;
     let (rows, columns) = (set[0].rows(), set[0].columns());
     let mut x = QuantizedActivations::new(tokens, columns);
-    x.reset(tokens, columns);
+    match set[0].group() {
+        None => x.reset(tokens, columns),
+        Some(group) => x
+            .reset_groups(tokens, columns, group)
+            .expect("whole groups"),
+    }
     let values: Vec<f32> = (0..columns).map(|i| i as f32).collect();
     x.tokens_mut()
         .for_each(|mut token| bench.kernels.quantize(&values, &mut token));
@@ -280,8 +354,10 @@ fn ternary(
         let panels = bench.share(set[0].panels(), thread);
         // As in the engine, products pass through a small buffer.
         let at_once = (1 << 16) / (tokens * PANEL_ROWS);
-        let (factors, mut out) = (vec![0.1; tokens], vec![0.0; at_once * tokens * PANEL_ROWS]);
+        let (mut factors, mut out) = (Vec::new(), vec![0.0; at_once * tokens * PANEL_ROWS]);
         for matrix in set {
+            factors.clear();
+            factors.extend(x.scales().iter().map(|scale| 0.1 / scale));
             for start in panels.clone().step_by(at_once) {
                 let panels = start..panels.end.min(start + at_once);
                 let out = &mut out[..panels.len() * tokens * PANEL_ROWS];
@@ -483,6 +559,25 @@ fn single_rows(bench: KernelBench<'_>) {
         quantized
             .tokens_mut()
             .for_each(|mut token| kernels.quantize(black_box(&x), &mut token))
+    });
+    let mut grouped = QuantizedActivations::new(1, width);
+    grouped
+        .reset_groups(1, width, GroupSize::G128)
+        .expect("whole groups");
+    time("quantize, 6912 values by 128", &mut || {
+        grouped
+            .tokens_mut()
+            .for_each(|mut token| kernels.quantize(black_box(&x), &mut token))
+    });
+    let mut table = TernaryMatrix::with_groups(32, width, kernels.packing(), GroupSize::G128)
+        .expect("whole groups");
+    for mut panel in table.panels_mut() {
+        panel
+            .rows()
+            .for_each(|row| panel.set_scales(row, &[0x3800; 54]));
+    }
+    time("copy_row, 6912 values by 128", &mut || {
+        black_box(&table).copy_row(black_box(7), &mut out)
     });
     time("rms_norm, 6912 values", &mut || {
         kernels.rms_norm(black_box(&x), &x, 1e-5, &mut out)

@@ -3,8 +3,8 @@
 //!
 //! Invariant: rows are padded with zeros to whole blocks of the weights, in every packing.
 //!
-//! Invariant: `sums` has the sum of each group, or of the row. It turns products with codes (weight + 1) into products
-//! with weights: Σ weight · q = Σ code · q − Σ q.
+//! Invariant: `sums` has the sum of each group, or of the row. It turns products with codes
+//! (weight + 1) into products with weights: Σ weight · q = Σ code · q − Σ q.
 
 use std::ops::Range;
 
@@ -162,7 +162,7 @@ impl QuantizedActivations {
     }
 
     /// Returns the sums of a token's quantized activations, one for each group.
-    #[inline]
+    #[inline(always)]
     pub fn sums(&self, token: usize) -> &[i32] {
         &self.sums[..self.tokens * self.groups][token * self.groups..][..self.groups]
     }
@@ -180,7 +180,7 @@ impl QuantizedActivations {
 
     /// Returns a token's quantized activations in one group.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
-    #[inline]
+    #[inline(always)]
     pub(crate) fn group_row(&self, token: usize, group: usize) -> &[i8] {
         let columns = self.group.map_or(self.columns, GroupSize::columns);
         &self.padded_row(token)[group * columns..][..columns]
@@ -203,7 +203,7 @@ pub struct ScaledActivations<'a> {
 
 impl<'a> ScaledActivations<'a> {
     /// Returns the factors of a token, one for each group.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn factors_of(&self, token: usize) -> &'a [f32] {
         let groups = self.activations.groups;
         &self.factors[token * groups..][..groups]

@@ -174,10 +174,10 @@ impl Kernels {
         }
     }
 
-    /// Quantizes one token, or each of its groups if `out` has groups: `s = 127 / max(max|x|, 1e-5)`,
-    /// `q = x · s`, rounded to nearest even and clamped to −128..=127. Stores `s` as the scale, and
-    /// the sum of `q`. For a value that is not finite, `q` is an unspecified number in that range;
-    /// other tokens are not affected.
+    /// Quantizes one token, or each of its groups if `out` has groups:
+    /// `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and clamped to
+    /// −128..=127. Stores `s` as the scale, and the sum of `q`. For a value that is not finite, `q`
+    /// is an unspecified number in that range; other tokens are not affected.
     pub fn quantize(&self, x: &[f32], out: &mut QuantizedTokenMut<'_>) {
         assert_eq!(x.len(), out.values.len(), "values of a token");
         call!(self.quantize(x, out))
@@ -187,9 +187,9 @@ impl Kernels {
     /// token. `out` is panel-major, `[panel of the range][token][32]`. A kernel that is limited by
     /// multiplication prefetches memory from `prefetches` meanwhile.
     ///
-    /// If the weights have groups, the sum of each group is exact, and `out` is the f32 sum over the
-    /// groups in ascending order of `group's sum · (weights' scale · factor)`, each multiplication
-    /// with `group's sum` fused with the addition.
+    /// If the weights have groups, the sum of each group is exact, and `out` is the f32 sum over
+    /// the groups, in ascending order, of `group's sum · (weights' scale · factor)`. The
+    /// multiplication by the group's sum is fused with the addition.
     ///
     /// # Panics
     /// If shapes differ, the weights and the activations have different groups, or the packing is

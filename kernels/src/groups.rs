@@ -17,6 +17,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::slice::ChunksExact;
 
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::packing::{Packing, WeightPlace};
@@ -94,8 +95,7 @@ impl Error for PartialGroup {}
 pub(crate) struct RecordShape {
     packing: Packing,
     steps: usize,
-    /// Groups of four columns in the rest: 0, 1, 2 or 4.
-    rest_fours: usize,
+    rest_fours: usize, // Groups of four columns in the rest.
 }
 
 /// The record of one group.
@@ -105,11 +105,27 @@ pub(crate) struct GroupRecord<'a> {
     pub(crate) scales: &'a GroupScales,
 }
 
+/// The records of a panel.
+pub(crate) struct GroupRecords<'a> {
+    shape: RecordShape,
+    records: ChunksExact<'a, Block>,
+}
+
+impl<'a> Iterator for GroupRecords<'a> {
+    type Item = GroupRecord<'a>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<GroupRecord<'a>> {
+        let record = self.records.next()?;
+        Some(self.shape.split(record))
+    }
+}
+
 /// The scales of a panel's rows in one group, as the bits of half-precision numbers.
 pub(crate) type GroupScales = [[u16; BLOCK_ROWS]; PANEL_BLOCKS];
 
 impl RecordShape {
-    pub(crate) fn new(packing: Packing, group: GroupSize) -> RecordShape {
+    pub(crate) const fn new(packing: Packing, group: GroupSize) -> RecordShape {
         let steps = group.columns() / packing.block_columns();
         RecordShape {
             packing,
@@ -118,12 +134,32 @@ impl RecordShape {
         }
     }
 
+    /// Returns the shape of the records of groups of this many columns, one of [`GroupSize`].
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+    pub(crate) const fn of_columns(packing: Packing, columns: usize) -> RecordShape {
+        match columns {
+            64 => RecordShape::new(packing, GroupSize::G64),
+            128 => RecordShape::new(packing, GroupSize::G128),
+            256 => RecordShape::new(packing, GroupSize::G256),
+            _ => panic!("no group has this many columns"),
+        }
+    }
+
     /// Returns the number of blocks of a record.
+    #[inline(always)]
     pub(crate) fn blocks(self) -> usize {
         self.step_blocks() + self.rest_blocks() + 1
     }
 
+    /// Returns the number of groups of four columns in the rest: 0, 1, 2 or 4.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+    #[inline(always)]
+    pub(crate) fn rest_fours(self) -> usize {
+        self.rest_fours
+    }
+
     /// Returns the number of blocks of the steps.
+    #[inline(always)]
     pub(crate) fn step_blocks(self) -> usize {
         self.steps * PANEL_BLOCKS
     }
@@ -133,15 +169,17 @@ impl RecordShape {
         self.steps * self.packing.block_columns()
     }
 
+    #[inline(always)]
     fn rest_blocks(self) -> usize {
         match self.rest_fours {
             0 => 0,
-            fours if self.rest_shares_block() => fours.min(1),
+            _ if self.rest_shares_block() => 1,
             _ => PANEL_BLOCKS,
         }
     }
 
     /// Returns whether both halves of the panel have their rest in the same block.
+    #[inline(always)]
     fn rest_shares_block(self) -> bool {
         self.rest_fours * PANEL_BLOCKS <= Packing::TwoBit.fields()
     }
@@ -185,8 +223,17 @@ impl RecordShape {
         }
     }
 
-    /// Divides a record into its parts.
+    /// Returns the records of a panel, in ascending order.
     #[inline]
+    pub(crate) fn records(self, panel: &[Block]) -> GroupRecords<'_> {
+        GroupRecords {
+            shape: self,
+            records: panel.chunks_exact(self.blocks()),
+        }
+    }
+
+    /// Divides a record into its parts.
+    #[inline(always)]
     pub(crate) fn split(self, record: &[Block]) -> GroupRecord<'_> {
         let (weights, scales) = record.split_at(self.blocks() - 1);
         let (steps, rest) = weights.split_at(self.step_blocks());

@@ -5,12 +5,21 @@
 //! | Kernels | Arithmetic | Used for |
 //! |---|---|---|
 //! | `quantize`, `ternary_matmul` | int8 activations × ternary weights, exact | linear layers |
+//! | the same, with groups | exact in a group, f32 over the groups | the same, ternary `lm_head` |
 //! | `int8_matmul`, `scale_panel` | int8 activations × int8 weights, exact | screening `lm_head` |
 //! | `dense_matmul`, `dense_dots`, `dense_row` | f32 × f16 or f32 | `lm_head`, embeddings |
 //! | `rms_norm`, `rope`, `relu2_gate`, `silu_gate` | f32 | single rows of a layer |
 //! | `store_kv`, `attention_span`, `attention_finish` | f32 × f16 | attention |
 //! | `scan_logits`, `weigh_logits`, … | f32 | sampling |
 //! | `probe_…` | | measuring what the machine can do |
+//!
+//! # Scales
+//!
+//! The weights of a [`TernaryMatrix`] have one scale, which the caller puts into the factors of the
+//! tokens, or a scale for each row and group of columns ([`GroupSize`]), which the matrix stores.
+//! Activations are quantized in the same groups ([`QuantizedActivations::reset_groups`]); the
+//! factor of a token and group is 1 / s. One method multiplies both kinds, so a linear layer can
+//! hold either. [`TernaryMatrix::copy_row`] looks up an embedding in either.
 //!
 //! # Shapes
 //!
@@ -27,7 +36,8 @@
 //!
 //! Invariant: every instruction set gives the integers and the float bits of [`Isa::Scalar`]. Each
 //! float sum runs over sixteen fixed lanes (index mod 16) that one fixed tree adds up. A
-//! multiplication is fused with an addition on every instruction set, or on none.
+//! multiplication is fused with an addition on every instruction set, or on none. The sum over the
+//! groups of a row adds them in ascending order.
 //!
 //! Invariant: a result depends on its own row and token only. The other tokens of the call, and how
 //! panels are shared among threads, do not change it.

@@ -11,7 +11,6 @@ use crate::attention::{AttentionState, PAGE_TOKENS, ProductBuffers, Span};
 use crate::block::PANEL_ROWS;
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{LANES, sum_lanes};
-use crate::groups::GroupSize;
 use crate::int8::Int8Matrix;
 use crate::prefetch::PrefetchQueue;
 use crate::row_kernels::row_kernels;
@@ -47,7 +46,8 @@ pub(crate) fn ternary_matmul(
 /// quantized activations:
 ///
 /// ```text
-/// out[panel][token][row] = Σ_group dot(row, token, group) · (scale(row, group) · factor(token, group))
+/// out[panel][token][row] = Σ_group dot(row, token, group) · scales(row, token, group)
+/// scales(row, token, group) = scale(row, group) · factor(token, group)
 /// dot(row, token, group) = Σ_{k in group} weight(row, k) · q(token, k)
 /// ```
 ///
@@ -61,9 +61,7 @@ pub(crate) fn grouped_matmul(
     out: &mut [f32],
     _: &mut PrefetchQueue<'_, '_>,
 ) {
-    let group = weights
-        .group()
-        .map_or(weights.columns(), GroupSize::columns);
+    let group = weights.columns_of_scale();
     let tokens = x.activations.tokens();
     for (panel, out) in panels.zip(out.chunks_exact_mut(tokens * PANEL_ROWS)) {
         for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
@@ -71,7 +69,8 @@ pub(crate) fn grouped_matmul(
             for (row, out) in out.iter_mut().enumerate() {
                 *out = 0.0;
                 for (index, q) in q.chunks_exact(group).enumerate() {
-                    let weight = |k| i32::from(weights.code(panel, row, index * group + k)) - 1;
+                    let weight =
+                        |k| i32::from(weights.grouped_code(panel, row, index * group + k)) - 1;
                     let products = q.iter().enumerate().map(|(k, &q)| weight(k) * i32::from(q));
                     let dot = products.sum::<i32>() as f32;
                     *out = dot.mul_add(

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::block::{BLOCK_ROWS, Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::dense::f32_from_f16;
-use crate::groups::{GroupRecord, GroupSize, PartialGroup, RecordShape};
+use crate::groups::{GroupSize, PartialGroup, RecordShape};
 use crate::huge::HugeSlice;
 use crate::packing::{FIVE_TRIT_COLUMNS, Packing, TWO_BIT_COLUMNS, pack_row};
 
@@ -28,6 +28,7 @@ pub struct TernaryMatrix {
     group: Option<GroupSize>, // `None` if the matrix has one scale, outside of it.
     rows: usize,
     columns: usize,
+    panel_blocks: usize,           // The blocks of a panel.
     memory: Arc<HugeSlice<Block>>, // Several matrices may share it.
     /// This matrix's part of the memory: `[panel][column block][half of the panel]`, or
     /// `[panel][group][blocks of a record]`.
@@ -89,6 +90,7 @@ impl TernaryMatrix {
             group: None,
             rows,
             columns,
+            panel_blocks,
             memory: Arc::new(HugeSlice::new(blocks)),
             blocks: 0..blocks,
         }
@@ -151,7 +153,7 @@ impl TernaryMatrix {
     pub fn panels_mut(&mut self) -> impl Iterator<Item = PanelMut<'_>> {
         let (packing, group) = (self.packing, self.group);
         let (rows, columns) = (self.rows, self.columns);
-        let panel_blocks = self.panel_blocks();
+        let panel_blocks = self.panel_blocks;
         self.memory_mut()
             .chunks_exact_mut(panel_blocks)
             .enumerate()
@@ -176,7 +178,12 @@ impl TernaryMatrix {
             row < self.rows && column < self.columns,
             "no weight at row {row}, column {column}"
         );
-        self.code(row / PANEL_ROWS, row % PANEL_ROWS, column) as i8 - 1
+        let (panel, row) = (row / PANEL_ROWS, row % PANEL_ROWS);
+        let code = match self.group {
+            None => self.code(panel, row, column),
+            Some(_) => self.grouped_code(panel, row, column),
+        };
+        code as i8 - 1
     }
 
     /// Returns the scale of a row in one group of its columns, or 1 if the matrix has no groups.
@@ -196,13 +203,29 @@ impl TernaryMatrix {
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "no row {row} in a matrix of {}", self.rows);
         assert_eq!(out.len(), self.columns, "values of a row");
-        let group = self.group.map_or(self.columns, GroupSize::columns);
-        for (index, out) in out.chunks_mut(group).enumerate() {
-            let (panel, row) = (row / PANEL_ROWS, row % PANEL_ROWS);
-            let scale = self.panel_scale(panel, row, index);
-            for (column, out) in out.iter_mut().enumerate() {
-                let code = self.code(panel, row, index * group + column);
-                *out = (f32::from(code) - 1.0) * scale;
+        let (panel, row) = (self.panel(row / PANEL_ROWS), row % PANEL_ROWS);
+        let Some(group) = self.group else {
+            return unpack_codes(self.packing, panel, row, 1.0, out);
+        };
+        let shape = self.record_shape();
+        for (record, out) in shape
+            .records(panel)
+            .zip(out.chunks_exact_mut(group.columns()))
+        {
+            let (half, lane) = (row / BLOCK_ROWS, row % BLOCK_ROWS);
+            let scale = f32_from_f16(record.scales[half][lane]);
+            let (stepped, rest) = out.split_at_mut(shape.step_columns());
+            unpack_codes(
+                self.packing,
+                record.steps.as_flattened(),
+                row,
+                scale,
+                stepped,
+            );
+            for (k, out) in rest.iter_mut().enumerate() {
+                let place = shape.place(row, shape.step_columns() + k);
+                let byte = record.rest[place.block - shape.step_blocks()].0[4 * lane + k % 4];
+                *out = weight_of(place.packing.unpack(byte, place.field)) * scale;
             }
         }
     }
@@ -212,44 +235,49 @@ impl TernaryMatrix {
         if self.group.is_none() {
             return 1.0;
         }
-        let record = self.records(panel).nth(group);
+        let record = self.record_shape().records(self.panel(panel)).nth(group);
         let record = record.unwrap_or_else(|| panic!("no group {group} in a row"));
         f32_from_f16(record.scales[row / BLOCK_ROWS][row % BLOCK_ROWS])
     }
 
-    /// Returns the code (weight + 1) at `row` (0..32) and `column` of a panel.
+    /// Returns the code (weight + 1) at `row` (0..32) and `column` of a panel without groups.
     #[inline]
     pub(crate) fn code(&self, panel: usize, row: usize, column: usize) -> u8 {
-        let (record, place) = match self.group {
-            None => (0, self.packing.place_of(row, column)),
-            Some(group) => {
-                let shape = RecordShape::new(self.packing, group);
-                let record = column / group.columns() * shape.blocks();
-                (record, shape.place(row, column % group.columns()))
-            }
-        };
-        let block = &self.panel(panel)[record + place.block].0;
-        let byte = block[row % BLOCK_ROWS * 4 + column % 4];
+        let block_columns = self.packing.block_columns();
+        let block = column / block_columns * PANEL_BLOCKS + row / BLOCK_ROWS;
+        let (field, byte) = (column % block_columns / 4, column % 4);
+        let byte = self.panel(panel)[block].0[row % BLOCK_ROWS * 4 + byte];
+        self.packing.unpack(byte, field)
+    }
+
+    /// Returns the code (weight + 1) at `row` (0..32) and `column` of a panel with groups.
+    pub(crate) fn grouped_code(&self, panel: usize, row: usize, column: usize) -> u8 {
+        let (shape, columns) = (self.record_shape(), self.columns_of_scale());
+        let place = shape.place(row, column % columns);
+        let record = column / columns * shape.blocks();
+        let byte = row % BLOCK_ROWS * 4 + column % 4;
+        let byte = self.panel(panel)[record + place.block].0[byte];
         place.packing.unpack(byte, place.field)
     }
 
-    /// Returns the records of one panel, a group each, in ascending order. None exist if the
-    /// matrix has no groups.
+    /// Returns the number of neighbouring columns that share a scale.
+    pub(crate) fn columns_of_scale(&self) -> usize {
+        self.group.map_or(self.columns, GroupSize::columns)
+    }
+
+    /// Returns the shape of the records of a matrix with groups.
+    ///
+    /// # Panics
+    /// If the matrix has no groups.
     #[inline]
-    pub(crate) fn records(&self, panel: usize) -> impl Iterator<Item = GroupRecord<'_>> {
-        let shape = (self.group).map(|group| RecordShape::new(self.packing, group));
-        let blocks = self.panel(panel);
-        shape.into_iter().flat_map(move |shape| {
-            let records = blocks.chunks_exact(shape.blocks());
-            records.map(move |record| shape.split(record))
-        })
+    pub(crate) fn record_shape(&self) -> RecordShape {
+        RecordShape::new(self.packing, self.group.expect("a matrix with groups"))
     }
 
     /// Returns the blocks of one panel, in the order of the stream.
     #[inline]
     pub(crate) fn panel(&self, panel: usize) -> &[Block] {
-        let panel_blocks = self.panel_blocks();
-        &self.blocks()[panel * panel_blocks..][..panel_blocks]
+        &self.blocks()[panel * self.panel_blocks..][..self.panel_blocks]
     }
 
     #[inline]
@@ -260,11 +288,6 @@ impl TernaryMatrix {
     fn memory_mut(&mut self) -> &mut [Block] {
         let memory = Arc::get_mut(&mut self.memory).expect("the matrix shares its memory");
         &mut memory[self.blocks.clone()]
-    }
-
-    #[inline]
-    fn panel_blocks(&self) -> usize {
-        self.blocks.len() / self.panels()
     }
 }
 
@@ -336,6 +359,24 @@ impl PanelMut<'_> {
     }
 }
 
+/// Writes the weights of a row (0..32) of some steps, times `scale`.
+fn unpack_codes(packing: Packing, steps: &[Block], row: usize, scale: f32, out: &mut [f32]) {
+    let blocks = steps[row / BLOCK_ROWS..].iter().step_by(PANEL_BLOCKS);
+    for (block, out) in blocks.zip(out.chunks_mut(packing.block_columns())) {
+        let lane = &block.0.as_chunks::<4>().0[row % BLOCK_ROWS];
+        for (field, out) in out.chunks_mut(4).enumerate() {
+            for (out, byte) in out.iter_mut().zip(lane) {
+                *out = weight_of(packing.unpack(*byte, field)) * scale;
+            }
+        }
+    }
+}
+
+/// Returns the weight of a code.
+fn weight_of(code: u8) -> f32 {
+    f32::from(code) - 1.0
+}
+
 /// Packs the codes of a row (0..32) into the steps of a panel or of a group.
 fn pack_codes(packing: Packing, steps: &mut [Block], row: usize, codes: &[u8]) {
     let blocks = steps[row / BLOCK_ROWS..].iter_mut();
@@ -352,7 +393,8 @@ fn pack_codes(packing: Packing, steps: &mut [Block], row: usize, codes: &[u8]) {
 mod tests {
     use super::TernaryMatrix;
     use crate::{
-        Isa, Kernels, PANEL_ROWS, Packing, PrefetchQueue, QuantizedActivations, ScaledActivations,
+        GroupSize, Isa, Kernels, PANEL_ROWS, Packing, PrefetchQueue, QuantizedActivations,
+        ScaledActivations, f16_from_f32,
     };
 
     #[test]
@@ -408,11 +450,7 @@ mod tests {
                 let weights = [Packing::TwoBit, Packing::FiveTrit].map(filled);
                 let mut x = QuantizedActivations::new(m, k);
                 x.reset(m, k);
-                for token in x.tokens_mut() {
-                    token.values.fill(-128);
-                    token.scales.fill(1.0);
-                    token.sums.fill(-128 * k as i32);
-                }
+                fill_with_minus_128(&mut x);
                 let kernels = || Isa::available().map(|isa| Kernels::new(isa).unwrap());
                 let cases = kernels().flat_map(|kernels| weights.iter().map(move |w| (kernels, w)));
                 for (kernels, weights) in cases.filter(|(kernels, w)| kernels.reads(w.packing())) {
@@ -432,6 +470,54 @@ mod tests {
                     assert!(
                         out.iter().all(|&sum| sum == expected),
                         "{isa}: code {code}, m {m}, k {k}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn fill_with_minus_128(x: &mut QuantizedActivations) {
+        for token in x.tokens_mut() {
+            let sum = -128 * (token.values.len() / token.sums.len()) as i32;
+            token.values.fill(-128);
+            token.scales.fill(1.0);
+            token.sums.fill(sum);
+        }
+    }
+
+    #[test]
+    fn grouped_products_with_minus_128_are_exact() {
+        for (m, code, group) in (1..=9).flat_map(|m| {
+            let cases = (0..=2).flat_map(|code| GroupSize::ALL.map(|group| (code, group)));
+            cases.map(move |(code, group)| (m, code, group))
+        }) {
+            let columns = 3 * group.columns();
+            let mut x = QuantizedActivations::new(m, columns);
+            x.reset_groups(m, columns, group).unwrap();
+            fill_with_minus_128(&mut x);
+            for packing in [Packing::TwoBit, Packing::FiveTrit] {
+                let mut weights =
+                    TernaryMatrix::with_groups(PANEL_ROWS, columns, packing, group).unwrap();
+                for mut panel in weights.panels_mut() {
+                    for row in panel.rows() {
+                        panel.set_row(row, &vec![code; columns]);
+                        panel.set_scales(row, &[f16_from_f32(1.0); 3]);
+                    }
+                }
+                let kernels = Isa::available().map(|isa| Kernels::new(isa).unwrap());
+                for kernels in kernels.filter(|kernels| kernels.reads(packing)) {
+                    let mut out = vec![0.0; m * PANEL_ROWS];
+                    let x = ScaledActivations {
+                        activations: &x,
+                        factors: &vec![1.0; 3 * m],
+                    };
+                    let mut prefetches = PrefetchQueue::empty();
+                    kernels.ternary_matmul(&weights, 0..1, x, &mut out, &mut prefetches);
+                    let expected = ((i32::from(code) - 1) * -128 * columns as i32) as f32;
+                    assert!(
+                        out.iter().all(|&sum| sum == expected),
+                        "{}: code {code}, m {m}, {packing:?}, {group:?}",
+                        kernels.isa()
                     );
                 }
             }

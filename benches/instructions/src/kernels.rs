@@ -4,8 +4,8 @@
 use std::hint::black_box;
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK, LogitScale,
-    PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
+    AttentionState, DenseMatrix, GroupSize, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK,
+    LogitScale, PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
     SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix, f16_from_f32,
 };
 
@@ -13,6 +13,8 @@ use crate::{Case, Round};
 
 const ROWS: usize = 64;
 const COLUMNS: usize = 640;
+
+const GROUP_SIZE: GroupSize = GroupSize::G128;
 
 /// Query heads that share a KV head.
 const GROUP: usize = 4;
@@ -35,6 +37,8 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("ternary_matmul", "tokens", 1, ternary_matmul),
     ("ternary_matmul", "tokens", 4, ternary_matmul),
     ("ternary_matmul", "tokens", 8, ternary_matmul),
+    ("grouped_matmul", "tokens", 1, grouped_matmul),
+    ("grouped_matmul", "tokens", 8, grouped_matmul),
     ("int8_matmul", "tokens", 1, int8_matmul),
     ("int8_matmul", "tokens", 8, int8_matmul),
     ("dense_matmul", "tokens", 1, dense_matmul),
@@ -42,6 +46,8 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("attention", "positions", 1, attention),
     ("attention", "positions", PAGE_TOKENS, attention),
     ("quantize", "values", WIDTH, quantize),
+    ("quantize_groups", "values", WIDTH, quantize_groups),
+    ("copy_row", "columns", COLUMNS, copy_row),
     ("rms_norm", "values", WIDTH, rms_norm),
     ("relu2_gate", "values", WIDTH, relu2_gate),
     ("silu_gate", "values", WIDTH, silu_gate),
@@ -105,6 +111,69 @@ fn ternary_matmul(kernels: Kernels, tokens: usize) -> Round {
             &mut PrefetchQueue::empty(),
         );
         black_box(&mut out);
+    })
+}
+
+/// Makes a matrix of groups of [`GROUP_SIZE`].
+fn grouped_matrix() -> TernaryMatrix {
+    let mut weights = TernaryMatrix::with_groups(ROWS, COLUMNS, Packing::TwoBit, GROUP_SIZE)
+        .expect("whole groups");
+    let codes: Vec<u8> = (0..COLUMNS).map(|i| (i * 7919 % 2003 % 3) as u8).collect();
+    let scales = vec![f16_from_f32(0.5); COLUMNS / GROUP_SIZE.columns()];
+    for mut panel in weights.panels_mut() {
+        for row in panel.rows() {
+            panel.set_row(row, &codes);
+            panel.set_scales(row, &scales);
+        }
+    }
+    weights
+}
+
+fn grouped_matmul(kernels: Kernels, tokens: usize) -> Round {
+    let weights = grouped_matrix();
+    let mut x = QuantizedActivations::new(tokens, COLUMNS);
+    x.reset_groups(tokens, COLUMNS, GROUP_SIZE)
+        .expect("whole groups");
+    let values = values(COLUMNS);
+    x.tokens_mut()
+        .for_each(|mut token| kernels.quantize(&values, &mut token));
+    let factors = vec![0.1; x.scales().len()];
+    let mut out = vec![0.0; tokens * ROWS.next_multiple_of(PANEL_ROWS)];
+    Box::new(move || {
+        let panels = 0..weights.panels();
+        kernels.ternary_matmul(
+            black_box(&weights),
+            panels,
+            ScaledActivations {
+                activations: &x,
+                factors: &factors,
+            },
+            &mut out,
+            &mut PrefetchQueue::empty(),
+        );
+        black_box(&mut out);
+    })
+}
+
+fn copy_row(_: Kernels, columns: usize) -> Round {
+    let (weights, mut out) = (grouped_matrix(), vec![0.0; columns]);
+    Box::new(move || {
+        black_box(&weights).copy_row(black_box(7), &mut out);
+        black_box(&mut out);
+    })
+}
+
+fn quantize_groups(kernels: Kernels, width: usize) -> Round {
+    let x = values(width);
+    let mut quantized = QuantizedActivations::new(1, width);
+    quantized
+        .reset_groups(1, width, GROUP_SIZE)
+        .expect("whole groups");
+    Box::new(move || {
+        quantized
+            .tokens_mut()
+            .for_each(|mut token| kernels.quantize(black_box(&x), &mut token));
+        black_box(&quantized);
     })
 }
 

@@ -49,8 +49,8 @@ impl GroupCase {
         let table = |token| (0..columns).map(|column| value(token, column)).collect();
         let tokens: Vec<Vec<f32>> = (0..shape.tokens).map(table).collect();
         let packed = |packing| {
-            let mut weights =
-                TernaryMatrix::with_groups(rows, columns, packing, shape.size).unwrap();
+            let mut weights = TernaryMatrix::with_groups(rows, columns, packing, shape.size)
+                .expect("whole groups");
             for mut panel in weights.panels_mut() {
                 for row in panel.rows() {
                     panel.set_scales(row, &scales[row]);
@@ -170,7 +170,7 @@ impl GroupCase {
 
 fn quantize(kernels: Kernels, shape: Shape, tokens: &[Vec<f32>], x: &mut QuantizedActivations) {
     x.reset_groups(shape.tokens, shape.columns(), shape.size)
-        .unwrap();
+        .expect("whole groups");
     for (row, mut out) in tokens.iter().zip(x.tokens_mut()) {
         kernels.quantize(row, &mut out);
     }

@@ -85,11 +85,12 @@ pub(crate) fn grouped_matmul(
 ) {
     let tokens = x.activations.tokens();
     let mut codes = [[[_mm256_setzero_si256(); 2]; SPAN_FOURS]; PANEL_BLOCKS];
+    let shape = weights.record_shape();
     for (panel, out) in panels.zip(out.chunks_exact_mut(tokens * PANEL_ROWS)) {
         out.fill(0.0);
         let sums = as_sums(out);
         let mut four = 0;
-        for (index, record) in weights.records(panel).enumerate() {
+        for (index, record) in shape.records(weights.panel(panel)).enumerate() {
             prefetch_rest(&record);
             let group = Group {
                 index,
@@ -117,10 +118,18 @@ fn group_from_blocks<const T: usize>(
     group: Group<'_>,
     out: &mut [i32],
 ) {
-    let rows = from_fn(|t| x.activations.group_row(t, group.index).as_chunks().0);
+    // Plain loops, because the compiler does not inline closures here.
+    let mut rows: [&[[i8; TWO_BIT_COLUMNS]]; T] = [&[]; T];
+    for (t, row) in rows.iter_mut().enumerate() {
+        let q = x.activations.group_row(t, group.index);
+        *row = &q.as_chunks().0[..steps.len()];
+    }
     let narrow = narrow_sums::<T>(steps, rows);
     for half in 0..PANEL_BLOCKS {
-        let sums = narrow.map(|sums| sums[half]);
+        let mut sums = [[_mm256_setzero_si256(); 2]; T];
+        for (sums, narrow) in sums.iter_mut().zip(&narrow) {
+            *sums = narrow[half];
+        }
         add_scaled(&sums, x, 0, group, half, out);
     }
 }

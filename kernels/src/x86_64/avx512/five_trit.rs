@@ -10,17 +10,17 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use super::ternary::{
-    Unpacked, add_rest, add_scaled, divided_by_81, field_mask, minus_group_sums, store_scaled,
+    GroupedTokens, Unpacked, add_rest, add_scaled, divided_by_81, field_mask, store_scaled,
     sum_of_fields, ternary_products,
 };
 use super::{for_each_tile, minus_offsets, two_bit};
 use crate::activation::ScaledActivations;
 use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
-use crate::groups::GroupRecord;
+use crate::groups::{GroupSize, RecordShape};
 use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::ternary::TernaryMatrix;
-use crate::x86_64::registers::avx512::load_block;
+use crate::x86_64::registers::avx512::{load_block, widen};
 use crate::x86_64::{four_activations, prefetch_rest, prefetch_step};
 
 /// The two-bit fields t0..t3 of each u below 81. The other entries are never used.

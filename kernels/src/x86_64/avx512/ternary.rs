@@ -4,14 +4,12 @@
 //! a row) by four signed activations, and adds the products to the lane.
 
 use std::arch::x86_64::*;
-use std::array::from_fn;
 
-use crate::activation::QuantizedActivations;
+use crate::activation::ScaledActivations;
 use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
-use crate::groups::GroupScales;
 use crate::packing::Packing;
 use crate::x86_64::four_activations;
-use crate::x86_64::registers::avx512::{fused, lanes, load, load_block, widen};
+use crate::x86_64::registers::avx512::{fused, lanes, load, load_block};
 
 /// An unpacked block.
 #[derive(Clone, Copy)]
@@ -55,44 +53,73 @@ pub(super) fn store_scaled<const T: usize>(
     }
 }
 
-/// Returns the start of the sums of T tokens and one group of columns: minus the activations' sums,
-/// because a code is the weight plus one.
-#[target_feature(enable = "avx512f")]
-#[inline]
-pub(super) fn minus_group_sums<const T: usize>(
-    x: &QuantizedActivations,
-    first: usize,
-    group: usize,
-) -> [[__m512i; PANEL_BLOCKS]; T] {
-    let mut sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
-    for (t, sums) in sums.iter_mut().enumerate() {
-        *sums = [_mm512_set1_epi32(-x.sums(first + t)[group]); PANEL_BLOCKS];
-    }
-    sums
+/// What T tokens multiply a matrix with groups of G columns by, `[token][group]`. All slices have
+/// the same length, so that the compiler checks an index once.
+pub(super) struct GroupedTokens<'a, const T: usize, const G: usize> {
+    pub(super) rows: [&'a [[i8; G]]; T],
+    sums: [&'a [i32]; T],
+    pub(super) factors: [&'a [f32]; T],
 }
 
-/// Adds the sums of T tokens and one group to the outputs, `[T][32]`, each times the scale of its
-/// row and the factor of its token.
+impl<'a, const T: usize, const G: usize> GroupedTokens<'a, T, G> {
+    /// Takes T tokens from `first` on.
+    #[inline(always)]
+    pub(super) fn new(
+        x: ScaledActivations<'a>,
+        first: usize,
+        groups: usize,
+    ) -> GroupedTokens<'a, T, G> {
+        let mut tokens = GroupedTokens {
+            rows: [&[]; T],
+            sums: [&[]; T],
+            factors: [&[]; T],
+        };
+        for t in 0..T {
+            tokens.rows[t] = &x.activations.row(first + t).as_chunks().0[..groups];
+            tokens.sums[t] = &x.activations.sums(first + t)[..groups];
+            tokens.factors[t] = &x.factors_of(first + t)[..groups];
+        }
+        tokens
+    }
+
+    /// Returns the start of the sums of a group: minus the activations' sums, because a code is the
+    /// weight plus one.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(super) fn minus_sums(&self, group: usize) -> [[__m512i; PANEL_BLOCKS]; T] {
+        let mut sums = [[_mm512_setzero_si512(); PANEL_BLOCKS]; T];
+        for (sums, all) in sums.iter_mut().zip(&self.sums) {
+            let sum = _mm512_set1_epi32(all[group]);
+            *sums = [_mm512_sub_epi32(_mm512_setzero_si512(), sum); PANEL_BLOCKS];
+        }
+        sums
+    }
+}
+
+/// Adds the sums of a token and a group to its outputs, each times the scale of its row and the
+/// factor of the token.
 #[target_feature(enable = "avx512f")]
 #[inline]
-pub(super) fn add_scaled<const T: usize>(
-    sums: &[[__m512i; PANEL_BLOCKS]; T],
-    scales: &GroupScales,
-    factors: [f32; T],
-    out: &mut [[f32; PANEL_ROWS]; T],
+pub(super) fn add_scaled(
+    sums: [__m512i; PANEL_BLOCKS],
+    scales: [__m512; PANEL_BLOCKS],
+    factor: f32,
+    out: &mut [f32; PANEL_ROWS],
 ) {
-    let scales = [widen(&scales[0]), widen(&scales[1])];
-    for t in 0..T {
-        let factor = _mm512_set1_ps(factors[t]);
-        let outs = out[t].as_chunks_mut().0.iter_mut();
-        for ((sum, scale), out) in sums[t].iter().zip(scales).zip(outs) {
-            let dot = _mm512_cvtepi32_ps(*sum);
-            *out = lanes(fused(dot, _mm512_mul_ps(scale, factor), load(out)));
-        }
+    let factor = _mm512_set1_ps(factor);
+    let (out, _) = out.as_chunks_mut();
+    for half in 0..PANEL_BLOCKS {
+        let dot = _mm512_cvtepi32_ps(sums[half]);
+        let factor = _mm512_mul_ps(scales[half], factor);
+        out[half] = lanes(fused(dot, factor, load(&out[half])));
     }
 }
 
 /// Adds the products of T tokens and R groups of four columns that do not fill a step.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "the number is also that of the field, in both halves"
+)]
 #[target_feature(enable = "avx512f,avx512vnni")]
 #[inline]
 pub(super) fn add_rest<const T: usize, const R: usize>(
@@ -109,7 +136,8 @@ pub(super) fn add_rest<const T: usize, const R: usize>(
         [load_block(&rest[0]), load_block(&rest[1])]
     };
     for four in 0..R {
-        let codes: [__m512i; PANEL_BLOCKS] = from_fn(|half| {
+        let mut codes = blocks;
+        for half in 0..PANEL_BLOCKS {
             let field = if shares { half * R + four } else { four };
             let shifted = match field {
                 0 => blocks[half],
@@ -117,8 +145,8 @@ pub(super) fn add_rest<const T: usize, const R: usize>(
                 2 => _mm512_srli_epi32::<4>(blocks[half]),
                 _ => _mm512_srli_epi32::<6>(blocks[half]),
             };
-            _mm512_and_si512(shifted, mask)
-        });
+            codes[half] = _mm512_and_si512(shifted, mask);
+        }
         for t in 0..T {
             let q = _mm512_set1_epi32(four_activations(&fours[t][four], 0));
             for half in 0..PANEL_BLOCKS {
@@ -166,10 +194,13 @@ macro_rules! ternary_products {
             out: &mut [f32],
             prefetches: &mut PrefetchQueue<'_, '_>,
         ) {
+            let group = weights.group().map_or(0, GroupSize::columns);
             for_each_tile(panels, x.activations.tokens(), out, |panel, tokens, out| {
-                let records = weights.records(panel);
+                let panel = weights.panel(panel);
                 by_count!(tokens.len(), [1 2 3 4 5 6 7 8], T => {
-                    multiply_records::<T>(records, x, tokens.start, prefetches, out)
+                    by_count!(group, [64 128 256], G => {
+                        multiply_records::<T, G>(panel, x, tokens.start, prefetches, out)
+                    })
                 })
             });
         }
@@ -190,45 +221,58 @@ macro_rules! ternary_products {
             } = x;
             let rows = from_fn(|t| x.padded_row(first + t).as_chunks().0);
             let mut sums = minus_offsets::<T>(x, first, 1);
-            add_steps($unpacker::new(), panel, rows, prefetches, &mut sums);
+            add_steps::<T, 0>($unpacker::new(), panel, rows, prefetches, &mut sums);
             store_scaled(&sums, &factors[first..], out);
         }
 
-        /// Multiplies the 32 rows of a panel with groups by T tokens from `first` on.
+        /// Multiplies the 32 rows of a panel with groups of G columns by T tokens from `first` on.
         #[target_feature(enable = $features)]
         #[inline]
-        fn multiply_records<'a, const T: usize>(
-            records: impl Iterator<Item = GroupRecord<'a>>,
+        fn multiply_records<const T: usize, const G: usize>(
+            panel: &[Block],
             x: ScaledActivations<'_>,
             first: usize,
             prefetches: &mut PrefetchQueue<'_, '_>,
             out: &mut [f32],
         ) {
+            let shape = const { RecordShape::of_columns($packing, G) };
             let out = out.as_chunks_mut().0.first_chunk_mut::<T>();
             let out = out.expect("outputs of T tokens");
-            out.fill([0.0; PANEL_ROWS]);
+            *out = [[0.0; PANEL_ROWS]; T];
             let unpacker = $unpacker::new();
-            let factors: [&[f32]; T] = from_fn(|t| x.factors_of(first + t));
-            for (index, record) in records.enumerate() {
-                let q: [&[i8]; T] = from_fn(|t| x.activations.group_row(first + t, index));
-                let rows = q.map(|q| q.as_chunks().0);
-                let mut sums = minus_group_sums::<T>(x.activations, first, index);
-                add_steps(unpacker, record.steps, rows, prefetches, &mut sums);
-                if FIELDS > 4 {
-                    let fours = q.map(|q| q.as_chunks::<COLUMNS>().1.as_chunks().0);
-                    by_count!(fours[0].len(), [1 2 4], R => {
-                        add_rest::<T, R>(record.rest, fours, &mut sums)
-                    });
+            let groups = panel.len() / shape.blocks();
+            let tokens = GroupedTokens::<T, G>::new(x, first, groups);
+            for group in 0..groups {
+                let record = shape.split(&panel[group * shape.blocks()..][..shape.blocks()]);
+                let (mut rows, mut fours): ([&[_]; T], [&[_]; T]) = ([&[]; T], [&[]; T]);
+                for t in 0..T {
+                    let (steps, rest) = tokens.rows[t][group].as_chunks();
+                    (rows[t], fours[t]) = (steps, rest.as_chunks().0);
+                }
+                let mut sums = tokens.minus_sums(group);
+                add_steps::<T, G>(unpacker, record.steps, rows, prefetches, &mut sums);
+                match shape.rest_fours() {
+                    0 => {}
+                    1 => add_rest::<T, 1>(record.rest, fours, &mut sums),
+                    2 => add_rest::<T, 2>(record.rest, fours, &mut sums),
+                    _ => add_rest::<T, 4>(record.rest, fours, &mut sums),
                 }
                 prefetch_rest(&record);
-                add_scaled(&sums, record.scales, from_fn(|t| factors[t][index]), out);
+                let scales = [widen(&record.scales[0]), widen(&record.scales[1])];
+                // Not a function of all tokens: it would be too large to be inlined.
+                for t in 0..T {
+                    add_scaled(sums[t], scales, tokens.factors[t][group], &mut out[t]);
+                }
             }
         }
 
         /// Adds the products of some steps and T tokens, whose activations are `rows`.
+        ///
+        /// This and what it calls is compiled for each group size G (0 if there are no groups). So
+        /// each of the functions has one caller, and the compiler inlines it, whatever its size.
         #[target_feature(enable = $features)]
         #[inline]
-        fn add_steps<const T: usize>(
+        fn add_steps<const T: usize, const G: usize>(
             unpacker: $unpacker,
             steps: &[[Block; PANEL_BLOCKS]],
             rows: [&[[i8; COLUMNS]]; T],
@@ -236,9 +280,9 @@ macro_rules! ternary_products {
             sums: &mut [[__m512i; PANEL_BLOCKS]; T],
         ) {
             if T <= 2 {
-                add_in_place(unpacker, steps, rows, sums);
+                add_in_place::<T, G>(unpacker, steps, rows, sums);
             } else {
-                add_shifted(unpacker, steps, rows, prefetches, sums);
+                add_shifted::<T, G>(unpacker, steps, rows, prefetches, sums);
             }
         }
 
@@ -250,7 +294,7 @@ macro_rules! ternary_products {
         /// the end undoes.
         #[target_feature(enable = $features)]
         #[inline]
-        fn add_in_place<const T: usize>(
+        fn add_in_place<const T: usize, const G: usize>(
             unpacker: $unpacker,
             steps: &[[Block; PANEL_BLOCKS]],
             rows: [&[[i8; COLUMNS]]; T],
@@ -298,7 +342,7 @@ macro_rules! ternary_products {
         /// every token, so that unpacking takes no extra time beside the multiplications.
         #[target_feature(enable = $features)]
         #[inline]
-        fn add_shifted<const T: usize>(
+        fn add_shifted<const T: usize, const G: usize>(
             unpacker: $unpacker,
             steps: &[[Block; PANEL_BLOCKS]],
             rows: [&[[i8; COLUMNS]]; T],
