@@ -28,6 +28,9 @@ use sterna_scheduler::{Batch, PAGE_TOKENS, SequenceId};
 
 /// The first token of the marked prompt. No other prompt and no answer has it.
 const MARK: TokenId = 4000;
+
+/// The prompt tokens of the marked request.
+const MARKED_TOKENS: usize = 31;
 /// The token that the marked request repeats if its drafts shall be accepted.
 const REPEATED: TokenId = 9;
 /// A timeout that only a hanging test reaches.
@@ -64,7 +67,7 @@ impl Marked {
             }
             if self.sequence == Some(row.sequence) {
                 self.is_inside = true;
-                self.is_decode = row.start > 0;
+                self.is_decode = row.start as usize >= MARKED_TOKENS; // The prompt may be divided.
                 (self.tokens, self.logits) = (own, own_logits);
             }
         }
@@ -248,8 +251,8 @@ fn marked(place: Place) -> GenerationRequest {
             ..SamplingParams::greedy()
         },
     };
-    let prompt = [MARK].into_iter().chain((0..30).map(|i| 100 + i));
-    request(prompt.collect(), sampling)
+    let prompt = [MARK].into_iter().chain(100..);
+    request(prompt.take(MARKED_TOKENS).collect(), sampling)
 }
 
 #[derive(Debug, PartialEq)]
@@ -404,7 +407,12 @@ async fn a_request_that_makes_a_place_panic_fails_alone() {
 async fn a_request_whose_row_becomes_nan_fails_alone_and_caches_nothing() {
     let _lock = ONE_AT_A_TIME.lock().await;
     let server = start(2);
-    let by_token = [Place::TokenEmbedded, Place::OutputAdded];
+    let by_token = [
+        Place::TokenEmbedded,
+        Place::OutputAdded,
+        Place::HeadsGathered,
+        Place::GatedRowsMade,
+    ];
     let by_logits = [Place::HiddenNormed, Place::LogitsCopied];
     for (place, only_decodes) in by_token
         .into_iter()

@@ -177,7 +177,8 @@ impl Kernels {
     /// Quantizes one token, or each of its groups if `out` has groups:
     /// `s = 127 / max(max|x|, 1e-5)`, `q = x · s`, rounded to nearest even and clamped to
     /// −128..=127. Stores `s` as the scale, and the sum of `q`. For a value that is not finite, `q`
-    /// is an unspecified number in that range; other tokens are not affected.
+    /// is an unspecified number in that range; other tokens are not affected. `s` ignores NaN, and
+    /// is 0 if a value is infinite.
     pub fn quantize(&self, x: &[f32], out: &mut QuantizedTokenMut<'_>) {
         assert_eq!(x.len(), out.values.len(), "values of a token");
         call!(self.quantize(x, out))
@@ -297,7 +298,9 @@ impl Kernels {
         call!(self.dense_row(weights, row, out))
     }
 
-    /// Computes `out = weight · (x / sqrt(mean(x²) + eps))`.
+    /// Computes `out = weight · (x / sqrt(mean(x²) + eps))`. If a value of x or the sum of the
+    /// squares is not finite, every output is infinite, and [`quantize`](Self::quantize) then
+    /// stores a scale of 0.
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         assert_eq!(x.len(), weight.len(), "weights of the values");
         assert_eq!(x.len(), out.len(), "outputs of the values");

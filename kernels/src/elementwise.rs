@@ -98,7 +98,8 @@ fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// Computes `out = weight · (x / sqrt(mean(x²) + eps))`.
+/// Computes `out = weight · (x / sqrt(mean(x²) + eps))`. If a value of x or the sum of the squares
+/// is not finite, every output is infinite, which `quantize` does not lose.
 #[inline(always)]
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let (chunks, rest) = x.as_chunks::<LANES>();
@@ -111,7 +112,11 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     for (lane, &x) in lanes.iter_mut().zip(rest) {
         *lane += x * x;
     }
-    let inverse = 1.0 / (sum_lanes(&lanes) / x.len() as f32 + eps).sqrt();
+    let sum = sum_lanes(&lanes);
+    if !sum.is_finite() {
+        return out.fill(f32::INFINITY);
+    }
+    let inverse = 1.0 / (sum / x.len() as f32 + eps).sqrt();
     for ((out, &x), &weight) in out.iter_mut().zip(x).zip(weight) {
         *out = weight * (x * inverse);
     }

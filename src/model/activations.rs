@@ -20,7 +20,7 @@
 use sterna_kernels::HugeSlice;
 
 use super::architecture::Activation;
-use super::inputs::{InputFormat, Inputs};
+use super::inputs::{InputFormat, Inputs, spread_infinity};
 use super::linear::Projections;
 use super::norm::Norm;
 use super::product::Product;
@@ -211,16 +211,18 @@ impl<'m> Attended<'m> {
         let (inputs, attended) = (&mut self.buffers.inputs, &self.buffers.attended[..]);
         let tokens = inputs.tokens();
         let (kernels, format) = (context.workers.kernels, projections.input_format());
-        let write_row = |token, row: &mut [f32], spare: &mut [f32]| {
-            match norm {
-                Some(norm) => {
-                    let spare = &mut spare[..row.len()];
-                    gather(attended, token, spare);
-                    norm.apply(kernels, spare, row);
-                }
-                None => gather(attended, token, row),
+        let write_row = |token, row: &mut [f32], spare: &mut [f32]| match norm {
+            Some(norm) => {
+                let spare = &mut spare[..row.len()];
+                gather(attended, token, spare);
+                fault::pass_row(Place::HeadsGathered, token, spare);
+                norm.apply(kernels, spare, row);
             }
-            fault::pass_row(Place::HeadsGathered, token, row);
+            None => {
+                gather(attended, token, row);
+                fault::pass_row(Place::HeadsGathered, token, row);
+                spread_infinity(kernels, row, spare);
+            }
         };
         inputs.fill(context.workers, &format, tokens, write_row);
         context.profile.end(Stage::Rows);
@@ -251,17 +253,25 @@ impl<'m> Gated<'m> {
         let gated = self.gate_up.product(0, products, tokens);
         let (kernels, format) = (context.workers.kernels, projections.input_format());
         inputs.fill_blocks(context.workers, &format, tokens, &mut [], |block| {
+            let copy = |rows: &mut [f32]| {
+                gated.copy_to(block.tokens.clone(), rows);
+                let rows = rows.chunks_exact_mut(format.columns);
+                for (token, row) in block.tokens.clone().zip(rows) {
+                    fault::pass_row(Place::GatedRowsMade, token, row);
+                }
+            };
             match norm {
                 Some(norm) => {
                     let spare = &mut block.spare[..block.rows.len()];
-                    gated.copy_to(block.tokens.clone(), spare);
+                    copy(spare);
                     norm.apply_rows(kernels, spare, block.rows);
                 }
-                None => gated.copy_to(block.tokens.clone(), block.rows),
-            }
-            let rows = block.rows.chunks_exact_mut(format.columns);
-            for (token, row) in block.tokens.zip(rows) {
-                fault::pass_row(Place::GatedRowsMade, token, row);
+                None => {
+                    copy(block.rows);
+                    for row in block.rows.chunks_exact_mut(format.columns) {
+                        spread_infinity(kernels, row, block.spare);
+                    }
+                }
             }
         });
         context.profile.end(Stage::Rows);

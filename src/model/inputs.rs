@@ -1,10 +1,12 @@
 //! The input rows of linears: made once per token, quantized once, by all workers.
 //!
 //! Invariant: a token's input row depends on that token alone.
+//!
+//! Invariant: NaN or an infinity in a row reaches all products of that row.
 
 use std::ops::Range;
 
-use sterna_kernels::{Kernels, QuantizedActivations, QuantizedTokensMut};
+use sterna_kernels::{Kernels, LOGITS_BLOCK, QuantizedActivations, QuantizedTokensMut};
 
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
@@ -130,6 +132,16 @@ impl Inputs {
         workers.pool.run_parts(parts, |_, part| {
             part.fill(kernels, format, &write_rows);
         });
+    }
+}
+
+/// Makes every value of a row infinite if one is NaN or infinite. Otherwise the quantizer would
+/// turn NaN into a number, and the request would get wrong tokens instead of an error. A norm does
+/// the same. `spare` is at least as long as the row.
+pub(super) fn spread_infinity(kernels: Kernels, row: &mut [f32], spare: &mut [f32]) {
+    let peaks = &mut spare[..row.len().div_ceil(LOGITS_BLOCK)];
+    if !kernels.scan_logits(row, peaks) {
+        row.fill(f32::INFINITY);
     }
 }
 

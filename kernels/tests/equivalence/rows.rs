@@ -36,6 +36,28 @@ fn norm_and_gates_are_equal_on_every_isa() {
 }
 
 #[test]
+fn a_norm_of_a_row_that_is_not_finite_is_infinite_and_quantized_to_a_scale_of_zero() {
+    let mut random = Random::from_env();
+    for _ in 0..100 {
+        let count = 1 + random.index(300);
+        let weights = floats(&mut random, count);
+        let mut x = floats(&mut random, count);
+        x[random.index(count)] = random.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30]);
+        for kernels in each_isa().chain([scalar()]) {
+            let mut normed = vec![0.0; count];
+            kernels.rms_norm(&x, &weights, 1e-5, &mut normed);
+            assert_eq!(normed, vec![f32::INFINITY; count], "{}", kernels.isa());
+            let mut out = QuantizedActivations::new(1, 300);
+            out.reset(1, count);
+            for mut token in out.tokens_mut() {
+                kernels.quantize(&normed, &mut token);
+            }
+            assert_eq!(out.scales(), [0.0], "{}", kernels.isa());
+        }
+    }
+}
+
+#[test]
 fn quantization_is_equal_on_every_isa() {
     let mut random = Random::from_env();
     for round in 0..200 {
