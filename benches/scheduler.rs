@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use sterna_scheduler::{
-    CostModel, FinishReason, Limits, PAGE_TOKENS, Plan, Policy, Request, Sampled, Scheduler,
-    SequenceId, TenantId, TenantPolicy,
+    CostModel, FinishReason, Limits, PAGE_TOKENS, Plan, Policy, Request, SAMPLING_UNIT, Sampled,
+    Scheduler, SequenceId, TenantId, TenantPolicy,
 };
 
 #[global_allocator]
@@ -88,6 +88,7 @@ impl SchedulerBench {
             kilo_chunk_keys: 0,
             head: 0,
             logit: 0,
+            sampling: SAMPLING_UNIT,
         });
         SchedulerBench {
             scheduler,

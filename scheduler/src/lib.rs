@@ -43,12 +43,12 @@ mod step;
 mod tenant;
 
 pub use batch::{Batch, PageCopy, Row, Sampled};
-pub use cost::{CostModel, Nanos, StepShape};
+pub use cost::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
 pub use ids::{Micros, SequenceId, TenantId, TokenId};
 pub use limits::{Limits, MAX_DRAFTED_TOKENS};
 pub use pages::{PAGE_TOKENS, Page};
 pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, MAX_THROUGHPUT_LOSS, Order, Policy};
-pub use request::{Event, FinishReason, Refusal, Request, Snapshot};
+pub use request::{Event, FinishReason, MAX_DRAW_TIME, Refusal, Request, Snapshot};
 pub use scheduler::{Plan, Scheduler, Step};
 pub use sequence::OutputRules;
 pub use tenant::{

@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing in this file decides anything.
 
-use crate::{Micros, RateKind, SequenceId, TenantId, TokenId};
+use crate::{Micros, Nanos, RateKind, SequenceId, TenantId, TokenId};
 
 /// A request to generate tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,9 @@ pub struct Request {
     pub min_new_tokens: u32,
     /// The tokens that end the request with [`FinishReason::Stop`].
     pub stop_tokens: Vec<TokenId>,
+    /// The time that the request's sampling parameters add to each draw of a token, as the caller
+    /// has measured it: 0 for plain draws, at most [`MAX_DRAW_TIME`]. The tenant is charged for it.
+    pub draw_time: Nanos,
     /// The tenant that is charged.
     pub tenant: TenantId,
     /// The request ends with [`FinishReason::Deadline`] if it has no output token this long after
@@ -25,6 +28,9 @@ pub struct Request {
     /// `submit`.
     pub ends_within: Option<Micros>,
 }
+
+/// The greatest [`Request::draw_time`]: a tenth of a second.
+pub const MAX_DRAW_TIME: Nanos = 100_000_000;
 
 /// The reason why the scheduler refuses a request. A refusal leaves the scheduler as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

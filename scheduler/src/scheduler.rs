@@ -132,7 +132,8 @@ impl Scheduler {
     /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
     ///
     /// # Panics
-    /// If its tenant was never set, or time runs backwards.
+    /// If its tenant was never set, its draws take longer than
+    /// [`MAX_DRAW_TIME`](crate::MAX_DRAW_TIME), or time runs backwards.
     pub fn submit(&mut self, now: Micros, request: Request) -> Result<SequenceId, Refusal> {
         self.state.conditions.advance(now);
         submit(&mut self.state, request)
@@ -146,7 +147,8 @@ impl Scheduler {
     /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
     ///
     /// # Panics
-    /// If there is no choice, its tenant was never set, or time runs backwards.
+    /// If there is no choice, its tenant was never set, its draws take longer than
+    /// [`MAX_DRAW_TIME`](crate::MAX_DRAW_TIME), or time runs backwards.
     pub fn submit_choices(
         &mut self,
         now: Micros,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use sterna_random::Random;
 use sterna_scheduler::{
-    Band, Budget, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Plan, Policy,
-    PublicPrefix, Rate, Refusal, Request, Sampled, Scheduler, SequenceId, TenantId, TenantPolicy,
-    TokenId,
+    Band, Budget, CostModel, Event, FinishReason, Limits, Micros, Nanos, PAGE_TOKENS, Plan, Policy,
+    PublicPrefix, Rate, Refusal, Request, SAMPLING_UNIT, Sampled, Scheduler, SequenceId, StepShape,
+    TenantId, TenantPolicy, TokenId,
 };
 
 const SECOND: Micros = 1_000_000;
@@ -19,6 +19,7 @@ const COST: CostModel = CostModel {
     kilo_chunk_keys: 500_000,
     head: 25_000_000,
     logit: 1_000_000,
+    sampling: SAMPLING_UNIT,
 };
 
 /// A scheduler and a clock on which each step takes as long as the cost model predicts.
@@ -27,6 +28,7 @@ struct VirtualServer {
     now: Micros,
     steps: u64,
     token: TokenId,
+    draw_times: BTreeMap<TenantId, Nanos>, // Beyond plain draws.
     requests: BTreeMap<SequenceId, RequestTimeline>,
     ended: Vec<RequestTimeline>,
 }
@@ -76,6 +78,7 @@ impl VirtualServer {
             now: 0,
             steps: 0,
             token: 0,
+            draw_times: BTreeMap::new(),
             requests: BTreeMap::new(),
             ended: Vec::new(),
         }
@@ -93,6 +96,7 @@ impl VirtualServer {
         let request = Request {
             prompt,
             max_new_tokens: output,
+            draw_time: self.draw_times.get(&tenant).copied().unwrap_or(0),
             tenant,
             ..Request::default()
         };
@@ -118,7 +122,16 @@ impl VirtualServer {
             self.now += 1000;
             return 0;
         };
-        let duration = COST.predict(step.shape()).div_ceil(1000);
+        let mut shape = StepShape {
+            sampling: 0,
+            ..step.shape()
+        };
+        for row in step.batch().rows() {
+            let tenant = self.requests[&row.sequence].tenant;
+            let draw_time = self.draw_times.get(&tenant).copied().unwrap_or(0);
+            shape.sampling += u64::from(row.logits) * draw_time;
+        }
+        let duration = COST.predict(shape).div_ceil(1000);
         self.now += duration;
         self.steps += 1;
         let mut sampled = Vec::new();
@@ -156,10 +169,15 @@ impl VirtualServer {
     /// Runs steps for `time`. Each of the `busy` tenants always has requests waiting; the numbers
     /// are the tenant, its prompt tokens and its output tokens.
     fn keep_busy(&mut self, busy: &[(u32, usize, u32)], time: Micros) {
+        self.keep_queued(busy, 2, time);
+    }
+
+    /// As [`keep_busy`](Self::keep_busy), with `count` requests waiting before each step.
+    fn keep_queued(&mut self, busy: &[(u32, usize, u32)], count: u32, time: Micros) {
         let end = self.now + time;
         while self.now < end {
             for &(tenant, prompt, output) in busy {
-                while self.scheduler.tenant(TenantId(tenant)).queued < 2 {
+                while self.scheduler.tenant(TenantId(tenant)).queued < count {
                     self.submit(tenant, prompt, output);
                 }
             }
@@ -205,6 +223,47 @@ fn busy_tenants_get_service_by_weight() {
     assert_percent(service[0], all, 25, 1);
     assert_percent(service[1], all, 25, 1);
     assert_percent(service[2], all, 50, 1);
+}
+
+/// Both tenants ask for the same, except that drawing a token of the first one takes long.
+#[test]
+fn a_tenant_with_costly_sampling_gets_its_share_of_time_and_not_of_tokens() {
+    let mut server = VirtualServer::new(&[weight(1), weight(1)]);
+    let draw_time = 30_000_000;
+    server.draw_times.insert(TenantId(0), draw_time);
+    let time = 300 * SECOND;
+    // A step may admit more than two requests of the other tenant.
+    server.keep_queued(&[(0, 60, 60), (1, 60, 60)], 16, time);
+    let tokens = [0, 1].map(|tenant| {
+        let timelines = server.requests.values().chain(&server.ended);
+        let own = timelines.filter(|timeline| timeline.tenant == TenantId(tenant));
+        own.map(|timeline| timeline.tokens.len() as u64)
+            .sum::<u64>()
+    });
+    // What the steps take beside the sampling is shared by all tokens alike.
+    let sampling = tokens[0] * draw_time / 1000;
+    let each = (time - sampling) / (tokens[0] + tokens[1]);
+    assert_percent(sampling + each * tokens[0], time, 50, 3);
+    let service = [0, 1].map(|tenant| server.service(tenant));
+    assert_percent(service[0], service[0] + service[1], 50, 1);
+}
+
+/// A step's budget leaves room for the sampling of its decodes from the first step on.
+#[test]
+fn costly_sampling_makes_prompts_wait_and_not_the_decodes_of_others() {
+    let mut server = VirtualServer::new(&[weight(1), weight(1)]);
+    server.draw_times.insert(TenantId(1), 15_000_000);
+    for tenant in [0, 1, 1, 1, 1, 1, 1] {
+        server.submit(tenant, 20, 60);
+    }
+    server.submit(0, 4000, 1);
+    while server.requests.len() > 1 {
+        server.step();
+    }
+    let decodes = server.ended.iter().map(|timeline| &timeline.tokens);
+    let gaps = decodes.flat_map(|tokens| tokens.windows(2).map(|pair| pair[1] - pair[0]));
+    let longest = gaps.max().expect("there is a gap");
+    assert!(longest <= TARGET * 11 / 10, "a gap of {longest} µs");
 }
 
 #[test]
@@ -492,6 +551,7 @@ fn run_flooded_world(seed: u64) {
         kilo_chunk_keys: 50_000,
         head: 2_500_000,
         logit: 100_000,
+        sampling: SAMPLING_UNIT,
     });
     let tenants = [1, 2].map(|id| (TenantId(id), TenantPolicy::default()));
     assert_eq!(scheduler.set_tenants(&tenants), Ok(()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sterna_scheduler::{
     Band, CostModel, Event, FinishReason, Limits, Micros, Plan, Policy, Rate, RateKind, Refusal,
-    Request, Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
+    Request, SAMPLING_UNIT, Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
 };
 
 const SECOND: Micros = 1_000_000;
@@ -26,6 +26,7 @@ const COST: CostModel = CostModel {
     kilo_chunk_keys: 500_000,
     head: 25_000_000,
     logit: 1_000_000,
+    sampling: SAMPLING_UNIT,
 };
 
 /// Returns a scheduler that answers every row with one token.

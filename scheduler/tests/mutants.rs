@@ -218,6 +218,18 @@ pub(crate) struct Edge {",
         mistake: "        if pool.guaranteed_left(taker) > usize::MAX - 1 {",
     },
     Mutant {
+        name: "S16-sampling-not-charged",
+        file: "step/commit.rs",
+        original: "            cost += predictor.draw_time(sampling);",
+        mistake: "            let _ = sampling;",
+    },
+    Mutant {
+        name: "S16-sampling-not-planned",
+        file: "sequence/mod.rs",
+        original: "            sampling: self.draw_time,",
+        mistake: "            sampling: 0,",
+    },
+    Mutant {
         name: "S12-cap-ignored",
         file: "pages/mod.rs",
         original: "        while self.held(tenant) >= self.cap(tenant) {",

@@ -58,6 +58,11 @@ impl<F: Forward> BatchRunner<F> {
         forwarded
     }
 
+    /// Returns the model, its keys and values, and the sampler.
+    pub(super) fn parts(&mut self) -> (&mut F, &mut F::KvStore, &mut BatchSampler) {
+        (&mut self.model, &mut self.kv_store, &mut self.sampler)
+    }
+
     /// Computes each row of a batch that panicked in a batch of its own, and leaves the draws of
     /// all rows in the sampler. Calls `begin` before each. Returns the sequences whose rows
     /// panicked again; their draws are void.

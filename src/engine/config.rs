@@ -14,7 +14,8 @@ pub struct EngineConfig {
     /// Public prefixes, which the conversations of several tenants begin with. Tenant policies
     /// refer to them by their index.
     pub public_prefixes: Vec<Vec<TokenId>>,
-    /// The cost of a step. If `None`, the engine measures it at the start, in about two seconds.
+    /// The cost of a step, in which all draws cost the same. If `None`, the engine measures it and
+    /// the cost of each kind of draw at the start, in about two seconds.
     pub cost: Option<CostModel>,
     /// Capacity of the submit queue, in requests. A configured tenant may fill a quarter of it, and
     /// at least 8 places. A tenant with nothing in it always gets a place.

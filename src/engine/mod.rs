@@ -22,6 +22,7 @@ mod interference;
 mod refused_tenants;
 mod request;
 mod sampler;
+mod sampling_costs;
 mod sampling_params;
 mod serve;
 mod status;

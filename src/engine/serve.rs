@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{
-    CostModel, Event, FinishReason, Micros, Request, Scheduler, SequenceId, Step, TenantId,
+    CostModel, Event, FinishReason, Micros, Nanos, Request, Scheduler, SequenceId, Step, TenantId,
 };
 
 use super::batch_runner::BatchRunner;
@@ -26,6 +26,7 @@ use super::config::EngineConfig;
 use super::egress::{EndedSequence, RequestUpdate, StepOutput};
 use super::forward::Forward;
 use super::request::GenerationRequest;
+use super::sampling_costs::SamplingCosts;
 use super::sampling_params::SamplingParams;
 use super::step_loop::{StepLoop, StepOutcome};
 use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket};
@@ -48,12 +49,12 @@ pub(super) fn serve<F: Forward>(
         pin_to_first_core();
     }
     let mut runner = BatchRunner::new(model, kv_store);
-    let (cost, recalibration) = match config.cost {
-        Some(cost) => (cost, None),
+    let (cost, sampling_costs, recalibration) = match config.cost {
+        Some(cost) => (cost, SamplingCosts::default(), None),
         None => {
             let calibration = calibrate(&mut runner, &config.limits);
             let again = Recalibration::after(&calibration, &config.limits);
-            (calibration.cost, again)
+            (calibration.cost, SamplingCosts::measure(&mut runner), again)
         }
     };
     let mut scheduler = Scheduler::new(config.limits, config.policy);
@@ -76,6 +77,7 @@ pub(super) fn serve<F: Forward>(
         commands,
         outputs,
         publishing: Duration::ZERO,
+        sampling_costs,
         recalibration,
         recalibrated: None,
     };
@@ -104,6 +106,7 @@ struct EngineThread<F: Forward> {
     drain_deadline: Option<Micros>, // Set when a drain begins.
     commands: CommandReceiver,
     outputs: mpsc::Sender<StepOutput>,
+    sampling_costs: SamplingCosts,
     publishing: Duration, // The time that the last publication took.
     recalibration: Option<Recalibration>, // Due when the engine is idle for a while.
     recalibrated: Option<CostModel>, // Since the last publication.
@@ -234,7 +237,8 @@ impl<F: Forward> EngineThread<F> {
         let (tenant, arrived) = (request.tenant, request.arrived);
         let prompt_tokens = request.prompt.len() as u32;
         let waited = now.saturating_sub(self.commands.shared.clock.micros(request.arrived));
-        let (request, sampling) = for_scheduler(request, waited);
+        let draw_time = self.sampling_costs.of(&request);
+        let (request, sampling) = for_scheduler(request, draw_time, waited);
         let scheduler = &mut self.steps.scheduler;
         let answer = scheduler.submit_choices(now, request, choices.len());
         let rates = scheduler.rates(now, tenant);
@@ -445,13 +449,18 @@ fn forget(
 
 /// Splits a request into the scheduler's part and its sampling parameters. `waited` is the time
 /// since its arrival, which its deadlines include.
-fn for_scheduler(request: GenerationRequest, waited: Micros) -> (Request, SamplingParams) {
+fn for_scheduler(
+    request: GenerationRequest,
+    draw_time: Nanos,
+    waited: Micros,
+) -> (Request, SamplingParams) {
     let left = |limit: Duration| micros(limit).saturating_sub(waited);
     let scheduled = Request {
         prompt: request.prompt,
         max_new_tokens: request.max_new_tokens,
         min_new_tokens: request.min_new_tokens,
         stop_tokens: request.stop_tokens,
+        draw_time,
         tenant: request.tenant,
         first_token_within: request.first_token_within.map(left),
         ends_within: request.ends_within.map(left),

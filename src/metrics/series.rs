@@ -111,7 +111,8 @@ groups! {
         prediction_ratio: Histogram = histogram(
             "sterna_step_prediction_ratio", "Time to compute a step, divided by its prediction.",
             RATIO_BUCKETS);
-        // The parts of a `CostModel`, in the order of its fields.
+        // The parts of a `CostModel`, in the order of its fields. `sampling` is missing, because
+        // it is the same in every calibration.
         cost: [Gauge; 12] = gauges(
             "sterna_step_cost_seconds",
             "Cost of a part of a step, as calibrated: steps of 1 to 128 tokens, 1,024 keys, the \

@@ -241,6 +241,7 @@ fn each_part_of_a_steps_cost_has_its_own_label() {
         kilo_chunk_keys: 202 * SECOND,
         head: 203 * SECOND,
         logit: 204 * SECOND,
+        sampling: 0,
     });
     let text = metrics.render();
     let read = |part: &str| value(&text, &labelled(&text, "sterna_step_cost_seconds", &[part]));

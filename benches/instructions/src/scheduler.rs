@@ -4,8 +4,8 @@
 use std::hint::black_box;
 
 use sterna_scheduler::{
-    CostModel, Event, FinishReason, Limits, PAGE_TOKENS, Plan, Policy, Request, Sampled, Scheduler,
-    SequenceId, TokenId,
+    CostModel, Event, FinishReason, Limits, PAGE_TOKENS, Plan, Policy, Request, SAMPLING_UNIT,
+    Sampled, Scheduler, SequenceId, TokenId,
 };
 
 use crate::{Case, Round};
@@ -112,6 +112,7 @@ impl SchedulerCase {
             kilo_chunk_keys: 0,
             head: 0,
             logit: 0,
+            sampling: SAMPLING_UNIT,
         });
         let mut case = SchedulerCase {
             scheduler,

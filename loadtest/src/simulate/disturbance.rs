@@ -106,6 +106,7 @@ fn longer(cost: &CostModel, memory: f64, compute: f64) -> CostModel {
         kilo_chunk_keys: times(cost.kilo_chunk_keys, compute),
         head: times(cost.head, memory),
         logit: times(cost.logit, compute),
+        sampling: times(cost.sampling, compute),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use sterna_random::Random;
-use sterna_scheduler::{Batch, CostModel, Micros, Row, StepShape};
+use sterna_scheduler::{Batch, CostModel, Micros, Row, SAMPLING_UNIT, StepShape};
 
 use super::disturbance::{Burst, Disturbance, DisturbanceKind, RunPhase};
 use crate::coefficients::Coefficients;
@@ -19,6 +19,7 @@ const TWO_CORES: CostModel = CostModel {
     kilo_chunk_keys: 500_000,
     head: 25_000_000,
     logit: 1_000_000,
+    sampling: SAMPLING_UNIT,
 };
 
 /// The 2B-4T shape on two Zen 4 cores, about as a server measured it on an otherwise idle host.
@@ -28,6 +29,7 @@ const TWO_ZEN_4_CORES: CostModel = CostModel {
     kilo_chunk_keys: 2_160_000,
     head: 9_700_000,
     logit: 750_000,
+    sampling: SAMPLING_UNIT,
 };
 
 /// The 2B-4T shape on 32 cores: 16 times the compute and 8 times the memory bandwidth of
@@ -38,6 +40,7 @@ const THIRTY_TWO_CORES: CostModel = CostModel {
     kilo_chunk_keys: 32_000,
     head: 3_000_000,
     logit: 65_000,
+    sampling: SAMPLING_UNIT,
 };
 
 /// The embedded demo model on two cores.
@@ -47,6 +50,7 @@ const DEMO: CostModel = CostModel {
     kilo_chunk_keys: 30_000,
     head: 150_000,
     logit: 60_000,
+    sampling: SAMPLING_UNIT,
 };
 
 /// Returns the cost model of a preset, or that of a JSON file.
@@ -74,6 +78,7 @@ fn from_file(path: &Path) -> Result<CostModel, String> {
         kilo_chunk_keys: read.kilo_chunk_keys,
         head: read.head,
         logit: read.logit,
+        sampling: SAMPLING_UNIT,
     })
 }
 
@@ -215,6 +220,7 @@ fn decodes(count: u64) -> StepShape {
         decode_keys: count * u64::from(CONTEXT) / 8,
         chunk_keys: 0,
         logits: count,
+        sampling: 0,
     }
 }
 

@@ -33,7 +33,7 @@ impl RunningLoad {
             Band::Batch => &mut self.batch_decodes,
             Band::Interactive | Band::Standard => &mut self.decodes,
         };
-        *decodes = decodes.plus(StepShape::decode(sequence.len()));
+        *decodes = decodes.plus(sequence.decode_shape());
         self.promised_pages += promised_pages(sequence, state);
         self.prefills += usize::from(sequence.is_prefill());
     }
@@ -71,7 +71,7 @@ impl RunningLoad {
         let extra = if is_light { target / 4 } else { 0 };
         // Decodes of the batch band pause for others, so they take no time from them.
         let is_batch = queue.tenant(sequence.tenant).policy.band == Band::Batch;
-        let mut step = self.decodes.plus(StepShape::decode(sequence.len()));
+        let mut step = self.decodes.plus(sequence.decode_shape());
         if is_batch {
             step = step.plus(self.batch_decodes);
         }

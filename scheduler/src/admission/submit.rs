@@ -9,7 +9,8 @@ use super::room::{Leaving, Newcomer, find_room};
 use crate::pages::common_prefix;
 use crate::state::SchedulerState;
 use crate::{
-    Limits, Micros, Nanos, PAGE_TOKENS, Refusal, Request, SequenceId, StepShape, TenantId,
+    Limits, MAX_DRAW_TIME, Micros, Nanos, PAGE_TOKENS, Refusal, Request, SequenceId, StepShape,
+    TenantId,
 };
 
 /// Running sequences that a new request is compared with.
@@ -62,6 +63,7 @@ fn accept(
     request: &Request,
     choices: usize,
 ) -> Result<Accepted, Refusal> {
+    assert!(request.draw_time <= MAX_DRAW_TIME, "draws take less");
     check_possible(state, request)?;
     let (tenant, len) = (request.tenant, request.prompt.len());
     let public = &state.queue.tenant(tenant).policy.public;
@@ -149,7 +151,7 @@ fn estimate(state: &SchedulerState, request: &Request, uncached: usize) -> Nanos
         logits: decode.logits * running,
         ..decode
     };
-    let token = predictor.predict(step) / running;
+    let token = predictor.predict(step) / running + predictor.draw_time(request.draw_time);
     predictor.prefill_time(len, uncached) + token * output as u64
 }
 

@@ -4,7 +4,7 @@
 
 use super::model::ROW_KNOTS;
 use super::terms::{TERMS, Terms};
-use crate::{CostModel, Nanos, PAGE_TOKENS, StepShape};
+use crate::{CostModel, Nanos, PAGE_TOKENS, SAMPLING_UNIT, StepShape};
 
 impl CostModel {
     /// Returns the model that is nearest to the measured steps: the least squares of the relative
@@ -13,7 +13,7 @@ impl CostModel {
     /// - No coefficient is negative, and `rows` never falls.
     /// - A few rounds of reweighting reduce the weight of samples that are far off.
     /// - A quantity that occurs in no sample costs nothing. But `rows` rises beyond the samples
-    ///   without a history as it does before.
+    ///   without a history as it does before, and `sampling` takes what the caller has measured.
     pub fn fit(samples: &[(StepShape, Nanos)]) -> CostModel {
         let reached = last_knot(samples);
         let equations: Vec<Terms> = samples
@@ -36,6 +36,9 @@ impl CostModel {
         // Twice the tokens never take more than two steps. A sample that shows more was disturbed.
         for knot in 1..ROW_KNOTS {
             model.rows[knot] = model.rows[knot].min(2 * model.rows[knot - 1]);
+        }
+        if samples.iter().all(|(shape, _)| shape.sampling == 0) {
+            model.sampling = SAMPLING_UNIT;
         }
         model
     }
@@ -199,6 +202,9 @@ mod tests {
             shapes.push((0..4).fold(StepShape::default(), |all, _| all.plus(decode)));
             shapes.push(StepShape::chunk(len, 16, 0));
         }
+        for draw_time in [1_000_000, 20_000_000] {
+            shapes.push(StepShape::decode(16).with_draws(draw_time));
+        }
         shapes
     }
 
@@ -283,6 +289,7 @@ mod tests {
             kilo_chunk_keys: 2_000_000,
             head: 9_000_000,
             logit: 500_000,
+            sampling: SAMPLING_UNIT,
         };
         let decodes = |count, len, logits| {
             let all = (0..count).fold(StepShape::default(), |all, _| {
@@ -316,7 +323,12 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_to_no_samples_is_zero() {
-        assert_eq!(CostModel::fit(&[]).rows, [0; ROW_KNOTS]);
+    fn a_fit_to_no_samples_is_zero_except_for_sampling() {
+        let found = CostModel::fit(&[]);
+        assert_eq!(found.rows, [0; ROW_KNOTS]);
+        assert_eq!(
+            found.sampling, SAMPLING_UNIT,
+            "draws take what was measured"
+        );
     }
 }

@@ -7,5 +7,5 @@ mod model;
 mod predictor;
 mod terms;
 
-pub use model::{CostModel, Nanos, StepShape};
+pub use model::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
 pub(crate) use predictor::Predictor;

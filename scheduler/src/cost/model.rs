@@ -1,11 +1,12 @@
 //! The cost model: a prediction of the duration of a step.
 //!
 //! ```text
-//! t(step) = rows(n) + key · keys + [logits > 0] · head + logit · logits
+//! t(step) = rows(n) + key · keys + [logits > 0] · head + logit · logits + sampling · s
 //! ```
 //!
 //! `n` is the number of tokens in the step, and `keys` is the number of keys that these tokens
-//! attend to. `rows` is linear between powers of two. A roofline, `max(weights, row · n)`, was
+//! attend to. `s` is what the sampling parameters of requests add to plain draws, as the caller has
+//! measured it. `rows` is linear between powers of two. A roofline, `max(weights, row · n)`, was
 //! rejected: on shared cores its bend is far off. Measured: see `benches/record/scheduler.md`.
 //!
 //! Invariant: coefficients are integers in nanoseconds, so equal inputs give equal plans.
@@ -24,6 +25,10 @@ pub struct StepShape {
     pub chunk_keys: u64,
     /// Tokens that need logits.
     pub logits: u64,
+    /// What sampling these tokens takes beyond plain draws, summed over [`Request::draw_time`].
+    ///
+    /// [`Request::draw_time`]: crate::Request::draw_time
+    pub sampling: Nanos,
 }
 
 /// The number of knots of [`CostModel::rows`]: the powers of two from 1 to 128.
@@ -41,12 +46,18 @@ pub struct CostModel {
     pub kilo_chunk_keys: Nanos,
     /// The time of streaming the output head, if any token needs logits.
     pub head: Nanos,
-    /// The time of the logits of one token, including sampling.
+    /// The time of the logits of one token, including a plain draw.
     pub logit: Nanos,
+    /// The time of [`SAMPLING_UNIT`] of [`StepShape::sampling`].
+    pub sampling: Nanos,
 }
+
+/// The sampling time of which [`CostModel::sampling`] is the cost: about a millisecond.
+pub const SAMPLING_UNIT: Nanos = 1 << 20;
 
 impl StepShape {
     /// Returns the sum of two shapes.
+    #[inline]
     #[must_use]
     pub fn plus(self, other: StepShape) -> StepShape {
         StepShape {
@@ -54,6 +65,7 @@ impl StepShape {
             decode_keys: self.decode_keys + other.decode_keys,
             chunk_keys: self.chunk_keys + other.chunk_keys,
             logits: self.logits + other.logits,
+            sampling: self.sampling + other.sampling,
         }
     }
 
@@ -65,16 +77,19 @@ impl StepShape {
             decode_keys: self.decode_keys - other.decode_keys,
             chunk_keys: self.chunk_keys - other.chunk_keys,
             logits: self.logits - other.logits,
+            sampling: self.sampling - other.sampling,
         }
     }
 
     /// Returns the shape of a decode of a sequence of `len` known tokens.
+    #[inline]
     pub fn decode(len: usize) -> StepShape {
         StepShape {
             rows: 1,
             decode_keys: len as u64,
             chunk_keys: 0,
             logits: 1,
+            sampling: 0,
         }
     }
 
@@ -86,6 +101,17 @@ impl StepShape {
             decode_keys: 0,
             chunk_keys: tokens * history + tokens * (tokens + 1) / 2,
             logits: logits as u64,
+            sampling: 0,
+        }
+    }
+
+    /// Returns this shape with the time that each draw takes beyond a plain one.
+    #[inline]
+    #[must_use]
+    pub fn with_draws(self, draw_time: Nanos) -> StepShape {
+        StepShape {
+            sampling: self.logits * draw_time,
+            ..self
         }
     }
 }
@@ -98,6 +124,7 @@ impl CostModel {
         kilo_chunk_keys: 50_000,
         head: 500_000,
         logit: 50_000,
+        sampling: SAMPLING_UNIT,
     };
 
     /// Returns the `rows` of a machine whose step takes the longer of two times: streaming the
@@ -121,7 +148,8 @@ impl CostModel {
             return 0;
         }
         let head = if shape.logits > 0 { self.head } else { 0 };
-        self.rows_time(shape.rows) + self.keys(shape) + head + self.logit * shape.logits
+        let logits = head + self.logit * shape.logits;
+        self.rows_time(shape.rows) + self.keys(shape) + logits + self.draws(shape)
     }
 
     /// Returns the time of the smallest step that computes, as all larger ones do, at least
@@ -160,6 +188,11 @@ impl CostModel {
         (self.kilo_decode_keys * shape.decode_keys + self.kilo_chunk_keys * shape.chunk_keys) / 1024
     }
 
+    /// Returns the part of a step's time that its requests' sampling parameters add.
+    pub(crate) fn draws(&self, shape: StepShape) -> Nanos {
+        self.sampling * shape.sampling / SAMPLING_UNIT
+    }
+
     /// Returns the time of `count` tokens, at least 1, without attention and logits.
     fn rows_time(&self, count: u64) -> Nanos {
         let knot = (count.ilog2() as usize).min(ROW_KNOTS - 2);
@@ -188,6 +221,7 @@ pub(crate) mod tests {
             kilo_chunk_keys: random.below(100_000),
             head: random.below(3_000_000),
             logit: random.below(500_000),
+            sampling: random.below(3 * SAMPLING_UNIT),
         }
     }
 
@@ -206,6 +240,7 @@ pub(crate) mod tests {
                 decode_keys: random.below(3000),
                 chunk_keys: random.below(3000),
                 logits: random.below(2),
+                sampling: random.below(5_000_000),
             });
             assert!(model.predict(more) >= model.predict(shape), "{random:?}");
         }

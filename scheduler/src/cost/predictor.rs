@@ -73,24 +73,24 @@ impl Predictor {
     }
 
     /// Returns the length of the longest chunk after `history` tokens, up to `limit`, with which
-    /// `base` stays within `budget`. Returns 0 if one token does not fit. `logits` tokens of the
-    /// chunk need logits.
+    /// `base` stays within `budget`. Returns 0 if one token does not fit. If the chunk needs
+    /// logits, they are in `base`.
     pub(crate) fn largest_chunk(
         &self,
         budget: Nanos,
         base: StepShape,
         history: usize,
         limit: usize,
-        logits: usize,
     ) -> usize {
         largest(limit, |tokens| {
-            let chunk = StepShape::chunk(history, tokens, logits);
+            let chunk = StepShape::chunk(history, tokens, 0);
             self.model.predict(base.plus(chunk)) <= budget
         })
     }
 
     /// Divides the time of a step among its tokens and its rows of logits. Returns the cost of a
-    /// row as a function of its shape: its tokens, its logits and its own attention.
+    /// row as a function of its shape: its tokens, its logits and its own attention. Its sampling
+    /// beyond plain draws is not included.
     pub(crate) fn row_cost(&self, step: StepShape) -> impl Fn(StepShape) -> Nanos + '_ {
         let tokens_only = StepShape {
             rows: step.rows,
@@ -99,6 +99,16 @@ impl Predictor {
         let per_token = self.predict(tokens_only) / step.rows;
         let per_logits = (self.model.head + self.model.logit * step.logits) / step.logits.max(1);
         move |row| per_token * row.rows + per_logits * row.logits + self.model.keys(row)
+    }
+
+    /// Returns how much longer than plain draws those take that took `draw_time` more when they
+    /// were measured.
+    pub(crate) fn draw_time(&self, draw_time: Nanos) -> Nanos {
+        let draw = StepShape {
+            sampling: draw_time,
+            ..StepShape::default()
+        };
+        self.model.draws(draw)
     }
 
     /// Learns from a computed step.
@@ -154,12 +164,17 @@ mod tests {
                 }),
             };
             let (history, limit) = (random.below(4000) as usize, random.below(300) as usize);
-            let logits = random.below(2) as usize;
-            let cost = |tokens| model.predict(base.plus(StepShape::chunk(history, tokens, logits)));
+            let end = StepShape {
+                logits: random.below(2),
+                ..StepShape::default()
+            }
+            .with_draws(random.below(5_000_000));
+            let base = base.plus(end);
+            let cost = |tokens| model.predict(base.plus(StepShape::chunk(history, tokens, 0)));
             let budget = random.below(cost(400) + 1);
             let expected = (1..=limit).rev().find(|&tokens| cost(tokens) <= budget);
             assert_eq!(
-                Predictor::new(model).largest_chunk(budget, base, history, limit, logits),
+                Predictor::new(model).largest_chunk(budget, base, history, limit),
                 expected.unwrap_or(0),
                 "{random:?} {model:?} {budget}"
             );

@@ -6,10 +6,10 @@
 //! `linear_coefficients` and `with_coefficients`.
 
 use super::model::ROW_KNOTS;
-use crate::{CostModel, Nanos, StepShape};
+use crate::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
 
 /// The number of terms whose factor is a quantity of the step.
-const LINEAR_TERMS: usize = 4;
+const LINEAR_TERMS: usize = 5;
 
 /// The number of terms: the rise of `rows` to each of its knots, and the linear terms.
 pub(super) const TERMS: usize = ROW_KNOTS + LINEAR_TERMS;
@@ -24,6 +24,7 @@ impl StepShape {
             self.chunk_keys as f64 / 1024.0,
             f64::from(u8::from(self.logits > 0)),
             self.logits as f64,
+            self.sampling as f64 / SAMPLING_UNIT as f64,
         ]
     }
 
@@ -49,6 +50,7 @@ impl CostModel {
             self.kilo_chunk_keys,
             self.head,
             self.logit,
+            self.sampling,
         ]
     }
 
@@ -76,13 +78,14 @@ impl CostModel {
         });
         let linear: [Nanos; LINEAR_TERMS] =
             std::array::from_fn(|term| rounded(coefficients[ROW_KNOTS + term]));
-        let [kilo_decode_keys, kilo_chunk_keys, head, logit] = linear;
+        let [kilo_decode_keys, kilo_chunk_keys, head, logit, sampling] = linear;
         CostModel {
             rows,
             kilo_decode_keys,
             kilo_chunk_keys,
             head,
             logit,
+            sampling,
         }
     }
 }
@@ -108,6 +111,7 @@ mod tests {
             assert_eq!(CostModel::with_coefficients(&coefficients), model);
             let shape = StepShape {
                 decode_keys: random.below(3000),
+                sampling: random.below(5_000_000),
                 ..StepShape::chunk(
                     random.below(3000) as usize,
                     1 + random.below(300) as usize,

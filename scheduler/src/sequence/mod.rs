@@ -33,7 +33,8 @@ pub(crate) struct Sequence {
     pub(crate) tenant: TenantId,
     pub(crate) prompt_len: usize,
     pub(crate) output_rules: OutputRules,
-    tokens: Vec<TokenId>, // The prompt, then the output.
+    pub(crate) draw_time: Nanos, // Beyond a plain draw, as measured.
+    tokens: Vec<TokenId>,        // The prompt, then the output.
     pub(crate) is_running: bool,
     pub(crate) band: Band, // Its tenant's at the admission, so that the running order is stable.
     kv: KvState,
@@ -112,6 +113,7 @@ impl Sequence {
                 max_new_tokens: request.max_new_tokens as usize,
                 stop_tokens: request.stop_tokens,
             },
+            draw_time: request.draw_time,
             tokens: request.prompt,
             is_running: false,
             band: Band::default(),
@@ -198,9 +200,19 @@ impl Sequence {
     pub(crate) fn shape_of(&self, tokens: usize) -> StepShape {
         let (start, len) = (self.start(), self.tokens.len());
         if self.is_prefill() {
-            StepShape::chunk(start, tokens, usize::from(start + tokens == len))
+            let logits = usize::from(start + tokens == len);
+            StepShape::chunk(start, tokens, logits).with_draws(self.draw_time)
         } else {
-            StepShape::decode(len)
+            self.decode_shape()
+        }
+    }
+
+    /// Returns what a decode of the sequence, or a draft after it, adds to a step.
+    #[inline]
+    pub(crate) fn decode_shape(&self) -> StepShape {
+        StepShape {
+            sampling: self.draw_time,
+            ..StepShape::decode(self.len())
         }
     }
 

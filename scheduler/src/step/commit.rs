@@ -9,14 +9,20 @@ use super::plan::StepPlan;
 use crate::state::SchedulerState;
 use crate::{FinishReason, Row, Sampled, SequenceId, StepShape};
 
-/// Charges each tenant for its rows: its part of what all rows share, and each row's attention.
+/// Charges each tenant for its rows: its part of what all rows share, and each row's attention
+/// and sampling.
 pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
     let (predictor, queue) = (&state.conditions.predictor, &mut state.queue);
     let total = predictor.predict(plan.shape);
     let row_cost = predictor.row_cost(plan.shape);
     let mut charged = 0;
     for (row, planned) in state.batch.rows().iter().zip(&plan.rows) {
-        let cost = row_cost(row_shape(row, planned.tokens)).min(total - charged);
+        let mut cost = row_cost(row_shape(row, planned.tokens));
+        if planned.draw_time > 0 {
+            let sampling = u64::from(row.logits) * u64::from(planned.draw_time);
+            cost += predictor.draw_time(sampling);
+        }
+        let cost = cost.min(total - charged);
         charged += cost;
         queue.charge(planned.tenant, cost);
     }
@@ -77,5 +83,6 @@ fn row_shape(row: &Row, known: usize) -> StepShape {
         decode_keys: tokens * (start + known) as u64,
         chunk_keys: 0,
         logits: u64::from(row.logits),
+        sampling: 0,
     }
 }

@@ -9,7 +9,7 @@ use super::prefills::PrefillRank;
 use crate::conditions::Conditions;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
-use crate::{Band, Budget, Micros, Nanos, Order, StepShape};
+use crate::{Band, Budget, Micros, Nanos, Order};
 
 /// Consecutive steps in which a decode of the batch band may pause for lack of time.
 const MAX_PAUSES: u32 = 3;
@@ -118,7 +118,7 @@ fn pauses_for_time(
     conditions: &Conditions,
     oldest_token: Micros,
 ) -> bool {
-    let step = plan.shape.plus(StepShape::decode(sequence.len()));
+    let step = plan.shape.plus(sequence.decode_shape());
     sequence.band == Band::Batch
         && sequence.pacing.paused_steps < MAX_PAUSES
         && !plan.rows.is_empty()

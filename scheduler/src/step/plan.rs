@@ -21,8 +21,9 @@ pub(super) struct StepPlan {
 pub(super) struct PlannedRow {
     pub(super) slot: usize,
     pub(super) tenant: TenantId,
-    pub(super) tokens: usize, // Without drafts.
-    first_draft: usize,       // In the plan's drafts.
+    pub(super) tokens: usize,  // Without drafts.
+    pub(super) draw_time: u32, // Nanoseconds.
+    first_draft: usize,        // In the plan's drafts.
     drafts: usize,
 }
 
@@ -55,6 +56,7 @@ impl StepPlan {
             slot: sequence.id.slot(),
             tenant: sequence.tenant,
             tokens,
+            draw_time: sequence.draw_time as u32, // At most MAX_DRAW_TIME.
             first_draft: 0,
             drafts: 0,
         });
@@ -77,7 +79,7 @@ impl StepPlan {
         let row = &mut self.rows[row];
         (row.first_draft, row.drafts) = (first_draft, drafts);
         for _ in 0..drafts {
-            self.shape = self.shape.plus(StepShape::decode(sequence.len()));
+            self.shape = self.shape.plus(sequence.decode_shape());
         }
     }
 

@@ -9,7 +9,7 @@ use crate::conditions::Conditions;
 use crate::limits::{PREFILL_FLOOR, prefill_floor};
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
-use crate::{Budget, Micros, Order};
+use crate::{Budget, Micros, Order, StepShape};
 
 /// A running prefill's rank; the least is first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,13 +89,20 @@ fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first
         .min((limits.step_tokens as usize).saturating_sub(planned));
     let allowed = match conditions.policy.budget {
         Budget::Time { .. } => {
-            let largest = |logits| {
+            let largest = |base| {
                 let predictor = &conditions.predictor;
-                predictor.largest_chunk(plan.budget, plan.shape, start, limit, logits)
+                predictor.largest_chunk(plan.budget, base, start, limit)
             };
-            let chunk = largest(0);
-            // The end of the prompt needs logits.
-            if chunk < left { chunk } else { largest(1) }
+            let chunk = largest(plan.shape);
+            if chunk < left {
+                chunk
+            } else {
+                let end = StepShape {
+                    logits: 1, // The end of the prompt needs them.
+                    ..StepShape::default()
+                };
+                largest(plan.shape.plus(end.with_draws(sequence.draw_time)))
+            }
         }
         Budget::Tokens(tokens) => limit.min((tokens as usize).saturating_sub(planned)),
         Budget::PrefillFirst => limit,

@@ -24,6 +24,7 @@ pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions
         decode_keys: shape.decode_keys,
         chunk_keys: 0,
         logits: decodes as u64,
+        sampling: 0,
     };
     let predict = |shape| conditions.predictor.predict(shape);
     let token_time = predict(decodes_only) / decodes as u64;
@@ -60,13 +61,15 @@ fn worthwhile_drafts(
     token_time: Nanos,
 ) -> usize {
     let predictor = &conditions.predictor;
-    let one = StepShape::decode(sequence.len());
+    let one = sequence.decode_shape();
+    let draw_time = predictor.draw_time(sequence.draw_time);
     let acceptance = sequence.pacing.acceptance;
     let gain = |drafts| u64::from(acceptance.expected(drafts as u32)) * token_time;
     let mut shape = plan.shape;
     for count in 0..limit {
         let next = shape.plus(one);
-        let cost = predictor.predict(next) - predictor.predict(shape);
+        // The draw of an accepted draft is none that a later step makes, so it costs nothing.
+        let cost = (predictor.predict(next) - predictor.predict(shape)).saturating_sub(draw_time);
         let gained = gain(count + 1) - gain(count);
         if predictor.predict(next) > plan.budget || gained <= cost << 16 {
             return count;

@@ -1,8 +1,10 @@
 //! The rules of a world between two calls, as far as they show from outside the scheduler.
 
+use std::collections::BTreeMap;
+
 use sterna_scheduler::{
-    Band, Micros, Order, PAGE_TOKENS, Rate, Rates, Refusal, Request, SequenceId, Snapshot,
-    TenantId, TenantState,
+    Band, CostModel, Micros, Nanos, Order, PAGE_TOKENS, Rate, Rates, Refusal, Request, SequenceId,
+    Snapshot, Step, StepShape, TenantId, TenantState,
 };
 
 use crate::model::Client;
@@ -21,6 +23,39 @@ pub(crate) struct Account {
 
 /// Everything that a refusal must not change.
 pub(crate) type Picture = (Snapshot, Vec<(TenantState, Rates)>);
+
+/// What a planned step should cost, and the tenants that cause it.
+pub(crate) struct PlannedCost {
+    pub(crate) predicted: Micros,
+    shape: StepShape,
+    cost: CostModel,
+    sampling: Vec<Nanos>, // By tenant.
+    service: Vec<Micros>, // Of each tenant before the step.
+}
+
+impl PlannedCost {
+    pub(crate) fn of(
+        step: &Step<'_>,
+        clients: &BTreeMap<SequenceId, Client>,
+        service: Vec<Micros>,
+    ) -> PlannedCost {
+        let mut sampling = vec![0; service.len()];
+        for row in step.batch().rows() {
+            let request = &clients[&row.sequence].request;
+            sampling[request.tenant.0 as usize] += u64::from(row.logits) * request.draw_time;
+        }
+        let shape = step.shape();
+        let all: Nanos = sampling.iter().sum();
+        assert_eq!(shape.sampling, all, "S16: the prediction lacks sampling");
+        PlannedCost {
+            predicted: step.predicted(),
+            shape,
+            cost: step.cost(),
+            sampling,
+            service,
+        }
+    }
+}
 
 impl World {
     pub(crate) fn picture(&self) -> Picture {
@@ -188,8 +223,13 @@ impl World {
 
     /// Returns the sum of all charges to all tenants.
     pub(crate) fn service(&self) -> Micros {
+        self.services().sum()
+    }
+
+    /// Returns the sum of the charges to each tenant.
+    pub(crate) fn services(&self) -> impl Iterator<Item = Micros> {
         let tenants = (0..self.tenants as u32).map(TenantId);
-        tenants.map(|id| self.scheduler.tenant(id).service).sum()
+        tenants.map(|id| self.scheduler.tenant(id).service)
     }
 
     /// S8: A cancel makes no page unavailable, and if nothing runs afterwards, no page is private
@@ -232,12 +272,25 @@ impl World {
     }
 
     /// S7: The charges of a step add up to its predicted time, apart from rounding.
-    pub(crate) fn check_charges(&self, before: Micros, predicted: Micros) {
-        let charged = self.service() - before;
+    ///
+    /// S16: No tenant is charged for the sampling of others: a step costs it at most as much as a
+    /// step with its own sampling alone.
+    pub(crate) fn check_charges(&self, step: &PlannedCost) {
+        let services = || self.services().zip(&step.service);
+        let charged: Micros = services().map(|(after, before)| after - before).sum();
+        let predicted = step.predicted;
         assert!(
             charged.abs_diff(predicted) <= self.tenants + 1,
             "S7: {charged} µs charged for {predicted} µs"
         );
+        for ((after, before), &sampling) in services().zip(&step.sampling) {
+            let (charged, shape) = (after - before, step.shape);
+            let limit = step.cost.predict(StepShape { sampling, ..shape }) / 1000;
+            assert!(
+                charged <= limit + 2,
+                "S16: {charged} µs charged for a step of {limit} µs and the sampling of others"
+            );
+        }
     }
 
     /// S4: At most `2 * PATIENCE` later requests of the same tenant are admitted before a waiting

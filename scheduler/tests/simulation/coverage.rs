@@ -38,6 +38,7 @@ pub(crate) struct Coverage {
     pub(crate) guaranteed: u64, // Steps with a decode of a tenant that stays in its guarantee.
     pub(crate) deadline_refusals: u64,
     pub(crate) refused_unseen: u64, // Requests that were refused whatever they ask for.
+    pub(crate) costly: u64, // Steps with sampling beyond plain draws.
 }
 
 impl Coverage {
@@ -66,6 +67,7 @@ impl Coverage {
                 self.corrected,
             ),
             ("steps in which a decode paused", self.pauses),
+            ("steps with costly sampling", self.costly),
         ];
         for (name, count) in frequent {
             assert!(count >= self.steps / 300, "only {count} {name}");

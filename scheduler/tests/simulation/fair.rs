@@ -2,8 +2,8 @@
 
 use sterna_random::Random;
 use sterna_scheduler::{
-    Band, Budget, CostModel, Growth, Limits, Micros, Order, Plan, Policy, Request, Sampled,
-    Scheduler, StepShape, TenantId, TenantPolicy, TokenId,
+    Band, Budget, CostModel, Growth, Limits, Micros, Nanos, Order, Plan, Policy, Request,
+    SAMPLING_UNIT, Sampled, Scheduler, StepShape, TenantId, TenantPolicy, TokenId,
 };
 
 use crate::rules::PREFILL_FLOOR;
@@ -13,6 +13,7 @@ const STEPS: u64 = 300;
 const MAX_OUTPUT_TOKENS: u64 = 12;
 const MAX_PROMPT_TOKENS: u64 = 80;
 const MAX_RUNNING: u32 = 4;
+const MAX_DRAW_TIME: Nanos = 2_000_000;
 
 const COST: CostModel = CostModel {
     rows: CostModel::roofline(1_000_000, 100_000),
@@ -20,6 +21,7 @@ const COST: CostModel = CostModel {
     kilo_chunk_keys: 50_000,
     head: 500_000,
     logit: 50_000,
+    sampling: SAMPLING_UNIT,
 };
 
 /// A scheduler with two to four busy tenants.
@@ -28,6 +30,7 @@ pub(crate) struct FairWorld {
     random: Random,
     slack: Micros,
     weights: Vec<u64>,
+    draw_times: Vec<Nanos>, // By tenant.
     scheduler: Scheduler,
     shared: Vec<TokenId>, // The start of the first tenant's prompts.
     last_token: TokenId,  // Every other token is a new one.
@@ -48,6 +51,8 @@ impl FairWorld {
         let tenants = random.between(2, 4);
         let scale = random.pick(&[1, 1, 1000]);
         let weights: Vec<u64> = (0..tenants).map(|_| scale * random.between(1, 4)).collect();
+        let draw_time = |_| random.pick(&[0, 0, MAX_DRAW_TIME]);
+        let draw_times: Vec<Nanos> = (0..tenants).map(draw_time).collect();
         let slack = random.pick(&[0, 1_000, 20_000]);
         let limits = Limits {
             pages: 64,
@@ -82,6 +87,7 @@ impl FairWorld {
             seed,
             slack,
             weights,
+            draw_times,
             scheduler,
             shared: (0..48).collect(),
             last_token: 1000,
@@ -117,6 +123,7 @@ impl FairWorld {
         let request = Request {
             prompt,
             max_new_tokens: self.random.between(1, MAX_OUTPUT_TOKENS) as u32,
+            draw_time: self.draw_times[tenant as usize],
             tenant: TenantId(tenant),
             ..Request::default()
         };
@@ -146,7 +153,7 @@ impl FairWorld {
         let longest = (MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS) as usize;
         let chunk = COST.predict(StepShape::chunk(longest, PREFILL_FLOOR, 0));
         let chunks = MAX_PROMPT_TOKENS.div_ceil(PREFILL_FLOOR as u64);
-        let decode = COST.predict(StepShape::decode(longest));
+        let decode = COST.predict(StepShape::decode(longest).with_draws(MAX_DRAW_TIME));
         let request = (chunk * chunks + decode * MAX_OUTPUT_TOKENS) * 104 / 100 / 1000;
         let max_lead = self.slack + request * u64::from(MAX_RUNNING);
         let served: Vec<Micros> = (0..self.weights.len() as u32)

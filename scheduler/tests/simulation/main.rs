@@ -63,6 +63,8 @@
 //! - S14: A tenant's output tokens exceed its token rate by at most those of one request.
 //! - S15: A tenant that uses no more than its guaranteed pages gives no page to another tenant, and
 //!   its decodes never wait for a page while it uses no more.
+//! - S16: A step's prediction contains the sampling of its rows, and no tenant is charged for the
+//!   sampling of others.
 //!
 //! Determinism, with the numbers of ARCHITECTURE.md:
 //! - D2: A request gets the same tokens as if it ran alone.

@@ -3,7 +3,7 @@
 use sterna_random::Random;
 use sterna_scheduler::{
     Band, Budget, CostModel, Growth, Micros, Order, PAGE_TOKENS, Policy, PublicPrefix, Rate,
-    TenantId, TenantPolicy,
+    SAMPLING_UNIT, TenantId, TenantPolicy,
 };
 
 use crate::world::World;
@@ -129,5 +129,6 @@ pub(crate) fn random_cost(random: &mut Random) -> CostModel {
         kilo_chunk_keys: random.between(0, 400_000),
         head: random.between(0, 1_000_000),
         logit: random.between(0, 100_000),
+        sampling: random.between(0, 2 * SAMPLING_UNIT),
     }
 }

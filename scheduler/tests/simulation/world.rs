@@ -8,7 +8,7 @@ use sterna_scheduler::{
     Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
 };
 
-use crate::checks::Account;
+use crate::checks::{Account, PlannedCost};
 use crate::clock::{Clock, Pace};
 use crate::coverage::Coverage;
 use crate::model::{Client, FakeModel};
@@ -342,9 +342,15 @@ impl World {
         self.settle(coverage);
     }
 
+    fn note_committed(&mut self, planned: &PlannedCost) {
+        self.predicted += planned.predicted;
+        self.committed_steps += 1;
+        self.check_charges(planned);
+    }
+
     fn step(&mut self, coverage: &mut Coverage) {
         let before = self.scheduler.snapshot();
-        let service = self.service();
+        let service = self.services().collect();
         let decodes = self.decodes();
         let policy = self.policy.clone();
         self.clock.planned_at = self.now;
@@ -358,7 +364,8 @@ impl World {
             return;
         };
         let batch = step.batch().clone();
-        let (shape, predicted) = (step.shape(), step.predicted());
+        let shape = step.shape();
+        let planned = PlannedCost::of(&step, &self.clients, service);
         for row in batch.rows() {
             check_row(&step, row, &self.clients[&row.sequence]);
             coverage.chunks += u64::from(row.logits == 0);
@@ -367,6 +374,7 @@ impl World {
         self.clock.check_time(&policy, &step, &self.clients);
         self.trace = trace(self.trace, &batch);
         coverage.steps += 1;
+        coverage.costly += u64::from(shape.sampling > 0);
 
         let fate = Fate::random(&mut self.random);
         let is_skipped = || fate == Fate::Dropped && self.random.percent(30);
@@ -380,11 +388,9 @@ impl World {
                 let users = (&mut self.clients, &mut self.model);
                 let sampled = receive((&batch, next), users, self.now, &mut self.random, coverage);
                 step.commit(self.now, &sampled);
-                let is_far = self.clock.learn(shape, predicted, duration);
+                let is_far = self.clock.learn(shape, planned.predicted, duration);
                 coverage.corrected += u64::from(is_far);
-                self.predicted += predicted;
-                self.committed_steps += 1;
-                self.check_charges(service, predicted);
+                self.note_committed(&planned);
             }
             Fate::Dropped => {
                 drop(step);
@@ -399,9 +405,7 @@ impl World {
                 let users = (&mut self.clients, &mut self.model);
                 let sampled = receive((&batch, next), users, self.now, &mut self.random, coverage);
                 step.commit_rerun(self.now, &sampled, &failed);
-                self.predicted += predicted;
-                self.committed_steps += 1;
-                self.check_charges(service, predicted);
+                self.note_committed(&planned);
                 coverage.failed_steps += 1;
             }
         }

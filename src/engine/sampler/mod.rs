@@ -35,7 +35,7 @@ pub(super) struct DrawContext<'a> {
 }
 
 /// The largest top-k whose tokens are sorted. A larger one is drawn from without sorting.
-const MAX_SORTED_TOP_K: usize = 2048;
+pub(super) const MAX_SORTED_TOP_K: usize = 2048;
 
 /// Why no token can be drawn from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use sterna_random::Random;
 
 use super::*;
+use crate::SAMPLING_UNIT;
 
 /// The 2B-4T shape on two cores.
 const CALIBRATED: CostModel = CostModel {
@@ -11,6 +12,7 @@ const CALIBRATED: CostModel = CostModel {
     kilo_chunk_keys: 2_160_000,
     head: 9_700_000,
     logit: 750_000,
+    sampling: SAMPLING_UNIT,
 };
 
 const SECOND: Nanos = 1_000_000_000;
@@ -323,4 +325,22 @@ fn one_step_in_a_hundred_takes_much_longer_than_predicted() {
         over += u32::from(step >= 1000 && actual > 1.25 * predicted);
     }
     assert!(over <= 30, "{over} of 3000");
+}
+
+/// Sampling takes three times as long as measured. The steps teach that to the term of sampling,
+/// and predictions of plain steps stay right.
+#[test]
+fn sampling_that_takes_longer_than_measured_is_learned() {
+    let truth = CostModel {
+        sampling: 3 * SAMPLING_UNIT,
+        ..CALIBRATED
+    };
+    let mut machine = Machine::new(CALIBRATED, truth);
+    let shape = |random: &mut Random| {
+        let costly = decodes(random.below(4), 100).with_draws(3_000_000);
+        costly.plus(decodes(1 + random.below(5), 100))
+    };
+    machine.run(30 * SECOND, shape);
+    machine.assert_learned(0.08, shape);
+    machine.assert_learned(0.1, |random| decodes(1 + random.below(8), 100));
 }

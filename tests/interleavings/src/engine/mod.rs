@@ -29,6 +29,8 @@ mod refused_tenants;
 mod request;
 #[path = "../../../../src/engine/sampler/mod.rs"]
 mod sampler;
+#[path = "../../../../src/engine/sampling_costs.rs"]
+mod sampling_costs;
 #[path = "../../../../src/engine/sampling_params.rs"]
 mod sampling_params;
 #[path = "../../../../src/engine/serve.rs"]
