@@ -93,7 +93,7 @@ impl Server {
             self.now += 1000;
             return;
         };
-        self.now += step.predicted();
+        self.now += COST.predict(step.shape()).div_ceil(1000);
         let wanted = step.batch().logits_count();
         self.token += 1;
         step.commit(self.now, &vec![Sampled::Token(self.token); wanted]);
@@ -416,6 +416,46 @@ fn a_token_rate_is_exceeded_by_at_most_one_request() {
             .submit(now + retry_after, request(vec![9]))
             .is_ok()
     );
+}
+
+/// A chat without `max_tokens` reserves the rest of the context. Its tenant still runs, and learns
+/// when the reservation probably ends, not when the rate has earned all of it.
+#[test]
+fn a_tenant_with_a_small_token_rate_runs_requests_without_a_length_limit() {
+    let (per_minute, burst) = (100, 100);
+    let rated = TenantPolicy {
+        tokens: Some(Rate { per_minute, burst }),
+        ..TenantPolicy::default()
+    };
+    let limits = Limits {
+        pages: 1000,
+        max_sequence_tokens: 8192,
+        ..LIMITS
+    };
+    let mut server = Server::new(limits, &[(0, rated)]);
+    let request = Request {
+        prompt: vec![1; 10],
+        max_new_tokens: 8000,
+        min_new_tokens: 90,
+        stop_tokens: vec![100, 200, 300],
+        ..Request::default()
+    };
+    for _ in 0..3 {
+        let id = server.scheduler.submit(server.now, request.clone());
+        server.alive.insert(id.expect("the rate is not used up"), 0);
+        let refused = server.scheduler.submit(server.now, request.clone());
+        let Err(Refusal::RateLimited { retry_after, .. }) = refused else {
+            panic!("all tokens are reserved: {refused:?}");
+        };
+        // 8,010 tokens are earned in 80 minutes.
+        assert!(retry_after <= 120 * SECOND, "{retry_after} µs");
+        let retry_at = server.now + retry_after;
+        while server.of(0) > 0 {
+            server.step();
+        }
+        assert!(server.now <= retry_at);
+        server.now = retry_at;
+    }
 }
 
 #[test]

@@ -158,7 +158,8 @@ pub(crate) struct Edge {",
         name: "S10-refusal-charged",
         file: "admission/submit.rs",
         original: "    check_possible(state, request)?;",
-        mistake: "    state.queue.rates_mut(request.tenant).reserve(state.conditions.now, None, 1);
+        mistake:
+            "    state.queue.rates_mut(request.tenant).reserve(state.conditions.now, None, 1, 1);
     check_possible(state, request)?;",
     },
     Mutant {

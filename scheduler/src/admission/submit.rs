@@ -144,15 +144,29 @@ fn estimate(state: &SchedulerState, request: &Request, uncached: usize) -> Nanos
     let tenant = state.queue.tenant(request.tenant);
     let output = tenant.expected_output(request.max_new_tokens as usize);
     let running = state.sequences.running().len().max(1) as u64;
-    let decode = StepShape::decode(len + output / 2);
-    let step = StepShape {
-        rows: decode.rows * running,
-        decode_keys: decode.decode_keys * running,
-        logits: decode.logits * running,
-        ..decode
-    };
-    let token = predictor.predict(step) / running + predictor.draw_time(request.draw_time);
+    let step = predictor.predict(decodes(running, len + output / 2));
+    let token = step / running + predictor.draw_time(request.draw_time);
     predictor.prefill_time(len, uncached) + token * output as u64
+}
+
+/// Returns the shape of a step that decodes `count` sequences of `len` tokens.
+fn decodes(count: u64, len: usize) -> StepShape {
+    let decode = StepShape::decode(len);
+    StepShape {
+        rows: decode.rows * count,
+        decode_keys: decode.decode_keys * count,
+        logits: decode.logits * count,
+        ..decode
+    }
+}
+
+/// Returns how long an answer of the tenant's usual length takes beside as many sequences as run
+/// now.
+fn answer_time(state: &SchedulerState, tenant: TenantId) -> Micros {
+    let output = state.queue.tenant(tenant).expected_output(usize::MAX);
+    let running = state.sequences.running().len().max(1) as u64;
+    let step = state.conditions.predictor.predict(decodes(running, output));
+    step / 1000 * output as u64
 }
 
 /// Returns how many more requests of a tenant find places in the queue now. Each may still be
@@ -177,7 +191,8 @@ pub(crate) fn places_for(state: &SchedulerState, tenant: TenantId) -> Result<usi
 fn find_place(state: &SchedulerState, newcomer: Newcomer) -> Result<Vec<Leaving>, Refusal> {
     let queue = &state.queue;
     let tenant = queue.tenant(newcomer.tenant);
-    if let Err((rate, retry_after)) = tenant.rates.conforms(state.conditions.now) {
+    let (now, answer_time) = (state.conditions.now, answer_time(state, newcomer.tenant));
+    if let Err((rate, retry_after)) = tenant.rates.likely_conforms(now, answer_time) {
         return Err(Refusal::RateLimited { rate, retry_after });
     }
     // One request may always wait, however long it takes.

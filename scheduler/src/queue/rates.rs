@@ -32,6 +32,13 @@ impl Meter {
         meter
     }
 
+    /// Returns the time until a unit may be used if `units` of what was charged are refunded.
+    fn wait_with_refund(&self, now: Micros, units: u64) -> Micros {
+        let mut refunded = *self;
+        refunded.refund(units);
+        refunded.conforms(now).err().unwrap_or(0)
+    }
+
     /// Returns `Ok` if a unit may be used now, otherwise the time until then.
     pub(crate) fn conforms(&self, now: Micros) -> Result<(), Micros> {
         let at_once = self.unit.saturating_mul(u64::from(self.rate.burst - 1));
@@ -73,6 +80,7 @@ pub(crate) struct RateReservation {
     request: bool,          // Only the first choice counts as a request.
     pub(crate) prompt: u64, // The uncached prompt tokens; 0 for a further choice.
     output: u64,            // The greatest number of output tokens.
+    unlikely: u64,          // How many of them will probably be refunded.
     meter: u32,             // The token meter that was charged: see `RateMeters`.
 }
 
@@ -85,6 +93,7 @@ pub(crate) struct RateMeters {
     requests: Option<Meter>,
     tokens: Option<Meter>,
     token_meter: u32, // Counts the token meters, so that no other one gets a refund.
+    unlikely: u64,    // Tokens that the token meter will probably refund.
 }
 
 impl RateMeters {
@@ -93,6 +102,7 @@ impl RateMeters {
             requests: policy.requests.map(Meter::new),
             tokens: policy.tokens.map(Meter::new),
             token_meter: 0,
+            unlikely: 0,
         }
     }
 
@@ -102,7 +112,10 @@ impl RateMeters {
             let rate = rate?;
             Some(old.map_or(Meter::new(rate), |old| old.at_rate(now, rate)))
         };
-        self.token_meter += u32::from(self.tokens.is_none());
+        if self.tokens.is_none() {
+            self.token_meter += 1;
+            self.unlikely = 0;
+        }
         self.requests = meter(self.requests, policy.requests);
         self.tokens = meter(self.tokens, policy.tokens);
     }
@@ -123,6 +136,26 @@ impl RateMeters {
         }
     }
 
+    /// Returns `Ok` if the rates allow a request now. Otherwise returns which rate recovers last,
+    /// and when that is likely: the outputs that are reserved end after `answer_time` at the
+    /// earliest, with their usual lengths.
+    pub(crate) fn likely_conforms(
+        &self,
+        now: Micros,
+        answer_time: Micros,
+    ) -> Result<(), (RateKind, Micros)> {
+        let (kind, wait) = match self.conforms(now) {
+            Err((RateKind::Tokens, wait)) => (RateKind::Tokens, wait),
+            other => return other,
+        };
+        let of_requests = self.requests.as_ref().map(|meter| meter.conforms(now));
+        let of_requests = of_requests.and_then(Result::err).unwrap_or(0);
+        let tokens = self.tokens.as_ref();
+        let refunded = tokens.map_or(0, |meter| meter.wait_with_refund(now, self.unlikely));
+        let likely = refunded.max(answer_time).max(of_requests);
+        Err((kind, wait.min(likely)))
+    }
+
     /// Charges a request, and no tokens.
     pub(crate) fn charge_request(&mut self, now: Micros) {
         if let Some(meter) = &mut self.requests {
@@ -131,12 +164,13 @@ impl RateMeters {
     }
 
     /// Charges a choice of an accepted request: its output, and for the first choice also the
-    /// request and its uncached prompt tokens.
+    /// request and its uncached prompt tokens. Its output is probably `expected` tokens long.
     pub(crate) fn reserve(
         &mut self,
         now: Micros,
         prompt: Option<u64>,
         output: u64,
+        expected: u64,
     ) -> RateReservation {
         if prompt.is_some() {
             self.charge_request(now);
@@ -145,8 +179,10 @@ impl RateMeters {
             request: prompt.is_some(),
             prompt: prompt.unwrap_or(0),
             output,
+            unlikely: output.saturating_sub(expected),
             meter: self.token_meter,
         };
+        self.unlikely += reserved.unlikely;
         if let Some(meter) = &mut self.tokens {
             meter.charge(now, reserved.prompt + reserved.output);
         }
@@ -156,6 +192,9 @@ impl RateMeters {
     /// Refunds what a sequence did not use when it ends: everything if it never ran.
     pub(crate) fn settle(&mut self, reserved: &RateReservation, has_run: bool, output: u64) {
         let unused = reserved.output - output;
+        if reserved.meter == self.token_meter {
+            self.unlikely -= reserved.unlikely;
+        }
         if has_run {
             return self.refund_tokens(reserved, unused);
         }

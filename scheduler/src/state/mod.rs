@@ -66,9 +66,11 @@ impl SchedulerState {
     ) -> SequenceId {
         let now = self.conditions.now;
         let tenant = request.tenant;
+        let longest = request.max_new_tokens as usize;
+        let expected = self.queue.tenant(tenant).expected_output(longest) as u64;
         let rates = self.queue.rates_mut(tenant);
-        let output = u64::from(request.max_new_tokens);
-        let reserved = rates.reserve(now, uncached.map(|tokens| tokens as u64), output);
+        let uncached = uncached.map(|tokens| tokens as u64);
+        let reserved = rates.reserve(now, uncached, longest as u64, expected);
         let public = self.queue.tenant(tenant).policy.public.clone();
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let sequence = self.sequences.add(|id, arrival| {

@@ -38,7 +38,7 @@ pub(crate) struct Coverage {
     pub(crate) guaranteed: u64, // Steps with a decode of a tenant that stays in its guarantee.
     pub(crate) deadline_refusals: u64,
     pub(crate) refused_unseen: u64, // Requests that were refused whatever they ask for.
-    pub(crate) costly: u64, // Steps with sampling beyond plain draws.
+    pub(crate) costly: u64,         // Steps with sampling beyond plain draws.
 }
 
 impl Coverage {
