@@ -123,6 +123,19 @@ impl RefusedTenants {
         self.any.store(!tenants.is_empty(), Ordering::Relaxed);
     }
 
+    /// Forgets the tenants that were refused for lack of room: nothing runs or waits, so there is
+    /// room. Without this, requests that never reach the scheduler, such as malformed ones, could
+    /// use up the places of a tenant, and an idle engine gives no new ones.
+    pub(super) fn forget_full_queue(&self) {
+        if !self.any.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut tenants = self.tenants();
+        let is_limited = |refusal| matches!(refusal, Refusal::RateLimited { .. });
+        tenants.retain(|_, refused| is_limited(refused.refusal));
+        self.any.store(!tenants.is_empty(), Ordering::Relaxed);
+    }
+
     fn changes(&self) -> u64 {
         // Both counts only grow, so their sum changes with each of them.
         self.departures.load(Ordering::Acquire) + self.ends.load(Ordering::Acquire)
@@ -212,6 +225,27 @@ mod tests {
             let refusal = refused.refusal(A, now + Duration::from_micros(later));
             assert_eq!(refusal, expected.map(limited), "{later}");
         }
+    }
+
+    #[test]
+    fn an_idle_engine_refuses_nobody_for_lack_of_room() {
+        let (refused, now) = (RefusedTenants::new(), Instant::now());
+        refused.add(A, FULL, now);
+        let limited = Refusal::RateLimited {
+            rate: RateKind::Requests,
+            retry_after: 1000,
+        };
+        refused.add(B, limited, now);
+        refused.update(now, |tenant| if tenant == A { Ok(1) } else { Err(limited) });
+        assert_eq!(
+            refused.refusal(A, now),
+            None,
+            "a malformed request takes the place"
+        );
+        assert_eq!(refused.refusal(A, now), Some(FULL));
+        refused.forget_full_queue();
+        assert_eq!(refused.refusal(A, now), None);
+        assert_eq!(refused.refusal(B, now), Some(limited));
     }
 
     #[test]

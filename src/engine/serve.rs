@@ -138,6 +138,7 @@ impl<F: Forward> EngineThread<F> {
         let outcome = self.steps.step(began, params, begin);
         let Some(outcome) = outcome else {
             self.publish(began, began, None);
+            self.commands.shared.refused.forget_full_queue();
             return self.wait();
         };
         let times = self.step_times(&outcome, began, commanded);

@@ -170,8 +170,8 @@ fn answer_time(state: &SchedulerState, tenant: TenantId) -> Micros {
 }
 
 /// Returns how many more requests of a tenant find places in the queue now. Each may still be
-/// refused for what it asks for. In a full queue, the tenant's own limit alone counts: the tenant
-/// gets the places of others.
+/// refused for what it asks for. If other tenants have places, the tenant's own limit alone counts,
+/// because the tenant may get theirs.
 ///
 /// # Errors
 /// A [`Refusal`] if every request of the tenant is refused now, whatever it asks for.
@@ -180,10 +180,10 @@ pub(crate) fn places_for(state: &SchedulerState, tenant: TenantId) -> Result<usi
     let (backlog, own) = (state.queue.backlog(), state.queue.tenant(tenant));
     let left = |limit: u32, used: usize| (limit as usize).saturating_sub(used);
     let of_tenant = left(own.policy.max_queued, own.backlog.places);
-    match left(state.conditions.limits.max_queued, backlog.places) {
-        0 => Ok(of_tenant),
-        of_all => Ok(of_all.min(of_tenant)),
+    if backlog.places > own.backlog.places {
+        return Ok(of_tenant);
     }
+    Ok(of_tenant.min(left(state.conditions.limits.max_queued, backlog.places)))
 }
 
 /// Returns the requests that must leave the queue for a new one. Refuses it if it exceeds its
