@@ -18,7 +18,9 @@ expected.safetensors  `prompt.P.logits` [rows, vocab]: row r is the prediction a
 
 The reference computes in float32, whatever the checkpoint holds: bf16 and f16 tensors are widened,
 which is exact, before anything is quantised or multiplied. Nothing in `transformers` is replaced.
-Only the `torch.compile` decorators of the layers are switched off (TORCHDYNAMO_DISABLE=1).
+The linears of checkpoints with a scale for each group of columns get inputs that are rounded to
+int8 in the same groups, as in Sterna. Only the `torch.compile` decorators of the layers are
+switched off (TORCHDYNAMO_DISABLE=1).
 
 Spread. int8 rounding of activations sometimes turns a last-bit difference into a whole step. So
 logits are mildly chaotic, and no fixed tolerance fits. The reference therefore runs five ways:
@@ -85,7 +87,10 @@ class Layout:
 
     name: str
     seed: int
-    architecture: str = "bitnet"  # or "llama"
+    architecture: str = "bitnet"  # or "llama", "qwen3"
+    # Columns that share a scale, in every matrix. The file has floats that are ternary already.
+    group: int | None = None
+    rope_scaling: dict = field(default_factory=dict)
     packed: bool = True  # packed U8 codes and a scale, or float masters quantised online
     linear_class: str | None = "autobitlinear"  # None: the key is absent, which means "bitlinear"
     dtype: str = "bfloat16"  # of every float tensor in the file
@@ -246,6 +251,62 @@ LAYOUTS = [
         },
         template="falcon3",
         template_inline=False,
+    ),
+    Layout(
+        "qwen3-group64-yarn",
+        11,
+        architecture="qwen3",
+        group=64,
+        hidden=64,
+        intermediate=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        vocab=322,
+        rope_theta=1000000.0,
+        rms_norm_eps=1e-6,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+        template="llama3",
+        prompt_lengths=(1, 7, 19, 150),
+    ),
+    Layout(
+        "qwen3-group128-untied",
+        12,
+        architecture="qwen3",
+        group=128,
+        hidden=128,
+        intermediate=128,
+        layers=1,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        vocab=310,
+        tied=False,
+        rope_theta=1000000.0,
+        rms_norm_eps=1e-6,
+        dtype="float16",
+        template="llama3",
+    ),
+    # Whole blocks of GGUF in every row. `tests/gguf/write.py` writes them as GGUF too.
+    Layout(
+        "llama-blocks",
+        13,
+        architecture="llama",
+        linear_class=None,
+        dtype="float16",
+        intermediate=128,
+        layers=1,
+        head_dim=32,
+        vocab=311,
+        tied=False,
+        template="llama3",
+    ),
+    Layout(
+        "bitnet-blocks", 14, hidden=128, intermediate=128, layers=1, heads=4, kv_heads=2, vocab=312
     ),
 ]
 
@@ -524,7 +585,11 @@ CHATS = [
 
 def write_config(layout, tokenizer, directory):
     """Writes config.json as the layout's version of `transformers` does."""
-    architecture = "BitNetForCausalLM" if layout.architecture == "bitnet" else "LlamaForCausalLM"
+    architectures = {
+        "bitnet": "BitNetForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }
     quantization = {"quant_method": "bitnet"}
     if layout.linear_class is not None:
         quantization["linear_class"] = layout.linear_class
@@ -532,7 +597,7 @@ def write_config(layout, tokenizer, directory):
     if layout.use_rms_norm:
         quantization["use_rms_norm"] = True
     config = {
-        "architectures": [architecture],
+        "architectures": [architectures[layout.architecture]],
         "hidden_act": "relu2" if layout.architecture == "bitnet" else "silu",
         "hidden_size": layout.hidden,
         "intermediate_size": layout.intermediate,
@@ -544,6 +609,8 @@ def write_config(layout, tokenizer, directory):
         "vocab_size": layout.vocab,
         "quantization_config": quantization | layout.quantization_keys,
     }
+    if layout.group is not None:
+        del config["quantization_config"]
     if layout.head_dim is not None:
         config["head_dim"] = layout.head_dim
     if layout.own_stops:
@@ -554,7 +621,7 @@ def write_config(layout, tokenizer, directory):
     if layout.tied or layout.tie_key:
         config["tie_word_embeddings"] = layout.tied
     if layout.config_style == "transformers5":
-        rope = {"rope_theta": layout.rope_theta, "rope_type": "default"}
+        rope = {"rope_theta": layout.rope_theta, "rope_type": "default"} | layout.rope_scaling
         written = AutoConfig.for_model(
             layout.architecture, **config, dtype=layout.dtype, rope_parameters=rope
         )
@@ -612,6 +679,9 @@ def random_tensors(layout):
         layer = f"model.layers.{index}"
         tensors[f"{layer}.input_layernorm.weight"] = norm(hidden)
         tensors[f"{layer}.post_attention_layernorm.weight"] = norm(hidden)
+        if layout.architecture == "qwen3":
+            tensors[f"{layer}.self_attn.q_norm.weight"] = norm(head_dim)
+            tensors[f"{layer}.self_attn.k_norm.weight"] = norm(head_dim)
         if layout.architecture == "bitnet":
             tensors[f"{layer}.self_attn.attn_sub_norm.weight"] = norm(hidden)
             tensors[f"{layer}.mlp.ffn_sub_norm.weight"] = norm(inner)
@@ -630,6 +700,14 @@ def checkpoint_tensors(layout):
     """Returns the tensors of the file: masters, or packed weights quantised by mean magnitude."""
     dtype = getattr(torch, layout.dtype)
     tensors, masters = random_tensors(layout)
+    if layout.group is not None:
+        masters["model.embed_tokens"] = tensors.pop("model.embed_tokens.weight")
+        for name, master in masters.items():
+            groups = master.reshape(-1, layout.group)
+            mean = groups.abs().mean(-1, keepdim=True).to(dtype).float()
+            ternary = (groups / mean).round().clamp(-1, 1) * mean
+            tensors[f"{name}.weight"] = ternary.reshape(master.shape)
+        return {name: tensor.to(dtype) for name, tensor in tensors.items()}
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     for name, master in masters.items():
         if not layout.packed or layout.is_float(name):
@@ -708,10 +786,18 @@ ALL_ATTENTION_FUNCTIONS.register("f16_cache", attention_with_f16_cache)
 ALL_MASK_ATTENTION_FUNCTIONS.register("f16_cache", eager_mask)
 
 
+def by_groups(inputs, group):
+    """Rounds each group of columns to int8 with a scale of its own."""
+    groups = inputs.unflatten(-1, (-1, group))
+    scale = 127 / groups.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    return ((groups * scale).round().clamp(-128, 127) / scale).flatten(-2)
+
+
 class Reference:
     """A checkpoint that `transformers` runs in float32 on the CPU."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, group=None):
+        """With `group`, linears quantise their inputs to int8 in groups of so many columns."""
         self.model, report = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=torch.float32,
@@ -723,7 +809,14 @@ class Reference:
             assert not report[problem], f"{directory}: {problem}: {report[problem]}"
         # Loading a quantised checkpoint keeps norms and embeddings in the format of the file.
         torch.nn.Module.float(self.model).eval()
+        if group is not None:
+            for module in self.linears():
+                module.register_forward_pre_hook(lambda _, inputs: (by_groups(inputs[0], group),))
         self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+    def linears(self):
+        kinds = (BitLinear, AutoBitLinear, torch.nn.Linear)
+        return [module for module in self.model.modules() if isinstance(module, kinds)]
 
     def whole(self, tokens, attention):
         """Returns the logits [tokens, vocab] of one pass over all tokens."""
@@ -787,10 +880,9 @@ def unstable_tokens(layer, args, kwargs, output):
     def disturb(_, inputs):
         return (inputs[0] * (1 + LAST_BITS * torch.randn(inputs[0].shape, generator=generator)),)
 
-    linears = [
-        module for module in layer.modules() if isinstance(module, (BitLinear, AutoBitLinear))
-    ]
-    hooks = [linear.register_forward_pre_hook(disturb) for linear in linears]
+    kinds = (BitLinear, AutoBitLinear, torch.nn.Linear)
+    linears = [module for module in layer.modules() if isinstance(module, kinds)]
+    hooks = [linear.register_forward_pre_hook(disturb, prepend=True) for linear in linears]
     worst = torch.stack(
         [(layer(*args, **kwargs) - output).abs()[0].amax(-1) for _ in range(32)]
     ).amax(0)
@@ -896,9 +988,9 @@ def write_json(path, value):
     )
 
 
-def write_expected(checkpoint, directory, prompts_of):
+def write_expected(checkpoint, directory, prompts_of, group=None):
     with torch.no_grad():
-        reference = Reference(checkpoint)
+        reference = Reference(checkpoint, group)
         value, tensors = expected_of(reference, checkpoint, prompts_of(reference))
     directory.mkdir(parents=True, exist_ok=True)
     # One prompt, text or chat per line keeps diffs readable and the file small.
@@ -932,6 +1024,7 @@ def make_layout(layout, root):
         lambda reference: random_prompts(
             reference.tokenizer, layout.vocab, layout.prompt_lengths, layout.seed
         ),
+        layout.group,
     )
 
 

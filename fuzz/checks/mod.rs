@@ -5,6 +5,7 @@
 //! committed corpus and changes of it.
 
 pub mod config_json;
+pub mod gguf;
 pub mod http;
 pub mod requests;
 pub mod safetensors;

@@ -23,6 +23,7 @@ pub const MAX_COLUMNS: usize = 1 << 18;
 
 /// A packed matrix of the weights −1, 0 and +1, `[rows][columns]`, which may have a scale for each
 /// row and group of columns.
+#[derive(Clone)]
 pub struct TernaryMatrix {
     packing: Packing,
     group: Option<GroupSize>, // `None` if the matrix has one scale, outside of it.

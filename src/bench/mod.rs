@@ -61,7 +61,7 @@ pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
     let kernels = kernels(config.machine.isa.as_deref())?;
     let json = config.json.as_deref().map(open_json).transpose()?;
     let (name, source) = match &config.model {
-        Some(directory) => (named(directory)?, Source::Directory(directory.clone())),
+        Some(path) => (named(path)?, Source::open(path)?),
         None => (DEMO.to_owned(), demo::source()),
     };
     let run = BenchRun {
@@ -173,10 +173,10 @@ impl BenchRun {
     }
 }
 
-fn named(directory: &Path) -> io::Result<String> {
-    let path = directory.canonicalize().map_err(|error| {
-        io::Error::new(error.kind(), format!("{}: {error}", directory.display()))
-    })?;
+fn named(path: &Path) -> io::Result<String> {
+    let path = path
+        .canonicalize()
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
     let name = path.file_name().unwrap_or(path.as_os_str());
     Ok(name.to_string_lossy().into_owned())
 }

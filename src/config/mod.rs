@@ -108,13 +108,18 @@ pub struct ServeConfig {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct ModelFlags {
-    /// Directory of a Hugging Face checkpoint (config.json, tokenizer.json, *.safetensors). If
-    /// omitted, the embedded demo model is served.
-    #[arg(long = "model", value_name = "DIR")]
-    pub directory: Option<PathBuf>,
-    /// The model's name in the API. If omitted, it is the name of the directory.
+    /// The model: the directory of a Hugging Face checkpoint (config.json, tokenizer.json,
+    /// *.safetensors), a GGUF file, or a directory with one GGUF file. If omitted, the embedded
+    /// demo model is served.
+    #[arg(long = "model", value_name = "PATH")]
+    pub path: Option<PathBuf>,
+    /// The model's name in the API. If omitted, it is the name of the directory or file.
     #[arg(long = "model-name", value_name = "NAME", value_parser = model_name)]
     pub name: Option<String>,
+    /// Order of the weights in the I2_S tensors of a GGUF file. If omitted, it is found by trial on
+    /// a short text.
+    #[arg(long = "i2s-order", value_name = "ORDER", value_parser = ["x86", "arm", "four-rows"])]
+    pub i2s_order: Option<String>,
     /// Maximum length of a sequence (prompt and answer) in tokens. If omitted, it is the model's
     /// own limit.
     #[arg(long = "max-model-len", value_name = "TOKENS", value_parser = count(2..))]

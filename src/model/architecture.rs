@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// All families that this engine computes.
-pub(super) const ALL: [&Architecture; 2] = [&BITNET, &LLAMA];
+pub(super) const ALL: [&Architecture; 3] = [&BITNET, &LLAMA, &QWEN3];
 
 /// BitNet b1.58, as in Microsoft's 2B-4T: Llama with squared ReLU, and a norm before each output
 /// projection ("sub-norm").
@@ -23,6 +23,7 @@ pub const BITNET: Architecture = Architecture {
     norm_eps: 1e-5,
     bias_fields: &["attention_bias"],
     scale: ScaleDirection::Multiply,
+    may_be_unpacked: false,
 };
 
 /// Llama with ternary linears, as in the Falcon3 and Llama3-8B-1.58 checkpoints.
@@ -32,7 +33,9 @@ pub const LLAMA: Architecture = Architecture {
     layer: LayerModules {
         attention_norm: "input_layernorm",
         query: "self_attn.q_proj",
+        query_norm: None,
         key: "self_attn.k_proj",
+        key_norm: None,
         value: "self_attn.v_proj",
         attention_sub_norm: None,
         attention_output: "self_attn.o_proj",
@@ -46,6 +49,23 @@ pub const LLAMA: Architecture = Architecture {
     norm_eps: 1e-6,
     bias_fields: &["attention_bias", "mlp_bias"],
     scale: ScaleDirection::Divide,
+    may_be_unpacked: false,
+};
+
+/// Qwen 3 with ternary linears, as in the Bonsai checkpoints: Llama with a norm of each query and
+/// key head.
+pub const QWEN3: Architecture = Architecture {
+    class: "Qwen3ForCausalLM",
+    model_type: "qwen3",
+    layer: LayerModules {
+        query_norm: Some("self_attn.q_norm"),
+        key_norm: Some("self_attn.k_norm"),
+        ..LLAMA.layer
+    },
+    bias_fields: &["attention_bias"],
+    scale: ScaleDirection::Multiply,
+    may_be_unpacked: true,
+    ..LLAMA
 };
 
 /// What distinguishes a model family. A field that `config.json` can override is a default here.
@@ -67,6 +87,9 @@ pub struct Architecture {
     /// What stored scales do in the family's published checkpoints. `config.json` states it, so
     /// this is only for synthetic checkpoints.
     pub scale: ScaleDirection,
+    /// Whether published checkpoints hold floats that are ternary already, without a
+    /// `quantization_config`.
+    pub may_be_unpacked: bool,
 }
 
 /// The names of a layer's modules, after the prefix `model.layers.N.`.
@@ -76,8 +99,12 @@ pub struct LayerModules {
     pub attention_norm: &'static str,
     /// The query projection.
     pub query: &'static str,
+    /// The norm of each query head before it is rotated.
+    pub query_norm: Option<&'static str>,
     /// The key projection.
     pub key: &'static str,
+    /// The norm of each key head before it is rotated.
+    pub key_norm: Option<&'static str>,
     /// The value projection.
     pub value: &'static str,
     /// The norm before the output projection.

@@ -42,9 +42,18 @@ pub(super) struct Attention {
     pub(super) head_dim: usize,
     /// Query, key, value.
     pub(super) qkv: Projections,
+    /// The norms of each head of query and key before they are rotated, if the architecture has
+    /// them.
+    pub(super) head_norms: Option<HeadNorms>,
     /// The norm before `output`, if the architecture has one.
     pub(super) sub_norm: Option<Norm>,
     pub(super) output: Projections,
+}
+
+/// The norms of each head of query and key.
+pub(super) struct HeadNorms {
+    pub(super) query: Norm,
+    pub(super) key: Norm,
 }
 
 impl Attention {
@@ -112,8 +121,8 @@ impl Attention {
         let kernels = context.workers.kernels;
         let pool = &mut context.workers.pool;
         pool.run_parts(parts, |_, (share, mut pages)| {
-            let [mut key, mut value] = [[0.0; MAX_HEAD_DIM]; 2];
-            let (key, value) = (&mut key[..d], &mut value[..d]);
+            let [mut key, mut value, mut spare] = [[0.0; MAX_HEAD_DIM]; 3];
+            let (key, value, spare) = (&mut key[..d], &mut value[..d], &mut spare[..d]);
             let mut ahead = share.clone().map(item);
             for (head, write) in ahead.by_ref().take(WRITES_AHEAD) {
                 pages.prefetch(head, write);
@@ -126,7 +135,13 @@ impl Attention {
                 for i in 0..write.tokens {
                     let token = write.first_token + i;
                     let (cosines, sines) = placement.rotation(token);
-                    keys.copy_rows(token, head * d, key);
+                    match &self.head_norms {
+                        None => keys.copy_rows(token, head * d, key),
+                        Some(norms) => {
+                            keys.copy_rows(token, head * d, spare);
+                            norms.key.apply(kernels, spare, key);
+                        }
+                    }
                     values.copy_rows(token, head * d, value);
                     kernels.rope(key, d, cosines, sines);
                     kernels.store_kv(key, value, write.slot + i, k_page, v_page);
@@ -159,6 +174,7 @@ impl Attention {
         let parts = parts.zip(split_rows(attended, d, shares)).zip(scratch);
         pool.run_parts(parts, |_, ((items, mut out), scratch)| {
             let state = &mut scratch.attention;
+            let spare = &mut scratch.spare[..d];
             // While a span is summed, as many keys are prefetched. They are as far ahead as the
             // longest span is long, so that the keys after a short span arrive in time too.
             let blocks = placement.attention_blocks(items.clone(), group);
@@ -172,7 +188,13 @@ impl Attention {
                     for (i, head) in block.heads.clone().enumerate() {
                         let query = state.query_mut(position, i);
                         let head = block.kv_head * group + head;
-                        queries.copy_rows(token, head * d, query);
+                        match &self.head_norms {
+                            None => queries.copy_rows(token, head * d, query),
+                            Some(norms) => {
+                                queries.copy_rows(token, head * d, spare);
+                                norms.query.apply(kernels, spare, query);
+                            }
+                        }
                         kernels.rope(query, d, cosines, sines);
                     }
                 }

@@ -77,9 +77,10 @@ impl Model {
         let mut pool = Pool::new(options.threads, options.pin_threads);
         let weights = load_weights(source, &config, &mut pool, &options)?;
         let max_tokens = options.max_step_tokens.max(options.max_logits_rows);
+        let factors = weights.factors_per_token();
         let scratch = (0..pool.workers()).map(|_| {
             let attention = AttentionState::new(config.group(), config.head_dim);
-            Scratch::new(config.max_width(), max_tokens, attention)
+            Scratch::new(config.max_width(), max_tokens, factors, attention)
         });
         let scratch = scratch.collect();
         let logits = weights.head.padded_rows() * options.max_logits_rows;
@@ -192,7 +193,7 @@ impl Model {
         hidden.resize(batch.token_count() * width, 0.0);
         let tokens = batch.rows().iter().flat_map(|row| batch.tokens(row));
         for (index, (state, &token)) in hidden.chunks_exact_mut(width).zip(tokens).enumerate() {
-            kernels.dense_row(&self.weights.embedding, token as usize, state);
+            (self.weights.embedding).copy_row(kernels, token as usize, state);
             fault::pass_row(Place::TokenEmbedded, index, state);
         }
     }

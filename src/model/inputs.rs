@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
-use sterna_kernels::{Kernels, LOGITS_BLOCK, QuantizedActivations, QuantizedTokensMut};
+use sterna_kernels::{
+    GroupSize, Kernels, LOGITS_BLOCK, QuantizedActivations, QuantizedTokensMut,
+};
 
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
@@ -25,8 +27,17 @@ pub(super) struct InputFormat<'a> {
     pub(super) streams: usize,
     /// The norm that each stream applies before it quantizes, if any.
     pub(super) norms: [Option<&'a Norm>; MAX_STREAMS],
+    /// The columns that share a scale, if the ternary linears have scales for groups.
+    pub(super) group: Option<GroupSize>,
     /// Whether a linear reads the rows as floats.
     pub(super) floats: bool,
+}
+
+impl InputFormat<'_> {
+    /// Returns the number of scales of a quantized row.
+    pub(super) fn scales_per_token(&self) -> usize {
+        (self.group).map_or(1, |group| self.columns / group.columns())
+    }
 }
 
 /// The input rows of one set of linears: quantized, and as floats if a linear reads floats. Stages
@@ -113,7 +124,12 @@ impl Inputs {
         let mut streams: [_; MAX_STREAMS] = std::array::from_fn(|_| None);
         let quantized = &mut self.quantized[..format.streams];
         for (stream, quantized) in streams.iter_mut().zip(quantized) {
-            quantized.reset(tokens, format.columns);
+            match format.group {
+                None => quantized.reset(tokens, format.columns),
+                Some(group) => quantized
+                    .reset_groups(tokens, format.columns, group)
+                    .expect("the columns of a matrix with groups are whole groups"),
+            }
             *stream = Some(quantized.parts_mut(shares.clone()));
         }
         let floats = split_rows(&mut self.floats, float_columns, shares.clone());

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use sterna_kernels::{
-    DenseMatrix, Kernels, PANEL_ROWS, PrefetchQueue, ScaledActivations, TernaryMatrix,
+    DenseMatrix, GroupSize, Kernels, PANEL_ROWS, PrefetchQueue, ScaledActivations, TernaryMatrix,
 };
 
 use super::architecture::Activation;
@@ -27,8 +27,12 @@ pub(super) enum Linear {
 }
 
 /// Ternary weights: y = (W·q) · scale / s, where q is the quantized input and s is its scale.
+///
+/// If the weights have a scale for each group of columns, so has the input, and y is the sum of
+/// these products over the groups.
 pub(super) struct TernaryLinear {
     pub(super) weights: TernaryMatrix,
+    /// The scale of all weights; 1 if each group has its own.
     pub(super) scale: f32,
     /// The norm that the checkpoint applies to the input before it is quantized, if any.
     pub(super) input_norm: Option<Norm>,
@@ -67,6 +71,14 @@ impl Linear {
         match self {
             Linear::Ternary(linear) => linear.weights.bytes(),
             Linear::Dense(weights) => weights.bytes(),
+        }
+    }
+
+    /// Returns the columns that share a scale, if each group of columns has its own.
+    pub(super) fn group(&self) -> Option<GroupSize> {
+        match self {
+            Linear::Ternary(linear) => linear.weights.group(),
+            Linear::Dense(_) => None,
         }
     }
 
@@ -154,7 +166,9 @@ impl Projections {
             *norm = linear.input_norm();
         }
         let is_ternary = |linear: &Linear| matches!(linear, Linear::Ternary(_));
+        let group = self.linears.iter().find_map(Linear::group);
         InputFormat {
+            group,
             columns: self.columns(),
             streams: if norms.iter().any(Option::is_some) {
                 self.linears.len()

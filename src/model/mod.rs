@@ -21,6 +21,7 @@ mod architecture;
 mod attention;
 mod checkpoint;
 mod config;
+mod embedding;
 mod forward;
 mod inputs;
 mod kv_store;
@@ -42,9 +43,11 @@ pub mod toy;
 mod weights;
 mod workers;
 
-pub use architecture::{Activation, Architecture, BITNET, LLAMA, LayerModules, ScaleDirection};
-pub use checkpoint::{FileBytes, LoadError, Source};
-pub use config::{ModelConfig, Quantization};
+pub use architecture::{
+    Activation, Architecture, BITNET, LLAMA, LayerModules, QWEN3, ScaleDirection,
+};
+pub use checkpoint::{FileBytes, Gguf, I2sOrder, LoadError, Source};
+pub use config::{ModelConfig, Quantization, RopeScaling, StoredWeights};
 pub use forward::Model;
 pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};

@@ -31,6 +31,7 @@ pub(super) struct PageWrite {
 /// The placement of the tokens of a batch. Steps reuse its buffers.
 pub(super) struct Placement {
     frequencies: Vec<f32>,
+    attention_factor: f32, // Of cosines and sines.
     max_tokens: usize,
     rows: Vec<usize>,      // By token: the index of its row in the batch.
     positions: Vec<usize>, // By token.
@@ -44,7 +45,8 @@ impl Placement {
     /// Allocates the memory for `max_tokens` tokens.
     pub(super) fn new(config: &ModelConfig, max_tokens: usize) -> Placement {
         Placement {
-            frequencies: frequencies(config).collect(),
+            frequencies: (config.rope_scaling).frequencies(config.rope_theta, config.head_dim),
+            attention_factor: config.rope_scaling.attention_factor(),
             max_tokens,
             rows: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
@@ -122,10 +124,11 @@ impl Placement {
         self.positions.push(position);
         let angle = |frequency: &f32| f64::from(position as f32 * frequency);
         let angles = self.frequencies.iter().map(angle);
+        let factor = self.attention_factor;
         self.rotations
-            .extend(angles.clone().map(|angle| angle.cos() as f32));
+            .extend(angles.clone().map(|angle| angle.cos() as f32 * factor));
         self.rotations
-            .extend(angles.map(|angle| angle.sin() as f32));
+            .extend(angles.map(|angle| angle.sin() as f32 * factor));
         let before = self.cost.last().copied().unwrap_or(0);
         self.cost.push(before + position as u64 + QUERY_COST);
     }
@@ -220,17 +223,6 @@ impl Placement {
     }
 }
 
-/// Returns the angle per position of each pair of values in a head: value i and value
-/// i + head_dim / 2 are rotated together.
-fn frequencies(config: &ModelConfig) -> impl Iterator<Item = f32> {
-    // Single precision, as in the reference. At far positions a more exact frequency would give
-    // a different angle.
-    (0..config.head_dim / 2).map(|i| {
-        let exponent = (2 * i) as f32 / config.head_dim as f32;
-        1.0 / (config.rope_theta.powf(f64::from(exponent)) as f32)
-    })
-}
-
 /// Queries that attention computes at once: some heads of a group, at neighbouring positions of a
 /// sequence, within one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -252,6 +244,7 @@ mod tests {
     fn placement() -> Placement {
         let mut placement = Placement {
             frequencies: Vec::new(),
+            attention_factor: 1.0,
             max_tokens: 1000,
             rows: Vec::new(),
             positions: Vec::new(),

@@ -1,25 +1,35 @@
 //! The weights of a model, and how much of them a step reads and multiplies. The bounds on its
 //! speed follow from this.
 
-use std::sync::Arc;
+use sterna_kernels::PAGE_TOKENS;
 
-use sterna_kernels::{DenseMatrix, PAGE_TOKENS};
-
+use super::embedding::Embedding;
 use super::kv_store::KvShape;
 use super::layer::Layer;
-use super::linear::Linear;
+use super::linear::{Linear, Projections};
 use super::norm::Norm;
 use super::output_head::OutputHead;
 
 /// All weights of a model, in the layouts of the kernels.
 pub(super) struct Weights {
     /// The embedding, which a tied output head shares.
-    pub(super) embedding: Arc<DenseMatrix>,
+    pub(super) embedding: Embedding,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Norm,
     pub(super) head: OutputHead,
     /// The bytes of all matrices. A shared matrix counts once.
     pub(super) bytes: usize,
+}
+
+impl Weights {
+    /// Returns the largest number of factors that a token has for one product.
+    pub(super) fn factors_per_token(&self) -> usize {
+        let projections = self.layers.iter().flat_map(Layer::projections);
+        let formats = projections.map(Projections::input_format);
+        let formats = formats.chain([self.head.input_format()]);
+        let factors = formats.map(|format| format.scales_per_token());
+        factors.max().unwrap_or(1)
+    }
 }
 
 /// Bytes as they are in memory, and numbers of weights as in the checkpoint.

@@ -32,7 +32,7 @@ pub(super) struct Scratch {
     pub(super) spare: Vec<f32>,
     /// Integer sums of one panel.
     pub(super) sums: Vec<i32>,
-    /// Scale factors, by token.
+    /// Scale factors, by token, or by token and group of columns.
     pub(super) factors: Vec<f32>,
     pub(super) gates: Vec<f32>,
     pub(super) ups: Vec<f32>,
@@ -40,14 +40,20 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Allocates the memory for rows of up to `max_width` values and for up to `max_tokens` tokens.
-    pub(super) fn new(max_width: usize, max_tokens: usize, attention: AttentionState) -> Scratch {
+    /// Allocates the memory for rows of up to `max_width` values and for up to `max_tokens` tokens,
+    /// each with up to `factors` scale factors.
+    pub(super) fn new(
+        max_width: usize,
+        max_tokens: usize,
+        factors: usize,
+        attention: AttentionState,
+    ) -> Scratch {
         let values = GATES_AT_ONCE.max(max_tokens * PANEL_ROWS);
         Scratch {
             rows: vec![0.0; BLOCK_TOKENS * max_width],
             spare: vec![0.0; BLOCK_TOKENS * max_width],
             sums: vec![0; max_tokens * PANEL_ROWS],
-            factors: Vec::with_capacity(max_tokens),
+            factors: Vec::with_capacity(max_tokens * factors),
             gates: vec![0.0; values],
             ups: vec![0.0; values],
             attention,

@@ -10,13 +10,13 @@ use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::PAGE_TOKENS;
 use tokio::sync::oneshot;
 
-use super::tenants;
+use super::{i2s_probe, tenants};
 use crate::api::{ModelCard, Serving};
 use crate::config::ServeConfig;
 use crate::demo;
 use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
-use crate::model::{LoadOptions, Model, ModelConfig, Source};
+use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source};
 use crate::tenants::PublicText;
 use crate::text::{ChatTemplate, Message, TextFiles, Tokenizer};
 
@@ -62,8 +62,8 @@ fn start_engine(
     kernels: Kernels,
     public: &[PublicText],
 ) -> Result<(Serving, Engine), Box<dyn Error>> {
-    let source = match &config.model.directory {
-        Some(directory) => Source::Directory(directory.clone()),
+    let source = match &config.model.path {
+        Some(path) => Source::open(path)?,
         None => demo::source(),
     };
     let shape = ModelConfig::read(&source)?;
@@ -77,7 +77,9 @@ fn start_engine(
         progress: io::stderr().is_terminal(),
         ..LoadOptions::new(kernels, config.machine.threads())
     };
-    let model = Model::load(&source, options)?;
+    let order = config.model.i2s_order.as_deref();
+    let order = order.map(|name| I2sOrder::named(name).expect("clap accepts only known names"));
+    let model = i2s_probe::load(source, order, &tokenizer, options)?;
     let page = model.kv_bytes_per_page();
     let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
     let limits = Limits { pages, ..limits };
@@ -196,12 +198,16 @@ fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
     if let Some(name) = &config.model.name {
         return Ok(name.clone());
     }
-    let Some(directory) = &config.model.directory else {
+    let Some(path) = &config.model.path else {
         return Ok(DEMO_NAME.to_owned());
     };
-    let path = directory.canonicalize()?;
-    let missing = "the model's directory has no name; give one with --model-name";
-    let name = path.file_name().ok_or(missing)?;
+    let path = path.canonicalize()?;
+    let name = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
+    };
+    let name = name.ok_or("the model's directory has no name; give one with --model-name")?;
     Ok(name.to_string_lossy().into_owned())
 }
 

@@ -8,6 +8,7 @@
 //! Invariant: every error in flags, files or the model is found before the server is ready.
 
 mod allocator;
+mod i2s_probe;
 mod listen;
 mod load;
 mod signals;
@@ -143,11 +144,12 @@ fn connection_limits(network: &NetworkFlags, connections: u32) -> ConnectionLimi
 
 /// Returns the message for the person who has just started the server.
 fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) -> String {
-    let demo = match config.model.directory {
+    let demo = match config.model.path {
         Some(_) => "",
         None => {
             "This is the embedded demo model: a few million parameters, trained on short chats.\n\
-             Serve a real model with: sterna --model DIR (a Hugging Face checkpoint).\n"
+             Serve a real model with: sterna --model PATH (a Hugging Face checkpoint or a GGUF \
+             file).\n"
         }
     };
     let key = match config.access.tenants {

@@ -117,6 +117,11 @@ fn tensor_files_load_or_are_refused() {
 }
 
 #[test]
+fn gguf_files_load_or_are_refused() {
+    replay("gguf", checks::gguf::check, 300);
+}
+
+#[test]
 fn tokenizer_files_load_or_are_refused() {
     replay("tokenizer_json", checks::tokenizer_json::check, 100);
 }

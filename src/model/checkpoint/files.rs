@@ -59,6 +59,7 @@ impl<'a> MappedFiles<'a> {
 
 impl<'a> OpenedFile<'a> {
     fn open(source: &'a Source, name: &str) -> LoadResult<OpenedFile<'a>> {
+        let source = source.store();
         let Source::Directory(directory) = source else {
             let bytes = source.read(name)?.map(OpenedFile::Memory);
             return bytes.ok_or_else(|| source.missing_file(name));

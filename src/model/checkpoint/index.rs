@@ -1,4 +1,5 @@
-//! Which files of a checkpoint hold tensors: one file, or the shards that an index lists.
+//! Which files of a checkpoint hold tensors: one file, the shards that an index lists, or the GGUF
+//! files.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -27,6 +28,12 @@ impl TensorFiles {
         #[derive(Deserialize)]
         struct ShardIndex {
             weight_map: BTreeMap<String, String>,
+        }
+        if let Some(gguf) = source.gguf() {
+            return Ok(TensorFiles {
+                names: gguf.names().to_vec(),
+                shard_of: BTreeMap::new(),
+            });
         }
         if source.has(SINGLE)? {
             return Ok(TensorFiles {

@@ -6,18 +6,24 @@
 //! Invariant: whatever is wrong with a file is an error that names the file or the tensor. Nothing
 //! here trusts a length that a file states.
 
+mod blocks;
 mod error;
 mod files;
+mod gguf;
 mod index;
 mod source;
 mod tensors;
 #[cfg(test)]
 mod tests;
 
+pub use blocks::I2sOrder;
+pub(super) use blocks::ScaleSpan;
 pub use error::LoadError;
 pub(super) use error::{LoadResult, require};
 pub(super) use files::MappedFiles;
+pub use gguf::Gguf;
+pub(super) use gguf::{Metadata, head_dim};
 pub(super) use index::TensorFiles;
 pub(super) use source::parse_json;
 pub use source::{FileBytes, Source};
-pub(super) use tensors::{Tensor, Tensors};
+pub(super) use tensors::{Storage, Tensor, Tensors};

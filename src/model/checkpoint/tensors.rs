@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint by name, read from safetensors files.
+//! The tensors of a checkpoint by name.
 //!
 //! Invariant: every tensor is taken exactly once, or is known to be of no use.
 
@@ -9,8 +9,11 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use super::blocks::BlockLayout;
 use super::error::{LoadError, LoadResult};
+use super::gguf::FileNames;
 use super::index::TensorFiles;
+use super::source::Source;
 
 /// The longest header of a safetensors file. The safetensors library has the same limit.
 pub(super) const MAX_HEADER_BYTES: usize = 100_000_000;
@@ -18,13 +21,50 @@ pub(super) const MAX_HEADER_BYTES: usize = 100_000_000;
 /// The maximum number of tensors in one file: about 20 times those of the largest models.
 pub(super) const MAX_TENSORS: usize = 1 << 16;
 
+/// How a file stores the values of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Storage {
+    /// One number of this type for each value. U8 has four ternary weights in each number.
+    Plain(Dtype),
+    Blocks(BlockLayout),
+}
+
+impl Storage {
+    /// Returns the name that errors and reports use.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Storage::Plain(dtype) => format!("{dtype:?}"),
+            Storage::Blocks(layout) => layout.name().to_owned(),
+        }
+    }
+
+    /// Returns whether the values are blocks of ternary weights.
+    pub(crate) fn is_ternary_blocks(self) -> bool {
+        matches!(self, Storage::Blocks(layout) if layout.scale_span().is_some())
+    }
+
+    /// Returns the bytes of a tensor of `rows` rows of `columns` values, or `None` if it cannot be
+    /// stored so.
+    pub(super) fn tensor_bytes(self, rows: usize, columns: usize) -> Option<usize> {
+        match self {
+            Storage::Plain(dtype) => rows.checked_mul(columns)?.checked_mul(dtype.bitsize() / 8),
+            Storage::Blocks(layout) => layout.tensor_bytes(rows, columns),
+        }
+    }
+}
+
 /// One tensor as it is in its file.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor<'a> {
+    /// The name in the file.
     pub(crate) name: String,
-    pub(crate) dtype: Dtype,
+    pub(crate) storage: Storage,
+    /// The sizes, the outermost first.
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: &'a [u8],
+    /// If the rows of each head of this many values are in the order for rotations of neighbouring
+    /// values. This engine rotates value i together with value i + head_dim / 2.
+    pub(crate) interleaved_head_dim: Option<usize>,
 }
 
 impl Tensor<'_> {
@@ -33,11 +73,22 @@ impl Tensor<'_> {
         LoadError::tensor(&self.name, problem)
     }
 
+    /// Returns which row of the file is row `row` of the matrix.
+    pub(crate) fn file_row(&self, row: usize) -> usize {
+        let Some(head_dim) = self.interleaved_head_dim else {
+            return row;
+        };
+        let (head, row) = (row / head_dim, row % head_dim);
+        let (half, pair) = (row / (head_dim / 2), row % (head_dim / 2));
+        head * head_dim + 2 * pair + half
+    }
+
     /// # Errors
     /// If the shape is another.
     pub(crate) fn expect_shape(&self, shape: &[usize]) -> LoadResult<()> {
         let found = &self.shape;
-        let problem = format_args!("its shape is {found:?}, but config.json asks for {shape:?}");
+        let problem =
+            format_args!("its shape is {found:?}, but the configuration asks for {shape:?}");
         self.require(found == shape, problem)
     }
 
@@ -49,61 +100,60 @@ impl Tensor<'_> {
 }
 
 /// All tensors of a checkpoint that the loader has not taken yet.
-pub(crate) struct Tensors<'a>(pub(super) BTreeMap<String, Tensor<'a>>);
+pub(crate) struct Tensors<'a> {
+    /// By the names of Hugging Face.
+    pub(super) by_name: BTreeMap<String, Tensor<'a>>,
+    file_names: FileNames,
+}
 
 impl<'a> Tensors<'a> {
-    /// Lists the tensors of `files`. `contents` are the bytes of each file, in the order of
+    /// Lists the tensors of `source`. `contents` are the bytes of each file, in the order of
     /// `files.names`.
-    pub(crate) fn parse(files: &TensorFiles, contents: &[&'a [u8]]) -> LoadResult<Tensors<'a>> {
-        let mut tensors = BTreeMap::new();
-        for (file, bytes) in files.names.iter().zip(contents) {
-            refuse_duplicate_names(file, bytes)?;
-            let parsed = SafeTensors::deserialize(bytes).map_err(|error| {
-                LoadError::file(file, format!("not a complete safetensors file: {error}"))
-            })?;
-            for (name, view) in parsed.iter() {
-                if let Some(shard) = files.shard_of.get(name).filter(|&shard| shard != file) {
-                    let problem = format!("it is in {file}, but the index says {shard}");
-                    return Err(LoadError::tensor(name, problem));
-                }
-                let tensor = Tensor {
-                    name: name.to_owned(),
-                    dtype: view.dtype(),
-                    shape: view.shape().to_vec(),
-                    bytes: view.data(),
-                };
-                if tensors.insert(name.to_owned(), tensor).is_some() {
-                    return Err(LoadError::tensor(name, "it is in two files"));
-                }
-            }
-        }
-        let mut indexed = files.shard_of.iter();
-        match indexed.find(|(name, _)| !tensors.contains_key(*name)) {
-            Some((name, shard)) => {
-                let problem = format!("the index says it is in {shard}, but it is not");
-                Err(LoadError::tensor(name, problem))
-            }
-            None => Ok(Tensors(tensors)),
-        }
+    pub(crate) fn read(
+        source: &Source,
+        files: &TensorFiles,
+        contents: &[&'a [u8]],
+    ) -> LoadResult<Tensors<'a>> {
+        Ok(match source.gguf() {
+            Some(gguf) => Tensors {
+                by_name: gguf.tensors(contents)?,
+                file_names: FileNames::Gguf,
+            },
+            None => Tensors {
+                by_name: parse_safetensors(files, contents)?,
+                file_names: FileNames::HuggingFace,
+            },
+        })
+    }
+
+    /// Returns a tensor without taking it.
+    pub(crate) fn get(&self, name: &str) -> Option<&Tensor<'a>> {
+        self.by_name.get(name)
     }
 
     /// Takes a tensor, if there is one of this name.
     pub(crate) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
-        self.0.remove(name)
+        self.by_name.remove(name)
     }
 
     /// Takes a tensor that must exist.
     pub(crate) fn require(&mut self, name: &str) -> LoadResult<Tensor<'a>> {
-        self.take(name)
-            .ok_or_else(|| LoadError::missing_tensor(name))
+        self.take(name).ok_or_else(|| self.missing(name))
+    }
+
+    /// Returns the error that a tensor is missing.
+    pub(crate) fn missing(&self, name: &str) -> LoadError {
+        LoadError::missing_tensor(&self.file_names.of(name))
     }
 
     /// # Errors
     /// If the loader has not taken every tensor. Stored rotary frequencies are ignored, because
     /// they follow from the configuration.
     pub(crate) fn finish(self) -> LoadResult<()> {
-        let is_unknown = |tensor: &Tensor<'_>| !tensor.name.ends_with("rotary_emb.inv_freq");
-        let mut unknown = self.0.into_values().filter(is_unknown);
+        let is_safetensors = matches!(self.file_names, FileNames::HuggingFace);
+        let is_unknown =
+            |tensor: &Tensor<'_>| !(is_safetensors && tensor.name.ends_with("rotary_emb.inv_freq"));
+        let mut unknown = self.by_name.into_values().filter(is_unknown);
         match unknown.next() {
             None => Ok(()),
             Some(tensor) => Err(tensor.error(format!(
@@ -111,6 +161,44 @@ impl<'a> Tensors<'a> {
                 unknown.count()
             ))),
         }
+    }
+}
+
+/// Lists the tensors of safetensors files.
+fn parse_safetensors<'a>(
+    files: &TensorFiles,
+    contents: &[&'a [u8]],
+) -> LoadResult<BTreeMap<String, Tensor<'a>>> {
+    let mut tensors = BTreeMap::new();
+    for (file, bytes) in files.names.iter().zip(contents) {
+        refuse_duplicate_names(file, bytes)?;
+        let parsed = SafeTensors::deserialize(bytes).map_err(|error| {
+            LoadError::file(file, format!("not a complete safetensors file: {error}"))
+        })?;
+        for (name, view) in parsed.iter() {
+            if let Some(shard) = files.shard_of.get(name).filter(|&shard| shard != file) {
+                let problem = format!("it is in {file}, but the index says {shard}");
+                return Err(LoadError::tensor(name, problem));
+            }
+            let tensor = Tensor {
+                name: name.to_owned(),
+                storage: Storage::Plain(view.dtype()),
+                shape: view.shape().to_vec(),
+                bytes: view.data(),
+                interleaved_head_dim: None,
+            };
+            if tensors.insert(name.to_owned(), tensor).is_some() {
+                return Err(LoadError::tensor(name, "it is in two files"));
+            }
+        }
+    }
+    let mut indexed = files.shard_of.iter();
+    match indexed.find(|(name, _)| !tensors.contains_key(*name)) {
+        Some((name, shard)) => {
+            let problem = format!("the index says it is in {shard}, but it is not");
+            Err(LoadError::tensor(name, problem))
+        }
+        None => Ok(tensors),
     }
 }
 

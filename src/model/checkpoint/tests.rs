@@ -30,7 +30,7 @@ fn names(files: &[(&str, Vec<u8>)]) -> Result<Vec<String>, LoadError> {
         .map(|name| source.read(name).unwrap().unwrap().to_vec())
         .collect();
     let contents: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
-    Tensors::parse(&listed, &contents).map(|tensors| tensors.0.into_keys().collect())
+    Tensors::read(&source, &listed, &contents).map(|tensors| tensors.by_name.into_keys().collect())
 }
 
 fn check_refused(files: &[(&str, Vec<u8>)], named: &str) {
@@ -139,12 +139,18 @@ fn a_tensor_that_the_loader_does_not_take_is_an_error() {
         },
         one("x.extra"),
     );
-    let error = Tensors::parse(&known, &[&bytes])
+    let source = Source::in_memory([]);
+    let error = Tensors::read(&source, &known, &[&bytes])
         .unwrap()
         .finish()
         .expect_err("unknown")
         .to_string();
     assert!(error.contains("x.extra"), "{error}");
     let bytes = one("model.layers.0.self_attn.rotary_emb.inv_freq");
-    assert!(Tensors::parse(&known, &[&bytes]).unwrap().finish().is_ok());
+    assert!(
+        Tensors::read(&source, &known, &[&bytes])
+            .unwrap()
+            .finish()
+            .is_ok()
+    );
 }

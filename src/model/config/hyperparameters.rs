@@ -1,5 +1,6 @@
 //! The hyperparameters of a model, and their limits: what the kernels compute and what makes sense.
 
+use super::rope::RopeScaling;
 use crate::model::architecture::{Activation, Architecture, ScaleDirection};
 use crate::model::checkpoint::{LoadResult, require};
 
@@ -33,6 +34,8 @@ pub struct ModelConfig {
     pub max_position: usize,
     /// The base of the frequencies of the rotary embedding.
     pub rope_theta: f64,
+    /// How these frequencies are changed for long contexts.
+    pub rope_scaling: RopeScaling,
     /// The epsilon of the norms.
     pub norm_eps: f32,
     /// The function of the gate.
@@ -53,14 +56,36 @@ pub struct ModelConfig {
 pub struct Quantization {
     /// What a stored scale does.
     pub scale: ScaleDirection,
-    /// Whether the checkpoint holds float master weights, which are made ternary on loading.
-    pub online: bool,
+    /// What the checkpoint holds for a ternary linear.
+    pub stored: StoredWeights,
     /// The epsilon of the norm on the input of every ternary linear, if there is one
     /// (`use_rms_norm`).
     pub input_norm_eps: Option<f32>,
     /// The modules that stay float: prefixes that end at a dot, or suffixes. If the checkpoint does
     /// not say, this is the output head.
     pub float_modules: Vec<String>,
+}
+
+impl Quantization {
+    /// How checkpoints are stored that say nothing of it.
+    pub(super) const UNPACKED: Quantization = Quantization {
+        scale: ScaleDirection::Multiply,
+        stored: StoredWeights::Unpacked,
+        input_norm_eps: None,
+        float_modules: Vec::new(),
+    };
+}
+
+/// What a checkpoint holds for a ternary linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredWeights {
+    /// Packed weights, or the floats −1, 0 and 1, with a scale.
+    Packed,
+    /// Float master weights, which are made ternary on loading (`quantization_mode` is "online").
+    Masters,
+    /// Floats that are ternary already: each is −s, 0 or s, where s belongs to a group of columns
+    /// or to the whole tensor.
+    Unpacked,
 }
 
 impl ModelConfig {
@@ -91,6 +116,11 @@ impl ModelConfig {
     /// If a size or epsilon is out of range, or two of them contradict each other.
     pub(super) fn check(&self) -> LoadResult<()> {
         self.check_epsilons()?;
+        // The frequencies are computed in f32, where a smaller or larger base makes them NaN.
+        let theta = self.rope_theta;
+        let is_usable = theta > 0.0 && (theta as f32).is_normal();
+        let problem = format_args!("must be positive and fit a 32-bit float; got {theta}");
+        require(is_usable, "rope_theta", problem)?;
         self.check_ranges()?;
         self.check_heads()?;
         let (widest, limit) = (self.max_width(), sterna_kernels::MAX_COLUMNS);
@@ -100,7 +130,9 @@ impl ModelConfig {
             format_args!("a row of {widest} values is too wide; the limit is {limit}"),
         )?;
         require(
-            !self.tied || self.is_float("lm_head"),
+            !self.tied
+                || self.is_float("lm_head")
+                || self.quantization.stored == StoredWeights::Unpacked,
             "modules_to_not_convert",
             "must list lm_head, because tie_word_embeddings makes it the (float) embedding",
         )

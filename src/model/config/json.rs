@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::hyperparameters::{ModelConfig, Quantization};
+use super::gguf;
+use super::hyperparameters::{ModelConfig, Quantization, StoredWeights};
+use super::rope::{RopeScaling, longrope_attention_factor, yarn_attention_factor};
 use super::stop_tokens::{self, TokenIds};
 use crate::model::architecture::{self, Activation, Architecture, ScaleDirection};
 use crate::model::checkpoint::{LoadError, LoadResult, Source, parse_json, require};
@@ -20,6 +22,11 @@ impl ModelConfig {
     /// If `config.json` is missing, malformed or contradictory, or asks for something that this
     /// engine does not compute. The error names the field.
     pub fn read(source: &Source) -> LoadResult<ModelConfig> {
+        if let Some(gguf) = source.gguf() {
+            let config = gguf::read(gguf)?;
+            config.check()?;
+            return Ok(config);
+        }
         let name = "config.json";
         let text = source.read(name)?;
         let text = text.ok_or_else(|| source.missing_file(name))?;
@@ -44,6 +51,7 @@ struct ConfigJson {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     max_position_embeddings: Option<usize>,
+    original_max_position_embeddings: Option<usize>,
     rms_norm_eps: Option<f32>,
     hidden_act: Option<Activation>,
     rope_theta: Option<f64>,
@@ -53,6 +61,7 @@ struct ConfigJson {
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
+    use_sliding_window: Option<bool>,
     quantization_config: Option<QuantizationJson>,
     eos_token_id: Option<TokenIds>,
     bos_token_id: Option<TokenIds>,
@@ -62,11 +71,11 @@ impl ConfigJson {
     fn to_config(&self) -> LoadResult<ModelConfig> {
         let architecture = self.architecture()?;
         self.refuse_biases(architecture)?;
+        let slides = self.use_sliding_window == Some(true);
+        let problem = "must be false; attention over a window is not supported";
+        require(!slides, "use_sliding_window", problem)?;
         let bos = self.bos_token_id.as_ref();
-        let quantization = self.quantization_config.as_ref().ok_or_else(|| {
-            let problem = "missing, so the linears of this checkpoint are not ternary";
-            LoadError::config("quantization_config", problem)
-        })?;
+        let (rope_theta, rope_scaling) = self.rope()?;
         Ok(ModelConfig {
             architecture,
             vocab: self.vocab_size,
@@ -77,11 +86,12 @@ impl ConfigJson {
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim: self.head_dim()?,
             max_position: self.max_position_embeddings.unwrap_or(DEFAULT_MAX_POSITION),
-            rope_theta: self.rope_theta()?,
+            rope_theta,
+            rope_scaling,
             norm_eps: self.rms_norm_eps.unwrap_or(architecture.norm_eps),
             activation: self.hidden_act.unwrap_or(architecture.activation),
             tied: self.tie_word_embeddings.unwrap_or(false),
-            quantization: quantization.to_quantization()?,
+            quantization: self.quantization(architecture)?,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
         })
@@ -105,6 +115,17 @@ impl ConfigJson {
         })
     }
 
+    fn quantization(&self, architecture: &Architecture) -> LoadResult<Quantization> {
+        match &self.quantization_config {
+            Some(quantization) => quantization.to_quantization(),
+            None if architecture.may_be_unpacked => Ok(Quantization::UNPACKED),
+            None => {
+                let problem = "missing, so the linears of this checkpoint are not ternary";
+                Err(LoadError::config("quantization_config", problem))
+            }
+        }
+    }
+
     /// # Errors
     /// If a field is set that adds biases in this architecture. Other bias fields mean nothing to
     /// it.
@@ -121,9 +142,10 @@ impl ConfigJson {
         Ok(())
     }
 
-    /// Reads the base of the frequencies of the rotary embedding. `transformers` 4 writes
-    /// `rope_theta` and `rope_scaling`; version 5 writes all in `rope_parameters`.
-    fn rope_theta(&self) -> LoadResult<f64> {
+    /// Reads the base of the frequencies of the rotary embedding, and how they are scaled.
+    /// `transformers` 4 writes `rope_theta` and `rope_scaling`; version 5 writes all in
+    /// `rope_parameters`.
+    fn rope(&self) -> LoadResult<(f64, RopeScaling)> {
         for (field, rope) in [
             ("rope_scaling", &self.rope_scaling),
             ("rope_parameters", &self.rope_parameters),
@@ -135,17 +157,28 @@ impl ConfigJson {
         check_partial("partial_rotary_factor", self.partial_rotary_factor)?;
         // The first object that is not empty counts. A base inside it overrides the one beside it.
         let scaling = self.rope_scaling.as_ref().filter(|rope| !rope.is_empty());
+        let field = if scaling.is_some() {
+            "rope_scaling"
+        } else {
+            "rope_parameters"
+        };
         let rope = scaling.or(self.rope_parameters.as_ref());
         let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta);
         let theta = theta.ok_or_else(|| {
             let problem = "missing, also in rope_scaling and rope_parameters";
             LoadError::config("rope_theta", problem)
         })?;
-        // The frequencies are computed in f32, where a smaller or larger base makes them NaN.
-        let is_usable = theta > 0.0 && (theta as f32).is_normal();
-        let problem = format_args!("must be positive and fit a 32-bit float; got {theta}");
-        require(is_usable, "rope_theta", problem)?;
-        Ok(theta)
+        let max_position = self.max_position_embeddings.unwrap_or(DEFAULT_MAX_POSITION);
+        let original = self
+            .original_max_position_embeddings
+            .unwrap_or(max_position);
+        let positions = Positions {
+            max: max_position as f64,
+            original: original as f64,
+        };
+        let pairs = self.head_dim()? / 2;
+        let scaling = rope.map(|rope| rope.scaling(field, positions, pairs));
+        Ok((theta, scaling.transpose()?.unwrap_or_default()))
     }
 
     fn head_dim(&self) -> LoadResult<usize> {
@@ -163,6 +196,17 @@ impl ConfigJson {
         )?;
         Ok(hidden / heads)
     }
+}
+
+/// The values of `rope_type` that this engine computes.
+const ROPE_TYPES: [&str; 5] = ["default", "linear", "yarn", "llama3", "longrope"];
+
+/// The positions of a model.
+#[derive(Clone, Copy)]
+struct Positions {
+    max: f64,
+    /// Those of the first training.
+    original: f64,
 }
 
 #[derive(Deserialize)]
@@ -190,9 +234,98 @@ impl RopeJson {
         self.rope_type.as_deref().or(self.legacy_type.as_deref())
     }
 
+    /// Returns how the object scales frequencies. `field` is its name.
+    fn scaling(&self, field: &str, positions: Positions, pairs: usize) -> LoadResult<RopeScaling> {
+        let number = |key: &str| self.number(field, key);
+        let require = |key: &str| {
+            let missing = || LoadError::config(field, format!("{key} is missing"));
+            self.number(field, key)?.ok_or_else(missing)
+        };
+        let original = number("original_max_position_embeddings")?;
+        let original = original.unwrap_or(positions.original);
+        Ok(match self.rope_type().unwrap_or("default") {
+            "linear" => RopeScaling::Linear {
+                factor: require("factor")?,
+            },
+            "yarn" => {
+                let unsupported = ["mscale", "mscale_all_dim", "truncate"];
+                self.refuse_parameters(field, &unsupported)?;
+                let factor = require("factor")?;
+                let attention_factor = number("attention_factor")?;
+                RopeScaling::Yarn {
+                    factor,
+                    original,
+                    beta_fast: number("beta_fast")?.unwrap_or(32.0),
+                    beta_slow: number("beta_slow")?.unwrap_or(1.0),
+                    attention_factor: attention_factor
+                        .unwrap_or_else(|| yarn_attention_factor(factor)),
+                }
+            }
+            "llama3" => RopeScaling::Llama3 {
+                factor: require("factor")?,
+                original,
+                low: require("low_freq_factor")?,
+                high: require("high_freq_factor")?,
+            },
+            "longrope" => {
+                let is_long = positions.max > original;
+                let key = if is_long {
+                    "long_factor"
+                } else {
+                    "short_factor"
+                };
+                let factor = number("factor")?.unwrap_or(positions.max / original);
+                let attention_factor = number("attention_factor")?;
+                RopeScaling::LongRope {
+                    divisors: self.divisors(field, key, pairs)?,
+                    attention_factor: attention_factor
+                        .unwrap_or_else(|| longrope_attention_factor(factor, original)),
+                }
+            }
+            _ => RopeScaling::None,
+        })
+    }
+
+    /// Returns a parameter that must be a positive number.
+    fn number(&self, field: &str, key: &str) -> LoadResult<Option<f64>> {
+        let value = self
+            .other_parameters
+            .get(key)
+            .filter(|value| !value.is_null());
+        let number = value.map(|value| {
+            let number = value
+                .as_f64()
+                .filter(|number| number.is_finite() && *number > 0.0);
+            let problem = || format!("{key} must be a positive number; got {value}");
+            number.ok_or_else(|| LoadError::config(field, problem()))
+        });
+        number.transpose()
+    }
+
+    fn divisors(&self, field: &str, key: &str, pairs: usize) -> LoadResult<Vec<f64>> {
+        let list = self.other_parameters.get(key).and_then(Value::as_array);
+        let positive = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
+        let divisors = list.and_then(|list| list.iter().map(positive).collect());
+        let divisors: Option<Vec<f64>> = divisors.filter(|list: &Vec<f64>| list.len() == pairs);
+        let problem = || format!("{key} must be a list of {pairs} positive numbers");
+        divisors.ok_or_else(|| LoadError::config(field, problem()))
+    }
+
+    fn refuse_parameters(&self, field: &str, keys: &[&str]) -> LoadResult<()> {
+        let is_set = |key: &&&str| {
+            self.other_parameters
+                .get(**key)
+                .is_some_and(|v| !v.is_null())
+        };
+        match keys.iter().find(is_set) {
+            Some(key) => Err(LoadError::config(field, format!("{key} is not supported"))),
+            None => Ok(()),
+        }
+    }
+
     /// # Errors
-    /// If the object asks for anything except the default type. `field` is its name, and `partial`
-    /// is the factor beside it.
+    /// If the object asks for a type that is not known. `field` is its name, and `partial` is the
+    /// factor beside it.
     fn check(&self, field: &str, partial: Option<f64>) -> LoadResult<()> {
         let rope_type = self.rope_type();
         if let (None, Some(parameter)) = (rope_type, self.other_parameters.keys().next()) {
@@ -200,8 +333,9 @@ impl RopeJson {
             return Err(LoadError::config(field, problem));
         }
         let rope_type = rope_type.unwrap_or("default");
-        let problem = format_args!("rope_type must be \"default\"; got {rope_type:?}");
-        require(rope_type == "default", field, problem)?;
+        let known = ROPE_TYPES.join(", ");
+        let problem = format_args!("rope_type must be one of {known}; got {rope_type:?}");
+        require(ROPE_TYPES.contains(&rope_type), field, problem)?;
         check_partial(field, self.partial_rotary_factor.or(partial))
     }
 }
@@ -238,7 +372,11 @@ impl QuantizationJson {
         let uses_norm = self.use_rms_norm.unwrap_or(false);
         Ok(Quantization {
             scale: self.scale_direction()?,
-            online,
+            stored: if online {
+                StoredWeights::Masters
+            } else {
+                StoredWeights::Packed
+            },
             input_norm_eps: uses_norm.then(|| self.rms_norm_eps.unwrap_or(1e-6)),
             float_modules: self.float_modules()?,
         })

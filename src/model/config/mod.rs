@@ -1,13 +1,16 @@
 //! The configuration of a checkpoint: its hyperparameters, read from the JSON files beside the
-//! weights.
+//! weights, or from the metadata of a GGUF file.
 //!
 //! Invariant: the sizes of a [`ModelConfig`] agree with each other, and this engine computes every
 //! setting in it. Any other setting is an error that names the field; nothing is guessed.
 
+mod gguf;
 mod hyperparameters;
 mod json;
+mod rope;
 mod stop_tokens;
 #[cfg(test)]
 mod tests;
 
-pub use hyperparameters::{ModelConfig, Quantization};
+pub use hyperparameters::{ModelConfig, Quantization, StoredWeights};
+pub use rope::RopeScaling;

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::ModelConfig;
 use super::stop_tokens::token_id;
+use super::{ModelConfig, RopeScaling, StoredWeights};
 use crate::model::architecture::{Activation, BITNET, LLAMA, ScaleDirection};
 use crate::model::checkpoint::{LoadError, Source};
 
@@ -60,7 +60,11 @@ fn the_published_configuration_is_understood() {
         (128, 4, 500_000.0)
     );
     assert_eq!(config.quantization.scale, ScaleDirection::Multiply);
-    assert!(config.tied && !config.quantization.online && config.is_float("lm_head"));
+    assert!(
+        config.tied
+            && config.quantization.stored == StoredWeights::Packed
+            && config.is_float("lm_head")
+    );
     assert!(!config.is_float("model.layers.0.mlp.up_proj"));
     assert_eq!(
         config.eos_tokens,
@@ -106,10 +110,51 @@ fn a_rope_object_may_name_its_type_twice() {
     let both = json!({"rope_scaling": {"type": "default", "rope_type": "default"}});
     assert_eq!(read(&both).unwrap().rope_theta, 500_000.0);
     check_refused(
-        &json!({"rope_scaling": {"type": "default", "rope_type": "yarn"}}),
-        "yarn",
+        &json!({"rope_scaling": {"type": "default", "rope_type": "dynamic"}}),
+        "dynamic",
     );
-    check_refused(&json!({"rope_scaling": {"type": "linear"}}), "linear");
+    check_refused(&json!({"rope_scaling": {"type": "linear"}}), "factor");
+}
+
+#[test]
+fn scaled_rotations_are_read_with_their_defaults() {
+    let scaling = |changes: &Value| {
+        read(&json!({"rope_scaling": changes}))
+            .unwrap()
+            .rope_scaling
+    };
+    let linear = json!({"type": "linear", "factor": 2.0});
+    assert_eq!(scaling(&linear), RopeScaling::Linear { factor: 2.0 });
+    let yarn = json!({
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024,
+    });
+    let expected = RopeScaling::Yarn {
+        factor: 4.0,
+        original: 1024.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention_factor: 0.1 * 4_f64.ln() + 1.0,
+    };
+    assert_eq!(scaling(&yarn), expected);
+    let llama3 = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    });
+    let expected = RopeScaling::Llama3 {
+        factor: 8.0,
+        original: 4096.0,
+        low: 1.0,
+        high: 4.0,
+    };
+    assert_eq!(scaling(&llama3), expected);
+    let factor = |yarn: &Value| json!({"rope_scaling": yarn});
+    for wrong in [json!(0), json!(-1), json!("x")] {
+        let yarn = json!({"rope_type": "yarn", "factor": wrong});
+        check_refused(&factor(&yarn), "factor must be a positive number");
+    }
+    let yarn = json!({"rope_type": "yarn", "factor": 2, "mscale": 1});
+    check_refused(&factor(&yarn), "mscale");
+    let short = json!({"rope_type": "longrope", "short_factor": [1.0]});
+    check_refused(&factor(&short), "short_factor must be a list of 64");
 }
 
 #[test]

@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::Dtype;
-use sterna_kernels::{DenseMatrix, Int8Matrix, TernaryMatrix};
+use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
+use super::groups;
 use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite};
 use super::statistics::WeightStatistics;
 use crate::model::architecture::ScaleDirection;
-use crate::model::attention::Attention;
+use crate::model::attention::{Attention, HeadNorms};
 use crate::model::checkpoint::{
-    LoadError, LoadResult, MappedFiles, Source, Tensor, TensorFiles, Tensors,
+    LoadResult, MappedFiles, Source, Storage, Tensor, TensorFiles, Tensors,
 };
-use crate::model::config::ModelConfig;
+use crate::model::config::{ModelConfig, StoredWeights};
+use crate::model::embedding::Embedding;
 use crate::model::layer::{FeedForward, Layer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
 use crate::model::norm::Norm;
@@ -37,10 +39,21 @@ pub(crate) fn load_weights(
     let mapped = MappedFiles::open(source, &files.names)?;
     let contents = mapped.contents();
     let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
+    let tensors = Tensors::read(source, &files, &contents)?;
+    let query = config.architecture.layer.query;
+    let first = tensors.get(&format!("model.layers.0.{query}.weight"));
+    let shape = [config.heads * config.head_dim, config.hidden];
+    let group = first.map(|tensor| {
+        if config.quantization.stored == StoredWeights::Unpacked {
+            tensor.expect_shape(&shape)?;
+        }
+        groups::of(tensor, config.quantization.stored)
+    });
     let mut loader = Loader {
         config,
         options,
-        tensors: Tensors::parse(&files, &contents)?,
+        group: group.transpose()?.flatten(),
+        tensors,
         packer: Packer {
             pool,
             packing: options.kernels.packing(),
@@ -68,6 +81,8 @@ fn progress_bar(bytes: u64, wanted: bool) -> ProgressBar {
 struct Loader<'a> {
     config: &'a ModelConfig,
     options: &'a LoadOptions,
+    /// The columns that share a scale, if the model has a scale for each group of columns.
+    group: Option<GroupSize>,
     tensors: Tensors<'a>,
     packer: Packer<'a>,
 }
@@ -75,12 +90,11 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn weights(&mut self) -> LoadResult<Weights> {
         let config = self.config;
-        let (embedding, head) = self.embedding_and_head()?;
+        let (embedding, head, is_shared) = self.embedding_and_head()?;
         let layers = (0..config.layers).map(|layer| self.layer(layer));
         let mut layers = layers.collect::<Result<Vec<_>, _>>()?;
         put_ternary_matrices_side_by_side(&mut layers);
         let norm = self.norm("model.norm", config.hidden)?;
-        let is_shared = matches!(&head, Linear::Dense(head) if Arc::ptr_eq(head, &embedding));
         let head_bytes = if is_shared { 0 } else { head.bytes() };
         let head = self.output_head(head);
         let screen_bytes = match &head {
@@ -98,38 +112,53 @@ impl Loader<'_> {
         })
     }
 
-    fn embedding_and_head(&mut self) -> LoadResult<(Arc<DenseMatrix>, Linear)> {
+    /// Returns the embedding, the head, and whether both are one matrix.
+    fn embedding_and_head(&mut self) -> LoadResult<(Embedding, Linear, bool)> {
         const EMBEDDING: &str = "model.embed_tokens.weight";
         const HEAD: &str = "lm_head.weight";
         let shape = [self.config.vocab, self.config.hidden];
         if !self.config.tied {
             let embedding = self.tensors.require(EMBEDDING)?;
-            let embedding = Arc::new(self.packer.dense(&embedding, shape)?);
-            return Ok((embedding, self.linear("lm_head", shape)?));
+            let embedding = self.embedding(&embedding, shape)?;
+            if self.config.quantization.stored != StoredWeights::Unpacked {
+                return Ok((embedding, self.linear("lm_head", shape)?, false));
+            }
+            // Such a checkpoint does not say whether its head is ternary.
+            let head = self.tensors.require(HEAD)?;
+            return Ok((embedding, self.embedding(&head, shape)?.as_head(), false));
         }
         // Either name may hold the shared matrix. If both names exist and the tensors differ, the
         // checkpoint means both.
         let (embedding, head) = (self.tensors.take(EMBEDDING), self.tensors.take(HEAD));
         let (embedding, head) = match (embedding, head) {
             (Some(embedding), Some(head)) => {
-                let is_same = (embedding.dtype, &embedding.shape, embedding.bytes)
-                    == (head.dtype, &head.shape, head.bytes);
+                let is_same = (embedding.storage, &embedding.shape, embedding.bytes)
+                    == (head.storage, &head.shape, head.bytes);
                 (embedding, (!is_same).then_some(head))
             }
             (Some(shared), None) | (None, Some(shared)) => (shared, None),
-            (None, None) => return Err(LoadError::missing_tensor(EMBEDDING)),
+            (None, None) => return Err(self.tensors.missing(EMBEDDING)),
         };
-        let embedding = Arc::new(self.packer.dense(&embedding, shape)?);
-        let head = match head {
-            None => Arc::clone(&embedding),
-            Some(head) => {
-                tracing::warn!(
-                    "tie_word_embeddings is set, but {HEAD} differs from {EMBEDDING}: using both"
-                );
-                Arc::new(self.packer.dense(&head, shape)?)
-            }
-        };
-        Ok((embedding, Linear::Dense(head)))
+        let embedding = self.embedding(&embedding, shape)?;
+        let own_head = head.map(|head| {
+            tracing::warn!(
+                "tie_word_embeddings is set, but {HEAD} differs from {EMBEDDING}: using both"
+            );
+            self.embedding(&head, shape)
+        });
+        let own_head = own_head.transpose()?;
+        let head = own_head.as_ref().unwrap_or(&embedding).as_head();
+        Ok((embedding, head, own_head.is_none()))
+    }
+
+    /// Reads an embedding: with a scale for each group if the model has them and the tensor is
+    /// ternary, otherwise as floats.
+    fn embedding(&mut self, tensor: &Tensor<'_>, shape: [usize; 2]) -> LoadResult<Embedding> {
+        let is_ternary = groups::is_ternary(tensor, self.group)?;
+        Ok(match self.group.filter(|_| is_ternary) {
+            Some(group) => Embedding::Ternary(self.packer.grouped(tensor, shape, group)?),
+            None => Embedding::Dense(Arc::new(self.packer.dense(tensor, shape)?)),
+        })
     }
 
     /// Screens a large float head, unless its rows are too wide for the 8-bit kernels.
@@ -172,6 +201,13 @@ impl Loader<'_> {
             (modules.up, intermediate, hidden),
         ])?;
         let down = linears(&[(modules.down, hidden, intermediate)])?;
+        let head_norms = match (modules.query_norm, modules.key_norm) {
+            (Some(query), Some(key)) => Some(HeadNorms {
+                query: self.norm(&name(query), config.head_dim)?,
+                key: self.norm(&name(key), config.head_dim)?,
+            }),
+            _ => None,
+        };
         let mut sub_norm = |module: Option<&str>, width| {
             let norm = module.map(|module| self.norm(&name(module), width));
             norm.transpose()
@@ -183,6 +219,7 @@ impl Loader<'_> {
                 kv_heads: config.kv_heads,
                 head_dim: config.head_dim,
                 qkv,
+                head_norms,
                 sub_norm: sub_norm(modules.attention_sub_norm, q)?,
                 output,
             },
@@ -212,7 +249,7 @@ impl Loader<'_> {
     /// Reads a linear in the form in which the checkpoint stores it.
     fn linear(&mut self, module: &str, shape: [usize; 2]) -> LoadResult<Linear> {
         let tensor = self.tensors.require(&format!("{module}.weight"))?;
-        if self.config.is_float(module) {
+        if self.config.is_float(module) && !tensor.storage.is_ternary_blocks() {
             let weights = self.packer.dense(&tensor, shape)?;
             return Ok(Linear::Dense(Arc::new(weights)));
         }
@@ -244,9 +281,27 @@ impl Loader<'_> {
             ScaleDirection::Divide => 1.0 / scale,
         });
         let packer = &mut self.packer;
-        match (tensor.dtype, scale, self.config.quantization.online) {
+        let stored = self.config.quantization.stored;
+        if stored == StoredWeights::Unpacked {
+            return match (self.group, scale) {
+                (None, scale) => {
+                    let (weights, own_scale) = packer.ternary_values(tensor, shape)?;
+                    Ok((weights, own_scale * scale.unwrap_or(1.0)))
+                }
+                (Some(group), None) => Ok((packer.grouped(tensor, shape, group)?, 1.0)),
+                (Some(_), Some(_)) => Err(tensor.error(
+                    "it has a scale for each group of columns and one for the tensor, which is \
+                     not supported",
+                )),
+            };
+        }
+        let Storage::Plain(dtype) = tensor.storage else {
+            let name = tensor.storage.name();
+            return Err(tensor.error(format!("its type {name} does not belong to config.json")));
+        };
+        match (dtype, scale, stored == StoredWeights::Masters) {
             (Dtype::U8, Some(scale), _) => Ok((packer.packed(tensor, shape)?, scale)),
-            (Dtype::U8, None, _) => Err(LoadError::missing_tensor(&scale_name)),
+            (Dtype::U8, None, _) => Err(self.tensors.missing(&scale_name)),
             // Floats with a scale are ternary already, only not packed.
             (_, Some(scale), false) => Ok((
                 packer.masters(tensor, shape, Rounding::MustBeTernary)?,

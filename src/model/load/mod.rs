@@ -6,6 +6,7 @@
 //! Invariant: every tensor has the shape that the configuration asks for, and every value is
 //! finite.
 
+mod groups;
 mod loader;
 mod packing;
 mod statistics;

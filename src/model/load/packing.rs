@@ -10,10 +10,11 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
-use sterna_kernels::{DenseMatrix, HugeSlice, Packing, PanelMut, TernaryMatrix};
+use sterna_kernels::{DenseMatrix, GroupSize, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
+use super::groups::{self, OneScale, RowMemory};
 use super::statistics::WeightStatistics;
-use crate::model::checkpoint::{LoadResult, MappedFiles, Tensor};
+use crate::model::checkpoint::{LoadResult, MappedFiles, Storage, Tensor};
 use crate::model::pool::{Pool, ranges, split_rows};
 
 /// The smallest magnitude that rounds to infinity in half precision.
@@ -46,10 +47,55 @@ impl Packer<'_> {
         tensor.require(rows.is_multiple_of(4), problem)?;
         let quarter = rows / 4;
         tensor.expect_shape(&[quarter, columns])?;
-        self.pack(tensor, [rows, columns], |row, codes, _| {
+        let matrix = TernaryMatrix::new(rows, columns, self.packing);
+        self.pack(tensor, matrix, |panel, row, memory| {
             let bytes = &tensor.bytes[row % quarter * columns..][..columns];
             let problem = format_args!("a packed code of row {row} is 3; 0, 1 and 2 are valid");
-            tensor.require(take_codes(bytes, row / quarter, codes), problem)
+            tensor.require(take_codes(bytes, row / quarter, &mut memory.codes), problem)?;
+            panel.set_row(row, &memory.codes);
+            Ok(())
+        })
+    }
+
+    /// Packs weights that are ternary already and have one scale: blocks, or floats that are each
+    /// −s, 0 or s. Returns the matrix and the scale.
+    pub(super) fn ternary_values(
+        &mut self,
+        tensor: &Tensor<'_>,
+        shape: [usize; 2],
+    ) -> LoadResult<(TernaryMatrix, f32)> {
+        tensor.expect_shape(&shape)?;
+        let scale = OneScale::default();
+        let matrix = TernaryMatrix::new(shape[0], shape[1], self.packing);
+        let matrix = self.pack(tensor, matrix, |panel, row, memory| {
+            memory.read(tensor, row, None)?;
+            for (codes, group_scale) in memory.groups() {
+                scale.accept(tensor, codes, group_scale)?;
+            }
+            panel.set_row(row, &memory.codes);
+            Ok(())
+        })?;
+        Ok((matrix, scale.value()))
+    }
+
+    /// Packs weights that are ternary already and have a scale for each group of columns.
+    pub(super) fn grouped(
+        &mut self,
+        tensor: &Tensor<'_>,
+        shape: [usize; 2],
+        group: GroupSize,
+    ) -> LoadResult<TernaryMatrix> {
+        tensor.expect_shape(&shape)?;
+        let matrix = TernaryMatrix::with_groups(shape[0], shape[1], self.packing, group);
+        let matrix = matrix.map_err(|error| tensor.error(error))?;
+        self.pack(tensor, matrix, |panel, row, memory| {
+            memory.read(tensor, row, Some(group))?;
+            let bits = memory.scales.iter();
+            let bits = bits.map(|scale| groups::half_bits(tensor, row, *scale));
+            let bits = bits.collect::<LoadResult<Vec<u16>>>()?;
+            panel.set_row(row, &memory.codes);
+            panel.set_scales(row, &bits);
+            Ok(())
         })
     }
 
@@ -62,8 +108,10 @@ impl Packer<'_> {
     ) -> LoadResult<TernaryMatrix> {
         tensor.expect_shape(&shape)?;
         let row_bytes = row_bytes(tensor, shape[1])?;
-        self.pack(tensor, shape, |row, codes, floats| {
-            let bytes = &tensor.bytes[row * row_bytes..][..row_bytes];
+        let matrix = TernaryMatrix::new(shape[0], shape[1], self.packing);
+        self.pack(tensor, matrix, |panel, row, memory| {
+            let RowMemory { codes, floats, .. } = memory;
+            let bytes = &tensor.bytes[tensor.file_row(row) * row_bytes..][..row_bytes];
             read_floats(tensor, bytes, floats)?;
             // Rounding half to even and clamping: ±0.5 becomes 0, and larger magnitudes ±1.
             let factor = match rounding {
@@ -79,30 +127,30 @@ impl Packer<'_> {
                 let scaled = *float * factor;
                 *code = 1 + u8::from(scaled > 0.5) - u8::from(scaled < -0.5);
             }
+            panel.set_row(row, codes);
             Ok(())
         })
     }
 
-    /// Packs a matrix on all workers. `write_codes(row, codes, floats)` writes the codes of a row;
-    /// `floats` is scratch memory for a row.
+    /// Fills `matrix` on all workers. `write_row(panel, row, memory)` writes a row of the panel,
+    /// and leaves its codes in the memory.
     fn pack(
         &mut self,
         tensor: &Tensor<'_>,
-        [rows, columns]: [usize; 2],
-        write_codes: impl Fn(usize, &mut [u8], &mut [f32]) -> LoadResult<()> + Sync,
+        mut matrix: TernaryMatrix,
+        write_row: impl Fn(&mut PanelMut<'_>, usize, &mut RowMemory) -> LoadResult<()> + Sync,
     ) -> LoadResult<TernaryMatrix> {
-        let mut matrix = TernaryMatrix::new(rows, columns, self.packing);
+        let columns = matrix.columns();
         let mut panels: Vec<PanelMut<'_>> = matrix.panels_mut().collect();
         let shares = ranges(panels.len(), self.pool.workers());
         let parts = split_rows(&mut panels, 1, shares);
         let results = self.pool.run_parts(parts, |_, panels| {
-            let (mut codes, mut floats) = (vec![1; columns], vec![0.0; columns]);
+            let mut memory = RowMemory::of_columns(columns);
             let mut statistics = WeightStatistics::default();
             for panel in panels {
                 for row in panel.rows() {
-                    write_codes(row, &mut codes, &mut floats)?;
-                    statistics.count(&codes);
-                    panel.set_row(row, &codes);
+                    write_row(panel, row, &mut memory)?;
+                    statistics.count(&memory.codes);
                 }
             }
             Ok(statistics)
@@ -143,14 +191,18 @@ impl Packer<'_> {
         Ok(mean)
     }
 
-    /// Packs a float matrix: in half precision from F16 and BF16, in single precision from F32.
+    /// Packs a float matrix: in single precision from F32, otherwise in half precision. Values of
+    /// quantized blocks are rounded to it.
     pub(super) fn dense(
         &mut self,
         tensor: &Tensor<'_>,
         [rows, columns]: [usize; 2],
     ) -> LoadResult<DenseMatrix> {
         tensor.expect_shape(&[rows, columns])?;
-        if tensor.dtype == Dtype::F32 {
+        if tensor.storage.is_ternary_blocks() {
+            return self.dense_from_blocks(tensor, [rows, columns]);
+        }
+        if tensor.storage == Storage::Plain(Dtype::F32) {
             let mut values = HugeSlice::new(rows * columns);
             self.convert(tensor, columns, &mut values, |bytes, out| {
                 read_floats(tensor, bytes, out)?;
@@ -164,6 +216,31 @@ impl Packer<'_> {
             })?;
             Ok(DenseMatrix::from_f16(rows, columns, values))
         }
+    }
+
+    /// Packs ternary blocks as a float matrix in half precision.
+    fn dense_from_blocks(
+        &mut self,
+        tensor: &Tensor<'_>,
+        [rows, columns]: [usize; 2],
+    ) -> LoadResult<DenseMatrix> {
+        let mut values = HugeSlice::<u16>::new(rows * columns);
+        let shares = ranges(rows, self.pool.workers());
+        let parts = shares.clone().zip(split_rows(&mut values, columns, shares));
+        let results = self.pool.run_parts(parts, |_, (rows, out)| {
+            let mut memory = RowMemory::new(tensor);
+            for (row, out) in rows.zip(out.chunks_exact_mut(columns)) {
+                memory.read(tensor, row, None)?;
+                memory.write_floats();
+                refuse_non_finite(tensor, &memory.floats, F16_OVERFLOW)?;
+                let out = out.reinterpret_cast_mut::<f16>();
+                out.convert_from_f32_slice(&memory.floats);
+            }
+            Ok(())
+        });
+        results.into_iter().collect::<LoadResult<()>>()?;
+        self.consumed(tensor.bytes);
+        Ok(DenseMatrix::from_f16(rows, columns, values))
     }
 
     /// Fills rows of `columns` values from their bytes, on all workers.
@@ -217,11 +294,18 @@ fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
 }
 
 /// Returns the bytes of a row of a float tensor.
-fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> LoadResult<usize> {
-    match tensor.dtype {
-        Dtype::F32 => Ok(columns * 4),
-        Dtype::F16 | Dtype::BF16 => Ok(columns * 2),
-        dtype => Err(tensor.error(format!("its type must be F32, F16 or BF16; got {dtype:?}"))),
+pub(super) fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> LoadResult<usize> {
+    match tensor.storage {
+        Storage::Plain(Dtype::F32) => Ok(columns * 4),
+        Storage::Plain(Dtype::F16 | Dtype::BF16) => Ok(columns * 2),
+        Storage::Blocks(layout) if layout.scale_span().is_none() => {
+            let (weights, bytes) = layout.block();
+            Ok(columns / weights * bytes)
+        }
+        storage => {
+            let name = storage.name();
+            Err(tensor.error(format!("its values must be floats; its type is {name}")))
+        }
     }
 }
 
@@ -232,13 +316,17 @@ pub(super) fn read_floats(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [f32]) ->
         row_bytes(tensor, out.len())?,
         "the bytes of the values of `out`"
     );
-    if tensor.dtype == Dtype::F32 {
+    if let Storage::Blocks(layout) = tensor.storage {
+        layout.read_floats(bytes, out);
+        return Ok(());
+    }
+    if tensor.storage == Storage::Plain(Dtype::F32) {
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
             *out = f32::from_le_bytes(*bytes);
         }
         return Ok(());
     }
-    if tensor.dtype == Dtype::BF16 {
+    if tensor.storage == Storage::Plain(Dtype::BF16) {
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
             // BF16 is the upper half of an f32.
             *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
@@ -256,10 +344,11 @@ pub(super) fn read_floats(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [f32]) ->
     Ok(())
 }
 
-/// Converts values of an F16 or BF16 tensor to the bits of IEEE half precision.
+/// Converts values of a tensor to the bits of IEEE half precision.
 fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> LoadResult<()> {
     let mut floats = [0.0; CHUNK];
-    for (out, bytes) in out.chunks_mut(CHUNK).zip(bytes.chunks(2 * CHUNK)) {
+    let chunk_bytes = row_bytes(tensor, CHUNK)?;
+    for (out, bytes) in out.chunks_mut(CHUNK).zip(bytes.chunks(chunk_bytes)) {
         let floats = &mut floats[..out.len()];
         read_floats(tensor, bytes, floats)?;
         refuse_non_finite(tensor, floats, F16_OVERFLOW)?;
@@ -317,9 +406,10 @@ mod tests {
     fn tensor(dtype: Dtype, bytes: &[u8]) -> Tensor<'_> {
         Tensor {
             name: "t".to_owned(),
-            dtype,
+            storage: Storage::Plain(dtype),
             shape: vec![bytes.len() / 2],
             bytes,
+            interleaved_head_dim: None,
         }
     }
 

@@ -1,0 +1,191 @@
+//! Checkpoints in GGUF files.
+//!
+//! A GGUF file holds what a directory of Hugging Face holds in several files. [`Gguf`] reads it as
+//! such: tensors get the names of Hugging Face, and `tokenizer.json` and `tokenizer_config.json`
+//! are made from the metadata. So the rest of the model and the tokenizer know no GGUF.
+//!
+//! Invariant: every size and offset is checked against the length of the file before memory is
+//! allocated for it.
+
+mod cursor;
+mod header;
+mod layouts;
+mod metadata;
+mod names;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use self::header::{Header, TensorEntry};
+use self::names::hugging_face_name;
+use super::blocks::{BlockLayout, I2sOrder};
+use super::error::{LoadError, LoadResult};
+use super::files::MappedFiles;
+use super::source::{FileBytes, Source};
+use super::tensors::{Storage, Tensor};
+
+pub(crate) use metadata::Metadata;
+
+pub(crate) use names::{FileNames, head_dim, parts};
+
+/// A checkpoint in one GGUF file, or in the parts that it was split into.
+#[derive(Clone, Debug)]
+pub struct Gguf {
+    /// Where the files are.
+    store: Source,
+    names: Vec<String>,
+    headers: Arc<[Header]>,
+    storages: BTreeMap<u32, Storage>,
+}
+
+impl Gguf {
+    /// Reads the headers of the file `name` in `store`, and of the other parts if it is the first
+    /// of several.
+    ///
+    /// # Errors
+    /// If a file is missing, malformed or truncated, or has a tensor of an unknown type.
+    pub(super) fn open(store: Source, name: &str) -> LoadResult<Gguf> {
+        let names = names::parts(name).map_err(|why| LoadError::file(name, why))?;
+        let files = MappedFiles::open(&store, &names)?;
+        let headers = names.iter().zip(files.contents());
+        let headers = headers.map(|(name, bytes)| Header::read(name, bytes));
+        let headers = headers.collect::<LoadResult<Vec<_>>>()?;
+        drop(files);
+        check_parts(&headers)?;
+        let storages = header::storages(&headers)?;
+        Ok(Gguf {
+            store,
+            names,
+            headers: headers.into(),
+            storages,
+        })
+    }
+
+    /// Sets the order of the weights in I2_S tensors.
+    pub(super) fn set_i2s_order(&mut self, order: I2sOrder) {
+        for storage in self.storages.values_mut() {
+            if *storage == Storage::Blocks(BlockLayout::I2s(I2sOrder::X86)) {
+                *storage = Storage::Blocks(BlockLayout::I2s(order));
+            }
+        }
+    }
+
+    /// Returns whether there are I2_S tensors.
+    pub(super) fn has_i2s(&self) -> bool {
+        let is_i2s = |storage: &Storage| matches!(storage, Storage::Blocks(BlockLayout::I2s(_)));
+        self.storages.values().any(is_i2s)
+    }
+
+    /// Returns where the files are.
+    pub(super) fn store(&self) -> &Source {
+        &self.store
+    }
+
+    /// Returns the names of the files.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the metadata. If there are several parts, the first one has it.
+    pub(crate) fn metadata(&self) -> &Metadata {
+        &self.headers[0].metadata
+    }
+
+    /// Returns the shape of the tensor that Hugging Face calls `name`, the outermost size first.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        let entries = self.headers.iter().flat_map(|header| &header.tensors);
+        let mut entries = entries.filter(|entry| hugging_face_name(&entry.name) == name);
+        entries.next().map(|entry| &entry.shape[..])
+    }
+
+    /// Returns the tensors, with the names of Hugging Face as keys. `contents` are the bytes of
+    /// the files.
+    pub(super) fn tensors<'a>(
+        &self,
+        contents: &[&'a [u8]],
+    ) -> LoadResult<BTreeMap<String, Tensor<'a>>> {
+        let head_dim = self.interleaved_head_dim()?;
+        let mut tensors = BTreeMap::new();
+        for (header, contents) in self.headers.iter().zip(contents) {
+            for entry in &header.tensors {
+                let tensor = self.tensor(entry, contents, head_dim)?;
+                let name = hugging_face_name(&entry.name);
+                if tensors.insert(name, tensor).is_some() {
+                    return Err(LoadError::tensor(&entry.name, "the name occurs twice"));
+                }
+            }
+        }
+        Ok(tensors)
+    }
+
+    fn tensor<'a>(
+        &self,
+        entry: &TensorEntry,
+        contents: &'a [u8],
+        head_dim: Option<usize>,
+    ) -> LoadResult<Tensor<'a>> {
+        let storage = self.storages[&entry.type_number];
+        let (rows, columns) = entry.rows_and_columns();
+        let bytes = storage.tensor_bytes(rows, columns).ok_or_else(|| {
+            let (name, shape) = (storage.name(), &entry.shape);
+            let problem = format!("{name} cannot store the shape {shape:?}");
+            LoadError::tensor(&entry.name, problem)
+        })?;
+        let bytes = contents
+            .get(entry.bytes.clone())
+            .and_then(|room| room.get(..bytes));
+        let cut = || LoadError::tensor(&entry.name, "the file is shorter than its header says");
+        Ok(Tensor {
+            name: entry.name.clone(),
+            storage,
+            shape: entry.shape.clone(),
+            bytes: bytes.ok_or_else(cut)?,
+            interleaved_head_dim: head_dim.filter(|_| names::has_rotated_rows(&entry.name)),
+        })
+    }
+
+    /// Returns the size of a head if the rows of query and key are in the order for rotations of
+    /// neighbouring values, as files of the `llama` architecture have them.
+    fn interleaved_head_dim(&self) -> LoadResult<Option<usize>> {
+        let metadata = self.metadata();
+        if metadata.require_text("general.architecture")? != "llama" {
+            return Ok(None);
+        }
+        names::head_dim(metadata, "llama").map(Some)
+    }
+
+    /// Reads a small file of Hugging Face's layout. A file beside the GGUF file wins; otherwise it
+    /// is made from the metadata. Returns `None` if there is nothing to make it from.
+    pub(super) fn read(&self, name: &str) -> LoadResult<Option<FileBytes<'_>>> {
+        if let Some(bytes) = self.store.read(name)? {
+            return Ok(Some(bytes));
+        }
+        let json = match name {
+            "tokenizer.json" => tokenizer::tokenizer_json(self.metadata())?,
+            "tokenizer_config.json" => tokenizer::config_json(self.metadata())?,
+            _ => return Ok(None),
+        };
+        Ok(Some(FileBytes::Made(json.to_string().into_bytes())))
+    }
+}
+
+/// # Errors
+/// If the parts of a split checkpoint disagree about their number or order.
+fn check_parts(headers: &[Header]) -> LoadResult<()> {
+    for (index, Header { metadata, .. }) in headers.iter().enumerate() {
+        let count = metadata.size("split.count")?.unwrap_or(1);
+        if count.max(1) != headers.len() {
+            let problem = format!("there are {} files; got {count}", headers.len());
+            return Err(metadata.error("split.count", problem));
+        }
+        let number = metadata.size("split.no")?.unwrap_or(0);
+        if number != index {
+            let problem = format!("must be {index} in this file; got {number}");
+            return Err(metadata.error("split.no", problem));
+        }
+    }
+    Ok(())
+}

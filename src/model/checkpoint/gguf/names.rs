@@ -1,0 +1,121 @@
+//! The names of tensors and files: those of GGUF, and those of Hugging Face that they stand for.
+
+use super::metadata::Metadata;
+use crate::model::checkpoint::error::LoadResult;
+
+/// The tensors outside of layers.
+const OUTER: [(&str, &str); 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    ("output.weight", "lm_head.weight"),
+];
+
+/// The modules of layers, after `blk.N.` and `model.layers.N.`.
+const MODULES: [(&str, &str); 13] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_sub_norm", "self_attn.attn_sub_norm"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_sub_norm", "mlp.ffn_sub_norm"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// The tensors of a module.
+const PARTS: [(&str, &str); 2] = [("weight", "weight"), ("scale", "weight_scale")];
+
+/// How the files of a checkpoint name its tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum FileNames {
+    HuggingFace,
+    Gguf,
+}
+
+impl FileNames {
+    /// Returns what the files call the tensor that Hugging Face calls `name`.
+    pub(crate) fn of(self, name: &str) -> String {
+        match self {
+            FileNames::HuggingFace => name.to_owned(),
+            FileNames::Gguf => gguf_name(name).unwrap_or_else(|| name.to_owned()),
+        }
+    }
+}
+
+/// Returns what Hugging Face calls the tensor `name`. A name that GGUF does not have becomes one
+/// that no loader takes.
+pub(super) fn hugging_face_name(name: &str) -> String {
+    if let Some((_, outer)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
+        return (*outer).to_owned();
+    }
+    let renamed = || {
+        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        let (module, part) = rest.rsplit_once('.')?;
+        let (_, module) = MODULES.iter().find(|(gguf, _)| *gguf == module)?;
+        let (_, part) = PARTS.iter().find(|(gguf, _)| *gguf == part)?;
+        Some(format!("model.layers.{layer}.{module}.{part}"))
+    };
+    renamed().unwrap_or_else(|| format!("unknown {name}"))
+}
+
+fn gguf_name(name: &str) -> Option<String> {
+    if let Some((gguf, _)) = OUTER.iter().find(|(_, outer)| *outer == name) {
+        return Some((*gguf).to_owned());
+    }
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let (module, part) = rest.rsplit_once('.')?;
+    let (module, _) = MODULES.iter().find(|(_, hf)| *hf == module)?;
+    let (part, _) = PARTS.iter().find(|(_, hf)| *hf == part)?;
+    Some(format!("blk.{layer}.{module}.{part}"))
+}
+
+/// Returns whether the rows of a tensor are those of query or key heads, which are rotated.
+pub(super) fn has_rotated_rows(name: &str) -> bool {
+    name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight")
+}
+
+/// Returns the number of values in a head.
+pub(crate) fn head_dim(metadata: &Metadata, architecture: &str) -> LoadResult<usize> {
+    let key = format!("{architecture}.attention.key_length");
+    if let Some(head_dim) = metadata.size(&key)? {
+        return Ok(head_dim);
+    }
+    let hidden = metadata.require_size(&format!("{architecture}.embedding_length"))?;
+    let key = format!("{architecture}.attention.head_count");
+    let heads = metadata.require_size(&key)?;
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        let problem = format!("must divide the embedding length {hidden}; got {heads}");
+        return Err(metadata.error(&key, problem));
+    }
+    Ok(hidden / heads)
+}
+
+/// Returns the names of all parts of a checkpoint, given one of them. Parts are called
+/// `NAME-00001-of-00003.gguf`.
+pub(crate) fn parts(name: &str) -> Result<Vec<String>, String> {
+    let parsed = || {
+        let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let (stem, number) = stem.rsplit_once('-')?;
+        let digits = |text: &str| (text.len() == 5).then(|| text.parse::<usize>().ok())?;
+        Some((stem, digits(number)?, digits(count)?))
+    };
+    let Some((stem, number, count)) = parsed() else {
+        return Ok(vec![name.to_owned()]);
+    };
+    if count == 0 {
+        return Err("the name says that there are no parts".to_owned());
+    }
+    if number != 1 {
+        let first = format!("{stem}-00001-of-{count:05}.gguf");
+        return Err(format!(
+            "this is part {number} of {count}; give the first part, {first}"
+        ));
+    }
+    let names = (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf"));
+    Ok(names.collect())
+}

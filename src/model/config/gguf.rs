@@ -1,0 +1,167 @@
+//! The hyperparameters in the metadata of a GGUF file.
+
+use std::collections::BTreeSet;
+
+use super::hyperparameters::{ModelConfig, Quantization};
+use super::rope::{RopeScaling, yarn_attention_factor};
+use crate::model::architecture::{Activation, Architecture, BITNET, LLAMA, QWEN3};
+use crate::model::checkpoint::{Gguf, LoadError, LoadResult, Metadata, head_dim};
+
+/// The base of rotary frequencies if a file does not state it, as in llama.cpp.
+const DEFAULT_ROPE_BASE: f64 = 10_000.0;
+
+/// Control tokens that end an answer, whatever the metadata names as EOS. Files name one token, but
+/// chat models have another for the end of a turn.
+const END_TOKENS: [&str; 5] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|end|>",
+];
+
+/// The architectures by the names that GGUF files give them. Those named `bitnet` have SiLU, the
+/// ones of Microsoft squared ReLU.
+const ARCHITECTURES: [(&str, &Architecture, Activation); 5] = [
+    ("bitnet-b1.58", &BITNET, Activation::Relu2),
+    ("bitnet-25", &BITNET, Activation::Relu2),
+    ("bitnet", &BITNET, Activation::Silu),
+    ("llama", &LLAMA, Activation::Silu),
+    ("qwen3", &QWEN3, Activation::Silu),
+];
+
+/// Reads the configuration of a GGUF file.
+pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
+    let metadata = gguf.metadata();
+    let (name, architecture, activation) = architecture(metadata)?;
+    let size = |key: &str| metadata.require_size(&format!("{name}.{key}"));
+    let key = format!("{name}.attention.head_count_kv");
+    let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
+    let head_dim = head_dim(metadata, name)?;
+    check_rotation(metadata, name, head_dim)?;
+    let embedding = "model.embed_tokens.weight";
+    let vocab = gguf.shape(embedding).and_then(<[usize]>::first);
+    let vocab = *vocab.ok_or_else(|| LoadError::missing_tensor("token_embd.weight"))?;
+    let theta = metadata.float(&format!("{name}.rope.freq_base"))?;
+    let eps = format!("{name}.attention.layer_norm_rms_epsilon");
+    Ok(ModelConfig {
+        architecture,
+        vocab,
+        hidden: size("embedding_length")?,
+        intermediate: size("feed_forward_length")?,
+        layers: size("block_count")?,
+        heads,
+        kv_heads: kv_heads.unwrap_or(heads),
+        head_dim,
+        max_position: size("context_length")?,
+        rope_theta: theta.unwrap_or(DEFAULT_ROPE_BASE),
+        rope_scaling: rope_scaling(metadata, name, size("context_length")?)?,
+        norm_eps: metadata
+            .float(&eps)?
+            .map_or(architecture.norm_eps, |eps| eps as f32),
+        activation,
+        tied: gguf.shape("lm_head.weight").is_none(),
+        quantization: Quantization::UNPACKED,
+        eos_tokens: end_tokens(metadata, vocab)?,
+        bos_token: token_id(metadata, "bos")?,
+    })
+}
+
+fn architecture(
+    metadata: &Metadata,
+) -> LoadResult<(&'static str, &'static Architecture, Activation)> {
+    let key = "general.architecture";
+    let given = metadata.require_text(key)?;
+    let mut known = ARCHITECTURES.into_iter();
+    known.find(|(name, _, _)| *name == given).ok_or_else(|| {
+        let names = ARCHITECTURES.map(|(name, _, _)| name).join(", ");
+        metadata.error(key, format!("must be one of {names}; got {given:?}"))
+    })
+}
+
+/// # Errors
+/// If the file asks for another rotation than that of all values of a head by plain frequencies.
+fn check_rotation(metadata: &Metadata, name: &str, head_dim: usize) -> LoadResult<()> {
+    let key = format!("{name}.rope.dimension_count");
+    let rotated = metadata.size(&key)?.unwrap_or(head_dim);
+    if rotated != head_dim {
+        let problem = format!("must be the size of a head, {head_dim}; got {rotated}");
+        return Err(metadata.error(&key, problem));
+    }
+    Ok(())
+}
+
+/// Reads how the frequencies are scaled. `max_position` is the longest context.
+fn rope_scaling(metadata: &Metadata, name: &str, max_position: usize) -> LoadResult<RopeScaling> {
+    let key = |key: &str| format!("{name}.rope.scaling.{key}");
+    let number = |name: &str| -> LoadResult<Option<f64>> {
+        let number = metadata.float(&key(name))?;
+        let is_usable = |number: &f64| number.is_finite() && *number > 0.0;
+        match number {
+            Some(number) if !is_usable(&number) => {
+                let problem = format!("must be positive; got {number}");
+                Err(metadata.error(&key(name), problem))
+            }
+            number => Ok(number),
+        }
+    };
+    let window = format!("{name}.attention.sliding_window");
+    if metadata.size(&window)?.is_some_and(|window| window > 0) {
+        return Err(metadata.error(&window, "attention over a window is not supported"));
+    }
+    // Without a type, the factor is a linear one. Old files have another name for it.
+    let old = metadata.float(&format!("{name}.rope.scale_linear"))?;
+    let linear = number("factor")?.or(old).unwrap_or(1.0);
+    match metadata.text(&key("type"))? {
+        Some("none") => Ok(RopeScaling::None),
+        None if linear == 1.0 => Ok(RopeScaling::None),
+        None | Some("linear") => Ok(RopeScaling::Linear { factor: linear }),
+        Some("yarn") => {
+            let factor = number("factor")?.unwrap_or(1.0);
+            let original = metadata.size(&key("original_context_length"))?;
+            let attention = number("yarn_attn_factor")?.or(number("attn_factor")?);
+            if number("yarn_ext_factor")?.is_some_and(|factor| factor != 1.0) {
+                return Err(metadata.error(&key("yarn_ext_factor"), "must be 1"));
+            }
+            Ok(RopeScaling::Yarn {
+                factor,
+                original: original.unwrap_or(max_position) as f64,
+                beta_fast: number("yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: number("yarn_beta_slow")?.unwrap_or(1.0),
+                attention_factor: attention.unwrap_or(1.0) * yarn_attention_factor(factor),
+            })
+        }
+        Some(other) => {
+            let problem = format!("must be none, linear or yarn; got {other:?}");
+            Err(metadata.error(&key("type"), problem))
+        }
+    }
+}
+
+fn token_id(metadata: &Metadata, role: &str) -> LoadResult<Option<u32>> {
+    let key = format!("tokenizer.ggml.{role}_token_id");
+    let id = metadata.size(&key)?.map(|id| {
+        let problem = || metadata.error(&key, format!("{id} is too large"));
+        u32::try_from(id).map_err(|_| problem())
+    });
+    id.transpose()
+}
+
+/// Returns the stop tokens: those that the metadata names, and control tokens that end a turn.
+fn end_tokens(metadata: &Metadata, vocab: usize) -> LoadResult<Vec<u32>> {
+    const CONTROL: f64 = 3.0;
+    let mut ends = BTreeSet::new();
+    for role in ["eos", "eot", "eom"] {
+        ends.extend(token_id(metadata, role)?);
+    }
+    if let Some(types) = metadata.numbers("tokenizer.ggml.token_type")? {
+        let tokens = metadata.require_texts("tokenizer.ggml.tokens")?;
+        for ((id, token), kind) in (0_u32..).zip(tokens).zip(types) {
+            if *kind == CONTROL && END_TOKENS.contains(&&**token) {
+                ends.insert(id);
+            }
+        }
+    }
+    ends.retain(|id| (*id as usize) < vocab);
+    Ok(ends.into_iter().collect())
+}

@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""Writes a ternary checkpoint of Hugging Face as GGUF, in any layout of the ternary weights.
+
+    pip install gguf numpy safetensors
+    python tests/gguf/write.py src/demo DIR               # every layout
+    python tests/gguf/write.py src/demo DIR i2_s tq2_0    # these
+    python tests/gguf/write.py fixtures tests/gguf/fixtures   # one small tensor in every layout
+    for name in llama-blocks/iq2_bn bitnet-blocks/i2_s bitnet-blocks/q2_0 \
+        qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0
+    do python tests/gguf/write.py tests/fixtures/${name%/*} tests/fixtures/${name%/*} ${name#*/}
+    done
+
+The public `gguf` package packs the types that it knows. The other layouts and the container are
+written here, from their description alone: nothing is shared with Sterna's reader.
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf.constants import GGMLQuantizationType as Type
+from safetensors.numpy import load_file
+
+PRE = {"llama": "llama-bpe", "qwen": "qwen2"}
+
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+}
+OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+# ---- Layouts: codes [rows, columns] in 0..2 and a scale -> bytes --------------------------------
+#
+# Layouts with groups also take an array with a scale for each group.
+
+
+def two_bits(codes, order):
+    """Packs the last axis (of four codes) into a byte. `order` gives the shift of each code."""
+    return np.bitwise_or.reduce(codes.astype(np.uint8) << np.array(order, np.uint8), axis=-1)
+
+
+def half(values):
+    return np.asarray(values, np.float16).view(np.uint8)
+
+
+def half_each(scale, groups):
+    """Returns the bytes of the scale of each group."""
+    scales = np.broadcast_to(np.asarray(scale, np.float32).reshape(-1), len(groups))
+    return half(np.ascontiguousarray(scales)).reshape(-1, 2)
+
+
+def i2_s(codes, scale, run=32):
+    blocks = codes.reshape(-1, 4, run).swapaxes(1, 2)
+    packed = two_bits(blocks, [6, 4, 2, 0]).tobytes()
+    return packed + struct.pack("<f", scale) + bytes(28)
+
+
+def i2_s_arm(codes, scale):
+    return i2_s(codes, scale, run=16)
+
+
+def i2_s_four_rows(codes, scale):
+    rows, columns = codes.shape
+    packed = two_bits(codes.reshape(rows // 4, 4, columns).swapaxes(1, 2), [6, 4, 2, 0])
+    return packed.tobytes() + struct.pack("<f", scale) + bytes(28)
+
+
+def known(kind):
+    def write(codes, scale):
+        values = (codes.astype(np.float32) - 1) * np.float32(scale)
+        return gguf.quants.quantize(values, kind).tobytes()
+
+    return write
+
+
+def grouped(group):
+    def write(codes, scale):
+        groups = codes.reshape(-1, group)
+        packed = two_bits(groups.reshape(len(groups), -1, 4), [0, 2, 4, 6])
+        return np.concatenate([half_each(scale, groups), packed], axis=1).tobytes()
+
+    write.group = group
+    return write
+
+
+def trit_bytes(digits, count):
+    """Packs `count` digits (axis 1, most significant first) into a byte: a fraction of 256."""
+    total = np.zeros(digits.shape[:1] + digits.shape[2:], np.uint32)
+    for n in range(5):
+        total = total * 3 + (digits[:, n] if n < count else 0)
+    return ((total * 256 + 242) // 243).astype(np.uint8)
+
+
+def ptq1_0(codes, scale):
+    groups = codes.reshape(-1, 128)
+    first = trit_bytes(groups[:, :80].reshape(-1, 5, 16), 5)
+    second = trit_bytes(groups[:, 80:120].reshape(-1, 5, 8), 5)
+    third = trit_bytes(groups[:, 120:].reshape(-1, 4, 2), 4)
+    return np.concatenate([first, second, third, half_each(scale, groups)], axis=1).tobytes()
+
+
+ptq1_0.group = 128
+
+
+def iq2_bn(codes, scale):
+    rows = codes.reshape(len(codes), -1, 4, 16).swapaxes(2, 3)
+    packed = two_bits(rows, [0, 2, 4, 6]).reshape(len(codes), -1)
+    scales = np.tile(np.array([scale], "<f4").view(np.uint8), (len(codes), 1))
+    return np.concatenate([scales, packed], axis=1).tobytes()
+
+
+def q1_0(codes, scale):
+    groups = codes.reshape(-1, 128)
+    packed = np.packbits(groups == 2, axis=1, bitorder="little")
+    return np.concatenate([half_each(scale, groups), packed], axis=1).tobytes()
+
+
+LAYOUTS = {
+    "i2_s": (36, i2_s),
+    "i2_s_arm": (36, i2_s_arm),
+    "i2_s_four_rows": (36, i2_s_four_rows),
+    "tq1_0": (34, known(Type.TQ1_0)),
+    "tq2_0": (35, known(Type.TQ2_0)),
+    "q2_0": (42, grouped(64)),
+    "q2_0_legacy": (42, grouped(128)),
+    "pq2_0": (142, grouped(128)),
+    "ptq1_0": (143, ptq1_0),
+    "iq2_bn": (135, iq2_bn),
+}
+
+
+# ---- The file -----------------------------------------------------------------------------------
+
+
+def text(value):
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def value(item):
+    """Encodes a metadata value with its type."""
+    if isinstance(item, bool):
+        return struct.pack("<IB", 7, item)
+    if isinstance(item, int):
+        return struct.pack("<II", 4, item)
+    if isinstance(item, float):
+        return struct.pack("<If", 6, item)
+    if isinstance(item, str):
+        return struct.pack("<I", 8) + text(item)
+    if isinstance(item[0], str):
+        return struct.pack("<IIQ", 9, 8, len(item)) + b"".join(map(text, item))
+    if isinstance(item[0], float):
+        return struct.pack("<IIQ", 9, 6, len(item)) + np.array(item, "<f4").tobytes()
+    return struct.pack("<IIQ", 9, 5, len(item)) + np.array(item, "<i4").tobytes()
+
+
+def write_file(path, metadata, tensors):
+    """Writes a file. `tensors` are (name, shape with the outermost first, type number, bytes)."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for key, item in metadata.items():
+        head += text(key) + value(item)
+    data = b""
+    for name, shape, kind, content in tensors:
+        head += text(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}Q", *reversed(shape))
+        head += struct.pack("<IQ", kind, len(data))
+        data += content + bytes(-len(content) % 32)
+    path.write_bytes(head + bytes(-len(head) % 32) + data)
+
+
+# ---- The checkpoint -----------------------------------------------------------------------------
+
+
+def gguf_name(name):
+    if name in OUTER:
+        return OUTER[name]
+    _, _, layer, rest = name.split(".", 3)
+    module, part = rest.rsplit(".", 1)
+    return f"blk.{layer}.{NAMES[module]}.{part}"
+
+
+def unpack(packed):
+    """Codes of the packed U8 layout: bits 2i of byte (j, c) are row i * rows / 4 + j."""
+    return np.concatenate([packed >> (2 * i) & 3 for i in range(4)])
+
+
+def interleave(rows, head_dim):
+    """Reorders the rows of query or key for rotations of neighbouring values."""
+    heads = rows.reshape(-1, 2, head_dim // 2, rows.shape[-1])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def bf16_bits(array):
+    return array.view(np.uint16)
+
+
+def metadata_of(source, architecture):
+    config = json.loads((source / "config.json").read_text())
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer_config = json.loads((source / "tokenizer_config.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    added = {token["id"]: token for token in tokenizer["added_tokens"]}
+    tokens = {id: token for token, id in vocab.items()}
+    tokens.update({id: token["content"] for id, token in added.items()})
+    size = config["vocab_size"]
+    kinds = [3 if id in added else 1 if id in tokens else 5 for id in range(size)]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    ids = {token: id for id, token in tokens.items()}
+    heads = config["num_attention_heads"]
+    rope = config.get("rope_parameters") or config
+    result = {
+        "general.architecture": architecture,
+        "general.name": source.name,
+        f"{architecture}.context_length": config["max_position_embeddings"],
+        f"{architecture}.embedding_length": config["hidden_size"],
+        f"{architecture}.block_count": config["num_hidden_layers"],
+        f"{architecture}.feed_forward_length": config["intermediate_size"],
+        f"{architecture}.attention.head_count": heads,
+        f"{architecture}.attention.head_count_kv": config.get("num_key_value_heads", heads),
+        f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{architecture}.rope.freq_base": float(rope["rope_theta"]),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": PRE["llama"],
+        "tokenizer.ggml.tokens": [tokens.get(id, f"[PAD{id}]") for id in range(size)],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": ids[tokenizer_config["eos_token"]],
+    }
+    if config.get("head_dim"):
+        result[f"{architecture}.attention.key_length"] = config["head_dim"]
+        result[f"{architecture}.attention.value_length"] = config["head_dim"]
+    bos = tokenizer_config.get("bos_token")
+    if bos:
+        result["tokenizer.ggml.bos_token_id"] = ids[bos]
+    result["tokenizer.ggml.add_bos_token"] = bool(bos)
+    scaling = config.get("rope_scaling") or rope
+    if scaling.get("rope_type") == "yarn":
+        original = scaling["original_max_position_embeddings"]
+        result[f"{architecture}.rope.scaling.type"] = "yarn"
+        result[f"{architecture}.rope.scaling.factor"] = float(scaling["factor"])
+        result[f"{architecture}.rope.scaling.original_context_length"] = original
+    if tokenizer_config.get("chat_template"):
+        result["tokenizer.chat_template"] = tokenizer_config["chat_template"]
+    return config, result
+
+
+def write_checkpoint(source, path, layout, architecture):
+    kind, pack = LAYOUTS[layout]
+    config, metadata = metadata_of(source, architecture)
+    direction = (config.get("quantization_config") or {}).get("linear_class", "bitlinear")
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    import ml_dtypes  # noqa: F401  (numpy reads bf16 with it)
+
+    weights = load_file(source / "model.safetensors")
+    tensors = []
+    for name, array in weights.items():
+        if name.endswith("weight_scale"):
+            continue
+        if array.dtype == np.uint8:
+            scale = weights[name + "_scale"].astype(np.float32).reshape(-1)[0]
+            scale = scale if direction == "autobitlinear" else np.float32(1) / scale
+            codes = unpack(array)
+            if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+                codes = interleave(codes, head_dim)
+            tensors.append((gguf_name(name), codes.shape, kind, pack(codes, scale)))
+        elif architecture == "qwen3" and array.ndim == 2:
+            groups = array.astype(np.float32).reshape(-1, pack.group)
+            codes = (np.sign(groups) + 1).astype(np.uint8).reshape(array.shape)
+            tensors.append((gguf_name(name), array.shape, kind, pack(codes, abs(groups).max(1))))
+        elif array.ndim == 1:
+            tensors.append((gguf_name(name), array.shape, 0, array.astype("<f4").tobytes()))
+        else:
+            kinds = {"bfloat16": 30, "float16": 1, "float32": 0}
+            number = kinds[array.dtype.name]
+            tensors.append((gguf_name(name), array.shape, number, array.tobytes()))
+    write_file(path, metadata, tensors)
+
+
+def write_fixtures(target):
+    """Writes a tensor `t` of 32 x 256 weights in every layout, and floats with their values."""
+    row, column = np.indices((32, 256))
+    codes = ((row * 7 + column * column + column // 5) % 3).astype(np.uint8)
+    for layout, (kind, pack) in (LAYOUTS | {"q1_0": (41, q1_0)}).items():
+        own = np.where(codes == 1, 2, codes) if layout == "q1_0" else codes
+        tensor = ("t", own.shape, kind, pack(own, 0.375))
+        write_file(target / f"{layout}.gguf", {}, [tensor])
+    random = np.random.default_rng(1)
+    tensors = []
+    for kind in (Type.Q4_0, Type.Q8_0, Type.Q4_K, Type.Q6_K):
+        weights, size = gguf.GGML_QUANT_SIZES[kind]
+        blocks = random.integers(0, 256, (512 // weights, size), dtype=np.uint8)
+        # A scale in half precision that is neither infinite nor NaN.
+        places = {Type.Q4_K: (0, 2), Type.Q6_K: (208,)}.get(kind, (0,))
+        for place in places:
+            scale = random.normal(size=len(blocks)).astype(np.float16)
+            blocks[:, place : place + 2] = scale.view(np.uint8).reshape(-1, 2)
+        values = gguf.quants.dequantize(blocks, kind).astype("<f4").reshape(2, 256)
+        name = kind.name.lower()
+        tensors.append((name, (2, 256), kind.value, blocks.tobytes()))
+        tensors.append((f"{name}.values", (2, 256), 0, values.tobytes()))
+    write_file(target / "floats.gguf", {}, tensors)
+
+
+def main():
+    source, target, *layouts = sys.argv[1:]
+    source, target = Path(source), Path(target)
+    target.mkdir(parents=True, exist_ok=True)
+    if source == Path("fixtures"):
+        return write_fixtures(target)
+    model_type = json.loads((source / "config.json").read_text())["model_type"]
+    architecture = {"bitnet": "bitnet-b1.58"}.get(model_type, model_type)
+    for layout in layouts or LAYOUTS:
+        path = target / f"{source.name}-{layout}.gguf"
+        write_checkpoint(source, path, layout, architecture)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
