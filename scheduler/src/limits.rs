@@ -32,8 +32,8 @@ pub struct Limits {
 pub(crate) const PREFILL_FLOOR: usize = 8;
 
 /// Returns how many prompt tokens a step of this many decodes computes even if they leave no time.
-/// It is a quarter of the decodes. On a machine that is too slow for its inter-token target, more
-/// would lengthen each step by far.
+/// It is a quarter of the decodes, at least 2 and at most [`PREFILL_FLOOR`]. On a machine that is
+/// too slow for its inter-token target, more would lengthen each step by far.
 pub(crate) fn prefill_floor(decodes: usize) -> usize {
     (decodes / 4).clamp(2, PREFILL_FLOOR)
 }

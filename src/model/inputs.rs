@@ -6,9 +6,7 @@
 
 use std::ops::Range;
 
-use sterna_kernels::{
-    GroupSize, Kernels, LOGITS_BLOCK, QuantizedActivations, QuantizedTokensMut,
-};
+use sterna_kernels::{GroupSize, Kernels, LOGITS_BLOCK, QuantizedActivations, QuantizedTokensMut};
 
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
