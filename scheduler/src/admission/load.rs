@@ -29,11 +29,11 @@ impl RunningLoad {
 
     /// Adds a running sequence.
     pub(super) fn add(&mut self, sequence: &Sequence, state: &SchedulerState) {
-        let decodes = match sequence.band {
-            Band::Batch => &mut self.batch_decodes,
-            Band::Interactive | Band::Standard => &mut self.decodes,
-        };
-        *decodes = decodes.plus(sequence.decode_shape());
+        if sequence.band == Band::Batch {
+            self.batch_decodes.add(sequence.decode_shape());
+        } else {
+            self.decodes.add(sequence.decode_shape());
+        }
         self.promised_pages += promised_pages(sequence, state);
         self.prefills += usize::from(sequence.is_prefill());
     }

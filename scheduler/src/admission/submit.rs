@@ -191,7 +191,7 @@ pub(crate) fn places_for(state: &SchedulerState, tenant: TenantId) -> Result<usi
 fn find_place(state: &SchedulerState, newcomer: Newcomer) -> Result<Vec<Leaving>, Refusal> {
     let queue = &state.queue;
     let tenant = queue.tenant(newcomer.tenant);
-    let (now, answer_time) = (state.conditions.now, answer_time(state, newcomer.tenant));
+    let (now, answer_time) = (state.conditions.now, || answer_time(state, newcomer.tenant));
     if let Err((rate, retry_after)) = tenant.rates.likely_conforms(now, answer_time) {
         return Err(Refusal::RateLimited { rate, retry_after });
     }

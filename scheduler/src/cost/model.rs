@@ -69,6 +69,16 @@ impl StepShape {
         }
     }
 
+    /// Adds another shape to this one.
+    #[inline]
+    pub(crate) fn add(&mut self, other: StepShape) {
+        self.rows += other.rows;
+        self.decode_keys += other.decode_keys;
+        self.chunk_keys += other.chunk_keys;
+        self.logits += other.logits;
+        self.sampling += other.sampling;
+    }
+
     /// Returns this shape without `other`, which must be a part of it.
     #[must_use]
     pub(crate) fn minus(self, other: StepShape) -> StepShape {

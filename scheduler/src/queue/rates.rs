@@ -142,7 +142,7 @@ impl RateMeters {
     pub(crate) fn likely_conforms(
         &self,
         now: Micros,
-        answer_time: Micros,
+        answer_time: impl Fn() -> Micros,
     ) -> Result<(), (RateKind, Micros)> {
         let (kind, wait) = match self.conforms(now) {
             Err((RateKind::Tokens, wait)) => (RateKind::Tokens, wait),
@@ -152,7 +152,7 @@ impl RateMeters {
         let of_requests = of_requests.and_then(Result::err).unwrap_or(0);
         let tokens = self.tokens.as_ref();
         let refunded = tokens.map_or(0, |meter| meter.wait_with_refund(now, self.unlikely));
-        let likely = refunded.max(answer_time).max(of_requests);
+        let likely = refunded.max(answer_time()).max(of_requests);
         Err((kind, wait.min(likely)))
     }
 

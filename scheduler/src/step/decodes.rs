@@ -118,11 +118,12 @@ fn pauses_for_time(
     conditions: &Conditions,
     oldest_token: Micros,
 ) -> bool {
-    let step = plan.shape.plus(sequence.decode_shape());
+    // Not computed for other bands.
+    let step = || plan.shape.plus(sequence.decode_shape());
     sequence.band == Band::Batch
         && sequence.pacing.paused_steps < MAX_PAUSES
         && !plan.rows.is_empty()
-        && conditions.predictor.predict(step) > step_budget(oldest_token, conditions)
+        && conditions.predictor.predict(step()) > step_budget(oldest_token, conditions)
 }
 
 /// Returns how long this step may take if `oldest_token` is the earliest time of a last token among
