@@ -115,8 +115,8 @@ fn random_row(vocabulary: usize) -> Vec<f32> {
     (0..vocabulary).map(|_| logit()).collect()
 }
 
-/// The logits of a step, with the same row in the place of each of its rows: the real ones may
-/// contain NaN, because the calibration reads unwritten memory.
+/// The logits of a step in which every row is replaced by `row`. The real rows may contain NaN,
+/// because the calibration reads unwritten memory.
 struct SameRow<'a, L> {
     logits: L,
     row: &'a [f32],

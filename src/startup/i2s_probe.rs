@@ -13,8 +13,10 @@ use crate::text::Tokenizer;
 const TEXT: &str =
     "The capital of France is Paris. The sun rises in the east and sets in the west.";
 
-/// A trained model needs less than this share of the bits that chance needs.
-const SHARE_OF_CHANCE: f64 = 0.75;
+/// The loss of a trained model, as a share of that of chance, is below this.
+const TRAINED: f64 = 0.75;
+/// With the right order the share is lower than with any other by at least this.
+const MARGIN: f64 = 0.1;
 
 /// Loads the model. If its file has I2_S weights and `order` is `None`, tries the orders until the
 /// model predicts text.
@@ -40,34 +42,38 @@ pub(super) fn load(
     let tokens = tokenizer
         .encode_prompt(TEXT)
         .map_err(|error| error.to_string())?;
-    let mut losses = Vec::new();
+    let mut shares = Vec::new();
     for order in I2sOrder::ALL {
-        let name = order.name();
         let mut model = match load(order) {
             Ok(model) => model,
             Err(why) if order == I2sOrder::X86 => return Err(why),
-            Err(why) => {
-                losses.push(format!("{name}: {why}"));
-                continue;
-            }
+            Err(_) => continue, // The order cannot store these shapes.
         };
-        let chance = (model.config().vocab as f64).ln();
-        let loss = loss(&mut model, &tokens);
-        if loss < SHARE_OF_CHANCE * chance {
-            tracing::info!(
-                order = name,
-                loss,
-                chance,
-                "found the order of I2_S weights"
-            );
-            return Ok(model);
+        let share = loss(&mut model, &tokens) / (model.config().vocab as f64).ln();
+        tracing::info!(
+            order = order.name(),
+            share,
+            "tried an order of I2_S weights"
+        );
+        if share < TRAINED - MARGIN {
+            return Ok(model); // The others are no better than chance.
         }
-        losses.push(format!("{name} {loss:.1}"));
+        shares.push((share, order));
     }
+    shares.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let next = shares.get(1).map_or(1.0, |(share, _)| *share);
+    if let Some((share, order)) = shares.first()
+        && *share < TRAINED
+        && next - share >= MARGIN
+    {
+        return load(*order);
+    }
+    let shares = shares.iter();
+    let shares = shares.map(|(share, order)| format!("{} {share:.2}", order.name()));
+    let shares = shares.collect::<Vec<_>>().join(", ");
     Err(format!(
-        "the model predicts text no better than chance with any order of its I2_S weights (mean \
-         loss: {}). If you know the order, give --i2s-order",
-        losses.join(", ")
+        "with no order of its I2_S weights does the model predict text clearly better than with \
+         the others (loss as a share of chance: {shares}). If you know the order, give --i2s-order"
     ))
 }
 

@@ -307,8 +307,9 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Reads a block of Q4_K: f16 scale and minimum, 6-bit scales and minima of 32 weights each, then
-/// four bits a weight: a byte has a weight of each of two neighbouring groups.
+/// Reads a block of Q4_K: an f16 scale and minimum, 6-bit scales and minima of eight groups of 32
+/// weights, then four bits a weight. The low halves of 32 bytes are one group, the high halves the
+/// next one.
 fn read_q4_k(block: &[u8], out: &mut [f32]) {
     let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
     let (packed, nibbles) = block[4..].split_at(12);

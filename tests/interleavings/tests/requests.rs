@@ -23,9 +23,10 @@ use sterna_scheduler::Batch;
 const VOCABULARY: usize = 8;
 /// The number of schedules of each test, unless `STERNA_SCHEDULES` sets it.
 const SCHEDULES: usize = 1500;
-/// Of so many schedules, one gives each thread a priority, which changes this many times. Others
-/// choose the next thread at random.
+/// One schedule in this many runs the thread with the highest priority. The others choose the next
+/// thread at random.
 const WITH_PRIORITIES: usize = 4;
+/// How many times the priorities change in such a schedule.
 const CHANGES: usize = 3;
 /// Bytes for the stack of each thread.
 const STACK: usize = 1 << 18;

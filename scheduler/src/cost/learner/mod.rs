@@ -180,9 +180,10 @@ impl Learner {
     }
 
     /// Learns the margin, so that steps rarely exceed their budget: about the 90th percentile of
-    /// the ratio of a step's time to its learned time, or more if one step in 200 exceeds
-    /// that by far. A ratio above a percentile raises it by so many times what one below lowers it.
-    /// A disturbance counts once, so that a bad moment leaves no trace.
+    /// the ratio of a step's time to its learned time, or more if one step in 200 exceeds that by
+    /// far. A ratio above the margin raises it 9 times as much as a ratio below lowers it, so it
+    /// settles where one ratio in ten is above. A disturbance counts once, so that a bad moment
+    /// leaves no trace.
     fn learn_margin(&mut self, ratio: f64) {
         let change = if ratio > self.usual_margin { 9.0 } else { -1.0 };
         let margin = self.usual_margin * (1.0 + change / 256.0);

@@ -46,7 +46,7 @@ fn candidates(type_number: u32) -> Result<&'static [Storage], &'static str> {
     })
 }
 
-/// Returns the layout of each of `entries`. All entries of one number have one layout.
+/// Returns the one layout that fits all `entries`, which are the tensors of this type number.
 ///
 /// # Errors
 /// If the number is unknown, or the sizes fit no layout or more than one. The error names a tensor.
