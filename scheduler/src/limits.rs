@@ -33,9 +33,13 @@ pub(crate) const PREFILL_FLOOR: usize = 8;
 
 /// Returns how many prompt tokens a step of this many decodes computes even if they leave no time.
 /// It is a quarter of the decodes, at least 2 and at most [`PREFILL_FLOOR`]. On a machine that is
-/// too slow for its inter-token target, more would lengthen each step by far.
+/// too slow for its inter-token target, more would lengthen each step by far. Without decodes,
+/// nobody waits for the step, so it is [`PREFILL_FLOOR`].
 pub(crate) fn prefill_floor(decodes: usize) -> usize {
-    (decodes / 4).clamp(2, PREFILL_FLOOR)
+    match decodes {
+        0 => PREFILL_FLOOR,
+        _ => (decodes / 4).clamp(2, PREFILL_FLOOR),
+    }
 }
 
 /// The largest number of draft tokens in a step, over all sequences. Beyond this number of rows,

@@ -2,7 +2,8 @@
 
 use super::learner::Learner;
 use super::model::{CostModel, Nanos, StepShape};
-use crate::{MAX_THROUGHPUT_LOSS, Micros};
+use crate::Micros;
+use crate::policy::PLANNED_THROUGHPUT_LOSS;
 
 /// The cost model as calibrated and as learned since.
 #[derive(Debug)]
@@ -56,8 +57,8 @@ impl Predictor {
     }
 
     /// Returns how long a step must be allowed to take so that an inter-token target costs at most
-    /// [`MAX_THROUGHPUT_LOSS`] of the tokens per second: what a step does once, whatever its number
-    /// of tokens, is at most that share of it. There is also time for two sequences.
+    /// [`PLANNED_THROUGHPUT_LOSS`] of the tokens per second that the largest steps give. There is
+    /// also time for two sequences.
     ///
     /// It is that of the calibrated machine, as much longer as steps take longer now. The learned
     /// model is not asked, because steps of about the same size tell little of what smaller or
@@ -126,7 +127,7 @@ const SLOWNESS_STEPS: f64 = 16.0;
 
 fn throughput_step(cost: &CostModel) -> Nanos {
     let two = cost.predict(StepShape::decode(1)) * 2;
-    two.max(cost.efficient_step(100 - MAX_THROUGHPUT_LOSS))
+    two.max(cost.efficient_step(100 - PLANNED_THROUGHPUT_LOSS))
 }
 
 /// Returns the largest number of `1..=limit` that fits, or 0 if 1 does not fit. No number may fit

@@ -14,6 +14,9 @@ const LINEAR_TERMS: usize = 5;
 /// The number of terms: the rise of `rows` to each of its knots, and the linear terms.
 pub(super) const TERMS: usize = ROW_KNOTS + LINEAR_TERMS;
 
+/// The term of sampling, which is the last.
+pub(super) const SAMPLING_TERM: usize = TERMS - 1;
+
 /// One number for each term.
 pub(super) type Terms = [f64; TERMS];
 

@@ -11,14 +11,15 @@
 //! and quotients of floating-point numbers occur, in a fixed order.
 
 use super::model::ROW_KNOTS;
-use super::terms::{TERMS, Terms};
-use crate::{CostModel, Nanos, StepShape};
+use super::terms::{SAMPLING_TERM, TERMS, Terms};
+use crate::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
 
 /// A term's scale stays between the inverse of this number and this number.
 const MAX_SCALE: f64 = 16.0;
 
 /// The least unit of a coefficient, as a part of a step of one token: of the rises of `rows`, and
-/// of the linear terms. So a term that costs nothing in the calibration can still be learned.
+/// of the linear terms. So a term that costs nothing in the calibration can still be learned. The
+/// least unit of sampling is [`SAMPLING_UNIT`], because its factor is a measured time.
 const LEAST_UNITS: [f64; 2] = [1.0 / 128.0, 1.0 / 32.0];
 
 /// The least scale at the calibration. A smaller scale also changes as much as this one, because
@@ -104,7 +105,12 @@ impl Learner {
         let coefficients = calibrated.coefficients();
         let least = LEAST_UNITS.map(|part| (coefficients[0] * part).max(1.0));
         let units: Terms = std::array::from_fn(|term| {
-            coefficients[term].max(least[usize::from(term >= ROW_KNOTS)])
+            let least = match term {
+                ..ROW_KNOTS => least[0],
+                SAMPLING_TERM => SAMPLING_UNIT as f64,
+                _ => least[1],
+            };
+            coefficients[term].max(least)
         });
         let scale = |term: usize| (coefficients[term] / units[term]).max(LEAST_SCALE);
         let scales = std::array::from_fn(scale);

@@ -3,7 +3,6 @@
 use sterna_random::Random;
 
 use super::*;
-use crate::SAMPLING_UNIT;
 
 /// The 2B-4T shape on two cores.
 const CALIBRATED: CostModel = CostModel {
@@ -343,4 +342,17 @@ fn sampling_that_takes_longer_than_measured_is_learned() {
     machine.run(30 * SECOND, shape);
     machine.assert_learned(0.08, shape);
     machine.assert_learned(0.1, |random| decodes(1 + random.below(8), 100));
+}
+
+/// A machine so slow that a step of one token takes longer than a hundred milliseconds still
+/// expects of sampling what was measured, before any step has taught it.
+#[test]
+fn a_slow_step_does_not_raise_the_price_of_sampling() {
+    let slow = CostModel {
+        sampling: SAMPLING_UNIT,
+        ..scaled(CALIBRATED, 100.0)
+    };
+    let draws = decodes(1, 100).with_draws(1_000_000);
+    let learned = Learner::new(&slow).model();
+    assert_eq!(learned.draws(draws), slow.draws(draws));
 }
