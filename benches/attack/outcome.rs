@@ -35,8 +35,6 @@ pub(crate) struct Served {
     pub(crate) first: Duration,
     /// The longest time between two pieces of the answer.
     pub(crate) longest_gap: Duration,
-    /// From the first token to the end.
-    pub(crate) rest: Duration,
     pub(crate) tokens: u64,
     pub(crate) closes: bool,
 }
@@ -47,7 +45,6 @@ impl Served {
             outcome: Outcome::Unreachable,
             first: Duration::ZERO,
             longest_gap: Duration::ZERO,
-            rest: Duration::ZERO,
             tokens: 0,
             closes: true,
         }
@@ -107,7 +104,6 @@ async fn read(
         }
     }
     served.closes = head.closes;
-    served.rest = start.elapsed().saturating_sub(served.first);
     let text = String::from_utf8_lossy(&text);
     served.tokens = completion_tokens(&text);
     Ok(classify(head.status, head.retry_after, &text))

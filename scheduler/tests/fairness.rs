@@ -50,6 +50,14 @@ impl VirtualServer {
     }
 
     fn with_pages(pages: u32, policies: &[TenantPolicy]) -> VirtualServer {
+        VirtualServer::with_limits(pages, TARGET, policies)
+    }
+
+    fn with_target(target: Micros, policies: &[TenantPolicy]) -> VirtualServer {
+        VirtualServer::with_limits(4000, target, policies)
+    }
+
+    fn with_limits(pages: u32, target: Micros, policies: &[TenantPolicy]) -> VirtualServer {
         let limits = Limits {
             pages,
             max_running: 64,
@@ -60,12 +68,7 @@ impl VirtualServer {
             max_sequence_tokens: 8192,
         };
         let policy = Policy {
-            budget: Budget::Time {
-                inter_token_target: TARGET,
-                min_step: 10_000,
-                max_step: 250_000,
-                is_strict: false,
-            },
+            budget: Budget::strictly_within(target),
             max_draft: 0,
             ..Policy::default()
         };
@@ -434,6 +437,30 @@ fn a_flood_of_another_tenant_hardly_delays_the_first_token() {
     assert!(
         flooded <= alone * 6 / 5 + 250_000,
         "{alone} µs alone, {flooded} µs in a flood"
+    );
+}
+
+/// Many short requests of one tenant arrive at once, and one of another tenant right after them.
+/// The target leaves time for few decodes.
+#[test]
+fn a_burst_of_another_tenant_hardly_delays_the_first_token() {
+    let first_token = |burst: u32| {
+        let mut server = VirtualServer::with_target(100_000, &[weight(1), weight(1)]);
+        for _ in 0..burst {
+            server.submit(1, 24, 24);
+        }
+        server.step();
+        let id = server.submit(0, 24, 24);
+        while server.requests.contains_key(&id) && server.requests[&id].tokens.is_empty() {
+            server.step();
+        }
+        let timeline = &server.requests[&id];
+        timeline.tokens[0] - timeline.submitted
+    };
+    let (alone, burst) = (first_token(1), first_token(64));
+    assert!(
+        burst <= 2 * alone,
+        "{alone} µs alone, {burst} µs after a burst"
     );
 }
 

@@ -6,10 +6,11 @@
 use super::plan::StepPlan;
 use super::preempt::plan_row;
 use super::prefills::PrefillRank;
+use super::short_prompts::ShortPrompts;
 use crate::conditions::Conditions;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
-use crate::{Band, Budget, Micros, Nanos, Order};
+use crate::{Band, Budget, Micros, Nanos};
 
 /// Consecutive steps in which a decode of the batch band may pause for lack of time.
 const MAX_PAUSES: u32 = 3;
@@ -17,23 +18,16 @@ const MAX_PAUSES: u32 = 3;
 /// Consecutive steps in which a decode may pause for another tenant's short prompt.
 const MAX_PAUSES_FOR_SHORT_PROMPTS: u32 = 7;
 
-/// The greatest machine time of a short prompt.
-const SHORT_PROMPT: Nanos = 2_000_000_000;
-
-/// By band, the virtual time of the tenant whose short prompt is computed while it has no request
-/// waiting. If there are several such tenants, it is the least of their virtual times.
-type ShortPrompts = [Option<u64>; 3];
-
 /// Plans the next token of every running decode and sets the step's budget. `prefills` receives the
 /// sequences that still compute their prompt.
 pub(super) fn plan_decodes(
     plan: &mut StepPlan,
     prefills: &mut Vec<PrefillRank>,
     state: &mut SchedulerState,
+    short_prompts: &ShortPrompts,
     may_pause: bool,
 ) {
     prefills.clear();
-    let short_prompts = short_prompts(state);
     let mut oldest_token = Micros::MAX;
     let mut place = 0;
     while place < state.sequences.running().len() {
@@ -45,7 +39,7 @@ pub(super) fn plan_decodes(
             continue;
         }
         let pauses = may_pause
-            && (pauses_for_short_prompt(sequence, &short_prompts, state)
+            && (pauses_for_short_prompt(sequence, short_prompts, state)
                 || pauses_for_time(sequence, plan, &state.conditions, oldest_token));
         if pauses {
             state.sequences[slot].note_pause(true);
@@ -68,47 +62,15 @@ pub(super) fn plan_decodes(
     plan.set_budget(step_budget(oldest_token, &state.conditions));
 }
 
-/// Finds the short prompts that decodes of other tenants may pause for. There are none unless
-/// requests wait and tenants share the machine by weight.
-fn short_prompts(state: &SchedulerState) -> ShortPrompts {
-    let mut short_prompts = [None; 3];
-    let is_fair = matches!(state.conditions.policy.order, Order::FairShare { .. });
-    if state.queue.len() == 0 || !is_fair {
-        return short_prompts;
-    }
-    for sequence in state.sequences.iter_running() {
-        let tenant = state.queue.tenant(sequence.tenant);
-        let is_short = || {
-            let len = sequence.len();
-            let uncached = len - sequence.record.cached_tokens.unwrap_or(0).min(len);
-            state.conditions.predictor.prefill_time(len, uncached) <= SHORT_PROMPT
-        };
-        if sequence.is_prefill() && tenant.waiting.is_empty() && is_short() {
-            let time = tenant.virtual_time;
-            let least = &mut short_prompts[tenant.policy.band as usize];
-            *least = Some(least.map_or(time, |other: u64| other.min(time)));
-        }
-    }
-    short_prompts
-}
-
-/// Returns whether a decode pauses in this step for another tenant's short prompt. It does only if
-/// its own tenant is ahead in virtual time and has more requests waiting. The streams of such a
-/// tenant must not fill the machine.
+/// Returns whether a decode pauses in this step for another tenant's short prompt. The streams of a
+/// tenant with more requests waiting must not fill the machine.
 fn pauses_for_short_prompt(
     sequence: &Sequence,
     short_prompts: &ShortPrompts,
     state: &SchedulerState,
 ) -> bool {
-    if *short_prompts == [None; 3] {
-        return false;
-    }
-    let tenant = state.queue.tenant(sequence.tenant);
-    let least = short_prompts[tenant.policy.band as usize];
-    let is_ahead = least.is_some_and(|least| tenant.virtual_time > least);
-    is_ahead
-        && !tenant.waiting.is_empty()
-        && sequence.pacing.paused_steps < MAX_PAUSES_FOR_SHORT_PROMPTS
+    sequence.pacing.paused_steps < MAX_PAUSES_FOR_SHORT_PROMPTS
+        && short_prompts.precede(sequence, state)
 }
 
 /// Returns whether a decode of the batch band pauses in this step for lack of time.

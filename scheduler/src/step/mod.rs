@@ -9,6 +9,7 @@ mod draft;
 mod plan;
 mod preempt;
 mod prefills;
+mod short_prompts;
 mod speculate;
 
 use commit::{charge_step, commit_rows};
@@ -16,6 +17,7 @@ use decodes::plan_decodes;
 use plan::StepPlan;
 use preempt::plan_leader;
 use prefills::{PrefillRank, plan_prefills};
+use short_prompts::ShortPrompts;
 use speculate::plan_drafts;
 
 use crate::state::SchedulerState;
@@ -54,19 +56,20 @@ impl Planner {
         let preemptions = state.log.counts().preemptions;
         let (plan, prefills) = (&mut self.plan, &mut self.prefills);
         plan.clear();
+        let short_prompts = ShortPrompts::of(state);
         if state.conditions.policy.budget == Budget::PrefillFirst {
             prefills.clear();
             let running = state.sequences.iter_running();
             let prompts = running.filter(|sequence| sequence.is_prefill());
             prefills.extend(prompts.map(PrefillRank::by_arrival));
         } else {
-            plan_decodes(plan, prefills, state, true);
+            plan_decodes(plan, prefills, state, &short_prompts, true);
         }
-        plan_prefills(plan, prefills, state, self.planned_at);
+        plan_prefills(plan, prefills, state, &short_prompts, self.planned_at);
         if plan.rows.is_empty() {
             // Either the policy plans prompts only and none is left, or the prompts got no pages
             // while the decodes paused for them.
-            plan_decodes(plan, prefills, state, false);
+            plan_decodes(plan, prefills, state, &short_prompts, false);
         }
         if plan.rows.is_empty() {
             plan_leader(plan, state);

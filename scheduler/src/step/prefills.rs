@@ -5,6 +5,7 @@
 
 use super::plan::StepPlan;
 use super::preempt::plan_row;
+use super::short_prompts::ShortPrompts;
 use crate::conditions::Conditions;
 use crate::limits::{PREFILL_FLOOR, prefill_floor};
 use crate::sequence::Sequence;
@@ -15,6 +16,7 @@ use crate::{Budget, Micros, Order, StepShape};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PrefillRank {
     band: usize,    // The band's place in the order of `Queue::bands`.
+    yields: bool,   // To another tenant's short prompt.
     ahead: u64, // How far its tenant is ahead of the tenant served least, in units of the slack.
     remaining: i64, // Microseconds to compute, less the time waited since its last part.
     arrival: u64,
@@ -37,9 +39,10 @@ pub(super) fn plan_prefills(
     plan: &mut StepPlan,
     prefills: &mut [PrefillRank],
     state: &mut SchedulerState,
+    short_prompts: &ShortPrompts,
     planned_at: Micros,
 ) {
-    sort_prefills(prefills, state);
+    sort_prefills(prefills, state, short_prompts);
     let mut is_first = true;
     for &PrefillRank { slot, .. } in &*prefills {
         let sequence = &state.sequences[slot];
@@ -59,7 +62,11 @@ pub(super) fn plan_prefills(
 
 /// Orders the prefills. Among equals the shortest is first, less the time that it has waited, so
 /// that no prompt waits for ever.
-fn sort_prefills(prefills: &mut [PrefillRank], state: &SchedulerState) {
+fn sort_prefills(
+    prefills: &mut [PrefillRank],
+    state: &SchedulerState,
+    short_prompts: &ShortPrompts,
+) {
     if let Order::FairShare { slack } = state.conditions.policy.order {
         let bands = state.queue.bands();
         for rank in &mut *prefills {
@@ -71,6 +78,7 @@ fn sort_prefills(prefills: &mut [PrefillRank], state: &SchedulerState) {
             let time = predictor.prefill_time(sequence.len(), sequence.remaining()) / 1000;
             let place = bands.iter().position(|&other| other == band);
             rank.band = place.unwrap_or(0);
+            rank.yields = short_prompts.precede(sequence, state);
             rank.ahead = ahead / slack.saturating_mul(1000).max(1);
             rank.remaining = time as i64 - sequence.pacing.prefill_waited as i64;
         }

@@ -177,8 +177,8 @@ impl Clock {
 }
 
 /// Returns the shortest target that is not strict on a machine as calibrated: the time of two
-/// single decodes, or of the smallest step that computes, as all larger ones do, three quarters as
-/// many tokens per second as a step of 128 tokens.
+/// single decodes, or of the smallest step that computes, as all larger ones do, 85 % as many tokens
+/// per second as a step of 128 tokens.
 fn least_target(cost: &CostModel) -> Nanos {
     let time = |rows| {
         let shape = StepShape {
@@ -188,7 +188,7 @@ fn least_target(cost: &CostModel) -> Nanos {
         };
         u128::from(cost.predict(shape))
     };
-    let is_slow = |&rows: &u64| 4 * u128::from(rows) * time(128) < 3 * 128 * time(rows);
+    let is_slow = |&rows: &u64| 100 * u128::from(rows) * time(128) < 85 * 128 * time(rows);
     let smallest = (1..128).rev().find(is_slow).map_or(1, |rows| rows + 1);
     let two = cost.predict(StepShape::decode(1)) * 2;
     two.max(time(smallest) as Nanos)

@@ -12,14 +12,14 @@
 
 use super::model::ROW_KNOTS;
 use super::terms::{SAMPLING_TERM, TERMS, Terms};
-use crate::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
+use crate::{CostModel, Nanos, StepShape};
 
 /// A term's scale stays between the inverse of this number and this number.
 const MAX_SCALE: f64 = 16.0;
 
 /// The least unit of a coefficient, as a part of a step of one token: of the rises of `rows`, and
-/// of the linear terms. So a term that costs nothing in the calibration can still be learned. The
-/// least unit of sampling is [`SAMPLING_UNIT`], because its factor is a measured time.
+/// of the linear terms. So a term that costs nothing in the calibration can still be learned.
+/// Sampling needs no least unit: its coefficient is near [`crate::SAMPLING_UNIT`], never zero.
 const LEAST_UNITS: [f64; 2] = [1.0 / 128.0, 1.0 / 32.0];
 
 /// The least scale at the calibration. A smaller scale also changes as much as this one, because
@@ -107,7 +107,7 @@ impl Learner {
         let units: Terms = std::array::from_fn(|term| {
             let least = match term {
                 ..ROW_KNOTS => least[0],
-                SAMPLING_TERM => SAMPLING_UNIT as f64,
+                SAMPLING_TERM => 1.0,
                 _ => least[1],
             };
             coefficients[term].max(least)

@@ -3,6 +3,7 @@
 use sterna_random::Random;
 
 use super::*;
+use crate::SAMPLING_UNIT;
 
 /// The 2B-4T shape on two cores.
 const CALIBRATED: CostModel = CostModel {
