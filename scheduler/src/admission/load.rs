@@ -1,6 +1,6 @@
 //! What the running sequences take of each step's time and of the memory.
 
-use crate::limits::PREFILL_FLOOR;
+use crate::limits::prefill_floor;
 use crate::sequence::{Sequence, pages_for};
 use crate::state::SchedulerState;
 use crate::{Band, Budget, Growth, StepShape};
@@ -75,7 +75,8 @@ impl RunningLoad {
         if is_batch {
             step = step.plus(self.batch_decodes);
         }
-        let with_chunk = step.plus(StepShape::chunk(0, PREFILL_FLOOR, 0));
+        let floor = prefill_floor(step.rows as usize);
+        let with_chunk = step.plus(StepShape::chunk(0, floor, 0));
         predictor.predict(with_chunk) <= (target + extra) * 1000
             || !is_strict && predictor.predict(step) <= predictor.throughput_step()
     }
