@@ -4,6 +4,7 @@
 //! The fuzz targets call them with bytes that libFuzzer makes, and `tests/http/corpus.rs` with the
 //! committed corpus and changes of it.
 
+pub mod bin;
 pub mod config_json;
 pub mod gguf;
 pub mod http;

@@ -109,8 +109,8 @@ pub struct ServeConfig {
 #[command(next_help_heading = "Model")]
 pub struct ModelFlags {
     /// The model: the directory of a Hugging Face checkpoint (config.json, tokenizer.json,
-    /// *.safetensors), a GGUF file, or a directory with one GGUF file. If omitted, the embedded
-    /// demo model is served.
+    /// *.safetensors), a GGUF file, a .bin file of sgl-kernel with the files of its tokenizer
+    /// beside it, or a directory with one such file. If omitted, the embedded demo model is served.
     #[arg(long = "model", value_name = "PATH")]
     pub path: Option<PathBuf>,
     /// The model's name in the API. If omitted, it is the name of the directory or file.

@@ -46,7 +46,7 @@ mod workers;
 pub use architecture::{
     Activation, Architecture, BITNET, LLAMA, LayerModules, QWEN3, ScaleDirection,
 };
-pub use checkpoint::{FileBytes, Gguf, I2sOrder, LoadError, Source};
+pub use checkpoint::{BitnetBin, FileBytes, Gguf, I2sOrder, LoadError, Source};
 pub use config::{ModelConfig, Quantization, RopeScaling, StoredWeights};
 pub use forward::Model;
 pub use kv_store::KvStore;

@@ -131,9 +131,9 @@ fn load_text(
     source: &Source,
     vocabulary: usize,
 ) -> Result<(Tokenizer, Option<ChatTemplate>), Box<dyn Error>> {
-    let tokenizer = source
-        .read("tokenizer.json")?
-        .ok_or("the checkpoint has no tokenizer.json")?;
+    let name = "tokenizer.json";
+    let tokenizer = source.read(name)?;
+    let tokenizer = tokenizer.ok_or_else(|| source.missing_file(name))?;
     let config = source.read("tokenizer_config.json")?;
     let chat_template = source.read("chat_template.jinja")?;
     let chat_template = chat_template.as_deref().map(str::from_utf8).transpose();

@@ -148,8 +148,8 @@ fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) ->
         Some(_) => "",
         None => {
             "This is the embedded demo model: a few million parameters, trained on short chats.\n\
-             Serve a real model with: sterna --model PATH (a Hugging Face checkpoint or a GGUF \
-             file).\n"
+             Serve a real model with: sterna --model PATH (a Hugging Face checkpoint, a \
+             GGUF file or a .bin file).\n"
         }
     };
     let key = match config.access.tenants {

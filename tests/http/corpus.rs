@@ -122,6 +122,11 @@ fn gguf_files_load_or_are_refused() {
 }
 
 #[test]
+fn bin_files_load_or_are_refused() {
+    replay("bin", checks::bin::check, 1000);
+}
+
+#[test]
 fn tokenizer_files_load_or_are_refused() {
     replay("tokenizer_json", checks::tokenizer_json::check, 100);
 }

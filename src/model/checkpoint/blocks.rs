@@ -269,6 +269,11 @@ impl BlockLayout {
     }
 }
 
+/// Writes the codes of blocks of 128 weights in 32 bytes, in the order of [`I2sOrder::X86`].
+pub(super) fn read_interleaved(bytes: &[u8], codes: &mut [u8]) {
+    four_runs(bytes, 32, codes, Run::HighFirst);
+}
+
 /// In which order the four codes of a byte belong to the four runs of a block.
 #[derive(Clone, Copy)]
 enum Run {

@@ -1,5 +1,5 @@
-//! Which files of a checkpoint hold tensors: one file, the shards that an index lists, or the GGUF
-//! files.
+//! Which files of a checkpoint hold tensors: one file, the shards that an index lists, the GGUF
+//! files, or the `.bin` file.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -7,10 +7,7 @@ use std::path::{Component, Path};
 use serde::Deserialize;
 
 use super::error::{LoadError, LoadResult};
-use super::source::{Source, parse_json};
-
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+use super::source::{INDEX, SINGLE, Source, parse_json};
 
 /// The files that hold tensors.
 pub(crate) struct TensorFiles {
@@ -29,17 +26,18 @@ impl TensorFiles {
         struct ShardIndex {
             weight_map: BTreeMap<String, String>,
         }
+        let without_index = |names| TensorFiles {
+            names,
+            shard_of: BTreeMap::new(),
+        };
         if let Some(gguf) = source.gguf() {
-            return Ok(TensorFiles {
-                names: gguf.names().to_vec(),
-                shard_of: BTreeMap::new(),
-            });
+            return Ok(without_index(gguf.names().to_vec()));
+        }
+        if let Some(bin) = source.bin() {
+            return Ok(without_index(vec![bin.name().to_owned()]));
         }
         if source.has(SINGLE)? {
-            return Ok(TensorFiles {
-                names: vec![SINGLE.to_owned()],
-                shard_of: BTreeMap::new(),
-            });
+            return Ok(without_index(vec![SINGLE.to_owned()]));
         }
         let text = source.read(INDEX)?;
         let text = text.ok_or_else(|| source.missing_file(&format!("{SINGLE} or {INDEX}")))?;

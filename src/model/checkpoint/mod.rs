@@ -6,7 +6,9 @@
 //! Invariant: whatever is wrong with a file is an error that names the file or the tensor. Nothing
 //! here trusts a length that a file states.
 
+mod bin;
 mod blocks;
+mod cursor;
 mod error;
 mod files;
 mod gguf;
@@ -16,6 +18,7 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 
+pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
 pub(super) use blocks::ScaleSpan;
 pub use error::LoadError;
@@ -26,4 +29,4 @@ pub(super) use gguf::{Metadata, head_dim};
 pub(super) use index::TensorFiles;
 pub(super) use source::parse_json;
 pub use source::{FileBytes, Source};
-pub(super) use tensors::{Storage, Tensor, Tensors};
+pub(super) use tensors::{INTERLEAVED_WEIGHTS, Storage, Tensor, Tensors};

@@ -1,10 +1,10 @@
-//! Where the files of a checkpoint are: in a directory, in memory, or in one GGUF file.
+//! Where the files of a checkpoint are: in a directory, in memory, or in one GGUF or `.bin` file.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,9 +12,14 @@ use std::sync::Arc;
 use serde::Deserialize;
 use sterna_kernels::HugeSlice;
 
+use super::bin::{self, BitnetBin};
 use super::blocks::I2sOrder;
 use super::error::{LoadError, LoadResult};
 use super::gguf::{self, Gguf};
+
+/// The file of the tensors, or the list of the files that have them.
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// The largest JSON file that is read. The tokenizer of a vocabulary of 128 K has 9 MB.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -28,6 +33,8 @@ pub enum Source {
     Memory(Arc<BTreeMap<String, Cow<'static, [u8]>>>),
     /// A GGUF file, which has the content of the files of a directory.
     Gguf(Arc<Gguf>),
+    /// A `.bin` file, and the files of its tokenizer.
+    Bin(Arc<BitnetBin>),
 }
 
 /// The content of a file.
@@ -55,12 +62,12 @@ impl Deref for FileBytes<'_> {
 }
 
 impl Source {
-    /// Opens a checkpoint: a directory in the layout of Hugging Face, a GGUF file, or a directory
-    /// with one GGUF file and no `config.json`.
+    /// Opens a checkpoint: a directory in the layout of Hugging Face, a GGUF or `.bin` file, or a
+    /// directory with one such file and no safetensors.
     ///
     /// # Errors
-    /// If the path does not exist, the directory has several GGUF files, or a GGUF file is
-    /// malformed.
+    /// If the path does not exist, the directory has several GGUF or `.bin` files, or such a file
+    /// is malformed.
     pub fn open(path: &Path) -> LoadResult<Source> {
         let metadata = std::fs::metadata(path);
         let metadata = metadata.map_err(|error| LoadError::file(path.display(), error))?;
@@ -70,23 +77,27 @@ impl Source {
                 .filter(|parent| !parent.as_os_str().is_empty());
             let store = Source::Directory(parent.unwrap_or(Path::new(".")).to_owned());
             let name = path.file_name().and_then(|name| name.to_str());
-            let is_gguf = |name: &&str| name.to_lowercase().ends_with(".gguf");
-            let name = name.filter(is_gguf).ok_or_else(|| {
-                let problem = "must be a directory or a file with the extension .gguf";
-                LoadError::file(path.display(), problem)
-            })?;
-            return store.with_gguf(name);
+            return match name.map(|name| (name, name.to_lowercase())) {
+                Some((name, lower)) if lower.ends_with(".gguf") => store.with_gguf(name),
+                Some((name, lower)) if lower.ends_with(".bin") => store.with_bin(name),
+                _ => {
+                    let problem = "must be a directory or a file with the extension .gguf or .bin";
+                    Err(LoadError::file(path.display(), problem))
+                }
+            };
         }
         let store = Source::Directory(path.to_owned());
-        if store.has("config.json")? {
+        let has = |name| store.has(name);
+        if has("config.json")? && (has(SINGLE)? || has(INDEX)?) {
             return Ok(store);
         }
-        match gguf_files(path)?.as_slice() {
+        match model_files(path)?.as_slice() {
             [] => Ok(store),
+            [name] if name.to_lowercase().ends_with(".bin") => store.with_bin(name),
             [name] => store.with_gguf(name),
             names => {
                 let problem = format!(
-                    "it has several GGUF files ({}); give the path of one of them",
+                    "it has several model files ({}); give the path of one of them",
                     names.join(", ")
                 );
                 Err(LoadError::file(path.display(), problem))
@@ -100,6 +111,14 @@ impl Source {
     /// If the file is missing or malformed.
     pub fn with_gguf(self, name: &str) -> LoadResult<Source> {
         Gguf::open(self, name).map(|gguf| Source::Gguf(Arc::new(gguf)))
+    }
+
+    /// Returns the checkpoint in the `.bin` file `name` of this source.
+    ///
+    /// # Errors
+    /// If the file is missing or malformed.
+    pub fn with_bin(self, name: &str) -> LoadResult<Source> {
+        BitnetBin::open(self, name).map(|bin| Source::Bin(Arc::new(bin)))
     }
 
     /// Returns the checkpoint with this order of the weights in its I2_S tensors, if it has any.
@@ -127,9 +146,21 @@ impl Source {
         }
     }
 
+    /// Returns the `.bin` file, if the checkpoint is in one.
+    pub(in crate::model) fn bin(&self) -> Option<&BitnetBin> {
+        match self {
+            Source::Bin(bin) => Some(bin),
+            _ => None,
+        }
+    }
+
     /// Returns where the files are that hold tensors.
     pub(super) fn store(&self) -> &Source {
-        self.gguf().map_or(self, Gguf::store)
+        match self {
+            Source::Gguf(gguf) => gguf.store(),
+            Source::Bin(bin) => bin.store(),
+            Source::Directory(_) | Source::Memory(_) => self,
+        }
     }
 
     /// Returns files that are part of the binary.
@@ -159,6 +190,7 @@ impl Source {
                 Ok(bytes.transpose()?.map(FileBytes::Read))
             }
             Source::Gguf(gguf) => gguf.read(name),
+            Source::Bin(bin) => bin.read(name),
         }
     }
 
@@ -167,7 +199,7 @@ impl Source {
         match self {
             Source::Memory(files) => Ok(files.contains_key(name)),
             Source::Directory(directory) => Ok(regular_file(&directory.join(name))?.is_some()),
-            Source::Gguf(gguf) => gguf.store().has(name),
+            Source::Gguf(_) | Source::Bin(_) => self.store().has(name),
         }
     }
 
@@ -187,24 +219,35 @@ impl fmt::Display for Source {
             Source::Directory(directory) => directory.display().fmt(f),
             Source::Memory(_) => f.write_str("the embedded model"),
             Source::Gguf(gguf) => f.write_str(&gguf.names()[0]),
+            Source::Bin(bin) => f.write_str(bin.name()),
         }
     }
 }
 
-/// Returns the names of the GGUF files in a directory, ascending. Of the parts of a split file it
-/// names the first.
-fn gguf_files(directory: &Path) -> LoadResult<Vec<String>> {
+/// Returns the names of the GGUF and `.bin` files in a directory, ascending. Of the parts of a
+/// split file it names the first. Other `.bin` files, such as those of PyTorch, do not count.
+fn model_files(directory: &Path) -> LoadResult<Vec<String>> {
     let error = |error| LoadError::file(directory.display(), error);
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(error)? {
-        let name = entry.map_err(error)?.file_name();
-        let name = name.to_string_lossy().into_owned();
-        if name.to_lowercase().ends_with(".gguf") && gguf::parts(&name).is_ok() {
+        let entry = entry.map_err(error)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let lower = name.to_lowercase();
+        let is_gguf = lower.ends_with(".gguf") && gguf::parts(&name).is_ok();
+        if is_gguf || lower.ends_with(".bin") && has_magic(&entry.path()) {
             names.push(name);
         }
     }
     names.sort();
     Ok(names)
+}
+
+/// Returns whether a file begins as the `.bin` files do that this engine reads.
+fn has_magic(path: &Path) -> bool {
+    let mut bytes = [0; bin::MAGIC.len()];
+    let is_regular = regular_file(path).is_ok_and(|length| length.is_some());
+    let mut read = || File::open(path)?.read_exact(&mut bytes);
+    is_regular && read().is_ok() && bytes == bin::MAGIC
 }
 
 /// Parses the content of a JSON file.
@@ -221,7 +264,9 @@ pub(super) fn regular_file(path: &Path) -> LoadResult<Option<u64>> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata.len())),
         Ok(_) => Err(LoadError::file(path.display(), "not a regular file")),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
         Err(error) => Err(LoadError::file(path.display(), error)),
     }
 }

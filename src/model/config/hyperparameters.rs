@@ -74,6 +74,16 @@ impl Quantization {
         input_norm_eps: None,
         float_modules: Vec::new(),
     };
+
+    /// How a `.bin` file is stored whose configuration does not say it: its converter made the
+    /// linears ternary, and the scale of each is a factor.
+    pub(super) fn packed_file() -> Quantization {
+        Quantization {
+            stored: StoredWeights::Packed,
+            float_modules: vec!["lm_head".to_owned()],
+            ..Quantization::UNPACKED
+        }
+    }
 }
 
 /// What a checkpoint holds for a ternary linear.

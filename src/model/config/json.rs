@@ -31,7 +31,7 @@ impl ModelConfig {
         let text = source.read(name)?;
         let text = text.ok_or_else(|| source.missing_file(name))?;
         let json: ConfigJson = parse_json(name, &text)?;
-        let mut config = json.to_config()?;
+        let mut config = json.to_config(source.bin().is_some())?;
         config.check()?;
         config.eos_tokens = stop_tokens::read(source, json.eos_token_id.as_ref(), config.vocab)?;
         Ok(config)
@@ -68,7 +68,8 @@ struct ConfigJson {
 }
 
 impl ConfigJson {
-    fn to_config(&self) -> LoadResult<ModelConfig> {
+    /// `is_packed_file` says that the file has packed weights whatever the configuration says.
+    fn to_config(&self, is_packed_file: bool) -> LoadResult<ModelConfig> {
         let architecture = self.architecture()?;
         self.refuse_biases(architecture)?;
         let slides = self.use_sliding_window == Some(true);
@@ -91,7 +92,7 @@ impl ConfigJson {
             norm_eps: self.rms_norm_eps.unwrap_or(architecture.norm_eps),
             activation: self.hidden_act.unwrap_or(architecture.activation),
             tied: self.tie_word_embeddings.unwrap_or(false),
-            quantization: self.quantization(architecture)?,
+            quantization: self.quantization(architecture, is_packed_file)?,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
         })
@@ -115,9 +116,21 @@ impl ConfigJson {
         })
     }
 
-    fn quantization(&self, architecture: &Architecture) -> LoadResult<Quantization> {
+    fn quantization(
+        &self,
+        architecture: &Architecture,
+        is_packed_file: bool,
+    ) -> LoadResult<Quantization> {
         match &self.quantization_config {
-            Some(quantization) => quantization.to_quantization(),
+            Some(quantization) => {
+                let mut quantization = quantization.to_quantization()?;
+                if is_packed_file && quantization.stored == StoredWeights::Masters {
+                    // The converter made the masters ternary. Its scale is their mean magnitude.
+                    quantization.scale = ScaleDirection::Multiply;
+                }
+                Ok(quantization)
+            }
+            None if is_packed_file => Ok(Quantization::packed_file()),
             None if architecture.may_be_unpacked => Ok(Quantization::UNPACKED),
             None => {
                 let problem = "missing, so the linears of this checkpoint are not ternary";

@@ -1,5 +1,5 @@
 //! The configuration of a checkpoint: its hyperparameters, read from the JSON files beside the
-//! weights, or from the metadata of a GGUF file.
+//! weights, from the `config.json` in a `.bin` file, or from the metadata of a GGUF file.
 //!
 //! Invariant: the sizes of a [`ModelConfig`] agree with each other, and this engine computes every
 //! setting in it. Any other setting is an error that names the field; nothing is guessed.

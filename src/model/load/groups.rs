@@ -40,13 +40,14 @@ pub(super) fn of(tensor: &Tensor<'_>, stored: StoredWeights) -> LoadResult<Optio
             }
             _ => Ok(None),
         },
+        Storage::Interleaved => Ok(None),
     }
 }
 
 /// Returns whether the tensor can be stored as ternary weights in groups of this size.
 pub(super) fn is_ternary(tensor: &Tensor<'_>, group: Option<GroupSize>) -> LoadResult<bool> {
     match (tensor.storage, group) {
-        (Storage::Blocks(_), _) => Ok(tensor.storage.is_ternary_blocks()),
+        (Storage::Blocks(_) | Storage::Interleaved, _) => Ok(tensor.storage.is_ternary_blocks()),
         (Storage::Plain(_), Some(_)) => has_one_magnitude(tensor, group),
         (Storage::Plain(_), None) => Ok(false),
     }
@@ -143,7 +144,7 @@ impl RowMemory {
             Storage::Blocks(layout) if layout.scale_span().is_some() => {
                 let (bytes, file_row) = (tensor.bytes, tensor.file_row(row));
                 layout.read_ternary_row(bytes, file_row, &mut self.codes, &mut self.scales);
-                refuse_code_3(tensor, row, &self.codes)?;
+                tensor.refuse_code_3(row, &self.codes)?;
                 if let Some(group) = group {
                     self.repeat_scales(tensor, columns / group)?;
                 }
@@ -233,21 +234,6 @@ pub(super) fn half_bits(tensor: &Tensor<'_>, row: usize, scale: f32) -> LoadResu
         problem,
     )?;
     Ok(half.to_bits())
-}
-
-/// # Errors
-/// If a code is 3. GGUF allows it in some types, but no published ternary file has it.
-fn refuse_code_3(tensor: &Tensor<'_>, row: usize, codes: &[u8]) -> LoadResult<()> {
-    // Without an early exit, so that the compiler vectorizes the loop.
-    let largest = codes.iter().fold(0, |largest, code| largest.max(*code));
-    let column = || codes.iter().position(|code| *code > 2).unwrap_or(0);
-    let problem = || {
-        let column = column();
-        format!("the weight at row {row}, column {column} is +2; -1, 0 and 1 are valid")
-    };
-    (largest < 3)
-        .then_some(())
-        .ok_or_else(|| tensor.error(problem()))
 }
 
 /// The one scale that all groups of a tensor must have. Workers share it.

@@ -117,7 +117,8 @@ impl Loader<'_> {
         const EMBEDDING: &str = "model.embed_tokens.weight";
         const HEAD: &str = "lm_head.weight";
         let shape = [self.config.vocab, self.config.hidden];
-        if !self.config.tied {
+        let has_packed_head = self.has_packed_head(HEAD)?;
+        if !self.config.tied || has_packed_head {
             let embedding = self.tensors.require(EMBEDDING)?;
             let embedding = self.embedding(&embedding, shape)?;
             if self.config.quantization.stored != StoredWeights::Unpacked {
@@ -149,6 +150,28 @@ impl Loader<'_> {
         let own_head = own_head.transpose()?;
         let head = own_head.as_ref().unwrap_or(&embedding).as_head();
         Ok((embedding, head, own_head.is_none()))
+    }
+
+    /// Returns whether the file has a packed output head beside a float embedding. Such a head is
+    /// the one that the file's own program computes with, even if the configuration ties them.
+    fn has_packed_head(&self, name: &str) -> LoadResult<bool> {
+        let head = self.tensors.get(name);
+        let Some(head) = head.filter(|head| head.storage == Storage::Interleaved) else {
+            return Ok(false);
+        };
+        if self.config.tied {
+            // The converter computes the scale of a tied head itself, always as a factor.
+            let is_factor = self.config.quantization.scale == ScaleDirection::Multiply;
+            let problem = "tie_word_embeddings is set, and the scales of the other tensors are \
+                           divisors, so the meaning of its scale is unclear; convert the model \
+                           again without --pack-lm-head";
+            head.require(is_factor, problem)?;
+            tracing::warn!(
+                "tie_word_embeddings is set, but the file has a ternary {name}: using it, which \
+                 gives worse answers; convert the model again without --pack-lm-head"
+            );
+        }
+        Ok(true)
     }
 
     /// Reads an embedding: with a scale for each group if the model has them and the tensor is
@@ -295,9 +318,16 @@ impl Loader<'_> {
                 )),
             };
         }
-        let Storage::Plain(dtype) = tensor.storage else {
-            let name = tensor.storage.name();
-            return Err(tensor.error(format!("its type {name} does not belong to config.json")));
+        let dtype = match tensor.storage {
+            Storage::Plain(dtype) => dtype,
+            Storage::Interleaved => {
+                let scale = scale.ok_or_else(|| self.tensors.missing(&scale_name))?;
+                return Ok((packer.interleaved(tensor, shape)?, scale));
+            }
+            Storage::Blocks(layout) => {
+                let name = layout.name();
+                return Err(tensor.error(format!("its type {name} does not belong to config.json")));
+            }
         };
         match (dtype, scale, stored == StoredWeights::Masters) {
             (Dtype::U8, Some(scale), _) => Ok((packer.packed(tensor, shape)?, scale)),

@@ -14,7 +14,7 @@ use sterna_kernels::{DenseMatrix, GroupSize, HugeSlice, Packing, PanelMut, Terna
 
 use super::groups::{self, OneScale, RowMemory};
 use super::statistics::WeightStatistics;
-use crate::model::checkpoint::{LoadResult, MappedFiles, Storage, Tensor};
+use crate::model::checkpoint::{INTERLEAVED_WEIGHTS, LoadResult, MappedFiles, Storage, Tensor};
 use crate::model::pool::{Pool, ranges, split_rows};
 
 /// The smallest magnitude that rounds to infinity in half precision.
@@ -52,6 +52,21 @@ impl Packer<'_> {
             let bytes = &tensor.bytes[row % quarter * columns..][..columns];
             let problem = format_args!("a packed code of row {row} is 3; 0, 1 and 2 are valid");
             tensor.require(take_codes(bytes, row / quarter, &mut memory.codes), problem)?;
+            panel.set_row(row, &memory.codes);
+            Ok(())
+        })
+    }
+
+    /// Packs rows of [`Storage::Interleaved`]. Their padding must be zero.
+    pub(super) fn interleaved(
+        &mut self,
+        tensor: &Tensor<'_>,
+        [rows, columns]: [usize; 2],
+    ) -> LoadResult<TernaryMatrix> {
+        tensor.expect_shape(&[rows, columns.next_multiple_of(INTERLEAVED_WEIGHTS)])?;
+        let matrix = TernaryMatrix::new(rows, columns, self.packing);
+        self.pack(tensor, matrix, |panel, row, memory| {
+            tensor.read_interleaved_row(row, &mut memory.codes)?;
             panel.set_row(row, &memory.codes);
             Ok(())
         })

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::cursor::Cursor;
 use super::layouts;
 use super::metadata::Metadata;
+use crate::model::checkpoint::cursor::Cursor;
 use crate::model::checkpoint::error::{LoadError, LoadResult};
 use crate::model::checkpoint::tensors::{MAX_TENSORS, Storage};
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::cursor::Cursor;
+use crate::model::checkpoint::cursor::Cursor;
 use crate::model::checkpoint::error::{LoadError, LoadResult};
 
 /// The maximum number of keys. Published files have less than a hundred.

@@ -7,7 +7,6 @@
 //! Invariant: every size and offset is checked against the length of the file before memory is
 //! allocated for it.
 
-mod cursor;
 mod header;
 mod layouts;
 mod metadata;

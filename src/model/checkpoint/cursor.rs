@@ -1,9 +1,12 @@
 //! Reads little-endian values from the bytes of a file, and never beyond their end.
 
+use std::ops::Range;
+
 /// The longest string. Chat templates have some kilobytes.
 const MAX_TEXT_BYTES: u64 = 1 << 20;
 
 /// A place in the bytes of a file.
+#[derive(Clone)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -40,19 +43,38 @@ impl<'a> Cursor<'a> {
         self.take(what).map(u64::from_le_bytes)
     }
 
-    /// Takes a string: its length in bytes, then UTF-8.
+    /// Takes a string: its length in eight bytes, then UTF-8.
     pub(super) fn text(&mut self, what: &str) -> Result<&'a str, String> {
         let length = self.u64(what)?;
-        if length > MAX_TEXT_BYTES {
+        self.text_of(length, MAX_TEXT_BYTES, what)
+    }
+
+    /// Takes a string of `length` bytes, of which `limit` are allowed.
+    pub(super) fn text_of(
+        &mut self,
+        length: u64,
+        limit: u64,
+        what: &str,
+    ) -> Result<&'a str, String> {
+        if length > limit {
             return Err(format!(
-                "{what}: a string of {length} bytes is too long; the limit is {MAX_TEXT_BYTES}"
+                "{what}: a string of {length} bytes is too long; the limit is {limit}"
             ));
         }
-        let length = length as usize;
-        let bytes = self.bytes[self.at..].get(..length).ok_or_else(|| {
+        let range = self.range(length).ok_or_else(|| {
             format!("{what}: a string of {length} bytes goes beyond the end of the file")
         })?;
-        self.at += length;
-        str::from_utf8(bytes).map_err(|_| format!("{what}: a string is not valid UTF-8"))
+        str::from_utf8(&self.bytes[range])
+            .map_err(|_| format!("{what}: a string is not valid UTF-8"))
+    }
+
+    /// Skips `length` bytes and returns where they are, or `None` if there are fewer.
+    pub(super) fn range(&mut self, length: u64) -> Option<Range<usize>> {
+        let length = usize::try_from(length).ok()?;
+        let start = self.at;
+        (length <= self.left()).then(|| {
+            self.at += length;
+            start..self.at
+        })
     }
 }
