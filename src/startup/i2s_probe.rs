@@ -18,20 +18,22 @@ const TRAINED: f64 = 0.75;
 /// With the right order the share is lower than with any other by at least this.
 const MARGIN: f64 = 0.1;
 
-/// Loads the model. If its file has I2_S weights and `order` is `None`, tries the orders until the
-/// model predicts text.
+/// Loads the model, and returns the order of its I2_S weights too. If its file has I2_S weights and
+/// `order` is `None`, tries the orders until the model predicts text.
 ///
 /// # Errors
 /// If loading fails, or the model predicts no text with any order.
-pub(super) fn load(
+pub(crate) fn load(
     source: Source,
     order: Option<I2sOrder>,
     tokenizer: &Tokenizer,
     options: LoadOptions,
-) -> Result<Model, String> {
+) -> Result<(Model, I2sOrder), String> {
     let load = |order| {
         let source = source.clone().with_i2s_order(order);
-        Model::load(&source, options).map_err(|error: LoadError| error.to_string())
+        let model = Model::load(&source, options);
+        let model = model.map_err(|error: LoadError| error.to_string())?;
+        Ok((model, order))
     };
     if let Some(order) = order {
         return load(order);
@@ -44,7 +46,7 @@ pub(super) fn load(
         .map_err(|error| error.to_string())?;
     let mut shares = Vec::new();
     for order in I2sOrder::ALL {
-        let mut model = match load(order) {
+        let (mut model, _) = match load(order) {
             Ok(model) => model,
             Err(why) if order == I2sOrder::X86 => return Err(why),
             Err(_) => continue, // The order cannot store these shapes.
@@ -56,7 +58,7 @@ pub(super) fn load(
             "tried an order of I2_S weights"
         );
         if share < TRAINED - MARGIN {
-            return Ok(model); // The others are no better than chance.
+            return Ok((model, order)); // The others are no better than chance.
         }
         shares.push((share, order));
     }

@@ -67,6 +67,12 @@ fn start_engine(
         None => demo::source(),
     };
     let shape = ModelConfig::read(&source)?;
+    if shape.eos_tokens.is_empty() {
+        tracing::warn!(
+            "the checkpoint names no stop token, so answers end only at their maximum length; \
+             name one in generation_config.json (eos_token_id)"
+        );
+    }
     let (tokenizer, chat_template) = load_text(&source, shape.vocab)?;
     let limits = limits(config, &shape)?;
     let pin = config.machine.pin_threads();
@@ -79,7 +85,7 @@ fn start_engine(
     };
     let order = config.model.i2s_order.as_deref();
     let order = order.map(|name| I2sOrder::named(name).expect("clap accepts only known names"));
-    let model = i2s_probe::load(source, order, &tokenizer, options)?;
+    let (model, _) = i2s_probe::load(source, order, &tokenizer, options)?;
     let page = model.kv_bytes_per_page();
     let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
     let limits = Limits { pages, ..limits };
@@ -127,7 +133,12 @@ fn start_engine(
     Ok((serving, running))
 }
 
-fn load_text(
+/// Loads the tokenizer and the chat template, if there is one. `vocabulary` is the width of the
+/// logits.
+///
+/// # Errors
+/// If a file is missing or malformed, or needs something unsupported.
+pub(crate) fn load_text(
     source: &Source,
     vocabulary: usize,
 ) -> Result<(Tokenizer, Option<ChatTemplate>), Box<dyn Error>> {

@@ -174,6 +174,40 @@ fn error_after(from: &str, to: &str) -> String {
         .to_string()
 }
 
+/// llama.cpp reads this key for other architectures. A file that has it is not what it seems.
+#[test]
+fn a_logarithmic_factor_of_yarn_is_refused_by_name() {
+    let file = files()
+        .into_iter()
+        .find(|file| file.ends_with("qwen3-group64-yarn-q2_0.gguf"))
+        .unwrap();
+    let bytes = fs::read(file).unwrap();
+    let float = |key: &str, value: f32| {
+        let key = [&(key.len() as u64).to_le_bytes()[..], key.as_bytes()].concat();
+        [
+            key,
+            6_u32.to_le_bytes().to_vec(),
+            value.to_le_bytes().to_vec(),
+        ]
+        .concat()
+    };
+    let config = |value: f32| {
+        let mut bytes = bytes.clone();
+        let keys = u64::from_le_bytes(*bytes[16..].first_chunk().unwrap()) + 2;
+        bytes[16..24].copy_from_slice(&keys.to_le_bytes());
+        let mut added = float("qwen3.rope.scaling.yarn_log_multiplier", value);
+        // What follows must stay aligned.
+        added.extend(float("general.a_key_of_26_bytes_", 0.0));
+        assert_eq!(added.len() % 32, 0, "{}", added.len());
+        bytes.splice(24..24, added);
+        let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
+        ModelConfig::read(&source.with_gguf("model.gguf").unwrap())
+    };
+    assert!(config(0.0).is_ok());
+    let error = config(0.1).unwrap_err().to_string();
+    assert!(error.contains("yarn_log_multiplier"), "{error}");
+}
+
 #[test]
 fn what_is_missing_or_unknown_is_named_as_in_the_file() {
     let error = error_after("blk.0.attn_q.weight", "blk.0.attn_x.weight");

@@ -9,6 +9,7 @@
         qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0
     do python tests/gguf/write.py tests/fixtures/${name%/*} tests/fixtures/${name%/*} ${name#*/}
     done
+    python tests/gguf/write.py tests/fixtures/qwen3-group128-untied DIR q1_0   # model_q1_0.gguf
 
 The public `gguf` package packs the types that it knows. The other layouts and the container are
 written here, from their description alone: nothing is shared with Sterna's reader.
@@ -134,6 +135,8 @@ def q1_0(codes, scale):
     return np.concatenate([half_each(scale, groups), packed], axis=1).tobytes()
 
 
+q1_0.group = 128
+
 LAYOUTS = {
     "i2_s": (36, i2_s),
     "i2_s_arm": (36, i2_s_arm),
@@ -146,6 +149,8 @@ LAYOUTS = {
     "ptq1_0": (143, ptq1_0),
     "iq2_bn": (135, iq2_bn),
 }
+# Q1_0 has no zeros, so a checkpoint that has some becomes another one.
+ALL_LAYOUTS = LAYOUTS | {"q1_0": (41, q1_0)}
 
 
 # ---- The file -----------------------------------------------------------------------------------
@@ -264,7 +269,7 @@ def metadata_of(source, architecture):
 
 
 def write_checkpoint(source, path, layout, architecture):
-    kind, pack = LAYOUTS[layout]
+    kind, pack = ALL_LAYOUTS[layout]
     config, metadata = metadata_of(source, architecture)
     direction = (config.get("quantization_config") or {}).get("linear_class", "bitlinear")
     heads = config["num_attention_heads"]
@@ -300,7 +305,7 @@ def write_fixtures(target):
     """Writes a tensor `t` of 32 x 256 weights in every layout, and floats with their values."""
     row, column = np.indices((32, 256))
     codes = ((row * 7 + column * column + column // 5) % 3).astype(np.uint8)
-    for layout, (kind, pack) in (LAYOUTS | {"q1_0": (41, q1_0)}).items():
+    for layout, (kind, pack) in ALL_LAYOUTS.items():
         own = np.where(codes == 1, 2, codes) if layout == "q1_0" else codes
         tensor = ("t", own.shape, kind, pack(own, 0.375))
         write_file(target / f"{layout}.gguf", {}, [tensor])

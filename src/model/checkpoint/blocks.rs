@@ -113,6 +113,11 @@ impl BlockLayout {
         }
     }
 
+    /// Returns whether no weight can be 0.
+    pub(crate) fn has_no_zeros(self) -> bool {
+        self == BlockLayout::Q1
+    }
+
     /// Returns the weights and the bytes of a block.
     pub(crate) fn block(self) -> (usize, usize) {
         match self {

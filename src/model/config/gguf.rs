@@ -123,6 +123,12 @@ fn rope_scaling(metadata: &Metadata, name: &str, max_position: usize) -> LoadRes
             if number("yarn_ext_factor")?.is_some_and(|factor| factor != 1.0) {
                 return Err(metadata.error(&key("yarn_ext_factor"), "must be 1"));
             }
+            // llama.cpp reads it for other architectures only, and Sterna computes none of them.
+            let log = metadata.float(&key("yarn_log_multiplier"))?.unwrap_or(0.0);
+            if log != 0.0 {
+                let problem = format!("must be 0 for this architecture; got {log}");
+                return Err(metadata.error(&key("yarn_log_multiplier"), problem));
+            }
             Ok(RopeScaling::Yarn {
                 factor,
                 original: original.unwrap_or(max_position) as f64,
@@ -148,7 +154,7 @@ fn token_id(metadata: &Metadata, role: &str) -> LoadResult<Option<u32>> {
 }
 
 /// Returns the stop tokens: those that the metadata names, and control tokens that end a turn.
-fn end_tokens(metadata: &Metadata, vocab: usize) -> LoadResult<Vec<u32>> {
+pub(super) fn end_tokens(metadata: &Metadata, vocab: usize) -> LoadResult<Vec<u32>> {
     const CONTROL: f64 = 3.0;
     let mut ends = BTreeSet::new();
     for role in ["eos", "eot", "eom"] {

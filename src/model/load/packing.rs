@@ -156,6 +156,8 @@ impl Packer<'_> {
         write_row: impl Fn(&mut PanelMut<'_>, usize, &mut RowMemory) -> LoadResult<()> + Sync,
     ) -> LoadResult<TernaryMatrix> {
         let columns = matrix.columns();
+        // Weights without zeros are usual in such a layout.
+        let counts = !matches!(tensor.storage, Storage::Blocks(layout) if layout.has_no_zeros());
         let mut panels: Vec<PanelMut<'_>> = matrix.panels_mut().collect();
         let shares = ranges(panels.len(), self.pool.workers());
         let parts = split_rows(&mut panels, 1, shares);
@@ -165,7 +167,9 @@ impl Packer<'_> {
             for panel in panels {
                 for row in panel.rows() {
                     write_row(panel, row, &mut memory)?;
-                    statistics.count(&memory.codes);
+                    if counts {
+                        statistics.count(&memory.codes);
+                    }
                 }
             }
             Ok(statistics)
@@ -299,7 +303,7 @@ pub(super) enum Rounding {
 
 /// Extracts the codes of one quarter of the rows (0..4) from packed bytes. Returns whether none of
 /// them is 3. Without an early exit, so that the compiler vectorizes the loop.
-fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
+pub(in crate::model) fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
     let mut largest = 0;
     for (code, byte) in codes.iter_mut().zip(bytes) {
         *code = byte >> (2 * quarter) & 3;
@@ -388,7 +392,7 @@ pub(super) fn refuse_non_finite(tensor: &Tensor<'_>, values: &[f32], limit: f32)
 }
 
 /// Returns the value of a scale.
-pub(super) fn one_float(tensor: &Tensor<'_>) -> LoadResult<f32> {
+pub(in crate::model) fn one_float(tensor: &Tensor<'_>) -> LoadResult<f32> {
     let shape = &tensor.shape;
     let problem = format_args!("its shape is {shape:?}, but a scale is one value");
     tensor.require(shape.iter().product::<usize>() == 1, problem)?;
