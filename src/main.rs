@@ -6,10 +6,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use sterna::bench;
 use sterna::config::{Cli, Command};
+use sterna::inspect;
 use sterna::startup::serve;
 use sterna::synthesize::synthesize;
 use sterna::tenants::keygen;
 
+/// The exit code of `inspect` if the server would refuse the checkpoint.
+const REFUSED: u8 = 1;
 /// The exit code of every failure. The message says what is wrong.
 const FAILED: u8 = 2;
 
@@ -18,6 +21,10 @@ fn main() -> ExitCode {
     let result = match cli.command.unwrap_or(Command::Serve(Box::new(cli.serve))) {
         Command::Serve(config) => serve(&config),
         Command::Bench(config) => bench::run(&config),
+        Command::Inspect(config) => match inspect::run(&config) {
+            Ok(false) => return ExitCode::from(REFUSED),
+            other => other.map(drop),
+        },
         Command::Keygen(config) => keygen(config.id.as_deref(), stderr(), stdout()),
         Command::Synthesize(config) => {
             synthesize(&config.shape, config.seed, &config.directory).map_err(Box::from)

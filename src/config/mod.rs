@@ -20,6 +20,9 @@ pub use memory::usable_memory;
 /// The instruction sets that a user can choose.
 const ISAS: [&str; 4] = ["scalar", "avx2", "avx512", "avx512vbmi"];
 
+/// The orders of I2_S weights that a user can name.
+const I2S_ORDERS: [&str; 3] = ["x86", "arm", "four-rows"];
+
 /// More compute threads than this for a core only wait for each other.
 const MAX_THREADS_PER_CORE: usize = 4;
 
@@ -64,6 +67,24 @@ pub enum Command {
     ///
     /// Run nothing else meanwhile. A full run takes two to four minutes.
     Bench(BenchConfig),
+    /// Say what a checkpoint holds, and whether this server would serve it.
+    ///
+    /// The report names the container and the layout of each kind of tensors, how the layout was
+    /// told, the architecture, the sizes, the shares of -1, 0 and 1, the scales, the stop tokens
+    /// and the chat template. It works on an architecture that Sterna does not compute, too. The
+    /// command loads the model as the server does, so it needs as much memory.
+    ///
+    /// It exits with 0 if the server would serve the checkpoint, with 1 if it would refuse it (the
+    /// report says why), and with 2 if the path does not exist.
+    ///
+    /// The fields of the JSON are path, served, refusals, warnings, container (huggingface, gguf,
+    /// sglbitnt or unknown), container_detail, files, bytes, parameters, model (architecture,
+    /// layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary, context, tied), tensors
+    /// (of each kind: kind, count, layout, told_by, type_number, shape, weights, bytes, scale_per,
+    /// is_known), unknown_tensors, codes (minus, zero, plus, unusual), scales (per, count, min,
+    /// median, max), stops (id, text) and template (source, first_lines). What is unknown is null
+    /// or empty. Later versions may add fields. They rename and remove none.
+    Inspect(InspectConfig),
     /// Write a checkpoint with random ternary weights, to measure speed and memory.
     Synthesize(SynthesizeConfig),
     /// Make a key for a tenant, or with --admin for the operator.
@@ -118,7 +139,7 @@ pub struct ModelFlags {
     pub name: Option<String>,
     /// Order of the weights in the I2_S tensors of a GGUF file. If omitted, it is found by trial on
     /// a short text.
-    #[arg(long = "i2s-order", value_name = "ORDER", value_parser = ["x86", "arm", "four-rows"])]
+    #[arg(long = "i2s-order", value_name = "ORDER", value_parser = I2S_ORDERS)]
     pub i2s_order: Option<String>,
     /// Maximum length of a sequence (prompt and answer) in tokens. If omitted, it is the model's
     /// own limit.
@@ -283,6 +304,20 @@ pub struct BenchConfig {
     /// The flags about the machine. They come last, because their heading holds for what follows.
     #[command(flatten)]
     pub machine: MachineFlags,
+}
+
+/// The flags of `inspect`.
+#[derive(Args, Clone, Debug)]
+pub struct InspectConfig {
+    /// The checkpoint: a directory, a GGUF file or a .bin file, as for --model of `serve`.
+    pub path: PathBuf,
+    /// Write the report as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Order of the weights in the I2_S tensors of a GGUF file. If omitted, it is found by trial on
+    /// a short text.
+    #[arg(long = "i2s-order", value_name = "ORDER", value_parser = I2S_ORDERS)]
+    pub i2s_order: Option<String>,
 }
 
 /// The flags of `synthesize`.

@@ -123,6 +123,31 @@ pub struct LayerModules {
     pub down: &'static str,
 }
 
+impl LayerModules {
+    /// Returns the names of the modules that the family has.
+    pub(super) fn names(&self) -> Vec<&'static str> {
+        let always = [
+            self.attention_norm,
+            self.query,
+            self.key,
+            self.value,
+            self.attention_output,
+            self.feed_forward_norm,
+            self.gate,
+            self.up,
+            self.down,
+        ];
+        let optional = [
+            self.query_norm,
+            self.key_norm,
+            self.attention_sub_norm,
+            self.feed_forward_sub_norm,
+        ];
+        let optional = optional.into_iter().flatten();
+        always.into_iter().chain(optional).collect()
+    }
+}
+
 /// The function of the gate in the feed-forward half of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activation {

@@ -9,7 +9,8 @@
 //! - `activations.rs` shows how the memory of a step goes from stage to stage.
 //! - `architecture.rs` describes the model families. A new family is a constant there.
 //! - `synthetic.rs` and `toy.rs` make random models for measurements and tests.
-//! - `checkpoint/` reads files into named tensors; `load/` packs tensors into weights.
+//! - `checkpoint/` reads files into named tensors; `load/` packs tensors into weights; `survey/`
+//!   says what the files hold.
 //!
 //! Invariant: the logits of a row depend only on its own sequence, bit for bit. Other rows, the
 //! cuts between the chunks of its prompt, and the number of threads do not change them.
@@ -36,6 +37,7 @@ mod placement;
 mod pool;
 mod product;
 mod profile;
+mod survey;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
@@ -53,4 +55,5 @@ pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};
 pub use options::LoadOptions;
 pub use profile::{Profile, Stage};
+pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
 pub use weights::Sizes;

@@ -25,6 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("demo", &["model"]),
     ("engine", &["cores", "fault", "model", "metrics"]),
     ("fault", &[]),
+    ("inspect", &["config", "cores", "model", "startup", "text"]),
     ("metrics", &[]),
     ("model", &["cores", "fault"]),
     (

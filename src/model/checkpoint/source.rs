@@ -69,39 +69,27 @@ impl Source {
     /// If the path does not exist, the directory has several GGUF or `.bin` files, or such a file
     /// is malformed.
     pub fn open(path: &Path) -> LoadResult<Source> {
-        let metadata = std::fs::metadata(path);
-        let metadata = metadata.map_err(|error| LoadError::file(path.display(), error))?;
-        if metadata.is_file() {
-            let parent = path
-                .parent()
-                .filter(|parent| !parent.as_os_str().is_empty());
-            let store = Source::Directory(parent.unwrap_or(Path::new(".")).to_owned());
-            let name = path.file_name().and_then(|name| name.to_str());
-            return match name.map(|name| (name, name.to_lowercase())) {
-                Some((name, lower)) if lower.ends_with(".gguf") => store.with_gguf(name),
-                Some((name, lower)) if lower.ends_with(".bin") => store.with_bin(name),
-                _ => {
-                    let problem = "must be a directory or a file with the extension .gguf or .bin";
-                    Err(LoadError::file(path.display(), problem))
-                }
-            };
+        match locate(path)? {
+            (store, None) => Ok(store),
+            (store, Some(name)) if is_bin(&name) => store.with_bin(&name),
+            (store, Some(name)) => store.with_gguf(&name),
         }
-        let store = Source::Directory(path.to_owned());
-        let has = |name| store.has(name);
-        if has("config.json")? && (has(SINGLE)? || has(INDEX)?) {
-            return Ok(store);
-        }
-        match model_files(path)?.as_slice() {
-            [] => Ok(store),
-            [name] if name.to_lowercase().ends_with(".bin") => store.with_bin(name),
-            [name] => store.with_gguf(name),
-            names => {
-                let problem = format!(
-                    "it has several model files ({}); give the path of one of them",
-                    names.join(", ")
-                );
-                Err(LoadError::file(path.display(), problem))
+    }
+
+    /// Opens a checkpoint as [`Source::open`] does, and returns what this engine cannot read of a
+    /// GGUF file as problems.
+    ///
+    /// # Errors
+    /// As [`Source::open`], except for tensors of an unknown type.
+    pub(in crate::model) fn open_leniently(path: &Path) -> LoadResult<(Source, Vec<LoadError>)> {
+        let (store, name) = locate(path)?;
+        match name {
+            Some(name) if !is_bin(&name) => {
+                let (gguf, problems) = Gguf::open_leniently(store, &name)?;
+                Ok((Source::Gguf(Arc::new(gguf)), problems))
             }
+            Some(name) => Ok((store.with_bin(&name)?, Vec::new())),
+            None => Ok((store, Vec::new())),
         }
     }
 
@@ -199,8 +187,14 @@ impl Source {
         match self {
             Source::Memory(files) => Ok(files.contains_key(name)),
             Source::Directory(directory) => Ok(regular_file(&directory.join(name))?.is_some()),
-            Source::Gguf(_) | Source::Bin(_) => self.store().has(name),
+            Source::Gguf(gguf) => gguf.store().has(name),
+            Source::Bin(bin) => bin.has(name),
         }
+    }
+
+    /// Returns whether the file `name` exists, beside the GGUF or `.bin` file if there is one.
+    pub fn has_file(&self, name: &str) -> bool {
+        self.has(name).unwrap_or(false)
     }
 
     /// Returns the error that the file `name` is missing.
@@ -224,6 +218,45 @@ impl fmt::Display for Source {
     }
 }
 
+/// Returns where the checkpoint at `path` is, and the name of its GGUF or `.bin` file if it is in
+/// one.
+fn locate(path: &Path) -> LoadResult<(Source, Option<String>)> {
+    let metadata = std::fs::metadata(path);
+    let metadata = metadata.map_err(|error| LoadError::file(path.display(), error))?;
+    if metadata.is_file() {
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let store = Source::Directory(parent.unwrap_or(Path::new(".")).to_owned());
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.filter(|name| is_gguf(name) || is_bin(name));
+        let problem = "must be a directory or a file with the extension .gguf or .bin";
+        let name = name.ok_or_else(|| LoadError::file(path.display(), problem))?;
+        return Ok((store, Some(name.to_owned())));
+    }
+    let store = Source::Directory(path.to_owned());
+    if store.has("config.json")? && (store.has(SINGLE)? || store.has(INDEX)?) {
+        return Ok((store, None));
+    }
+    let mut names = model_files(path)?;
+    if names.len() > 1 {
+        let problem = format!(
+            "it has several model files ({}); give the path of one of them",
+            names.join(", ")
+        );
+        return Err(LoadError::file(path.display(), problem));
+    }
+    Ok((store, names.pop()))
+}
+
+fn is_gguf(name: &str) -> bool {
+    name.to_lowercase().ends_with(".gguf")
+}
+
+fn is_bin(name: &str) -> bool {
+    name.to_lowercase().ends_with(".bin")
+}
+
 /// Returns the names of the GGUF and `.bin` files in a directory, ascending. Of the parts of a
 /// split file it names the first. Other `.bin` files, such as those of PyTorch, do not count.
 fn model_files(directory: &Path) -> LoadResult<Vec<String>> {
@@ -232,9 +265,8 @@ fn model_files(directory: &Path) -> LoadResult<Vec<String>> {
     for entry in std::fs::read_dir(directory).map_err(error)? {
         let entry = entry.map_err(error)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let lower = name.to_lowercase();
-        let is_gguf = lower.ends_with(".gguf") && gguf::parts(&name).is_ok();
-        if is_gguf || lower.ends_with(".bin") && has_magic(&entry.path()) {
+        let is_first = is_gguf(&name) && gguf::parts(&name).is_ok();
+        if is_first || is_bin(&name) && has_magic(&entry.path()) {
             names.push(name);
         }
     }

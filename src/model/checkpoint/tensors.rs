@@ -180,6 +180,11 @@ impl<'a> Tensors<'a> {
         })
     }
 
+    /// Returns all tensors with the names of Hugging Face.
+    pub(crate) fn into_list(self) -> Vec<(String, Tensor<'a>)> {
+        self.by_name.into_iter().collect()
+    }
+
     /// Returns a tensor without taking it.
     pub(crate) fn get(&self, name: &str) -> Option<&Tensor<'a>> {
         self.by_name.get(name)

@@ -38,6 +38,26 @@ impl ModelConfig {
     }
 }
 
+/// Returns the stop tokens of a checkpoint, whether or not this engine computes it. `vocab` is the
+/// number of token ids.
+///
+/// # Errors
+/// If a file that may name them is malformed.
+pub(in crate::model) fn stop_tokens(source: &Source, vocab: usize) -> LoadResult<Vec<u32>> {
+    #[derive(Deserialize)]
+    struct StopJson {
+        eos_token_id: Option<TokenIds>,
+    }
+    if let Some(gguf) = source.gguf() {
+        return gguf::end_tokens(gguf.metadata(), vocab);
+    }
+    let name = "config.json";
+    let text = source.read(name)?;
+    let text = text.ok_or_else(|| source.missing_file(name))?;
+    let json: StopJson = parse_json(name, &text)?;
+    stop_tokens::read(source, json.eos_token_id.as_ref(), vocab)
+}
+
 /// The fields of `config.json`, as `transformers` 4 and 5 write them.
 #[derive(Deserialize)]
 struct ConfigJson {

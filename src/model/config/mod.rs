@@ -12,5 +12,7 @@ mod stop_tokens;
 #[cfg(test)]
 mod tests;
 
+pub(super) use json::stop_tokens;
+
 pub use hyperparameters::{ModelConfig, Quantization, StoredWeights};
 pub use rope::RopeScaling;

@@ -44,6 +44,15 @@ pub(super) fn of(tensor: &Tensor<'_>, stored: StoredWeights) -> LoadResult<Optio
     }
 }
 
+/// Returns the columns that share a scale in a tensor of floats that are ternary already, or `None`
+/// if it has one scale.
+///
+/// # Errors
+/// If the floats are not ternary, in groups of any size.
+pub(in crate::model) fn group_of_values(tensor: &Tensor<'_>) -> LoadResult<Option<GroupSize>> {
+    of(tensor, StoredWeights::Unpacked)
+}
+
 /// Returns whether the tensor can be stored as ternary weights in groups of this size.
 pub(super) fn is_ternary(tensor: &Tensor<'_>, group: Option<GroupSize>) -> LoadResult<bool> {
     match (tensor.storage, group) {
@@ -107,16 +116,16 @@ fn one_magnitude(values: &[f32]) -> Option<f32> {
 }
 
 /// Scratch memory for one row, and the row that was read last.
-pub(super) struct RowMemory {
-    pub(super) codes: Vec<u8>,
-    pub(super) floats: Vec<f32>,
+pub(in crate::model) struct RowMemory {
+    pub(in crate::model) codes: Vec<u8>,
+    pub(in crate::model) floats: Vec<f32>,
     /// One for each group; one if the row or the tensor has one scale.
-    pub(super) scales: Vec<f32>,
+    pub(in crate::model) scales: Vec<f32>,
 }
 
 impl RowMemory {
     /// Allocates the memory for rows of `tensor`.
-    pub(super) fn new(tensor: &Tensor<'_>) -> RowMemory {
+    pub(in crate::model) fn new(tensor: &Tensor<'_>) -> RowMemory {
         RowMemory::of_columns(tensor.shape.last().copied().unwrap_or(1))
     }
 
@@ -131,7 +140,7 @@ impl RowMemory {
 
     /// Reads the codes and scales of a row of weights that are ternary already. With `group` there
     /// is one scale for each group of this size.
-    pub(super) fn read(
+    pub(in crate::model) fn read(
         &mut self,
         tensor: &Tensor<'_>,
         row: usize,

@@ -11,4 +11,7 @@ mod loader;
 mod packing;
 mod statistics;
 
+pub(super) use groups::{RowMemory, group_of_values};
 pub(super) use loader::load_weights;
+pub(super) use packing::{one_float, take_codes};
+pub(super) use statistics::WeightStatistics;

@@ -2,11 +2,11 @@
 
 /// How many weights are −1, 0 and 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct WeightStatistics([u64; 3]);
+pub(in crate::model) struct WeightStatistics([u64; 3]);
 
 impl WeightStatistics {
     /// Counts codes; a code is weight + 1.
-    pub(super) fn count(&mut self, codes: &[u8]) {
+    pub(in crate::model) fn count(&mut self, codes: &[u8]) {
         // The counts of 255 codes fit bytes, so the compiler counts many codes at once.
         for run in codes.chunks(255) {
             let (zeros, plus) = run.iter().fold((0, 0), |(zeros, plus), code| {
@@ -19,14 +19,19 @@ impl WeightStatistics {
     }
 
     /// Adds the counts of other weights.
-    pub(super) fn add(&mut self, other: WeightStatistics) {
+    pub(in crate::model) fn add(&mut self, other: WeightStatistics) {
         for (count, other) in self.0.iter_mut().zip(other.0) {
             *count += other;
         }
     }
 
+    /// Returns how many weights are −1, 0 and 1.
+    pub(in crate::model) fn counts(self) -> [u64; 3] {
+        self.0
+    }
+
     /// Returns the fractions of −1, 0 and 1 if a trained ternary model would not have them.
-    fn unusual(self) -> Option<[f64; 3]> {
+    pub(in crate::model) fn unusual(self) -> Option<[f64; 3]> {
         let total = self.0.iter().sum::<u64>() as f64;
         let fractions = self.0.map(|count| count as f64 / total);
         let [minus, zero, plus] = fractions;

@@ -80,7 +80,7 @@ impl ChatTemplate {
     }
 
     /// Returns the template's source.
-    pub(super) fn source(&self) -> &str {
+    pub fn source(&self) -> &str {
         &self.source
     }
 

@@ -75,6 +75,11 @@ impl BitnetBin {
         })
     }
 
+    /// Returns which variant of the format the file has.
+    pub(crate) fn variant(&self) -> &'static str {
+        self.table.scale_field.name()
+    }
+
     /// Returns where the file is.
     pub(super) fn store(&self) -> &Source {
         &self.store
@@ -106,6 +111,11 @@ impl BitnetBin {
             tensors.insert(scale.name.clone(), scale);
         }
         Ok(tensors)
+    }
+
+    /// Returns whether there is such a small file.
+    pub(super) fn has(&self, name: &str) -> LoadResult<bool> {
+        self.store.has(&format!("{}{name}", self.text_prefix))
     }
 
     /// Reads a small file of Hugging Face's layout. Returns `None` if the checkpoint may lack it.

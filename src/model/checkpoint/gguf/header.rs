@@ -192,16 +192,19 @@ fn place(
     Ok(placed)
 }
 
-/// Returns the storage of every type number that occurs in `headers`.
-pub(super) fn storages(headers: &[Header]) -> LoadResult<BTreeMap<u32, Storage>> {
+/// Returns the storage of every type number that occurs in `headers`, and why there is none for
+/// others.
+pub(super) fn storages(headers: &[Header]) -> (BTreeMap<u32, Storage>, Vec<LoadError>) {
     let mut by_type: BTreeMap<u32, Vec<&TensorEntry>> = BTreeMap::new();
     for entry in headers.iter().flat_map(|header| &header.tensors) {
         by_type.entry(entry.type_number).or_default().push(entry);
     }
-    let storages = by_type.into_iter().map(|(type_number, entries)| {
-        let storage = layouts::storage_of(type_number, &entries);
-        let storage = storage.map_err(|(name, why)| LoadError::tensor(&name, why))?;
-        Ok((type_number, storage))
-    });
-    storages.collect()
+    let (mut storages, mut problems) = (BTreeMap::new(), Vec::new());
+    for (type_number, entries) in by_type {
+        match layouts::storage_of(type_number, &entries) {
+            Ok(storage) => drop(storages.insert(type_number, storage)),
+            Err((name, why)) => problems.push(LoadError::tensor(&name, why)),
+        }
+    }
+    (storages, problems)
 }

@@ -40,6 +40,17 @@ pub struct Gguf {
     storages: BTreeMap<u32, Storage>,
 }
 
+/// A tensor of a type that this engine does not read.
+pub(crate) struct UnreadTensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) hugging_face_name: String,
+    /// The sizes, the outermost first.
+    pub(crate) shape: &'a [usize],
+    pub(crate) type_number: u32,
+    /// The bytes up to the next tensor.
+    pub(crate) bytes: usize,
+}
+
 impl Gguf {
     /// Reads the headers of the file `name` in `store`, and of the other parts if it is the first
     /// of several.
@@ -47,6 +58,16 @@ impl Gguf {
     /// # Errors
     /// If a file is missing, malformed or truncated, or has a tensor of an unknown type.
     pub(super) fn open(store: Source, name: &str) -> LoadResult<Gguf> {
+        let (gguf, problems) = Gguf::open_leniently(store, name)?;
+        problems.into_iter().next().map_or(Ok(gguf), Err)
+    }
+
+    /// Reads the headers as [`Gguf::open`] does, and returns the tensors of types that this engine
+    /// does not read as problems.
+    ///
+    /// # Errors
+    /// If a file is missing, malformed or truncated.
+    pub(super) fn open_leniently(store: Source, name: &str) -> LoadResult<(Gguf, Vec<LoadError>)> {
         let names = names::parts(name).map_err(|why| LoadError::file(name, why))?;
         let files = MappedFiles::open(&store, &names)?;
         let headers = names.iter().zip(files.contents());
@@ -54,13 +75,14 @@ impl Gguf {
         let headers = headers.collect::<LoadResult<Vec<_>>>()?;
         drop(files);
         check_parts(&headers)?;
-        let storages = header::storages(&headers)?;
-        Ok(Gguf {
+        let (storages, problems) = header::storages(&headers);
+        let gguf = Gguf {
             store,
             names,
             headers: headers.into(),
             storages,
-        })
+        };
+        Ok((gguf, problems))
     }
 
     /// Sets the order of the weights in I2_S tensors.
@@ -100,8 +122,29 @@ impl Gguf {
         entries.next().map(|entry| &entry.shape[..])
     }
 
-    /// Returns the tensors, with the names of Hugging Face as keys. `contents` are the bytes of
-    /// the files.
+    /// Returns the type number of each tensor, by its name in the file.
+    pub(crate) fn type_numbers(&self) -> BTreeMap<&str, u32> {
+        let entries = self.headers.iter().flat_map(|header| &header.tensors);
+        entries
+            .map(|entry| (entry.name.as_str(), entry.type_number))
+            .collect()
+    }
+
+    /// Returns the tensors of types that this engine does not read.
+    pub(crate) fn unread_tensors(&self) -> impl Iterator<Item = UnreadTensor<'_>> {
+        let entries = self.headers.iter().flat_map(|header| &header.tensors);
+        let is_unread = |entry: &&TensorEntry| !self.storages.contains_key(&entry.type_number);
+        entries.filter(is_unread).map(|entry| UnreadTensor {
+            name: &entry.name,
+            hugging_face_name: hugging_face_name(&entry.name),
+            shape: &entry.shape,
+            type_number: entry.type_number,
+            bytes: entry.room(),
+        })
+    }
+
+    /// Returns the tensors that this engine can read, with the names of Hugging Face as keys.
+    /// `contents` are the bytes of the files.
     pub(super) fn tensors<'a>(
         &self,
         contents: &[&'a [u8]],
@@ -110,7 +153,10 @@ impl Gguf {
         let mut tensors = BTreeMap::new();
         for (header, contents) in self.headers.iter().zip(contents) {
             for entry in &header.tensors {
-                let tensor = self.tensor(entry, contents, head_dim)?;
+                let Some(&storage) = self.storages.get(&entry.type_number) else {
+                    continue;
+                };
+                let tensor = tensor(entry, storage, contents, head_dim)?;
                 let name = hugging_face_name(&entry.name);
                 if tensors.insert(name, tensor).is_some() {
                     return Err(LoadError::tensor(&entry.name, "the name occurs twice"));
@@ -118,32 +164,6 @@ impl Gguf {
             }
         }
         Ok(tensors)
-    }
-
-    fn tensor<'a>(
-        &self,
-        entry: &TensorEntry,
-        contents: &'a [u8],
-        head_dim: Option<usize>,
-    ) -> LoadResult<Tensor<'a>> {
-        let storage = self.storages[&entry.type_number];
-        let (rows, columns) = entry.rows_and_columns();
-        let bytes = storage.tensor_bytes(rows, columns).ok_or_else(|| {
-            let (name, shape) = (storage.name(), &entry.shape);
-            let problem = format!("{name} cannot store the shape {shape:?}");
-            LoadError::tensor(&entry.name, problem)
-        })?;
-        let bytes = contents
-            .get(entry.bytes.clone())
-            .and_then(|room| room.get(..bytes));
-        let cut = || LoadError::tensor(&entry.name, "the file is shorter than its header says");
-        Ok(Tensor {
-            name: entry.name.clone(),
-            storage,
-            shape: entry.shape.clone(),
-            bytes: bytes.ok_or_else(cut)?,
-            interleaved_head_dim: head_dim.filter(|_| names::has_rotated_rows(&entry.name)),
-        })
     }
 
     /// Returns the size of a head if the rows of query and key are in the order for rotations of
@@ -169,6 +189,33 @@ impl Gguf {
         };
         Ok(Some(FileBytes::Made(json.to_string().into_bytes())))
     }
+}
+
+/// Returns a tensor of which `contents` are the bytes of its file. `head_dim` is the size of a head
+/// if the rows of query and key are interleaved.
+fn tensor<'a>(
+    entry: &TensorEntry,
+    storage: Storage,
+    contents: &'a [u8],
+    head_dim: Option<usize>,
+) -> LoadResult<Tensor<'a>> {
+    let (rows, columns) = entry.rows_and_columns();
+    let bytes = storage.tensor_bytes(rows, columns).ok_or_else(|| {
+        let (name, shape) = (storage.name(), &entry.shape);
+        let problem = format!("{name} cannot store the shape {shape:?}");
+        LoadError::tensor(&entry.name, problem)
+    })?;
+    let bytes = contents
+        .get(entry.bytes.clone())
+        .and_then(|room| room.get(..bytes));
+    let cut = || LoadError::tensor(&entry.name, "the file is shorter than its header says");
+    Ok(Tensor {
+        name: entry.name.clone(),
+        storage,
+        shape: entry.shape.clone(),
+        bytes: bytes.ok_or_else(cut)?,
+        interleaved_head_dim: head_dim.filter(|_| names::has_rotated_rows(&entry.name)),
+    })
 }
 
 /// # Errors

@@ -50,7 +50,7 @@ fn read(bytes: &[u8]) -> LoadResult<BTreeMap<String, (Storage, Vec<u8>)>> {
     let gguf = open(bytes)?;
     let mut tensors = BTreeMap::new();
     for entry in &header.tensors {
-        let tensor = gguf.tensor(entry, bytes, None)?;
+        let tensor = tensor(entry, gguf.storages[&entry.type_number], bytes, None)?;
         tensors.insert(tensor.name.clone(), (tensor.storage, tensor.bytes.to_vec()));
     }
     Ok(tensors)

@@ -1,0 +1,138 @@
+//! `sterna inspect`: what a checkpoint holds, and whether this server would serve it.
+//!
+//! The command reads the files without regard to the architecture, and then loads the model as the
+//! server does. So its verdict is that of the server.
+//!
+//! Invariant: what cannot be read is missing in the report, with the reason among the refusals.
+
+mod report;
+mod table;
+
+use std::error::Error;
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+
+use crate::config::InspectConfig;
+use crate::cores;
+use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source, Survey};
+use crate::startup::{kernels, load_model, load_text};
+use crate::text::{ChatTemplate, Tokenizer};
+
+pub use report::{InspectReport, StopToken, TemplateReport};
+
+/// The lines of a chat template that the report has.
+const TEMPLATE_LINES: usize = 5;
+/// The longest of these lines, in characters.
+const TEMPLATE_COLUMNS: usize = 200;
+
+/// Writes the report of a checkpoint to standard output. Returns whether the server would serve it.
+///
+/// # Errors
+/// If the path does not exist, or writing fails.
+pub fn run(config: &InspectConfig) -> Result<bool, Box<dyn Error>> {
+    std::fs::metadata(&config.path)
+        .map_err(|error| format!("{}: {error}", config.path.display()))?;
+    let order = config.i2s_order.as_deref();
+    let order = order.map(|name| I2sOrder::named(name).expect("clap accepts only known names"));
+    let report = inspect(&config.path, order);
+    match write(&report, config.json) {
+        // A reader such as `head` has seen enough.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(report.served),
+    }
+}
+
+fn write(report: &InspectReport, json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, report)?;
+        return writeln!(out);
+    }
+    table::write(report, &mut out)
+}
+
+/// Returns the report of the checkpoint at `path`. `order` is that of I2_S weights, if it is known.
+pub fn inspect(path: &Path, order: Option<I2sOrder>) -> InspectReport {
+    match Survey::open(path) {
+        Ok((survey, source)) => {
+            let mut report = InspectReport::new(path, survey);
+            add_text(&mut report, &source);
+            load(&mut report, &source, order);
+            report
+        }
+        Err(error) => InspectReport::unreadable(path, error.to_string()),
+    }
+}
+
+/// Adds what needs the tokenizer: the texts of stop tokens and the template.
+fn add_text(report: &mut InspectReport, source: &Source) {
+    let vocabulary = report
+        .model
+        .vocabulary
+        .and_then(|size| usize::try_from(size).ok());
+    let Some(vocabulary) = vocabulary else {
+        return;
+    };
+    match load_text(source, vocabulary) {
+        Ok((tokenizer, template)) => {
+            let text = |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
+            for stop in &mut report.stops {
+                stop.text = Some(text(stop.id));
+            }
+            if report.stops.is_empty() {
+                let warning = "no stop tokens: answers end only at their maximum length";
+                report.warnings.push(warning.to_owned());
+            }
+            report.template = template.map(|template| template_report(report, source, &template));
+        }
+        Err(error) => report.refuse(error.to_string()),
+    }
+}
+
+fn template_report(
+    report: &InspectReport,
+    source: &Source,
+    template: &ChatTemplate,
+) -> TemplateReport {
+    let text = template.source();
+    let has = |name: &str| source.has_file(name);
+    let is_in_metadata = report.metadata_template.as_deref() == Some(text);
+    let origin = match report.container {
+        _ if has("chat_template.jinja") => "chat_template.jinja",
+        "gguf" if !has("tokenizer_config.json") && is_in_metadata => "tokenizer.chat_template",
+        "gguf" if !has("tokenizer_config.json") => "built-in",
+        _ => "tokenizer_config.json",
+    };
+    let lines = text.lines().take(TEMPLATE_LINES);
+    let lines = lines.map(|line| line.chars().take(TEMPLATE_COLUMNS).collect());
+    TemplateReport {
+        source: origin,
+        first_lines: lines.collect(),
+    }
+}
+
+/// Loads the model as the server does, and records the order of I2_S weights.
+fn load(report: &mut InspectReport, source: &Source, order: Option<I2sOrder>) {
+    let config = ModelConfig::read(source);
+    if let Err(error) = &config {
+        report.refuse(error.to_string());
+    }
+    report.set_i2s_order(order, if order.is_some() { "flag" } else { "unknown" });
+    let Some(config) = config.ok().filter(|_| report.refusals.is_empty()) else {
+        return; // Loading would only repeat what is wrong.
+    };
+    let loaded = text(source, config.vocab).and_then(|(tokenizer, _)| {
+        let options = LoadOptions::new(kernels(None)?, cores::usable());
+        load_model(source.clone(), order, &tokenizer, options)
+    });
+    match loaded {
+        Ok((_, found)) if order.is_none() => report.set_i2s_order(Some(found), "probe"),
+        Ok(_) => {}
+        Err(why) => report.refuse(why),
+    }
+    report.served = report.refusals.is_empty();
+}
+
+fn text(source: &Source, vocab: usize) -> Result<(Tokenizer, Option<ChatTemplate>), String> {
+    load_text(source, vocab).map_err(|error| error.to_string())
+}

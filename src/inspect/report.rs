@@ -1,0 +1,155 @@
+//! What `sterna inspect` reports. Its JSON is this, field by field: fields may be added later, but
+//! none is renamed or removed.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::model::{CodeCounts, I2sOrder, ModelFacts, ScaleSummary, Survey, TensorKind};
+
+/// The report of a checkpoint. What is not known is `null` or empty.
+#[derive(Clone, Debug, Serialize)]
+pub struct InspectReport {
+    /// The path that was inspected.
+    pub path: String,
+    /// Whether `sterna serve` would serve it.
+    pub served: bool,
+    /// Why not.
+    pub refusals: Vec<String>,
+    /// What is unusual, although it would be served.
+    pub warnings: Vec<String>,
+    /// `huggingface`, `gguf`, `sglbitnt` or `unknown`.
+    pub container: &'static str,
+    /// What more is known of the container, such as its variant.
+    pub container_detail: Option<String>,
+    /// The files that hold tensors.
+    pub files: Vec<String>,
+    /// The bytes of these files.
+    pub bytes: u64,
+    /// The weights of all tensors.
+    pub parameters: u64,
+    /// The hyperparameters, as the files state them.
+    pub model: ModelFacts,
+    /// The tensors by kind.
+    pub tensors: Vec<TensorKind>,
+    /// The kinds of tensors that no architecture of this engine has.
+    pub unknown_tensors: Vec<String>,
+    /// The ternary weights. `null` if there are none, such as in a checkpoint of float masters.
+    pub codes: Option<CodeCounts>,
+    /// The scales of the ternary weights, as the files store them.
+    pub scales: Option<ScaleSummary>,
+    /// The stop tokens.
+    pub stops: Vec<StopToken>,
+    /// The chat template.
+    pub template: Option<TemplateReport>,
+    #[serde(skip)]
+    pub(super) metadata_template: Option<String>,
+}
+
+/// A stop token.
+#[derive(Clone, Debug, Serialize)]
+pub struct StopToken {
+    /// Its id.
+    pub id: u32,
+    /// Its text, if the tokenizer can be read.
+    pub text: Option<String>,
+}
+
+/// A chat template.
+#[derive(Clone, Debug, Serialize)]
+pub struct TemplateReport {
+    /// The file that has it; `tokenizer.chat_template` for the metadata of a GGUF file; `built-in`
+    /// if the metadata has none or a wrong one.
+    pub source: &'static str,
+    /// Its first lines, shortened.
+    pub first_lines: Vec<String>,
+}
+
+impl InspectReport {
+    /// Returns the report of a survey. What needs the tokenizer or the model is still missing.
+    pub(super) fn new(path: &Path, survey: Survey) -> InspectReport {
+        let unknown = survey.matrices.iter().filter(|kind| !kind.is_known);
+        let stops = survey.stops.iter().map(|&id| StopToken { id, text: None });
+        let mut warnings = Vec::new();
+        if survey.codes.is_some_and(|codes| codes.unusual) {
+            let warning = "the shares of -1, 0 and 1 are not those of a trained model; the \
+                           checkpoint was probably converted wrongly";
+            warnings.push(warning.to_owned());
+        }
+        let has_own_head = survey
+            .matrices
+            .iter()
+            .any(|kind| kind.kind == "lm_head.weight");
+        if survey.container == "sglbitnt" && survey.facts.tied == Some(true) && has_own_head {
+            let warning = "tie_word_embeddings is set, but the file has an lm_head.weight of its \
+                           own, which is used";
+            warnings.push(warning.to_owned());
+        }
+        InspectReport {
+            path: path.display().to_string(),
+            served: false,
+            refusals: survey.problems,
+            warnings,
+            container: survey.container,
+            container_detail: survey.container_detail,
+            files: survey.files,
+            bytes: survey.bytes,
+            parameters: survey.parameters,
+            model: survey.facts,
+            unknown_tensors: unknown.map(|kind| kind.kind.clone()).collect(),
+            tensors: survey.matrices,
+            codes: survey.codes,
+            scales: survey.scales,
+            stops: stops.collect(),
+            template: None,
+            metadata_template: survey.metadata_template,
+        }
+    }
+
+    /// Returns the report of files that cannot be read at all.
+    pub(super) fn unreadable(path: &Path, why: String) -> InspectReport {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        let container = match extension.map(str::to_lowercase).as_deref() {
+            Some("gguf") => "gguf",
+            Some("bin") => "sglbitnt",
+            _ => "unknown",
+        };
+        InspectReport {
+            path: path.display().to_string(),
+            served: false,
+            refusals: vec![why],
+            warnings: Vec::new(),
+            container,
+            container_detail: None,
+            files: Vec::new(),
+            bytes: std::fs::metadata(path).map_or(0, |metadata| metadata.len()),
+            parameters: 0,
+            model: ModelFacts::default(),
+            tensors: Vec::new(),
+            unknown_tensors: Vec::new(),
+            codes: None,
+            scales: None,
+            stops: Vec::new(),
+            template: None,
+            metadata_template: None,
+        }
+    }
+
+    /// Adds a refusal, unless it is there already.
+    pub(super) fn refuse(&mut self, why: String) {
+        if !self.refusals.contains(&why) {
+            self.refusals.push(why);
+        }
+    }
+
+    /// Records the order of I2_S weights, if there are any, and how it was told.
+    pub(super) fn set_i2s_order(&mut self, order: Option<I2sOrder>, told_by: &'static str) {
+        let name = order.map_or("order unknown", I2sOrder::name);
+        for kind in &mut self.tensors {
+            if kind.layout.starts_with("I2_S") {
+                kind.layout = format!("I2_S ({})", name);
+                kind.told_by = told_by;
+            }
+        }
+    }
+}

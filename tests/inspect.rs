@@ -1,0 +1,376 @@
+//! `sterna inspect` on each kind of checkpoint: its JSON, its text and its exit code.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+const SERVED: i32 = 0;
+const REFUSED: i32 = 1;
+const UNREADABLE: i32 = 2;
+
+fn inspect(path: &Path, flags: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    command.arg("inspect").arg(path).args(flags);
+    command.output().unwrap()
+}
+
+/// Returns the report of a path. The exit code must be `code`.
+fn report(path: &Path, code: i32) -> Value {
+    let output = inspect(path, &["--json"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{}: {errors}{text}",
+        path.display()
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["served"], code == SERVED);
+    assert_eq!(
+        report["refusals"].as_array().unwrap().is_empty(),
+        code == SERVED,
+        "{report}"
+    );
+    report
+}
+
+fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(path)
+}
+
+/// Returns the entry of a kind of tensors.
+fn kind<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let mut kinds = report["tensors"].as_array().unwrap().iter();
+    let kind = kinds.find(|kind| kind["kind"] == name);
+    kind.unwrap_or_else(|| panic!("no {name} in {report:#}"))
+}
+
+fn refusals(report: &Value) -> String {
+    report["refusals"].to_string()
+}
+
+/// A copy of some fixtures, which a test changes.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str, fixture_name: &str) -> Folder {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("inspect-{name}"));
+        drop(fs::remove_dir_all(&folder)); // An earlier run that failed left it.
+        fs::create_dir_all(&folder).unwrap();
+        for entry in fs::read_dir(fixture(fixture_name)).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        }
+        Folder(folder)
+    }
+
+    fn change(&self, file: &str, change: impl FnOnce(&mut Value)) {
+        let path = self.0.join(file);
+        let mut config = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut config);
+        fs::write(path, config.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn a_packed_checkpoint_of_hugging_face_is_described() {
+    let report = report(&fixture("bitnet-packed"), SERVED);
+    assert_eq!(report["container"], "huggingface");
+    let model = json!({
+        "architecture": "BitNetForCausalLM", "layers": 2, "hidden": 192, "intermediate": 340,
+        "heads": 6, "kv_heads": report["model"]["kv_heads"], "head_dim": 32, "vocabulary": 309,
+        "context": report["model"]["context"], "tied": true,
+    });
+    assert_eq!(report["model"], model);
+    let gate = kind(&report, "model.layers.*.mlp.gate_proj.weight");
+    assert_eq!(gate["count"], 2);
+    assert_eq!(gate["shape"], json!([340, 192]));
+    assert_eq!(gate["weights"], 2 * 340 * 192);
+    assert_eq!(gate["layout"], "U8, four rows a byte");
+    assert_eq!(
+        (&gate["told_by"], &gate["scale_per"]),
+        (&json!("header"), &json!("tensor"))
+    );
+    let codes = &report["codes"];
+    let count = |name: &str| codes[name].as_u64().unwrap();
+    let ternary = report["tensors"].as_array().unwrap().iter();
+    let ternary = ternary.filter(|kind| kind["scale_per"] == "tensor");
+    let weights: u64 = ternary.map(|kind| kind["weights"].as_u64().unwrap()).sum();
+    assert_eq!(count("minus") + count("zero") + count("plus"), weights);
+    assert_eq!(
+        report["scales"]["count"], 14,
+        "seven matrices in two layers"
+    );
+    let scale = |name: &str| report["scales"][name].as_f64().unwrap();
+    assert!(0.0 < scale("min") && scale("min") <= scale("median"));
+    assert!(scale("median") <= scale("max"));
+    assert!(report["stops"][0]["text"].is_string());
+    assert_eq!(report["template"]["source"], "tokenizer_config.json");
+    assert_eq!(report["unknown_tensors"], json!([]));
+}
+
+#[test]
+fn each_container_of_one_model_has_the_same_sizes_and_codes() {
+    let expected = report(&fixture("bitnet-blocks"), SERVED);
+    let gguf = report(&fixture("bitnet-blocks/bitnet-blocks-q2_0.gguf"), SERVED);
+    let bin = report(&fixture("bitnet-blocks/bitnet-blocks-a.bin"), SERVED);
+    for (name, other) in [("gguf", &gguf), ("sglbitnt", &bin)] {
+        assert_eq!(other["container"], name);
+        assert_eq!(other["codes"], expected["codes"], "{name}");
+        assert_eq!(other["parameters"], expected["parameters"], "{name}");
+        for size in [
+            "layers",
+            "hidden",
+            "intermediate",
+            "heads",
+            "vocabulary",
+            "context",
+            "tied",
+        ] {
+            assert_eq!(
+                other["model"][size], expected["model"][size],
+                "{name}: {size}"
+            );
+        }
+    }
+    let query = kind(&gguf, "blk.*.attn_q.weight");
+    assert_eq!(query["layout"], "Q2_0 (groups of 64)");
+    assert_eq!(
+        (&query["told_by"], &query["type_number"]),
+        (&json!("stride"), &json!(42))
+    );
+    assert_eq!(gguf["scales"]["per"], "group of 64");
+    let detail = bin["container_detail"].as_str().unwrap();
+    assert!(detail.starts_with("variant A"), "{detail}");
+    let query = kind(&bin, "model.layers.*.self_attn.q_proj.weight");
+    assert_eq!(query["layout"], "128 weights in 32 bytes");
+    let padded = report(&fixture("llama-blocks/llama-blocks-b.bin"), SERVED);
+    let expected = report(&fixture("llama-blocks"), SERVED);
+    assert_eq!(padded["codes"], expected["codes"], "padding does not count");
+}
+
+#[test]
+fn groups_of_qwen3_are_found_in_floats_and_blocks() {
+    for path in [
+        "qwen3-group64-yarn",
+        "qwen3-group64-yarn/qwen3-group64-yarn-q2_0.gguf",
+    ] {
+        let report = report(&fixture(path), SERVED);
+        assert_eq!(report["scales"]["per"], "group of 64", "{path}");
+        assert_eq!(report["model"]["tied"], true, "{path}");
+    }
+    let report = report(&fixture("qwen3-group64-yarn"), SERVED);
+    let embedding = kind(&report, "model.embed_tokens.weight");
+    assert!(
+        embedding["layout"]
+            .as_str()
+            .unwrap()
+            .ends_with("ternary already"),
+        "{embedding}"
+    );
+}
+
+/// The weights are random, so no order predicts text.
+#[test]
+fn the_order_of_i2_s_is_told_by_the_flag_or_refused() {
+    let path = fixture("bitnet-blocks/bitnet-blocks-i2_s.gguf");
+    let refused = report(&path, REFUSED);
+    assert!(refusals(&refused).contains("--i2s-order"), "{refused}");
+    let query = kind(&refused, "blk.*.attn_q.weight");
+    assert_eq!(query["layout"], "I2_S (order unknown)");
+    let output = inspect(&path, &["--json", "--i2s-order", "x86"]);
+    assert_eq!(output.status.code(), Some(SERVED));
+    let served: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let query = kind(&served, "blk.*.attn_q.weight");
+    assert_eq!(
+        (&query["layout"], &query["told_by"]),
+        (&json!("I2_S (x86)"), &json!("flag"))
+    );
+}
+
+#[test]
+fn an_unsupported_architecture_is_described_and_refused_by_name() {
+    let folder = Folder::new("architecture", "llama-packed");
+    folder.change("config.json", |config| {
+        config["architectures"] = json!(["MambaForCausalLM"]);
+        config["model_type"] = json!("mamba");
+    });
+    let report = report(&folder.0, REFUSED);
+    assert_eq!(report["model"]["architecture"], "MambaForCausalLM");
+    assert_eq!(report["model"]["layers"], 2);
+    assert!(refusals(&report).contains("MambaForCausalLM"), "{report}");
+    assert!(
+        report["codes"]["plus"].as_u64().unwrap() > 0,
+        "the weights are read"
+    );
+    assert!(
+        report["stops"][0]["text"].is_string(),
+        "the tokenizer is read"
+    );
+}
+
+#[test]
+fn an_unsupported_gguf_file_is_described_and_its_tensors_are_named() {
+    let bytes = fs::read(fixture("llama-blocks/llama-blocks-iq2_bn.gguf")).unwrap();
+    let text: Vec<u8> = bytes.clone();
+    let replaced = |from: &[u8], to: &[u8], bytes: &mut Vec<u8>| {
+        let places: Vec<usize> = (0..text.len())
+            .filter(|at| text[*at..].starts_with(from))
+            .collect();
+        assert!(!places.is_empty());
+        places
+            .iter()
+            .for_each(|at| bytes[*at..at + to.len()].copy_from_slice(to));
+    };
+    let mut bytes = bytes;
+    replaced(
+        b"\x05\0\0\0\0\0\0\0llama",
+        b"\x05\0\0\0\0\0\0\0mamba",
+        &mut bytes,
+    );
+    replaced(b"llama.block_count", b"mamba.block_count", &mut bytes);
+    replaced(b"blk.0.attn_q.weight", b"blk.0.ssm_in.weight", &mut bytes);
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("inspect-mamba.gguf");
+    fs::write(&path, &bytes).unwrap();
+    let report = report(&path, REFUSED);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(report["model"]["architecture"], "mamba");
+    assert_eq!(report["model"]["layers"], 1);
+    assert_eq!(report["model"]["vocabulary"], 311);
+    assert_eq!(report["unknown_tensors"], json!(["blk.*.ssm_in.weight"]));
+    assert!(
+        refusals(&report).contains("must be one of bitnet-b1.58"),
+        "{report}"
+    );
+    assert_eq!(kind(&report, "blk.*.ssm_in.weight")["layout"], "IQ2_BN");
+}
+
+#[test]
+fn what_a_tensor_type_hides_does_not_hide_the_rest() {
+    let mut bytes = fs::read(fixture("llama-blocks/llama-blocks-iq2_bn.gguf")).unwrap();
+    let name = b"blk.0.attn_q.weight";
+    let at = (0..bytes.len())
+        .find(|at| bytes[*at..].starts_with(name))
+        .unwrap();
+    let number = at + name.len() + 4 + 2 * 8; // After the count of dimensions and two of them.
+    assert_eq!(bytes[number], 135);
+    bytes[number] = 39;
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("inspect-mxfp4.gguf");
+    fs::write(&path, &bytes).unwrap();
+    let report = report(&path, REFUSED);
+    fs::remove_file(&path).unwrap();
+    assert!(
+        refusals(&report).contains("tensor blk.0.attn_q.weight: type number 39"),
+        "{report}"
+    );
+    let query = kind(&report, "blk.*.attn_q.weight");
+    assert_eq!(query["layout"], "type 39 (not read)");
+    assert_eq!(kind(&report, "blk.*.attn_k.weight")["layout"], "IQ2_BN");
+    assert_eq!(report["model"]["architecture"], "llama");
+}
+
+/// A layout of one bit a weight has no zeros, as no wrong conversion makes them.
+#[test]
+fn weights_without_zeros_are_usual_in_q1_0_only() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/fixtures/model_q1_0.gguf");
+    let q1 = report(&path, SERVED);
+    assert_eq!(
+        (&q1["codes"]["zero"], &q1["codes"]["unusual"]),
+        (&json!(0), &json!(false))
+    );
+    assert_eq!(q1["warnings"], json!([]));
+    let expected = report(&fixture("qwen3-group128-untied"), SERVED);
+    assert!(
+        expected["codes"]["zero"].as_u64().unwrap() > 0,
+        "{expected}"
+    );
+}
+
+#[test]
+fn a_missing_stop_token_and_a_head_of_its_own_are_warnings() {
+    let folder = Folder::new("stops", "bitnet-packed");
+    folder.change("config.json", |config| config["eos_token_id"] = Value::Null);
+    folder.change("generation_config.json", |config| {
+        config["eos_token_id"] = Value::Null
+    });
+    folder.change("tokenizer_config.json", |config| {
+        config["eos_token"] = Value::Null
+    });
+    let report = report(&folder.0, SERVED);
+    assert_eq!(report["stops"], json!([]));
+    assert!(
+        report["warnings"].to_string().contains("no stop tokens"),
+        "{report}"
+    );
+    let report = crate::report(&fixture("bitnet-blocks/bitnet-blocks-b-head.bin"), SERVED);
+    assert!(
+        report["warnings"]
+            .to_string()
+            .contains("lm_head.weight of its own"),
+        "{report}"
+    );
+}
+
+#[test]
+fn truncated_files_are_refused_with_the_reason() {
+    for (path, cut, container, named) in [
+        (
+            "bitnet-blocks/bitnet-blocks-q2_0.gguf",
+            1000,
+            "gguf",
+            "metadata",
+        ),
+        (
+            "bitnet-blocks/bitnet-blocks-a.bin",
+            5000,
+            "sglbitnt",
+            "of tensor",
+        ),
+    ] {
+        let bytes = fs::read(fixture(path)).unwrap();
+        let name = Path::new(path).file_name().unwrap().to_str().unwrap();
+        let cut_file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("inspect-cut-{name}"));
+        fs::write(&cut_file, &bytes[..cut]).unwrap();
+        let report = report(&cut_file, REFUSED);
+        fs::remove_file(&cut_file).unwrap();
+        assert_eq!(report["container"], container);
+        assert_eq!(report["bytes"], cut);
+        assert!(refusals(&report).contains(named), "{report}");
+    }
+    let folder = Folder::new("cut", "bitnet-packed");
+    let path = folder.0.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    let report = report(&folder.0, REFUSED);
+    assert!(refusals(&report).contains("model.safetensors"), "{report}");
+    assert_eq!(report["model"]["hidden"], 192, "config.json is read");
+}
+
+#[test]
+fn the_text_names_the_same_and_a_missing_path_is_an_error() {
+    let output = inspect(&fixture("bitnet-blocks/bitnet-blocks-q2_0.gguf"), &[]);
+    assert_eq!(output.status.code(), Some(SERVED));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in [
+        "  verdict       this server would serve it\n",
+        "  container     GGUF\n",
+        "  architecture  bitnet-b1.58\n",
+        "  vocabulary    312\n",
+        "  tied head     yes\n",
+        "one per group of 64)",
+        "Q2_0 (groups of 64)",
+    ] {
+        assert!(text.contains(part), "{part:?} in\n{text}");
+    }
+    let output = inspect(&fixture("no-such-model"), &[]);
+    assert_eq!(output.status.code(), Some(UNREADABLE));
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("no-such-model"), "{message}");
+}
