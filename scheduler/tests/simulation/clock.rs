@@ -177,8 +177,8 @@ impl Clock {
 }
 
 /// Returns the shortest target that is not strict on a machine as calibrated: the time of two
-/// single decodes, or of the smallest step that computes, as all larger ones do, 85 % as many tokens
-/// per second as a step of 128 tokens.
+/// single decodes, or of the smallest step that computes, as all larger ones do, 85 % as many
+/// tokens per second as a step of 128 tokens.
 fn least_target(cost: &CostModel) -> Nanos {
     let time = |rows| {
         let shape = StepShape {
