@@ -272,6 +272,7 @@ fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
         max_position: 256,
         rope_theta: config.rope_theta,
         tied: true,
+        group: None,
     };
     let source = toy::of_shape(&shape, 1);
     ModelConfig::read(&source)?;

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 use sterna_random::Random;
 
-use super::architecture::{Architecture, BITNET, LLAMA, ScaleDirection};
+use super::architecture::{Architecture, BITNET, LLAMA, QWEN3, ScaleDirection};
 
 /// The number of values that are written at once.
 const CHUNK: usize = 1 << 16;
@@ -43,10 +43,13 @@ pub struct Shape {
     pub rope_theta: f64,
     /// Whether the output head is the embedding.
     pub tied: bool,
+    /// The number of weights of a scale, if a matrix has several. Then the embedding and the output
+    /// head are ternary too, all weights are stored as floats, and YaRN extends the context.
+    pub group: Option<usize>,
 }
 
 /// The shapes that `sterna synthesize` knows by name.
-pub const SHAPES: [Shape; 3] = [
+pub const SHAPES: [Shape; 5] = [
     Shape {
         name: "2b-4t",
         architecture: &BITNET,
@@ -60,6 +63,7 @@ pub const SHAPES: [Shape; 3] = [
         max_position: 4096,
         rope_theta: 500_000.0,
         tied: true,
+        group: None,
     },
     Shape {
         name: "falcon3-1b",
@@ -74,6 +78,17 @@ pub const SHAPES: [Shape; 3] = [
         max_position: 4096,
         rope_theta: 1_000_042.0,
         tied: false,
+        group: None,
+    },
+    BONSAI,
+    Shape {
+        name: "bonsai-8b",
+        hidden: 4096,
+        intermediate: 12_288,
+        layers: 36,
+        heads: 32,
+        tied: false,
+        ..BONSAI
     },
     Shape {
         name: "tiny",
@@ -88,8 +103,29 @@ pub const SHAPES: [Shape; 3] = [
         max_position: 2048,
         rope_theta: 10_000.0,
         tied: true,
+        group: None,
     },
 ];
+
+/// The smallest shape of the Bonsai family.
+const BONSAI: Shape = Shape {
+    name: "bonsai-1.7b",
+    architecture: &QWEN3,
+    vocab: 151_936,
+    hidden: 2048,
+    intermediate: 6144,
+    layers: 28,
+    heads: 16,
+    kv_heads: 8,
+    head_dim: 128,
+    max_position: 32_768,
+    rope_theta: 1_000_000.0,
+    tied: true,
+    group: Some(64),
+};
+
+/// The factor by which YaRN extends the context of a shape with groups.
+const YARN_FACTOR: usize = 4;
 
 impl Shape {
     /// Returns the shape of this name.
@@ -99,7 +135,7 @@ impl Shape {
 
     /// Returns `config.json`, without the tokens that begin and end a text.
     pub fn config(&self) -> Value {
-        json!({
+        let mut config = json!({
             "architectures": [self.architecture.class],
             "model_type": self.architecture.model_type,
             "vocab_size": self.vocab,
@@ -117,13 +153,22 @@ impl Shape {
             "attention_bias": false,
             "mlp_bias": false,
             "torch_dtype": "bfloat16",
-            "quantization_config": {
+        });
+        if self.group.is_some() {
+            config["rope_scaling"] = json!({
+                "rope_type": "yarn",
+                "factor": YARN_FACTOR,
+                "original_max_position_embeddings": self.max_position / YARN_FACTOR,
+            });
+        } else {
+            config["quantization_config"] = json!({
                 "quant_method": "bitnet",
                 "linear_class": self.architecture.scale.linear_class(),
                 "quantization_mode": "offline",
                 "modules_to_not_convert": ["lm_head"],
-            },
-        })
+            });
+        }
+        config
     }
 
     /// Writes `model.safetensors`.
@@ -176,6 +221,8 @@ impl Shape {
                 (Some(modules.feed_forward_norm), self.hidden),
                 (modules.attention_sub_norm, q),
                 (modules.feed_forward_sub_norm, self.intermediate),
+                (modules.query_norm, self.head_dim),
+                (modules.key_norm, self.head_dim),
             ];
             for (module, width) in norms {
                 if let Some(module) = module {
@@ -192,15 +239,28 @@ impl Shape {
                 (modules.down, self.hidden, self.intermediate),
             ];
             for (module, rows, columns) in linears {
+                if let Some(group) = self.group {
+                    let scale = self.stored_scale(columns);
+                    let content = Content::Groups { group, scale };
+                    push(&name(module), &[rows, columns], content);
+                    continue;
+                }
                 let scale = Content::Scale(self.stored_scale(columns));
                 push(&(name(module) + "_scale"), &[1], scale);
                 push(&name(module), &[rows / 4, columns], Content::Codes);
             }
         }
         let shape = [self.vocab, self.hidden];
-        push("model.embed_tokens.weight", &shape, Content::Embedding);
+        let content = match self.group {
+            Some(group) => Content::Groups {
+                group,
+                scale: EMBEDDING_RANGE / 2.0,
+            },
+            None => Content::Embedding,
+        };
+        push("model.embed_tokens.weight", &shape, content);
         if !self.tied {
-            push("lm_head.weight", &shape, Content::Embedding);
+            push("lm_head.weight", &shape, content);
         }
         tensors
     }
@@ -217,7 +277,11 @@ impl Shape {
     }
 }
 
+/// The greatest magnitude of an embedding's values.
+const EMBEDDING_RANGE: f32 = 0.04;
+
 /// What a tensor is filled with.
+#[derive(Clone, Copy)]
 enum Content {
     /// F32 near 1.
     Norm,
@@ -227,6 +291,8 @@ enum Content {
     Codes,
     /// BF16 around 0.
     Embedding,
+    /// BF16 of 0 and of one magnitude for each group of neighbours, about `scale`.
+    Groups { group: usize, scale: f32 },
 }
 
 /// A tensor of random values.
@@ -242,7 +308,7 @@ impl Content {
         match self {
             Content::Norm | Content::Scale(_) => ("F32", 4),
             Content::Codes => ("U8", 1),
-            Content::Embedding => ("BF16", 2),
+            Content::Embedding | Content::Groups { .. } => ("BF16", 2),
         }
     }
 }
@@ -266,6 +332,9 @@ impl RandomTensor {
                 }
                 Content::Codes => push_codes(random, count, &mut bytes),
                 Content::Embedding => push_bf16(random, count, &mut bytes),
+                Content::Groups { group, scale } => {
+                    push_groups(random, count / group, group, scale, &mut bytes);
+                }
             }
             out.write_all(&bytes)?;
             left -= count;
@@ -297,14 +366,33 @@ fn push_codes(random: &mut Random, count: usize, bytes: &mut Vec<u8>) {
     bytes.truncate(end);
 }
 
-/// Appends `count` bf16 values, uniform in ±0.04.
+/// Appends `count` groups of bf16 values that are ternary. Their magnitudes are within a tenth of
+/// `scale`.
+fn push_groups(random: &mut Random, count: usize, group: usize, scale: f32, bytes: &mut Vec<u8>) {
+    let mut codes = Vec::with_capacity(group.div_ceil(4));
+    for _ in 0..count {
+        let magnitude = upper_half(scale * (0.9 + 0.2 * random.fraction_f32()));
+        // The sign is the upper bit.
+        let values = [magnitude | 0x8000, 0, magnitude].map(u16::to_le_bytes);
+        codes.clear();
+        push_codes(random, group.div_ceil(4), &mut codes);
+        let code = |at: usize| usize::from(codes[at / 4] >> (2 * (at % 4)) & 3);
+        bytes.extend((0..group).flat_map(|at| values[code(at)]));
+    }
+}
+
+/// Returns the bf16 that truncating a value gives.
+fn upper_half(value: f32) -> u16 {
+    (value.to_bits() >> 16) as u16
+}
+
+/// Appends `count` bf16 values, uniform in ± [`EMBEDDING_RANGE`].
 fn push_bf16(random: &mut Random, count: usize, bytes: &mut Vec<u8>) {
     let end = bytes.len() + 2 * count;
     while bytes.len() < end {
         for bits in random.next_u64().to_le_bytes().as_chunks::<2>().0 {
-            let value = f32::from(i16::from_le_bytes(*bits)) * (0.04 / 32_768.0);
-            // Truncating an f32 to its upper half gives bf16.
-            bytes.extend_from_slice(&((value.to_bits() >> 16) as u16).to_le_bytes());
+            let value = f32::from(i16::from_le_bytes(*bits)) * (EMBEDDING_RANGE / 32_768.0);
+            bytes.extend_from_slice(&upper_half(value).to_le_bytes());
         }
     }
     bytes.truncate(end);
@@ -324,6 +412,28 @@ mod tests {
         };
         assert!(write(1) == write(1));
         assert!(write(1) != write(2));
+    }
+
+    #[test]
+    fn each_group_has_one_magnitude_which_half_precision_holds() {
+        let mut bytes = Vec::new();
+        push_groups(&mut Random::new(4), 100, 64, 0.03, &mut bytes);
+        let pairs = bytes.as_chunks::<2>().0.iter();
+        let values: Vec<f32> = pairs
+            .map(|bits| f32::from_bits(u32::from(u16::from_le_bytes(*bits)) << 16))
+            .collect();
+        assert_eq!(values.len(), 6400);
+        for group in values.chunks(64) {
+            let magnitude = group.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+            assert!((0.026..0.034).contains(&magnitude), "{magnitude}");
+            assert_eq!(half::f16::from_f32(magnitude).to_f32(), magnitude);
+            assert!(group.iter().all(|v| *v == 0.0 || v.abs() == magnitude));
+            assert!(
+                [-1.0, 0.0, 1.0]
+                    .iter()
+                    .all(|sign| group.contains(&(sign * magnitude)))
+            );
+        }
     }
 
     #[test]

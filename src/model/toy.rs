@@ -26,6 +26,7 @@ pub const SHAPE: Shape = Shape {
     max_position: 1024,
     rope_theta: 10_000.0,
     tied: true,
+    group: None,
 };
 
 /// Returns the checkpoint of the toy.
