@@ -61,10 +61,16 @@ impl Packing {
     }
 
     /// Returns a field of a byte.
+    #[inline]
     pub(crate) const fn unpack(self, byte: u8, field: usize) -> u8 {
-        match self {
-            Packing::TwoBit => byte / self.place(field) % 4,
-            Packing::FiveTrit => byte / self.place(field) % 3,
+        // Divisors that the compiler knows become multiplications.
+        match (self, field) {
+            (Packing::TwoBit, _) => byte >> (2 * field) & 3,
+            (Packing::FiveTrit, 0) => byte % 3,
+            (Packing::FiveTrit, 1) => byte / 3 % 3,
+            (Packing::FiveTrit, 2) => byte / 9 % 3,
+            (Packing::FiveTrit, 3) => byte / 27 % 3,
+            (Packing::FiveTrit, _) => byte / 81 % 3,
         }
     }
 

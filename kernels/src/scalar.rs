@@ -11,10 +11,19 @@ use crate::attention::{AttentionState, PAGE_TOKENS, ProductBuffers, Span};
 use crate::block::PANEL_ROWS;
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{LANES, sum_lanes};
+use crate::groups::GroupSize;
 use crate::int8::Int8Matrix;
+use crate::packing::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
 use crate::prefetch::PrefetchQueue;
 use crate::row_kernels::row_kernels;
 use crate::ternary::TernaryMatrix;
+
+/// The columns that are unpacked at once: whole blocks in every packing.
+const UNPACKED: usize = 12 * FIVE_TRIT_COLUMNS;
+const _: () = assert!(UNPACKED.is_multiple_of(TWO_BIT_COLUMNS));
+
+/// The columns of the largest group.
+const MAX_GROUP: usize = GroupSize::G256.columns();
 
 /// Computes `out[panel][token][row] = factor(token) · Σ weight(row, k) · q(token, k)`. The sum over
 /// the columns k is exact.
@@ -32,10 +41,13 @@ pub(crate) fn ternary_matmul(
     for (panel, out) in panels.zip(out.chunks_exact_mut(x.tokens() * PANEL_ROWS)) {
         for (token, out) in out.chunks_exact_mut(PANEL_ROWS).enumerate() {
             for (row, out) in out.iter_mut().enumerate() {
-                let products = x.row(token).iter().enumerate();
-                let products =
-                    products.map(|(k, &q)| i32::from(weights.code(panel, row, k)) * i32::from(q));
-                let sum = products.sum::<i32>() - x.sum(token);
+                let mut sum = -x.sum(token);
+                for (index, q) in x.row(token).chunks(UNPACKED).enumerate() {
+                    let mut codes = [0; UNPACKED];
+                    let codes = &mut codes[..q.len()];
+                    weights.unpack(panel, row, index * UNPACKED, codes, i16::from);
+                    sum += int_dot(codes, q);
+                }
                 *out = sum as f32 * factors[token];
             }
         }
@@ -69,10 +81,11 @@ pub(crate) fn grouped_matmul(
             for (row, out) in out.iter_mut().enumerate() {
                 *out = 0.0;
                 for (index, q) in q.chunks_exact(group).enumerate() {
-                    let weight =
-                        |k| i32::from(weights.grouped_code(panel, row, index * group + k)) - 1;
-                    let products = q.iter().enumerate().map(|(k, &q)| weight(k) * i32::from(q));
-                    let dot = products.sum::<i32>() as f32;
+                    let mut values = [0; MAX_GROUP];
+                    let values = &mut values[..group];
+                    let value = |code| i16::from(code) - 1;
+                    weights.unpack(panel, row, index * group, values, value);
+                    let dot = int_dot(values, q) as f32;
                     *out = dot.mul_add(
                         weights.panel_scale(panel, row, index) * factors[index],
                         *out,
@@ -81,6 +94,13 @@ pub(crate) fn grouped_matmul(
             }
         }
     }
+}
+
+fn int_dot(weights: &[i16], q: &[i8]) -> i32 {
+    let products = weights.iter().zip(q);
+    products
+        .map(|(&weight, &q)| i32::from(weight) * i32::from(q))
+        .sum()
 }
 
 /// Computes `out[panel][token][row] = Σ weight(row, k) · q(token, k)` exactly, without the scales

@@ -204,30 +204,40 @@ impl TernaryMatrix {
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "no row {row} in a matrix of {}", self.rows);
         assert_eq!(out.len(), self.columns, "values of a row");
-        let (panel, row) = (self.panel(row / PANEL_ROWS), row % PANEL_ROWS);
-        let Some(group) = self.group else {
-            return unpack_codes(self.packing, panel, row, 1.0, out);
-        };
+        let (panel, row) = (row / PANEL_ROWS, row % PANEL_ROWS);
+        let columns = self.columns_of_scale();
+        for (group, out) in out.chunks_exact_mut(columns).enumerate() {
+            let scale = self.panel_scale(panel, row, group);
+            let value = |code| (f32::from(code) - 1.0) * scale;
+            self.unpack(panel, row, group * columns, out, value);
+        }
+    }
+
+    /// Writes `value(code)`, where a code is weight + 1, for the columns from `first` on at `row`
+    /// (0..32) of a panel. The columns begin with a group; without groups, with a block. In a
+    /// matrix with groups they end with this group at the latest.
+    pub(crate) fn unpack<T>(
+        &self,
+        panel: usize,
+        row: usize,
+        first: usize,
+        out: &mut [T],
+        value: impl Fn(u8) -> T,
+    ) {
+        let (panel, packing) = (self.panel(panel), self.packing);
+        if self.group.is_none() {
+            let steps = &panel[first / packing.block_columns() * PANEL_BLOCKS..];
+            return unpack_steps(packing, steps, row, out, value);
+        }
         let shape = self.record_shape();
-        for (record, out) in shape
-            .records(panel)
-            .zip(out.chunks_exact_mut(group.columns()))
-        {
-            let (half, lane) = (row / BLOCK_ROWS, row % BLOCK_ROWS);
-            let scale = f32_from_f16(record.scales[half][lane]);
-            let (stepped, rest) = out.split_at_mut(shape.step_columns());
-            unpack_codes(
-                self.packing,
-                record.steps.as_flattened(),
-                row,
-                scale,
-                stepped,
-            );
-            for (k, out) in rest.iter_mut().enumerate() {
-                let place = shape.place(row, shape.step_columns() + k);
-                let byte = record.rest[place.block - shape.step_blocks()].0[4 * lane + k % 4];
-                *out = weight_of(place.packing.unpack(byte, place.field)) * scale;
-            }
+        let record = first / self.columns_of_scale() * shape.blocks();
+        let record = &panel[record..record + shape.blocks()];
+        let (stepped, rest) = out.split_at_mut(shape.step_columns());
+        unpack_steps(packing, record, row, stepped, &value);
+        for (k, out) in rest.iter_mut().enumerate() {
+            let place = shape.place(row, shape.step_columns() + k);
+            let byte = record[place.block].0[row % BLOCK_ROWS * 4 + k % 4];
+            *out = value(place.packing.unpack(byte, place.field));
         }
     }
 
@@ -242,8 +252,7 @@ impl TernaryMatrix {
     }
 
     /// Returns the code (weight + 1) at `row` (0..32) and `column` of a panel without groups.
-    #[inline]
-    pub(crate) fn code(&self, panel: usize, row: usize, column: usize) -> u8 {
+    fn code(&self, panel: usize, row: usize, column: usize) -> u8 {
         let block_columns = self.packing.block_columns();
         let block = column / block_columns * PANEL_BLOCKS + row / BLOCK_ROWS;
         let (field, byte) = (column % block_columns / 4, column % 4);
@@ -252,7 +261,7 @@ impl TernaryMatrix {
     }
 
     /// Returns the code (weight + 1) at `row` (0..32) and `column` of a panel with groups.
-    pub(crate) fn grouped_code(&self, panel: usize, row: usize, column: usize) -> u8 {
+    fn grouped_code(&self, panel: usize, row: usize, column: usize) -> u8 {
         let (shape, columns) = (self.record_shape(), self.columns_of_scale());
         let place = shape.place(row, column % columns);
         let record = column / columns * shape.blocks();
@@ -360,22 +369,23 @@ impl PanelMut<'_> {
     }
 }
 
-/// Writes the weights of a row (0..32) of some steps, times `scale`.
-fn unpack_codes(packing: Packing, steps: &[Block], row: usize, scale: f32, out: &mut [f32]) {
+/// Writes the values of the codes of a row (0..32) of some steps.
+fn unpack_steps<T>(
+    packing: Packing,
+    steps: &[Block],
+    row: usize,
+    out: &mut [T],
+    value: impl Fn(u8) -> T,
+) {
     let blocks = steps[row / BLOCK_ROWS..].iter().step_by(PANEL_BLOCKS);
     for (block, out) in blocks.zip(out.chunks_mut(packing.block_columns())) {
         let lane = &block.0.as_chunks::<4>().0[row % BLOCK_ROWS];
         for (field, out) in out.chunks_mut(4).enumerate() {
             for (out, byte) in out.iter_mut().zip(lane) {
-                *out = weight_of(packing.unpack(*byte, field)) * scale;
+                *out = value(packing.unpack(*byte, field));
             }
         }
     }
-}
-
-/// Returns the weight of a code.
-fn weight_of(code: u8) -> f32 {
-    f32::from(code) - 1.0
 }
 
 /// Packs the codes of a row (0..32) into the steps of a panel or of a group.
