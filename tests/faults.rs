@@ -11,10 +11,12 @@
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use clap::Parser;
+use sterna::config::Cli;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest, Limits,
     LogitRows, Policy, SamplingParams, StreamEvent, TenantId, TokenId, TokenOutput,
@@ -22,7 +24,8 @@ use sterna::engine::{
 use sterna::fault::{Hook, Place, set_hook};
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::synthetic::Shape;
-use sterna::model::{KvStore, LoadOptions, Model, toy};
+use sterna::model::{ComparedStage, KvStore, LoadOptions, Model, SelfTestError, toy};
+use sterna::startup::serve;
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, SequenceId};
 
@@ -479,6 +482,61 @@ async fn a_place_that_stalls_is_seen_and_changes_no_answer() {
         assert!(server.handle.status().healthy(), "{place:?}");
     }
     server.stop();
+}
+
+/// A hook that changes one value, the first that passes `place` in row `row`.
+fn wrong_value_once(place: Place, row: usize) -> Arc<Hook> {
+    let is_done = AtomicBool::new(false);
+    Arc::new(move |at, at_row, values| {
+        if at == place && at_row == row && !is_done.swap(true, Ordering::Relaxed) {
+            values[values.len() / 2] += 0.5;
+        }
+    })
+}
+
+#[tokio::test]
+async fn the_self_test_finds_a_wrong_value_in_every_stage() {
+    let _lock = ONE_AT_A_TIME.lock().await;
+    let kernels = Kernels::new(Isa::best()).unwrap();
+    for exact_head_bytes in [0, usize::MAX] {
+        let options = LoadOptions {
+            exact_head_bytes,
+            ..LoadOptions::new(kernels, 2)
+        };
+        let mut model = Model::load(&toy::of_shape(&SHAPE, 1), options).unwrap();
+        for (place, row, stage) in [
+            (Place::TokenEmbedded, 2, ComparedStage::Embedding),
+            (Place::OutputAdded, 3, ComparedStage::Layer(0)),
+            (Place::HeadsGathered, 5, ComparedStage::Layer(0)),
+            (Place::GatedRowsMade, 7, ComparedStage::Layer(0)),
+            (Place::HiddenNormed, 0, ComparedStage::Head),
+        ] {
+            set_hook(Some(wrong_value_once(place, row)));
+            let compared = model.compare_with_scalar(&[1, 2, 3, 4], u64::MAX);
+            set_hook(None);
+            match compared {
+                Err(SelfTestError::Difference(difference)) => {
+                    assert_eq!(difference.stage, stage, "{place:?}");
+                    assert_eq!(difference.isa, kernels.isa());
+                }
+                other => panic!("{place:?}: {other:?}"),
+            }
+            assert!(model.compare_with_scalar(&[1, 2, 3, 4], u64::MAX).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_server_whose_kernels_compute_wrong_values_does_not_start() {
+    let _lock = ONE_AT_A_TIME.blocking_lock();
+    let cli = Cli::try_parse_from(["sterna", "--port", "0", "--threads", "2"]).unwrap();
+    set_hook(Some(wrong_value_once(Place::GatedRowsMade, 1)));
+    let result = serve(&cli.serve);
+    set_hook(None);
+    let error = result.expect_err("the start fails").to_string();
+    let isa = Isa::best();
+    let expected = format!("the self-test failed: {isa} and plain Rust differ in layer 0: value ");
+    assert!(error.starts_with(&expected), "{error}");
 }
 
 #[test]

@@ -7,7 +7,9 @@
     reason = "a test that unwraps fails, as it should"
 )]
 
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
 
@@ -183,6 +185,67 @@ fn too_little_memory_for_keys_and_values_is_an_error_at_the_start() {
     let last = error.lines().last().unwrap();
     assert!(last.contains("Cannot allocate memory"), "{error}");
     assert!(last.contains("give a smaller --kv-memory"), "{error}");
+}
+
+/// A directory with the demo model and recorded tokens, removed on drop.
+struct GoldenCheckpoint(PathBuf);
+
+impl GoldenCheckpoint {
+    fn new(tokens: &[u32]) -> GoldenCheckpoint {
+        let name = format!("sterna-golden-{}-{}", std::process::id(), tokens[0]);
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir(&directory).unwrap();
+        let checkpoint = GoldenCheckpoint(directory);
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/demo");
+        for file in [
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ] {
+            fs::copy(demo.join(file), checkpoint.0.join(file)).unwrap();
+        }
+        let prompt = [2040, 286, 257, 1186, 357, 298, 30, 2042, 284, 257];
+        let case = json!({"prompt_tokens": prompt, "tokens": tokens});
+        let golden = json!({"version": 1, "cases": [case]}).to_string();
+        fs::write(checkpoint.0.join("sterna_golden.json"), golden).unwrap();
+        checkpoint
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for GoldenCheckpoint {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0)); // The system cleans its temporary directory.
+    }
+}
+
+#[tokio::test]
+async fn recorded_tokens_are_checked_before_the_server_is_ready() {
+    let right = GoldenCheckpoint::new(&[40, 371, 288, 530, 815, 454, 11]);
+    let server = Server::start(&["--model", right.path(), "--threads", "1"]).await;
+    let ready = server.client.get(format!("{}/ready", server.address));
+    assert_eq!(ready.send().await.unwrap().status(), 200);
+    assert!(server.terminate().success());
+
+    let wrong = GoldenCheckpoint::new(&[41, 371]);
+    let output = run(&["--port", "0", "--model", wrong.path(), "--threads", "1"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    let expected = "sterna: sterna_golden.json: case 0, position 0 (both from 0): the model says \
+                    token 40, but the file says 41.";
+    assert!(
+        error.lines().last().unwrap().starts_with(expected),
+        "{error}"
+    );
+    assert!(
+        output.stdout.is_empty(),
+        "no greeting of a server that is ready"
+    );
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use sterna_kernels::AttentionState;
+use sterna_kernels::{AttentionState, Kernels};
 use sterna_scheduler::Batch;
 
 use super::activations::{Pending, StepBuffers};
@@ -135,6 +135,11 @@ impl Model {
     /// If the system does not have enough memory.
     pub fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
         KvStore::new(self.kv_shape(), pages)
+    }
+
+    /// Computes with other kernels from now on. Returns those of before.
+    pub(super) fn use_kernels(&mut self, kernels: Kernels) -> Kernels {
+        std::mem::replace(&mut self.workers.kernels, kernels)
     }
 
     fn kv_shape(&self) -> KvShape {

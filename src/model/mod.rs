@@ -37,6 +37,7 @@ mod placement;
 mod pool;
 mod product;
 mod profile;
+mod self_test;
 mod survey;
 pub mod synthetic;
 #[cfg(test)]
@@ -55,5 +56,6 @@ pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};
 pub use options::LoadOptions;
 pub use profile::{Profile, Stage};
+pub use self_test::{ComparedPart, ComparedStage, KernelDifference, SelfTestError};
 pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
 pub use weights::Sizes;

@@ -10,7 +10,7 @@ use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::PAGE_TOKENS;
 use tokio::sync::oneshot;
 
-use super::{i2s_probe, tenants};
+use super::{i2s_probe, self_test, tenants};
 use crate::api::{ModelCard, Serving};
 use crate::config::ServeConfig;
 use crate::demo;
@@ -85,7 +85,8 @@ fn start_engine(
     };
     let order = config.model.i2s_order.as_deref();
     let order = order.map(|name| I2sOrder::named(name).expect("clap accepts only known names"));
-    let (model, _) = i2s_probe::load(source, order, &tokenizer, options)?;
+    let (mut model, _) = i2s_probe::load(source.clone(), order, &tokenizer, options)?;
+    self_test::run(&mut model, &source, &tokenizer, &options)?;
     let page = model.kv_bytes_per_page();
     let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
     let limits = Limits { pages, ..limits };

@@ -5,12 +5,15 @@
 //!
 //! Invariant: while the model loads, the server answers `/health` but is not ready.
 //!
-//! Invariant: every error in flags, files or the model is found before the server is ready.
+//! Invariant: every error in flags, files or the model is found before the server is ready. That
+//! includes kernels that compute something else than plain Rust (`self_test.rs`).
 
 mod allocator;
+mod golden_tokens;
 mod i2s_probe;
 mod listen;
 mod load;
+mod self_test;
 mod signals;
 mod tenants;
 
