@@ -15,7 +15,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use sterna::model::{KvStore, LoadOptions, Model, Source};
-use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+use sterna::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
@@ -293,16 +293,21 @@ fn prompts_become_the_tokens_of_the_reference() {
             let message = |message: &ChatMessage| Message {
                 role: message.role.clone(),
                 content: message.content.clone(),
+                ..Message::default()
             };
             let messages: Vec<Message> = chat.messages.iter().map(message).collect();
+            let none = TemplateArguments::default();
             assert_eq!(
-                template.render(&messages).unwrap(),
+                template.render(&messages, &none).unwrap(),
                 chat.rendered,
                 "{}",
                 fixture.name
             );
             assert_eq!(
-                template.prompt(&tokenizer, &messages).unwrap(),
+                template
+                    .prompt(&tokenizer, &messages, &none)
+                    .unwrap()
+                    .tokens,
                 chat.tokens,
                 "{}: {:?}",
                 fixture.name,

@@ -2,7 +2,7 @@
 //! at the first zero byte, and a user's message follows.
 
 use serde_json::json;
-use sterna::text::{ChatTemplate, Message};
+use sterna::text::{ChatTemplate, Message, TemplateArguments};
 
 /// Checks that a template ends, with a text or with an error. libFuzzer limits its memory.
 pub fn check(data: &[u8]) {
@@ -15,6 +15,7 @@ pub fn check(data: &[u8]) {
     let message = |role: &str, content: &str| Message {
         role: role.into(),
         content: content.into(),
+        ..Message::default()
     };
     let messages = [
         message("system", "Be brief."),
@@ -22,7 +23,7 @@ pub fn check(data: &[u8]) {
         message("assistant", "mumble</think> Hello."),
         message("user", content),
     ];
-    if let Ok(rendered) = template.render(&messages) {
+    if let Ok(rendered) = template.render(&messages, &TemplateArguments::default()) {
         assert!(rendered.len() <= 16 << 20, "{} bytes", rendered.len());
     }
 }

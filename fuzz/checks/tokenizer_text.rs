@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+use sterna::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 
 /// The control tokens of the files: `</s>`, `<|im_start|>`, `[INST]` and `<think>`.
 const CONTROLS: [u32; 4] = [1, 2, 3, 4];
@@ -45,6 +45,7 @@ pub fn check(data: &[u8]) {
     let message = |content: &str| Message {
         role: "user".into(),
         content: content.into(),
+        ..Message::default()
     };
     let messages = [message(first), message(second)];
     let tokens = tokenizer.encode_prompt(first);
@@ -56,8 +57,8 @@ pub fn check(data: &[u8]) {
     if index == 0 {
         assert_eq!(tokenizer.decode(&tokens, false), first);
     }
-    let prompt = template.prompt(tokenizer, &messages);
-    let mut prompt = prompt.expect("every text has a prompt");
+    let prompt = template.prompt(tokenizer, &messages, &TemplateArguments::default());
+    let mut prompt = prompt.expect("every text has a prompt").tokens;
     prompt.retain(|token| CONTROLS.contains(token));
     assert_eq!(prompt, [2, 1, 2, 1, 2, 4], "{index}: {messages:?}");
 }

@@ -12,10 +12,11 @@ use super::json::JsonObject;
 use super::logprobs::ChatLogprobs;
 use super::messages::Messages;
 use super::params::{Params, is_set};
-use super::parsed_request::{ParsedRequest, check_length, encoding_error};
+use super::parsed_request::{ParsedRequest, ReasoningField, check_length, encoding_error};
+use super::template_kwargs::TemplateKwargs;
 use super::unsupported::{self, UnsupportedField};
 use crate::engine::TokenId;
-use crate::text::TemplateError;
+use crate::text::{Message, TemplateError};
 
 /// The fields that only this endpoint has.
 #[derive(Default, Deserialize)]
@@ -24,6 +25,9 @@ struct ChatFields {
     messages: Option<Messages>,
     logprobs: Option<Bool>,
     top_logprobs: Option<Integer<0, 20>>,
+    chat_template_kwargs: Option<TemplateKwargs>,
+    enable_thinking: Option<Bool>,
+    include_reasoning: Option<Bool>,
 }
 
 impl ChatFields {
@@ -62,16 +66,38 @@ impl Endpoint for ChatEndpoint {
         let Some(template) = &serving.chat_template else {
             return Err(ApiError::no_chat_template(&model.name));
         };
-        let bytes = messages.iter().map(|message| message.content.len()).sum();
-        check_length(bytes, serving, "messages")?;
-        let prompt = template.prompt(&serving.tokenizer, &messages);
+        let bytes = |message: &Message| {
+            message.content.len() + message.reasoning.as_ref().map_or(0, String::len)
+        };
+        check_length(messages.iter().map(bytes).sum(), serving, "messages")?;
+        let kwargs = own.chat_template_kwargs.unwrap_or_default();
+        let arguments = kwargs.with_thinking(own.enable_thinking);
+        let prompt = template.prompt(&serving.tokenizer, &messages, &arguments);
         let prompt = prompt.map_err(template_error)?;
-        ParsedRequest::new(prompt, params, model, None, "messages")
+        let is_wanted = own.include_reasoning.is_none_or(|Bool(wanted)| wanted);
+        let reasoning = serving
+            .tokenizer
+            .reasoning_tags()
+            .map(|tags| ReasoningField {
+                tags,
+                is_opened: prompt.opens_reasoning,
+                is_wanted,
+            });
+        let request = ParsedRequest::new(prompt.tokens, params, model, None, "messages")?;
+        Ok(ParsedRequest {
+            reasoning,
+            ..request
+        })
     }
 
     fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize {
         let FinishedChoice { output, .. } = choice;
-        let message = ChatText::new(Some("assistant"), Some(output.text));
+        let message = ChatText {
+            role: Some("assistant"),
+            content: Some(output.text)
+                .filter(|text| !text.is_empty() || output.reasoning.is_empty()),
+            ..ChatText::reasoning(output.reasoning)
+        };
         ChatChoice {
             logprobs: choices.logprobs(&output.logprobs, ChatLogprobs::new),
             finish_reason: choice.finish_reason,
@@ -81,12 +107,20 @@ impl Endpoint for ChatEndpoint {
     }
 
     fn opening(&self, index: u32) -> Option<impl Serialize> {
-        let delta = ChatText::new(Some("assistant"), Some(String::new()));
+        let delta = ChatText {
+            role: Some("assistant"),
+            content: Some(String::new()),
+            ..ChatText::default()
+        };
         Some(ChatChoice::new(index, ChatTextField::Delta(delta)))
     }
 
     fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
-        let delta = ChatText::new(None, Some(piece.text));
+        let has_reasoning = !piece.reasoning.is_empty();
+        let delta = ChatText {
+            content: Some(piece.text).filter(|text| !text.is_empty() || !has_reasoning),
+            ..ChatText::reasoning(piece.reasoning)
+        };
         ChatChoice {
             logprobs: choices.logprobs(&piece.logprobs, ChatLogprobs::new),
             token_ids: choices.wants_token_ids().then_some(piece.tokens),
@@ -95,7 +129,7 @@ impl Endpoint for ChatEndpoint {
     }
 
     fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
-        let delta = ChatText::new(None, None);
+        let delta = ChatText::default();
         ChatChoice {
             finish_reason: Some(finish_reason),
             ..ChatChoice::new(index, ChatTextField::Delta(delta))
@@ -106,6 +140,9 @@ impl Endpoint for ChatEndpoint {
 fn template_error(error: TemplateError) -> ApiError {
     match error {
         TemplateError::Text(error) => encoding_error(&error, "messages"),
+        error @ TemplateError::ControlInArgument(_) => {
+            ApiError::invalid_value("chat_template_kwargs", format!("{error}."))
+        }
         error => ApiError::invalid_value("messages", format!("{error}.")),
     }
 }
@@ -144,16 +181,28 @@ enum ChatTextField {
     Delta(ChatText),
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct ChatText {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    /// The name that clients of DeepSeek, SGLang and llama.cpp read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    /// The name that vLLM has given the field since, with the same text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
 }
 
 impl ChatText {
-    fn new(role: Option<&'static str>, content: Option<String>) -> ChatText {
-        ChatText { role, content }
+    /// Returns a text that has only reasoning, or nothing if that is empty.
+    fn reasoning(reasoning: String) -> ChatText {
+        let reasoning = Some(reasoning).filter(|text| !text.is_empty());
+        ChatText {
+            reasoning_content: reasoning.clone(),
+            reasoning,
+            ..ChatText::default()
+        }
     }
 }

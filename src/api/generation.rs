@@ -6,6 +6,9 @@
 //! Invariant: the text contains neither the stop token nor the stop string, unless the client asks
 //! for them.
 //!
+//! Invariant: reasoning and the text after it are the parts of one text. Stop strings are searched
+//! for in all of it, tags included.
+//!
 //! Invariant: a token's log-probability comes with the piece that holds the start of its text.
 
 use std::collections::VecDeque;
@@ -16,16 +19,18 @@ use super::app::Serving;
 use super::authentication::Caller;
 use super::error::ApiError;
 use super::logprobs::TokenLogprob;
-use super::parsed_request::ParsedRequest;
+use super::parsed_request::{ParsedRequest, ReasoningField};
 use crate::engine::{
     EventStream, FinishReason, GenerationRequest, StreamEvent, TokenId, TokenOutput,
 };
-use crate::text::{Detokenizer, TextOptions};
+use crate::text::{Detokenizer, ReasoningSplitter, SplitText, TextOptions};
 
 /// A part of a choice's output.
 #[derive(Debug, Default)]
 pub(super) struct Piece {
     pub(super) text: String,
+    /// The reasoning before the text, if the model reasons.
+    pub(super) reasoning: String,
     /// Empty unless the client wants log-probabilities.
     pub(super) logprobs: Vec<TokenLogprob>,
     /// The tokens since the previous piece, including a stop token.
@@ -38,6 +43,7 @@ impl Piece {
     /// Appends the piece that follows this one.
     pub(super) fn extend(&mut self, next: Piece) {
         self.text += &next.text;
+        self.reasoning += &next.reasoning;
         self.logprobs.extend(next.logprobs);
         self.tokens.extend(next.tokens);
         self.completion_tokens = next.completion_tokens;
@@ -64,6 +70,8 @@ pub(super) struct ChoiceGeneration {
     events: EventStream,
     caller: Caller,
     detokenizer: Detokenizer,
+    reasoning: Option<ReasoningSplitter>,
+    wants_reasoning: bool,
     stop_tokens: Vec<TokenId>,
     include_stop: bool,
     wants_tokens: bool,
@@ -103,11 +111,15 @@ impl ChoiceGeneration {
             skip_special_tokens: params.skip_special_tokens,
             min_tokens: params.min_tokens,
         };
+        let reasoning = request.reasoning;
+        let splitter = |field: ReasoningField| ReasoningSplitter::new(field.tags, field.is_opened);
         let streams = serving.engine.submit_choices(submitted, params.n)?;
         let generations = streams.into_iter().map(|events| ChoiceGeneration {
             events,
             caller: caller.clone(),
             detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone()),
+            reasoning: reasoning.map(splitter),
+            wants_reasoning: reasoning.is_some_and(|field| field.is_wanted),
             stop_tokens: params.stop_tokens.clone(),
             include_stop: params.include_stop,
             wants_tokens: params.return_token_ids,
@@ -212,21 +224,52 @@ impl ChoiceGeneration {
             self.stopped = true;
             self.events.finish(FinishReason::Stop);
         }
-        let released = self.detokenizer.released_chars();
+        let end = self.detokenizer.decoded_chars();
+        if let Some(splitter) = &mut self.reasoning {
+            splitter.token(token, start..end);
+        }
+        let SplitText { reasoning, answer } = self.split(&delta.text, delta.stopped);
+        let held = self
+            .reasoning
+            .as_ref()
+            .map_or(0, |splitter| splitter.held_chars());
+        let released = self.detokenizer.released_chars() - held;
         let ready = self
             .pending_logprobs
             .iter()
             .take_while(|entry| entry.start < released)
             .count();
-        if delta.text.is_empty() && ready == 0 {
+        if answer.is_empty() && reasoning.is_empty() && ready == 0 {
             return None;
         }
         Some(Piece {
-            text: delta.text,
+            text: answer,
+            reasoning,
             logprobs: self.pending_logprobs.drain(..ready).collect(),
             tokens: std::mem::take(&mut self.pending_tokens),
             completion_tokens: self.completion_tokens,
         })
+    }
+
+    /// Splits the next part of the text, which may be the last. Reasoning that the client does not
+    /// want is dropped.
+    fn split(&mut self, text: &str, is_last: bool) -> SplitText {
+        let Some(splitter) = &mut self.reasoning else {
+            return SplitText {
+                answer: text.to_owned(),
+                ..SplitText::default()
+            };
+        };
+        let mut split = splitter.push(text);
+        if is_last {
+            let rest = splitter.finish();
+            split.reasoning += &rest.reasoning;
+            split.answer += &rest.answer;
+        }
+        if !self.wants_reasoning {
+            split.reasoning.clear();
+        }
+        split
     }
 
     /// Ends the generation. Returns the last piece if something is left for it, otherwise the end.
@@ -238,7 +281,8 @@ impl ChoiceGeneration {
         };
         if !self.stopped {
             let delta = self.detokenizer.finish();
-            piece.text = delta.text;
+            let SplitText { reasoning, answer } = self.split(&delta.text, true);
+            (piece.text, piece.reasoning) = (answer, reasoning);
             if delta.stopped {
                 end.finish_reason = "stop";
             }
@@ -246,7 +290,8 @@ impl ChoiceGeneration {
             piece.logprobs = self.pending_logprobs.drain(..).collect();
         }
         let has_tokens = self.wants_tokens && !piece.tokens.is_empty();
-        if piece.text.is_empty() && piece.logprobs.is_empty() && !has_tokens {
+        let has_text = !piece.text.is_empty() || !piece.reasoning.is_empty();
+        if !has_text && piece.logprobs.is_empty() && !has_tokens {
             return ChoiceOutput::End(end);
         }
         self.end = Some(end);

@@ -67,6 +67,10 @@ where
 struct MessageFields {
     role: Option<Role>,
     content: Option<MessageContent>,
+    /// The server's own name of reasoning that a client sends back.
+    reasoning_content: Option<JsonText>,
+    /// The newer name of the same field.
+    reasoning: Option<JsonText>,
     tool_calls: Option<CallsTools>,
     function_call: Option<CallsTools>,
 }
@@ -105,9 +109,13 @@ impl MessageFields {
                     .collect::<Result<_, _>>()?
             }
         };
+        let reasoning = self.reasoning_content.or(self.reasoning);
         Ok(Message {
             role: role.name().to_owned(),
             content,
+            reasoning: reasoning
+                .filter(|_| role == Role::Assistant)
+                .map(|JsonText(text)| text),
         })
     }
 }

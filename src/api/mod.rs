@@ -36,6 +36,7 @@ mod request_id;
 mod respond;
 mod sse;
 mod status;
+mod template_kwargs;
 mod token_ids;
 mod unsupported;
 

@@ -4,7 +4,7 @@ use super::app::{ModelCard, Serving};
 use super::error::ApiError;
 use super::params::{MaxTokens, Params};
 use crate::engine::TokenId;
-use crate::text::TextError;
+use crate::text::{ReasoningTags, TextError};
 
 /// A parsed request.
 #[derive(Clone)]
@@ -12,6 +12,18 @@ pub(super) struct ParsedRequest {
     pub(super) prompt: Vec<TokenId>,
     pub(super) max_new_tokens: u32,
     pub(super) params: Params,
+    /// How the answer is split, if it is.
+    pub(super) reasoning: Option<ReasoningField>,
+}
+
+/// How an answer is split into reasoning and the text after it.
+#[derive(Clone, Copy)]
+pub(super) struct ReasoningField {
+    pub(super) tags: ReasoningTags,
+    /// Whether the prompt ends inside of reasoning.
+    pub(super) is_opened: bool,
+    /// Whether the client wants the reasoning.
+    pub(super) is_wanted: bool,
 }
 
 impl ParsedRequest {
@@ -67,6 +79,7 @@ impl ParsedRequest {
             prompt,
             max_new_tokens,
             params,
+            reasoning: None,
         })
     }
 }

@@ -30,7 +30,9 @@ const MAX_TOKENS: &str = "set 'max_tokens' instead";
 const REPETITION: &str = "set 'repetition_penalty' instead";
 const KEEPS_STOP: &str = "set 'include_stop_str_in_output' instead";
 const LOGPROBS: &str = "set 'logprobs' instead";
-const NO_REASONING: &str = "this server does not control how a model reasons";
+const NO_REASONING: &str = "this server does not limit how long a model reasons";
+const SEPARATE: &str = "this server returns reasoning in a field of its own";
+const NO_TEMPLATE: &str = "this endpoint uses no chat template";
 const ONE_MODEL: &str = "this server serves one model, without adapters";
 const NOT_SUPPORTED: &str = "this server does not implement the field";
 
@@ -68,8 +70,10 @@ const UNSUPPORTED: &[UnsupportedField] = &[
     ("prediction", never, NOT_SUPPORTED),
     ("verbosity", |value| value == "medium", NOT_SUPPORTED),
     ("reasoning_effort", |value| value == "none", NOT_SUPPORTED),
-    ("enable_thinking", is_false, NO_REASONING),
     ("thinking_token_budget", is_minus_one, NO_REASONING),
+    ("separate_reasoning", is_true, SEPARATE),
+    ("stream_reasoning", is_true, SEPARATE),
+    ("reasoning_format", |value| value == "auto" || value == "deepseek", SEPARATE),
     ("use_beam_search", is_false, NOT_SUPPORTED),
     ("length_penalty", is_one, NOT_SUPPORTED),
     ("prompt_logprobs", never, NOT_SUPPORTED),
@@ -110,7 +114,6 @@ const UNSUPPORTED: &[UnsupportedField] = &[
     ("n_indent", is_zero, NOT_SUPPORTED),
     ("t_max_predict_ms", is_not_positive, NOT_SUPPORTED),
     ("chat_template", never, OWN_TEMPLATE),
-    ("chat_template_kwargs", is_empty, OWN_TEMPLATE),
     ("documents", is_empty, OWN_TEMPLATE),
     ("add_generation_prompt", is_true, OWN_TEMPLATE),
     ("continue_final_message", is_false, OWN_TEMPLATE),
@@ -121,8 +124,11 @@ const UNSUPPORTED: &[UnsupportedField] = &[
 pub(super) const OF_CHAT: &[UnsupportedField] = &[("add_special_tokens", is_false, OWN_TOKENS)];
 
 /// The fields that `/v1/completions` does not support either.
-pub(super) const OF_COMPLETIONS: &[UnsupportedField] =
-    &[("add_special_tokens", is_true, OWN_TOKENS)];
+pub(super) const OF_COMPLETIONS: &[UnsupportedField] = &[
+    ("add_special_tokens", is_true, OWN_TOKENS),
+    ("chat_template_kwargs", is_empty, NO_TEMPLATE),
+    ("enable_thinking", is_false, NO_TEMPLATE),
+];
 
 /// Checks that a request uses no unsupported field. `own` are those of its endpoint.
 ///

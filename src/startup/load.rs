@@ -18,7 +18,7 @@ use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
 use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source};
 use crate::tenants::PublicText;
-use crate::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+use crate::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 
 const DEMO_NAME: &str = "sterna-demo";
 /// A step that takes longer, and ten times as long as predicted, means that something is broken.
@@ -167,8 +167,10 @@ fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
     let message = Message {
         role: "user".into(),
         content: text.into(),
+        ..Message::default()
     };
-    drop(chat_template.map(|template| template.prompt(tokenizer, &[message])));
+    let none = TemplateArguments::default();
+    drop(chat_template.map(|template| template.prompt(tokenizer, &[message], &none)));
     drop(tokenizer.encode_prompt(text));
 }
 

@@ -16,7 +16,7 @@ use crate::config::ServeConfig;
 use crate::engine::{EngineHandle, TenantsRefused, TokenId};
 use crate::metrics::Metrics;
 use crate::tenants::{Deadlines, Defaults, PublicText, Roster, Tenants};
-use crate::text::{ChatTemplate, Message, Tokenizer};
+use crate::text::{ChatTemplate, Message, TemplateArguments, Tokenizer};
 
 /// By default a tenant may use this fraction of the queue, so that one tenant cannot fill it.
 const QUEUE_DIVISOR: u32 = 4;
@@ -92,9 +92,11 @@ pub(super) fn public_prefixes(
             let message = |role: &str, content: &str| Message {
                 role: role.to_owned(),
                 content: content.to_owned(),
+                ..Message::default()
             };
             let messages = [message("system", system), message("user", question)];
-            let prompt = template.prompt(tokenizer, &messages);
+            let prompt = template.prompt(tokenizer, &messages, &TemplateArguments::default());
+            let prompt = prompt.map(|prompt| prompt.tokens);
             prompt.map_err(|error| format!("public prefix `{name}`: {error}"))
         };
         let (one, other) = (conversation("0")?, conversation("A")?);

@@ -60,6 +60,8 @@ pub enum TemplateError {
     Failed(String),
     /// The messages use so many private-use characters that too few are left as placeholders.
     NoPlaceholder,
+    /// An argument of the template has a control token in its text. The string is its name.
+    ControlInArgument(String),
     /// The rendered text cannot be encoded.
     Text(TextError),
 }
@@ -79,6 +81,10 @@ impl fmt::Display for TemplateError {
             TemplateError::NoPlaceholder => {
                 write!(f, "the messages contain too many private-use characters")
             }
+            TemplateError::ControlInArgument(name) => write!(
+                f,
+                "the text of '{name}' contains a control token of the model; leave it out"
+            ),
             TemplateError::Text(error) => error.fmt(f),
         }
     }

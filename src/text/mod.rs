@@ -13,6 +13,7 @@ mod control_tokens;
 mod detokenizer;
 mod encoder;
 mod error;
+mod reasoning;
 #[cfg(test)]
 mod test_tokenizer;
 mod token_bytes;
@@ -20,9 +21,10 @@ mod tokenizer;
 
 use serde_json::Value;
 
-pub use chat_template::{ChatTemplate, Message};
+pub use chat_template::{ChatPrompt, ChatTemplate, Message, TemplateArguments, TemplateValue};
 pub use detokenizer::{Detokenizer, TextDelta, TextOptions};
 pub use error::{TemplateError, TextError};
+pub use reasoning::{ReasoningSplitter, ReasoningTags, SplitText};
 pub use tokenizer::Tokenizer;
 
 /// The contents of a checkpoint's files about text.

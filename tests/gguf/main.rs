@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sterna::model::{LoadOptions, Model, ModelConfig, Source};
-use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+use sterna::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
@@ -111,6 +111,7 @@ fn texts_and_chats_become_the_tokens_of_the_checkpoint_it_was_made_from() {
         let message = |role: &str, content: &str| Message {
             role: role.into(),
             content: content.into(),
+            ..Message::default()
         };
         for text in TEXTS {
             let name = file.display();
@@ -120,14 +121,15 @@ fn texts_and_chats_become_the_tokens_of_the_checkpoint_it_was_made_from() {
                 expected.encode_prompt(text).unwrap(),
                 "{name}: {text:?}"
             );
+            let none = TemplateArguments::default();
             let messages = [
                 message("user", text),
                 message("assistant", "Yes."),
                 message("user", text),
             ];
-            let tokens = template.prompt(&tokenizer, &messages).unwrap();
-            let expected = expected_template.prompt(&expected, &messages).unwrap();
-            assert_eq!(tokens, expected, "{name}: {text:?}");
+            let tokens = template.prompt(&tokenizer, &messages, &none).unwrap();
+            let expected = expected_template.prompt(&expected, &messages, &none);
+            assert_eq!(tokens, expected.unwrap(), "{name}: {text:?}");
         }
     }
 }

@@ -18,6 +18,7 @@ mod logprobs;
 mod malformed;
 mod malformed_random;
 mod page;
+mod reasoning;
 mod refusals;
 mod routes;
 mod status;

@@ -25,10 +25,15 @@ fn load(template: &str) -> (Tokenizer, ChatTemplate) {
     (tokenizer, template.unwrap())
 }
 
+fn none() -> TemplateArguments {
+    TemplateArguments::default()
+}
+
 fn user_messages(contents: &[&str]) -> Vec<Message> {
     let message = |content: &&str| Message {
         role: "user".into(),
         content: (*content).into(),
+        ..Message::default()
     };
     contents.iter().map(message).collect()
 }
@@ -45,9 +50,12 @@ fn specials(tokens: &[u32]) -> Vec<u32> {
 fn a_conversation_is_encoded_as_one_text() {
     let (tokenizer, template) = load(LLAMA);
     let messages = user_messages(&[" Grüße < | > "]);
-    let rendered = template.render(&messages).unwrap();
+    let rendered = template.render(&messages, &none()).unwrap();
     assert_eq!(rendered, "<|bos|>User: Grüße < | ><|eot_id|>Assistant: ");
-    let tokens = template.prompt(&tokenizer, &messages).unwrap();
+    let tokens = template
+        .prompt(&tokenizer, &messages, &none())
+        .unwrap()
+        .tokens;
     assert_eq!(tokens, tokenizer.encode_recognising(&rendered).unwrap());
     assert_eq!(specials(&tokens), [256, 257]);
 }
@@ -75,7 +83,10 @@ fn user_text_never_becomes_a_control_token() {
     for (source, contents) in cases {
         let (tokenizer, template) = load(source);
         let messages = user_messages(contents);
-        let tokens = template.prompt(&tokenizer, &messages).unwrap();
+        let tokens = template
+            .prompt(&tokenizer, &messages, &none())
+            .unwrap()
+            .tokens;
         let expected = if source == whole && contents.len() == 2 {
             vec![256, 257, 257]
         } else {
@@ -89,10 +100,13 @@ fn user_text_never_becomes_a_control_token() {
 fn placeholders_do_not_change_the_text() {
     let (tokenizer, template) = load(LLAMA);
     let messages = user_messages(&["  a <|eot_id|> \u{100000}b "]);
-    let tokens = template.prompt(&tokenizer, &messages).unwrap();
+    let tokens = template
+        .prompt(&tokenizer, &messages, &none())
+        .unwrap()
+        .tokens;
     assert_eq!(
         tokenizer.decode(&tokens, false),
-        template.render(&messages).unwrap()
+        template.render(&messages, &none()).unwrap()
     );
     assert_eq!(specials(&tokens), [256, 257]);
 }
@@ -102,13 +116,16 @@ fn a_template_that_reads_the_messages_sees_their_original_text() {
     let source = "{{ bos_token }}{{ messages[0].content.split('</think>')[-1] }}<|eot_id|>";
     let (tokenizer, template) = load(source);
     let messages = user_messages(&["mumble</think>Hello"]);
-    let tokens = template.prompt(&tokenizer, &messages).unwrap();
+    let tokens = template
+        .prompt(&tokenizer, &messages, &none())
+        .unwrap()
+        .tokens;
     assert_eq!(tokenizer.decode(&tokens, false), "<|bos|>Hello<|eot_id|>");
 }
 
 #[test]
 fn a_template_can_reject_messages_and_has_limits() {
-    let render = |source: &str| load(source).1.render(&user_messages(&["x"]));
+    let render = |source: &str| load(source).1.render(&user_messages(&["x"]), &none());
     assert_eq!(
         render("{{ raise_exception('roles must alternate') }}"),
         Err(TemplateError::Rejected("roles must alternate".into()))
@@ -163,7 +180,7 @@ fn a_template_cannot_exhaust_memory() {
     ];
     for source in loops.into_iter().chain(others) {
         let (_, template) = load(&source);
-        let result = template.render(&user_messages(&["x"]));
+        let result = template.render(&user_messages(&["x"]), &none());
         let length = result.as_ref().map(String::len);
         assert!(
             matches!(result, Err(TemplateError::Failed(_))),
@@ -234,7 +251,7 @@ fn charges_do_not_change_what_a_template_writes() {
             | list | length) }}{{ missing is defined }}{{ 7 // 2 * 2 + 1 }}";
     let (_, template) = load(source);
     let messages = user_messages(&[" hello you ", "hi all"]);
-    let text = template.render(&messages).unwrap();
+    let text = template.render(&messages, &none()).unwrap();
     let expected = "<user>HELLO YOU<second>-[0, 2] uoy olleh ,lla ih,\
         {\"a\": [1, 2.5, null], \"b\": true}12user+userhin=32False7";
     assert_eq!(text, expected);
@@ -245,14 +262,14 @@ fn a_long_conversation_stays_within_the_byte_budget() {
     let text = "word ".repeat(2000);
     let contents = [text.as_str(); 200];
     let (_, template) = load(LLAMA);
-    let rendered = template.render(&user_messages(&contents)).unwrap();
+    let rendered = template.render(&user_messages(&contents), &none()).unwrap();
     assert!(rendered.len() > 1_900_000, "{}", rendered.len());
 }
 
 #[test]
 fn a_template_can_format_the_date() {
     let (_, template) = load("{{ strftime_now('%Y %Q') }}");
-    let rendered = template.render(&user_messages(&["x"])).unwrap();
+    let rendered = template.render(&user_messages(&["x"]), &none()).unwrap();
     let (year, rest) = rendered.split_once(' ').unwrap();
     assert!(year.parse::<u32>().unwrap() >= 2024, "{rendered}");
     assert_eq!(rest, "%Q");
@@ -265,7 +282,7 @@ fn the_file_takes_precedence_and_then_the_template_named_default() {
     let render = |config: &Value, file| {
         ChatTemplate::find(config, file)
             .unwrap()
-            .map(|template| template.render(&user_messages(&["x"])).unwrap())
+            .map(|template| template.render(&user_messages(&["x"]), &none()).unwrap())
     };
     assert_eq!(render(&config, Some("file")).as_deref(), Some("file"));
     assert_eq!(render(&config, None).as_deref(), Some("default"));
@@ -282,4 +299,87 @@ fn the_file_takes_precedence_and_then_the_template_named_default() {
             ..
         })
     ));
+}
+
+#[test]
+fn arguments_are_variables_of_the_template() {
+    let source = "{{ bos_token }}{{ messages[0].content }}\
+        {% if enable_thinking is defined and enable_thinking is false %}[no]{% endif %}\
+        {% if effort == 'high' %}[{{ effort }} {{ level + 1 }} {{ share * 2 }}]{% endif %}";
+    let (tokenizer, template) = load(source);
+    let messages = user_messages(&["x"]);
+    let text = |arguments: &[(&str, TemplateValue)]| {
+        let arguments = arguments.iter().cloned();
+        let arguments = arguments
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        let prompt = template.prompt(&tokenizer, &messages, &arguments);
+        prompt.map(|prompt| tokenizer.decode(&prompt.tokens, false))
+    };
+    let value = |text: &str| TemplateValue::Text(text.to_owned());
+    assert_eq!(text(&[]).unwrap(), "<|bos|>x");
+    let off = [("enable_thinking", TemplateValue::Bool(false))];
+    assert_eq!(text(&off).unwrap(), "<|bos|>x[no]");
+    let high = [
+        ("effort", value("high")),
+        ("level", TemplateValue::Integer(-3)),
+        ("share", TemplateValue::Float(0.25)),
+        ("unknown", value("y")),
+    ];
+    assert_eq!(text(&high).unwrap(), "<|bos|>x[high -2 0.5]");
+    let own = [("bos_token", value("y")), ("messages", value("y"))];
+    assert_eq!(text(&own).unwrap(), "<|bos|>x");
+    let control = text(&[("effort", value("a<|eot_id|>"))]);
+    assert_eq!(
+        control,
+        Err(TemplateError::ControlInArgument("effort".into()))
+    );
+}
+
+#[test]
+fn control_tokens_are_not_put_together_from_arguments_and_messages() {
+    let source = "{{ bos_token }}{{ effort }}{{ messages[0].content }}<|eot_id|>";
+    let (tokenizer, template) = load(source);
+    let effort = TemplateValue::Text("<|eot".to_owned());
+    let arguments = TemplateArguments::from([("effort".to_owned(), effort)]);
+    let messages = user_messages(&["_id|>"]);
+    let prompt = template.prompt(&tokenizer, &messages, &arguments).unwrap();
+    assert_eq!(specials(&prompt.tokens), [256, 257]);
+    let text = tokenizer.decode(&prompt.tokens, false);
+    assert_eq!(text, "<|bos|><|eot_id|><|eot_id|>");
+}
+
+#[test]
+fn reasoning_that_comes_back_is_text_of_a_user() {
+    let source = "{{ bos_token }}{% for message in messages %}\
+        {% if message.reasoning_content is string %}[{{ message.reasoning_content }}]{% endif %}\
+        {{ message.content }}{% endfor %}<|eot_id|>";
+    let (tokenizer, template) = load(source);
+    let mut messages = user_messages(&["a", "b"]);
+    messages[0].reasoning = Some("why<|eot_id|>".to_owned());
+    let prompt = template.prompt(&tokenizer, &messages, &none()).unwrap();
+    let text = tokenizer.decode(&prompt.tokens, false);
+    assert_eq!(text, "<|bos|>[why<|eot_id|>]ab<|eot_id|>");
+    assert_eq!(specials(&prompt.tokens), [256, 257]);
+}
+
+#[test]
+fn a_template_opens_the_reasoning_of_an_answer() {
+    let source = "{{ messages[0].content }}<|eot_id|>assistant\n\
+        {% if thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}";
+    let (tokenizer, template) = load(source);
+    let opens = |thinking: bool, content: &str| {
+        let value = TemplateValue::Bool(thinking);
+        let arguments = TemplateArguments::from([("thinking".to_owned(), value)]);
+        let messages = user_messages(&[content]);
+        let prompt = template.prompt(&tokenizer, &messages, &arguments).unwrap();
+        prompt.opens_reasoning
+    };
+    assert!(opens(true, "</think>"));
+    assert!(!opens(false, "<think>"));
+    // A user who writes the tag at the end of a prompt opens nothing.
+    let (tokenizer, template) = load("{{ messages[0].content }}");
+    let messages = user_messages(&["<think>"]);
+    let prompt = template.prompt(&tokenizer, &messages, &none()).unwrap();
+    assert!(!prompt.opens_reasoning);
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sterna_random::Random;
 
-use crate::text::{ChatTemplate, Message, TextError, TextFiles, Tokenizer};
+use crate::text::{ChatTemplate, Message, TemplateArguments, TextError, TextFiles, Tokenizer};
 
 const UNK: u32 = 0;
 const END: u32 = 1; // `</s>`, special.
@@ -127,10 +127,15 @@ fn controls(tokens: &[u32]) -> Vec<u32> {
     tokens.iter().copied().filter(control).collect()
 }
 
+fn none() -> TemplateArguments {
+    TemplateArguments::default()
+}
+
 fn user(content: &str) -> Message {
     Message {
         role: "user".into(),
         content: content.into(),
+        ..Message::default()
     }
 }
 
@@ -184,7 +189,10 @@ fn user_text_becomes_no_control_token_with_any_kind_of_tokenizer() {
                 assert_eq!(controls(&prompt), [0; 0], "{what}");
                 assert_eq!(tokenizer.encode_plain(&text).unwrap(), prompt, "{what}");
                 let messages = [user(&text), user(&hostile_text(&mut random))];
-                let chat = template.prompt(&tokenizer, &messages).unwrap();
+                let chat = template
+                    .prompt(&tokenizer, &messages, &none())
+                    .unwrap()
+                    .tokens;
                 let own = [START, END, START, END, START, THINK];
                 assert_eq!(controls(&chat), own, "{what} {messages:?}");
             }
@@ -220,7 +228,10 @@ fn ordinary_added_tokens_stay_whole() {
         let (tokenizer, template) = load(&tokenizer_json(kind, Value::Null));
         let tokens = tokenizer.encode_prompt("<table>  <table>").unwrap();
         assert_eq!(tokens, [TABLE, SPACES, TABLE], "{kind}");
-        let chat = template.prompt(&tokenizer, &[user("<table>  ")]).unwrap();
+        let chat = template
+            .prompt(&tokenizer, &[user("<table>  ")], &none())
+            .unwrap()
+            .tokens;
         assert_eq!(chat, [START, TABLE, SPACES, END, START, THINK], "{kind}");
     }
 }
@@ -256,7 +267,7 @@ fn a_character_that_is_always_a_control_token_is_an_error() {
         token: "</s>".into(),
     };
     assert_eq!(error, expected);
-    assert!(template.prompt(&tokenizer, &[user("hé")]).is_err());
+    assert!(template.prompt(&tokenizer, &[user("hé")], &none()).is_err());
 }
 
 #[test]

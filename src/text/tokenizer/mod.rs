@@ -14,6 +14,7 @@ use tokenizers::{AddedToken, Encoding};
 use super::control_tokens::{ControlTokens, is_control};
 use super::encoder::{self, Encoder};
 use super::error::TextError;
+use super::reasoning::ReasoningTags;
 use super::token_bytes::TokenBytes;
 
 /// Turns text into token ids and back, for one checkpoint.
@@ -24,6 +25,7 @@ pub struct Tokenizer {
     plain: Encoder,
     controls: ControlTokens,
     special: HashSet<u32>,
+    reasoning_tags: Option<ReasoningTags>,
     vocabulary: u32,
     bytes: TokenBytes,
 }
@@ -40,6 +42,7 @@ impl Tokenizer {
         let added = encoder::added_tokens(&recognising);
         let special = added.iter().filter(|(_, token)| token.special);
         let special = special.map(|(id, _)| *id).collect();
+        let reasoning_tags = ReasoningTags::find(added.iter(), chat_template);
         let (ids, controls): (Vec<u32>, Vec<AddedToken>) = added
             .into_iter()
             .filter(|(_, token)| is_control(token, chat_template))
@@ -53,6 +56,7 @@ impl Tokenizer {
             plain,
             controls: controls.map_err(encoder::bad)?,
             special,
+            reasoning_tags,
             vocabulary,
             bytes,
         })
@@ -97,6 +101,11 @@ impl Tokenizer {
     /// Returns whether `token` marks structure, such as the end of a turn.
     pub fn is_special(&self, token: u32) -> bool {
         self.special.contains(&token)
+    }
+
+    /// Returns how answers mark reasoning; `None` if they do not.
+    pub fn reasoning_tags(&self) -> Option<ReasoningTags> {
+        self.reasoning_tags
     }
 
     /// Returns the number of tokens that the model has. Every id is below it.

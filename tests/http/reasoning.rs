@@ -1,0 +1,436 @@
+//! Reasoning: what stands between `<think>` and `</think>` has a field of its own in a chat answer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sterna::api::{self, App, ModelCard, Serving};
+use sterna::engine::{
+    CostModel, Engine, EngineConfig, Forward, LogitRows, Policy, SequenceId, TokenId,
+};
+use sterna::metrics::{Identity, Metrics};
+use sterna::text::{TextFiles, Tokenizer};
+use sterna_scheduler::Batch;
+
+use crate::harness::*;
+use crate::{CHAT, TEXT};
+
+const OPEN: TokenId = VOCABULARY;
+const CLOSE: TokenId = VOCABULARY + 1;
+
+/// As in Qwen 3, with a variable that makes it open the reasoning.
+const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\
+    {% if message.reasoning_content is string %}({{ message.reasoning_content }}){% endif %}\
+    {% endfor %}assistant:\n\
+    {% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n\
+    {% elif opened %}<think>\n{% endif %}";
+
+/// How a checkpoint has the tags.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Tags {
+    /// Added tokens that are not special, as in Qwen 3.
+    Added,
+    Special,
+    Text,
+    /// Neither the vocabulary nor the template has them.
+    Missing,
+}
+
+/// A model that gives the same answer to every prompt, and then ends its turn.
+struct Reasoner {
+    answer: Vec<TokenId>,
+    prompts: HashMap<SequenceId, usize>, // The length of each prompt.
+}
+
+struct Said(Vec<TokenId>);
+
+impl LogitRows for Said {
+    fn copy_row(&self, row: usize, logits: &mut [f32]) {
+        logits.fill(0.0);
+        logits[self.0[row] as usize] = 12.0;
+    }
+}
+
+impl Forward for Reasoner {
+    type KvStore = ();
+
+    fn vocabulary(&self) -> usize {
+        CLOSE as usize + 1
+    }
+
+    fn new_kv_store(&self, _: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch, (): &mut ()) -> impl LogitRows {
+        let mut said = Vec::new();
+        for row in batch.rows().iter().filter(|row| row.logits > 0) {
+            let prompt = *self.prompts.entry(row.sequence).or_insert(row.end());
+            let token = self.answer.get(row.end() - prompt);
+            said.push(*token.unwrap_or(&END_OF_TURN));
+        }
+        Said(said)
+    }
+}
+
+fn tokenizer_json(tags: Tags) -> Vec<u8> {
+    let mut json: Value = serde_json::from_slice(TOKENIZER).unwrap();
+    if let Tags::Added | Tags::Special = tags {
+        let added = json["added_tokens"].as_array_mut().unwrap();
+        for (id, content) in [(OPEN, "<think>"), (CLOSE, "</think>")] {
+            added.push(json!({
+                "id": id, "content": content, "special": tags == Tags::Special,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            }));
+        }
+    }
+    json.to_string().into_bytes()
+}
+
+/// Returns the tokens of an answer. A tag is its token if the checkpoint has one.
+fn answer_tokens(tokenizer: &Tokenizer, tags: Tags, answer: &str) -> Vec<TokenId> {
+    let plain = |text: &str| tokenizer.encode_prompt(text).unwrap().split_off(1);
+    if let Tags::Text | Tags::Missing = tags {
+        return plain(answer);
+    }
+    let mut tokens = Vec::new();
+    for part in answer.split_inclusive("</think>") {
+        let (part, close) = match part.strip_suffix("</think>") {
+            Some(part) => (part, Some(CLOSE)),
+            None => (part, None),
+        };
+        let (before, after) = part
+            .split_once("<think>")
+            .map_or((part, None), |(a, b)| (a, Some(b)));
+        tokens.extend(plain(before));
+        if let Some(after) = after {
+            tokens.push(OPEN);
+            tokens.extend(plain(after));
+        }
+        tokens.extend(close);
+    }
+    tokens
+}
+
+/// Starts a server whose model says `answer`.
+fn start(tags: Tags, answer: &str) -> axum::Router {
+    let json = tokenizer_json(tags);
+    let template = match tags {
+        Tags::Missing => TEMPLATE.replace("think>", "thought>"),
+        _ => TEMPLATE.to_owned(),
+    };
+    let files = TextFiles {
+        tokenizer: &json,
+        config: Some(CONFIG),
+        chat_template: Some(&template),
+    };
+    let vocabulary = CLOSE + 1;
+    let (tokenizer, chat_template) = files.load(vocabulary).unwrap();
+    let model = Reasoner {
+        answer: answer_tokens(&tokenizer, tags, answer),
+        prompts: HashMap::new(),
+    };
+    let limits = Server::limits(8);
+    let metrics = Metrics::new(&Identity {
+        model_name: "reasoner".into(),
+        isa: "none".into(),
+        kv_pages: limits.pages,
+        page_tokens: 16,
+    });
+    let config = EngineConfig {
+        limits,
+        policy: Policy {
+            max_draft: 0,
+            ..Policy::default()
+        },
+        public_prefixes: Vec::new(),
+        cost: Some(CostModel::UNMEASURED),
+        submit_queue: 64,
+        drain_limit: PATIENCE,
+        stall_limit: PATIENCE,
+        pin: false,
+    };
+    let (engine, _threads) = Engine::start(model, config, metrics.clone()).unwrap();
+    let app = App::loading();
+    app.serve(Serving {
+        model: ModelCard {
+            name: "reasoner".into(),
+            aliases: Vec::new(),
+            max_model_len: MAX_MODEL_LEN,
+            vocabulary,
+            stop_tokens: vec![END_OF_TURN],
+        },
+        tokenizer: Arc::new(tokenizer),
+        chat_template,
+        engine,
+        metrics,
+    });
+    api::router(app)
+}
+
+async fn post(router: &axum::Router, path: &str, body: &Value) -> Answer {
+    let headers = [("content-type", "application/json")];
+    send(
+        router,
+        axum::http::Method::POST,
+        path,
+        &headers,
+        body.to_string(),
+    )
+    .await
+}
+
+async fn chat(router: &axum::Router, more: Value) -> Answer {
+    let messages = json!([{"role": "user", "content": "Why?"}]);
+    let body = json!({"messages": messages, "temperature": 0});
+    post(router, CHAT, &merged(body, more)).await
+}
+
+/// Returns the reasoning, the content and the log-probabilities of a choice, whole and streamed,
+/// which must be equal.
+async fn both(router: &axum::Router, more: Value) -> (String, Option<String>, Vec<Value>) {
+    let more = merged(json!({"logprobs": true}), more);
+    let whole = chat(router, more.clone()).await.ok();
+    let choice = &whole["choices"][0];
+    let message = &choice["message"];
+    assert_eq!(
+        message["reasoning"], message["reasoning_content"],
+        "{message}"
+    );
+    let reasoning = message["reasoning"].as_str().unwrap_or_default().to_owned();
+    let content = message["content"].as_str().map(str::to_owned);
+    let logprobs = choice["logprobs"]["content"].as_array().unwrap().clone();
+
+    let events = chat(router, merged(more, json!({"stream": true})))
+        .await
+        .events();
+    let (mut streamed, mut streamed_logprobs) = ((String::new(), String::new()), Vec::new());
+    for event in &events {
+        let choice = &event["choices"][0];
+        let delta = &choice["delta"];
+        assert_eq!(delta["reasoning"], delta["reasoning_content"], "{event}");
+        streamed.0 += delta["reasoning"].as_str().unwrap_or_default();
+        streamed.1 += delta["content"].as_str().unwrap_or_default();
+        let logprobs = choice["logprobs"]["content"].as_array();
+        streamed_logprobs.extend(logprobs.into_iter().flatten().cloned());
+    }
+    let expected = (reasoning.clone(), content.clone().unwrap_or_default());
+    assert_eq!(streamed, expected, "{events:?}");
+    assert_eq!(streamed_logprobs, logprobs);
+    (reasoning, content, logprobs)
+}
+
+fn parts(reasoning: &str, content: Option<&str>) -> (String, Option<String>) {
+    (reasoning.to_owned(), content.map(str::to_owned))
+}
+
+const ANSWER: &str = "<think>\nÄ, 你好 < why </ not?\n</think>\n\nBecause <think> is a tag.";
+const REASONING: &str = "\nÄ, 你好 < why </ not?\n";
+const CONTENT: &str = "\n\nBecause <think> is a tag.";
+
+#[tokio::test]
+async fn reasoning_and_content_have_fields_of_their_own() {
+    for tags in [Tags::Added, Tags::Special, Tags::Text] {
+        let router = start(tags, ANSWER);
+        let (reasoning, content, logprobs) = both(&router, json!({})).await;
+        // A special token is not spelled out.
+        let expected = match tags {
+            Tags::Special => CONTENT.replace("<think>", ""),
+            _ => CONTENT.to_owned(),
+        };
+        let found = (reasoning, content);
+        assert_eq!(found, parts(REASONING, Some(&expected)), "{tags:?}");
+        let whole = chat(&router, json!({})).await.ok();
+        let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+        assert_eq!(
+            logprobs.len(),
+            tokens - 1,
+            "{tags:?}: all except the end of the turn"
+        );
+        let hidden = chat(&router, json!({"include_reasoning": false}))
+            .await
+            .ok();
+        let message = json!({"role": "assistant", "content": expected});
+        assert_eq!(hidden["choices"][0]["message"], message, "{tags:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_without_the_tags_has_content_only() {
+    let router = start(Tags::Missing, ANSWER);
+    let whole = chat(&router, json!({})).await.ok();
+    let message = json!({"role": "assistant", "content": ANSWER});
+    assert_eq!(whole["choices"][0]["message"], message);
+    let router = start(Tags::Added, "No tag at all.");
+    let whole = chat(&router, json!({})).await.ok();
+    let message = json!({"role": "assistant", "content": "No tag at all."});
+    assert_eq!(whole["choices"][0]["message"], message);
+}
+
+#[tokio::test]
+async fn an_answer_cut_after_any_token_is_split_alike() {
+    for tags in [Tags::Added, Tags::Special, Tags::Text] {
+        let router = start(tags, ANSWER);
+        let whole = chat(&router, json!({})).await.ok();
+        let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+        for max_tokens in 1..tokens {
+            let cut = json!({"max_tokens": max_tokens});
+            let (reasoning, content, logprobs) = both(&router, cut).await;
+            assert_eq!(logprobs.len() as u64, max_tokens, "{tags:?}");
+            let message = &whole["choices"][0]["message"];
+            let all = message["reasoning"].as_str().unwrap();
+            // A half tag or character at the end is text.
+            let known = reasoning.trim_end_matches(|c| "</think>\u{fffd}".contains(c));
+            assert!(all.starts_with(known), "{tags:?}: {reasoning:?}");
+            if let Some(content) = content.filter(|text| !text.starts_with('<')) {
+                let all = message["content"].as_str().unwrap();
+                let known = content.trim_end_matches('\u{fffd}');
+                assert!(all.starts_with(known), "{tags:?}: {content:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_template_may_open_the_reasoning_or_leave_it_out() {
+    for tags in [Tags::Added, Tags::Special, Tags::Text] {
+        let opened = json!({"chat_template_kwargs": {"opened": true}});
+        let router = start(tags, "why\n</think>\n\nSo.");
+        let (reasoning, content, _) = both(&router, opened.clone()).await;
+        assert_eq!(
+            (reasoning, content),
+            parts("why\n", Some("\n\nSo.")),
+            "{tags:?}"
+        );
+        let router = start(tags, "never closed");
+        let (reasoning, content, _) = both(&router, opened).await;
+        assert_eq!(
+            (reasoning, content),
+            parts("never closed", None),
+            "{tags:?}"
+        );
+        for off in [
+            json!({"enable_thinking": false}),
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+            json!({"chat_template_kwargs": {"enable_thinking": false}, "enable_thinking": true}),
+        ] {
+            let (reasoning, content, _) = both(&router, off).await;
+            assert_eq!(
+                (reasoning, content),
+                parts("", Some("never closed")),
+                "{tags:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn stop_strings_end_the_reasoning_too() {
+    for tags in [Tags::Added, Tags::Text] {
+        let router = start(tags, ANSWER);
+        for (stop, reasoning, content) in [
+            ("why", "\nÄ, 你好 < ", None),
+            ("</think>", REASONING, None),
+            ("\n</think>", "\nÄ, 你好 < why </ not?", None),
+            ("think>\n\n", "\nÄ, 你好 < why </ not?\n", None),
+            ("Bec", REASONING, Some("\n\n")),
+        ] {
+            let found = both(&router, json!({"stop": [stop]})).await;
+            let text = found
+                .0
+                .strip_suffix("</")
+                .filter(|_| stop.starts_with("think"));
+            let found = (text.unwrap_or(&found.0).to_owned(), found.1);
+            assert_eq!(found, parts(reasoning, content), "{tags:?} {stop:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn completions_are_not_split() {
+    let router = start(Tags::Added, "<think>a</think>b");
+    let body = json!({"prompt": "x", "max_tokens": 50, "temperature": 0});
+    let answer = post(&router, TEXT, &body).await.ok();
+    assert_eq!(answer["choices"][0]["text"], "<think>a</think>b");
+}
+
+#[tokio::test]
+async fn reasoning_that_a_client_sends_back_reaches_the_template() {
+    let router = start(Tags::Added, "x");
+    let tokens = async |assistant: Value| {
+        let user = json!({"role": "user", "content": "a"});
+        let body = json!({"messages": [user, assistant, user], "max_tokens": 1});
+        let answer = post(&router, CHAT, &body).await.ok();
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let said = |name: &str| json!({"role": "assistant", "content": "b", name: "because"});
+    let without = tokens(said("other")).await;
+    let with = tokens(said("reasoning_content")).await;
+    assert!(with > without);
+    assert_eq!(tokens(said("reasoning")).await, with);
+    let user = json!({"role": "user", "content": "b", "reasoning_content": "because"});
+    assert!(tokens(user).await < with, "only an assistant has reasoned");
+}
+
+#[tokio::test]
+async fn template_variables_that_the_server_cannot_use_are_refused_by_name() {
+    let router = start(Tags::Added, "x");
+    let long = "x".repeat(257);
+    let many: HashMap<String, bool> = (0..17).map(|i| (format!("v{i}"), true)).collect();
+    for (kwargs, expected) in [
+        (json!(5), "must be an object; got the number 5."),
+        (json!([]), "must be an object; got an array."),
+        (json!({"a": [1]}), "'a' is an array."),
+        (json!({"a": {}}), "'a' is an object."),
+        (
+            json!({"a": long.clone()}),
+            "at most 256 bytes; 'a' has 257.",
+        ),
+        (
+            json!({long: 1}),
+            "keys of at most 256 bytes; got one of 257.",
+        ),
+        (json!(many), "at most 16 entries; got 17."),
+        (
+            json!({"messages": 1}),
+            "must not set 'messages', which the server sets itself.",
+        ),
+        (
+            json!({"bos_token": "x"}),
+            "must not set 'bos_token', which the server sets itself.",
+        ),
+        (
+            json!({"a": "<think>"}),
+            "the text of 'a' contains a control token",
+        ),
+    ] {
+        let answer = chat(&router, json!({"chat_template_kwargs": kwargs})).await;
+        let (status, code, param) = answer.error();
+        assert_eq!(
+            (status, code.as_str()),
+            (400, "invalid_value"),
+            "{}",
+            answer.body
+        );
+        assert_eq!(
+            param.as_deref(),
+            Some("chat_template_kwargs"),
+            "{}",
+            answer.body
+        );
+        assert!(
+            answer.body.contains(expected),
+            "{expected}: {}",
+            answer.body
+        );
+    }
+    for kwargs in [
+        json!(null),
+        json!({}),
+        json!({"a": null, "b": 1.5, "c": -2, "d": "x"}),
+    ] {
+        chat(&router, json!({"chat_template_kwargs": kwargs}))
+            .await
+            .ok();
+    }
+}
