@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use sterna::bench::{LimitsProbe, MachineLimits};
 use sterna::cores;
 use sterna_kernels::{
-    AttentionState, DenseMatrix, GroupSize, HugeSlice, Int8Matrix, Isa, Kernels, KvPage,
+    AttentionState, DenseMatrix, GroupSize, HugeSlice, Int8Matrix, Isa, Kernels, KvDtype,
     PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
     SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix,
 };
@@ -153,23 +153,20 @@ fn run(bench: KernelBench<'_>) {
     ternary_products(bench, &probe);
     heads(bench, &probe);
     let scalar = bench.kernels.isa() == Isa::Scalar;
-    for context in [256, 4096] {
-        attention(
-            bench,
-            &probe.sample(),
-            if bench.smoke || scalar {
-                context / 16
-            } else {
-                context
-            },
-        );
+    for context in [256, 512, 2048, 4096] {
+        let shrink = if bench.smoke || scalar { 16 } else { 1 };
+        for dtype in KvDtype::ALL {
+            attention(bench, &probe.sample(), dtype, context / shrink);
+        }
     }
     for (chunk, depth) in [128, 512]
         .into_iter()
         .flat_map(|chunk| [0, 2048, 4096].map(|depth| (chunk, depth)))
     {
         let shrink = if bench.smoke || scalar { 8 } else { 1 };
-        prefill_attention(bench, chunk / shrink, depth / shrink);
+        for dtype in KvDtype::ALL {
+            prefill_attention(bench, dtype, chunk / shrink, depth / shrink);
+        }
     }
     if bench.threads == 1 {
         single_rows(bench);
@@ -424,20 +421,43 @@ fn dense(bench: KernelBench<'_>, limits: &MachineLimits, head: &DenseMatrix, cas
     bench.print(limits, &case.name, Work { bytes, operations }, time);
 }
 
-/// Returns the pages of one KV head.
-fn pages(store: &[u16]) -> Vec<KvPage<'_>> {
-    store
-        .chunks(2 * PAGE_TOKENS * HEAD_DIM)
-        .map(|both| both.split_at(PAGE_TOKENS * HEAD_DIM))
-        .map(|(keys, values)| KvPage { keys, values })
-        .collect()
+/// The kernels of attention in one number format.
+#[derive(Clone, Copy)]
+struct KvKernels {
+    kernels: Kernels,
+    dtype: KvDtype,
+}
+
+impl KvKernels {
+    /// Returns memory of `heads` KV heads with `keys` keys each, all pages alike.
+    fn memory(self, heads: usize, keys: usize) -> HugeSlice<u8> {
+        let mut page = vec![0; self.dtype.page_bytes(HEAD_DIM)];
+        for slot in 0..PAGE_TOKENS {
+            let token: Vec<f32> = (0..HEAD_DIM).map(|i| ((i + slot) as f32).sin()).collect();
+            (self.kernels).store_kv(self.dtype, &token, &token, slot, &mut page);
+        }
+        let mut memory = HugeSlice::new(heads * keys.div_ceil(PAGE_TOKENS) * page.len());
+        memory
+            .chunks_mut(page.len())
+            .for_each(|of_page| of_page.copy_from_slice(&page));
+        memory
+    }
+
+    /// Returns the pages of each of `heads` KV heads.
+    fn pages(self, memory: &[u8], heads: usize) -> Vec<Vec<&[u8]>> {
+        let page_bytes = self.dtype.page_bytes(HEAD_DIM);
+        let heads = memory.chunks(memory.len() / heads);
+        heads
+            .map(|head| head.chunks(page_bytes).collect())
+            .collect()
+    }
 }
 
 /// Computes the attention of queries at up to one page of positions.
 fn attend(
-    kernels: Kernels,
-    pages: &[KvPage],
-    next: &[KvPage],
+    KvKernels { kernels, dtype }: KvKernels,
+    pages: &[&[u8]],
+    next: &[&[u8]],
     positions: Range<usize>,
     state: &mut AttentionState,
 ) {
@@ -454,23 +474,25 @@ fn attend(
             next: spans.peek().copied().unwrap_or(next),
             visible: SPAN_TOKENS.min(positions.start + 1 - before),
         };
-        kernels.attention_span(span, state);
+        kernels.attention_span(dtype, span, state);
         before += SPAN_TOKENS;
     }
 }
 
 /// Measures one decode step's attention of one sequence: 30 layers of 5 KV heads, each with 4 query
 /// heads of 128 values.
-fn attention(bench: KernelBench<'_>, limits: &MachineLimits, context: usize) {
+fn attention(bench: KernelBench<'_>, limits: &MachineLimits, dtype: KvDtype, context: usize) {
     let kv_heads = if bench.smoke { 2 } else { 30 * 5 };
-    let name = format!("attention, {kv_heads} × {context} keys");
+    let name = format!("attention {dtype}, {kv_heads} × {context} keys");
     if !bench.measures(&name) {
         return;
     }
-    let head_size = 2 * context * HEAD_DIM;
-    let mut store = HugeSlice::new(kv_heads * head_size);
-    store.fill(0x3800_u16);
-    let heads: Vec<_> = store.chunks(head_size).map(pages).collect();
+    let kernels = KvKernels {
+        kernels: bench.kernels,
+        dtype,
+    };
+    let memory = kernels.memory(kv_heads, context);
+    let heads = kernels.pages(&memory, kv_heads);
     let time = bench.best(bench.passes, |thread| {
         let mut state = AttentionState::new(GROUP, HEAD_DIM);
         let mut out = vec![0.0; GROUP * HEAD_DIM];
@@ -478,7 +500,7 @@ fn attention(bench: KernelBench<'_>, limits: &MachineLimits, context: usize) {
             let next = &heads[(head + 1) % kv_heads];
             let next = &next[..next.len().min(SPAN_TOKENS / PAGE_TOKENS)];
             attend(
-                bench.kernels,
+                kernels,
                 &heads[head],
                 next,
                 context - 1..context,
@@ -489,14 +511,14 @@ fn attention(bench: KernelBench<'_>, limits: &MachineLimits, context: usize) {
         }
     });
     let operations = 4 * kv_heads * GROUP * HEAD_DIM * context;
-    let bytes = 2 * store.len();
+    let bytes = memory.len();
     bench.print(limits, &name, Work { bytes, operations }, time);
 }
 
 /// Measures one layer's attention of a chunk of a prompt at some depth, and prints it beside how
 /// fast this instruction set multiplies and adds in single precision.
-fn prefill_attention(bench: KernelBench<'_>, chunk: usize, depth: usize) {
-    let name = format!("attention, {chunk} tokens after {depth}");
+fn prefill_attention(bench: KernelBench<'_>, dtype: KvDtype, chunk: usize, depth: usize) {
+    let name = format!("attention {dtype}, {chunk} tokens after {depth}");
     if !bench.measures(&name) {
         return;
     }
@@ -506,17 +528,19 @@ fn prefill_attention(bench: KernelBench<'_>, chunk: usize, depth: usize) {
     let probe = bench.best(3, |_| {
         bench.kernels.probe_f32(rounds);
     });
-    let head_size = 2 * (depth + chunk) * HEAD_DIM;
-    let mut store = HugeSlice::new(kv_heads * head_size);
-    store.fill(0x3800_u16);
-    let heads: Vec<_> = store.chunks(head_size).map(pages).collect();
+    let kernels = KvKernels {
+        kernels: bench.kernels,
+        dtype,
+    };
+    let memory = kernels.memory(kv_heads, depth + chunk);
+    let heads = kernels.pages(&memory, kv_heads);
     let time = bench.best(bench.passes.min(3), |thread| {
         let mut state = AttentionState::new(GROUP, HEAD_DIM);
         let mut out = vec![0.0; PAGE_TOKENS * GROUP * HEAD_DIM];
         for head in bench.share(kv_heads, thread) {
             for position in (depth..depth + chunk).step_by(PAGE_TOKENS) {
                 let positions = position..position + PAGE_TOKENS;
-                attend(bench.kernels, &heads[head], &[], positions, &mut state);
+                attend(kernels, &heads[head], &[], positions, &mut state);
                 bench.kernels.attention_finish(&state, &mut out);
                 black_box(&mut out);
             }
@@ -592,9 +616,10 @@ fn single_rows(bench: KernelBench<'_>) {
     time("rope, 54 heads of 128", &mut || {
         kernels.rope(black_box(&mut out), 128, &cos, &sin)
     });
-    let mut pages = [vec![0; 16 * 128], vec![0; 16 * 128]];
-    let [k_page, v_page] = &mut pages;
-    time("store_kv, 128 values", &mut || {
-        kernels.store_kv(&x[..128], &x[..128], 5, k_page, v_page)
-    });
+    for dtype in KvDtype::ALL {
+        let mut page = vec![0; dtype.page_bytes(128)];
+        time(&format!("store_kv {dtype}, 128 values"), &mut || {
+            kernels.store_kv(dtype, black_box(&x[..128]), &x[..128], 5, &mut page)
+        });
+    }
 }

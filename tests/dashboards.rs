@@ -267,6 +267,7 @@ fn catalogue() -> Catalogue {
     let identity = Identity {
         model_name: "toy".into(),
         isa: "scalar".into(),
+        kv_dtype: "f16".to_owned(),
         kv_pages: 8,
         page_tokens: 16,
     };

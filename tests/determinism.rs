@@ -19,7 +19,7 @@ use sterna::engine::{
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
-use sterna_kernels::{Isa, Kernels};
+use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, PAGE_TOKENS};
 
@@ -95,7 +95,13 @@ fn start(limits: Limits, threads: usize) -> Server {
 
 /// Starts an engine that proposes up to `max_draft` draft tokens for a sequence.
 fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
+    start_storing(KvDtype::F16, limits, threads, max_draft)
+}
+
+/// Starts an engine that stores keys and values in the given format.
+fn start_storing(kv_dtype: KvDtype, limits: Limits, threads: usize, max_draft: u32) -> Server {
     let options = LoadOptions {
+        kv_dtype,
         max_step_tokens: limits.max_batch_tokens(),
         max_logits_rows: limits.max_logits(),
         exact_head_bytes: 0, // The screened head of large models.
@@ -105,6 +111,7 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
     let metrics = Metrics::new(&Identity {
         model_name: "demo".to_owned(),
         isa: Isa::best().to_string(),
+        kv_dtype: kv_dtype.to_string(),
         kv_pages: limits.pages,
         page_tokens: PAGE_TOKENS as u32,
     });
@@ -472,7 +479,7 @@ const CONDITIONS: [Condition; 12] = [
 ];
 
 impl Condition {
-    fn start(self) -> Server {
+    fn start(self, kv_dtype: KvDtype) -> Server {
         let limits = Limits {
             pages: self.pages,
             prefill_chunk: self.chunk,
@@ -483,7 +490,7 @@ impl Condition {
             },
             ..ROOMY
         };
-        start_drafting(limits, self.threads, self.drafts)
+        start_storing(kv_dtype, limits, self.threads, self.drafts)
     }
 
     fn answers(self, requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answer> {
@@ -534,15 +541,39 @@ fn prompts_from_env() -> Range<u64> {
     }
 }
 
-/// `STERNA_PROMPTS` sets the number of prompts, or a range of them, so that several runs of one
-/// seed can share a long one.
 #[test]
 fn no_condition_changes_an_answer() {
+    check_all_conditions(KvDtype::F16);
+}
+
+#[test]
+fn no_condition_changes_an_answer_with_keys_and_values_in_bf16() {
+    check_all_conditions(KvDtype::Bf16);
+}
+
+#[test]
+fn no_condition_changes_an_answer_with_keys_and_values_in_int8() {
+    check_all_conditions(KvDtype::Int8);
+}
+
+#[test]
+fn no_condition_changes_an_answer_with_keys_and_values_in_fp8_e4m3() {
+    check_all_conditions(KvDtype::Fp8E4m3);
+}
+
+#[test]
+fn no_condition_changes_an_answer_with_keys_and_values_in_fp8_e5m2() {
+    check_all_conditions(KvDtype::Fp8E5m2);
+}
+
+/// `STERNA_PROMPTS` sets the number of prompts, or a range of them, so that several runs of one
+/// seed can share a long one.
+fn check_all_conditions(kv_dtype: KvDtype) {
     const AT_ONCE: u64 = 48;
     let prompts = prompts_from_env();
     let seed = Random::from_env().next_u64();
-    let alone = start(ROOMY, 1);
-    let servers = CONDITIONS.map(Condition::start);
+    let alone = start_storing(kv_dtype, ROOMY, 1, 0);
+    let servers = CONDITIONS.map(|condition| condition.start(kv_dtype));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     for first in prompts.clone().step_by(AT_ONCE as usize) {
         let requests = random_requests(seed, first..prompts.end.min(first + AT_ONCE));
@@ -550,7 +581,8 @@ fn no_condition_changes_an_answer() {
         for (condition, server) in CONDITIONS.iter().zip(&servers) {
             let answers = condition.answers(requests.clone(), server);
             for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
-                assert_eq!(answer, expected, "{}, request {index}", condition.name);
+                let name = condition.name;
+                assert_eq!(answer, expected, "{kv_dtype}, {name}, request {index}");
             }
             server.handle.reset_prefix_cache();
         }

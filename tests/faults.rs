@@ -162,6 +162,7 @@ fn start(threads: usize) -> Server {
     let metrics = Metrics::new(&Identity {
         model_name: "watched".into(),
         isa: "best".into(),
+        kv_dtype: "f16".to_owned(),
         kv_pages: config.limits.pages,
         page_tokens: PAGE_TOKENS as u32,
     });

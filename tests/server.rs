@@ -308,6 +308,58 @@ async fn the_demo_model_answers_held_out_chats() {
 }
 
 #[tokio::test]
+async fn eight_bit_keys_and_values_hold_more_tokens_and_answer_questions() {
+    let questions = held_out().singles.into_iter().step_by(24);
+    let questions: Vec<HeldOutTurn> = questions.collect();
+    for (dtype, pages) in [
+        ("f16", 682),
+        ("int8", 1285),
+        ("fp8_e4m3", 1285),
+        ("bf16", 682),
+    ] {
+        let flags = [
+            "--threads",
+            "1",
+            "--kv-memory",
+            "16MiB",
+            "--kv-dtype",
+            dtype,
+        ];
+        let server = Server::start(&flags).await;
+        let metrics = server.client.get(format!("{}/metrics", server.address));
+        let metrics = metrics.send().await.unwrap().text().await.unwrap();
+        // A page takes 12 heads · 16 tokens · 2 · 32 values, and 64 bytes of scales a head.
+        assert!(
+            metrics.contains(&format!("num_gpu_blocks=\"{pages}\"")),
+            "{metrics}"
+        );
+        assert!(
+            metrics.contains(&format!("cache_dtype=\"{dtype}\"")),
+            "{metrics}"
+        );
+        let mut correct = 0;
+        for turn in &questions {
+            let question = [message("user", &turn.question)];
+            correct += usize::from(turn.accepts(&server.answer(&question, 64).await));
+        }
+        let least = MIN_CORRECT * questions.len() as f64 - 1.0;
+        assert!(
+            correct as f64 >= least,
+            "{dtype}: {correct} of {}",
+            questions.len()
+        );
+        assert_eq!(server.terminate().code(), Some(0));
+    }
+    let refused = run(&["--kv-dtype", "int4"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        error.contains("int4") && error.contains("fp8_e5m2"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn a_second_turn_finds_the_first_in_the_prefix_cache() {
     let server = Server::start(&[]).await;
     let mut messages = vec![message("user", "Tell me a story about a fox, please.")];

@@ -17,7 +17,7 @@ use sterna::engine::{
     Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams, StepOutcome,
 };
 use sterna::model::{KvStore, LoadOptions, Model, toy};
-use sterna_kernels::{Isa, Kernels};
+use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS};
 
 #[global_allocator]
@@ -74,10 +74,11 @@ fn parameter_sets() -> Vec<SamplingParams> {
     sets
 }
 
-fn model(threads: usize, exact_head_bytes: usize) -> JobsForAll {
+fn model(threads: usize, exact_head_bytes: usize, kv_dtype: KvDtype) -> JobsForAll {
     let kernels = Kernels::new(Isa::best()).unwrap();
     let options = LoadOptions {
         exact_head_bytes,
+        kv_dtype,
         ..LoadOptions::new(kernels, threads)
     };
     JobsForAll(Model::load(&toy::source(), options).unwrap())
@@ -96,8 +97,13 @@ fn step(direct: &mut Direct<'_, JobsForAll>, sequences: usize) -> bool {
 #[test]
 fn a_steady_step_allocates_nothing() {
     // The exact head, and the head that is screened in 8 bits first.
-    for (threads, exact_head_bytes) in [(1, usize::MAX), (2, usize::MAX), (1, 0), (2, 0), (3, 0)] {
-        let mut model = model(threads, exact_head_bytes);
+    let cases = [(1, usize::MAX), (2, usize::MAX), (1, 0), (2, 0), (3, 0)];
+    let cases = cases.map(|(threads, head)| (threads, head, KvDtype::F16));
+    let formats = KvDtype::ALL[1..]
+        .iter()
+        .map(|&dtype| (2, usize::MAX, dtype));
+    for (threads, exact_head_bytes, kv_dtype) in cases.into_iter().chain(formats) {
+        let mut model = model(threads, exact_head_bytes, kv_dtype);
         let policy = Policy {
             max_draft: 0, // Checking draft tokens copies the history, which grows.
             ..Policy::default()
@@ -120,6 +126,9 @@ fn a_steady_step_allocates_nothing() {
             assert!(step(&mut direct, sequences), "all sequences decode");
         }
         let count = allocations.change().allocations;
-        assert_eq!(count, 0, "{threads} threads, exact head {exact_head_bytes}");
+        assert_eq!(
+            count, 0,
+            "{threads} threads, head {exact_head_bytes}, {kv_dtype}"
+        );
     }
 }

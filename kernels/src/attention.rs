@@ -12,6 +12,8 @@
 //! holds. A recycled page may hold NaN, a later token infinity.
 
 use crate::elementwise::{LANES, exp, larger, largest_lane, sum_lanes};
+use crate::int8_rows::Int8Row;
+use crate::kv_page::SpanScales;
 
 /// Tokens of a page of keys and values: as many as a vector register has lanes, and as the
 /// scheduler's pages have.
@@ -23,23 +25,15 @@ pub const SPAN_TOKENS: usize = 256;
 /// The largest number of values of a head.
 pub const MAX_HEAD_DIM: usize = SPAN_TOKENS;
 
-/// One KV head's keys and values of [`PAGE_TOKENS`] tokens, as the bits of half-precision floats.
-#[derive(Clone, Copy)]
-pub struct KvPage<'a> {
-    /// `[head_dim][16]`: one dimension of all tokens is contiguous, so a token is a lane.
-    pub keys: &'a [u16],
-    /// `[16][head_dim]`.
-    pub values: &'a [u16],
-}
-
-/// The pages of one span, and the pages that are read after it.
+/// The pages of one span, and the pages that are read after it. A page is the bytes that
+/// [`KvDtype`](crate::KvDtype) describes.
 #[derive(Clone, Copy)]
 pub struct Span<'a> {
     /// The span's pages, up to the last one that a query sees.
-    pub pages: &'a [KvPage<'a>],
+    pub pages: &'a [&'a [u8]],
     /// At most as many pages as `pages`, which are read later and may belong to another sequence.
-    /// The kernel prefetches their keys meanwhile.
-    pub next: &'a [KvPage<'a>],
+    /// The kernel prefetches their keys meanwhile, or all of them.
+    pub next: &'a [&'a [u8]],
     /// The number of the span's keys that the first position sees. Each further position sees one
     /// more, up to the end of the span.
     pub visible: usize,
@@ -86,6 +80,7 @@ pub struct AttentionState {
     is_empty: bool,             // No span was merged yet.
     queries: Vec<AttentionRow>, // [position][head]
     scores: Vec<AttentionRow>,  // [position][head], of the current span.
+    int8: Vec<Int8Row>,         // [position][head], for 8-bit integers.
     past: PartialSoftmax,
     span: PartialSoftmax,
     #[cfg(target_arch = "x86_64")]
@@ -115,6 +110,7 @@ impl AttentionState {
             is_empty: true,
             queries: vec![AttentionRow::ZERO; rows],
             scores: vec![AttentionRow::ZERO; rows],
+            int8: vec![Int8Row::ZERO; rows],
             past: PartialSoftmax::new(rows),
             span: PartialSoftmax::new(rows),
             #[cfg(target_arch = "x86_64")]
@@ -203,33 +199,69 @@ impl AttentionState {
         }
     }
 
-    /// Turns products into weights: exp(score − largest) with score = product / sqrt(head_dim).
-    /// The weight of a key that a query does not see is zero.
+    /// Quantizes the queries, unless a span before did.
     #[inline(always)]
-    pub(crate) fn weigh_span(&mut self, visible: usize) {
+    pub(crate) fn quantize_queries(&mut self) {
+        if self.is_empty {
+            let rows = self.rows();
+            for (int8, query) in self.int8[..rows].iter_mut().zip(&self.queries) {
+                int8.set_query(&query.0[..self.head_dim]);
+            }
+        }
+    }
+
+    /// Returns the quantized queries, and the buffer of their products with the keys.
+    #[inline(always)]
+    pub(crate) fn int8_score_buffers(&mut self) -> (&[Int8Row], &mut [AttentionRow]) {
+        let rows = self.rows();
+        (&self.int8[..rows], &mut self.scores[..rows])
+    }
+
+    /// Returns the quantized weights, and the buffer of the weighted sums of the values.
+    #[inline(always)]
+    pub(crate) fn int8_value_buffers(&mut self) -> (&[Int8Row], &mut [AttentionRow]) {
+        let rows = self.rows();
+        (&self.int8[..rows], &mut self.span.acc[..rows])
+    }
+
+    /// Turns products into weights: exp(score − largest) with score = product / sqrt(head_dim). If
+    /// there are scales, a product is first multiplied by the scale of its key, and a weight then
+    /// by the scale of its value. The weights that the sum adds up have no scale.
+    ///
+    /// The weights of keys that a query does not see are unspecified.
+    #[inline(always)]
+    pub(crate) fn weigh_span(&mut self, visible: usize, scales: Option<&SpanScales>) {
         let factor = 1.0 / (self.head_dim as f32).sqrt();
         for row in 0..self.rows() {
             let seen = self.seen(row, visible);
             let scores = &mut self.scores[row].0[..seen.next_multiple_of(LANES)];
-            scores[seen..].fill(f32::NEG_INFINITY);
-            let chunks = scores.as_chunks_mut::<LANES>().0;
-            let mut lanes = [f32::NEG_INFINITY; LANES];
-            for chunk in &*chunks {
-                for (lane, &product) in lanes.iter_mut().zip(chunk) {
-                    *lane = larger(product, *lane);
-                }
+            if let Some(scales) = scales {
+                multiply(scores, &scales.keys);
             }
-            // Rounding is monotonic: the largest product becomes the largest score.
-            let largest = factor * largest_lane(&lanes);
-            let mut sums = [0.0; LANES];
-            for chunk in chunks {
-                for (sum, score) in sums.iter_mut().zip(chunk) {
-                    *score = exp(*score * factor - largest);
-                    *sum += *score;
-                }
+            (self.span.largest[row], self.span.sum[row]) = weigh(scores, seen, factor);
+            if let Some(scales) = scales {
+                multiply(scores, &scales.values);
             }
-            self.span.largest[row] = largest;
-            self.span.sum[row] = sum_lanes(&sums);
+        }
+    }
+
+    /// Turns products of quantized queries into quantized weights, as
+    /// [`AttentionState::weigh_span`] does. The weight of a key that a query does not see is zero,
+    /// up to the end of the pages.
+    #[inline(always)]
+    pub(crate) fn weigh_int8_span(&mut self, span: Span<'_>, scales: &SpanScales) {
+        let factor = 1.0 / (self.head_dim as f32).sqrt();
+        let end = span.pages.len() * PAGE_TOKENS;
+        for row in 0..self.rows() {
+            let seen = self.seen(row, span.visible);
+            let scores = &mut self.scores[row].0[..end];
+            let int8 = &mut self.int8[row];
+            multiply(scores, &scales.keys);
+            let factor = factor * int8.query_scale;
+            (self.span.largest[row], self.span.sum[row]) = weigh(scores, seen, factor);
+            multiply(scores, &scales.values);
+            scores[seen..].fill(0.0);
+            int8.set_weights(scores);
         }
     }
 
@@ -251,6 +283,40 @@ impl AttentionState {
             }
         }
     }
+}
+
+/// Multiplies scores by the scales of their keys or values.
+///
+/// The loop is not over chunks: the compiler would gather a lane of all chunks.
+#[inline(always)]
+fn multiply(scores: &mut [f32], scales: &[f32; SPAN_TOKENS]) {
+    for (score, scale) in scores.iter_mut().zip(scales) {
+        *score *= scale;
+    }
+}
+
+/// Turns products, of which a query sees the first `seen`, into weights: exp(score − largest) with
+/// score = product · factor. Returns the largest score and the sum of the weights.
+#[inline(always)]
+fn weigh(scores: &mut [f32], seen: usize, factor: f32) -> (f32, f32) {
+    scores[seen..].fill(f32::NEG_INFINITY);
+    let chunks = scores.as_chunks_mut::<LANES>().0;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in &*chunks {
+        for (lane, &product) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(product, *lane);
+        }
+    }
+    // Rounding is monotonic: the largest product becomes the largest score.
+    let largest = factor * largest_lane(&lanes);
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, score) in sums.iter_mut().zip(chunk) {
+            *score = exp(*score * factor - largest);
+            *sum += *score;
+        }
+    }
+    (largest, sum_lanes(&sums))
 }
 
 /// Writes the attention output `[position][head][head_dim]`: the weighted sums of the values,

@@ -12,12 +12,14 @@
 use std::ops::Range;
 
 use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
-use crate::attention::{AttentionState, PAGE_TOKENS, SPAN_TOKENS, Span};
+use crate::attention::{AttentionState, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 use crate::block::PANEL_ROWS;
 use crate::dense::DenseMatrix;
 use crate::elementwise::PanelScales;
 use crate::int8::Int8Matrix;
 use crate::isa::Isa;
+use crate::kv_dtype::KvDtype;
+use crate::kv_page::{Bf16Chunk, E4m3Chunk, E5m2Chunk, F16Chunk};
 use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;
 use crate::scalar;
@@ -33,8 +35,8 @@ pub struct Kernels {
     table: &'static KernelTable,
 }
 
-/// The functions of an instruction set. It is undefined behaviour to call them on a CPU that lacks
-/// the instruction set.
+/// The functions of an instruction set, some of them by [`KvDtype`]. It is undefined behaviour to
+/// call them on a CPU that lacks the instruction set.
 #[expect(
     clippy::type_complexity,
     reason = "a table of signatures reads best with the signatures in it"
@@ -64,9 +66,9 @@ struct KernelTable {
     rope: unsafe fn(&mut [f32], usize, &[f32], &[f32]),
     relu2_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
-    attention_span: unsafe fn(Span<'_>, &mut AttentionState),
+    attention_span: [unsafe fn(Span<'_>, &mut AttentionState); KvDtype::ALL.len()],
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
-    store_kv: unsafe fn(&[f32], &[f32], usize, &mut [u16], &mut [u16]),
+    store_kv: [unsafe fn(&[f32], &[f32], usize, &mut [u8]); KvDtype::ALL.len()],
     scan_logits: unsafe fn(&[f32], &mut [f32]) -> bool,
     weigh_logits: unsafe fn(&[f32], LogitScale, &mut [f32], &mut [f32], &mut [f32]),
     sum_weights: unsafe fn(&[f32], LogitScale, &mut [f32]),
@@ -93,9 +95,21 @@ macro_rules! table_of {
             rope: $isa::rope,
             relu2_gate: $isa::relu2_gate,
             silu_gate: $isa::silu_gate,
-            attention_span: $isa::attention_span,
+            attention_span: [
+                $isa::attention_span::<F16Chunk>,
+                $isa::attention_span::<Bf16Chunk>,
+                $isa::int8_attention_span,
+                $isa::attention_span::<E4m3Chunk>,
+                $isa::attention_span::<E5m2Chunk>,
+            ],
             attention_finish: $isa::attention_finish,
-            store_kv: $isa::store_kv,
+            store_kv: [
+                $isa::store_f16,
+                $isa::store_bf16,
+                $isa::store_int8,
+                $isa::store_e4m3,
+                $isa::store_e5m2,
+            ],
             scan_logits: $isa::scan_logits,
             weigh_logits: $isa::weigh_logits,
             sum_weights: $isa::sum_weights,
@@ -128,6 +142,10 @@ macro_rules! call {
     ($kernels:ident.$function:ident($($argument:ident),*)) => {
         // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
         unsafe { ($kernels.table.$function)($($argument),*) }
+    };
+    ($kernels:ident.$function:ident[$dtype:ident]($($argument:ident),*)) => {
+        // SAFETY: `Kernels::new` found the table's instruction set on this CPU.
+        unsafe { ($kernels.table.$function[$dtype as usize])($($argument),*) }
     };
 }
 
@@ -340,8 +358,8 @@ impl Kernels {
     }
 
     /// Adds one span of keys and values to the attention of the state's queries. Scores are scaled
-    /// by 1 / sqrt(head_dim). Spans must come in ascending order.
-    pub fn attention_span(&self, span: Span<'_>, state: &mut AttentionState) {
+    /// by 1 / sqrt(head_dim). Spans must come in ascending order and have one format.
+    pub fn attention_span(&self, dtype: KvDtype, span: Span<'_>, state: &mut AttentionState) {
         let (head_dim, visible) = (state.head_dim(), span.visible);
         assert!(
             head_dim > 0 && head_dim.is_multiple_of(16),
@@ -358,15 +376,11 @@ impl Kernels {
             seen.div_ceil(PAGE_TOKENS),
             "pages of {seen} keys"
         );
-        for page in span.pages {
-            assert_eq!(page.keys.len(), PAGE_TOKENS * head_dim, "keys of a page");
-            assert_eq!(
-                page.values.len(),
-                PAGE_TOKENS * head_dim,
-                "values of a page"
-            );
+        let page_bytes = dtype.page_bytes(head_dim);
+        for page in span.pages.iter().chain(span.next) {
+            assert_eq!(page.len(), page_bytes, "bytes of a page");
         }
-        call!(self.attention_span(span, state))
+        call!(self.attention_span[dtype](span, state))
     }
 
     /// Writes the attention output of all queries after their last span,
@@ -377,21 +391,24 @@ impl Kernels {
         call!(self.attention_finish(state, out))
     }
 
-    /// Stores one token of a KV head, rounded to half precision: its key in lane `slot` of a page's
-    /// keys, `[head_dim][16]`, its value in row `slot` of the page's values, `[16][head_dim]`.
+    /// Stores the key and the value of one token in slot `slot` of a page of a KV head.
     pub fn store_kv(
         &self,
+        dtype: KvDtype,
         key: &[f32],
         value: &[f32],
         slot: usize,
-        k_page: &mut [u16],
-        v_page: &mut [u16],
+        page: &mut [u8],
     ) {
+        let head_dim = key.len();
         assert!(slot < PAGE_TOKENS, "no slot {slot} in a page");
-        assert_eq!(key.len(), value.len(), "key and value of a head");
-        assert_eq!(k_page.len(), PAGE_TOKENS * key.len(), "keys of a page");
-        assert_eq!(v_page.len(), PAGE_TOKENS * value.len(), "values of a page");
-        call!(self.store_kv(key, value, slot, k_page, v_page))
+        assert_eq!(head_dim, value.len(), "key and value of a head");
+        assert!(
+            head_dim.is_multiple_of(16) && head_dim <= MAX_HEAD_DIM,
+            "a head of {head_dim} values"
+        );
+        assert_eq!(page.len(), dtype.page_bytes(head_dim), "bytes of a page");
+        call!(self.store_kv[dtype](key, value, slot, page))
     }
 
     /// Writes the largest logit of each block of [`LOGITS_BLOCK`] to `peaks`, ignoring NaN (−∞ if

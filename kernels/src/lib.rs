@@ -9,7 +9,8 @@
 //! | `int8_matmul`, `scale_panel` | int8 activations × int8 weights, exact | screening `lm_head` |
 //! | `dense_matmul`, `dense_dots`, `dense_row` | f32 × f16 or f32 | `lm_head`, embeddings |
 //! | `rms_norm`, `rope`, `relu2_gate`, `silu_gate` | f32 | single rows of a layer |
-//! | `store_kv`, `attention_span`, `attention_finish` | f32 × f16 | attention |
+//! | `store_kv`, `attention_span`, `attention_finish` | f32 × f16, bf16 or FP8 | attention |
+//! | the same, with 8-bit integers | exact in a span, f32 over the spans | attention |
 //! | `scan_logits`, `weigh_logits`, … | f32 | sampling |
 //! | `probe_…` | | measuring what the machine can do |
 //!
@@ -53,11 +54,16 @@ mod elementwise;
 mod groups;
 mod huge;
 mod int8;
+mod int8_rows;
 mod isa;
+mod kv_dtype;
+mod kv_page;
+mod kv_store;
 mod packing;
 mod prefetch;
 mod row_kernels;
 mod scalar;
+mod small_floats;
 mod softmax;
 mod ternary;
 #[cfg(target_arch = "x86_64")]
@@ -66,7 +72,7 @@ mod x86_64;
 pub use activation::{
     QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut, ScaledActivations,
 };
-pub use attention::{AttentionState, KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+pub use attention::{AttentionState, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 pub use block::PANEL_ROWS;
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::Kernels;
@@ -75,7 +81,9 @@ pub use groups::{GroupSize, PartialGroup};
 pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
 pub use isa::Isa;
+pub use kv_dtype::KvDtype;
 pub use packing::Packing;
 pub use prefetch::{PrefetchQueue, prefetch};
+pub use small_floats::{bf16_from_f32, e4m3_from_f32, e5m2_from_f32, f32_from_bf16};
 pub use softmax::{LOGITS_BLOCK, LogitScale};
 pub use ternary::{MAX_COLUMNS, PanelMut, TernaryMatrix};

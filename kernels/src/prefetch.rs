@@ -1,8 +1,8 @@
 //! Prefetching: asking for memory before it is needed.
 
-/// Half-precision values that one step of a queue prefetches: six cache lines. That leaves the
+/// Bytes that one step of a queue prefetches: six cache lines. That leaves the
 /// processor enough outstanding requests for the weights that the product itself reads.
-const STEP_VALUES: usize = 6 * 32;
+const STEP_BYTES: usize = 6 * 64;
 
 /// Prefetches the cache lines of `values`. This helps if the processor cannot predict their
 /// addresses. `values` must begin at a cache line, or its last line may be missed.
@@ -20,13 +20,13 @@ pub fn prefetch<T>(values: &[T]) {
 /// Memory that a later product reads, in pieces of any size. A product that is limited by
 /// multiplication, not by memory, prefetches it a few cache lines at a time.
 pub struct PrefetchQueue<'p, 'm> {
-    pieces: Option<&'p mut dyn Iterator<Item = &'m [u16]>>, // `None` once it has ended.
-    piece: &'m [u16], // The part of the current piece that is not prefetched yet.
+    pieces: Option<&'p mut dyn Iterator<Item = &'m [u8]>>, // `None` once it has ended.
+    piece: &'m [u8], // The part of the current piece that is not prefetched yet.
 }
 
 impl<'p, 'm> PrefetchQueue<'p, 'm> {
     /// Queues `pieces` in their order. A product that ends early leaves the rest.
-    pub fn new(pieces: &'p mut dyn Iterator<Item = &'m [u16]>) -> PrefetchQueue<'p, 'm> {
+    pub fn new(pieces: &'p mut dyn Iterator<Item = &'m [u8]>) -> PrefetchQueue<'p, 'm> {
         PrefetchQueue {
             pieces: Some(pieces),
             piece: &[],
@@ -45,7 +45,7 @@ impl<'p, 'm> PrefetchQueue<'p, 'm> {
     #[cfg_attr(not(any(test, target_arch = "x86_64")), expect(dead_code))]
     #[inline(always)]
     pub(crate) fn step(&mut self) {
-        if let Some((now, later)) = self.piece.split_first_chunk::<STEP_VALUES>() {
+        if let Some((now, later)) = self.piece.split_first_chunk::<STEP_BYTES>() {
             prefetch(now);
             self.piece = later;
         } else if self.pieces.is_some() {
@@ -71,8 +71,8 @@ mod tests {
 
     #[test]
     fn a_queue_prefetches_every_piece_to_its_end() {
-        let memory = [0; 3 * STEP_VALUES];
-        let sizes = [2 * STEP_VALUES + 1, 0, STEP_VALUES - 1, STEP_VALUES];
+        let memory = [0; 3 * STEP_BYTES];
+        let sizes = [2 * STEP_BYTES + 1, 0, STEP_BYTES - 1, STEP_BYTES];
         let mut taken = 0;
         let mut pieces = sizes.iter().map(|size| {
             taken += 1;
@@ -85,12 +85,12 @@ mod tests {
             remaining.push(queue.piece.len());
         }
         let expected = [
-            2 * STEP_VALUES + 1,
-            STEP_VALUES + 1,
+            2 * STEP_BYTES + 1,
+            STEP_BYTES + 1,
             1,
             0,
-            STEP_VALUES - 1,
-            STEP_VALUES,
+            STEP_BYTES - 1,
+            STEP_BYTES,
             0,
             0,
         ];

@@ -1,7 +1,7 @@
 //! The kernels over single rows, compiled for one instruction set.
 //!
-//! `elementwise.rs`, `softmax.rs` and `attention.rs` hold their bodies, which are the same for all
-//! instruction sets.
+//! `elementwise.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold their bodies, which are
+//! the same for all instruction sets.
 
 /// Defines these kernels with the given attribute, which enables the instruction set.
 macro_rules! row_kernels {
@@ -37,6 +37,10 @@ macro_rules! row_kernels {
                 masses: &mut [f32]
             );
             attention::attention_finish(state: &$crate::AttentionState, out: &mut [f32]);
+            kv_store::store_bf16(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]);
+            kv_store::store_int8(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]);
+            kv_store::store_e4m3(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]);
+            kv_store::store_e5m2(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]);
         }
     };
 }

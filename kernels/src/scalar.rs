@@ -13,6 +13,8 @@ use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{LANES, sum_lanes};
 use crate::groups::GroupSize;
 use crate::int8::Int8Matrix;
+use crate::int8_rows::LOW_BITS;
+use crate::kv_page::{FloatChunk, FloatPage, Int8Page, SpanScales};
 use crate::packing::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
 use crate::prefetch::PrefetchQueue;
 use crate::row_kernels::row_kernels;
@@ -183,61 +185,95 @@ pub(crate) fn dense_row(weights: &DenseMatrix, row: usize, out: &mut [f32]) {
     }
 }
 
-/// Adds one span to the attention of the state, query by query:
+/// Adds one span of floats to the attention of the state, query by query:
 ///
 /// 1. the products with the keys, in ascending dimension, fused;
 /// 2. the weights;
 /// 3. the sums of the weighted values, in ascending token, fused;
 /// 4. the merge with the past spans.
-pub(crate) fn attention_span(span: Span<'_>, state: &mut AttentionState) {
+pub(crate) fn attention_span<C: FloatChunk>(span: Span<'_>, state: &mut AttentionState) {
     let head_dim = state.head_dim();
+    let pages = FloatPage::<C>::all_of(span.pages, head_dim);
     for row in 0..state.rows() {
         let seen = state.seen(row, span.visible);
         let ProductBuffers { input, output, .. } = state.score_buffers();
         for (token, score) in output[row].0.iter_mut().enumerate().take(seen) {
-            let lane = span.pages[token / PAGE_TOKENS]
-                .keys
-                .iter()
-                .skip(token % PAGE_TOKENS)
-                .step_by(PAGE_TOKENS);
-            *score = input[row]
-                .0
-                .iter()
-                .zip(lane)
-                .fold(0.0, |sum, (q, &key)| q.mul_add(f32_from_f16(key), sum));
+            let keys = pages[token / PAGE_TOKENS].keys.iter();
+            let lane = keys.map(|chunk| chunk.stored().widened(token % PAGE_TOKENS));
+            let query = input[row].0.iter().zip(lane);
+            *score = query.fold(0.0, |sum, (q, key)| q.mul_add(key, sum));
         }
     }
-    state.weigh_span(span.visible);
+    let scales = C::UNIT.map(|unit| SpanScales::of(span.pages, unit));
+    state.weigh_span(span.visible, scales.as_ref());
     for row in 0..state.rows() {
         let seen = state.seen(row, span.visible);
         let ProductBuffers { input, output, .. } = state.value_buffers();
         let acc = &mut output[row].0[..head_dim];
         acc.fill(0.0);
         for (token, weight) in input[row].0.iter().enumerate().take(seen) {
-            let page = &span.pages[token / PAGE_TOKENS];
-            let values = &page.values[token % PAGE_TOKENS * head_dim..][..head_dim];
-            for (acc, &value) in acc.iter_mut().zip(values) {
-                *acc = weight.mul_add(f32_from_f16(value), *acc);
+            let values = pages[token / PAGE_TOKENS].values;
+            let values = values
+                .chunks_exact(head_dim / LANES)
+                .nth(token % PAGE_TOKENS);
+            let values = values.expect("a value of each token");
+            for (acc, values) in acc.as_chunks_mut::<LANES>().0.iter_mut().zip(values) {
+                let stored = values.stored();
+                for (lane, acc) in acc.iter_mut().enumerate() {
+                    *acc = weight.mul_add(stored.widened(lane), *acc);
+                }
             }
         }
     }
     state.merge_span();
 }
 
-/// Stores a token's key as a lane of `k_page` and its value as a row of `v_page`, rounded to half
-/// precision.
-pub(crate) fn store_kv(
-    key: &[f32],
-    value: &[f32],
-    slot: usize,
-    k_page: &mut [u16],
-    v_page: &mut [u16],
-) {
-    for (half, &key) in k_page.iter_mut().skip(slot).step_by(PAGE_TOKENS).zip(key) {
-        *half = f16_from_f32(key);
+/// Adds one span of 8-bit integers to the attention of the state; see `int8_rows.rs`. Both products
+/// are exact.
+pub(crate) fn int8_attention_span(span: Span<'_>, state: &mut AttentionState) {
+    let head_dim = state.head_dim();
+    let pages = Int8Page::all_of(span.pages, head_dim);
+    let pages = &pages[..span.pages.len()];
+    state.quantize_queries();
+    let (rows, scores) = state.int8_score_buffers();
+    for (row, scores) in rows.iter().zip(scores) {
+        for (page, scores) in pages.iter().zip(scores.0.as_chunks_mut::<PAGE_TOKENS>().0) {
+            for (token, score) in scores.iter_mut().enumerate() {
+                let query = row.query.as_flattened().iter().take(head_dim).enumerate();
+                let products = query.map(|(i, &q)| i32::from(q) * i32::from(page.key(token, i)));
+                *score = products.sum::<i32>() as f32;
+            }
+        }
     }
-    for (half, &value) in v_page.iter_mut().skip(slot * value.len()).zip(value) {
-        *half = f16_from_f32(value);
+    state.weigh_int8_span(span, &SpanScales::of(span.pages, 1.0));
+    let (rows, acc) = state.int8_value_buffers();
+    for (row, acc) in rows.iter().zip(acc) {
+        let (high, low) = (row.high.as_flattened(), row.low.as_flattened());
+        for (i, acc) in acc.0.iter_mut().enumerate().take(head_dim) {
+            let mut sum = 0;
+            for token in 0..pages.len() * PAGE_TOKENS {
+                let weight = i32::from(high[token]) << LOW_BITS | i32::from(low[token]);
+                let value = pages[token / PAGE_TOKENS].value(token % PAGE_TOKENS, i);
+                sum += weight * i32::from(value);
+            }
+            *acc = sum as f32 * row.weight_scale;
+        }
+    }
+    state.merge_span();
+}
+
+/// Stores a token's key as a lane of the page's keys and its value as a row, rounded to half
+/// precision.
+pub(crate) fn store_f16(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]) {
+    let (keys, values) = page
+        .as_chunks_mut::<2>()
+        .0
+        .split_at_mut(key.len() * PAGE_TOKENS);
+    for (half, &key) in keys.iter_mut().skip(slot).step_by(PAGE_TOKENS).zip(key) {
+        *half = f16_from_f32(key).to_le_bytes();
+    }
+    for (half, &value) in values.iter_mut().skip(slot * value.len()).zip(value) {
+        *half = f16_from_f32(value).to_le_bytes();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Known values of the scalar kernels: rounding, layouts and formulas.
 
 use sterna_kernels::{
-    DenseMatrix, Int8Matrix, Isa, Kernels, Packing, PrefetchQueue, QuantizedActivations,
+    DenseMatrix, Int8Matrix, Isa, Kernels, KvDtype, Packing, PrefetchQueue, QuantizedActivations,
     ScaledActivations, TernaryMatrix, f16_from_f32, f32_from_f16,
 };
 
@@ -171,16 +171,17 @@ fn every_isa_converts_halves_and_midpoints_as_scalar_does() {
                 "{isa}: {half:#06x}"
             );
         }
-        let mut k_page = vec![0; 16 * values.len()];
-        let mut v_page = k_page.clone();
-        kernels.store_kv(&values, &values, 3, &mut k_page, &mut v_page);
-        for (i, &value) in values.iter().enumerate() {
-            assert_eq!(
-                v_page[3 * values.len() + i],
-                f16_from_f32(value),
-                "{isa}: {value}"
-            );
-            assert_eq!(k_page[16 * i + 3], f16_from_f32(value), "{isa}: {value}");
+        for values in values.chunks(64) {
+            let mut head = [0.0; 64];
+            head[..values.len()].copy_from_slice(values);
+            let mut page = vec![0; KvDtype::F16.page_bytes(64)];
+            kernels.store_kv(KvDtype::F16, &head, &head, 3, &mut page);
+            let (keys, stored) = page.as_chunks::<2>().0.split_at(16 * 64);
+            for (i, &value) in head.iter().enumerate() {
+                let half = f16_from_f32(value).to_le_bytes();
+                assert_eq!(stored[3 * 64 + i], half, "{isa}: {value}");
+                assert_eq!(keys[16 * i + 3], half, "{isa}: {value}");
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use sterna_kernels::Kernels;
+use sterna_kernels::{Kernels, KvDtype};
 
 pub use figure::{Figure, FigureKind, FigureResult, Measurement, Repetition, Spread, StepParts};
 pub use golden::{DEMO_ANSWERS, Mismatch, check, check_batching, check_demo, check_isa};
@@ -32,7 +32,7 @@ use crate::config::{BenchConfig, usable_memory};
 use crate::cores;
 use crate::demo;
 use crate::model::{LoadOptions, Model, Source};
-use crate::startup::kernels;
+use crate::startup::{kernels, kv_dtype};
 
 /// Numbers of sequences that decode together.
 pub const STREAMS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -70,6 +70,7 @@ pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
         kernels,
         threads: config.machine.threads(),
         pin_threads: config.machine.pin_threads(),
+        kv_dtype: kv_dtype(&config.machine.kv_dtype),
         grid: grid(config),
         probe_bytes: if config.quick {
             QUICK_PROBE_BYTES
@@ -122,6 +123,8 @@ pub struct BenchRun {
     pub threads: usize,
     /// Whether each thread is pinned to a core.
     pub pin_threads: bool,
+    /// The number format of keys and values.
+    pub kv_dtype: KvDtype,
     /// What to measure.
     pub grid: Grid,
     /// The memory that one pass of the bandwidth probe reads, unless the machine has too little.
@@ -137,6 +140,7 @@ impl BenchRun {
     pub fn report(self) -> Result<BenchReport, Box<dyn Error>> {
         let options = LoadOptions {
             pin_threads: self.pin_threads,
+            kv_dtype: self.kv_dtype,
             progress: true,
             ..LoadOptions::new(self.kernels, self.threads)
         };

@@ -50,6 +50,8 @@ pub struct ModelInfo {
     pub head_bytes: usize,
     /// Bytes of the keys and values of one token.
     pub kv_bytes_per_token: usize,
+    /// The number format of keys and values.
+    pub kv_dtype: &'static str,
 }
 
 impl ModelInfo {
@@ -62,6 +64,7 @@ impl ModelInfo {
             layer_bytes: sizes.layer_bytes,
             head_bytes: sizes.head_bytes,
             kv_bytes_per_token: sizes.kv_bytes_per_token,
+            kv_dtype: model.kv_dtype().name(),
         }
     }
 }
@@ -78,12 +81,13 @@ impl fmt::Display for BenchReport {
         writeln!(
             f,
             "{}: layers {:.3} GB ({:.2} bits per ternary weight), head {:.3} GB, \
-             keys and values {:.1} kB per token (f16)",
+             keys and values {:.1} kB per token ({})",
             model.name,
             gigabytes(model.layer_bytes),
             model.bits_per_weight,
             gigabytes(model.head_bytes),
             model.kv_bytes_per_token as f64 / 1e3,
+            model.kv_dtype,
         )?;
         writeln!(f, "checked: {}", self.checks.join("; "))?;
         self.write_limits(f)?;

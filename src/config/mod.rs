@@ -23,6 +23,9 @@ const ISAS: [&str; 4] = ["scalar", "avx2", "avx512", "avx512vbmi"];
 /// The orders of I2_S weights that a user can name.
 const I2S_ORDERS: [&str; 3] = ["x86", "arm", "four-rows"];
 
+/// The number formats of keys and values that a user can choose.
+const KV_DTYPES: [&str; 5] = ["f16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"];
+
 /// More compute threads than this for a core only wait for each other.
 const MAX_THREADS_PER_CORE: usize = 4;
 
@@ -105,7 +108,7 @@ pub struct ServeConfig {
     pub machine: MachineFlags,
     /// Memory for keys and values, for example 4GiB or 512MiB. If omitted, it is half of the memory
     /// that this process may still use, and at most what --max-running sequences of full length
-    /// need.
+    /// need. --kv-dtype says how many bytes a token takes.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
     pub kv_memory: Option<u64>,
     /// The flags about connections.
@@ -159,6 +162,11 @@ pub struct MachineFlags {
     /// Instruction set of the kernels. If omitted, it is the best that this machine has.
     #[arg(long, value_parser = ISAS)]
     pub isa: Option<String>,
+    /// Number format of keys and values. Those of 8 bits have one scale for each token and KV head,
+    /// hold nearly twice the tokens in the same memory, and read half of it. int8 is the fastest;
+    /// answers differ slightly from those of f16 (figures in benches/README.md).
+    #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = KV_DTYPES)]
+    pub kv_dtype: String,
 }
 
 /// Who can connect.
@@ -473,6 +481,12 @@ mod tests {
         }
         assert_eq!(serve(&["--host", "[::1]"]).network.host, "::1");
         assert!(Cli::try_parse_from(["sterna", "--isa", "neon"]).is_err());
+        assert_eq!(serve(&[]).machine.kv_dtype, "f16");
+        assert_eq!(
+            serve(&["--kv-dtype", "fp8_e4m3"]).machine.kv_dtype,
+            "fp8_e4m3"
+        );
+        assert!(Cli::try_parse_from(["sterna", "--kv-dtype", "int4"]).is_err());
         assert_eq!(serve(&["--speculate", "0"]).scheduling.speculate, 0);
         assert!(Cli::try_parse_from(["sterna", "--speculate", "33"]).is_err());
     }
@@ -494,6 +508,10 @@ mod tests {
         );
         assert!(bench(&["--depths", "8"]).is_err());
         assert!(bench(&["--isa", "neon"]).is_err());
+        assert_eq!(
+            bench(&["--kv-dtype", "int8"]).unwrap().machine.kv_dtype,
+            "int8"
+        );
     }
 
     #[test]

@@ -329,6 +329,7 @@ mod tests {
             metrics: Metrics::new(&Identity {
                 model_name: "none".into(),
                 isa: "none".into(),
+                kv_dtype: "f16".to_owned(),
                 kv_pages: 8,
                 page_tokens: 16,
             }),

@@ -9,6 +9,8 @@ pub struct Identity {
     pub model_name: String,
     /// The instruction set of the kernels.
     pub isa: String,
+    /// The number format of keys and values.
+    pub kv_dtype: String,
     /// KV pages in the pool.
     pub kv_pages: u32,
     /// Tokens in a page.

@@ -47,7 +47,12 @@ impl Registry {
     }
 
     /// Registers a gauge that is always 1 and says something by its labels.
-    pub(super) fn info(&mut self, name: Text, help: Text, labels: [(Text, String); 2]) {
+    pub(super) fn info<const N: usize>(
+        &mut self,
+        name: Text,
+        help: Text,
+        labels: [(Text, String); N],
+    ) {
         self.define(name, None);
         describe_gauge!(name, help);
         gauge!(name, &labels).set(1);

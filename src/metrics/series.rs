@@ -224,8 +224,9 @@ impl EngineSeries {
         );
         to.info(
             "vllm:cache_config_info",
-            "The size of the KV cache: tokens per page and number of pages.",
+            "The KV cache: its number format, tokens per page and number of pages.",
             [
+                ("cache_dtype", identity.kv_dtype.clone()),
                 ("block_size", identity.page_tokens.to_string()),
                 ("num_gpu_blocks", identity.kv_pages.to_string()),
             ],

@@ -7,6 +7,7 @@ fn metrics() -> Metrics {
     Metrics::new(&Identity {
         model_name: "toy".into(),
         isa: "scalar".into(),
+        kv_dtype: "f16".to_owned(),
         kv_pages: 8,
         page_tokens: 16,
     })
@@ -62,6 +63,7 @@ fn the_build_and_the_cache_are_described_by_labels() {
     let text = metrics().render();
     assert!(text.contains("isa=\"scalar\"") && text.contains(env!("CARGO_PKG_VERSION")));
     assert!(text.contains("block_size=\"16\"") && text.contains("num_gpu_blocks=\"8\""));
+    assert!(text.contains("cache_dtype=\"f16\""));
 }
 
 #[test]

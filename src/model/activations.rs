@@ -130,7 +130,7 @@ impl<'m> InputRows<'m> {
 
     /// Multiplies the rows by the projections. Meanwhile each worker prefetches `next(worker)`.
     /// The caller ends the stage, because `next` may borrow from the context.
-    pub(super) fn multiply_and_prefetch<'n, I: Iterator<Item = &'n [u16]>>(
+    pub(super) fn multiply_and_prefetch<'n, I: Iterator<Item = &'n [u8]>>(
         self,
         workers: &mut Workers,
         next: impl Fn(usize) -> I + Sync,

@@ -1,13 +1,13 @@
 //! The attention half of a layer: it walks the pages of each sequence and calls the kernels on runs
 //! of them.
 //!
-//! Invariant: a query reads every key and value from its page, rounded to half precision, including
-//! those of its own step. Keys are reduced in spans of 256 absolute positions, in ascending order.
-//! So neither chunks nor neighbours nor threads change a result.
+//! Invariant: a query reads every key and value from its page, as the format of the KV store rounds
+//! it, including those of its own step. Keys are reduced in spans of 256 absolute positions, in
+//! ascending order. So neither chunks nor neighbours nor threads change a result.
 
 use std::ops::{Range, RangeInclusive};
 
-use sterna_kernels::{KvPage, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+use sterna_kernels::{MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 use sterna_scheduler::Batch;
 
 use super::activations::{InputRows, Pending, Projected};
@@ -99,14 +99,14 @@ impl Attention {
             let mut shares = placement.attention_shares(self.kv_heads, self.group(), count);
             let share = shares.nth(worker).filter(|_| is_worth_it);
             let places = pages.places(share.unwrap_or_default(), self.group());
-            places.map(move |place| pages.kv.keys_and_values(pages.layer, place))
+            places.map(move |place| pages.kv.head(pages.layer, place))
         })
     }
 
     /// Rotates the keys by their positions, and writes keys and values to their pages.
     fn store(&self, context: &mut ForwardContext<'_>, keys: Product<'_>, values: Product<'_>) {
         let (placement, d) = (context.placement, self.head_dim);
-        let writes = placement.writes();
+        let (writes, dtype) = (placement.writes(), context.kv.dtype());
         // An item is what one head writes to one page.
         let item = |index| write_in_order(writes, self.kv_heads, index);
         let place = |index| {
@@ -131,7 +131,7 @@ impl Attention {
                 if let Some((head, write)) = ahead.next() {
                     pages.prefetch(head, write);
                 }
-                let (k_page, v_page) = pages.page_mut(head, write.page);
+                let page = pages.page_mut(head, write.page);
                 for i in 0..write.tokens {
                     let token = write.first_token + i;
                     let (cosines, sines) = placement.rotation(token);
@@ -144,7 +144,7 @@ impl Attention {
                     }
                     values.copy_rows(token, head * d, value);
                     kernels.rope(key, d, cosines, sines);
-                    kernels.store_kv(key, value, write.slot + i, k_page, v_page);
+                    kernels.store_kv(dtype, key, value, write.slot + i, page);
                     fault::pass(Place::TokenStored);
                 }
             }
@@ -168,7 +168,7 @@ impl Attention {
             pool,
             scratch,
         } = &mut *context.workers;
-        let kernels = *kernels;
+        let (kernels, dtype) = (*kernels, keys.kv.dtype());
         let shares = placement.attention_shares(self.kv_heads, group, pool.workers());
         let parts = shares.clone();
         let parts = parts.zip(split_rows(attended, d, shares)).zip(scratch);
@@ -209,7 +209,7 @@ impl Attention {
                         next: &next.pages[..next.count],
                         visible: (position + 1 - first).min(SPAN_TOKENS),
                     };
-                    kernels.attention_span(span, state);
+                    kernels.attention_span(dtype, span, state);
                     fault::pass(Place::SpanAttended);
                 }
                 let size = block.tokens.len() * block.heads.len() * d;
@@ -267,9 +267,8 @@ impl<'a> KeyPages<'a> {
         places: &mut impl Iterator<Item = HeadPage>,
         limit: usize,
     ) -> SpanPages<'a> {
-        let (keys, values) = (&[][..], &[][..]);
         let mut next = SpanPages {
-            pages: [KvPage { keys, values }; SPAN_PAGES],
+            pages: [&[]; SPAN_PAGES],
             count: 0,
         };
         for (page, place) in next.pages.iter_mut().zip(places.take(limit)) {
@@ -282,6 +281,179 @@ impl<'a> KeyPages<'a> {
 
 /// The pages of up to one span.
 struct SpanPages<'a> {
-    pages: [KvPage<'a>; SPAN_PAGES],
+    pages: [&'a [u8]; SPAN_PAGES],
     count: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_kernels::{Kernels, KvDtype};
+    use sterna_scheduler::{Page, SequenceId};
+
+    use super::*;
+    use crate::model::{LoadOptions, Model, Source};
+
+    /// What one layer's attention read and wrote, `[head][token][d]`.
+    struct Observed {
+        queries: Vec<Vec<f32>>,
+        keys: Vec<Vec<f32>>,
+        values: Vec<Vec<f32>>,
+        attended: Vec<Vec<f32>>,
+    }
+
+    impl Attention {
+        fn observe(&self, context: &mut ForwardContext<'_>, rows: InputRows<'_>) -> Observed {
+            let (d, group, tokens) = (self.head_dim, self.group(), context.placement.tokens());
+            let projected = self.project(context, rows);
+            let heads = |index: usize, heads: usize, rotates: bool| -> Vec<Vec<f32>> {
+                let one = |head: usize| {
+                    let mut all = vec![0.0; tokens * d];
+                    for (token, x) in all.chunks_mut(d).enumerate() {
+                        projected.product(index).copy_rows(token, head * d, x);
+                        if rotates {
+                            let (cosines, sines) = context.placement.rotation(token);
+                            context.workers.kernels.rope(x, d, cosines, sines);
+                        }
+                    }
+                    all
+                };
+                (0..heads).map(one).collect()
+            };
+            let queries = heads(0, self.heads, true);
+            let (keys, values) = (
+                heads(1, self.kv_heads, true),
+                heads(2, self.kv_heads, false),
+            );
+            self.store(context, projected.product(1), projected.product(2));
+            let mut attended = vec![vec![0.0; tokens * d]; self.heads];
+            projected.attend(|queries, all| {
+                self.attend(context, queries, all);
+                for (index, x) in all.chunks(d).enumerate() {
+                    // The order is [kv head][token][head of the group].
+                    let (query, i) = (index / group, index % group);
+                    let head = query / tokens * group + i;
+                    attended[head][query % tokens * d..][..d].copy_from_slice(x);
+                }
+            });
+            Observed {
+                queries,
+                keys,
+                values,
+                attended,
+            }
+        }
+    }
+
+    /// Returns the causal attention of one head, computed in double precision.
+    fn exact(queries: &[f32], keys: &[f32], values: &[f32], d: usize) -> Vec<f64> {
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter()
+                .zip(b)
+                .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                .sum()
+        };
+        let mut out = Vec::new();
+        for (token, query) in queries.chunks(d).enumerate() {
+            let keys = keys.chunks(d).take(token + 1);
+            let scores: Vec<f64> = keys
+                .map(|key| dot(query, key) / (d as f64).sqrt())
+                .collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            out.extend((0..d).map(|i| {
+                let values = values.iter().skip(i).step_by(d);
+                let weighted = weights.iter().zip(values).map(|(w, v)| w * f64::from(*v));
+                weighted.sum::<f64>() / sum
+            }));
+        }
+        out
+    }
+
+    /// Returns conversations of the demo model, again and again.
+    fn conversation(tokens: usize) -> Vec<u32> {
+        let expected = include_str!("../../tests/fixtures/demo/expected.json");
+        let expected: serde_json::Value = serde_json::from_str(expected).unwrap();
+        let prompts = expected["prompts"].as_array().unwrap();
+        let parts = prompts
+            .iter()
+            .flat_map(|prompt| [&prompt["prompt"], &prompt["continuation"]]);
+        let text: Vec<u32> = parts
+            .flat_map(|part| part.as_array().unwrap())
+            .map(|token| token.as_u64().unwrap() as u32)
+            .collect();
+        text.into_iter().cycle().take(tokens).collect()
+    }
+
+    /// Returns the smallest cosine between the attention output of a head, over all tokens, and
+    /// exact attention, and the mean of the cosines of all heads and tokens.
+    fn cosines(dtype: KvDtype) -> (f64, f64) {
+        let files: [(&str, &'static [u8]); 3] = [
+            ("config.json", include_bytes!("../demo/config.json")),
+            ("tokenizer.json", include_bytes!("../demo/tokenizer.json")),
+            (
+                "model.safetensors",
+                include_bytes!("../demo/model.safetensors"),
+            ),
+        ];
+        let options = LoadOptions {
+            kv_dtype: dtype,
+            max_step_tokens: 600,
+            ..LoadOptions::new(Kernels::best(), 2)
+        };
+        let mut model = Model::load(&Source::embedded(&files), options).unwrap();
+        let tokens = conversation(600);
+        let pages: Vec<Page> = (0..38).map(Page::new).collect();
+        let mut batch = Batch::new();
+        batch.push_row(SequenceId::new(0, 0), 0, &tokens, &pages, 0);
+        let mut kv = model.new_kv_store(pages.len()).unwrap();
+        let mut hidden = Vec::new();
+        model.embed(&batch, &mut hidden);
+        let (d, group) = (model.config().head_dim, model.config().group());
+        let (mut smallest, mut all) = (1.0_f64, Vec::new());
+        let cosine = |computed: &[f32], exact: &[f64]| {
+            let pairs = || {
+                computed
+                    .iter()
+                    .map(|&x| f64::from(x))
+                    .zip(exact.iter().copied())
+            };
+            let sum = |product: fn((f64, f64)) -> f64| pairs().map(product).sum::<f64>();
+            sum(|(a, b)| a * b) / (sum(|(a, _)| a * a) * sum(|(_, b)| b * b)).sqrt()
+        };
+        for layer in 0..model.config().layers {
+            let observed = model.observe_attention(
+                layer,
+                &hidden,
+                &batch,
+                &mut kv,
+                |attention, context, rows| attention.observe(context, rows),
+            );
+            for (head, queries) in observed.queries.iter().enumerate() {
+                let [keys, values] = [&observed.keys, &observed.values].map(|x| &x[head / group]);
+                let exact = exact(queries, keys, values, d);
+                let computed = &observed.attended[head];
+                smallest = smallest.min(cosine(computed, &exact));
+                let by_token = computed.chunks(d).zip(exact.chunks(d));
+                all.extend(by_token.map(|(computed, exact)| cosine(computed, exact)));
+            }
+            model.run_layers(layer..layer + 1, &mut hidden, &batch, &mut kv);
+        }
+        (smallest, all.iter().sum::<f64>() / all.len() as f64)
+    }
+
+    #[test]
+    fn attention_of_the_demo_is_close_to_that_of_exact_keys_and_values() {
+        for dtype in KvDtype::ALL {
+            let (head, token) = cosines(dtype);
+            println!("{dtype}: {head:.6} in the worst head, {token:.6} in the mean of tokens");
+            let bar = match dtype {
+                KvDtype::F16 => 0.999_999,
+                KvDtype::Bf16 => 0.9999,
+                KvDtype::Int8 | KvDtype::Fp8E4m3 => 0.998,
+                KvDtype::Fp8E5m2 => 0.99,
+            };
+            assert!(head >= bar && token >= bar, "{dtype}: {head}, {token}");
+        }
+    }
 }

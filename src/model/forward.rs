@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use sterna_kernels::{AttentionState, Kernels};
+use sterna_kernels::{AttentionState, Kernels, KvDtype};
 use sterna_scheduler::Batch;
 
 use super::activations::{Pending, StepBuffers};
@@ -20,6 +20,8 @@ use super::pool::Pool;
 use super::profile::{Profile, Stage};
 use super::weights::{Sizes, Weights};
 use super::workers::{ForwardContext, Scratch, Workers};
+#[cfg(test)]
+use super::{activations::InputRows, attention::Attention};
 use crate::fault::{self, Place};
 
 /// A loaded model, its threads, and the memory that its steps reuse.
@@ -30,6 +32,7 @@ pub struct Model {
     memory: StepMemory,
     logits: Logits,
     max_logits_rows: usize,
+    kv_dtype: KvDtype,
     profile: Profile,
 }
 
@@ -95,6 +98,7 @@ impl Model {
                 scratch,
             },
             max_logits_rows: options.max_logits_rows,
+            kv_dtype: options.kv_dtype,
             profile: Profile::new(),
         })
     }
@@ -124,6 +128,11 @@ impl Model {
         self.profile
     }
 
+    /// Returns the number format of keys and values.
+    pub fn kv_dtype(&self) -> KvDtype {
+        self.kv_dtype
+    }
+
     /// Returns the bytes of keys and values of one page, all layers.
     pub fn kv_bytes_per_page(&self) -> usize {
         self.kv_shape().page_bytes()
@@ -134,7 +143,7 @@ impl Model {
     /// # Errors
     /// If the system does not have enough memory.
     pub fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
-        KvStore::new(self.kv_shape(), pages)
+        self.new_kv_store_in(self.kv_dtype, pages)
     }
 
     /// Computes with other kernels from now on. Returns those of before.
@@ -142,11 +151,25 @@ impl Model {
         std::mem::replace(&mut self.workers.kernels, kernels)
     }
 
+    /// Takes the memory for the keys and values of `pages` pages, in any format. A step stores them
+    /// in the format of its store.
+    ///
+    /// # Errors
+    /// If the system does not have enough memory.
+    pub fn new_kv_store_in(&self, dtype: KvDtype, pages: usize) -> io::Result<KvStore> {
+        let shape = KvShape {
+            dtype,
+            ..self.kv_shape()
+        };
+        KvStore::new(shape, pages)
+    }
+
     fn kv_shape(&self) -> KvShape {
         KvShape {
             layers: self.config.layers,
             kv_heads: self.config.kv_heads,
             head_dim: self.config.head_dim,
+            dtype: self.kv_dtype,
         }
     }
 
@@ -215,9 +238,14 @@ impl Model {
         batch: &Batch,
         kv: &mut KvStore,
     ) {
+        let dtype = kv.shape().dtype;
+        let shape = KvShape {
+            dtype,
+            ..self.kv_shape()
+        };
         assert_eq!(
             kv.shape(),
-            self.kv_shape(),
+            shape,
             "the KV store has the shape of this model"
         );
         assert_eq!(
@@ -250,6 +278,32 @@ impl Model {
         }
         pending.add(&mut context, residual);
         fault::pass(Place::LastOutputAdded);
+    }
+
+    /// Calls `read` with the attention of a layer and the normed input rows that the hidden states
+    /// of the batch's tokens, `[token][hidden]`, give it.
+    #[cfg(test)]
+    pub(super) fn observe_attention<T>(
+        &mut self,
+        layer: usize,
+        hidden: &[f32],
+        batch: &Batch,
+        kv: &mut KvStore,
+        read: impl FnOnce(&Attention, &mut ForwardContext<'_>, InputRows<'_>) -> T,
+    ) -> T {
+        self.memory.placement.place(batch);
+        let mut context = ForwardContext {
+            workers: &mut self.workers,
+            batch,
+            placement: &self.memory.placement,
+            kv,
+            profile: &mut self.profile,
+        };
+        let layer = &self.weights.layers[layer];
+        let pending = Pending::nothing(&mut self.memory.buffers);
+        let (norm, qkv) = (&layer.attention_norm, &layer.attention.qkv);
+        let rows = pending.add_and_norm(&mut context, &mut hidden.to_vec(), norm, qkv);
+        read(&layer.attention, &mut context, rows)
     }
 
     /// Computes the logits: the output head on the normed hidden states of the tokens that get

@@ -1,7 +1,7 @@
 //! The KV store: keys and values of all sequences, by page. It has no notion of sequences.
 //!
 //! Invariant: a page holds 16 tokens of every layer. For each layer and key-value head, the keys,
-//! `[d][16]`, are followed by the values, `[16][d]`, in half precision, from a cache line on.
+//! the values and their scales begin at a cache line, as [`KvDtype`] lays them out.
 //!
 //! Invariant: all pages of a layer are neighbours. A step reads all of one layer before it reads
 //! the next, so it uses as few pages of the system at a time as possible. Within a layer, runs of
@@ -13,7 +13,7 @@
 use std::io;
 use std::ops::RangeInclusive;
 
-use sterna_kernels::{HugeSlice, KvPage, PAGE_TOKENS, prefetch};
+use sterna_kernels::{HugeSlice, KvDtype, PAGE_TOKENS, prefetch};
 
 use super::placement::PageWrite;
 
@@ -26,22 +26,23 @@ pub(super) struct KvShape {
     pub(super) layers: usize,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
+    pub(super) dtype: KvDtype,
 }
 
 impl KvShape {
-    /// Returns the number of values of one head in one page: keys and values.
+    /// Returns the bytes of one head in one page.
     fn head(self) -> usize {
-        2 * PAGE_TOKENS * self.head_dim
-    }
-
-    /// Returns the number of values of one page.
-    fn page(self) -> usize {
-        self.layers * self.kv_heads * self.head()
+        self.dtype.page_bytes(self.head_dim)
     }
 
     /// Returns the bytes of one page.
     pub(super) fn page_bytes(self) -> usize {
-        self.page() * size_of::<u16>()
+        self.layers * self.kv_heads * self.head()
+    }
+
+    /// Returns the bytes of one token.
+    pub(super) fn token_bytes(self) -> usize {
+        self.page_bytes() / PAGE_TOKENS
     }
 }
 
@@ -49,7 +50,7 @@ impl KvShape {
 pub struct KvStore {
     shape: KvShape,
     pages: usize,
-    values: HugeSlice<u16>,
+    bytes: HugeSlice<u8>,
 }
 
 impl KvStore {
@@ -61,7 +62,7 @@ impl KvStore {
         Ok(KvStore {
             shape,
             pages,
-            values: HugeSlice::committed(pages * shape.page())?,
+            bytes: HugeSlice::committed(pages * shape.page_bytes())?,
         })
     }
 
@@ -72,6 +73,11 @@ impl KvStore {
 
     pub(super) fn shape(&self) -> KvShape {
         self.shape
+    }
+
+    /// Returns the number format of keys and values.
+    pub(super) fn dtype(&self) -> KvDtype {
+        self.shape.dtype
     }
 
     /// Copies page `from` to page `to`, in every layer.
@@ -88,25 +94,18 @@ impl KvStore {
             for head in 0..self.shape.kv_heads {
                 let [from, to] = [from, to].map(|page| self.start(layer, HeadPage { head, page }));
                 let from = from..from + self.shape.head();
-                self.values.copy_within(from, to);
+                self.bytes.copy_within(from, to);
             }
         }
     }
 
     /// Returns the keys and values of `layer` at a place.
-    pub(super) fn head(&self, layer: usize, place: HeadPage) -> KvPage<'_> {
-        let both = self.keys_and_values(layer, place);
-        let (keys, values) = both.split_at(PAGE_TOKENS * self.shape.head_dim);
-        KvPage { keys, values }
-    }
-
-    /// Returns the keys and values of `layer` at a place as one slice.
-    pub(super) fn keys_and_values(&self, layer: usize, place: HeadPage) -> &[u16] {
+    pub(super) fn head(&self, layer: usize, place: HeadPage) -> &[u8] {
         let start = self.start(layer, place);
-        &self.values[start..][..self.shape.head()]
+        &self.bytes[start..][..self.shape.head()]
     }
 
-    /// Returns the index of the first value at a place.
+    /// Returns the index of the first byte at a place.
     fn start(&self, layer: usize, place: HeadPage) -> usize {
         let heads = layer * self.pages * self.shape.kv_heads + place.index(self.pages, self.shape);
         heads * self.shape.head()
@@ -124,20 +123,20 @@ impl KvStore {
     ) -> impl Iterator<Item = HeadPagesMut<'_>> {
         let (shape, pages) = (self.shape, self.pages);
         let size = shape.kv_heads * pages * shape.head();
-        let (mut rest, mut at) = (&mut self.values[layer * size..][..size], 0);
+        let (mut rest, mut at) = (&mut self.bytes[layer * size..][..size], 0);
         ranges.map(move |range| {
             let [first, last] = [range.start(), range.end()].map(|place| place.index(pages, shape));
             let skip = first
                 .checked_sub(at)
                 .expect("places ascend, because one sequence writes each page");
             at = last + 1;
-            let (values, after) = std::mem::take(&mut rest)[skip * shape.head()..]
+            let (bytes, after) = std::mem::take(&mut rest)[skip * shape.head()..]
                 .split_at_mut((at - first) * shape.head());
             rest = after;
             HeadPagesMut {
                 first,
                 pages,
-                values,
+                bytes,
                 shape,
             }
         })
@@ -182,7 +181,7 @@ pub(super) fn write_in_order(
 pub(super) struct HeadPagesMut<'a> {
     first: usize,
     pages: usize,
-    values: &'a mut [u16],
+    bytes: &'a mut [u8],
     shape: KvShape,
 }
 
@@ -190,17 +189,22 @@ impl HeadPagesMut<'_> {
     /// Prefetches the memory that `write` is about to change. It was last used a step ago, and a
     /// token's key is spread over every cache line of the keys.
     pub(super) fn prefetch(&mut self, head: usize, write: &PageWrite) {
-        let head_dim = self.shape.head_dim;
-        let (keys, values) = self.page_mut(head, write.page);
-        prefetch(keys);
-        prefetch(&values[write.slot * head_dim..][..write.tokens * head_dim]);
+        let KvShape {
+            dtype, head_dim, ..
+        } = self.shape;
+        let page = self.page_mut(head, write.page);
+        let keys = dtype.value_range(head_dim, 0..PAGE_TOKENS).start;
+        let values = dtype.value_range(head_dim, write.slot..write.slot + write.tokens);
+        let scales = dtype.value_range(head_dim, 0..PAGE_TOKENS).end;
+        prefetch(&page[..keys]);
+        prefetch(&page[values]);
+        prefetch(&page[scales..]);
     }
 
-    /// Returns the keys and the values of a head in a page.
-    pub(super) fn page_mut(&mut self, head: usize, page: usize) -> (&mut [u16], &mut [u16]) {
+    /// Returns the keys and values of a head in a page.
+    pub(super) fn page_mut(&mut self, head: usize, page: usize) -> &mut [u8] {
         let at = HeadPage { head, page }.index(self.pages, self.shape) - self.first;
-        self.values[at * self.shape.head()..][..self.shape.head()]
-            .split_at_mut(PAGE_TOKENS * self.shape.head_dim)
+        &mut self.bytes[at * self.shape.head()..][..self.shape.head()]
     }
 }
 
@@ -211,7 +215,7 @@ mod tests {
     impl KvStore {
         /// Fills the store with NaN.
         pub(in crate::model) fn poison(&mut self) {
-            self.values.fill(u16::MAX);
+            self.bytes.fill(u8::MAX);
         }
     }
 
@@ -219,6 +223,7 @@ mod tests {
         layers: 3,
         kv_heads: 2,
         head_dim: 16,
+        dtype: KvDtype::Int8,
     };
 
     /// More than one run, and not a multiple of it.
@@ -229,8 +234,13 @@ mod tests {
         pages.flat_map(|(page, head)| (0..SHAPE.layers).map(move |layer| (page, layer, head)))
     }
 
-    fn mark(page: usize, layer: usize, head: usize) -> u16 {
-        (1 + 2 * (100 * page + 10 * layer + head)) as u16
+    fn mark(page: usize, layer: usize, head: usize) -> [u8; 2] {
+        ((1 + 100 * page + 10 * layer + head) as u16).to_le_bytes()
+    }
+
+    /// Returns whether all of some memory is a mark.
+    fn is_mark(memory: &[u8], mark: [u8; 2]) -> bool {
+        memory.as_chunks().0.iter().all(|&pair| pair == mark)
     }
 
     fn writes(pages: &[usize]) -> Vec<PageWrite> {
@@ -265,10 +275,9 @@ mod tests {
             .map(|share| place(share.start)..=place(share.end - 1));
         for (mut memory, share) in store.ranges_mut(layer, ranges).zip(&shares) {
             for HeadPage { head, page } in share.clone().map(place) {
-                let (keys, values) = memory.page_mut(head, page);
-                assert_eq!((keys[0], values[0]), (0, 0), "written once");
-                keys.fill(mark(page, layer, head));
-                values.fill(mark(page, layer, head) + 1);
+                let memory = memory.page_mut(head, page);
+                assert!(is_mark(memory, [0, 0]), "written once");
+                memory.as_chunks_mut().0.fill(mark(page, layer, head));
             }
         }
     }
@@ -291,17 +300,13 @@ mod tests {
                 let read = store.head(layer, HeadPage { head, page });
                 let is_written = layer == 1 && pages.contains(&page);
                 let expected = if is_written {
-                    [mark(page, layer, head), mark(page, layer, head) + 1]
+                    mark(page, layer, head)
                 } else {
                     [0, 0]
                 };
                 let at = format!("page {page} layer {layer} head {head} in {shares:?}");
-                assert!(read.keys.iter().all(|&key| key == expected[0]), "{at}");
-                assert!(
-                    read.values.iter().all(|&value| value == expected[1]),
-                    "{at}"
-                );
-                assert_eq!(read.keys.as_ptr().align_offset(64), 0);
+                assert!(is_mark(read, expected), "{at}");
+                assert_eq!(read.as_ptr().align_offset(64), 0);
             }
         }
     }
@@ -309,13 +314,9 @@ mod tests {
     #[test]
     fn neighbouring_pages_of_a_head_are_neighbours_in_memory() {
         let store = KvStore::new(SHAPE, PAGES).unwrap();
-        let address = |page| store.head(2, HeadPage { head: 1, page }).keys.as_ptr() as usize;
+        let address = |page| store.head(2, HeadPage { head: 1, page }).as_ptr() as usize;
         for page in (1..PAGES).filter(|page| page % RUN_PAGES != 0) {
-            assert_eq!(
-                address(page) - address(page - 1),
-                2 * SHAPE.head(),
-                "{page}"
-            );
+            assert_eq!(address(page) - address(page - 1), SHAPE.head(), "{page}");
         }
     }
 
@@ -335,9 +336,7 @@ mod tests {
                 _ => page,
             };
             let read = store.head(layer, HeadPage { head, page });
-            let mark = mark(source, layer, head);
-            assert!(read.keys.iter().all(|&key| key == mark));
-            assert!(read.values.iter().all(|&value| value == mark + 1));
+            assert!(is_mark(read, mark(source, layer, head)));
         }
     }
 
@@ -349,8 +348,30 @@ mod tests {
 
     #[test]
     fn a_page_has_the_size_that_the_shape_states() {
-        let store = KvStore::new(SHAPE, 7).unwrap();
-        assert_eq!(store.values.len(), 7 * SHAPE.page_bytes() / 2);
-        assert_eq!(SHAPE.page_bytes(), 3 * 2 * 2 * 16 * 16 * 2);
+        for dtype in KvDtype::ALL {
+            let shape = KvShape { dtype, ..SHAPE };
+            let store = KvStore::new(shape, 7).unwrap();
+            assert_eq!(store.bytes.len(), 7 * shape.page_bytes());
+            let head = match dtype {
+                KvDtype::F16 | KvDtype::Bf16 => 2 * 16 * 16 * 2,
+                _ => 2 * 16 * 16 + 2 * 16 * 2,
+            };
+            assert_eq!(shape.page_bytes(), 3 * 2 * head);
+            assert_eq!(shape.token_bytes() * PAGE_TOKENS, shape.page_bytes());
+        }
+    }
+
+    #[test]
+    fn eight_bits_hold_1_97_times_the_tokens_of_half_precision_with_heads_of_128() {
+        let [half, eight] = [KvDtype::F16, KvDtype::Int8].map(|dtype| {
+            let shape = KvShape {
+                layers: 30,
+                kv_heads: 5,
+                head_dim: 128,
+                dtype,
+            };
+            shape.token_bytes()
+        });
+        assert_eq!([half, eight], [76_800, 39_000]);
     }
 }

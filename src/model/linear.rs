@@ -188,7 +188,7 @@ impl Projections {
 
     /// Multiplies as [`Projections::multiply`] does. Meanwhile each worker prefetches
     /// `next(worker)`, which is what it reads after the product.
-    pub(super) fn multiply_and_prefetch<'n, I: Iterator<Item = &'n [u16]>>(
+    pub(super) fn multiply_and_prefetch<'n, I: Iterator<Item = &'n [u8]>>(
         &self,
         workers: &mut Workers,
         inputs: &Inputs,

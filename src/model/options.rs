@@ -1,6 +1,6 @@
 //! How a model is loaded, and the limits of its steps.
 
-use sterna_kernels::Kernels;
+use sterna_kernels::{Kernels, KvDtype};
 
 /// How a model is loaded, and the limits of its steps.
 #[derive(Clone, Copy)]
@@ -20,13 +20,15 @@ pub struct LoadOptions {
     /// The size from which on a float output head is screened: multiplied in 8 bits first, then the
     /// best rows of each token again from the floats.
     pub exact_head_bytes: usize,
+    /// The number format of keys and values.
+    pub kv_dtype: KvDtype,
     /// Whether to show a progress bar while loading, if stderr is a terminal.
     pub progress: bool,
 }
 
 impl LoadOptions {
     /// Returns options for `threads` threads that are not bound to cores, steps of up to 512 tokens
-    /// and 64 rows of logits, without a progress bar.
+    /// and 64 rows of logits, with keys and values in half precision, without a progress bar.
     pub fn new(kernels: Kernels, threads: usize) -> LoadOptions {
         LoadOptions {
             kernels,
@@ -36,6 +38,7 @@ impl LoadOptions {
             max_logits_rows: 64,
             // Heads below this size cost little: about half of one fits a cache.
             exact_head_bytes: 16 << 20,
+            kv_dtype: KvDtype::F16,
             progress: false,
         }
     }

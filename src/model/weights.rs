@@ -1,8 +1,6 @@
 //! The weights of a model, and how much of them a step reads and multiplies. The bounds on its
 //! speed follow from this.
 
-use sterna_kernels::PAGE_TOKENS;
-
 use super::embedding::Embedding;
 use super::kv_store::KvShape;
 use super::layer::Layer;
@@ -59,7 +57,7 @@ impl Sizes {
             ternary_weights: ternary.map(|linear| linear.rows() * linear.columns()).sum(),
             head_bytes: weights.head.bytes(),
             head_weights: weights.head.weights(),
-            kv_bytes_per_token: kv.page_bytes() / PAGE_TOKENS,
+            kv_bytes_per_token: kv.token_bytes(),
         }
     }
 

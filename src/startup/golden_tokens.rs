@@ -5,6 +5,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use sterna_kernels::KvDtype;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 use crate::model::{KvStore, Model, Source};
@@ -63,7 +64,8 @@ impl GoldenTokens {
         let pages: Vec<Page> = (0..longest.div_ceil(PAGE_TOKENS) as u32)
             .map(Page::new)
             .collect();
-        let kv = model.new_kv_store(pages.len());
+        // The tokens are of a run with keys and values in half precision.
+        let kv = model.new_kv_store_in(KvDtype::F16, pages.len());
         let mut kv =
             kv.map_err(|error| format!("{FILE}: no memory for keys and values: {error}"))?;
         for (index, case) in self.cases.iter().enumerate() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use sterna_kernels::{Isa, Kernels};
+use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_scheduler::PAGE_TOKENS;
 use tokio::sync::oneshot;
 
@@ -36,6 +36,11 @@ pub(crate) fn kernels(isa: Option<&str>) -> Result<Kernels, String> {
     let isa = isa.map_or_else(Isa::best, known);
     let missing = || format!("--isa {isa}: this machine does not have this instruction set");
     Kernels::new(isa).ok_or_else(missing)
+}
+
+/// Returns the number format of keys and values of this name.
+pub(crate) fn kv_dtype(name: &str) -> KvDtype {
+    KvDtype::named(name).expect("clap accepts only known names")
 }
 
 /// Loads on a separate thread, so that a signal does not have to wait for it.
@@ -76,18 +81,12 @@ fn start_engine(
     let (tokenizer, chat_template) = load_text(&source, shape.vocab)?;
     let limits = limits(config, &shape)?;
     let pin = config.machine.pin_threads();
-    let options = LoadOptions {
-        pin_threads: pin,
-        max_step_tokens: limits.max_batch_tokens(),
-        max_logits_rows: limits.max_logits(),
-        progress: io::stderr().is_terminal(),
-        ..LoadOptions::new(kernels, config.machine.threads())
-    };
+    let options = load_options(config, kernels, &limits);
     let order = config.model.i2s_order.as_deref();
     let order = order.map(|name| I2sOrder::named(name).expect("clap accepts only known names"));
     let (mut model, _) = i2s_probe::load(source.clone(), order, &tokenizer, options)?;
     self_test::run(&mut model, &source, &tokenizer, &options)?;
-    let page = model.kv_bytes_per_page();
+    let (dtype, page) = (model.kv_dtype(), model.kv_bytes_per_page());
     let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
     let limits = Limits { pages, ..limits };
     let card = ModelCard {
@@ -100,6 +99,7 @@ fn start_engine(
     let metrics = Metrics::new(&Identity {
         model_name: card.name.clone(),
         isa: kernels.isa().to_string(),
+        kv_dtype: dtype.to_string(),
         kv_pages: pages,
         page_tokens: PAGE_TOKENS as u32,
     });
@@ -116,7 +116,7 @@ fn start_engine(
         pin,
     };
     let bytes = pages as usize * page;
-    tracing::info!(pages, bytes, "allocating memory for keys and values");
+    tracing::info!(%dtype, pages, bytes, "allocating memory for keys and values");
     let started = Engine::start(model, engine_config, metrics.clone());
     let (engine, running) = started.map_err(|error| {
         format!(
@@ -172,6 +172,18 @@ fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
     let none = TemplateArguments::default();
     drop(chat_template.map(|template| template.prompt(tokenizer, &[message], &none)));
     drop(tokenizer.encode_prompt(text));
+}
+
+/// Returns how the model is loaded.
+fn load_options(config: &ServeConfig, kernels: Kernels, limits: &Limits) -> LoadOptions {
+    LoadOptions {
+        pin_threads: config.machine.pin_threads(),
+        max_step_tokens: limits.max_batch_tokens(),
+        max_logits_rows: limits.max_logits(),
+        kv_dtype: kv_dtype(&config.machine.kv_dtype),
+        progress: io::stderr().is_terminal(),
+        ..LoadOptions::new(kernels, config.machine.threads())
+    }
 }
 
 /// Returns how the scheduler decides.

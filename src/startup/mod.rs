@@ -32,7 +32,7 @@ use crate::api::{self, ConnectionLimits, Serving};
 use crate::config::{NetworkFlags, ServeConfig};
 
 pub(crate) use i2s_probe::load as load_model;
-pub(crate) use load::{kernels, load_text};
+pub(crate) use load::{kernels, kv_dtype, load_text};
 use signals::StopSignals;
 
 /// The async threads parse requests, tokenise short texts and write answers. The model has its own

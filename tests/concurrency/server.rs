@@ -89,6 +89,7 @@ impl TestServer {
         let metrics = Metrics::new(&Identity {
             model_name: "pages".into(),
             isa: "none".into(),
+            kv_dtype: "f16".to_owned(),
             kv_pages: limits.pages,
             page_tokens: PAGE_TOKENS as u32,
         });

@@ -44,6 +44,7 @@ pub(crate) fn metrics(config: &EngineConfig) -> Metrics {
     Metrics::new(&Identity {
         model_name: "recorder".into(),
         isa: "none".into(),
+        kv_dtype: "f16".to_owned(),
         kv_pages: config.limits.pages,
         page_tokens: PAGE_TOKENS as u32,
     })

@@ -208,6 +208,7 @@ impl Server {
         let identity = Identity {
             model_name: "actor".into(),
             isa: "none".into(),
+            kv_dtype: "f16".to_owned(),
             kv_pages: 1024,
             page_tokens: 16,
         };

@@ -134,6 +134,7 @@ fn start(tags: Tags, answer: &str) -> axum::Router {
     let metrics = Metrics::new(&Identity {
         model_name: "reasoner".into(),
         isa: "none".into(),
+        kv_dtype: "f16".to_owned(),
         kv_pages: limits.pages,
         page_tokens: 16,
     });

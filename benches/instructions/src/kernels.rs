@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use sterna_kernels::{
-    AttentionState, DenseMatrix, GroupSize, Int8Matrix, Isa, Kernels, KvPage, LOGITS_BLOCK,
+    AttentionState, DenseMatrix, GroupSize, Int8Matrix, Isa, Kernels, KvDtype, LOGITS_BLOCK,
     LogitScale, PAGE_TOKENS, PANEL_ROWS, Packing, PanelScales, PrefetchQueue, QuantizedActivations,
     SPAN_TOKENS, ScaledActivations, Span, TernaryMatrix, f16_from_f32,
 };
@@ -45,6 +45,9 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("dense_dots", "columns", WIDTH, dense_dots),
     ("attention", "positions", 1, attention),
     ("attention", "positions", PAGE_TOKENS, attention),
+    ("attention_int8", "positions", 1, attention_int8),
+    ("attention_int8", "positions", PAGE_TOKENS, attention_int8),
+    ("attention_fp8_e4m3", "positions", 1, attention_fp8_e4m3),
     ("quantize", "values", WIDTH, quantize),
     ("quantize_groups", "values", WIDTH, quantize_groups),
     ("copy_row", "columns", COLUMNS, copy_row),
@@ -53,6 +56,7 @@ const CASES: &[(&str, &str, usize, Make)] = &[
     ("silu_gate", "values", WIDTH, silu_gate),
     ("rope", "values", WIDTH, rope),
     ("store_kv", "values", HEAD_DIM, store_kv),
+    ("store_kv_int8", "values", HEAD_DIM, store_kv_int8),
     ("scale_panel", "tokens", 8, scale_panel),
     ("scan_logits", "logits", LOGITS, scan_logits),
     ("weigh_logits", "logits", LOGITS, weigh_logits),
@@ -214,21 +218,33 @@ fn dense_dots(kernels: Kernels, columns: usize) -> Round {
     })
 }
 
-/// Attention over a whole span of keys, from its last positions.
 fn attention(kernels: Kernels, positions: usize) -> Round {
-    let halves: Vec<u16> = values(2 * SPAN_TOKENS * HEAD_DIM)
-        .into_iter()
-        .map(f16_from_f32)
-        .collect();
+    attend(kernels, KvDtype::F16, positions)
+}
+
+fn attention_int8(kernels: Kernels, positions: usize) -> Round {
+    attend(kernels, KvDtype::Int8, positions)
+}
+
+fn attention_fp8_e4m3(kernels: Kernels, positions: usize) -> Round {
+    attend(kernels, KvDtype::Fp8E4m3, positions)
+}
+
+/// Attention over a whole span of keys, from its last positions.
+fn attend(kernels: Kernels, dtype: KvDtype, positions: usize) -> Round {
+    let page_bytes = dtype.page_bytes(HEAD_DIM);
+    let mut memory = vec![0; SPAN_TOKENS / PAGE_TOKENS * page_bytes];
+    let tokens = values(2 * SPAN_TOKENS * HEAD_DIM);
+    for (token, both) in tokens.chunks(2 * HEAD_DIM).enumerate() {
+        let page = &mut memory[token / PAGE_TOKENS * page_bytes..][..page_bytes];
+        let (key, value) = both.split_at(HEAD_DIM);
+        kernels.store_kv(dtype, key, value, token % PAGE_TOKENS, page);
+    }
     let queries = values(HEAD_DIM);
     let mut state = AttentionState::new(GROUP, HEAD_DIM);
     let mut out = vec![0.0; positions * GROUP * HEAD_DIM];
     Box::new(move || {
-        let pages: Vec<KvPage> = halves
-            .chunks(2 * PAGE_TOKENS * HEAD_DIM)
-            .map(|both| both.split_at(PAGE_TOKENS * HEAD_DIM))
-            .map(|(keys, values)| KvPage { keys, values })
-            .collect();
+        let pages: Vec<&[u8]> = memory.chunks(page_bytes).collect();
         state.reset(GROUP, positions, HEAD_DIM);
         for query in 0..positions * GROUP {
             state
@@ -240,7 +256,7 @@ fn attention(kernels: Kernels, positions: usize) -> Round {
             next: &[],
             visible: SPAN_TOKENS - (positions - 1),
         };
-        kernels.attention_span(black_box(span), &mut state);
+        kernels.attention_span(dtype, black_box(span), &mut state);
         kernels.attention_finish(&state, &mut out);
         black_box(&mut out);
     })
@@ -289,11 +305,19 @@ fn rope(kernels: Kernels, width: usize) -> Round {
 }
 
 fn store_kv(kernels: Kernels, head_dim: usize) -> Round {
+    store(kernels, KvDtype::F16, head_dim)
+}
+
+fn store_kv_int8(kernels: Kernels, head_dim: usize) -> Round {
+    store(kernels, KvDtype::Int8, head_dim)
+}
+
+fn store(kernels: Kernels, dtype: KvDtype, head_dim: usize) -> Round {
     let x = values(head_dim);
-    let [mut keys, mut stored] = [(); 2].map(|()| vec![0; PAGE_TOKENS * head_dim]);
+    let mut page = vec![0; dtype.page_bytes(head_dim)];
     Box::new(move || {
-        kernels.store_kv(black_box(&x), &x, 5, &mut keys, &mut stored);
-        black_box((&mut keys, &mut stored));
+        kernels.store_kv(dtype, black_box(&x), &x, 5, &mut page);
+        black_box(&mut page);
     })
 }
 

@@ -1,4 +1,4 @@
-//! Attention, written once for AVX2 and AVX-512.
+//! Attention over stored floats of any format, written once for AVX2 and AVX-512.
 //!
 //! A step that decodes has one position: each load of keys and values serves up to four heads of
 //! the group. A chunk of a prompt has many positions: keys and values are widened to single
@@ -7,9 +7,15 @@
 //!
 //! Invariant: the sums of each query run in the order of the scalar definition.
 
-use std::ops::Range;
+use crate::attention::{AttentionRow, PanelRow};
+use crate::kv_page::FloatPage;
 
-use crate::attention::{AttentionRow, PAGE_TOKENS, PanelRow, Span};
+/// The pages of one span, and what is read after it.
+pub(super) struct FloatSpan<'a, C> {
+    pub(super) pages: &'a [FloatPage<'a, C>],
+    pub(super) next: &'a [&'a [u8]],
+    pub(super) visible: usize,
+}
 
 /// The product of some rows and a panel.
 pub(super) struct TileProduct<'a> {
@@ -23,21 +29,6 @@ pub(super) struct TileProduct<'a> {
     pub(super) column: usize,
     /// Whether the product is added to the output instead of replacing it.
     pub(super) accumulates: bool,
-}
-
-/// Returns which of the later keys to prefetch while the values of the `index`th page are summed
-/// in the given dimensions.
-///
-/// All later keys are prefetched once when all dimensions of all pages are summed. They are
-/// prefetched in the order of memory, which helps the hardware's own prefetching.
-#[inline(always)]
-pub(super) fn next_keys(span: Span<'_>, index: usize, dimensions: Range<usize>) -> *const u16 {
-    let page = &span.pages[index];
-    let steps_a_page = page.values.len() / PAGE_TOKENS / dimensions.len();
-    let step = dimensions.start / dimensions.len() * span.pages.len() + index;
-    let keys = span.next.get(step / steps_a_page).unwrap_or(page).keys;
-    let at = step % steps_a_page * PAGE_TOKENS * dimensions.len();
-    keys.as_ptr().wrapping_add(at)
 }
 
 /// Defines the module `attention` for one instruction set. `registers` names its module of
@@ -64,16 +55,22 @@ macro_rules! attention_kernels {
             use std::ops::Range;
 
             use crate::attention::{
-                AttentionRow, AttentionState, KvPage, PAGE_TOKENS, PANEL_COLUMNS, PanelRow,
-                ProductBuffers, SPAN_TOKENS, Span,
+                AttentionRow, AttentionState, PAGE_TOKENS, PANEL_COLUMNS, PanelRow, ProductBuffers,
+                SPAN_TOKENS, Span,
             };
             use crate::elementwise::LANES;
-            use crate::x86_64::attention::{TileProduct, next_keys};
+            use crate::kv_page::{FloatChunk, FloatPage, SpanScales};
+            use crate::x86_64::attention::{FloatSpan, TileProduct};
+            use crate::x86_64::key_prefetch::KeyPrefetch;
             use crate::x86_64::registers::$registers::{
-                broadcast, fused, lanes, load, narrow, widen, zero,
+                broadcast, fused, lanes, load, narrow, widen_stored, zero,
             };
             use crate::x86_64::registers::prefetch;
-            use crate::x86_64::{CACHE_LINE_HALVES, blocks, padded};
+            use crate::x86_64::value_prefetch::ValuePrefetch;
+            use crate::x86_64::{CACHE_LINE, blocks};
+
+            /// Dimensions of a step of the product with the keys.
+            const STEP: usize = 4;
 
             /// Heads whose sums are kept in registers in a step that decodes.
             const HEADS: usize = 4;
@@ -87,50 +84,74 @@ macro_rules! attention_kernels {
 
             /// Adds one span of keys and values to the state.
             #[target_feature(enable = $features)]
-            pub(crate) fn attention_span(span: Span<'_>, state: &mut AttentionState) {
+            pub(crate) fn attention_span<C: FloatChunk>(
+                span: Span<'_>,
+                state: &mut AttentionState,
+            ) {
+                let pages = FloatPage::<C>::all_of(span.pages, state.head_dim());
+                let floats = FloatSpan {
+                    pages: &pages[..span.pages.len()],
+                    next: span.next,
+                    visible: span.visible,
+                };
                 if state.positions() == 1 {
-                    one_position(span, state);
+                    score_position(&floats, state);
                 } else {
-                    many_positions(span, state);
+                    score_span(&floats, state);
                 }
+                match C::UNIT.map(|unit| SpanScales::of(span.pages, unit)) {
+                    Some(scales) => state.weigh_span(span.visible, Some(&scales)),
+                    None => state.weigh_span(span.visible, None),
+                }
+                if state.positions() == 1 {
+                    sum_position(&floats, state);
+                } else {
+                    sum_span(&floats, state);
+                }
+                state.merge_span();
             }
 
-            /// Computes attention for decodes. Prefetches the memory that it reads next.
+            /// Multiplies the queries of one position by the keys of the span.
             #[target_feature(enable = $features)]
             #[inline]
-            fn one_position(span: Span<'_>, state: &mut AttentionState) {
-                let (group, head_dim) = (state.group(), state.head_dim());
+            fn score_position<C: FloatChunk>(span: &FloatSpan<'_, C>, state: &mut AttentionState) {
+                let group = state.group();
                 let ProductBuffers { input, output, .. } = state.score_buffers();
                 for heads in blocks(group, HEADS) {
                     let (queries, scores) = (&input[heads.clone()], &mut output[heads.clone()]);
                     by_count!(heads.len(), [1 2 3 4], H => {
-                        score_heads::<H>(queries, span.pages, scores)
+                        score_heads::<C, H>(queries, span.pages, scores)
                     });
                 }
-                state.weigh_span(span.visible);
+            }
+
+            /// Adds up the span's weighted values for one position.
+            #[target_feature(enable = $features)]
+            #[inline]
+            fn sum_position<C: FloatChunk>(span: &FloatSpan<'_, C>, state: &mut AttentionState) {
+                let (group, head_dim) = (state.group(), state.head_dim());
                 let ProductBuffers { input, output, .. } = state.value_buffers();
                 for heads in blocks(group, HEADS) {
                     let (weights, acc) = (&input[heads.clone()], &mut output[heads.clone()]);
                     by_count!(heads.len(), [1 2 3 4], H => {
-                        sum_heads::<H>(weights, span, head_dim, acc)
+                        sum_heads::<C, H>(weights, span, head_dim, acc)
                     });
                 }
-                state.merge_span();
             }
 
             /// Multiplies H queries by all keys of the span, several pages at a time: enough
             /// independent sums to keep both multipliers busy.
             #[target_feature(enable = $features)]
             #[inline]
-            fn score_heads<const H: usize>(
+            fn score_heads<C: FloatChunk, const H: usize>(
                 queries: &[AttentionRow],
-                pages: &[KvPage<'_>],
+                pages: &[FloatPage<'_, C>],
                 scores: &mut [AttentionRow],
             ) {
                 let mut first = 0;
                 $(
                     while let Some(pages) = pages[first..].first_chunk::<$pages>() {
-                        score_pages::<H, $pages>(queries, pages, first * PAGE_TOKENS, scores);
+                        score_pages::<C, H, $pages>(queries, pages, first * PAGE_TOKENS, scores);
                         first += $pages;
                     }
                 )*
@@ -140,39 +161,29 @@ macro_rules! attention_kernels {
             /// pages' values, which are needed soon, are prefetched.
             #[target_feature(enable = $features)]
             #[inline]
-            fn score_pages<const H: usize, const P: usize>(
+            fn score_pages<C: FloatChunk, const H: usize, const P: usize>(
                 queries: &[AttentionRow],
-                pages: &[KvPage<'_>; P],
+                pages: &[FloatPage<'_, C>; P],
                 first: usize,
                 scores: &mut [AttentionRow],
             ) {
-                let head_dim = pages[0].keys.len() / PAGE_TOKENS;
-                let queries: [&[[f32; 2]]; H] = from_fn(|h| queries[h].0[..head_dim].as_chunks().0);
-                let values: [*const u16; P] = from_fn(|p| pages[p].values.as_ptr());
-                let pages: [&[[u16; CACHE_LINE_HALVES]]; P] =
-                    from_fn(|p| &pages[p].keys.as_chunks().0[..head_dim / 2]);
+                let steps = pages[0].keys.len() / STEP;
+                let queries: [&[[f32; STEP]]; H] =
+                    from_fn(|h| &queries[h].0.as_chunks().0[..steps]);
+                let values: [*const u8; P] = from_fn(|p| pages[p].values.as_ptr().cast());
+                let pages: [&[[C; STEP]]; P] =
+                    from_fn(|p| &pages[p].keys.as_chunks().0[..steps]);
                 let mut sums = [[zero(); P]; H];
-                // The values are prefetched in the order of memory, which helps the hardware's own
-                // prefetching.
-                let steps_a_page = head_dim / 2 / P;
-                let (mut page, mut steps_left, mut line) = (0, steps_a_page, values[0]);
-                for i in 0..head_dim / 2 {
-                    if P > 1 && steps_left == 0 {
-                        page = (page + 1) % P;
-                        (steps_left, line) = (steps_a_page, values[page]);
-                    }
-                    steps_left -= 1;
-                    for _ in 0..P {
-                        prefetch(line);
-                        line = line.wrapping_add(CACHE_LINE_HALVES);
-                    }
-                    for half in [0, 1] {
+                let mut ahead = ValuePrefetch::new(values, steps);
+                for i in 0..steps {
+                    ahead.step(size_of::<[C; STEP]>() / CACHE_LINE);
+                    for part in 0..STEP {
                         let mut keys = [zero(); P];
                         for p in 0..P {
-                            keys[p] = widen(&pages[p][i].as_chunks().0[half]);
+                            keys[p] = widen_stored(pages[p][i][part].stored());
                         }
                         for h in 0..H {
-                            let query = broadcast(queries[h][i][half]);
+                            let query = broadcast(queries[h][i][part]);
                             for p in 0..P {
                                 sums[h][p] = fused(query, keys[p], sums[h][p]);
                             }
@@ -190,19 +201,19 @@ macro_rules! attention_kernels {
             /// Adds up the weighted values of H heads.
             #[target_feature(enable = $features)]
             #[inline]
-            fn sum_heads<const H: usize>(
+            fn sum_heads<C: FloatChunk, const H: usize>(
                 weights: &[AttentionRow],
-                span: Span<'_>,
+                span: &FloatSpan<'_, C>,
                 head_dim: usize,
                 acc: &mut [AttentionRow],
             ) {
                 const CHUNKS: usize = $value_chunks;
                 let rest = head_dim / (CHUNKS * LANES) * (CHUNKS * LANES);
                 for first in (0..rest).step_by(CHUNKS * LANES) {
-                    sum_chunks::<H, CHUNKS>(weights, span, head_dim, first, acc);
+                    sum_chunks::<C, H, CHUNKS>(weights, span, head_dim, first, acc);
                 }
                 for first in (rest..head_dim).step_by(LANES) {
-                    sum_chunks::<H, 1>(weights, span, head_dim, first, acc);
+                    sum_chunks::<C, H, 1>(weights, span, head_dim, first, acc);
                 }
             }
 
@@ -210,29 +221,33 @@ macro_rules! attention_kernels {
             /// seen are not read. Later keys are prefetched.
             #[target_feature(enable = $features)]
             #[inline]
-            fn sum_chunks<const H: usize, const J: usize>(
+            fn sum_chunks<C: FloatChunk, const H: usize, const J: usize>(
                 weights: &[AttentionRow],
-                span: Span<'_>,
+                span: &FloatSpan<'_, C>,
                 head_dim: usize,
                 first: usize,
                 acc: &mut [AttentionRow],
             ) {
                 let weights: [&[f32]; H] = from_fn(|h| &weights[h].0[..span.visible]);
                 let mut sums = [[zero(); J]; H];
+                let ahead = KeyPrefetch::new(span.next, span.pages.len(), head_dim / (J * LANES));
                 for (index, page) in span.pages.iter().enumerate() {
-                    let next = next_keys(span, index, first..first + J * LANES);
+                    let own = page.keys.as_ptr().cast();
+                    let step_bytes = J * LANES * size_of::<C>();
+                    let next = ahead.address(first / (J * LANES), index, step_bytes, own);
                     let tokens = index * PAGE_TOKENS..span.visible.min((index + 1) * PAGE_TOKENS);
-                    for (token, values) in tokens.zip(page.values.chunks_exact(head_dim)) {
-                        let at = token % PAGE_TOKENS * J * LANES;
-                        if at.is_multiple_of(CACHE_LINE_HALVES) {
-                            for line in (0..J * LANES).step_by(CACHE_LINE_HALVES) {
+                    let rows = page.values.chunks_exact(head_dim / LANES);
+                    for (token, values) in tokens.zip(rows) {
+                        let at = token % PAGE_TOKENS * J * size_of::<C>();
+                        if at.is_multiple_of(CACHE_LINE) {
+                            for line in (0..J * size_of::<C>()).step_by(CACHE_LINE) {
                                 prefetch(next.wrapping_add(at + line));
                             }
                         }
-                        let values = values[first..][..J * LANES].as_chunks().0;
+                        let values = &values[first / LANES..][..J];
                         let mut widened = [zero(); J];
                         for (widened, values) in widened.iter_mut().zip(values) {
-                            *widened = widen(values);
+                            *widened = widen_stored(values.stored());
                         }
                         for h in 0..H {
                             let weight = broadcast(weights[h][token]);
@@ -250,21 +265,11 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Computes attention of a chunk of a prompt. Each key and value is widened once, for
-            /// the queries of all positions.
+            /// Multiplies the queries of all positions of a chunk of a prompt by the keys of the
+            /// span. Each key is widened once.
             #[target_feature(enable = $features)]
             #[inline]
-            fn many_positions(span: Span<'_>, state: &mut AttentionState) {
-                score_span(span, state);
-                state.weigh_span(span.visible);
-                sum_span(span, state);
-                state.merge_span();
-            }
-
-            /// Multiplies all queries by the keys of the span.
-            #[target_feature(enable = $features)]
-            #[inline]
-            fn score_span(span: Span<'_>, state: &mut AttentionState) {
+            fn score_span<C: FloatChunk>(span: &FloatSpan<'_, C>, state: &mut AttentionState) {
                 let head_dim = state.head_dim();
                 let ProductBuffers {
                     input: queries,
@@ -288,10 +293,10 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Adds up the span's weighted values for all queries.
+            /// Adds up the span's weighted values for all positions. Each value is widened once.
             #[target_feature(enable = $features)]
             #[inline]
-            fn sum_span(span: Span<'_>, state: &mut AttentionState) {
+            fn sum_span<C: FloatChunk>(span: &FloatSpan<'_, C>, state: &mut AttentionState) {
                 let (group, head_dim) = (state.group(), state.head_dim());
                 let seen = |row: usize| (span.visible + row / group).min(SPAN_TOKENS);
                 let ProductBuffers {
@@ -341,14 +346,15 @@ macro_rules! attention_kernels {
             /// pages' values are prefetched.
             #[target_feature(enable = $features)]
             #[inline]
-            fn widen_keys(pages: &[KvPage<'_>], panel: &mut [PanelRow]) {
+            fn widen_keys<C: FloatChunk>(pages: &[FloatPage<'_, C>], panel: &mut [PanelRow]) {
                 for part in 0..PANEL_COLUMNS / PAGE_TOKENS {
                     match pages.get(part) {
                         Some(page) => {
-                            let keys = page.keys.as_chunks::<PAGE_TOKENS>().0;
-                            for (i, (row, keys)) in panel.iter_mut().zip(keys).enumerate() {
-                                prefetch(page.values.as_ptr().wrapping_add(i * PAGE_TOKENS));
-                                row.0.as_chunks_mut().0[part] = lanes(widen(keys));
+                            let pairs = page.keys.iter().zip(page.values);
+                            for (row, (keys, value)) in panel.iter_mut().zip(pairs) {
+                                prefetch(value);
+                                let keys = widen_stored(keys.stored());
+                                row.0.as_chunks_mut().0[part] = lanes(keys);
                             }
                         }
                         None => {
@@ -364,23 +370,25 @@ macro_rules! attention_kernels {
             /// zero. Later keys are prefetched.
             #[target_feature(enable = $features)]
             #[inline]
-            fn widen_values(
-                span: Span<'_>,
+            fn widen_values<C: FloatChunk>(
+                span: &FloatSpan<'_, C>,
                 head_dim: usize,
                 tokens: Range<usize>,
                 column: usize,
                 panel: &mut [PanelRow],
             ) {
+                let width = head_dim / LANES;
                 for (token, row) in tokens.zip(panel) {
-                    let (page, at) = (token / PAGE_TOKENS, token % PAGE_TOKENS * head_dim + column);
+                    let page = token / PAGE_TOKENS;
+                    let at = token % PAGE_TOKENS * width + column / LANES;
                     if let Some(next) = span.next.get(page) {
-                        prefetch(next.keys.as_ptr().wrapping_add(at));
+                        prefetch(next.as_ptr().wrapping_add(at * size_of::<C>()));
                     }
-                    let columns = PANEL_COLUMNS.min(head_dim - column);
-                    let values = span.pages[page].values[at..][..columns].as_chunks::<LANES>().0;
+                    let chunks = (PANEL_COLUMNS / LANES).min(width - column / LANES);
+                    let values = &span.pages[page].values[at..][..chunks];
                     for (part, row) in row.0.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                         *row = match values.get(part) {
-                            Some(values) => lanes(widen(values)),
+                            Some(values) => lanes(widen_stored(values.stored())),
                             None => [0.0; LANES],
                         };
                     }
@@ -433,24 +441,22 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Stores a token's key as a lane of the page's keys, its value as a row.
+            /// Stores a token's key as a lane of the page's keys and its value as a row, rounded to
+            /// half precision.
             #[target_feature(enable = $features)]
-            pub(crate) fn store_kv(
-                key: &[f32],
-                value: &[f32],
-                slot: usize,
-                k_page: &mut [u16],
-                v_page: &mut [u16],
-            ) {
-                let key_lanes = k_page.as_chunks_mut::<PAGE_TOKENS>().0;
-                for (rows, key) in key_lanes.chunks_mut(LANES).zip(key.chunks(LANES)) {
-                    for (row, half) in rows.iter_mut().zip(narrow(load(&padded(key)))) {
-                        row[slot] = half;
+            pub(crate) fn store_f16(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]) {
+                let halves = page.as_chunks_mut::<2>().0;
+                let (keys, values) = halves.split_at_mut(key.len() * PAGE_TOKENS);
+                let rows = keys.as_chunks_mut::<PAGE_TOKENS>().0.as_chunks_mut::<LANES>().0;
+                for (rows, key) in rows.iter_mut().zip(key.as_chunks().0) {
+                    for (row, half) in rows.iter_mut().zip(narrow(load(key))) {
+                        row[slot] = half.to_le_bytes();
                     }
                 }
-                let v_row = &mut v_page[slot * value.len()..][..value.len()];
-                for (halves, value) in v_row.chunks_mut(LANES).zip(value.chunks(LANES)) {
-                    halves.copy_from_slice(&narrow(load(&padded(value)))[..value.len()]);
+                let value_row = &mut values[slot * value.len()..][..value.len()];
+                let chunks = value_row.as_chunks_mut::<LANES>().0.iter_mut();
+                for (halves, value) in chunks.zip(value.as_chunks().0) {
+                    *halves = narrow(load(value)).map(u16::to_le_bytes);
                 }
             }
 

@@ -1,8 +1,8 @@
 //! The kernels of x86-64.
 //!
 //! AVX2 and AVX-512 multiply small integers by different algorithms: `avx2/` and `avx512/` hold
-//! those. What they compute with floats differs in the registers only: `dense.rs` and
-//! `attention.rs` are written once and compiled for both.
+//! those. What they compute with floats, and attention, differs in the registers only: `dense.rs`,
+//! `attention.rs` and `int8_attention.rs` are written once and compiled for both.
 //!
 //! Functions are safe Rust with `#[target_feature]`. `unsafe` occurs only in `registers.rs`.
 
@@ -28,14 +28,18 @@ mod attention;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 mod dense;
+mod int8_attention;
+mod key_prefetch;
+mod later_pages;
 pub(crate) mod registers;
+mod value_prefetch;
 
 /// How many bytes ahead of its use a stream of weights is prefetched: enough to hide the latency of
 /// memory.
 const PREFETCH_BYTES: usize = 6 << 10;
 
-/// Half-precision values in a cache line.
-const CACHE_LINE_HALVES: usize = 32;
+/// Bytes of a cache line.
+const CACHE_LINE: usize = 64;
 
 /// Prefetches the two blocks [`PREFETCH_BYTES`] after `step`. They belong to this panel or the
 /// next.

@@ -22,9 +22,14 @@ pub(super) mod avx2 {
 
     use crate::block::BLOCK_ROWS;
     use crate::elementwise::LANES;
+    use crate::int8_rows::LOW_BITS;
+    use crate::kv_page::StoredFloats;
 
     /// Sixteen floats: lanes 0..8 and 8..16.
     pub(crate) type FloatPair = [__m256; 2];
+
+    /// 64 bytes or sixteen integers: lanes 0..8 and 8..16.
+    pub(crate) type IntegerPair = [__m256i; 2];
 
     /// Returns zero in every lane.
     #[target_feature(enable = "avx2")]
@@ -91,6 +96,55 @@ pub(super) mod avx2 {
         [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
     }
 
+    /// Loads sixteen stored floats as f32.
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    pub(crate) fn widen_stored(stored: StoredFloats<'_>) -> FloatPair {
+        match stored {
+            StoredFloats::F16(bytes) => load_halves(bytes).map(|half| _mm256_cvtph_ps(half)),
+            StoredFloats::Bf16(bytes) => load_halves(bytes).map(|half| {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
+            }),
+            StoredFloats::E4m3(bytes) => {
+                // The sign moves to bit 15, the rest to bits 13..7. Bit 14 has the sign too.
+                let signed = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(load_sixteen(bytes)));
+                widen_both(_mm256_and_si256(signed, _mm256_set1_epi16(!0x4000)))
+            }
+            StoredFloats::E5m2(bytes) => {
+                let wide = _mm256_cvtepu8_epi16(load_sixteen(bytes));
+                widen_both(_mm256_slli_epi16::<8>(wide))
+            }
+        }
+    }
+
+    /// Converts sixteen half-precision floats to f32.
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    fn widen_both(halves: __m256i) -> FloatPair {
+        [
+            _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+        ]
+    }
+
+    /// Loads 32 bytes as two halves.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn load_halves(bytes: &[u8; 2 * LANES]) -> [__m128i; 2] {
+        let register = bytes.as_ptr().cast::<__m128i>();
+        // SAFETY: `bytes` is 32 readable bytes, two registers' worth, and `loadu` needs no
+        // alignment.
+        unsafe { [_mm_loadu_si128(register), _mm_loadu_si128(register.add(1))] }
+    }
+
+    /// Loads sixteen bytes.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn load_sixteen(bytes: &[u8; LANES]) -> __m128i {
+        // SAFETY: `bytes` is 16 readable bytes, and `loadu` needs no alignment.
+        unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+    }
+
     /// Rounds sixteen floats to half precision, to nearest even.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
@@ -148,15 +202,86 @@ pub(super) mod avx2 {
         // alignment.
         unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), sums) }
     }
+
+    /// Returns what the products of keys and a query start with.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn first_sums(_query_sum: i32) -> IntegerPair {
+        [_mm256_setzero_si256(); 2]
+    }
+
+    /// Adds to each lane the product of four keys and the four numbers of `query`, none of which is
+    /// −128.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn dot_keys(sums: IntegerPair, keys: IntegerPair, query: [i8; 4]) -> IntegerPair {
+        let query = _mm256_set1_epi32(i32::from_le_bytes(query.map(i8::cast_unsigned)));
+        let magnitudes = _mm256_abs_epi8(query);
+        let mut out = sums;
+        for (out, keys) in out.iter_mut().zip(keys) {
+            let keys = _mm256_xor_si256(keys, _mm256_set1_epi8(i8::MIN));
+            // Two products of at most 127² in 16 bits.
+            let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(keys, query));
+            let fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            *out = _mm256_add_epi32(*out, fours);
+        }
+        out
+    }
+
+    /// Converts sixteen integers to floats.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn to_floats(integers: IntegerPair) -> FloatPair {
+        integers.map(|half| _mm256_cvtepi32_ps(half))
+    }
+
+    /// Returns sixteen weighted sums of nothing.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn weighted_zero() -> IntegerPair {
+        [_mm256_setzero_si256(); 2]
+    }
+
+    /// Adds to each lane the product of four signed bytes and four weights of 14 bits, in two
+    /// halves of 7 bits.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn add_weighted(
+        sums: IntegerPair,
+        values: IntegerPair,
+        high: [u8; 4],
+        low: [u8; 4],
+    ) -> IntegerPair {
+        let [high, low] = [high, low].map(|four| _mm256_set1_epi32(i32::from_le_bytes(four)));
+        let mut out = sums;
+        for (out, values) in out.iter_mut().zip(values) {
+            // Two products of at most 127² in 16 bits.
+            let highs = _mm256_maddubs_epi16(high, values);
+            let lows = _mm256_maddubs_epi16(low, values);
+            let highs = _mm256_madd_epi16(highs, _mm256_set1_epi16(1 << LOW_BITS));
+            let lows = _mm256_madd_epi16(lows, _mm256_set1_epi16(1));
+            *out = _mm256_add_epi32(*out, _mm256_add_epi32(highs, lows));
+        }
+        out
+    }
+
+    /// Returns the weighted sums times `scale`.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn scaled_sums(sums: IntegerPair, scale: f32) -> FloatPair {
+        to_floats(sums).map(|half| _mm256_mul_ps(half, _mm256_set1_ps(scale)))
+    }
 }
 
 /// Sixteen floats in one register of AVX-512.
 pub(super) mod avx512 {
     use std::arch::x86_64::*;
 
-    use super::avx2::sum_eight_lanes;
+    use super::avx2::{load_sixteen, sum_eight_lanes};
     use crate::block::{BLOCK_ROWS, Block};
     use crate::elementwise::LANES;
+    use crate::int8_rows::LOW_BITS;
+    use crate::kv_page::{KEY_ZERO, StoredFloats};
 
     /// Returns zero in every lane.
     #[target_feature(enable = "avx512f")]
@@ -204,6 +329,36 @@ pub(super) mod avx512 {
         _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(halves.as_ptr().cast()) })
     }
 
+    /// Loads sixteen stored floats as f32.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn widen_stored(stored: StoredFloats<'_>) -> __m512 {
+        match stored {
+            StoredFloats::F16(bytes) => _mm512_cvtph_ps(load_halves(bytes)),
+            StoredFloats::Bf16(bytes) => {
+                let wide = _mm512_cvtepu16_epi32(load_halves(bytes));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }
+            StoredFloats::E4m3(bytes) => {
+                // The sign moves to bit 15, the rest to bits 13..7. Bit 14 has the sign too.
+                let signed = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(load_sixteen(bytes)));
+                _mm512_cvtph_ps(_mm256_and_si256(signed, _mm256_set1_epi16(!0x4000)))
+            }
+            StoredFloats::E5m2(bytes) => {
+                let wide = _mm256_cvtepu8_epi16(load_sixteen(bytes));
+                _mm512_cvtph_ps(_mm256_slli_epi16::<8>(wide))
+            }
+        }
+    }
+
+    /// Loads 32 bytes.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn load_halves(bytes: &[u8; 2 * LANES]) -> __m256i {
+        // SAFETY: `bytes` is 32 readable bytes, and `loadu` needs no alignment.
+        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
     /// Rounds sixteen floats to half precision, to nearest even.
     #[target_feature(enable = "avx512f")]
     #[inline]
@@ -249,5 +404,62 @@ pub(super) mod avx512 {
         // SAFETY: `out` is sixteen writable `i32`, by the slice just taken, and `storeu` needs no
         // alignment.
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) }
+    }
+
+    /// Returns what the products of keys and a query start with: what [`KEY_ZERO`] in each key adds
+    /// to them, subtracted.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn first_sums(query_sum: i32) -> __m512i {
+        _mm512_set1_epi32(-i32::from(KEY_ZERO) * query_sum)
+    }
+
+    /// Adds to each lane the product of four keys, with [`KEY_ZERO`] added, and the four numbers of
+    /// `query`.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    #[inline]
+    pub(crate) fn dot_keys(sums: __m512i, keys: __m512i, query: [i8; 4]) -> __m512i {
+        let query = i32::from_le_bytes(query.map(i8::cast_unsigned));
+        _mm512_dpbusd_epi32(sums, keys, _mm512_set1_epi32(query))
+    }
+
+    /// Converts sixteen integers to floats.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn to_floats(integers: __m512i) -> __m512 {
+        _mm512_cvtepi32_ps(integers)
+    }
+
+    /// Returns sixteen weighted sums of nothing: those of the upper and of the lower halves of
+    /// weights.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn weighted_zero() -> [__m512i; 2] {
+        [_mm512_setzero_si512(); 2]
+    }
+
+    /// Adds to each lane the products of four signed bytes and four weights of 14 bits, in two
+    /// halves of 7 bits.
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    #[inline]
+    pub(crate) fn add_weighted(
+        sums: [__m512i; 2],
+        values: __m512i,
+        high: [u8; 4],
+        low: [u8; 4],
+    ) -> [__m512i; 2] {
+        let [high, low] = [high, low].map(|four| _mm512_set1_epi32(i32::from_le_bytes(four)));
+        [
+            _mm512_dpbusd_epi32(sums[0], high, values),
+            _mm512_dpbusd_epi32(sums[1], low, values),
+        ]
+    }
+
+    /// Returns the weighted sums times `scale`.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn scaled_sums(sums: [__m512i; 2], scale: f32) -> __m512 {
+        let sums = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(sums[0]), sums[1]);
+        _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(scale))
     }
 }

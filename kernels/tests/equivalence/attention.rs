@@ -1,39 +1,39 @@
-//! Attention, and storing keys and values.
+//! Attention over keys and values in every number format. `storing.rs` tests what is stored.
 
-use sterna_kernels::{
-    AttentionState, Kernels, KvPage, PAGE_TOKENS, SPAN_TOKENS, Span, f16_from_f32, f32_from_f16,
-};
+use sterna_kernels::{AttentionState, Kernels, KvDtype, PAGE_TOKENS, SPAN_TOKENS, Span};
 use sterna_random::Random;
 
-use crate::{F16_NAN, bits, each_isa, floats, scalar};
+use crate::{NAN_BYTE, bits, each_isa, floats, scalar};
 
 /// The queries of a group, and the pages of their KV head. Memory that no query may read is NaN.
 struct AttentionCase {
+    dtype: KvDtype,
     head_dim: usize,
     group: usize,
     keys: usize,
     queries: Vec<f32>,
-    pages: Vec<(Vec<u16>, Vec<u16>)>,
+    pages: Vec<Vec<u8>>,
 }
 
+/// The number format, the heads of a group, the values of a head and the keys of a random case.
+type Shape = (KvDtype, usize, usize, usize);
+
 impl AttentionCase {
-    fn random(random: &mut Random, group: usize, head_dim: usize, keys: usize) -> AttentionCase {
+    fn random(random: &mut Random, (dtype, group, head_dim, keys): Shape) -> AttentionCase {
         let sharpness = random.pick(&[1.0, 8.0, 100.0]);
         let queries = floats(random, group * head_dim)
             .iter()
             .map(|x| x * sharpness)
             .collect();
-        let page = (
-            vec![F16_NAN; PAGE_TOKENS * head_dim],
-            vec![F16_NAN; PAGE_TOKENS * head_dim],
-        );
+        let page = vec![NAN_BYTE; dtype.page_bytes(head_dim)];
         let mut pages = vec![page; keys.div_ceil(PAGE_TOKENS)];
         for token in 0..keys {
-            let (k_page, v_page) = &mut pages[token / PAGE_TOKENS];
+            let page = &mut pages[token / PAGE_TOKENS];
             let (key, value) = (floats(random, head_dim), floats(random, head_dim));
-            scalar().store_kv(&key, &value, token % PAGE_TOKENS, k_page, v_page);
+            scalar().store_kv(dtype, &key, &value, token % PAGE_TOKENS, page);
         }
         AttentionCase {
+            dtype,
             head_dim,
             group,
             keys,
@@ -50,11 +50,7 @@ impl AttentionCase {
     /// Returns the output for queries `[position][head][head_dim]` of neighbouring positions. The
     /// first position sees `visible` keys, each further one sees one more, all in one span.
     fn run_block(&self, kernels: Kernels, queries: &[f32], visible: usize) -> Vec<f32> {
-        let pages: Vec<KvPage> = self
-            .pages
-            .iter()
-            .map(|(keys, values)| KvPage { keys, values })
-            .collect();
+        let pages: Vec<&[u8]> = self.pages.iter().map(|page| &page[..]).collect();
         let positions = queries.len() / (self.group * self.head_dim);
         let mut state = AttentionState::new(self.group + 1, self.head_dim);
         state.reset(self.group, positions, self.head_dim);
@@ -72,7 +68,7 @@ impl AttentionCase {
                 next: spans.peek().copied().unwrap_or(&[]),
                 visible: SPAN_TOKENS.min(visible - before),
             };
-            kernels.attention_span(span, &mut state);
+            kernels.attention_span(self.dtype, span, &mut state);
             before += SPAN_TOKENS;
         }
         let mut out = vec![f32::NAN; queries.len()];
@@ -80,23 +76,32 @@ impl AttentionCase {
         out
     }
 
-    /// Computes softmax attention by its formula, in f64.
+    /// Computes softmax attention by its formula, in f64. The queries of 8-bit integers are
+    /// integers too.
     fn expected(&self, visible: usize) -> Vec<f64> {
         let d = self.head_dim;
-        let key = |token: usize, i: usize| {
-            f64::from(f32_from_f16(self.pages[token / 16].0[i * 16 + token % 16]))
+        let token = |token: usize| {
+            let [mut key, mut value] = [(); 2].map(|()| vec![0.0; d]);
+            let page = &self.pages[token / PAGE_TOKENS];
+            (self.dtype).load(page, token % PAGE_TOKENS, &mut key, &mut value);
+            [key, value]
         };
-        let value = |token: usize, i: usize| {
-            f64::from(f32_from_f16(self.pages[token / 16].1[token % 16 * d + i]))
-        };
+        let tokens: Vec<[Vec<f32>; 2]> = (0..visible).map(token).collect();
+        let key = |token: usize, i: usize| f64::from(tokens[token][0][i]);
+        let value = |token: usize, i: usize| f64::from(tokens[token][1][i]);
         let mut out = Vec::new();
         for query in self.queries.chunks(d) {
-            let score = |token| {
-                (0..d)
-                    .map(|i| f64::from(query[i]) * key(token, i))
-                    .sum::<f64>()
-                    / (d as f64).sqrt()
+            let largest = query.iter().fold(0.0, |a: f32, b| a.max(b.abs()));
+            let query: Vec<f64> = if self.dtype == KvDtype::Int8 {
+                let integer = |x: &f32| (x * (127.0 / largest)).round_ties_even();
+                (query.iter().map(integer))
+                    .map(|q| f64::from(q) * f64::from(largest) / 127.0)
+                    .collect()
+            } else {
+                query.iter().map(|&x| f64::from(x)).collect()
             };
+            let score =
+                |token| (0..d).map(|i| query[i] * key(token, i)).sum::<f64>() / (d as f64).sqrt();
             let scores: Vec<f64> = (0..visible).map(score).collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
@@ -113,13 +118,19 @@ impl AttentionCase {
 
     fn check(&self, visible: usize) {
         let what = format!(
-            "{} heads of {}, {visible} of {} keys",
-            self.group, self.head_dim, self.keys
+            "{}, {} heads of {}, {visible} of {} keys",
+            self.dtype, self.group, self.head_dim, self.keys
         );
+        // Weights of 14 bits are off by up to 1/32766 of the largest.
+        let tolerance = if self.dtype == KvDtype::Int8 {
+            1e-3
+        } else {
+            1e-4
+        };
         let scalar_out = self.run(scalar(), visible);
         for (value, exact) in scalar_out.iter().zip(self.expected(visible)) {
             assert!(
-                (f64::from(*value) - exact).abs() < 1e-4,
+                (f64::from(*value) - exact).abs() < tolerance,
                 "{what}: {value} instead of {exact}"
             );
         }
@@ -137,10 +148,12 @@ impl AttentionCase {
 #[test]
 fn attention_is_softmax_and_equal_on_every_isa() {
     let mut random = Random::from_env();
-    for group in 1..=9 {
-        for head_dim in [16, 32, 64, 80, 128, 256] {
-            let keys = 1 + random.index(SPAN_TOKENS);
-            AttentionCase::random(&mut random, group, head_dim, keys).check(keys);
+    for dtype in KvDtype::ALL {
+        for group in 1..=9 {
+            for head_dim in [16, 32, 64, 80, 128, 256] {
+                let keys = 1 + random.index(SPAN_TOKENS);
+                AttentionCase::random(&mut random, (dtype, group, head_dim, keys)).check(keys);
+            }
         }
     }
 }
@@ -148,38 +161,83 @@ fn attention_is_softmax_and_equal_on_every_isa() {
 #[test]
 fn attention_over_several_spans_is_softmax_over_all_keys() {
     let mut random = Random::from_env();
-    for keys in [256, 257, 512, 600, 1025] {
-        AttentionCase::random(&mut random, 4, 64, keys).check(keys);
+    for dtype in KvDtype::ALL {
+        for keys in [256, 257, 512, 600, 1025] {
+            AttentionCase::random(&mut random, (dtype, 4, 64, keys)).check(keys);
+        }
     }
 }
 
 #[test]
 fn attention_ignores_keys_beyond_the_visible_ones() {
     let mut random = Random::from_env();
-    let long = AttentionCase::random(&mut random, 5, 32, 300);
-    for visible in [1, 15, 16, 17, 31, 32, 33, 255, 256, 257, 299] {
-        // The same sequence with fewer keys: the memory beyond them is NaN.
-        let mut short = AttentionCase {
-            keys: visible,
-            queries: long.queries.clone(),
-            pages: long.pages.clone(),
-            ..long
-        };
-        for token in visible..short.pages.len() * PAGE_TOKENS {
-            let (keys, values) = &mut short.pages[token / PAGE_TOKENS];
-            keys.iter_mut()
-                .skip(token % PAGE_TOKENS)
-                .step_by(PAGE_TOKENS)
-                .for_each(|key| *key = F16_NAN);
-            values[token % PAGE_TOKENS * 32..][..32].fill(F16_NAN);
+    for dtype in KvDtype::ALL {
+        let long = AttentionCase::random(&mut random, (dtype, 5, 32, 300));
+        for visible in [1, 15, 16, 17, 31, 32, 33, 255, 256, 257, 299] {
+            // The same sequence with fewer keys: the memory beyond them is NaN.
+            let mut short = AttentionCase {
+                keys: visible,
+                queries: long.queries.clone(),
+                pages: long.pages.clone(),
+                ..long
+            };
+            for token in visible..short.pages.len() * PAGE_TOKENS {
+                let page = &mut short.pages[token / PAGE_TOKENS];
+                let nan = vec![f32::NAN; 32];
+                scalar().store_kv(dtype, &nan, &nan, token % PAGE_TOKENS, page);
+            }
+            short.check(visible);
+            for kernels in each_isa() {
+                assert_eq!(
+                    bits(&short.run(kernels, visible)),
+                    bits(&long.run(kernels, visible)),
+                    "{dtype}, {visible} keys"
+                );
+            }
         }
-        short.check(visible);
+    }
+}
+
+#[test]
+fn a_number_that_is_not_finite_reaches_every_query_that_sees_it() {
+    let mut random = Random::from_env();
+    for dtype in KvDtype::ALL {
+        for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (in_key, at) in [(true, 40), (false, 40), (false, 299)] {
+                let mut case = AttentionCase::random(&mut random, (dtype, 3, 32, 300));
+                let [mut key, mut value] = [(); 2].map(|()| floats(&mut random, 32));
+                // A key that is zero elsewhere does not depend on the signs of the query.
+                if in_key {
+                    key.fill(f32::NAN);
+                }
+                [&mut key, &mut value][usize::from(!in_key)][7] = poison;
+                let (page, slot) = (&mut case.pages[at / PAGE_TOKENS], at % PAGE_TOKENS);
+                scalar().store_kv(dtype, &key, &value, slot, page);
+                for kernels in each_isa() {
+                    let what = format!("{}, {dtype}, {poison} at {at}", kernels.isa());
+                    assert!(
+                        case.run(kernels, at).iter().all(|x| x.is_finite()),
+                        "{what}"
+                    );
+                    for head in case.run(kernels, at + 1).chunks(32) {
+                        assert!(!head[7].is_finite(), "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_query_that_is_not_finite_gives_nan_in_eight_bit_integers() {
+    let mut random = Random::from_env();
+    for poison in [f32::NAN, f32::INFINITY] {
+        let mut case = AttentionCase::random(&mut random, (KvDtype::Int8, 2, 32, 40));
+        case.queries[5] = poison;
         for kernels in each_isa() {
-            assert_eq!(
-                bits(&short.run(kernels, visible)),
-                bits(&long.run(kernels, visible)),
-                "{visible} keys"
-            );
+            let out = case.run(kernels, 40);
+            assert!(out[..32].iter().all(|x| x.is_nan()), "{}", kernels.isa());
+            assert!(out[32..].iter().all(|x| x.is_finite()), "{}", kernels.isa());
         }
     }
 }
@@ -187,7 +245,8 @@ fn attention_ignores_keys_beyond_the_visible_ones() {
 #[test]
 fn a_position_in_a_block_gives_the_same_bits_as_alone() {
     let mut random = Random::from_env();
-    for _ in 0..80 {
+    for round in 0..200 {
+        let dtype = KvDtype::ALL[round % 5];
         let (group, head_dim) = (
             1 + random.index(9),
             random.pick(&[16, 32, 48, 80, 128, 256]),
@@ -198,15 +257,15 @@ fn a_position_in_a_block_gives_the_same_bits_as_alone() {
             _ => before,
         };
         let keys = before + positions;
-        let mut case = AttentionCase::random(&mut random, group, head_dim, keys);
+        let mut case = AttentionCase::random(&mut random, (dtype, group, head_dim, keys));
         let width = group * head_dim;
         let queries = floats(&mut random, positions * width);
         // Only its own position sees the last token. Multiplying it by zero would give NaN.
         let checked = if positions > 1 {
             let last = [f32::NAN, f32::INFINITY].map(|x| vec![x; head_dim]);
-            let (k_page, v_page) = case.pages.last_mut().expect("there are keys");
+            let page = case.pages.last_mut().expect("there are keys");
             let slot = (keys - 1) % PAGE_TOKENS;
-            scalar().store_kv(&last[0], &last[1], slot, k_page, v_page);
+            scalar().store_kv(dtype, &last[0], &last[1], slot, page);
             positions - 1
         } else {
             1
@@ -214,7 +273,7 @@ fn a_position_in_a_block_gives_the_same_bits_as_alone() {
         for kernels in each_isa() {
             let together = case.run_block(kernels, &queries, before + 1);
             for (i, query) in queries.chunks(width).take(checked).enumerate() {
-                let what = format!("{group} heads of {head_dim}, position {before} + {i}");
+                let what = format!("{dtype}, {group} heads of {head_dim}, position {before} + {i}");
                 let alone = bits(&case.run_block(scalar(), query, before + 1 + i));
                 let isa = kernels.isa();
                 assert_eq!(
@@ -230,54 +289,50 @@ fn a_position_in_a_block_gives_the_same_bits_as_alone() {
 #[test]
 fn a_head_in_a_group_gives_the_same_bits_as_alone() {
     let mut random = Random::from_env();
-    let group = AttentionCase::random(&mut random, 7, 48, 100);
-    for kernels in each_isa() {
-        let together = group.run(kernels, 100);
-        for (head, query) in group.queries.chunks(48).enumerate() {
-            let alone = AttentionCase {
-                group: 1,
-                queries: query.to_vec(),
-                pages: group.pages.clone(),
-                ..group
-            };
-            assert_eq!(
-                bits(&alone.run(kernels, 100)),
-                bits(&together[head * 48..][..48]),
-                "head {head}"
-            );
+    for dtype in KvDtype::ALL {
+        let group = AttentionCase::random(&mut random, (dtype, 7, 48, 100));
+        for kernels in each_isa() {
+            let together = group.run(kernels, 100);
+            for (head, query) in group.queries.chunks(48).enumerate() {
+                let alone = AttentionCase {
+                    group: 1,
+                    queries: query.to_vec(),
+                    pages: group.pages.clone(),
+                    ..group
+                };
+                assert_eq!(
+                    bits(&alone.run(kernels, 100)),
+                    bits(&together[head * 48..][..48]),
+                    "{dtype}, head {head}"
+                );
+            }
         }
     }
 }
 
 #[test]
-fn storing_a_token_writes_its_key_and_value_and_nothing_else() {
-    let mut random = Random::from_env();
-    for head_dim in [16, 24, 64, 128] {
-        let scale = random.pick(&[1e-6, 1.0, 1e5]);
-        let key: Vec<f32> = floats(&mut random, head_dim)
-            .iter()
-            .map(|x| x * scale)
-            .collect();
-        let value: Vec<f32> = floats(&mut random, head_dim)
-            .iter()
-            .map(|x| x * scale)
-            .collect();
-        let slot = random.index(PAGE_TOKENS);
-        for kernels in each_isa() {
-            let mut k_page = vec![F16_NAN; PAGE_TOKENS * head_dim];
-            let mut v_page = k_page.clone();
-            kernels.store_kv(&key, &value, slot, &mut k_page, &mut v_page);
-            for i in 0..head_dim {
-                for token in 0..PAGE_TOKENS {
-                    let [k, v] = if token == slot {
-                        [key[i], value[i]].map(f16_from_f32)
-                    } else {
-                        [F16_NAN; 2]
-                    };
-                    assert_eq!(k_page[i * PAGE_TOKENS + token], k, "{}", kernels.isa());
-                    assert_eq!(v_page[token * head_dim + i], v, "{}", kernels.isa());
+fn the_largest_numbers_overflow_no_sum() {
+    for dtype in KvDtype::ALL {
+        for (q, k, v) in [(1.0, 1.0, 1.0), (-1.0, 1.0, -1.0), (1.0, -1.0, 1.0)] {
+            let mut page = vec![NAN_BYTE; dtype.page_bytes(256)];
+            for slot in 0..PAGE_TOKENS {
+                scalar().store_kv(dtype, &[k; 256], &[v; 256], slot, &mut page);
+            }
+            let case = AttentionCase {
+                dtype,
+                head_dim: 256,
+                group: 4,
+                keys: SPAN_TOKENS,
+                queries: vec![q; 4 * 256],
+                pages: vec![page; SPAN_TOKENS / PAGE_TOKENS],
+            };
+            // All weights are equal, and so are all values.
+            for kernels in each_isa() {
+                for x in case.run(kernels, SPAN_TOKENS) {
+                    assert!((x - v).abs() < 0.01, "{}, {dtype}: {x}", kernels.isa());
                 }
             }
+            case.check(SPAN_TOKENS);
         }
     }
 }

@@ -10,12 +10,14 @@ mod groups;
 mod int8;
 mod logits;
 mod rows;
+mod storing;
 mod ternary;
 
 use sterna_kernels::{Isa, Kernels, f16_from_f32};
 use sterna_random::Random;
 
-const F16_NAN: u16 = 0x7e00;
+/// Memory of this byte is NaN in every number format that has one.
+const NAN_BYTE: u8 = 0xff;
 
 /// Returns a float in −1..1.
 fn float(random: &mut Random) -> f32 {

@@ -5,7 +5,7 @@
 mod reference;
 
 use safetensors::Dtype;
-use sterna_kernels::{Isa, Kernels};
+use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 
@@ -23,15 +23,19 @@ fn options(threads: usize) -> LoadOptions {
     }
 }
 
-/// Loads the toy with every instruction set of this machine.
-fn toys(threads: usize) -> impl Iterator<Item = (Isa, Model)> {
-    Isa::available().map(move |isa| {
-        let kernels = Kernels::new(isa).unwrap();
+/// Loads the toy with every instruction set of this machine, and with every other format of keys
+/// and values.
+fn toys(threads: usize) -> impl Iterator<Item = (String, Model)> {
+    let all = Isa::available().map(|isa| (isa, KvDtype::F16));
+    let all = all.chain(KvDtype::ALL[1..].iter().map(|&dtype| (Isa::best(), dtype)));
+    all.map(move |(isa, kv_dtype)| {
         let options = LoadOptions {
-            kernels,
+            kernels: Kernels::new(isa).unwrap(),
+            kv_dtype,
             ..options(threads)
         };
-        (isa, Model::load(&toy::source(), options).unwrap())
+        let model = Model::load(&toy::source(), options).unwrap();
+        (format!("{isa}, {kv_dtype}"), model)
     })
 }
 
@@ -241,8 +245,17 @@ fn a_forward_pass_equals_its_layers_run_one_by_one() {
 
 #[test]
 fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
+    KvDtype::ALL.into_iter().for_each(check_independence);
+}
+
+/// Checks that the logits of three sequences do not depend on chunks, neighbours and threads.
+fn check_independence(kv_dtype: KvDtype) {
     let (a, b, c) = (prompt(600, 1, 512), prompt(33, 2, 512), prompt(300, 3, 512));
     let source = toy::source();
+    let options = |threads| LoadOptions {
+        kv_dtype,
+        ..options(threads)
+    };
     let alone: Vec<Vec<f32>> = [(&a, 0), (&b, 1), (&c, 2)]
         .map(|(tokens, first)| {
             let mut model = Model::load(&source, options(1)).unwrap();
@@ -274,8 +287,33 @@ fn neither_chunks_nor_neighbours_nor_threads_change_a_bit() {
         assert_eq!(
             last.unwrap(),
             [alone[2].clone(), alone[0].clone(), alone[1].clone()],
-            "{threads} threads"
+            "{threads} threads, {kv_dtype}"
         );
+    }
+}
+
+#[test]
+fn formats_of_keys_and_values_differ_and_are_close() {
+    let tokens = prompt(300, 1, 512);
+    let mut exact: Vec<f32> = Vec::new();
+    for (what, mut model) in toys(2) {
+        let mut kv = model.new_kv_store(60).unwrap();
+        let logits = rows(&mut model, &batch(&[(&tokens, 0..300, 0)]), &mut kv).remove(0);
+        if exact.is_empty() {
+            exact = logits;
+            continue;
+        }
+        assert_eq!(logits == exact, model.kv_dtype() == KvDtype::F16, "{what}");
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter()
+                .zip(b)
+                .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                .sum()
+        };
+        let norms = (dot(&logits, &logits) * dot(&exact, &exact)).sqrt();
+        let cosine = dot(&logits, &exact) / norms;
+        // Random weights amplify every difference.
+        assert!(cosine > 0.9, "{what}: {cosine}");
     }
 }
 

@@ -35,6 +35,7 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(|| {
     Metrics::new(&Identity {
         model_name: "none".into(),
         isa: "none".into(),
+        kv_dtype: "f16".to_owned(),
         kv_pages: 8,
         page_tokens: 16,
     })

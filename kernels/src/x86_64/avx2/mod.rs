@@ -6,6 +6,7 @@ use std::hint::black_box;
 use super::PREFETCH_BYTES;
 use super::attention::attention_kernels;
 use super::dense::dense_kernels;
+use super::int8_attention::int8_attention_kernels;
 use super::registers::avx2::{FloatPair, load_bytes};
 use super::registers::prefetch;
 use crate::row_kernels::row_kernels;
@@ -13,9 +14,10 @@ use crate::row_kernels::row_kernels;
 mod int8;
 mod ternary;
 
-pub(crate) use attention::{attention_span, probe_f32, store_kv};
+pub(crate) use attention::{attention_span, probe_f32, store_f16};
 pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
 pub(crate) use int8::int8_matmul;
+pub(crate) use int8_attention::int8_attention_span;
 pub(crate) use ternary::{grouped_matmul, ternary_matmul};
 
 row_kernels! { #[target_feature(enable = "avx2,fma,f16c")] }
@@ -36,6 +38,14 @@ attention_kernels! {
     tile_rows: [1 2 3 4 5 6],
     tile_chunks: 1,
     probe_sums: 6,
+}
+
+int8_attention_kernels! {
+    features: "avx2,fma,f16c",
+    registers: avx2,
+    pages: [1],
+    value_chunks: 1,
+    prefetched_lines: [1 1],
 }
 
 /// Reads all bytes into eight registers that do not depend on each other.

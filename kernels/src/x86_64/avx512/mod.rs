@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::attention::attention_kernels;
 use super::dense::dense_kernels;
+use super::int8_attention::int8_attention_kernels;
 use super::registers::avx512::load_bytes;
 use super::registers::prefetch;
 use super::{PREFETCH_BYTES, blocks};
@@ -18,9 +19,10 @@ mod int8;
 mod ternary;
 mod two_bit;
 
-pub(crate) use attention::{attention_span, probe_f32, store_kv};
+pub(crate) use attention::{attention_span, probe_f32, store_f16};
 pub(crate) use dense::{dense_dots, dense_matmul, dense_row};
 pub(crate) use int8::int8_matmul;
+pub(crate) use int8_attention::int8_attention_span;
 pub(crate) use two_bit::{grouped_matmul, ternary_matmul};
 
 /// Tokens whose activations fit into the second-level cache.
@@ -47,6 +49,14 @@ attention_kernels! {
     tile_rows: [1 2 3 4 5 6 7 8 9 10 11 12],
     tile_chunks: 2,
     probe_sums: 16,
+}
+
+int8_attention_kernels! {
+    features: "avx512f,avx512bw,avx512vl,avx512vnni",
+    registers: avx512,
+    pages: [4 2 1],
+    value_chunks: 2,
+    prefetched_lines: [2 3],
 }
 
 /// Calls `tile(panel, tokens, out)` for up to [`TILE_TOKENS`] tokens and one panel at a time. The
