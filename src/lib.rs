@@ -22,6 +22,7 @@
 pub mod api; // The HTTP interface: parses requests, calls the engine, writes responses.
 pub mod bench; // `sterna bench`: the speed of a model beside the limits of the machine.
 pub mod config; // Every flag of the command line.
+pub mod convert; // `sterna convert`: a model in another container.
 pub mod cores; // The cores that this process may compute on.
 pub mod demo; // The embedded demo checkpoint.
 pub mod engine; // The thread that owns all serving state, and the handle to it.

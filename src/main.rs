@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use sterna::bench;
 use sterna::config::{Cli, Command};
+use sterna::convert;
 use sterna::inspect;
 use sterna::startup::serve;
 use sterna::synthesize::synthesize;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     let result = match cli.command.unwrap_or(Command::Serve(Box::new(cli.serve))) {
         Command::Serve(config) => serve(&config),
         Command::Bench(config) => bench::run(&config),
+        Command::Convert(config) => convert::run(&config),
         Command::Inspect(config) => match inspect::run(&config) {
             Ok(false) => return ExitCode::from(REFUSED),
             other => other.map(drop),

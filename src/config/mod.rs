@@ -88,6 +88,27 @@ pub enum Command {
     /// median, max), stops (id, text) and template (source, first_lines). What is unknown is null
     /// or empty. Later versions may add fields. They rename and remove none.
     Inspect(InspectConfig),
+    /// Write a model into another container, without rounding anything.
+    ///
+    /// IN is a directory of Hugging Face (packed weights, or floats that are ternary already) or a
+    /// GGUF file of any ternary type. OUT has the same codes, scales, other tensors, tokens and
+    /// chat template, so it gives the same answers, bit for bit:
+    ///
+    ///   a directory of Hugging Face: packed weights with one scale for each tensor. F32, F16 and
+    ///   BF16 tensors stay as they are. It cannot hold scales of groups, nor quantised embeddings.
+    ///
+    ///   GGUF with i2_s: one scale for each tensor, in single precision.
+    ///
+    ///   GGUF with tq1_0 or tq2_0, q2_0, pq2_0: a scale for each group of 256, 64, 128 columns, in
+    ///   half precision. The groups must be those of IN. One scale for a tensor stands in each
+    ///   block, or beside it (a tensor *.scale) if half precision would round it. Norms become F32;
+    ///   embeddings and heads stay as they are.
+    ///
+    /// What OUT cannot hold exactly is refused, and the error names the tensor. So are weights that
+    /// are not ternary already. OUT is written under another name, flushed, read back, compared
+    /// with IN, and then renamed. If the conversion fails or is interrupted, nothing is left.
+    #[command(verbatim_doc_comment)]
+    Convert(ConvertConfig),
     /// Write a checkpoint with random ternary weights, to measure speed and memory.
     Synthesize(SynthesizeConfig),
     /// Make a key for a tenant, or with --admin for the operator.
@@ -326,6 +347,38 @@ pub struct InspectConfig {
     /// a short text.
     #[arg(long = "i2s-order", value_name = "ORDER", value_parser = I2S_ORDERS)]
     pub i2s_order: Option<String>,
+}
+
+/// The flags of `convert`.
+#[derive(Args, Clone, Debug)]
+pub struct ConvertConfig {
+    /// The model: a directory of Hugging Face, a GGUF file, or a directory with one GGUF file.
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// What to write: NAME.gguf, or a directory.
+    #[arg(value_name = "OUT")]
+    pub output: PathBuf,
+    /// Container of OUT. If omitted, a name with .gguf is GGUF, and any other a directory.
+    #[arg(long, value_name = "CONTAINER", value_parser = ["hf", "gguf"])]
+    pub to: Option<String>,
+    /// Layout of the ternary weights in a GGUF file.
+    #[arg(long, value_parser = ["i2_s", "tq1_0", "tq2_0", "q2_0", "pq2_0"])]
+    pub layout: Option<String>,
+    /// Replace OUT if it exists.
+    #[arg(long)]
+    pub force: bool,
+    /// Also write sterna_golden.json: the greedy answers of IN to some prompts. PROMPTS is a file
+    /// with a prompt in each line; without it, built-in prompts are used. A server that loads OUT
+    /// computes them again before it is ready.
+    #[arg(long, value_name = "PROMPTS", num_args = 0..=1, require_equals = true)]
+    pub golden: Option<Option<PathBuf>>,
+    /// Order of the weights in the I2_S tensors of IN. If omitted, it is found by trial on a short
+    /// text.
+    #[arg(long = "i2s-order", value_name = "ORDER", value_parser = I2S_ORDERS)]
+    pub i2s_order: Option<String>,
+    /// The flags about the machine. They come last, because their heading holds for what follows.
+    #[command(flatten)]
+    pub machine: MachineFlags,
 }
 
 /// The flags of `synthesize`.

@@ -11,6 +11,7 @@
 //! - `synthetic.rs` and `toy.rs` make random models for measurements and tests.
 //! - `checkpoint/` reads files into named tensors; `load/` packs tensors into weights; `survey/`
 //!   says what the files hold.
+//! - `convert/` writes a checkpoint into another container.
 //!
 //! Invariant: the logits of a row depend only on its own sequence, bit for bit. Other rows, the
 //! cuts between the chunks of its prompt, and the number of threads do not change them.
@@ -22,6 +23,7 @@ mod architecture;
 mod attention;
 mod checkpoint;
 mod config;
+pub mod convert;
 mod embedding;
 mod forward;
 mod inputs;

@@ -18,8 +18,9 @@ const TRAINED: f64 = 0.75;
 /// With the right order the share is lower than with any other by at least this.
 const MARGIN: f64 = 0.1;
 
-/// Loads the model, and returns the order of its I2_S weights too. If its file has I2_S weights and
-/// `order` is `None`, tries the orders until the model predicts text.
+/// Loads the model, and returns the order of its I2_S weights too. If its file has I2_S weights,
+/// does not state their order, and `order` is `None`, tries the orders until the model predicts
+/// text.
 ///
 /// # Errors
 /// If loading fails, or the model predicts no text with any order.
@@ -35,7 +36,7 @@ pub(crate) fn load(
         let model = model.map_err(|error: LoadError| error.to_string())?;
         Ok((model, order))
     };
-    if let Some(order) = order {
+    if let Some(order) = order.or(source.stated_i2s_order()) {
         return load(order);
     }
     if !source.has_i2s() {

@@ -33,7 +33,7 @@ use crate::config::{NetworkFlags, ServeConfig};
 
 pub(crate) use i2s_probe::load as load_model;
 pub(crate) use load::{kernels, kv_dtype, load_text};
-use signals::StopSignals;
+pub(crate) use signals::StopSignals;
 
 /// The async threads parse requests, tokenise short texts and write answers. The model has its own
 /// compute threads.

@@ -5,14 +5,14 @@ use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGTERM and Ctrl-C.
-pub(super) struct StopSignals {
+pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl StopSignals {
     /// Starts to listen. Call it inside the runtime.
-    pub(super) fn listen() -> io::Result<StopSignals> {
+    pub(crate) fn listen() -> io::Result<StopSignals> {
         Ok(StopSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -20,7 +20,7 @@ impl StopSignals {
     }
 
     /// Returns the result of `work`, or `None` if a signal comes first.
-    pub(super) async fn before<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn before<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
             _ = self.terminate.recv() => None,

@@ -21,6 +21,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["config", "cores", "demo", "engine", "model", "startup"],
     ),
     ("config", &["cores"]),
+    ("convert", &["config", "model", "startup", "text"]),
     ("cores", &[]),
     ("demo", &["model"]),
     ("engine", &["cores", "fault", "model", "metrics"]),
@@ -59,6 +60,7 @@ const HOMES: &[(&str, &[&str])] = &[
         &[
             "src/bench/",
             "src/config/",
+            "src/convert/",
             "src/engine/",
             "src/metrics/",
             "src/model/",
@@ -79,7 +81,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("libc", &["src/startup/allocator.rs"]),
     ("parking_lot", &["src/model/pool/"]),
     ("rustix", &["src/startup/listen.rs"]),
-    ("sha2", &["src/tenants/keys.rs"]),
+    ("sha2", &["src/convert/golden.rs", "src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
     (
         "sterna_random",

@@ -45,8 +45,13 @@ impl<'a> Cursor<'a> {
 
     /// Takes a string: its length in eight bytes, then UTF-8.
     pub(super) fn text(&mut self, what: &str) -> Result<&'a str, String> {
+        self.text_within(what, MAX_TEXT_BYTES)
+    }
+
+    /// Takes a string of at most `limit` bytes.
+    pub(super) fn text_within(&mut self, what: &str, limit: u64) -> Result<&'a str, String> {
         let length = self.u64(what)?;
-        self.text_of(length, MAX_TEXT_BYTES, what)
+        self.text_of(length, limit, what)
     }
 
     /// Takes a string of `length` bytes, of which `limit` are allowed.

@@ -7,6 +7,7 @@
 //! here trusts a length that a file states.
 
 mod bin;
+mod block_writer;
 mod blocks;
 mod cursor;
 mod error;
@@ -20,13 +21,18 @@ mod tests;
 
 pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
-pub(super) use blocks::ScaleSpan;
+pub(super) use blocks::{BlockLayout, ScaleSpan};
 pub use error::LoadError;
 pub(super) use error::{LoadResult, require};
 pub(super) use files::MappedFiles;
 pub use gguf::Gguf;
-pub(super) use gguf::{Metadata, head_dim};
+pub(super) use gguf::{
+    FileNames, has_rotated_rows, header as gguf_header, padding as gguf_padding, tokenizer_metadata,
+};
+pub(super) use gguf::{
+    GgufTensor, Metadata, MetadataEntries, MetadataValue, STATED_I2S_ORDER, STOP_TOKENS, head_dim,
+};
 pub(super) use index::TensorFiles;
 pub(super) use source::parse_json;
 pub use source::{FileBytes, Source};
-pub(super) use tensors::{INTERLEAVED_WEIGHTS, Storage, Tensor, Tensors};
+pub(super) use tensors::{INTERLEAVED_WEIGHTS, Storage, Tensor, Tensors, interleaved_row};

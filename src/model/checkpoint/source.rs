@@ -126,6 +126,11 @@ impl Source {
         self.gguf().is_some_and(Gguf::has_i2s)
     }
 
+    /// Returns the order of the weights in I2_S tensors, if the metadata states it.
+    pub fn stated_i2s_order(&self) -> Option<I2sOrder> {
+        self.gguf().and_then(Gguf::stated_i2s_order)
+    }
+
     /// Returns the GGUF file, if the checkpoint is in one.
     pub(in crate::model) fn gguf(&self) -> Option<&Gguf> {
         match self {
@@ -183,7 +188,7 @@ impl Source {
     }
 
     /// Returns whether there is such a file.
-    pub(super) fn has(&self, name: &str) -> LoadResult<bool> {
+    pub(in crate::model) fn has(&self, name: &str) -> LoadResult<bool> {
         match self {
             Source::Memory(files) => Ok(files.contains_key(name)),
             Source::Directory(directory) => Ok(regular_file(&directory.join(name))?.is_some()),

@@ -151,6 +151,13 @@ impl Tensor<'_> {
     }
 }
 
+/// Returns which row of the matrix is row `file_row` of a file whose heads of `head_dim` rows are
+/// in the order for rotations of neighbouring values: the inverse of [`Tensor::file_row`].
+pub(crate) fn interleaved_row(file_row: usize, head_dim: usize) -> usize {
+    let (head, row) = (file_row / head_dim, file_row % head_dim);
+    head * head_dim + row % 2 * (head_dim / 2) + row / 2
+}
+
 /// All tensors of a checkpoint that the loader has not taken yet.
 pub(crate) struct Tensors<'a> {
     /// By the names of Hugging Face.

@@ -1,11 +1,14 @@
-//! The hyperparameters in the metadata of a GGUF file.
+//! The hyperparameters in the metadata of a GGUF file, read and written.
 
 use std::collections::BTreeSet;
 
 use super::hyperparameters::{ModelConfig, Quantization};
 use super::rope::{RopeScaling, yarn_attention_factor};
 use crate::model::architecture::{Activation, Architecture, BITNET, LLAMA, QWEN3};
-use crate::model::checkpoint::{Gguf, LoadError, LoadResult, Metadata, head_dim};
+use crate::model::checkpoint::{
+    Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS, head_dim,
+    require,
+};
 
 /// The base of rotary frequencies if a file does not state it, as in llama.cpp.
 const DEFAULT_ROPE_BASE: f64 = 10_000.0;
@@ -65,6 +68,109 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         eos_tokens: end_tokens(metadata, vocab)?,
         bos_token: token_id(metadata, "bos")?,
     })
+}
+
+/// Returns the metadata of a configuration, without that of the tokenizer.
+///
+/// # Errors
+/// If GGUF has no name for the architecture with this activation, or no keys for how the rotary
+/// frequencies are scaled.
+pub(in crate::model) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
+    let is_named = |named: &&(&str, &Architecture, Activation)| {
+        named.1 == config.architecture && named.2 == config.activation
+    };
+    let (name, ..) = ARCHITECTURES.iter().find(is_named).ok_or_else(|| {
+        let class = config.architecture.class;
+        let activation = config.activation;
+        let problem = format!("GGUF has no name for {class} with {activation:?}");
+        LoadError::config("hidden_act", problem)
+    })?;
+    let mut entries = vec![
+        (
+            "general.architecture".to_owned(),
+            MetadataValue::Text((*name).to_owned()),
+        ),
+        (
+            "general.type".to_owned(),
+            MetadataValue::Text("model".to_owned()),
+        ),
+        (
+            "general.quantization_version".to_owned(),
+            MetadataValue::Size(2),
+        ),
+    ];
+    for (key, size) in [
+        ("vocab_size", config.vocab),
+        ("context_length", config.max_position),
+        ("embedding_length", config.hidden),
+        ("block_count", config.layers),
+        ("feed_forward_length", config.intermediate),
+        ("attention.head_count", config.heads),
+        ("attention.head_count_kv", config.kv_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
+        ("rope.dimension_count", config.head_dim),
+    ] {
+        // `ModelConfig::check` limits every size.
+        entries.push((format!("{name}.{key}"), MetadataValue::Size(size as u32)));
+    }
+    let eps = format!("{name}.attention.layer_norm_rms_epsilon");
+    entries.push((eps, MetadataValue::Float(config.norm_eps)));
+    let theta = exact("rope_theta", config.rope_theta)?;
+    entries.push((
+        format!("{name}.rope.freq_base"),
+        MetadataValue::Float(theta),
+    ));
+    for (key, value) in scaling_metadata(&config.rope_scaling)? {
+        entries.push((format!("{name}.rope.scaling.{key}"), value));
+    }
+    Ok(entries)
+}
+
+/// Returns the keys after `rope.scaling.`, with their values.
+fn scaling_metadata(scaling: &RopeScaling) -> LoadResult<Vec<(&'static str, MetadataValue)>> {
+    let field = "rope_scaling";
+    let float = |value: f64| exact(field, value).map(MetadataValue::Float);
+    let kind = |name: &str| ("type", MetadataValue::Text(name.to_owned()));
+    match *scaling {
+        RopeScaling::None => Ok(Vec::new()),
+        RopeScaling::Linear { factor } => Ok(vec![kind("linear"), ("factor", float(factor)?)]),
+        RopeScaling::Yarn {
+            factor,
+            original,
+            beta_fast,
+            beta_slow,
+            attention_factor,
+        } => {
+            let mut entries = vec![
+                kind("yarn"),
+                ("factor", float(factor)?),
+                (
+                    "original_context_length",
+                    MetadataValue::Size(original as u32),
+                ),
+                ("yarn_beta_fast", float(beta_fast)?),
+                ("yarn_beta_slow", float(beta_slow)?),
+            ];
+            let usual = yarn_attention_factor(factor);
+            if attention_factor != usual {
+                entries.push(("yarn_attn_factor", float(attention_factor / usual)?));
+            }
+            Ok(entries)
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => {
+            let problem = "GGUF has keys for linear and yarn only";
+            Err(LoadError::config(field, problem))
+        }
+    }
+}
+
+/// Returns a number in single precision.
+fn exact(field: &str, value: f64) -> LoadResult<f32> {
+    let single = value as f32;
+    let problem = format_args!("{value} is not exact in single precision, which GGUF has");
+    require(f64::from(single) == value, field, problem)?;
+    Ok(single)
 }
 
 fn architecture(
@@ -157,6 +263,16 @@ fn token_id(metadata: &Metadata, role: &str) -> LoadResult<Option<u32>> {
 pub(super) fn end_tokens(metadata: &Metadata, vocab: usize) -> LoadResult<Vec<u32>> {
     const CONTROL: f64 = 3.0;
     let mut ends = BTreeSet::new();
+    if let Some(stated) = metadata.numbers(STOP_TOKENS)? {
+        // A file that Sterna wrote lists all of them.
+        let id = |id: &f64| (0.0..vocab as f64).contains(id).then_some(*id as u32);
+        let problem = || metadata.error(STOP_TOKENS, format!("must be below {vocab}"));
+        let ids = stated.iter().map(|stated| id(stated).ok_or_else(problem));
+        return Ok(ids
+            .collect::<LoadResult<BTreeSet<u32>>>()?
+            .into_iter()
+            .collect());
+    }
     for role in ["eos", "eot", "eom"] {
         ends.extend(token_id(metadata, role)?);
     }

@@ -7,12 +7,15 @@
 mod gguf;
 mod hyperparameters;
 mod json;
+mod json_writer;
 mod rope;
 mod stop_tokens;
 #[cfg(test)]
 mod tests;
 
+pub(super) use gguf::metadata as gguf_metadata;
 pub(super) use json::stop_tokens;
 
 pub use hyperparameters::{ModelConfig, Quantization, StoredWeights};
+pub(super) use json_writer::{config_json, generation_json, quantization_json};
 pub use rope::RopeScaling;

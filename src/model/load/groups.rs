@@ -7,8 +7,27 @@ use half::f16;
 use sterna_kernels::GroupSize;
 
 use super::packing::{read_floats, row_bytes};
-use crate::model::checkpoint::{LoadResult, ScaleSpan, Storage, Tensor};
-use crate::model::config::StoredWeights;
+use crate::model::checkpoint::{LoadResult, ScaleSpan, Storage, Tensor, Tensors};
+use crate::model::config::{ModelConfig, StoredWeights};
+
+/// Returns the size of the groups of a model, or `None` if its tensors have one scale each. The
+/// first linear decides.
+///
+/// # Errors
+/// If that tensor should be ternary but is not.
+pub(in crate::model) fn of_model(
+    config: &ModelConfig,
+    tensors: &Tensors<'_>,
+) -> LoadResult<Option<GroupSize>> {
+    let query = config.architecture.layer.query;
+    let Some(first) = tensors.get(&format!("model.layers.0.{query}.weight")) else {
+        return Ok(None); // The loader names it when it takes it.
+    };
+    if config.quantization.stored == StoredWeights::Unpacked {
+        first.expect_shape(&[config.heads * config.head_dim, config.hidden])?;
+    }
+    of(first, config.quantization.stored)
+}
 
 /// Returns the columns that share a scale, or `None` if the tensor has one scale or is not ternary
 /// already. Published models are of one kind throughout, so the first tensor of a model decides for
@@ -16,7 +35,7 @@ use crate::model::config::StoredWeights;
 ///
 /// # Errors
 /// If the tensor should be ternary but is not, in groups of any size.
-pub(super) fn of(tensor: &Tensor<'_>, stored: StoredWeights) -> LoadResult<Option<GroupSize>> {
+fn of(tensor: &Tensor<'_>, stored: StoredWeights) -> LoadResult<Option<GroupSize>> {
     match tensor.storage {
         Storage::Plain(_) if stored != StoredWeights::Unpacked => Ok(None),
         Storage::Plain(_) => {
@@ -54,7 +73,10 @@ pub(in crate::model) fn group_of_values(tensor: &Tensor<'_>) -> LoadResult<Optio
 }
 
 /// Returns whether the tensor can be stored as ternary weights in groups of this size.
-pub(super) fn is_ternary(tensor: &Tensor<'_>, group: Option<GroupSize>) -> LoadResult<bool> {
+pub(in crate::model) fn is_ternary(
+    tensor: &Tensor<'_>,
+    group: Option<GroupSize>,
+) -> LoadResult<bool> {
     match (tensor.storage, group) {
         (Storage::Blocks(_) | Storage::Interleaved, _) => Ok(tensor.storage.is_ternary_blocks()),
         (Storage::Plain(_), Some(_)) => has_one_magnitude(tensor, group),
@@ -79,7 +101,7 @@ fn has_one_scale(tensor: &Tensor<'_>) -> LoadResult<bool> {
 }
 
 /// Returns whether the values of each group, or of the tensor, are zero or of one magnitude.
-fn has_one_magnitude(tensor: &Tensor<'_>, group: Option<GroupSize>) -> LoadResult<bool> {
+pub(super) fn has_one_magnitude(tensor: &Tensor<'_>, group: Option<GroupSize>) -> LoadResult<bool> {
     let [rows, columns] = tensor.shape[..] else {
         return Ok(false);
     };
@@ -130,7 +152,7 @@ impl RowMemory {
     }
 
     /// Allocates the memory for rows of `columns` values.
-    pub(super) fn of_columns(columns: usize) -> RowMemory {
+    pub(in crate::model) fn of_columns(columns: usize) -> RowMemory {
         RowMemory {
             codes: vec![1; columns],
             floats: vec![0.0; columns],

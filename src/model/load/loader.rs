@@ -4,12 +4,12 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use safetensors::Dtype;
 use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
 use super::groups;
 use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite};
 use super::statistics::WeightStatistics;
+use super::ternary::{TernaryForm, master_factor};
 use crate::model::architecture::ScaleDirection;
 use crate::model::attention::{Attention, HeadNorms};
 use crate::model::checkpoint::{
@@ -25,9 +25,6 @@ use crate::model::output_head::{OutputHead, ScreenedHead};
 use crate::model::pool::Pool;
 use crate::model::weights::Weights;
 
-/// The smallest mean magnitude of master weights that is divided by, as in the reference.
-const MIN_MEAN_MAGNITUDE: f32 = 1e-5;
-
 /// Reads, checks and packs all tensors of `source`, on all workers of `pool`.
 pub(crate) fn load_weights(
     source: &Source,
@@ -40,19 +37,11 @@ pub(crate) fn load_weights(
     let contents = mapped.contents();
     let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
     let tensors = Tensors::read(source, &files, &contents)?;
-    let query = config.architecture.layer.query;
-    let first = tensors.get(&format!("model.layers.0.{query}.weight"));
-    let shape = [config.heads * config.head_dim, config.hidden];
-    let group = first.map(|tensor| {
-        if config.quantization.stored == StoredWeights::Unpacked {
-            tensor.expect_shape(&shape)?;
-        }
-        groups::of(tensor, config.quantization.stored)
-    });
+    let group = groups::of_model(config, &tensors)?;
     let mut loader = Loader {
         config,
         options,
-        group: group.transpose()?.flatten(),
+        group,
         tensors,
         packer: Packer {
             pool,
@@ -299,58 +288,25 @@ impl Loader<'_> {
         let scale_name = format!("{module}.weight_scale");
         let scale = self.tensors.take(&scale_name);
         let scale = scale.map(|scale| one_float(&scale)).transpose()?;
-        let scale = scale.map(|scale| match self.config.quantization.scale {
-            ScaleDirection::Multiply => scale,
-            ScaleDirection::Divide => 1.0 / scale,
-        });
+        let form = TernaryForm::of(tensor, scale, &self.config.quantization, self.group)?;
         let packer = &mut self.packer;
-        let stored = self.config.quantization.stored;
-        if stored == StoredWeights::Unpacked {
-            return match (self.group, scale) {
-                (None, scale) => {
-                    let (weights, own_scale) = packer.ternary_values(tensor, shape)?;
-                    Ok((weights, own_scale * scale.unwrap_or(1.0)))
-                }
-                (Some(group), None) => Ok((packer.grouped(tensor, shape, group)?, 1.0)),
-                (Some(_), Some(_)) => Err(tensor.error(
-                    "it has a scale for each group of columns and one for the tensor, which is \
-                     not supported",
-                )),
-            };
-        }
-        let dtype = match tensor.storage {
-            Storage::Plain(dtype) => dtype,
-            Storage::Interleaved => {
-                let scale = scale.ok_or_else(|| self.tensors.missing(&scale_name))?;
-                return Ok((packer.interleaved(tensor, shape)?, scale));
+        match form {
+            TernaryForm::Packed { scale } => Ok((packer.packed(tensor, shape)?, scale)),
+            TernaryForm::Interleaved { scale } => Ok((packer.interleaved(tensor, shape)?, scale)),
+            TernaryForm::Signs { scale } => {
+                let weights = packer.masters(tensor, shape, Rounding::MustBeTernary)?;
+                Ok((weights, scale))
             }
-            Storage::Blocks(layout) => {
-                let name = layout.name();
-                return Err(tensor.error(format!("its type {name} does not belong to config.json")));
-            }
-        };
-        match (dtype, scale, stored == StoredWeights::Masters) {
-            (Dtype::U8, Some(scale), _) => Ok((packer.packed(tensor, shape)?, scale)),
-            (Dtype::U8, None, _) => Err(self.tensors.missing(&scale_name)),
-            // Floats with a scale are ternary already, only not packed.
-            (_, Some(scale), false) => Ok((
-                packer.masters(tensor, shape, Rounding::MustBeTernary)?,
-                scale,
-            )),
-            (_, None, true) => {
-                let mean = packer.mean_magnitude(tensor, shape)?;
-                let factor = 1.0 / mean.max(MIN_MEAN_MAGNITUDE);
+            TernaryForm::Masters => {
+                let factor = master_factor(packer.mean_magnitude(tensor, shape)?);
                 let weights = packer.masters(tensor, shape, Rounding::Scaled(factor))?;
                 Ok((weights, 1.0 / factor))
             }
-            (dtype, Some(_), true) => Err(tensor.error(format!(
-                "it is {dtype:?} with a weight_scale, but quantization_mode is \"online\", which \
-                 means master weights without one"
-            ))),
-            (dtype, None, false) => Err(tensor.error(format!(
-                "it is {dtype:?} without a weight_scale; master weights need \
-                 \"quantization_mode\": \"online\" in config.json"
-            ))),
+            TernaryForm::OneScale { factor } => {
+                let (weights, scale) = packer.ternary_values(tensor, shape)?;
+                Ok((weights, scale * factor))
+            }
+            TernaryForm::Groups(group) => Ok((packer.grouped(tensor, shape, group)?, 1.0)),
         }
     }
 }

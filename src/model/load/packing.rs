@@ -14,6 +14,7 @@ use sterna_kernels::{DenseMatrix, GroupSize, HugeSlice, Packing, PanelMut, Terna
 
 use super::groups::{self, OneScale, RowMemory};
 use super::statistics::WeightStatistics;
+use super::ternary::{refuse_other_than_signs, rounded_code};
 use crate::model::checkpoint::{INTERLEAVED_WEIGHTS, LoadResult, MappedFiles, Storage, Tensor};
 use crate::model::pool::{Pool, ranges, split_rows};
 
@@ -128,19 +129,15 @@ impl Packer<'_> {
             let RowMemory { codes, floats, .. } = memory;
             let bytes = &tensor.bytes[tensor.file_row(row) * row_bytes..][..row_bytes];
             read_floats(tensor, bytes, floats)?;
-            // Rounding half to even and clamping: ±0.5 becomes 0, and larger magnitudes ±1.
             let factor = match rounding {
                 Rounding::Scaled(factor) => factor,
                 Rounding::MustBeTernary => {
-                    let is_ternary = |float: &f32| [-1.0, 0.0, 1.0].contains(float);
-                    let problem = format_args!("a weight of row {row} is not -1, 0 or 1");
-                    tensor.require(floats.iter().all(is_ternary), problem)?;
+                    refuse_other_than_signs(tensor, row, floats)?;
                     1.0
                 }
             };
             for (code, float) in codes.iter_mut().zip(floats) {
-                let scaled = *float * factor;
-                *code = 1 + u8::from(scaled > 0.5) - u8::from(scaled < -0.5);
+                *code = rounded_code(*float * factor);
             }
             panel.set_row(row, codes);
             Ok(())
@@ -190,24 +187,18 @@ impl Packer<'_> {
         [rows, columns]: [usize; 2],
     ) -> LoadResult<f32> {
         tensor.expect_shape(&[rows, columns])?;
-        let row_bytes = row_bytes(tensor, columns)?;
         let mut sums = vec![0.0; rows];
         let shares = ranges(rows, self.pool.workers());
         let parts = shares.clone().zip(split_rows(&mut sums, 1, shares));
         let results = self.pool.run_parts(parts, |_, (rows, sums)| {
             let mut floats = vec![0.0; columns];
             for (row, sum) in rows.zip(sums) {
-                let bytes = &tensor.bytes[row * row_bytes..][..row_bytes];
-                read_floats(tensor, bytes, &mut floats)?;
-                *sum = sum_magnitudes(&floats);
+                *sum = row_magnitude(tensor, row, &mut floats)?;
             }
             Ok(())
         });
         results.into_iter().collect::<LoadResult<()>>()?;
-        let sum: f64 = sums.iter().sum();
-        let mean = (sum / (rows * columns) as f64) as f32;
-        tensor.require(mean.is_finite(), "it has infinite or NaN values")?;
-        Ok(mean)
+        mean_of(tensor, &sums, columns)
     }
 
     /// Packs a float matrix: in single precision from F32, otherwise in half precision. Values of
@@ -313,7 +304,7 @@ pub(in crate::model) fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8
 }
 
 /// Returns the bytes of a row of a float tensor.
-pub(super) fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> LoadResult<usize> {
+pub(in crate::model) fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> LoadResult<usize> {
     match tensor.storage {
         Storage::Plain(Dtype::F32) => Ok(columns * 4),
         Storage::Plain(Dtype::F16 | Dtype::BF16) => Ok(columns * 2),
@@ -329,7 +320,11 @@ pub(super) fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> LoadResult<usize
 }
 
 /// Converts values of a float tensor.
-pub(super) fn read_floats(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [f32]) -> LoadResult<()> {
+pub(in crate::model) fn read_floats(
+    tensor: &Tensor<'_>,
+    bytes: &[u8],
+    out: &mut [f32],
+) -> LoadResult<()> {
     assert_eq!(
         bytes.len(),
         row_bytes(tensor, out.len())?,
@@ -402,6 +397,29 @@ pub(in crate::model) fn one_float(tensor: &Tensor<'_>) -> LoadResult<f32> {
     let problem = format_args!("a scale must be positive and finite; got {scale}");
     tensor.require(scale.is_normal() && scale > 0.0, problem)?;
     Ok(scale)
+}
+
+/// Computes Σ|w| of a row of masters.
+pub(super) fn row_magnitude(
+    tensor: &Tensor<'_>,
+    row: usize,
+    floats: &mut [f32],
+) -> LoadResult<f64> {
+    let row_bytes = row_bytes(tensor, floats.len())?;
+    read_floats(
+        tensor,
+        &tensor.bytes[row * row_bytes..][..row_bytes],
+        floats,
+    )?;
+    Ok(sum_magnitudes(floats))
+}
+
+/// Returns the mean magnitude of masters from the sums of their rows, added in order.
+pub(super) fn mean_of(tensor: &Tensor<'_>, sums: &[f64], columns: usize) -> LoadResult<f32> {
+    let sum: f64 = sums.iter().sum();
+    let mean = (sum / (sums.len() * columns) as f64) as f32;
+    tensor.require(mean.is_finite(), "it has infinite or NaN values")?;
+    Ok(mean)
 }
 
 /// Computes Σ|x| over eight lanes, in double precision.

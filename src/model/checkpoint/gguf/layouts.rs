@@ -46,6 +46,20 @@ fn candidates(type_number: u32) -> Result<&'static [Storage], &'static str> {
     })
 }
 
+/// Returns the type number under which a storage is written, or `None` if this engine does not
+/// write it.
+pub(super) fn type_number(storage: Storage) -> Option<u32> {
+    // The orders of I2_S share a number, so only the usual one is written. Groups of 128 are
+    // PQ2_0, because 42 means groups of 64 upstream.
+    let written = |number: &&u32| match candidates(**number) {
+        Ok([Storage::Blocks(Q2Group64), ..]) => storage == Storage::Blocks(Q2Group64),
+        Ok(candidates) => candidates == [storage],
+        Err(_) => false,
+    };
+    let numbers = [0, 1, 30, 2, 8, 12, 14, 34, 35, 36, 41, 42, 135, 142, 143];
+    numbers.iter().find(written).copied()
+}
+
 /// Returns the one layout that fits all `entries`, which are the tensors of this type number.
 ///
 /// # Errors

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use super::entries::{MetadataEntries, MetadataValue};
 use crate::model::checkpoint::cursor::Cursor;
 use crate::model::checkpoint::error::{LoadError, LoadResult};
 
@@ -13,6 +14,18 @@ const MAX_KEYS: u64 = 1 << 16;
 /// The maximum number of elements in all arrays together. The largest published vocabularies and
 /// their merges have about a million.
 const MAX_ELEMENTS: usize = 1 << 22;
+
+/// The key of a whole `tokenizer.json`.
+pub(super) const HUGGING_FACE_TOKENIZER: &str = "tokenizer.huggingface.json";
+
+/// The longest `tokenizer.json` in the metadata. That of a vocabulary of 128 K has 9 MB.
+const MAX_TOKENIZER_BYTES: u64 = 32 << 20;
+
+/// The key of all stop tokens, in files that Sterna wrote. Other keys name at most three.
+pub(crate) const STOP_TOKENS: &str = "sterna.stop_token_ids";
+
+/// The key of the order of I2_S weights, in files that Sterna wrote.
+pub(crate) const STATED_I2S_ORDER: &str = "sterna.i2s_order";
 
 /// How deep arrays may lie in arrays.
 const MAX_NESTING: usize = 4;
@@ -177,6 +190,40 @@ impl Metadata {
         }
     }
 
+    /// Returns the keys about the tokenizer, except chat templates, to write them again.
+    ///
+    /// # Errors
+    /// If a value is of a kind that no tokenizer has.
+    pub(crate) fn tokenizer_entries(&self) -> LoadResult<MetadataEntries> {
+        let keys = self.values.iter().filter(|(key, _)| {
+            key.starts_with("tokenizer.") && !key.starts_with("tokenizer.chat_template")
+        });
+        let entries = keys.map(|(key, value)| {
+            let strings = |texts: &[Box<str>]| texts.iter().map(|text| text.to_string()).collect();
+            let value = match value {
+                Value::Integer(integer) => u32::try_from(*integer).ok().map(MetadataValue::Size),
+                Value::Float(float) => Some(MetadataValue::Float(*float as f32)),
+                Value::Bool(bool) => Some(MetadataValue::Bool(*bool)),
+                Value::Text(text) => Some(MetadataValue::Text(text.to_string())),
+                Value::Texts(texts) => Some(MetadataValue::Texts(strings(texts))),
+                Value::Numbers(numbers) if key.ends_with("scores") => {
+                    let scores = numbers.iter().map(|score| *score as f32);
+                    Some(MetadataValue::Floats(scores.collect()))
+                }
+                Value::Numbers(numbers) => {
+                    let is_integer = |number: &f64| f64::from(*number as i32) == *number;
+                    let integers = || numbers.iter().map(|number| *number as i32).collect();
+                    let are_integers = numbers.iter().all(is_integer);
+                    are_integers.then(|| MetadataValue::Integers(integers()))
+                }
+                Value::Nested => None,
+            };
+            let problem = || self.error(key, "a tokenizer has no value of this kind");
+            Ok((key.to_string(), value.ok_or_else(problem)?))
+        });
+        entries.collect()
+    }
+
     fn get<T>(
         &self,
         key: &str,
@@ -203,7 +250,12 @@ fn read_values(cursor: &mut Cursor<'_>, count: u64) -> Result<BTreeMap<Box<str>,
         let key = cursor.text(&format!("metadata key {index}"))?;
         let what = format!("metadata {key:?}");
         let kind = Kind::read(cursor, &what)?;
-        let value = read_value(cursor, kind, &what, &mut elements_left)?;
+        let value = if kind == Kind::Text && key == HUGGING_FACE_TOKENIZER {
+            let text = cursor.text_within(&what, MAX_TOKENIZER_BYTES)?;
+            Value::Text(text.into())
+        } else {
+            read_value(cursor, kind, &what, &mut elements_left)?
+        };
         if values.insert(Box::from(key), value).is_some() {
             return Err(format!("{what}: the key occurs twice"));
         }

@@ -7,6 +7,7 @@
 //! Invariant: every size and offset is checked against the length of the file before memory is
 //! allocated for it.
 
+mod entries;
 mod header;
 mod layouts;
 mod metadata;
@@ -14,6 +15,8 @@ mod names;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod tokenizer_writer;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,9 +29,11 @@ use super::files::MappedFiles;
 use super::source::{FileBytes, Source};
 use super::tensors::{Storage, Tensor};
 
-pub(crate) use metadata::Metadata;
-
-pub(crate) use names::{FileNames, head_dim, parts};
+pub(crate) use entries::{MetadataEntries, MetadataValue};
+pub(crate) use metadata::{Metadata, STATED_I2S_ORDER, STOP_TOKENS};
+pub(crate) use names::{FileNames, has_rotated_rows, head_dim, parts};
+pub(crate) use tokenizer_writer::tokenizer_metadata;
+pub(crate) use writer::{GgufTensor, header, padding};
 
 /// A checkpoint in one GGUF file, or in the parts that it was split into.
 #[derive(Clone, Debug)]
@@ -38,6 +43,8 @@ pub struct Gguf {
     names: Vec<String>,
     headers: Arc<[Header]>,
     storages: BTreeMap<u32, Storage>,
+    /// The order of the weights in I2_S tensors that the metadata states.
+    stated_i2s_order: Option<I2sOrder>,
 }
 
 /// A tensor of a type that this engine does not read.
@@ -76,12 +83,22 @@ impl Gguf {
         drop(files);
         check_parts(&headers)?;
         let (storages, problems) = header::storages(&headers);
-        let gguf = Gguf {
+        let mut gguf = Gguf {
             store,
             names,
             headers: headers.into(),
             storages,
+            stated_i2s_order: None,
         };
+        let stated = gguf.metadata().text(STATED_I2S_ORDER)?.map(str::to_owned);
+        if let Some(name) = stated {
+            let order = I2sOrder::named(&name);
+            let problem = || format!("must be x86, arm or four-rows; got {name:?}");
+            let error = || gguf.metadata().error(STATED_I2S_ORDER, problem());
+            let order = order.ok_or_else(error)?;
+            gguf.set_i2s_order(order);
+            gguf.stated_i2s_order = Some(order);
+        }
         Ok((gguf, problems))
     }
 
@@ -100,8 +117,13 @@ impl Gguf {
         self.storages.values().any(is_i2s)
     }
 
+    /// Returns the order of the weights in I2_S tensors that the metadata states.
+    pub(super) fn stated_i2s_order(&self) -> Option<I2sOrder> {
+        self.stated_i2s_order
+    }
+
     /// Returns where the files are.
-    pub(super) fn store(&self) -> &Source {
+    pub(in crate::model) fn store(&self) -> &Source {
         &self.store
     }
 

@@ -75,7 +75,7 @@ fn gguf_name(name: &str) -> Option<String> {
 }
 
 /// Returns whether the rows of a tensor are those of query or key heads, which are rotated.
-pub(super) fn has_rotated_rows(name: &str) -> bool {
+pub(crate) fn has_rotated_rows(name: &str) -> bool {
     name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight")
 }
 

@@ -94,6 +94,30 @@ fn every_layout_holds_the_same_codes_and_scales() {
 }
 
 #[test]
+fn written_blocks_are_those_of_the_independent_writer() {
+    let mut written = 0;
+    for (name, number, layout, file) in FIXTURES {
+        let Some(own) = layouts::type_number(Storage::Blocks(layout)) else {
+            continue;
+        };
+        let is_written = ["i2_s", "tq1_0", "tq2_0", "q2_0", "pq2_0"].contains(&name);
+        if !is_written {
+            continue;
+        }
+        written += 1;
+        assert_eq!(own, number, "{name}");
+        let mut bytes = Vec::new();
+        for row in 0..ROWS {
+            let codes: Vec<u8> = (0..COLUMNS).map(|column| code(row, column)).collect();
+            layout.write_ternary_row(&codes, &[SCALE], &mut bytes);
+        }
+        layout.finish_ternary(SCALE, &mut bytes);
+        assert!(bytes == read(file).unwrap()["t"].1, "{name}");
+    }
+    assert_eq!(written, 5);
+}
+
+#[test]
 fn quantized_floats_have_the_values_of_the_reference() {
     let tensors = read(FLOATS).unwrap();
     for name in ["q4_0", "q8_0", "q4_k", "q6_k"] {

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
 
-use super::metadata::Metadata;
+use super::metadata::{HUGGING_FACE_TOKENIZER, Metadata, STOP_TOKENS};
 use crate::model::checkpoint::error::LoadResult;
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -22,6 +22,7 @@ const SCORES: &str = "tokenizer.ggml.scores";
 const UNKNOWN: f64 = 2.0;
 const CONTROL: f64 = 3.0;
 const USER_DEFINED: f64 = 4.0;
+const UNUSED: f64 = 5.0;
 
 /// Where words end, in Llama 3: numbers have up to three digits.
 const LLAMA3_WORDS: &str = concat!(
@@ -94,8 +95,12 @@ fn is_bitnet(metadata: &Metadata) -> LoadResult<bool> {
     Ok(["bitnet-b1.58", "bitnet-25"].contains(&architecture))
 }
 
-/// Makes `tokenizer.json`.
+/// Makes `tokenizer.json`. If the file has a whole one, that is it.
 pub(super) fn tokenizer_json(metadata: &Metadata) -> LoadResult<Value> {
+    if let Some(whole) = metadata.text(HUGGING_FACE_TOKENIZER)? {
+        let error = |error| metadata.error(HUGGING_FACE_TOKENIZER, error);
+        return serde_json::from_str(whole).map_err(error);
+    }
     match metadata.require_text(MODEL)? {
         "gpt2" => byte_level_bpe(metadata),
         "llama" => sentence_piece_bpe(metadata),
@@ -127,7 +132,9 @@ pub(super) fn config_json(metadata: &Metadata) -> LoadResult<Value> {
         config[format!("{role}_token")] = json!(token);
     }
     let own = metadata.text("tokenizer.chat_template")?;
-    let is_wrong = is_bitnet(metadata)? && own.is_none_or(|own| own.contains(WRONG_TEMPLATE));
+    // A file that Sterna wrote has the right template, or none.
+    let is_doubtful = is_bitnet(metadata)? && metadata.numbers(STOP_TOKENS)?.is_none();
+    let is_wrong = is_doubtful && own.is_none_or(|own| own.contains(WRONG_TEMPLATE));
     if let Some(template) = if is_wrong { Some(BITNET_TEMPLATE) } else { own } {
         config["chat_template"] = json!(template);
     }
@@ -142,27 +149,11 @@ fn byte_level_bpe(metadata: &Metadata) -> LoadResult<Value> {
         let problem = format!("a merge must be two tokens with a space between; got {merge:?}");
         return Err(metadata.error(MERGES, problem));
     }
-    let byte_level = |uses_regex: bool| {
-        json!({
-            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-            "use_regex": uses_regex,
-        })
-    };
-    let pre_tokenizer = match family.words {
-        Words::ByteLevel => byte_level(true),
-        Words::Pattern(pattern) => json!({"type": "Sequence", "pretokenizers": [
-            {
-                "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
-                "invert": false,
-            },
-            byte_level(false),
-        ]}),
-    };
     Ok(json!({
         "version": "1.0",
         "added_tokens": added_tokens(metadata)?,
         "normalizer": family.normalizes.then(|| json!({"type": "NFC"})),
-        "pre_tokenizer": pre_tokenizer,
+        "pre_tokenizer": pre_tokenizer(family.words),
         "post_processor": post_processor(metadata, family.adds_bos)?,
         "decoder": byte_level(true),
         "model": {
@@ -171,6 +162,54 @@ fn byte_level_bpe(metadata: &Metadata) -> LoadResult<Value> {
             "vocab": vocabulary(metadata)?, "merges": merges,
         },
     }))
+}
+
+fn byte_level(uses_regex: bool) -> Value {
+    json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": uses_regex,
+    })
+}
+
+fn pre_tokenizer(words: Words) -> Value {
+    match words {
+        Words::ByteLevel => byte_level(true),
+        Words::Pattern(pattern) => json!({"type": "Sequence", "pretokenizers": [
+            {
+                "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+                "invert": false,
+            },
+            byte_level(false),
+        ]}),
+    }
+}
+
+/// Returns what a pre-tokenizer does to words, without what only offsets depend on. `None` if it is
+/// not of the kinds that GGUF files have.
+pub(super) fn word_rules(pre_tokenizer: &Value) -> Option<Vec<String>> {
+    let steps = match pre_tokenizer["type"].as_str()? {
+        "Sequence" => pre_tokenizer["pretokenizers"].as_array()?.clone(),
+        _ => vec![pre_tokenizer.clone()],
+    };
+    let rule = |step: &Value| {
+        let is_plain = step["behavior"] == "Isolated" && step["invert"] == false;
+        match step["type"].as_str()? {
+            "Split" if is_plain => step["pattern"]["Regex"].as_str().map(str::to_owned),
+            "ByteLevel" if step["add_prefix_space"] == false => {
+                Some(format!("bytes {}", step["use_regex"] != false))
+            }
+            _ => None,
+        }
+    };
+    steps.iter().map(rule).collect()
+}
+
+/// Returns the name of the pre-tokenizer that cuts text into the same words.
+pub(super) fn family_name(pre_tokenizer_json: &Value) -> Option<&'static str> {
+    let rules = word_rules(pre_tokenizer_json)?;
+    let is_same =
+        |family: &&BpeFamily| word_rules(&pre_tokenizer(family.words)).as_ref() == Some(&rules);
+    FAMILIES.iter().find(is_same).map(|family| family.names[0])
 }
 
 fn bpe_family(metadata: &Metadata) -> LoadResult<&'static BpeFamily> {
@@ -276,11 +315,18 @@ fn vocabulary(metadata: &Metadata) -> LoadResult<Value> {
         let problem = format!("the token {token:?} occurs twice");
         return Err(metadata.error(TOKENS, problem));
     }
-    let ids = tokens
-        .iter()
-        .map(|token| token.to_string())
-        .zip((0_u32..).map(Value::from));
+    let types = metadata.numbers(TYPES)?.unwrap_or_default();
+    let is_padding =
+        |id: usize, token: &str| types.get(id) == Some(&UNUSED) && token == padding_token(id);
+    let ids = tokens.iter().enumerate();
+    let ids = ids.filter(|(id, token)| !is_padding(*id, token));
+    let ids = ids.map(|(id, token)| (token.to_string(), Value::from(id)));
     Ok(Value::Object(ids.collect()))
+}
+
+/// Returns what files call an id that has no token.
+pub(super) fn padding_token(id: usize) -> String {
+    format!("[PAD{id}]")
 }
 
 fn types(metadata: &Metadata, tokens: usize) -> LoadResult<Vec<f64>> {

@@ -1,0 +1,162 @@
+//! `sterna convert`: writes a model into another container.
+//!
+//! `model::convert` writes the tensors; this module decides what is written where, checks the text
+//! side, and puts the result in place.
+//!
+//! Invariant: OUT appears whole or not at all. The conversion is written beside it, flushed to the
+//! disk, read back and compared with the input, and then renamed.
+
+mod golden;
+mod output;
+mod text;
+
+use std::error::Error;
+use std::future;
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::runtime;
+
+use crate::config::ConvertConfig;
+use crate::model::convert::{Container, TernaryLayout, Watch, compare, write};
+use crate::model::{I2sOrder, LoadOptions, Model, ModelConfig, Source};
+use crate::startup::{StopSignals, kernels, load_model};
+use output::Output;
+use text::ServedText;
+
+/// Converts a model as the flags say. Ctrl-C and SIGTERM end the conversion and leave nothing
+/// behind.
+///
+/// # Errors
+/// If the flags contradict each other, the container cannot hold the model, or reading or writing
+/// fails.
+pub fn run(config: &ConvertConfig) -> Result<(), Box<dyn Error>> {
+    let watch = Watch {
+        progress: progress_bar(),
+        interrupted: flag_of_signals()?,
+    };
+    convert(config, &watch)
+}
+
+/// Converts a model as the flags say, watched by `watch`.
+///
+/// # Errors
+/// As [`run`].
+pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Error>> {
+    let container = container(config)?;
+    let prompts = config
+        .golden
+        .as_ref()
+        .map(|file| golden::read_prompts(file.as_deref()));
+    let prompts = prompts.transpose()?;
+    let output = Output::begin(&config.input, &config.output, config.force)?;
+    let source = Source::open(&config.input)?;
+    let served = ServedText::of(&source)?;
+    let options = LoadOptions {
+        progress: io::stderr().is_terminal(),
+        ..LoadOptions::new(
+            kernels(config.machine.isa.as_deref())?,
+            config.machine.threads(),
+        )
+    };
+    let order = config.i2s_order.as_deref().and_then(I2sOrder::named);
+    let (source, model) = match order.or(source.stated_i2s_order()) {
+        None if source.has_i2s() => {
+            let (model, order) = load_model(source.clone(), None, &served.tokenizer, options)?;
+            (source.with_i2s_order(order), Some(model))
+        }
+        None => (source, None),
+        Some(order) => (source.with_i2s_order(order), None),
+    };
+
+    let written = output.path();
+    let template = served.template.as_ref().map(|template| template.source());
+    write(&source, container, &written, template, watch)?;
+    let again = Source::open(&written)?;
+    compare(&source, &again, watch)?;
+    let vocabulary = ModelConfig::read(&source)?.vocab;
+    text::compare(&served, &ServedText::of(&again)?, vocabulary)?;
+    output.refuse_other_text(&source, container)?;
+    if let Some(prompts) = prompts {
+        let mut model = match model {
+            Some(model) => model,
+            None => Model::load(&source, options)?,
+        };
+        let answers = golden::answers(&mut model, &served.tokenizer, &prompts)?;
+        let weights = match container {
+            Container::HuggingFace => written.join("model.safetensors"),
+            Container::Gguf(_) => written.clone(),
+        };
+        let content = golden::to_json(&answers, &weights)?;
+        output.add(container, golden::FILE, content.as_bytes())?;
+    }
+    if watch.interrupted.load(Ordering::Relaxed) {
+        return Err("interrupted".into());
+    }
+    output.commit()?;
+    watch.progress.finish_and_clear();
+    Ok(())
+}
+
+/// Returns the container that the flags or the name of OUT say.
+fn container(config: &ConvertConfig) -> Result<Container, String> {
+    let extension = Path::new(&config.output).extension();
+    let extension = extension.map(|extension| extension.to_string_lossy().to_lowercase());
+    let named = match extension.as_deref() {
+        Some("gguf") => "gguf",
+        Some("safetensors") => {
+            return Err("OUT: give the directory, not the .safetensors file in it".to_owned());
+        }
+        _ => "hf",
+    };
+    let layout = config.layout.as_deref().and_then(TernaryLayout::named);
+    match (config.to.as_deref().unwrap_or(named), layout) {
+        ("gguf", _) if named != "gguf" => {
+            Err("OUT: the name of a GGUF file must end in .gguf".to_owned())
+        }
+        ("gguf", Some(layout)) => Ok(Container::Gguf(layout)),
+        ("gguf", None) => {
+            let names = TernaryLayout::ALL.map(TernaryLayout::name).join(", ");
+            Err(format!(
+                "--layout: missing; a GGUF file needs one of {names}"
+            ))
+        }
+        (_, None) => Ok(Container::HuggingFace),
+        (_, Some(layout)) => {
+            let layout = layout.name();
+            Err(format!(
+                "--layout {layout}: only GGUF files have a layout; name OUT .gguf"
+            ))
+        }
+    }
+}
+
+fn progress_bar() -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("converting {bar:40} {bytes}/{total_bytes}");
+    ProgressBar::new(0).with_style(style.expect("the template is well-formed"))
+}
+
+/// Returns a flag that SIGTERM and Ctrl-C set.
+fn flag_of_signals() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let mut signals = runtime.block_on(async { StopSignals::listen() })?;
+    let interrupted = flag.clone();
+    thread::Builder::new()
+        .name("sterna-signals".into())
+        .spawn(move || {
+            let never = future::pending::<()>();
+            runtime.block_on(signals.before(never));
+            interrupted.store(true, Ordering::Relaxed);
+        })?;
+    Ok(flag)
+}

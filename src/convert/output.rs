@@ -1,0 +1,181 @@
+//! Where a conversion is written, and how it gets its name.
+//!
+//! Invariant: until [`Output::commit`] nothing outside a directory of its own changes, and that
+//! directory is removed, whatever happens.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use crate::model::Source;
+use crate::model::convert::Container;
+
+/// The files about text that win over the metadata of a GGUF file beside them.
+const WINNING_FILES: [&str; 3] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+];
+
+/// A conversion that is not in place yet.
+pub(super) struct Output {
+    out: PathBuf,
+    /// A directory beside `out`.
+    temporary: PathBuf,
+    parent: PathBuf,
+    replaces: bool,
+    /// The names of files that belong beside `out`.
+    beside: std::cell::RefCell<Vec<String>>,
+}
+
+impl Output {
+    /// Makes the directory in which the conversion is written.
+    ///
+    /// # Errors
+    /// If `out` exists and `force` is false, if it is the input or no checkpoint, or if its
+    /// directory cannot be written.
+    pub(super) fn begin(input: &Path, out: &Path, force: bool) -> Result<Output, String> {
+        let shown = out.display();
+        let name = out
+            .file_name()
+            .ok_or_else(|| format!("{shown}: it has no name"))?;
+        let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new(".")).to_owned();
+        let replaces = fs::symlink_metadata(out).is_ok();
+        if replaces && !force {
+            return Err(format!("{shown}: it exists; give --force to replace it"));
+        }
+        if replaces {
+            let same = |path: &Path| path.canonicalize().ok();
+            if same(input).is_some_and(|input| Some(input) == same(out)) {
+                return Err(format!("{shown}: IN and OUT are the same"));
+            }
+            refuse_other_directory(out)?;
+        }
+        let hidden = format!(".{}.sterna-{}", name.to_string_lossy(), process::id());
+        let temporary = parent.join(hidden);
+        let made = fs::create_dir(&temporary);
+        made.map_err(|error| format!("{}: {error}", temporary.display()))?;
+        Ok(Output {
+            out: out.to_owned(),
+            temporary,
+            parent,
+            replaces,
+            beside: Vec::new().into(),
+        })
+    }
+
+    /// Returns where to write the checkpoint.
+    pub(super) fn path(&self) -> PathBuf {
+        let name = self.out.file_name().expect("it was checked at the begin");
+        self.temporary.join(name)
+    }
+
+    /// Adds a small file: in a directory, or beside a file.
+    pub(super) fn add(&self, container: Container, name: &str, content: &[u8]) -> io::Result<()> {
+        let directory = match container {
+            Container::HuggingFace => self.path(),
+            Container::Gguf(_) => {
+                self.beside.borrow_mut().push(name.to_owned());
+                self.temporary.clone()
+            }
+        };
+        let mut file = File::create_new(directory.join(name))?;
+        file.write_all(content)?;
+        file.sync_all()
+    }
+
+    /// # Errors
+    /// If a file beside `out` would win over the tokenizer or the template in a GGUF file.
+    pub(super) fn refuse_other_text(
+        &self,
+        source: &Source,
+        container: Container,
+    ) -> Result<(), String> {
+        if container == Container::HuggingFace {
+            return Ok(());
+        }
+        for name in WINNING_FILES {
+            let path = self.parent.join(name);
+            let Ok(content) = fs::read(&path) else {
+                continue;
+            };
+            let own = source.read(name).map_err(|error| error.to_string())?;
+            if own.as_deref() != Some(&content[..]) {
+                return Err(format!(
+                    "{}: it belongs to another model, but would be used for OUT, which lies beside \
+                     it; choose another directory",
+                    path.display()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the conversion its name.
+    pub(super) fn commit(self) -> Result<(), String> {
+        let named = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+        for name in self.beside.borrow().iter() {
+            let path = self.parent.join(name);
+            if path.exists() && !self.replaces {
+                return Err(format!(
+                    "{}: it exists; give --force to replace it",
+                    path.display()
+                ));
+            }
+        }
+        if self.path().is_dir() {
+            sync(&self.path()).map_err(|error| named(&self.path(), error))?;
+        }
+        // A directory cannot be renamed over another one.
+        let old = self.temporary.join("replaced");
+        let moves_old = self.out.is_dir();
+        if moves_old {
+            fs::rename(&self.out, &old).map_err(|error| named(&self.out, error))?;
+        }
+        if let Err(error) = fs::rename(self.path(), &self.out) {
+            if moves_old {
+                fs::rename(&old, &self.out).map_err(|error| named(&self.out, error))?;
+            }
+            return Err(named(&self.out, error));
+        }
+        for name in self.beside.borrow().iter() {
+            let path = self.parent.join(name);
+            let renamed = fs::rename(self.temporary.join(name), &path);
+            renamed.map_err(|error| named(&path, error))?;
+        }
+        sync(&self.parent).map_err(|error| named(&self.parent, error))
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.temporary) {
+            tracing::warn!(directory = %self.temporary.display(), %error, "cannot be removed");
+        }
+    }
+}
+
+/// # Errors
+/// If `out` is a directory with anything but the files of a checkpoint.
+fn refuse_other_directory(out: &Path) -> Result<(), String> {
+    if !out.is_dir() {
+        return Ok(());
+    }
+    let entries = fs::read_dir(out).map_err(|error| format!("{}: {error}", out.display()))?;
+    let only_files = entries.flatten().all(|entry| entry.path().is_file());
+    if only_files && out.join("config.json").exists() {
+        return Ok(());
+    }
+    Err(format!(
+        "{}: it is not the directory of a checkpoint, so --force does not replace it; remove it \
+         yourself",
+        out.display()
+    ))
+}
+
+/// Writes the entries of a directory to the disk.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}

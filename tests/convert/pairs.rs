@@ -1,0 +1,160 @@
+//! Every pair of containers: the converted model computes the same bits and speaks the same tokens.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use sterna::model::{ModelConfig, Source};
+use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+
+use super::inputs::{demo, ones, ternary_masters};
+use super::{CONTAINERS, Scratch, converted, fixture, logits};
+
+const TEXTS: [&str; 4] = [
+    "The capital of France is Paris.",
+    "Numbers: 1, 22, 333, 4444 and 55555; it's we'll DON'T",
+    "  two spaces\n\n\tand a tab, Grüße aus Köln! 你好，世界。 e\u{301}",
+    "<|eot_id|> is no control token here",
+];
+
+/// Inputs, and the containers that can hold them.
+const PAIRS: [(&str, &[&str]); 17] = [
+    ("bitnet-blocks", &["hf", "i2_s", "q2_0", "pq2_0"]),
+    (
+        "bitnet-blocks/bitnet-blocks-i2_s.gguf",
+        &["hf", "i2_s", "q2_0", "pq2_0"],
+    ),
+    (
+        "bitnet-blocks/bitnet-blocks-q2_0.gguf",
+        &["hf", "i2_s", "q2_0", "pq2_0"],
+    ),
+    (
+        "bitnet-blocks/bitnet-blocks-a.bin",
+        &["hf", "i2_s", "q2_0", "pq2_0"],
+    ),
+    ("bitnet-blocks/bitnet-blocks-b-head.bin", &[]),
+    ("bitnet-masters-bf16/bitnet-masters-bf16-b.bin", &["hf"]),
+    ("llama-blocks/llama-blocks-b.bin", &["hf", "q2_0"]),
+    ("bitnet-packed", &["hf"]),
+    ("bitnet-packed-long", &["hf"]),
+    ("llama-blocks", &["hf", "q2_0"]),
+    ("llama-blocks/llama-blocks-iq2_bn.gguf", &["hf", "q2_0"]),
+    ("llama-float-modules", &["hf"]),
+    ("llama-packed", &["hf"]),
+    ("llama-packed-rms-norm", &["hf"]),
+    ("llama-sharded", &["hf"]),
+    ("qwen3-group64-yarn", &["q2_0"]),
+    (
+        "qwen3-group128-untied/qwen3-group128-untied-ptq1_0.gguf",
+        &["pq2_0"],
+    ),
+];
+
+fn text(source: &Source) -> (Tokenizer, Option<ChatTemplate>) {
+    let vocab = ModelConfig::read(source).unwrap().vocab;
+    let tokenizer = source.read("tokenizer.json").unwrap().unwrap();
+    let config = source.read("tokenizer_config.json").unwrap();
+    let template = source.read("chat_template.jinja").unwrap();
+    let files = TextFiles {
+        tokenizer: &tokenizer,
+        config: config.as_deref(),
+        chat_template: template
+            .as_deref()
+            .map(|bytes| str::from_utf8(bytes).unwrap()),
+    };
+    files.load(u32::try_from(vocab).unwrap()).unwrap()
+}
+
+/// Checks that two checkpoints are the same model.
+fn assert_same(expected: &Path, found: &Path) {
+    let shown = format!("{} and {}", expected.display(), found.display());
+    let (expected, found) = (
+        Source::open(expected).unwrap(),
+        Source::open(found).unwrap(),
+    );
+    let is_stated = found.stated_i2s_order().is_some();
+    assert_eq!(is_stated, found.has_i2s(), "{shown}: the order is stated");
+    assert!(logits(&expected) == logits(&found), "{shown}");
+    let stops = |source: &Source| ModelConfig::read(source).unwrap().eos_tokens;
+    assert_eq!(stops(&expected), stops(&found), "{shown}");
+    let ((one, template), (other, other_template)) = (text(&expected), text(&found));
+    assert_eq!(template.is_some(), other_template.is_some(), "{shown}");
+    for text in TEXTS {
+        let tokens = one.encode_prompt(text).unwrap();
+        assert_eq!(
+            tokens,
+            other.encode_prompt(text).unwrap(),
+            "{shown}: {text:?}"
+        );
+        let messages = ["user", "assistant", "user"].map(|role| Message {
+            role: role.into(),
+            content: text.into(),
+            reasoning: None,
+        });
+        if let (Some(template), Some(other_template)) = (&template, &other_template) {
+            let tokens = template.prompt(&one, &messages, &BTreeMap::new()).unwrap();
+            let others = other_template
+                .prompt(&other, &messages, &BTreeMap::new())
+                .unwrap();
+            assert_eq!(tokens, others, "{shown}: {text:?}");
+        }
+    }
+}
+
+/// Converts to every container, and checks that exactly these succeed.
+fn check(input: &Path, possible: &[&str]) {
+    for container in CONTAINERS {
+        let scratch = Scratch::new();
+        let out = scratch.path(if container == "hf" { "out" } else { "out.gguf" });
+        let result = converted(input, &out, container);
+        let shown = format!("{} to {container}", input.display());
+        match result {
+            Ok(()) => {
+                assert!(possible.contains(&container), "{shown} is not possible");
+                assert_same(input, &out);
+                assert_eq!(scratch.names().len(), 1, "{shown}: {:?}", scratch.names());
+            }
+            Err(error) => {
+                assert!(!possible.contains(&container), "{shown}: {error}");
+                assert!(error.to_string().contains("tensor "), "{shown}: {error}");
+                assert!(scratch.names().is_empty(), "{shown}: {:?}", scratch.names());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_converted_model_is_the_same_model_or_is_refused_by_a_tensor_s_name() {
+    for (input, possible) in PAIRS {
+        check(&fixture(input), possible);
+    }
+}
+
+/// Its widths fill blocks of every layout.
+#[test]
+fn the_demo_is_the_same_model_in_every_container() {
+    let scratch = Scratch::new();
+    check(&demo(&scratch), &CONTAINERS);
+}
+
+#[test]
+fn the_way_through_every_container_and_back_is_the_same_model() {
+    let scratch = Scratch::new();
+    let first = demo(&scratch);
+    let mut last = first.clone();
+    for container in ["tq1_0", "i2_s", "tq2_0", "q2_0", "pq2_0", "hf"] {
+        let next = scratch.path(container);
+        std::fs::create_dir(&next).unwrap();
+        let next = next.join(if container == "hf" { "out" } else { "out.gguf" });
+        converted(&last, &next, container).unwrap();
+        last = next;
+    }
+    assert_same(&first, &last);
+}
+
+#[test]
+fn floats_that_are_ternary_already_are_packed() {
+    let scratch = Scratch::new();
+    for input in [ternary_masters(&scratch), ones(&scratch)] {
+        check(&input, &["hf", "i2_s", "q2_0", "pq2_0"]);
+    }
+}
