@@ -90,19 +90,22 @@ pub enum Command {
     Inspect(InspectConfig),
     /// Write a model into another container, without rounding anything.
     ///
-    /// IN is a directory of Hugging Face (packed weights, or floats that are ternary already) or a
-    /// GGUF file of any ternary type. OUT has the same codes, scales, other tensors, tokens and
-    /// chat template, so it gives the same answers, bit for bit:
+    /// IN is a directory of Hugging Face (packed weights, or floats that are ternary already), a
+    /// GGUF file of any ternary type, or a .bin file. OUT has the same codes, scales, other
+    /// tensors, tokens and chat template, so it gives the same answers, bit for bit:
     ///
     ///   a directory of Hugging Face: packed weights with one scale for each tensor. F32, F16 and
     ///   BF16 tensors stay as they are. It cannot hold scales of groups, nor quantised embeddings.
+    ///
+    ///   NAME.bin (the format of sgl-kernel): as the directory. The files of the tokenizer go to a
+    ///   folder NAME beside it.
     ///
     ///   GGUF with i2_s: one scale for each tensor, in single precision.
     ///
     ///   GGUF with tq1_0 or tq2_0, q2_0, pq2_0: a scale for each group of 256, 64, 128 columns, in
     ///   half precision. The groups must be those of IN. One scale for a tensor stands in each
-    ///   block, or beside it (a tensor *.scale) if half precision would round it. Norms become F32;
-    ///   embeddings and heads stay as they are.
+    ///   block, or beside it (a tensor *.scale) if half precision would round it. Norms become
+    ///   F32; embeddings and heads stay as they are.
     ///
     /// What OUT cannot hold exactly is refused, and the error names the tensor. So are weights that
     /// are not ternary already. OUT is written under another name, flushed, read back, compared
@@ -352,14 +355,16 @@ pub struct InspectConfig {
 /// The flags of `convert`.
 #[derive(Args, Clone, Debug)]
 pub struct ConvertConfig {
-    /// The model: a directory of Hugging Face, a GGUF file, or a directory with one GGUF file.
+    /// The model: a directory of Hugging Face, a GGUF or .bin file, or a directory with one such
+    /// file.
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// What to write: NAME.gguf, or a directory.
+    /// What to write: NAME.gguf, NAME.bin, or a directory.
     #[arg(value_name = "OUT")]
     pub output: PathBuf,
-    /// Container of OUT. If omitted, a name with .gguf is GGUF, and any other a directory.
-    #[arg(long, value_name = "CONTAINER", value_parser = ["hf", "gguf"])]
+    /// Container of OUT. If omitted, the ending .gguf or .bin says it, and any other name is a
+    /// directory.
+    #[arg(long, value_name = "CONTAINER", value_parser = ["hf", "gguf", "bin"])]
     pub to: Option<String>,
     /// Layout of the ternary weights in a GGUF file.
     #[arg(long, value_parser = ["i2_s", "tq1_0", "tq2_0", "q2_0", "pq2_0"])]

@@ -89,7 +89,7 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
         let answers = golden::answers(&mut model, &served.tokenizer, &prompts)?;
         let weights = match container {
             Container::HuggingFace => written.join("model.safetensors"),
-            Container::Gguf(_) => written.clone(),
+            Container::Gguf(_) | Container::Bin => written.clone(),
         };
         let content = golden::to_json(&answers, &weights)?;
         output.add(container, golden::FILE, content.as_bytes())?;
@@ -108,6 +108,7 @@ fn container(config: &ConvertConfig) -> Result<Container, String> {
     let extension = extension.map(|extension| extension.to_string_lossy().to_lowercase());
     let named = match extension.as_deref() {
         Some("gguf") => "gguf",
+        Some("bin") => "bin",
         Some("safetensors") => {
             return Err("OUT: give the directory, not the .safetensors file in it".to_owned());
         }
@@ -125,6 +126,8 @@ fn container(config: &ConvertConfig) -> Result<Container, String> {
                 "--layout: missing; a GGUF file needs one of {names}"
             ))
         }
+        ("bin", None) if named == "bin" => Ok(Container::Bin),
+        ("bin", None) => Err("OUT: the name of a .bin file must end in .bin".to_owned()),
         (_, None) => Ok(Container::HuggingFace),
         (_, Some(layout)) => {
             let layout = layout.name();

@@ -25,8 +25,6 @@ pub(super) struct Output {
     temporary: PathBuf,
     parent: PathBuf,
     replaces: bool,
-    /// The names of files that belong beside `out`.
-    beside: std::cell::RefCell<Vec<String>>,
 }
 
 impl Output {
@@ -62,7 +60,6 @@ impl Output {
             temporary,
             parent,
             replaces,
-            beside: Vec::new().into(),
         })
     }
 
@@ -72,14 +69,12 @@ impl Output {
         self.temporary.join(name)
     }
 
-    /// Adds a small file: in a directory, or beside a file.
+    /// Adds a small file: in the directory, in the folder of a `.bin` file, or beside a GGUF file.
     pub(super) fn add(&self, container: Container, name: &str, content: &[u8]) -> io::Result<()> {
         let directory = match container {
             Container::HuggingFace => self.path(),
-            Container::Gguf(_) => {
-                self.beside.borrow_mut().push(name.to_owned());
-                self.temporary.clone()
-            }
+            Container::Bin => self.path().with_extension(""),
+            Container::Gguf(_) => self.temporary.clone(),
         };
         let mut file = File::create_new(directory.join(name))?;
         file.write_all(content)?;
@@ -93,7 +88,7 @@ impl Output {
         source: &Source,
         container: Container,
     ) -> Result<(), String> {
-        if container == Container::HuggingFace {
+        if !matches!(container, Container::Gguf(_)) {
             return Ok(());
         }
         for name in WINNING_FILES {
@@ -113,39 +108,47 @@ impl Output {
         Ok(())
     }
 
-    /// Gives the conversion its name.
+    /// Gives the conversion its name, and what belongs beside it.
     pub(super) fn commit(self) -> Result<(), String> {
         let named = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
-        for name in self.beside.borrow().iter() {
+        let entries = fs::read_dir(&self.temporary).and_then(|entries| {
+            let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+            names.collect::<io::Result<Vec<_>>>()
+        });
+        let mut names = entries.map_err(|error| named(&self.temporary, error))?;
+        // OUT comes last: once it is there, everything is.
+        names.sort_by_key(|name| Some(name.as_os_str()) == self.out.file_name());
+        for name in &names {
             let path = self.parent.join(name);
             if path.exists() && !self.replaces {
-                return Err(format!(
-                    "{}: it exists; give --force to replace it",
-                    path.display()
-                ));
+                let shown = path.display();
+                return Err(format!("{shown}: it exists; give --force to replace it"));
             }
+            refuse_other_directory(&path)?;
         }
-        if self.path().is_dir() {
-            sync(&self.path()).map_err(|error| named(&self.path(), error))?;
-        }
-        // A directory cannot be renamed over another one.
-        let old = self.temporary.join("replaced");
-        let moves_old = self.out.is_dir();
-        if moves_old {
-            fs::rename(&self.out, &old).map_err(|error| named(&self.out, error))?;
-        }
-        if let Err(error) = fs::rename(self.path(), &self.out) {
-            if moves_old {
-                fs::rename(&old, &self.out).map_err(|error| named(&self.out, error))?;
+        for name in &names {
+            let (new, path) = (self.temporary.join(name), self.parent.join(name));
+            if new.is_dir() {
+                sync(&new).map_err(|error| named(&new, error))?;
             }
-            return Err(named(&self.out, error));
-        }
-        for name in self.beside.borrow().iter() {
-            let path = self.parent.join(name);
-            let renamed = fs::rename(self.temporary.join(name), &path);
-            renamed.map_err(|error| named(&path, error))?;
+            self.put_in_place(&new, &path)
+                .map_err(|error| named(&path, error))?;
         }
         sync(&self.parent).map_err(|error| named(&self.parent, error))
+    }
+
+    /// Renames `new` to `path`. What has that name is removed with the temporary directory.
+    fn put_in_place(&self, new: &Path, path: &Path) -> io::Result<()> {
+        if !path.is_dir() {
+            return fs::rename(new, path);
+        }
+        // A directory cannot be renamed over another one.
+        let old = new.with_extension("replaced");
+        fs::rename(path, &old)?;
+        fs::rename(new, path).or_else(|error| {
+            fs::rename(&old, path)?;
+            Err(error)
+        })
     }
 }
 
@@ -158,14 +161,17 @@ impl Drop for Output {
 }
 
 /// # Errors
-/// If `out` is a directory with anything but the files of a checkpoint.
+/// If `out` is a directory with anything but the files of a checkpoint or a tokenizer.
 fn refuse_other_directory(out: &Path) -> Result<(), String> {
     if !out.is_dir() {
         return Ok(());
     }
     let entries = fs::read_dir(out).map_err(|error| format!("{}: {error}", out.display()))?;
     let only_files = entries.flatten().all(|entry| entry.path().is_file());
-    if only_files && out.join("config.json").exists() {
+    let is_known = ["config.json", "tokenizer.json"]
+        .iter()
+        .any(|name| out.join(name).exists());
+    if only_files && is_known {
         return Ok(());
     }
     Err(format!(

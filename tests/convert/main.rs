@@ -24,7 +24,7 @@ use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 /// All containers, as flags.
-pub(crate) const CONTAINERS: [&str; 6] = ["hf", "i2_s", "tq1_0", "tq2_0", "q2_0", "pq2_0"];
+pub(crate) const CONTAINERS: [&str; 7] = ["hf", "bin", "i2_s", "tq1_0", "tq2_0", "q2_0", "pq2_0"];
 
 const TOKENS: usize = 40;
 
@@ -73,13 +73,22 @@ pub(crate) fn flags(input: &Path, out: &Path, container: &str, more: &[&str]) ->
     let [input, out] = [input, out].map(|path| path.to_str().unwrap());
     let mut args = vec!["sterna", "convert", input, out, "--i2s-order", "x86"];
     match container {
-        "hf" => args.extend(["--to", "hf"]),
+        "hf" | "bin" => args.extend(["--to", container]),
         layout => args.extend(["--to", "gguf", "--layout", layout]),
     }
     args.extend(more);
     match Cli::try_parse_from(args).unwrap().command {
         Some(Command::Convert(config)) => config,
         other => panic!("{other:?}"),
+    }
+}
+
+/// Returns the name of an output.
+pub(crate) fn out_name(container: &str) -> &'static str {
+    match container {
+        "hf" => "out",
+        "bin" => "out.bin",
+        _ => "out.gguf",
     }
 }
 

@@ -7,7 +7,7 @@ use sterna::model::{ModelConfig, Source};
 use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
 
 use super::inputs::{demo, ones, ternary_masters};
-use super::{CONTAINERS, Scratch, converted, fixture, logits};
+use super::{CONTAINERS, Scratch, converted, fixture, logits, out_name};
 
 const TEXTS: [&str; 4] = [
     "The capital of France is Paris.",
@@ -18,30 +18,36 @@ const TEXTS: [&str; 4] = [
 
 /// Inputs, and the containers that can hold them.
 const PAIRS: [(&str, &[&str]); 17] = [
-    ("bitnet-blocks", &["hf", "i2_s", "q2_0", "pq2_0"]),
+    ("bitnet-blocks", &["hf", "bin", "i2_s", "q2_0", "pq2_0"]),
     (
         "bitnet-blocks/bitnet-blocks-i2_s.gguf",
-        &["hf", "i2_s", "q2_0", "pq2_0"],
+        &["hf", "bin", "i2_s", "q2_0", "pq2_0"],
     ),
     (
         "bitnet-blocks/bitnet-blocks-q2_0.gguf",
-        &["hf", "i2_s", "q2_0", "pq2_0"],
+        &["hf", "bin", "i2_s", "q2_0", "pq2_0"],
     ),
     (
         "bitnet-blocks/bitnet-blocks-a.bin",
-        &["hf", "i2_s", "q2_0", "pq2_0"],
+        &["hf", "bin", "i2_s", "q2_0", "pq2_0"],
     ),
-    ("bitnet-blocks/bitnet-blocks-b-head.bin", &[]),
-    ("bitnet-masters-bf16/bitnet-masters-bf16-b.bin", &["hf"]),
-    ("llama-blocks/llama-blocks-b.bin", &["hf", "q2_0"]),
-    ("bitnet-packed", &["hf"]),
-    ("bitnet-packed-long", &["hf"]),
-    ("llama-blocks", &["hf", "q2_0"]),
-    ("llama-blocks/llama-blocks-iq2_bn.gguf", &["hf", "q2_0"]),
-    ("llama-float-modules", &["hf"]),
-    ("llama-packed", &["hf"]),
-    ("llama-packed-rms-norm", &["hf"]),
-    ("llama-sharded", &["hf"]),
+    ("bitnet-blocks/bitnet-blocks-b-head.bin", &["bin"]),
+    (
+        "bitnet-masters-bf16/bitnet-masters-bf16-b.bin",
+        &["hf", "bin"],
+    ),
+    ("llama-blocks/llama-blocks-b.bin", &["hf", "bin", "q2_0"]),
+    ("bitnet-packed", &["hf", "bin"]),
+    ("bitnet-packed-long", &["hf", "bin"]),
+    ("llama-blocks", &["hf", "bin", "q2_0"]),
+    (
+        "llama-blocks/llama-blocks-iq2_bn.gguf",
+        &["hf", "bin", "q2_0"],
+    ),
+    ("llama-float-modules", &["hf", "bin"]),
+    ("llama-packed", &["hf", "bin"]),
+    ("llama-packed-rms-norm", &["hf", "bin"]),
+    ("llama-sharded", &["hf", "bin"]),
     ("qwen3-group64-yarn", &["q2_0"]),
     (
         "qwen3-group128-untied/qwen3-group128-untied-ptq1_0.gguf",
@@ -104,14 +110,16 @@ fn assert_same(expected: &Path, found: &Path) {
 fn check(input: &Path, possible: &[&str]) {
     for container in CONTAINERS {
         let scratch = Scratch::new();
-        let out = scratch.path(if container == "hf" { "out" } else { "out.gguf" });
+        let out = scratch.path(out_name(container));
         let result = converted(input, &out, container);
         let shown = format!("{} to {container}", input.display());
         match result {
             Ok(()) => {
                 assert!(possible.contains(&container), "{shown} is not possible");
                 assert_same(input, &out);
-                assert_eq!(scratch.names().len(), 1, "{shown}: {:?}", scratch.names());
+                let names = scratch.names();
+                let expected = if container == "bin" { 2 } else { 1 };
+                assert_eq!(names.len(), expected, "{shown}: {names:?}");
             }
             Err(error) => {
                 assert!(!possible.contains(&container), "{shown}: {error}");
@@ -141,10 +149,10 @@ fn the_way_through_every_container_and_back_is_the_same_model() {
     let scratch = Scratch::new();
     let first = demo(&scratch);
     let mut last = first.clone();
-    for container in ["tq1_0", "i2_s", "tq2_0", "q2_0", "pq2_0", "hf"] {
+    for container in ["tq1_0", "bin", "i2_s", "tq2_0", "q2_0", "pq2_0", "hf"] {
         let next = scratch.path(container);
         std::fs::create_dir(&next).unwrap();
-        let next = next.join(if container == "hf" { "out" } else { "out.gguf" });
+        let next = next.join(out_name(container));
         converted(&last, &next, container).unwrap();
         last = next;
     }
@@ -155,6 +163,6 @@ fn the_way_through_every_container_and_back_is_the_same_model() {
 fn floats_that_are_ternary_already_are_packed() {
     let scratch = Scratch::new();
     for input in [ternary_masters(&scratch), ones(&scratch)] {
-        check(&input, &["hf", "i2_s", "q2_0", "pq2_0"]);
+        check(&input, &["hf", "bin", "i2_s", "q2_0", "pq2_0"]);
     }
 }

@@ -3,12 +3,12 @@
 use std::fs;
 
 use super::inputs::demo;
-use super::{Scratch, converted, fixture};
+use super::{Scratch, converted, fixture, out_name};
 
 /// Returns the error of a conversion of a fixture.
 fn refusal(input: &str, container: &str) -> String {
     let scratch = Scratch::new();
-    let out = scratch.path(if container == "hf" { "out" } else { "out.gguf" });
+    let out = scratch.path(out_name(container));
     let result = converted(&fixture(input), &out, container);
     let error = result
         .expect_err("the container cannot hold it")
@@ -29,6 +29,11 @@ fn a_container_that_would_lose_something_is_refused_with_the_reason() {
             "bitnet-masters-f32",
             "i2_s",
             "layers.0.self_attn.q_proj.weight: its values are not ternary",
+        ),
+        (
+            "qwen3-group64-yarn",
+            "bin",
+            "embed_tokens.weight: it has a scale for each group of 64",
         ),
         (
             "qwen3-group64-yarn",

@@ -20,6 +20,7 @@ mod tensors;
 mod tests;
 
 pub use bin::BitnetBin;
+pub(super) use bin::{entry as bin_entry, head as bin_head};
 pub use blocks::I2sOrder;
 pub(super) use blocks::{BlockLayout, ScaleSpan};
 pub use error::LoadError;

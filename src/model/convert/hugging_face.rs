@@ -62,8 +62,9 @@ pub(super) fn write(
         let key = |entry: &SafeTensor<'_, '_>| std::cmp::Reverse(entry.dtype.bitsize());
         key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
     });
-    fs::create_dir(out).map_err(|error| LoadError::file(out.display(), error))?;
-    write_json_files(source, config, embedding_type(&entries), out)?;
+    write_text_files(source, config, out)?;
+    let own_config = own_config(source, config, embedding_type(&entries))?;
+    write_file(&out.join("config.json"), &own_config)?;
     watch.progress.inc_length(model.bytes());
     let mut sink = Sink::create(&out.join("model.safetensors"))?;
     sink.write(&header(&entries))?;
@@ -74,26 +75,20 @@ pub(super) fn write(
     sink.finish()
 }
 
-fn write_json_files(
+/// Makes the directory `out` with the files about text and generation.
+pub(super) fn write_text_files(
     source: &Source,
     config: &ModelConfig,
-    dtype: &str,
     out: &Path,
 ) -> LoadResult<()> {
-    let write =
-        |name: &str, json: &Value| write_file(&out.join(name), format!("{json:#}\n").as_bytes());
-    let own_config = match read_json(source, "config.json")? {
-        // A `config.json` beside a GGUF file says nothing of that file.
-        own if source.gguf().is_none() => packed_config(own, config),
-        _ => config_json(config, dtype)?,
-    };
-    write("config.json", &own_config)?;
+    fs::create_dir(out).map_err(|error| LoadError::file(out.display(), error))?;
     let generation = match read_json(source, "generation_config.json")? {
+        // A file beside a GGUF file says nothing of that file.
         own if source.gguf().is_none() => own,
         _ => generation_json(config),
     };
     if !generation.is_null() {
-        write("generation_config.json", &generation)?;
+        write_file(&out.join("generation_config.json"), &to_text(&generation))?;
     }
     for name in TEXT_FILES {
         if let Some(content) = source.read(name)? {
@@ -101,6 +96,24 @@ fn write_json_files(
         }
     }
     Ok(())
+}
+
+/// Returns the `config.json` of the packed model. `dtype` is what `transformers` calls the type of
+/// the embedding.
+pub(super) fn own_config(
+    source: &Source,
+    config: &ModelConfig,
+    dtype: &str,
+) -> LoadResult<Vec<u8>> {
+    let json = match source.gguf() {
+        None => packed_config(read_json(source, "config.json")?, config),
+        Some(_) => config_json(config, dtype)?,
+    };
+    Ok(to_text(&json))
+}
+
+fn to_text(json: &Value) -> Vec<u8> {
+    format!("{json:#}\n").into_bytes()
 }
 
 /// Returns the `config.json` of a checkpoint, changed for packed weights.

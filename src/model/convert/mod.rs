@@ -6,6 +6,7 @@
 //!
 //! Invariant: one tensor at a time is in memory, so the size of the model does not matter.
 
+mod bin_file;
 mod compare;
 mod gguf_file;
 mod hugging_face;
@@ -31,6 +32,8 @@ pub use sink::Watch;
 pub enum Container {
     /// A directory in the layout of Hugging Face, with four weights in a byte.
     HuggingFace,
+    /// A `.bin` file of sgl-kernel, and a folder with the files of its tokenizer.
+    Bin,
     /// A GGUF file with this layout of its ternary weights.
     Gguf(TernaryLayout),
 }
@@ -93,6 +96,7 @@ impl fmt::Display for Container {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Container::HuggingFace => f.write_str("a Hugging Face directory"),
+            Container::Bin => f.write_str("a .bin file"),
             Container::Gguf(layout) => write!(f, "GGUF with {}", layout.blocks().name()),
         }
     }
@@ -114,6 +118,7 @@ pub fn write(
     let config = ModelConfig::read(source)?;
     with_parts(source, &config, |model| match container {
         Container::HuggingFace => hugging_face::write(source, &config, model, out, watch),
+        Container::Bin => bin_file::write(source, &config, model, out, watch),
         Container::Gguf(layout) => {
             let text = gguf_file::FileText {
                 name: out

@@ -14,6 +14,7 @@
 mod table;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use std::collections::BTreeMap;
 
@@ -26,6 +27,7 @@ use super::source::{FileBytes, Source};
 use super::tensors::{Storage, Tensor};
 
 pub(super) use table::MAGIC;
+pub(crate) use writer::{entry, head};
 
 /// The files of the tokenizer that must exist.
 const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];

@@ -16,7 +16,7 @@ use crate::model::checkpoint::tensors::{MAX_TENSORS, Storage};
 /// The first bytes of each file.
 pub(in crate::model::checkpoint) const MAGIC: [u8; 8] = *b"SGLBITNT";
 
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// The longest configuration. Published ones have some kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
