@@ -464,6 +464,24 @@ fn a_burst_of_another_tenant_hardly_delays_the_first_token() {
     );
 }
 
+/// One tenant has eight prompts in computation and none waiting, and then another tenant has one.
+/// The two take turns, although the first is ahead by less than the slack.
+#[test]
+fn tenants_take_turns_in_prefill() {
+    let mut server = VirtualServer::with_target(100_000, &[weight(1), weight(1)]);
+    let many: Vec<SequenceId> = (0..8).map(|_| server.submit(1, 16, 24)).collect();
+    let one = server.submit(0, 16, 24);
+    let has_token = |server: &VirtualServer, id: &SequenceId| {
+        let timeline = server.requests.get(id);
+        timeline.is_none_or(|timeline| !timeline.tokens.is_empty())
+    };
+    while !has_token(&server, &one) {
+        server.step();
+    }
+    let earlier = many.iter().filter(|id| has_token(&server, id)).count();
+    assert!(earlier <= 1, "{earlier} of 8 prompts were computed first");
+}
+
 #[test]
 fn a_shared_prompt_is_computed_once() {
     let mut server = VirtualServer::new(&[weight(1)]);

@@ -18,6 +18,7 @@ pub(super) struct PrefillRank {
     band: usize,    // The band's place in the order of `Queue::bands`.
     yields: bool,   // To another tenant's short prompt.
     ahead: u64, // How far its tenant is ahead of the tenant served least, in units of the slack.
+    turn: usize, // Its place among the prefills of its tenant.
     remaining: i64, // Microseconds to compute, less the time waited since its last part.
     arrival: u64,
     slot: usize,
@@ -60,8 +61,8 @@ pub(super) fn plan_prefills(
     }
 }
 
-/// Orders the prefills. Among equals the shortest is first, less the time that it has waited, so
-/// that no prompt waits for ever.
+/// Orders the prefills. Tenants take turns. Among equals the shortest is first, less the time that
+/// it has waited, so that no prompt waits for ever.
 fn sort_prefills(
     prefills: &mut [PrefillRank],
     state: &SchedulerState,
@@ -82,6 +83,25 @@ fn sort_prefills(
             rank.ahead = ahead / slack.saturating_mul(1000).max(1);
             rank.remaining = time as i64 - sequence.pacing.prefill_waited as i64;
         }
+    }
+    prefills.sort_unstable();
+    take_turns(prefills, state);
+}
+
+/// Lets tenants take turns whose prompts are equally far ahead, so that many prompts of one tenant
+/// do not delay the first one of another.
+fn take_turns(prefills: &mut [PrefillRank], state: &SchedulerState) {
+    let tenant = |rank: &PrefillRank| state.sequences[rank.slot].tenant;
+    if prefills
+        .windows(2)
+        .all(|two| tenant(&two[0]) == tenant(&two[1]))
+    {
+        return;
+    }
+    for place in 0..prefills.len() {
+        let (earlier, rest) = prefills.split_at_mut(place);
+        let own = tenant(&rest[0]);
+        rest[0].turn = earlier.iter().filter(|rank| tenant(rank) == own).count();
     }
     prefills.sort_unstable();
 }
