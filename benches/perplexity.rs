@@ -12,7 +12,7 @@
 use serde_json::Value;
 use sterna::demo;
 use sterna::model::{KvStore, LoadOptions, Model};
-use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+use sterna::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 use sterna_kernels::{Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId};
 
@@ -111,12 +111,16 @@ fn text(template: &ChatTemplate, tokenizer: &Tokenizer, turn: &Value) -> Text {
     let message = |role: &str, key: &str| Message {
         role: role.to_owned(),
         content: turn[key].as_str().unwrap().to_owned(),
+        reasoning: None,
     };
     let (question, answer) = (message("user", "question"), message("assistant", "answer"));
-    let prompt = template
-        .prompt(tokenizer, std::slice::from_ref(&question))
-        .unwrap();
-    let mut tokens = template.prompt(tokenizer, &[question, answer]).unwrap();
+    let rendered = |messages: &[Message]| {
+        let arguments = TemplateArguments::default();
+        let prompt = template.prompt(tokenizer, messages, &arguments);
+        prompt.unwrap().tokens
+    };
+    let prompt = rendered(std::slice::from_ref(&question));
+    let mut tokens = rendered(&[question, answer]);
     let end = tokens
         .iter()
         .rposition(|&token| tokenizer.is_special(token))
