@@ -29,6 +29,13 @@ async fn the_page_runs_only_its_own_script() {
 }
 
 #[tokio::test]
+async fn the_page_shows_reasoning() {
+    let page = Server::new().get("/").await.body;
+    assert!(page.contains("delta?.reasoning_content"));
+    assert!(page.contains("showReasoning(paragraph, reasoning)"));
+}
+
+#[tokio::test]
 async fn the_page_says_when_a_chat_is_full() {
     let page = Server::new().get("/").await.body;
     assert!(page.contains("finish_reason === 'length'"));
