@@ -19,8 +19,9 @@ expected.safetensors  `prompt.P.logits` [rows, vocab]: row r is the prediction a
 The reference computes in float32, whatever the checkpoint holds: bf16 and f16 tensors are widened,
 which is exact, before anything is quantised or multiplied. Nothing in `transformers` is replaced.
 The linears of checkpoints with a scale for each group of columns get inputs that are rounded to
-int8 in the same groups, as in Sterna. Only the `torch.compile` decorators of the layers are
-switched off (TORCHDYNAMO_DISABLE=1).
+int8 in the same groups, as in Sterna. `transformers` does not know low-rank corrections; a hook
+adds U · (Vᵀ · x) to the output of each linear that has one. Only the `torch.compile` decorators of
+the layers are switched off (TORCHDYNAMO_DISABLE=1).
 
 Spread. int8 rounding of activations sometimes turns a last-bit difference into a whole step. So
 logits are mildly chaotic, and no fixed tolerance fits. The reference therefore runs five ways:
@@ -53,7 +54,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import tokenizers
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -91,6 +92,7 @@ class Layout:
     # Columns that share a scale, in every matrix. The file has floats that are ternary already.
     group: int | None = None
     rope_scaling: dict = field(default_factory=dict)
+    lrc_rank: int | None = None  # of the low-rank correction of every linear of the layers
     packed: bool = True  # packed U8 codes and a scale, or float masters quantised online
     linear_class: str | None = "autobitlinear"  # None: the key is absent, which means "bitlinear"
     dtype: str = "bfloat16"  # of every float tensor in the file
@@ -304,6 +306,17 @@ LAYOUTS = [
         vocab=311,
         tied=False,
         template="llama3",
+    ),
+    Layout(
+        "bitnet-low-rank",
+        15,
+        lrc_rank=6,
+        hidden=128,
+        intermediate=192,
+        heads=4,
+        kv_heads=1,
+        vocab=313,
+        prompt_lengths=(1, 7, 19, 40),
     ),
     Layout(
         "bitnet-blocks", 14, hidden=128, intermediate=128, layers=1, heads=4, kv_heads=2, vocab=312
@@ -689,6 +702,11 @@ def random_tensors(layout):
             masters[f"{layer}.{name}"] = normal(rows, columns, std=1.5 * columns**-0.5)
             if layout.use_rms_norm:
                 tensors[f"{layer}.{name}.rms_norm.weight"] = norm(columns)
+            if layout.lrc_rank is not None:
+                # About a third of the size of the product.
+                std = (0.25 / (columns * layout.lrc_rank)) ** 0.25
+                tensors[f"{layer}.{name}.lrc_U"] = normal(rows, layout.lrc_rank, std=std)
+                tensors[f"{layer}.{name}.lrc_V"] = normal(columns, layout.lrc_rank, std=std)
     # The last norm gives the logits a spread that is neither flat nor certain.
     tensors["model.norm.weight"] = norm(hidden) * LOGITS_STD * hidden**-0.5 / EMBEDDING_STD
     if not layout.tied:
@@ -805,6 +823,8 @@ class Reference:
             output_loading_info=True,
             local_files_only=True,
         )
+        corrections = {key for key in report["unexpected_keys"] if ".lrc_" in key}
+        report["unexpected_keys"] = set(report["unexpected_keys"]) - corrections
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             assert not report[problem], f"{directory}: {problem}: {report[problem]}"
         # Loading a quantised checkpoint keeps norms and embeddings in the format of the file.
@@ -812,7 +832,20 @@ class Reference:
         if group is not None:
             for module in self.linears():
                 module.register_forward_pre_hook(lambda _, inputs: (by_groups(inputs[0], group),))
+        if corrections:
+            self.add_corrections(load_file(directory / "model.safetensors"))
         self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+    def add_corrections(self, tensors):
+        """Adds the low-rank correction of its input to the output of each linear that has one."""
+
+        def hook(up, down):
+            return lambda _, inputs, output: output + (inputs[0] @ down) @ up.T
+
+        for name, module in self.model.named_modules():
+            if f"{name}.lrc_U" in tensors:
+                up, down = (tensors[f"{name}.lrc_{part}"].float() for part in "UV")
+                module.register_forward_hook(hook(up, down))
 
     def linears(self):
         kinds = (BitLinear, AutoBitLinear, torch.nn.Linear)

@@ -11,14 +11,15 @@
 )]
 
 use std::alloc::System;
+use std::path::Path;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use sterna::engine::{
     Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams, StepOutcome,
 };
-use sterna::model::{KvStore, LoadOptions, Model, toy};
+use sterna::model::{KvStore, LoadOptions, Model, Source, toy};
 use sterna_kernels::{Isa, Kernels, KvDtype};
-use sterna_scheduler::{Batch, PAGE_TOKENS};
+use sterna_scheduler::{Batch, PAGE_TOKENS, TokenId};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -74,14 +75,19 @@ fn parameter_sets() -> Vec<SamplingParams> {
     sets
 }
 
-fn model(threads: usize, exact_head_bytes: usize, kv_dtype: KvDtype) -> JobsForAll {
+fn model(
+    source: &Source,
+    threads: usize,
+    exact_head_bytes: usize,
+    kv_dtype: KvDtype,
+) -> JobsForAll {
     let kernels = Kernels::new(Isa::best()).unwrap();
     let options = LoadOptions {
         exact_head_bytes,
         kv_dtype,
         ..LoadOptions::new(kernels, threads)
     };
-    JobsForAll(Model::load(&toy::source(), options).unwrap())
+    JobsForAll(Model::load(source, options).unwrap())
 }
 
 /// Runs one step. Returns whether all of `sequences` decoded.
@@ -94,6 +100,36 @@ fn step(direct: &mut Direct<'_, JobsForAll>, sequences: usize) -> bool {
     (size.tokens, size.logits) == (sequences, sequences)
 }
 
+/// Fails if a steady step of `model` allocates.
+fn check(mut model: JobsForAll, case: &str) {
+    let policy = Policy {
+        max_draft: 0, // Checking draft tokens copies the history, which grows.
+        ..Policy::default()
+    };
+    let vocabulary = model.vocabulary();
+    let mut direct = Direct::new(&mut model, LIMITS, policy);
+    let sets = parameter_sets();
+    let sequences = sets.len();
+    for (index, params) in (0..).zip(sets) {
+        let token = |i: usize| ((i * 7 + 31 * index) % vocabulary) as TokenId;
+        direct
+            .submit((0..20).map(token).collect(), 900, params)
+            .unwrap();
+    }
+    // Steady once all sequences have decoded for a few pages.
+    let mut quiet = 0;
+    while quiet < 3 * PAGE_TOKENS {
+        let all_decode = step(&mut direct, sequences);
+        quiet = if all_decode { quiet + 1 } else { 0 };
+    }
+    let allocations = Region::new(ALLOCATOR);
+    for _ in 0..STEPS {
+        assert!(step(&mut direct, sequences), "all sequences decode");
+    }
+    let count = allocations.change().allocations;
+    assert_eq!(count, 0, "{case}");
+}
+
 #[test]
 fn a_steady_step_allocates_nothing() {
     // The exact head, and the head that is screened in 8 bits first.
@@ -103,32 +139,15 @@ fn a_steady_step_allocates_nothing() {
         .iter()
         .map(|&dtype| (2, usize::MAX, dtype));
     for (threads, exact_head_bytes, kv_dtype) in cases.into_iter().chain(formats) {
-        let mut model = model(threads, exact_head_bytes, kv_dtype);
-        let policy = Policy {
-            max_draft: 0, // Checking draft tokens copies the history, which grows.
-            ..Policy::default()
-        };
-        let mut direct = Direct::new(&mut model, LIMITS, policy);
-        let sets = parameter_sets();
-        let sequences = sets.len();
-        for (index, params) in (0..).zip(sets) {
-            let prompt = (0..20).map(|i| (i * 7 + 31 * index) % 512).collect();
-            direct.submit(prompt, 900, params).unwrap();
-        }
-        // Steady once all sequences have decoded for a few pages.
-        let mut quiet = 0;
-        while quiet < 3 * PAGE_TOKENS {
-            let all_decode = step(&mut direct, sequences);
-            quiet = if all_decode { quiet + 1 } else { 0 };
-        }
-        let allocations = Region::new(ALLOCATOR);
-        for _ in 0..STEPS {
-            assert!(step(&mut direct, sequences), "all sequences decode");
-        }
-        let count = allocations.change().allocations;
-        assert_eq!(
-            count, 0,
-            "{threads} threads, head {exact_head_bytes}, {kv_dtype}"
-        );
+        let model = model(&toy::source(), threads, exact_head_bytes, kv_dtype);
+        let case = format!("{threads} threads, head {exact_head_bytes}, {kv_dtype}");
+        check(model, &case);
+    }
+    // The counts are of the whole process, so all cases are one test.
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let source = Source::Directory(fixtures.join("bitnet-low-rank"));
+    for threads in [1, 2] {
+        let model = model(&source, threads, usize::MAX, KvDtype::F16);
+        check(model, &format!("{threads} threads, low-rank corrections"));
     }
 }

@@ -30,6 +30,7 @@ impl Embedding {
                 weights: weights.clone(),
                 scale: 1.0,
                 input_norm: None,
+                correction: None,
             }),
         }
     }

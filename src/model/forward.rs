@@ -19,7 +19,7 @@ use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::{Profile, Stage};
 use super::weights::{Sizes, Weights};
-use super::workers::{ForwardContext, Scratch, Workers};
+use super::workers::{ForwardContext, Scratch, ScratchSizes, Workers};
 #[cfg(test)]
 use super::{activations::InputRows, attention::Attention};
 use crate::fault::{self, Place};
@@ -80,10 +80,15 @@ impl Model {
         let mut pool = Pool::new(options.threads, options.pin_threads);
         let weights = load_weights(source, &config, &mut pool, &options)?;
         let max_tokens = options.max_step_tokens.max(options.max_logits_rows);
-        let factors = weights.factors_per_token();
+        let sizes = ScratchSizes {
+            max_width: config.max_width(),
+            max_tokens,
+            factors: weights.factors_per_token(),
+            has_corrections: weights.have_corrections(),
+        };
         let scratch = (0..pool.workers()).map(|_| {
             let attention = AttentionState::new(config.group(), config.head_dim);
-            Scratch::new(config.max_width(), max_tokens, factors, attention)
+            Scratch::new(sizes, attention)
         });
         let scratch = scratch.collect();
         let logits = weights.head.padded_rows() * options.max_logits_rows;

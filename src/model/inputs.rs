@@ -8,8 +8,10 @@ use std::ops::Range;
 
 use sterna_kernels::{GroupSize, Kernels, LOGITS_BLOCK, QuantizedActivations, QuantizedTokensMut};
 
+use super::low_rank::LowRankCorrection;
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
+use super::product::Product;
 use super::workers::{BLOCK_TOKENS, Scratch, Workers};
 use crate::fault::{self, Place};
 
@@ -25,6 +27,8 @@ pub(super) struct InputFormat<'a> {
     pub(super) streams: usize,
     /// The norm that each stream applies before it quantizes, if any.
     pub(super) norms: [Option<&'a Norm>; MAX_STREAMS],
+    /// The low-rank correction of each linear, if any.
+    pub(super) corrections: [Option<&'a LowRankCorrection>; MAX_STREAMS],
     /// The columns that share a scale, if the ternary linears have scales for groups.
     pub(super) group: Option<GroupSize>,
     /// Whether a linear reads the rows as floats.
@@ -36,6 +40,11 @@ impl InputFormat<'_> {
     pub(super) fn scales_per_token(&self) -> usize {
         (self.group).map_or(1, |group| self.columns / group.columns())
     }
+
+    /// Returns the rank of a linear's correction; 0 if it has none.
+    fn rank(&self, linear: usize) -> usize {
+        self.corrections[linear].map_or(0, LowRankCorrection::rank)
+    }
 }
 
 /// The input rows of one set of linears: quantized, and as floats if a linear reads floats. Stages
@@ -44,6 +53,8 @@ pub(super) struct Inputs {
     tokens: usize,
     quantized: Vec<QuantizedActivations>, // [stream]
     floats: Vec<f32>,                     // [token][column]
+    /// Of each linear, the rows as its low-rank correction makes them, `[token][rank]`.
+    lowered: [Vec<f32>; MAX_STREAMS],
 }
 
 impl Inputs {
@@ -58,12 +69,17 @@ impl Inputs {
         let quantized = (0..streams.unwrap_or(1))
             .map(|_| QuantizedActivations::new(max_tokens, columns))
             .collect();
+        let lowered = std::array::from_fn(|linear| {
+            let ranks = formats.clone().map(|format| format.rank(linear));
+            Vec::with_capacity(max_tokens * ranks.max().unwrap_or(0))
+        });
         let floats = formats.filter(|format| format.floats);
         let floats = floats.map(|format| format.columns).max().unwrap_or(0);
         Inputs {
             tokens: 0,
             quantized,
             floats: Vec::with_capacity(max_tokens * floats),
+            lowered,
         }
     }
 
@@ -75,6 +91,11 @@ impl Inputs {
     /// Returns the rows as quantized for `stream`.
     pub(super) fn quantized(&self, stream: usize) -> &QuantizedActivations {
         &self.quantized[stream]
+    }
+
+    /// Returns the rows as the low-rank correction of a linear makes them, `[token][rank]`.
+    pub(super) fn lowered(&self, linear: usize) -> &[f32] {
+        &self.lowered[linear]
     }
 
     /// Returns all rows as floats, `[token][column]`. They exist only if the format asks for them.
@@ -130,6 +151,11 @@ impl Inputs {
             }
             *stream = Some(quantized.parts_mut(shares.clone()));
         }
+        let mut lowered: [_; MAX_STREAMS] = std::array::from_fn(|_| None);
+        for (linear, (part, memory)) in lowered.iter_mut().zip(&mut self.lowered).enumerate() {
+            memory.resize(tokens * format.rank(linear), 0.0);
+            *part = Some(split_rows(memory, format.rank(linear), shares.clone()));
+        }
         let floats = split_rows(&mut self.floats, float_columns, shares.clone());
         let width = residual.len() / tokens;
         let residuals = split_rows(residual, width, shares.clone());
@@ -137,6 +163,7 @@ impl Inputs {
         let parts = parts.map(|(((tokens, floats), residual), scratch)| FillTask {
             tokens,
             streams: streams.each_mut().map(|stream| stream.as_mut()?.next()),
+            lowered: lowered.each_mut().map(|part| part.as_mut()?.next()),
             floats,
             residual,
             width,
@@ -163,6 +190,7 @@ pub(super) fn spread_infinity(kernels: Kernels, row: &mut [f32], spare: &mut [f3
 struct FillTask<'a> {
     tokens: Range<usize>,
     streams: [Option<QuantizedTokensMut<'a>>; MAX_STREAMS],
+    lowered: [Option<&'a mut [f32]>; MAX_STREAMS],
     floats: &'a mut [f32],
     residual: &'a mut [f32],
     width: usize, // Values of a token's residual.
@@ -196,6 +224,21 @@ impl FillTask<'_> {
                     }
                     fault::pass(Place::RowQuantized);
                 }
+            }
+            let lowered = self.lowered.iter_mut().flatten();
+            for (lowered, correction) in lowered.zip(format.corrections) {
+                let Some(correction) = correction else {
+                    continue;
+                };
+                let (rank, width) = (correction.rank(), correction.lowered_width());
+                let values = &mut spare[..count * width];
+                correction.lower(kernels, rows, count, values);
+                let product = Product {
+                    values,
+                    rows: rank,
+                    tokens: count,
+                };
+                product.copy_to(0..count, &mut lowered[done * rank..][..count * rank]);
             }
             if !self.floats.is_empty() {
                 self.floats[done * columns..][..rows.len()].copy_from_slice(rows);

@@ -12,6 +12,7 @@ use sterna_kernels::{
 
 use super::architecture::Activation;
 use super::inputs::{InputFormat, Inputs, MAX_STREAMS};
+use super::low_rank::LowRankCorrection;
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
 use super::product::Product;
@@ -26,7 +27,8 @@ pub(super) enum Linear {
     Dense(Arc<DenseMatrix>),
 }
 
-/// Ternary weights: y = (W·q) · scale / s, where q is the quantized input and s is its scale.
+/// Ternary weights: y = (W·q) · scale / s, where q is the quantized input and s is its scale. A
+/// low-rank correction of the input as it was before quantization is added.
 ///
 /// If the weights have a scale for each group of columns, so has the input, and y is the sum of
 /// these products over the groups.
@@ -36,6 +38,8 @@ pub(super) struct TernaryLinear {
     pub(super) scale: f32,
     /// The norm that the checkpoint applies to the input before it is quantized, if any.
     pub(super) input_norm: Option<Norm>,
+    /// The correction that the checkpoint adds to the product, if any.
+    pub(super) correction: Option<LowRankCorrection>,
 }
 
 /// The panels that one worker multiplies by, and the memory that it uses.
@@ -45,6 +49,7 @@ struct PanelTask<'t, 'p, 'm> {
     /// The panels of the linear.
     panels: Range<usize>,
     factors: &'t mut Vec<f32>,
+    corrections: &'t mut [f32],
     /// What the kernels prefetch meanwhile.
     prefetches: &'t mut PrefetchQueue<'p, 'm>,
 }
@@ -69,7 +74,10 @@ impl Linear {
     /// Returns the bytes of the weights.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Linear::Ternary(linear) => linear.weights.bytes(),
+            Linear::Ternary(linear) => {
+                let correction = linear.correction.as_ref();
+                linear.weights.bytes() + correction.map_or(0, LowRankCorrection::bytes)
+            }
             Linear::Dense(weights) => weights.bytes(),
         }
     }
@@ -89,6 +97,13 @@ impl Linear {
     fn input_norm(&self) -> Option<&Norm> {
         match self {
             Linear::Ternary(linear) => linear.input_norm.as_ref(),
+            Linear::Dense(_) => None,
+        }
+    }
+
+    fn correction(&self) -> Option<&LowRankCorrection> {
+        match self {
+            Linear::Ternary(linear) => linear.correction.as_ref(),
             Linear::Dense(_) => None,
         }
     }
@@ -118,7 +133,12 @@ impl Linear {
             activations: x,
             factors,
         };
-        kernels.ternary_matmul(&linear.weights, task.panels, x, out, task.prefetches);
+        let panels = task.panels;
+        kernels.ternary_matmul(&linear.weights, panels.clone(), x, out, task.prefetches);
+        if let Some(correction) = &linear.correction {
+            let lowered = inputs.lowered(task.index);
+            correction.add(kernels, panels, lowered, task.corrections, out);
+        }
     }
 }
 
@@ -161,9 +181,10 @@ impl Projections {
     /// Returns the form of the input rows. If a linear has an input norm, every linear has a
     /// quantized stream of its own; otherwise the ternary linears share one.
     pub(super) fn input_format(&self) -> InputFormat<'_> {
-        let mut norms = [None; MAX_STREAMS];
-        for (norm, linear) in norms.iter_mut().zip(&self.linears) {
-            *norm = linear.input_norm();
+        let (mut norms, mut corrections) = ([None; MAX_STREAMS], [None; MAX_STREAMS]);
+        for (index, linear) in self.linears.iter().enumerate() {
+            norms[index] = linear.input_norm();
+            corrections[index] = linear.correction();
         }
         let is_ternary = |linear: &Linear| matches!(linear, Linear::Ternary(_));
         let group = self.linears.iter().find_map(Linear::group);
@@ -176,6 +197,7 @@ impl Projections {
                 usize::from(self.linears.iter().any(is_ternary))
             },
             norms,
+            corrections,
             floats: !self.linears.iter().all(is_ternary),
         }
     }
@@ -214,6 +236,7 @@ impl Projections {
                         index,
                         panels: own.start - first..own.end - first,
                         factors: &mut scratch.factors,
+                        corrections: &mut scratch.corrections,
                         prefetches: &mut prefetches,
                     };
                     linear.multiply(kernels, inputs, task, now);
@@ -250,6 +273,7 @@ impl Projections {
                 factors,
                 gates,
                 ups,
+                corrections,
                 ..
             } = scratch;
             let starts = panels.clone().step_by(at_once);
@@ -261,6 +285,7 @@ impl Projections {
                         index,
                         panels: start..panels.end.min(start + at_once),
                         factors: &mut *factors,
+                        corrections: &mut *corrections,
                         prefetches: &mut PrefetchQueue::empty(),
                     };
                     linear.multiply(kernels, inputs, task, out);

@@ -32,6 +32,7 @@ mod layer;
 mod linear;
 mod load;
 mod logits;
+mod low_rank;
 mod norm;
 mod options;
 mod output_head;

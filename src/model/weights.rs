@@ -1,6 +1,8 @@
 //! The weights of a model, and how much of them a step reads and multiplies. The bounds on its
 //! speed follow from this.
 
+use sterna_kernels::TernaryMatrix;
+
 use super::embedding::Embedding;
 use super::kv_store::KvShape;
 use super::layer::Layer;
@@ -28,6 +30,14 @@ impl Weights {
         let factors = formats.map(|format| format.scales_per_token());
         factors.max().unwrap_or(1)
     }
+
+    /// Returns whether linears have low-rank corrections.
+    pub(super) fn have_corrections(&self) -> bool {
+        let projections = self.layers.iter().flat_map(Layer::projections);
+        let formats = projections.map(Projections::input_format);
+        let mut formats = formats.chain([self.head.input_format()]);
+        formats.any(|format| format.corrections.iter().any(Option::is_some))
+    }
 }
 
 /// Bytes as they are in memory, and numbers of weights as in the checkpoint.
@@ -50,11 +60,15 @@ pub struct Sizes {
 impl Sizes {
     pub(super) fn of(weights: &Weights, kv: KvShape) -> Sizes {
         let linears = weights.layers.iter().flat_map(Layer::linears);
-        let ternary = (linears.clone()).filter(|linear| matches!(linear, Linear::Ternary(_)));
+        let ternary = linears.clone().filter_map(|linear| match linear {
+            Linear::Ternary(linear) => Some(&linear.weights),
+            Linear::Dense(_) => None,
+        });
+        let weights_of = |matrix: &TernaryMatrix| matrix.rows() * matrix.columns();
         Sizes {
             layer_bytes: linears.map(Linear::bytes).sum(),
-            ternary_bytes: ternary.clone().map(Linear::bytes).sum(),
-            ternary_weights: ternary.map(|linear| linear.rows() * linear.columns()).sum(),
+            ternary_bytes: ternary.clone().map(TernaryMatrix::bytes).sum(),
+            ternary_weights: ternary.map(weights_of).sum(),
             head_bytes: weights.head.bytes(),
             head_weights: weights.head.weights(),
             kv_bytes_per_token: kv.token_bytes(),

@@ -36,24 +36,40 @@ pub(super) struct Scratch {
     pub(super) factors: Vec<f32>,
     pub(super) gates: Vec<f32>,
     pub(super) ups: Vec<f32>,
+    /// Low-rank corrections of a product. Empty if the model has none.
+    pub(super) corrections: Vec<f32>,
     pub(super) attention: AttentionState,
 }
 
+/// What the memory of a worker must have room for.
+#[derive(Clone, Copy)]
+pub(super) struct ScratchSizes {
+    /// The values of the widest row.
+    pub(super) max_width: usize,
+    /// The tokens of the largest step.
+    pub(super) max_tokens: usize,
+    /// The scale factors of a token.
+    pub(super) factors: usize,
+    /// Whether linears have low-rank corrections.
+    pub(super) has_corrections: bool,
+}
+
 impl Scratch {
-    /// Allocates the memory for rows of up to `max_width` values and for up to `max_tokens` tokens,
-    /// each with up to `factors` scale factors.
-    pub(super) fn new(
-        max_width: usize,
-        max_tokens: usize,
-        factors: usize,
-        attention: AttentionState,
-    ) -> Scratch {
+    /// Allocates the memory of a worker.
+    pub(super) fn new(sizes: ScratchSizes, attention: AttentionState) -> Scratch {
+        let ScratchSizes {
+            max_width,
+            max_tokens,
+            factors,
+            has_corrections,
+        } = sizes;
         let values = GATES_AT_ONCE.max(max_tokens * PANEL_ROWS);
         Scratch {
             rows: vec![0.0; BLOCK_TOKENS * max_width],
-            spare: vec![0.0; BLOCK_TOKENS * max_width],
+            spare: vec![0.0; BLOCK_TOKENS * max_width.next_multiple_of(PANEL_ROWS)],
             sums: vec![0; max_tokens * PANEL_ROWS],
             factors: Vec::with_capacity(max_tokens * factors),
+            corrections: vec![0.0; if has_corrections { values } else { 0 }],
             gates: vec![0.0; values],
             ups: vec![0.0; values],
             attention,

@@ -61,6 +61,21 @@ fn a_container_that_would_lose_something_is_refused_with_the_reason() {
             "lm_head.weight: the head is ternary with one scale",
         ),
         ("llama-packed-rms-norm", "i2_s", "a norm before a linear"),
+        (
+            "bitnet-low-rank",
+            "hf",
+            "layers.0.self_attn.q_proj.lrc_U: low-rank corrections cannot be converted",
+        ),
+        (
+            "bitnet-low-rank",
+            "bin",
+            "layers.0.self_attn.q_proj.lrc_U: low-rank corrections cannot be converted",
+        ),
+        (
+            "bitnet-low-rank/bitnet-low-rank-iq2_bn.gguf",
+            "q2_0",
+            "blk.0.attn_q.lrc_u: low-rank corrections cannot be converted",
+        ),
     ] {
         let error = refusal(input, container);
         assert!(error.contains(named), "{input} to {container}: {error}");

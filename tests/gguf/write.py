@@ -6,7 +6,7 @@
     python tests/gguf/write.py src/demo DIR i2_s tq2_0    # these
     python tests/gguf/write.py fixtures tests/gguf/fixtures   # one small tensor in every layout
     for name in llama-blocks/iq2_bn bitnet-blocks/i2_s bitnet-blocks/q2_0 \
-        qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0
+        bitnet-low-rank/iq2_bn qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0
     do python tests/gguf/write.py tests/fixtures/${name%/*} tests/fixtures/${name%/*} ${name#*/}
     done
     python tests/gguf/write.py tests/fixtures/qwen3-group128-untied DIR q1_0   # model_q1_0.gguf
@@ -200,7 +200,7 @@ def gguf_name(name):
         return OUTER[name]
     _, _, layer, rest = name.split(".", 3)
     module, part = rest.rsplit(".", 1)
-    return f"blk.{layer}.{NAMES[module]}.{part}"
+    return f"blk.{layer}.{NAMES[module]}.{part.lower()}"
 
 
 def unpack(packed):

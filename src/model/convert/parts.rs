@@ -197,6 +197,11 @@ impl<'a> PartList<'a> {
             self.carried(&name, tensor, role);
             return Ok(());
         }
+        for part in ["lrc_U", "lrc_V"] {
+            if let Some(tensor) = self.tensors.take(&format!("{module}.{part}")) {
+                return Err(tensor.error("low-rank corrections cannot be converted"));
+            }
+        }
         let stored_scale = self.tensors.take(&format!("{name}_scale"));
         let scale = stored_scale.as_ref().map(one_float).transpose()?;
         let form = TernaryForm::of(&tensor, scale, &self.config.quantization, self.group)?;

@@ -19,6 +19,7 @@ use crate::model::config::{ModelConfig, StoredWeights};
 use crate::model::embedding::Embedding;
 use crate::model::layer::{FeedForward, Layer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
+use crate::model::low_rank::LowRankCorrection;
 use crate::model::norm::Norm;
 use crate::model::options::LoadOptions;
 use crate::model::output_head::{OutputHead, ScreenedHead};
@@ -271,11 +272,54 @@ impl Loader<'_> {
             Ok(Norm { eps, ..norm })
         });
         let input_norm = input_norm.transpose()?;
+        let correction = self.correction(module, shape, &tensor)?;
         Ok(Linear::Ternary(TernaryLinear {
             weights,
             scale,
             input_norm,
+            correction,
         }))
+    }
+
+    /// Reads the low-rank correction of the ternary linear whose weights are `weights`, if it has
+    /// one.
+    fn correction(
+        &mut self,
+        module: &str,
+        [rows, columns]: [usize; 2],
+        weights: &Tensor<'_>,
+    ) -> LoadResult<Option<LowRankCorrection>> {
+        let [u, v] = ["lrc_U", "lrc_V"].map(|part| format!("{module}.{part}"));
+        let (up, down) = match (self.tensors.take(&u), self.tensors.take(&v)) {
+            (None, None) => return Ok(None),
+            (Some(up), Some(down)) => (up, down),
+            (None, Some(_)) => return Err(self.tensors.missing(&u)),
+            (Some(_), None) => return Err(self.tensors.missing(&v)),
+        };
+        let has_norm = self.config.quantization.input_norm_eps.is_some();
+        up.require(
+            !has_norm,
+            "a low-rank correction of a linear with an input norm is not supported",
+        )?;
+        up.require(
+            weights.interleaved_head_dim.is_none(),
+            "a low-rank correction of query or key is not supported in files of the llama \
+             architecture, because the order of its rows is not known",
+        )?;
+        let (shape, limit) = (&up.shape, rows.min(columns));
+        let rank = match shape[..] {
+            [up_rows, rank] if up_rows == rows && (1..=limit).contains(&rank) => rank,
+            _ => {
+                let problem = format!(
+                    "its shape is {shape:?}, but must be [{rows}, rank], with a rank from 1 to \
+                     {limit}"
+                );
+                return Err(up.error(problem));
+            }
+        };
+        let down = self.packer.transposed(&down, [columns, rank])?;
+        let up = self.packer.dense(&up, [rows, rank])?;
+        Ok(Some(LowRankCorrection::new(down, up)))
     }
 
     /// Returns ternary weights and the scale that their product is multiplied by.

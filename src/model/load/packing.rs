@@ -228,6 +228,35 @@ impl Packer<'_> {
         }
     }
 
+    /// Packs the transpose of a small float matrix, in the precision of [`Packer::dense`].
+    pub(super) fn transposed(
+        &mut self,
+        tensor: &Tensor<'_>,
+        [rows, columns]: [usize; 2],
+    ) -> LoadResult<DenseMatrix> {
+        tensor.expect_shape(&[rows, columns])?;
+        let row_bytes = row_bytes(tensor, columns)?;
+        let is_single = tensor.storage == Storage::Plain(Dtype::F32);
+        let limit = if is_single { f32::MAX } else { F16_OVERFLOW };
+        let mut values = HugeSlice::<f32>::new(rows * columns);
+        let mut floats = vec![0.0; columns];
+        for (row, bytes) in tensor.bytes.chunks_exact(row_bytes).enumerate() {
+            read_floats(tensor, bytes, &mut floats)?;
+            refuse_non_finite(tensor, &floats, limit)?;
+            for (column, float) in floats.iter().enumerate() {
+                values[column * rows + row] = *float;
+            }
+        }
+        self.consumed(tensor.bytes);
+        if is_single {
+            return Ok(DenseMatrix::from_f32(columns, rows, values));
+        }
+        let mut halves = HugeSlice::<u16>::new(rows * columns);
+        let out = halves.reinterpret_cast_mut::<f16>();
+        out.convert_from_f32_slice(&values);
+        Ok(DenseMatrix::from_f16(columns, rows, halves))
+    }
+
     /// Packs ternary blocks as a float matrix in half precision.
     fn dense_from_blocks(
         &mut self,

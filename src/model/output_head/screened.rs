@@ -88,6 +88,7 @@ impl ScreenedHead {
             columns: self.exact.columns(),
             streams: 1,
             norms: [None; MAX_STREAMS],
+            corrections: [None; MAX_STREAMS],
             group: None,
             floats: true,
         }

@@ -242,7 +242,13 @@ fn layout(tensor: &Tensor<'_>, is_ternary: bool) -> String {
 
 /// Returns whether an architecture of this engine has a tensor that Hugging Face calls `name`.
 fn is_known(name: &str) -> bool {
-    let parts = ["weight", "weight_scale", "rms_norm.weight"];
+    let parts = [
+        "weight",
+        "weight_scale",
+        "rms_norm.weight",
+        "lrc_U",
+        "lrc_V",
+    ];
     let stem = |name: &str| {
         let stems = parts
             .iter()

@@ -213,6 +213,107 @@ fn input_norms_and_float_linears_match_a_plain_forward() {
 }
 
 #[test]
+fn low_rank_corrections_match_a_plain_forward() {
+    for (rank, dtype) in [(1, Dtype::F32), (5, Dtype::BF16), (20, Dtype::F16)] {
+        let low_rank = Some((rank, dtype));
+        check(CheckpointKind {
+            low_rank,
+            ..BITNET_KIND
+        });
+        check(CheckpointKind {
+            low_rank,
+            form: Form::Masters(Dtype::F32),
+            ternary_head: true,
+            ..LLAMA_KIND
+        });
+    }
+}
+
+#[test]
+fn low_rank_corrections_have_the_same_bits_in_any_batch_and_on_every_isa() {
+    let kind = CheckpointKind {
+        low_rank: Some((5, Dtype::BF16)),
+        ..BITNET_KIND
+    };
+    let source = TestCheckpoint::new(kind, 3).source(1);
+    let (a, b) = (prompt(40, 1, VOCAB), prompt(21, 2, VOCAB));
+    let mut expected = None;
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let options = LoadOptions {
+                kernels: Kernels::new(isa).unwrap(),
+                ..options(threads)
+            };
+            let mut model = Model::load(&source, options).unwrap();
+            let mut kv = model.new_kv_store(12).unwrap();
+            let alone = [
+                rows(&mut model, &batch(&[(&a, 0..40, 0)]), &mut kv).remove(0),
+                rows(&mut model, &batch(&[(&b, 0..21, 1)]), &mut kv).remove(0),
+            ];
+            rows(
+                &mut model,
+                &batch(&[(&a, 0..39, 0), (&b, 0..7, 1)]),
+                &mut kv,
+            );
+            rows(&mut model, &batch(&[(&b, 7..20, 1)]), &mut kv);
+            let last = batch(&[(&a, 39..40, 0), (&b, 20..21, 1)]);
+            let together = rows(&mut model, &last, &mut kv);
+            assert_eq!(together, alone, "{isa}, {threads} threads");
+            assert_eq!(*expected.get_or_insert(together.clone()), together, "{isa}");
+        }
+    }
+}
+
+#[test]
+fn a_low_rank_correction_that_cannot_be_computed_is_refused_by_name() {
+    let module = "model.layers.1.mlp.up_proj";
+    let [u, v] = ["lrc_U", "lrc_V"].map(|part| format!("{module}.{part}"));
+    let put = |checkpoint: &mut TestCheckpoint, name: &str, shape: [usize; 2]| {
+        let values = vec![0.5; shape[0] * shape[1]];
+        checkpoint.put(name, Dtype::F32, &shape, &values);
+    };
+    let (rows, columns) = (INTERMEDIATE, HIDDEN);
+    for (up, down, named) in [
+        (Some([rows, 4]), None, &v),
+        (None, Some([columns, 4]), &u),
+        (Some([rows, 4]), Some([4, columns]), &v),
+        (Some([rows, 4]), Some([columns, 5]), &v),
+        (Some([rows + 1, 4]), Some([columns, 4]), &u),
+        (Some([rows, 65]), Some([columns, 65]), &u),
+        (Some([rows, 0]), Some([columns, 0]), &u),
+    ] {
+        let error = refusal(|checkpoint| {
+            for (name, shape) in [(&u, up), (&v, down)] {
+                if let Some(shape) = shape {
+                    put(checkpoint, name, shape);
+                }
+            }
+        });
+        assert!(error.contains(named.as_str()), "{error}");
+    }
+    let error = refusal(|checkpoint| {
+        put(checkpoint, &u, [rows, 4]);
+        let nan = vec![f64::NAN; columns * 4];
+        checkpoint.put(&v, Dtype::F32, &[columns, 4], &nan);
+    });
+    assert!(error.contains(&v) && error.contains("finite"), "{error}");
+    let error = refusal(|checkpoint| {
+        *checkpoint = TestCheckpoint::new(
+            CheckpointKind {
+                rms_norm: true,
+                low_rank: Some((4, Dtype::F32)),
+                ..BITNET_KIND
+            },
+            7,
+        );
+    });
+    assert!(
+        error.contains("lrc_U") && error.contains("input norm"),
+        "{error}"
+    );
+}
+
+#[test]
 fn shards_hold_the_same_model() {
     let checkpoint = TestCheckpoint::new(BITNET_KIND, 5);
     let tokens = prompt(20, 5, VOCAB);
@@ -445,7 +546,7 @@ fn tensors_that_are_missing_unknown_or_misshapen_are_named() {
             "{error}"
         );
     }
-    let unknown = "model.layers.0.mlp.up_proj.lrc_U";
+    let unknown = "model.layers.0.mlp.up_proj.bias";
     let error = refusal(|checkpoint| drop(checkpoint.put(unknown, Dtype::F32, &[1], &[0.0])));
     assert!(error.contains(unknown), "{error}");
     let error =

@@ -29,6 +29,8 @@ pub(super) struct CheckpointKind {
     pub(super) multiply: bool,
     /// Whether every ternary linear has an input norm.
     pub(super) rms_norm: bool,
+    /// The rank and the type of the correction of every ternary linear, if they have one.
+    pub(super) low_rank: Option<(usize, Dtype)>,
     /// The type of the embedding.
     pub(super) embedding: Dtype,
     /// A module that stays float besides the head.
@@ -44,6 +46,7 @@ pub(super) const BITNET_KIND: CheckpointKind = CheckpointKind {
     form: Form::Packed,
     multiply: true,
     rms_norm: false,
+    low_rank: None,
     embedding: Dtype::BF16,
     float_module: None,
     ternary_head: false,
@@ -77,11 +80,21 @@ pub(super) struct PlainLinear {
     weights: Vec<Vec<f64>>, // [row][column], scaled.
     quantized: bool,
     norm: Option<Vec<f64>>,
+    correction: Option<[Vec<Vec<f64>>; 2]>, // U and V.
 }
 
 impl PlainLinear {
     fn apply(&self, x: &[f64]) -> Vec<f64> {
         let mut x = x.to_vec();
+        let correction = self.correction.as_ref().map(|[up, down]| {
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let column = |r: usize| down.iter().map(|row| row[r]).collect::<Vec<f64>>();
+            let lowered = (0..down[0].len()).map(|r| dot(&column(r), &x));
+            let lowered: Vec<f64> = lowered.collect();
+            up.iter()
+                .map(|row| dot(row, &lowered))
+                .collect::<Vec<f64>>()
+        });
         if let Some(norm) = &self.norm {
             x = rms_norm(&x, norm);
         }
@@ -90,10 +103,15 @@ impl PlainLinear {
             x.iter_mut()
                 .for_each(|x| *x = (*x * s).round_ties_even().clamp(-128.0, 127.0) / s);
         }
-        self.weights
-            .iter()
-            .map(|row| row.iter().zip(&x).map(|(w, x)| w * x).sum())
-            .collect()
+        let products = self.weights.iter();
+        let products = products.map(|row| row.iter().zip(&x).map(|(w, x)| w * x).sum());
+        let mut products: Vec<f64> = products.collect();
+        let more = correction.iter().flatten();
+        products
+            .iter_mut()
+            .zip(more)
+            .for_each(|(out, more)| *out += more);
+        products
     }
 }
 
@@ -139,6 +157,7 @@ impl TestCheckpoint {
                     weights: checkpoint.embedding.clone(),
                     quantized: false,
                     norm: None,
+                    correction: None,
                 },
             );
         } else {
@@ -235,6 +254,7 @@ impl TestCheckpoint {
                     weights,
                     quantized: false,
                     norm: None,
+                    correction: None,
                 },
             );
             return;
@@ -250,10 +270,18 @@ impl TestCheckpoint {
         };
         let scaled = |row: Vec<f64>| row.into_iter().map(|w| w * scale).collect();
         let weights = weights.into_iter().map(scaled).collect();
+        let correction = self.kind.low_rank.map(|(rank, dtype)| {
+            let u = self.floats(&format!("{module}.lrc_U"), rows, rank, dtype);
+            [
+                u,
+                self.floats(&format!("{module}.lrc_V"), columns, rank, dtype),
+            ]
+        });
         let linear = PlainLinear {
             weights,
             quantized: true,
             norm,
+            correction,
         };
         self.linears.insert(module.to_owned(), linear);
     }

@@ -27,8 +27,16 @@ const MODULES: [(&str, &str); 13] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The tensors of a module.
-const PARTS: [(&str, &str); 2] = [("weight", "weight"), ("scale", "weight_scale")];
+/// The tensors of a module. The names of low-rank corrections are those of WrinkleFree's fork of
+/// llama.cpp; its documentation has capitals.
+const PARTS: [(&str, &str); 6] = [
+    ("weight", "weight"),
+    ("scale", "weight_scale"),
+    ("lrc_u", "lrc_U"),
+    ("lrc_v", "lrc_V"),
+    ("lrc_U", "lrc_U"),
+    ("lrc_V", "lrc_V"),
+];
 
 /// How the files of a checkpoint name its tensors.
 #[derive(Clone, Copy)]

@@ -340,11 +340,17 @@ fn names_of_hugging_face_and_gguf_are_each_others_inverse() {
         "token_embd.weight",
         "blk.7.attn_q.weight",
         "blk.12.ffn_sub_norm.weight",
+        "blk.3.ffn_down.lrc_u",
+        "blk.3.ffn_down.lrc_v",
     ] {
         let hugging_face = hugging_face_name(name);
         assert_ne!(hugging_face, name);
         assert_eq!(FileNames::Gguf.of(&hugging_face), name);
     }
+    assert_eq!(
+        hugging_face_name("blk.3.ffn_down.lrc_U"),
+        hugging_face_name("blk.3.ffn_down.lrc_u")
+    );
     for name in [
         "blk.0.unknown.weight",
         "model.layers.0.self_attn.q_proj.weight",
