@@ -28,6 +28,7 @@ pub(super) fn plan_decodes(
     may_pause: bool,
 ) {
     prefills.clear();
+    let any_short_prompts = !short_prompts.is_empty();
     let mut oldest_token = Micros::MAX;
     let mut place = 0;
     while place < state.sequences.running().len() {
@@ -39,7 +40,7 @@ pub(super) fn plan_decodes(
             continue;
         }
         let pauses = may_pause
-            && (pauses_for_short_prompt(sequence, short_prompts, state)
+            && (any_short_prompts && pauses_for_short_prompt(sequence, short_prompts, state)
                 || pauses_for_time(sequence, plan, &state.conditions, oldest_token));
         if pauses {
             state.sequences[slot].note_pause(true);

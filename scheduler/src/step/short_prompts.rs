@@ -37,12 +37,14 @@ impl ShortPrompts {
         found
     }
 
+    /// Returns whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == ShortPrompts::default()
+    }
+
     /// Returns whether a short prompt precedes this sequence. One does only if the sequence's
     /// tenant is ahead in virtual time and has more requests waiting.
     pub(super) fn precede(&self, sequence: &Sequence, state: &SchedulerState) -> bool {
-        if *self == ShortPrompts::default() {
-            return false;
-        }
         let tenant = state.queue.tenant(sequence.tenant);
         let least = self.0[tenant.policy.band as usize];
         let is_ahead = least.is_some_and(|least| tenant.virtual_time > least);
