@@ -21,7 +21,7 @@ const MAX_NEIGHBOUR: f64 = 1.5;
 
 /// The inter-token target in the attack of a neighbour, as a multiple of the median longest gap
 /// of an answer before.
-const TARGET: f64 = 1.5;
+const TARGET_FACTOR: f64 = 1.5;
 
 /// Clients that fill the batch and the queue without a refusal.
 const FULL: usize = 16;
@@ -130,7 +130,7 @@ pub(crate) async fn neighbour(extent: Extent, model: Option<&str>, findings: &mu
     );
     drop(server);
     let longest = percentile(&mut alone.gaps, 50);
-    let target = (TARGET * longest).ceil().to_string();
+    let target = (TARGET_FACTOR * longest).ceil().to_string();
     println!("  longest gap beside a calm neighbour {longest:.1} ms; target {target} ms");
     let flags = [
         "--tenants",

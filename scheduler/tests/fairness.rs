@@ -50,14 +50,21 @@ impl VirtualServer {
     }
 
     fn with_pages(pages: u32, policies: &[TenantPolicy]) -> VirtualServer {
-        VirtualServer::with_limits(pages, TARGET, policies)
+        let budget = Budget::Time {
+            inter_token_target: TARGET,
+            min_step: 10_000,
+            max_step: 250_000,
+            is_strict: false,
+        };
+        VirtualServer::with_budget(pages, budget, policies)
     }
 
-    fn with_target(target: Micros, policies: &[TenantPolicy]) -> VirtualServer {
-        VirtualServer::with_limits(4000, target, policies)
+    /// Creates a server whose target holds however much throughput it costs.
+    fn with_strict_target(target: Micros, policies: &[TenantPolicy]) -> VirtualServer {
+        VirtualServer::with_budget(4000, Budget::strictly_within(target), policies)
     }
 
-    fn with_limits(pages: u32, target: Micros, policies: &[TenantPolicy]) -> VirtualServer {
+    fn with_budget(pages: u32, budget: Budget, policies: &[TenantPolicy]) -> VirtualServer {
         let limits = Limits {
             pages,
             max_running: 64,
@@ -68,7 +75,7 @@ impl VirtualServer {
             max_sequence_tokens: 8192,
         };
         let policy = Policy {
-            budget: Budget::strictly_within(target),
+            budget,
             max_draft: 0,
             ..Policy::default()
         };
@@ -445,7 +452,7 @@ fn a_flood_of_another_tenant_hardly_delays_the_first_token() {
 #[test]
 fn a_burst_of_another_tenant_hardly_delays_the_first_token() {
     let first_token = |burst: u32| {
-        let mut server = VirtualServer::with_target(100_000, &[weight(1), weight(1)]);
+        let mut server = VirtualServer::with_strict_target(100_000, &[weight(1), weight(1)]);
         for _ in 0..burst {
             server.submit(1, 24, 24);
         }
@@ -468,7 +475,7 @@ fn a_burst_of_another_tenant_hardly_delays_the_first_token() {
 /// The two take turns, although the first is ahead by less than the slack.
 #[test]
 fn tenants_take_turns_in_prefill() {
-    let mut server = VirtualServer::with_target(100_000, &[weight(1), weight(1)]);
+    let mut server = VirtualServer::with_strict_target(100_000, &[weight(1), weight(1)]);
     let many: Vec<SequenceId> = (0..8).map(|_| server.submit(1, 16, 24)).collect();
     let one = server.submit(0, 16, 24);
     let has_token = |server: &VirtualServer, id: &SequenceId| {
