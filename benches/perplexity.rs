@@ -111,7 +111,7 @@ fn text(template: &ChatTemplate, tokenizer: &Tokenizer, turn: &Value) -> Text {
     let message = |role: &str, key: &str| Message {
         role: role.to_owned(),
         content: turn[key].as_str().unwrap().to_owned(),
-        reasoning: None,
+        ..Message::default()
     };
     let (question, answer) = (message("user", "question"), message("assistant", "answer"));
     let rendered = |messages: &[Message]| {

@@ -106,6 +106,7 @@ fn fastest(row: &FixedRow, params: &SamplingParams, draws: u64) -> Duration {
             rules: &rules,
             known: &known,
             prompt_tokens: KNOWN_TOKENS / 2,
+            masks: None,
         });
         started.elapsed()
     };

@@ -22,6 +22,7 @@
 pub mod api; // The HTTP interface: parses requests, calls the engine, writes responses.
 pub mod bench; // `sterna bench`: the speed of a model beside the limits of the machine.
 pub mod config; // Every flag of the command line.
+pub mod constraint; // Answers that follow a JSON schema, an expression or a grammar.
 pub mod convert; // `sterna convert`: a model in another container.
 pub mod cores; // The cores that this process may compute on.
 pub mod demo; // The embedded demo checkpoint.
@@ -34,3 +35,4 @@ pub mod startup; // Starts and stops the server.
 pub mod synthesize; // `sterna synthesize`: checkpoints with random weights.
 pub mod tenants; // Who may use the server, and within which limits.
 pub mod text; // Text to token ids and back.
+pub mod tools; // Calls of tools: prompts, grammars, and parsers of answers.

@@ -3,7 +3,6 @@
 use std::io::{stderr, stdout};
 use std::process::ExitCode;
 
-use clap::Parser;
 use sterna::bench;
 use sterna::config::{Cli, Command};
 use sterna::convert;
@@ -18,7 +17,7 @@ const REFUSED: u8 = 1;
 const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::read();
     let result = match cli.command.unwrap_or(Command::Serve(Box::new(cli.serve))) {
         Command::Serve(config) => serve(&config),
         Command::Bench(config) => bench::run(&config),

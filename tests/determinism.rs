@@ -219,6 +219,65 @@ async fn answer((mut stream, new_tokens): (EventStream, u32)) -> Answer {
     }
 }
 
+/// The tokens of a prompt after the first: each with the bits of its log-probability, its rank and
+/// the bits of the most likely tokens' log-probabilities.
+type Scores = Vec<(u32, u32, u32, Vec<(u32, u32)>)>;
+
+/// A request whose prompt is scored.
+fn scored(request: GenerationRequest) -> GenerationRequest {
+    let sampling = SamplingParams {
+        prompt_logprobs: Some(2),
+        ..request.sampling
+    };
+    GenerationRequest {
+        sampling,
+        ..request
+    }
+}
+
+/// Reads the scores of a prompt and the answer after it.
+async fn scores((mut stream, new_tokens): (EventStream, u32)) -> (Scores, Answer) {
+    stream.accepted().await.unwrap();
+    let (mut scores, mut answer) = (Scores::new(), Answer::new());
+    let bits = |top: &[(u32, f32)]| top.iter().map(|(token, l)| (*token, l.to_bits())).collect();
+    loop {
+        match stream.recv().await.expect("a terminal event comes first") {
+            StreamEvent::Scored(score) => {
+                assert!(answer.is_empty(), "scores come before the answer");
+                let (logprob, top) = (score.logprob.to_bits(), bits(&score.top));
+                scores.push((score.token, logprob, score.rank, top));
+            }
+            StreamEvent::Token(token) => {
+                answer.push((
+                    token.token,
+                    token.logprob.unwrap().to_bits(),
+                    bits(&token.top),
+                ));
+            }
+            StreamEvent::Finished { .. } => {
+                assert_eq!(answer.len(), new_tokens as usize);
+                return (scores, answer);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Scores the prompts of all requests at once.
+#[tokio::main]
+async fn scored_together(requests: &[GenerationRequest], server: &Server) -> Vec<(Scores, Answer)> {
+    let streams: Vec<_> = {
+        let _gate = server.gate.lock().unwrap();
+        let submit = |request: &GenerationRequest| server.submit(scored(request.clone()));
+        requests.iter().map(submit).collect()
+    };
+    let mut all = Vec::new();
+    for stream in streams {
+        all.push(scores(stream).await);
+    }
+    all
+}
+
 /// Requests of mixed lengths, half of them greedy. Some cross pages and an attention span of 256
 /// keys.
 fn requests() -> Vec<GenerationRequest> {
@@ -587,4 +646,59 @@ fn check_all_conditions(kv_dtype: KvDtype) {
             server.handle.reset_prefix_cache();
         }
     }
+}
+
+#[test]
+fn the_scores_of_a_prompt_do_not_depend_on_company_chunks_caches_or_preemption() {
+    let all = growing_requests();
+    let (answers, _) = alone(all.clone(), ROOMY, 1);
+    let server = start(ROOMY, 1);
+    let mut expected = Vec::new();
+    for (request, answer) in all.iter().zip(&answers) {
+        let alone = scored_together(std::slice::from_ref(request), &server);
+        let (scores, scored_answer) = &alone[0];
+        assert_eq!(scored_answer, answer, "scoring changes no answer");
+        let tokens = scores.iter().map(|(token, ..)| *token);
+        assert!(tokens.eq(request.prompt[1..].iter().copied()));
+        expected.extend(alone);
+    }
+    // The pages of all prompts are cached now.
+    assert_eq!(scored_together(&all, &server), expected);
+
+    let chunked = Limits {
+        prefill_chunk: 16,
+        step_tokens: 32,
+        ..ROOMY
+    };
+    let server = start(chunked, 1);
+    assert_eq!(scored_together(&all, &server), expected);
+    assert!(server.seen.lock().unwrap().later_chunks > 10);
+
+    let server = start(Limits { pages: 24, ..ROOMY }, 2);
+    assert_eq!(scored_together(&all, &server), expected);
+    assert!(server.counter("vllm:num_preemptions_total") > 0);
+}
+
+/// A client that scores a text finds what the model reported when it wrote it.
+#[test]
+fn the_score_of_a_token_is_the_log_probability_with_which_it_was_drawn() {
+    let request = request(2, 20, 150);
+    let (answers, _) = alone(vec![request.clone()], ROOMY, 1);
+    let written: Vec<u32> = answers[0].iter().map(|(token, ..)| *token).collect();
+    let text = GenerationRequest {
+        prompt: [request.prompt.clone(), written].concat(),
+        max_new_tokens: 1,
+        ..request.clone()
+    };
+    let server = start(ROOMY, 1);
+    let (scores, _) = scored_together(&[text], &server).remove(0);
+    let of_answer = scores[request.prompt.len() - 1..].iter();
+    let found: Vec<_> = of_answer
+        .map(|(token, logprob, ..)| (*token, *logprob))
+        .collect();
+    let drawn = answers[0].iter();
+    let drawn: Vec<_> = drawn
+        .map(|(token, logprob, _)| (*token, *logprob))
+        .collect();
+    assert_eq!(found, drawn);
 }

@@ -287,7 +287,9 @@ async fn answer(mut stream: EventStream) -> Answer {
                     has_failed: true,
                 };
             }
+            StreamEvent::Scored(_) | StreamEvent::Embedding(_) => panic!("it asks for tokens"),
             StreamEvent::Refused(error) => panic!("{error:?}"),
+            StreamEvent::DeadEnd(why) => panic!("{why}"),
         }
     }
 }

@@ -117,6 +117,45 @@ fn a_packed_checkpoint_of_hugging_face_is_described() {
 }
 
 #[test]
+fn a_model_without_a_head_is_said_to_compute_embeddings() {
+    assert_eq!(
+        report(&fixture("bitnet-packed"), SERVED)["computes"],
+        "text"
+    );
+    for path in [
+        "embedding-qwen3",
+        "embedding-qwen3/embedding-qwen3-i2_s.gguf",
+        "embedding-gemma3",
+        "embedding-gemma3/embedding-gemma3-iq2_bn.gguf",
+    ] {
+        let report = report(&fixture(path), SERVED);
+        assert_eq!(report["computes"], "embeddings", "{path}");
+        assert_eq!(report["pooling"], "last token", "{path}");
+        assert_eq!(report["unknown_tensors"], json!([]), "{path}");
+        assert_eq!(report["refusals"], json!([]), "{path}");
+        let warns = report["warnings"]
+            .to_string()
+            .contains("a window of 96 tokens");
+        assert_eq!(
+            warns,
+            path.contains("gemma3"),
+            "{path}: {}",
+            report["warnings"]
+        );
+    }
+    let gguf = report(
+        &fixture("embedding-qwen3/embedding-qwen3-i2_s.gguf"),
+        SERVED,
+    );
+    let query = kind(&gguf, "blk.*.attn_q.weight");
+    assert_eq!(query["layout"], "I2_S (x86)");
+    assert_eq!(query["told_by"], "writer");
+    let text = inspect(&fixture("embedding-qwen3"), &[]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("embeddings, pooling: last token"), "{text}");
+}
+
+#[test]
 fn each_container_of_one_model_has_the_same_sizes_and_codes() {
     let expected = report(&fixture("bitnet-blocks"), SERVED);
     let gguf = report(&fixture("bitnet-blocks/bitnet-blocks-q2_0.gguf"), SERVED);

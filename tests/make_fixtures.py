@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the reference data that `tests/golden.rs` compares Sterna with.
+"""Makes the reference data that `tests/golden/` compares Sterna with.
 
     pip install torch transformers accelerate safetensors tokenizers jinja2
     python tests/make_fixtures.py tests/fixtures                          # the committed fixtures
     python tests/make_fixtures.py --demo src/demo tests/fixtures/demo     # the embedded demo model
-    python tests/make_fixtures.py --random 6 --seed 7 DIR                 # further layouts, then:
-    STERNA_FIXTURES=DIR cargo test --test golden
+    python tests/make_fixtures.py --random 6 --seed 7 DIR                 # further layouts, or
+    python tests/make_fixtures.py --grouped src/demo DIR                  # the demo in groups
+    STERNA_FIXTURES=DIR cargo test --test golden -- --nocapture
 
 For each layout this writes a small random checkpoint in Hugging Face form, loads it with
 `transformers`, and stores beside it what the reference computes:
@@ -28,6 +29,18 @@ logits are mildly chaotic, and no fixed tolerance fits. The reference therefore 
 whole and cached (prompt at once, then token by token), each with eager and sdpa attention, and once
 with K and V rounded to f16, as Sterna stores them. `spread_worst` and `spread_mean` are the largest
 and the mean absolute difference in log-probability between the last run and the other four.
+
+Groups. A model with a scale for each group of columns was trained with float activations. So
+`prompt.P.float` are the logits without any rounding of activations, and `float_distances` says how
+far the reference is from them with activations in groups of 32, as in llama.cpp, and in the groups
+of the weights: the mean absolute difference in log-probability. `--grouped` gives the trained demo
+random scales within 10 % of its own for each group of 64, 128 and 256 columns.
+
+Embeddings. A layout without an output head has no continuations. `prompt.P.embedding` and
+`prompt.P.mean` are the embeddings of the prompt with last-token and mean pooling, of length 1, and
+the spread is that of their values. `transformers` does not know BitNet-embedding; a hook does what
+its linears do: they norm the input, round it to int8 with a scale for each token, and have weights
+that are rounded by their mean magnitude.
 
 Layers. The stored states are those of the run with rounded K and V. The last bits of a value decide
 to which of two int8 steps it is rounded. In models as small as these, that changes the whole output
@@ -64,7 +77,13 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
@@ -74,7 +93,7 @@ CONTINUATION_TOKENS = 24
 EMBEDDING_STD = 0.1
 LOGITS_STD = 4.0
 LAYER_TOKENS = 18  # Past one page of the cache.
-LAYER_TOLERANCE = 1e-3  # Relative to the root mean square of a layer's output; as in golden.rs.
+LAYER_TOLERANCE = 1e-3  # Relative to the root mean square of a layer's output; as in tests/golden.
 LAST_BITS = 2.0**-22  # The relative error of a float32 sum of hundreds in another order.
 LOGITS_ROWS = 6  # Per prompt: after the prompt and after each of the first five tokens.
 
@@ -91,8 +110,15 @@ class Layout:
     architecture: str = "bitnet"  # or "llama", "qwen3"
     # Columns that share a scale, in every matrix. The file has floats that are ternary already.
     group: int | None = None
+    # A norm on the input of every linear of the layers, as in BitNet-embedding. The file has
+    # masters.
+    input_norms: bool = False
+    head: bool = True  # False: no output head, and no prefix `model.` in the names
+    window: int | None = None  # of the layers of Gemma that attend to near tokens
+    query_scalar: int | None = None  # of Gemma: attention multiplies by its inverse root
     rope_scaling: dict = field(default_factory=dict)
     lrc_rank: int | None = None  # of the low-rank correction of every linear of the layers
+    gguf: str | None = None  # also write it as GGUF, in this layout of `tests/gguf/write.py`
     packed: bool = True  # packed U8 codes and a scale, or float masters quantised online
     linear_class: str | None = "autobitlinear"  # None: the key is absent, which means "bitlinear"
     dtype: str = "bfloat16"  # of every float tensor in the file
@@ -319,15 +345,109 @@ LAYOUTS = [
         prompt_lengths=(1, 7, 19, 40),
     ),
     Layout(
+        "embedding-qwen3",
+        16,
+        architecture="qwen3",
+        input_norms=True,
+        head=False,
+        hidden=128,
+        intermediate=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        vocab=321,
+        rope_theta=1000000.0,
+        rms_norm_eps=1e-6,
+        tokenizer="qwen",
+        template="llama3",
+        own_stops=False,
+        prompt_lengths=(1, 7, 19, 40, 300),
+    ),
+    Layout(
+        "embedding-gemma3",
+        17,
+        architecture="gemma3_text",
+        input_norms=True,
+        head=False,
+        hidden=64,
+        intermediate=128,
+        layers=6,  # The last one attends to all tokens.
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        vocab=470,
+        window=96,
+        query_scalar=64,
+        rope_theta=1000000.0,
+        rms_norm_eps=1e-6,
+        tokenizer="gemma",
+        template="inst",
+        own_stops=False,
+        prompt_lengths=(1, 7, 19, 40, 96),
+    ),
+    Layout(
         "bitnet-blocks", 14, hidden=128, intermediate=128, layers=1, heads=4, kv_heads=2, vocab=312
     ),
 ]
 
 
+def random_qwen3_layout(seed, rng):
+    """Returns a random layout of Qwen 3: in groups, or with input norms."""
+    input_norms = rng.random() < 0.25
+    group = 128 if input_norms else rng.choice([64, 64, 128, 128, 256])
+    # Wide layers have few tokens whose outputs the reference reproduces.
+    head_dim, kv_heads, share = 1, 1, 1
+    while head_dim * kv_heads * share not in (group, 256):  # A linear reads all heads.
+        head_dim, kv_heads, share = rng.choice([32, 64, 128]), rng.choice([1, 2]), rng.randint(1, 8)
+    heads = kv_heads * share
+    yarn = {
+        "rope_type": "yarn",
+        "factor": rng.choice([2.0, 4.0]),
+        "original_max_position_embeddings": rng.choice([128, 256]),
+    }
+    return Layout(
+        f"random-{seed}",
+        seed,
+        architecture="qwen3",
+        group=None if input_norms else group,
+        input_norms=input_norms,
+        head=not input_norms or rng.random() < 0.5,
+        gguf=rng.choice(GGUF_LAYOUTS[None if input_norms else group]),
+        dtype=rng.choice(["bfloat16", "float16", "float32"]),
+        hidden=group * rng.choice([1, 2, 3] if group < 128 else [1]),
+        intermediate=group * rng.choice([1, 2, 3] if group < 128 else [1]),
+        layers=rng.choice([1, 2, 3]),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=rng.randrange(300, 700),
+        tied=input_norms or rng.random() < 0.5,
+        rope_theta=rng.choice([10000.0, 1000000.0]),
+        rope_scaling=rng.choice([{}, yarn]),
+        rms_norm_eps=1e-6,
+        tokenizer=rng.choice(["llama3", "qwen"]),
+        template="llama3",
+        template_inline=rng.random() < 0.5,
+        own_stops=rng.random() < 0.7,
+        prompt_lengths=(1, rng.randrange(2, 16), rng.randrange(17, 60), rng.randrange(250, 400)),
+    )
+
+
+# The layouts of GGUF that hold groups of these columns, or one scale for a tensor.
+GGUF_LAYOUTS = {
+    64: ["q2_0"],
+    128: ["q2_0_legacy", "pq2_0", "ptq1_0"],
+    256: ["tq2_0", "tq1_0"],
+    None: ["i2_s"],
+}
+
+
 def random_layout(seed):
     """Returns a random layout that depends on `seed` alone."""
     rng = random.Random(seed)
-    architecture = rng.choice(["bitnet", "llama"])
+    architecture = rng.choice(["bitnet", "llama", "qwen3", "qwen3"])
+    if architecture == "qwen3":
+        return random_qwen3_layout(seed, rng)
     packed = rng.random() < 0.65
     head_dim = rng.choice([32, 32, 64, 64, 128])
     kv_heads = rng.choice([1, 1, 2, 3])
@@ -397,6 +517,9 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+QWEN_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def train(tokenizer, trainer):
@@ -472,6 +595,41 @@ def gpt2_tokenizer(vocab):
     return tokenizer, {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
 
 
+def qwen_tokenizer(vocab):
+    """Byte-level BPE, as in Qwen 3 embedding models. The post-processor adds the last token."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(QWEN_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    train(
+        tokenizer,
+        trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=special,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    end = tokenizer.token_to_id("<|endoftext|>")
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single="$A <|endoftext|>",
+                pair="$A <|endoftext|> $B:1 <|endoftext|>:1",
+                special_tokens=[("<|endoftext|>", end)],
+            ),
+        ]
+    )
+    return tokenizer, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+
+
 def sentencepiece_tokenizer(vocab):
     """BPE over characters, as in Llama 2: spaces become `▁`, unknown characters become bytes."""
     special = ["<unk>", "<s>", "</s>"]
@@ -510,9 +668,45 @@ def sentencepiece_tokenizer(vocab):
     return tokenizer, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+def gemma_tokenizer(vocab):
+    """BPE over characters, as in Gemma: spaces become `▁`. Texts have a first and a last token."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    octets = [f"<0x{octet:02X}>" for octet in range(256)]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    train(
+        tokenizer,
+        trainers.BpeTrainer(
+            vocab_size=vocab, special_tokens=special + octets, show_progress=False
+        ),
+    )
+    # In a real checkpoint the byte tokens are ordinary tokens, not special ones.
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [
+        token for token in state["added_tokens"] if token["content"] in special
+    ]
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>",
+        pair="<bos> $A <eos> <bos>:1 $B:1 <eos>:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<bos>", "<eos>")],
+    )
+    return tokenizer, {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }
+
+
 TOKENIZERS = {
+    "gemma": gemma_tokenizer,
     "llama3": llama3_tokenizer,
     "gpt2": gpt2_tokenizer,
+    "qwen": qwen_tokenizer,
     "sentencepiece": sentencepiece_tokenizer,
 }
 
@@ -598,11 +792,9 @@ CHATS = [
 
 def write_config(layout, tokenizer, directory):
     """Writes config.json as the layout's version of `transformers` does."""
-    architectures = {
-        "bitnet": "BitNetForCausalLM",
-        "llama": "LlamaForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-    }
+    architectures = {"bitnet": "BitNet", "llama": "Llama", "qwen3": "Qwen3"}
+    architectures["gemma3_text"] = "Gemma3" if layout.head else "Gemma3Text"
+    kind = "ForCausalLM" if layout.head else "Model"
     quantization = {"quant_method": "bitnet"}
     if layout.linear_class is not None:
         quantization["linear_class"] = layout.linear_class
@@ -610,7 +802,7 @@ def write_config(layout, tokenizer, directory):
     if layout.use_rms_norm:
         quantization["use_rms_norm"] = True
     config = {
-        "architectures": [architectures[layout.architecture]],
+        "architectures": [architectures[layout.architecture] + kind],
         "hidden_act": "relu2" if layout.architecture == "bitnet" else "silu",
         "hidden_size": layout.hidden,
         "intermediate_size": layout.intermediate,
@@ -622,8 +814,13 @@ def write_config(layout, tokenizer, directory):
         "vocab_size": layout.vocab,
         "quantization_config": quantization | layout.quantization_keys,
     }
-    if layout.group is not None:
+    if layout.group is not None or layout.input_norms:
         del config["quantization_config"]
+    if layout.architecture == "gemma3_text":
+        config["hidden_activation"] = "gelu_pytorch_tanh"
+        del config["hidden_act"]
+        config["sliding_window"] = layout.window
+        config["query_pre_attn_scalar"] = layout.query_scalar
     if layout.head_dim is not None:
         config["head_dim"] = layout.head_dim
     if layout.own_stops:
@@ -635,6 +832,9 @@ def write_config(layout, tokenizer, directory):
         config["tie_word_embeddings"] = layout.tied
     if layout.config_style == "transformers5":
         rope = {"rope_theta": layout.rope_theta, "rope_type": "default"} | layout.rope_scaling
+        if layout.architecture == "gemma3_text":
+            local = {"rope_theta": 10000.0, "rope_type": "default"}
+            rope = {"full_attention": rope, "sliding_attention": local}
         written = AutoConfig.for_model(
             layout.architecture, **config, dtype=layout.dtype, rope_parameters=rope
         )
@@ -673,6 +873,10 @@ def random_tensors(layout):
     def norm(size):
         return 1.0 + normal(size, std=0.2)
 
+    def stored_norm(size):
+        """Returns the weights of a norm as the file has them: Gemma subtracts 1."""
+        return norm(size) - (1.0 if layout.architecture == "gemma3_text" else 0.0)
+
     head_dim = layout.head_dim or layout.hidden // layout.heads
     hidden, inner = layout.hidden, layout.intermediate
     queries, keys = layout.heads * head_dim, layout.kv_heads * head_dim
@@ -690,11 +894,14 @@ def random_tensors(layout):
     masters = {}
     for index in range(layout.layers):
         layer = f"model.layers.{index}"
-        tensors[f"{layer}.input_layernorm.weight"] = norm(hidden)
-        tensors[f"{layer}.post_attention_layernorm.weight"] = norm(hidden)
-        if layout.architecture == "qwen3":
-            tensors[f"{layer}.self_attn.q_norm.weight"] = norm(head_dim)
-            tensors[f"{layer}.self_attn.k_norm.weight"] = norm(head_dim)
+        tensors[f"{layer}.input_layernorm.weight"] = stored_norm(hidden)
+        tensors[f"{layer}.post_attention_layernorm.weight"] = stored_norm(hidden)
+        if layout.architecture == "gemma3_text":
+            tensors[f"{layer}.pre_feedforward_layernorm.weight"] = stored_norm(hidden)
+            tensors[f"{layer}.post_feedforward_layernorm.weight"] = stored_norm(hidden)
+        if layout.architecture in ("qwen3", "gemma3_text"):
+            tensors[f"{layer}.self_attn.q_norm.weight"] = stored_norm(head_dim)
+            tensors[f"{layer}.self_attn.k_norm.weight"] = stored_norm(head_dim)
         if layout.architecture == "bitnet":
             tensors[f"{layer}.self_attn.attn_sub_norm.weight"] = norm(hidden)
             tensors[f"{layer}.mlp.ffn_sub_norm.weight"] = norm(inner)
@@ -702,6 +909,8 @@ def random_tensors(layout):
             masters[f"{layer}.{name}"] = normal(rows, columns, std=1.5 * columns**-0.5)
             if layout.use_rms_norm:
                 tensors[f"{layer}.{name}.rms_norm.weight"] = norm(columns)
+            if layout.input_norms:
+                tensors[f"{layer}.{name}.norm.weight"] = norm(columns)
             if layout.lrc_rank is not None:
                 # About a third of the size of the product.
                 std = (0.25 / (columns * layout.lrc_rank)) ** 0.25
@@ -709,7 +918,7 @@ def random_tensors(layout):
                 tensors[f"{layer}.{name}.lrc_V"] = normal(columns, layout.lrc_rank, std=std)
     # The last norm gives the logits a spread that is neither flat nor certain.
     tensors["model.norm.weight"] = norm(hidden) * LOGITS_STD * hidden**-0.5 / EMBEDDING_STD
-    if not layout.tied:
+    if not layout.tied and layout.head:
         masters["lm_head"] = normal(layout.vocab, hidden, std=EMBEDDING_STD)
     return tensors, masters
 
@@ -722,13 +931,15 @@ def checkpoint_tensors(layout):
         masters["model.embed_tokens"] = tensors.pop("model.embed_tokens.weight")
         for name, master in masters.items():
             groups = master.reshape(-1, layout.group)
-            mean = groups.abs().mean(-1, keepdim=True).to(dtype).float()
+            # Scales are exact in half precision.
+            precision = torch.float16 if dtype == torch.float32 else dtype
+            mean = groups.abs().mean(-1, keepdim=True).to(precision).float()
             ternary = (groups / mean).round().clamp(-1, 1) * mean
             tensors[f"{name}.weight"] = ternary.reshape(master.shape)
         return {name: tensor.to(dtype) for name, tensor in tensors.items()}
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     for name, master in masters.items():
-        if not layout.packed or layout.is_float(name):
+        if not layout.packed or layout.input_norms or layout.is_float(name):
             tensors[f"{name}.weight"] = master.to(dtype)
             continue
         mean = master.abs().mean().clamp(min=1e-5)
@@ -781,7 +992,10 @@ def write_checkpoint(layout, directory):
             "transformers_version": transformers.__version__,
         },
     )
-    save_tensors(checkpoint_tensors(layout), directory, layout.shards)
+    tensors = checkpoint_tensors(layout)
+    if not layout.head:
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_tensors(tensors, directory, layout.shards)
 
 
 # ---- Running the reference ----------------------------------------------------------------------
@@ -811,12 +1025,37 @@ def by_groups(inputs, group):
     return ((groups * scale).round().clamp(-128, 127) / scale).flatten(-2)
 
 
+def as_bit_linear(module, norm, eps):
+    """Makes a linear compute as those of BitNet-embedding do."""
+    scale = module.weight.abs().mean().clamp(min=1e-5)
+    module.weight.copy_((module.weight / scale).round().clamp(-1, 1) * scale)
+
+    def hook(_, inputs):
+        (x,) = inputs
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm
+        scale = 127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+        return ((x * scale).round().clamp(-128, 127) / scale,)
+
+    module.register_forward_pre_hook(hook)
+
+
+def in_groups(codes, scales):
+    """Multiplies -1, 0 and 1 by a scale for each group of columns."""
+    groups = codes.reshape(*scales.shape, -1)
+    return (groups * scales[..., None]).reshape(codes.shape)
+
+
 class Reference:
     """A checkpoint that `transformers` runs in float32 on the CPU."""
 
-    def __init__(self, directory, group=None):
-        """With `group`, linears quantise their inputs to int8 in groups of so many columns."""
-        self.model, report = AutoModelForCausalLM.from_pretrained(
+    def __init__(self, directory, group=None, scales=None):
+        """With `group`, linears quantise their inputs to int8 in groups of so many columns.
+
+        With `scales`, ternary linears compute as floats, with these scales of groups.
+        """
+        config = json.loads((directory / "config.json").read_text())
+        self.has_head = config["architectures"][0].endswith("ForCausalLM")
+        self.model, report = (AutoModelForCausalLM if self.has_head else AutoModel).from_pretrained(
             directory,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -824,16 +1063,27 @@ class Reference:
             local_files_only=True,
         )
         corrections = {key for key in report["unexpected_keys"] if ".lrc_" in key}
-        report["unexpected_keys"] = set(report["unexpected_keys"]) - corrections
+        norms = {key for key in report["unexpected_keys"] if key.endswith("_proj.norm.weight")}
+        report["unexpected_keys"] = set(report["unexpected_keys"]) - corrections - norms
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             assert not report[problem], f"{directory}: {problem}: {report[problem]}"
         # Loading a quantised checkpoint keeps norms and embeddings in the format of the file.
         torch.nn.Module.float(self.model).eval()
+        for name, module in self.model.named_modules():
+            if scales is not None and name in scales:
+                weight = in_groups(module.weight, scales[name])
+                module.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)
         if group is not None:
-            for module in self.linears():
+            for module in self.linears() if scales is None else self.bit_linears():
                 module.register_forward_pre_hook(lambda _, inputs: (by_groups(inputs[0], group),))
         if corrections:
             self.add_corrections(load_file(directory / "model.safetensors"))
+        if norms:
+            tensors = load_file(directory / "model.safetensors")
+            modules = dict(self.model.named_modules())
+            for name in norms:
+                module = modules[name.removesuffix(".norm.weight")]
+                as_bit_linear(module, tensors[name].float(), config["rms_norm_eps"])
         self.tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
     def add_corrections(self, tensors):
@@ -851,22 +1101,32 @@ class Reference:
         kinds = (BitLinear, AutoBitLinear, torch.nn.Linear)
         return [module for module in self.model.modules() if isinstance(module, kinds)]
 
+    def bit_linears(self):
+        return [module for module in self.linears() if type(module) is not torch.nn.Linear]
+
+    def rows(self, output):
+        """Returns the logits of a pass, or the last hidden states of a model without a head."""
+        return (output.logits if self.has_head else output.last_hidden_state)[0]
+
     def whole(self, tokens, attention):
-        """Returns the logits [tokens, vocab] of one pass over all tokens."""
+        """Returns the rows [tokens, vocab] of one pass over all tokens."""
         self.model.set_attn_implementation(attention)
-        return self.model(torch.tensor([tokens]), use_cache=False).logits[0]
+        return self.rows(self.model(torch.tensor([tokens]), use_cache=False))
 
     def cached(self, tokens, prompt_tokens, attention):
-        """Returns the same logits with `prompt_tokens` at once and the rest one by one, cached."""
+        """Returns the same rows with `prompt_tokens` at once and the rest one by one, cached."""
         self.model.set_attn_implementation(attention)
         output = self.model(torch.tensor([tokens[:prompt_tokens]]), use_cache=True)
-        rows = [output.logits[0]]
+        rows = [self.rows(output)]
         for token in tokens[prompt_tokens:]:
             output = self.model(
                 torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True
             )
-            rows.append(output.logits[0])
+            rows.append(self.rows(output))
         return torch.cat(rows)
+
+    def decoder_layers(self):
+        return (self.model.model if self.has_head else self.model).layers
 
     def continuation(self, prompt):
         """Returns greedy tokens after `prompt`, and each one's margin over the second best.
@@ -897,7 +1157,7 @@ class Reference:
 
         hooks = [
             layer.register_forward_hook(record, with_kwargs=True)
-            for layer in self.model.model.layers
+            for layer in self.decoder_layers()
         ]
         self.whole(tokens, "f16_cache")
         for hook in hooks:
@@ -925,6 +1185,25 @@ def unstable_tokens(layer, args, kwargs, output):
     return (worst > limit).nonzero().flatten().tolist()
 
 
+def distances_to_float(directory, group, scales, prompts, tensors):
+    """Adds the logits without rounded activations, and returns the distances of those with."""
+    differences = {32: [], group: []}
+    references = {size: Reference(directory, size, scales) for size in (None, 32, group)}
+    for index, entry in enumerate(prompts):
+        prompt = entry["prompt"]
+        tokens = prompt + entry["continuation"][: LOGITS_ROWS - 1]
+        runs = {
+            size: reference.whole(tokens, "eager")[len(prompt) - 1 :]
+            for size, reference in references.items()
+        }
+        exact = runs.pop(None)
+        tensors[f"prompt.{index}.float"] = exact.contiguous()
+        for size, run in runs.items():
+            difference = (run.log_softmax(-1) - exact.log_softmax(-1)).abs()
+            differences[size].append(difference.flatten())
+    return {str(size): torch.cat(parts).mean().item() for size, parts in differences.items()}
+
+
 def compare_runs(reference, prompt, continuation):
     """Returns the logits to store, and how the run with an f16 cache differs from the others."""
     tokens = prompt + continuation[: LOGITS_ROWS - 1]
@@ -936,6 +1215,20 @@ def compare_runs(reference, prompt, continuation):
     rounded = reference.whole(tokens, "f16_cache")[rows].log_softmax(-1)
     differences = [(run.log_softmax(-1) - rounded).abs() for run in runs]
     return runs[0], torch.stack(differences)
+
+
+def compare_embeddings(reference, prompt):
+    """Returns both embeddings of a prompt, and how the run with an f16 cache differs."""
+    half = max(1, len(prompt) // 2)
+    runs = [reference.whole(prompt, attention) for attention in ("eager", "sdpa")]
+    runs += [reference.cached(prompt, half, attention) for attention in ("eager", "sdpa")]
+    rounded = pooled(reference.whole(prompt, "f16_cache"))
+    return pooled(runs[0]), torch.stack([(pooled(run) - rounded).abs() for run in runs])
+
+
+def pooled(states):
+    """Returns the last state and the mean of all, with length 1."""
+    return torch.nn.functional.normalize(torch.stack([states[-1], states.mean(0)]), dim=-1)
 
 
 def random_prompts(tokenizer, vocab, lengths, seed):
@@ -950,6 +1243,13 @@ def expected_of(reference, directory, prompts):
     """Returns everything that is stored, as (JSON value, tensors)."""
     entries, tensors, differences = [], {}, []
     for index, prompt in enumerate(prompts):
+        if not reference.has_head:
+            embeddings, difference = compare_embeddings(reference, prompt)
+            tensors[f"prompt.{index}.embedding"] = embeddings[0].contiguous()
+            tensors[f"prompt.{index}.mean"] = embeddings[1].contiguous()
+            differences.append(difference.flatten())
+            entries.append({"prompt": prompt, "continuation": [], "margins": []})
+            continue
         tokens, margins = reference.continuation(prompt)
         logits, difference = compare_runs(reference, prompt, tokens)
         tensors[f"prompt.{index}.logits"] = logits.contiguous()
@@ -1009,7 +1309,7 @@ def stop_tokens(directory, tokenizer, vocab):
 def weights_crc32(directory):
     """Returns the CRC-32 of the weight files in the order of their names."""
     crc = 0
-    for file in sorted(directory.glob("model*.safetensors")):
+    for file in sorted([*directory.glob("model*.safetensors"), *directory.glob("model*.gguf")]):
         crc = zlib.crc32(file.read_bytes(), crc)
     return crc
 
@@ -1021,10 +1321,16 @@ def write_json(path, value):
     )
 
 
-def write_expected(checkpoint, directory, prompts_of, group=None):
+def write_expected(checkpoint, directory, prompts_of, group=None, scales=None):
     with torch.no_grad():
-        reference = Reference(checkpoint, group)
+        reference = Reference(checkpoint, group, scales)
         value, tensors = expected_of(reference, checkpoint, prompts_of(reference))
+        if scales is not None:
+            value["weights_crc32"] = weights_crc32(directory)
+        if group is not None:
+            distances = distances_to_float(checkpoint, group, scales, value["prompts"], tensors)
+            value["float_distances"] = distances
+            print(f"{directory}: distances to plain float {distances}")
     directory.mkdir(parents=True, exist_ok=True)
     # One prompt, text or chat per line keeps diffs readable and the file small.
     lines = [f"{json.dumps(key)}: {compact(item)}" for key, item in value.items()]
@@ -1033,6 +1339,7 @@ def write_expected(checkpoint, directory, prompts_of, group=None):
     margins = sorted(margin for entry in value["prompts"] for margin in entry["margins"])
     unstable = sum(map(len, value["layer_unstable_tokens"]))
     exceeding = sum(margin > value["spread_worst"] for margin in margins)
+    margins = margins or [0]
     print(
         f"{directory}: spread worst {value['spread_worst']:.2e} mean {value['spread_mean']:.2e},"
         f" margin median {margins[len(margins) // 2]:.2f}, {exceeding}/{len(margins)} margins"
@@ -1048,6 +1355,35 @@ def compact(item):
     return json.dumps(item, ensure_ascii=False)
 
 
+def make_grouped_demo(demo, group, root):
+    """Writes the demo as GGUF with scales of groups near its own, and its expected results."""
+    writer = gguf_writer()
+    directory = root / f"demo-group{group}"
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in demo.glob("*.json"):
+        shutil.copy(file, directory)
+    generator = torch.Generator().manual_seed(group)
+    kind, pack = writer.ALL_LAYOUTS[{64: "q2_0", 128: "pq2_0", 256: "tq2_0"}[group]]
+    weights = load_file(demo / "model.safetensors")
+    tensors, scales = [], {}
+    for name, tensor in weights.items():
+        gguf_name = writer.gguf_name(name, "bitnet-b1.58")
+        if tensor.dtype == torch.uint8:
+            codes = writer.unpack(tensor.numpy())
+            jitter = torch.rand(len(codes), codes.shape[1] // group, generator=generator)
+            scale = weights[name + "_scale"].float() * (0.9 + 0.2 * jitter)
+            scales[name.removesuffix(".weight")] = scale.half().float()
+            data = pack(codes, scale.half().float().numpy().reshape(-1))
+            tensors.append((gguf_name, codes.shape, kind, data))
+        elif not name.endswith("weight_scale"):
+            number, tensor = (0, tensor.float()) if tensor.dim() == 1 else (30, tensor)
+            data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+            tensors.append((gguf_name, tuple(tensor.shape), number, data))
+    _, metadata = writer.metadata_of(demo, "bitnet-b1.58")
+    writer.write_file(directory / "model.gguf", metadata, tensors)
+    write_expected(demo, directory, demo_prompts, group, scales)
+
+
 def make_layout(layout, root):
     directory = root / layout.name
     write_checkpoint(layout, directory)
@@ -1059,6 +1395,17 @@ def make_layout(layout, root):
         ),
         layout.group,
     )
+    if layout.gguf is not None:
+        path = directory / f"{layout.name}-{layout.gguf}.gguf"
+        gguf_writer().write_checkpoint(directory, path, layout.gguf, layout.architecture)
+
+
+def gguf_writer():
+    """Returns the module that writes GGUF files."""
+    sys.path.insert(0, str(Path(__file__).parent / "gguf"))
+    import write
+
+    return write
 
 
 DEMO_CHATS = [CHATS[1], CHATS[2], chat("Who are you?")]
@@ -1090,6 +1437,9 @@ def main():
     parser.add_argument(
         "--demo", type=Path, metavar="CHECKPOINT", help="store what this checkpoint computes"
     )
+    parser.add_argument(
+        "--grouped", type=Path, metavar="CHECKPOINT", help="give this packed checkpoint groups"
+    )
     parser.add_argument("--random", type=int, metavar="N", help="make N layouts drawn at random")
     parser.add_argument("--seed", type=int, default=1, help="of the first random layout")
     parser.add_argument("--only", help="make only the committed fixture of this name")
@@ -1098,6 +1448,10 @@ def main():
     transformers.logging.set_verbosity_error()
     if arguments.demo:
         write_expected(arguments.demo, arguments.directory, demo_prompts)
+        return
+    if arguments.grouped:
+        for group in (64, 128, 256):
+            make_grouped_demo(arguments.grouped, group, arguments.directory)
         return
     if arguments.random:
         layouts = [

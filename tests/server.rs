@@ -60,9 +60,14 @@ struct Server {
 
 impl Server {
     async fn start(flags: &[&str]) -> Server {
+        Server::with_environment(flags, &[]).await
+    }
+
+    async fn with_environment(flags: &[&str], environment: &[(&str, &str)]) -> Server {
         let mut process = Command::new(env!("CARGO_BIN_EXE_sterna"))
             .args(["--port", "0"])
             .args(flags)
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -436,6 +441,93 @@ async fn a_server_on_localhost_answers_to_its_names_only() {
     assert_eq!(server.terminate().code(), Some(0));
 }
 
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+/// The embeddings are those of the reference, within what rounding allows.
+#[tokio::test]
+async fn a_checkpoint_without_a_head_serves_embeddings() {
+    for name in ["embedding-qwen3", "embedding-gemma3"] {
+        let folder = fixture(name);
+        let expected = fs::read(folder.join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        let prompts = expected["prompts"].as_array().unwrap().iter();
+        let prompts: Vec<&Value> = prompts.map(|prompt| &prompt["prompt"]).collect();
+        let server = Server::start(&["--model", folder.to_str().unwrap(), "--threads", "1"]).await;
+        let ask = async |path: &str, body: Value| {
+            let url = format!("{}{path}", server.address);
+            let response = server.client.post(url).json(&body).send().await.unwrap();
+            (
+                response.status().as_u16(),
+                response.json::<Value>().await.unwrap(),
+            )
+        };
+        let (status, all) = ask("/v1/embeddings", json!({"input": prompts})).await;
+        assert_eq!(status, 200, "{all}");
+        let tensors = fs::read(folder.join("expected.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&tensors).unwrap();
+        for (index, prompt) in prompts.iter().enumerate() {
+            let (_, alone) = ask("/v1/embeddings", json!({"input": prompt})).await;
+            let got = &all["data"][index]["embedding"];
+            assert_eq!(*got, alone["data"][0]["embedding"], "alone = together");
+            let wanted = tensors
+                .tensor(&format!("prompt.{index}.embedding"))
+                .unwrap();
+            let wanted = wanted.data().chunks_exact(4);
+            let wanted = wanted.map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+            let got = got
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|value| value.as_f64().unwrap());
+            let cosine: f64 = got
+                .zip(wanted)
+                .map(|(got, wanted)| got * f64::from(wanted))
+                .sum();
+            assert!(cosine > 0.999, "{name} {index}: {cosine}");
+        }
+        let (status, refused) = ask("/v1/completions", json!({"prompt": "a"})).await;
+        assert_eq!(status, 400);
+        assert_eq!(
+            refused["error"]["code"], "unsupported_parameter",
+            "{refused}"
+        );
+        assert!(server.terminate().success());
+    }
+}
+
+#[test]
+fn a_checkpoint_without_stop_tokens_starts_with_a_warning() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-without-stops");
+    drop(fs::remove_dir_all(&folder)); // An earlier run that failed left it.
+    fs::create_dir_all(&folder).unwrap();
+    for entry in fs::read_dir(fixture("bitnet-packed")).unwrap() {
+        let path = entry.unwrap().path();
+        let mut content = fs::read(&path).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name.ends_with("config.json") {
+            let mut json: Value = serde_json::from_slice(&content).unwrap();
+            let fields = json.as_object_mut().unwrap();
+            fields.shift_remove("eos_token_id");
+            fields.shift_remove("eos_token");
+            content = json.to_string().into_bytes();
+        }
+        fs::write(folder.join(name), content).unwrap();
+    }
+    let mut program = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    let program = program.args(["--port", "0", "--model"]).arg(&folder);
+    let mut process = program.stderr(Stdio::piped()).spawn().unwrap();
+    let log = BufReader::new(process.stderr.take().unwrap()).lines();
+    let mut log = log.map_while(Result::ok);
+    let warning = log.find(|line| line.contains("names no stop token"));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(warning.is_some_and(|line| line.contains("WARN")));
+}
+
 #[test]
 fn unusable_flags_are_named_and_exit_with_2() {
     let directory = std::env::temp_dir().join(format!("sterna-nothing-{}", std::process::id()));
@@ -458,12 +550,62 @@ fn unusable_flags_are_named_and_exit_with_2() {
         ),
         (vec!["--allowed-origin", "example.com"], "`example.com`"),
         (vec!["--isa", "neon"], "--isa"),
+        (
+            vec!["--model", "some-owner/some-model"],
+            "hf download some-owner/some-model --local-dir some-model",
+        ),
+        (vec!["some-owner/some-model"], "sterna some-model"),
+        (vec!["./some-owner/some-model"], "No such file"),
+        (vec!["--config", missing], missing),
     ] {
         let output = run(&[&["--port", "0"], flags.as_slice()].concat());
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{flags:?}: {message}");
         assert!(message.contains(named), "{flags:?}: {message}");
     }
+}
+
+/// The order is: command line, environment, file, default.
+#[tokio::test]
+async fn settings_come_from_the_environment_and_from_a_file() {
+    let file = std::env::temp_dir().join(format!("sterna-settings-{}.toml", std::process::id()));
+    let settings = "served-model-name = \"from-the-file\"\nmax-model-len = 64\nmax-running = 3\n\
+                    cors-origin = [\"https://example.com\"]\n";
+    fs::write(&file, settings).unwrap();
+    let environment = [
+        ("STERNA_CONFIG", file.to_str().unwrap()),
+        ("STERNA_SERVED_MODEL_NAME", "first,second"),
+        ("STERNA_MAX_MODEL_LEN", "96"),
+        ("STERNA_METRICS_OPEN", "yes"),
+    ];
+    let server = Server::with_environment(&["--max-model-len", "80"], &environment).await;
+    let get = async |path: &str| {
+        let request = server.client.get(format!("{}{path}", server.address));
+        let request = request.header("origin", "https://example.com");
+        request.send().await.unwrap()
+    };
+    let models = get("/v1/models").await;
+    let allowed = models.headers()["access-control-allow-origin"].clone();
+    assert_eq!(allowed, "https://example.com");
+    let models: Value = models.json().await.unwrap();
+    assert_eq!(models["data"][0]["id"], "first");
+    assert_eq!(models["data"][0]["max_model_len"], 80);
+    let metrics = get("/metrics").await.text().await.unwrap();
+    let limit = metrics.lines().find(|line| line.contains("max_running"));
+    assert!(limit.is_none_or(|line| line.ends_with(" 3")), "{limit:?}");
+    assert!(server.terminate().success());
+    fs::remove_file(&file).unwrap();
+
+    let wrong = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .env("STERNA_PORT", "x")
+        .output();
+    let wrong = wrong.unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    let message = String::from_utf8_lossy(&wrong.stderr);
+    assert!(
+        message.contains("--port") && message.contains("'x'"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

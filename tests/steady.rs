@@ -12,14 +12,18 @@
 
 use std::alloc::System;
 use std::path::Path;
+use std::sync::Arc;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use sterna::constraint::{Grammar, GrammarSource, Grammars};
 use sterna::engine::{
     Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams, StepOutcome,
 };
 use sterna::model::{KvStore, LoadOptions, Model, Source, toy};
+use sterna::text::TextFiles;
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS, TokenId};
+use tokio::runtime::Builder;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -59,11 +63,25 @@ impl Forward for JobsForAll {
     }
 }
 
-/// Returns greedy and plain sampling, and each filter and penalty. None reports log-probabilities,
-/// which leave with the token.
-fn parameter_sets() -> Vec<SamplingParams> {
+/// Compiles a grammar without an end for a model with `vocabulary` tokens.
+fn grammar(vocabulary: usize) -> Grammar {
+    let files = TextFiles {
+        tokenizer: include_bytes!("fixtures/bitnet-packed/tokenizer.json"),
+        config: None,
+        chat_template: None,
+    };
+    let (tokenizer, _) = files.load(vocabulary as u32).unwrap();
+    let grammars = Grammars::start(Arc::new(tokenizer), &[], 1).unwrap();
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let source = GrammarSource::regex("([a-z]{1,8} )*").unwrap();
+    runtime.block_on(grammars.compile(0, source)).unwrap()
+}
+
+/// Returns greedy and plain sampling, each filter and penalty, and a grammar. None reports
+/// log-probabilities, which leave with the token.
+fn parameter_sets(vocabulary: usize) -> Vec<SamplingParams> {
     let plain = SamplingParams::default();
-    let mut sets = vec![plain; 7];
+    let mut sets = vec![plain; 8];
     sets[0].temperature = 0.0;
     sets[1].temperature = 0.7;
     sets[2].top_k = 5;
@@ -72,6 +90,7 @@ fn parameter_sets() -> Vec<SamplingParams> {
     (sets[5].repetition_penalty, sets[5].top_p) = (1.2, 0.8);
     (sets[6].frequency_penalty, sets[6].top_k) = (0.3, 40);
     (sets[6].top_p, sets[6].logit_bias) = (0.7, vec![(3, 1.0)]);
+    sets[7].grammar = Some(grammar(vocabulary));
     sets
 }
 
@@ -108,7 +127,7 @@ fn check(mut model: JobsForAll, case: &str) {
     };
     let vocabulary = model.vocabulary();
     let mut direct = Direct::new(&mut model, LIMITS, policy);
-    let sets = parameter_sets();
+    let sets = parameter_sets(vocabulary);
     let sequences = sets.len();
     for (index, params) in (0..).zip(sets) {
         let token = |i: usize| ((i * 7 + 31 * index) % vocabulary) as TokenId;
@@ -122,11 +141,13 @@ fn check(mut model: JobsForAll, case: &str) {
         let all_decode = step(&mut direct, sequences);
         quiet = if all_decode { quiet + 1 } else { 0 };
     }
-    let allocations = Region::new(ALLOCATOR);
+    let mut count = 0;
     for _ in 0..STEPS {
+        direct.wait_for_masks(); // The mask thread allocates.
+        let allocations = Region::new(ALLOCATOR);
         assert!(step(&mut direct, sequences), "all sequences decode");
+        count += allocations.change().allocations;
     }
-    let count = allocations.change().allocations;
     assert_eq!(count, 0, "{case}");
 }
 

@@ -19,7 +19,9 @@ mod process;
 mod soak;
 mod syscalls;
 
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use outcome::Tally;
 
@@ -73,6 +75,27 @@ impl Findings {
     }
 }
 
+/// Ends this program if an attack takes too long, because the server or a tool hangs. Dropping it
+/// lifts the limit.
+struct TimeLimit {
+    _lifted: mpsc::Sender<()>,
+}
+
+impl TimeLimit {
+    fn start(name: &str, extent: Extent) -> TimeLimit {
+        let limit = Duration::from_secs(extent.pick(5, 60) * 60);
+        let (lifted, waits) = mpsc::channel::<()>();
+        let name = name.to_owned();
+        thread::spawn(move || {
+            if waits.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                println!("  MISSED {name} ends within {} s", limit.as_secs());
+                std::process::exit(1);
+            }
+        });
+        TimeLimit { _lifted: lifted }
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let given = |name: &str| arguments.iter().any(|argument| argument == name);
@@ -119,6 +142,7 @@ fn main() {
     {
         println!("{name}");
         let start = Instant::now();
+        let _limit = TimeLimit::start(name, extent);
         let mut findings = Findings {
             failures: 0,
             extent,

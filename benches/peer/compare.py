@@ -17,12 +17,17 @@ tokens, which the output lists.
 The program ends with an error message and exit code 1 if a request failed, if an answer has another
 length, or if the engines count the tokens of a prompt differently. It needs only Python's standard
 library.
+
+With --alone the program measures one client at a time, sends the requests itself, and leaves out
+the many clients. `sterna-loadtest` first sends a text of about 290 tokens to count its tokens. A
+server that computes 2 tokens a second needs two minutes for it.
 """
 
 import argparse
 import json
 import os
 import platform
+import random
 import signal
 import socket
 import statistics
@@ -51,10 +56,14 @@ FIGURES = [  # name, label and unit, digits, whether more is better
 
 NOTE = (
     "Each server ran alone, with the same client on the same cores, random weights and greedy "
-    "sampling. Memory includes mapped weights. llama.cpp's graph of this architecture has SiLU "
-    "where the model squares a ReLU, and its lm_head is Q6_K. Each answer has its full length. "
-    "Sterna drafts no tokens (--speculate 0)."
+    "sampling. Memory includes mapped weights. Each answer has its full length. Sterna drafts no "
+    "tokens (--speculate 0)."
 )
+OWN_FILES_NOTE = (
+    "llama.cpp's graph of this architecture has SiLU where the model squares a ReLU, and its "
+    "lm_head is Q6_K."
+)
+SAME_FILE_NOTE = "Both servers loaded the same file."
 
 
 class NoResult(Exception):
@@ -82,6 +91,7 @@ def main():
         sys.exit(1)
     report = {
         "machine": machine(args),
+        "same_file": is_same_file(args),
         "bandwidth_gb_per_s": bandwidths,
         "versions": {engine["name"]: engine["version"] for engine in engines},
         "commands": {
@@ -101,7 +111,9 @@ def parse():
     )
     flags.add_argument("--sterna", required=True, help="Sterna's server binary")
     flags.add_argument("--loadtest", required=True, help="the binary of sterna-loadtest")
-    flags.add_argument("--model", required=True, help="Sterna's checkpoint directory")
+    flags.add_argument(
+        "--model", required=True, help="Sterna's checkpoint: a directory or one of the GGUF files"
+    )
     flags.add_argument("--llama-server", required=True, help="llama.cpp's server binary")
     flags.add_argument("--llama-version", default="", help="version of llama-server, for the table")
     flags.add_argument(
@@ -112,6 +124,9 @@ def parse():
     flags.add_argument("--repetitions", type=int, default=3, help="runs of each server")
     flags.add_argument(
         "--quick", action="store_true", help="one run with few clients and tokens, as a check"
+    )
+    flags.add_argument(
+        "--alone", action="store_true", help="measure one client at a time, not many at once"
     )
     flags.add_argument("--logs", type=Path, required=True, help="folder for the servers' logs")
     flags.add_argument("--json", help="file for all figures, as JSON")
@@ -137,9 +152,10 @@ def shortened(argument):
 
 
 def sterna(args):
-    config = json.loads((Path(args.model) / "config.json").read_text(encoding="utf-8"))
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    token_bytes = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * 2
+    inspect = [args.sterna, "inspect", "--json", args.model]
+    report = subprocess.run(inspect, check=True, capture_output=True, text=True).stdout
+    model = json.loads(report)["model"]
+    token_bytes = model["layers"] * 2 * model["kv_heads"] * model["head_dim"] * 2
     mebibytes = -(-STREAMS * SEQUENCE_TOKENS * token_bytes // 2**20)
     flags = ["--threads", str(args.threads), "--kv-memory", f"{mebibytes}MiB"]
     # No draft tokens: random weights may repeat themselves, and llama-server does not draft.
@@ -170,6 +186,11 @@ def llama(args, path):
         ],
         "ready": "/health",
     }
+
+
+def is_same_file(args):
+    """Returns whether both engines load the same file."""
+    return Path(args.model).resolve() in [Path(path).resolve() for path in args.gguf]
 
 
 class Server:
@@ -238,8 +259,8 @@ def free_port():
 
 
 def get(url):
-    """Opens `url` without a proxy."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=120)
+    """Opens a URL or a request without a proxy."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=600)
 
 
 # ---------------------------------------------------------------- measurements
@@ -248,21 +269,26 @@ def get(url):
 def measure(engine, args, seed):
     """Starts one server, measures all figures and ends it."""
     with Server(engine, args) as server:
-        prefill = drive(args, server, seed, 1, args.prefill, 1)
-        alone = drive(args, server, seed + 100, 1, args.prompt, args.output)
-        crowd = drive(args, server, seed + 200, args.streams, args.prompt, args.output)
+        one = ask if args.alone else drive
+        prefill = one(args, server, seed, 1, args.prefill, 1)
+        alone = one(args, server, seed + 100, 1, args.prompt, args.output)
+        crowd = None
+        if not args.alone:
+            crowd = drive(args, server, seed + 200, args.streams, args.prompt, args.output)
         peak = server.peak_bytes()
     decoding = alone["end_to_end_seconds"]["max"] - alone["time_to_first_token_seconds"]["max"]
-    return {
+    figures = {
         "prefill": prefill["prompt_tokens"] / prefill["end_to_end_seconds"]["max"],
         "one_stream": (args.output - 1) / decoding,
-        "streams": crowd["output_tokens_per_second"],
-        "ttft_p50": crowd["time_to_first_token_seconds"]["p50"],
-        "longest_gap": crowd["inter_token_seconds"]["max"],
         "peak_memory": peak / 1e9,
         "start": server.start_seconds,
-        "prompt_tokens": [run["prompt_tokens"] for run in (prefill, alone, crowd)],
+        "prompt_tokens": [run["prompt_tokens"] for run in (prefill, alone, crowd) if run],
     }
+    if crowd:
+        figures["streams"] = crowd["output_tokens_per_second"]
+        figures["ttft_p50"] = crowd["time_to_first_token_seconds"]["p50"]
+        figures["longest_gap"] = crowd["inter_token_seconds"]["max"]
+    return figures
 
 
 def drive(args, server, seed, clients, prompt_tokens, output_tokens):
@@ -293,6 +319,40 @@ def drive(args, server, seed, clients, prompt_tokens, output_tokens):
     return report
 
 
+def ask(_, server, seed, clients, prompt_tokens, output_tokens):
+    """Sends one request of random words, and returns what `drive` reports of it."""
+    assert clients == 1, "one request"
+    choose = random.Random(seed)
+    # Three letters and a space are about two tokens of the small vocabulary of these shapes.
+    words = ("".join(choose.choices("etaoinshr", k=3)) for _ in range(prompt_tokens // 2))
+    body = {"messages": [{"role": "user", "content": " ".join(words)}], "temperature": 0}
+    body |= {"max_tokens": output_tokens, "ignore_eos": True, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
+    request = urllib.request.Request(
+        server.url + "/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    started, first, usage = time.monotonic(), None, None
+    with get(request) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[len(b"data: ") :])
+            usage = event.get("usage") or usage
+            choices = event.get("choices")
+            if choices and choices[0]["delta"].get("content") and first is None:
+                first = time.monotonic() - started
+    seconds = time.monotonic() - started
+    if not usage or usage["completion_tokens"] != output_tokens or first is None:
+        raise NoResult(f"{server.engine['name']}: not {output_tokens} tokens: {usage}")
+    return {
+        "prompt_tokens": usage["prompt_tokens"],
+        "end_to_end_seconds": {"max": seconds},
+        "time_to_first_token_seconds": {"max": first},
+    }
+
+
 def check_prompts(results):
     """Checks that all engines count the same number of tokens in the same texts."""
     counts = {name: figures[-1]["prompt_tokens"] for name, figures in results.items()}
@@ -309,7 +369,8 @@ def sample_bandwidth(args):
 
 
 def medians(repetitions):
-    return {name: statistics.median(one[name] for one in repetitions) for name, *_ in FIGURES}
+    names = [name for name, *_ in FIGURES if name in repetitions[0]]
+    return {name: statistics.median(one[name] for one in repetitions) for name in names}
 
 
 def machine(args):
@@ -338,7 +399,8 @@ def machine(args):
 
 
 def summary(figures):
-    return ", ".join(f"{name} {figures[name]:.{digits}f}" for name, _, digits, _ in FIGURES)
+    measured = [(name, digits) for name, _, digits, _ in FIGURES if name in figures]
+    return ", ".join(f"{name} {figures[name]:.{digits}f}" for name, digits in measured)
 
 
 def table(report):
@@ -354,10 +416,12 @@ def table(report):
     count = len(next(iter(report["repetitions"].values())))
     prompts = [figures["prompt_tokens"] for figures in report["repetitions"][names[0]]]
     lines.append(f"median of {count} runs (lowest and highest)")
-    lines.append(f"prompt tokens of each run (prefill, one stream, all clients): {prompts}")
+    lines.append(f"prompt tokens of each run (prefill, one stream, many clients): {prompts}")
     lines += ["", f"| {info['threads']} threads | {' | '.join(names)} |"]
     lines.append("|---" * (len(names) + 1) + "|")
     for name, label, digits, more_is_better in FIGURES:
+        if name not in report["medians"][names[0]]:
+            continue
         middles = [report["medians"][engine][name] for engine in names]
         best = (max if more_is_better else min)(middles)
         cells = []
@@ -367,7 +431,7 @@ def table(report):
             text = f"**{text}**" if middle == best else text
             cells.append(f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f})")
         lines.append(f"| {label.format(**info)} | {' | '.join(cells)} |")
-    lines += ["", NOTE]
+    lines += ["", NOTE, SAME_FILE_NOTE if report["same_file"] else OWN_FILES_NOTE]
     return "\n".join(lines)
 
 

@@ -1,39 +1,42 @@
 #!/usr/bin/env bash
 # Measures Sterna beside llama.cpp: same machine, same model shape, same client, one run.
 #
-#   benches/peer/run.sh [--env DIR] [--json FILE] [--repetitions N] [--threads N] [--quick] [--keep]
+#   benches/peer/run.sh [--shape NAME] [--env DIR] [--json FILE] [--repetitions N] [--threads N]
+#                       [--alone] [--quick] [--keep]
 #
 # The script does the following:
 #
 # 1. It installs llama-cpp-python into a temporary virtual environment, compiled for this CPU.
 # 2. It builds llama-server from the same source package. The package's own Python server is not
 #    used, because it handles one request at a time.
-# 3. It writes the shape of BitNet b1.58 2B-4T with random ternary weights: as Sterna's checkpoint,
-#    and as TQ2_0 and Q4_0 GGUF files (write_gguf.py).
+# 3. It writes a shape with random ternary weights. The shape of BitNet b1.58 2B-4T: as Sterna's
+#    checkpoint, and as TQ2_0 and Q4_0 GGUF files for llama.cpp (write_gguf.py). A shape of Bonsai:
+#    as one Q2_0 GGUF file (groups of 64), which both servers load.
 # 4. It measures prefill, one stream and 16 streams through each server (compare.py).
 # 5. It prints a Markdown table.
 #
 # Flags:
 #
+#   --shape NAME     2b-4t (the default), bonsai-1.7b or bonsai-8b
 #   --env DIR        keep environment, build and GGUF files in DIR for the next run (4 GB)
 #   --json FILE      write all figures to FILE
 #   --repetitions N  runs of each server; 3 if omitted
 #   --threads N      compute threads of each server; 2 if omitted
+#   --alone          measure prefill and one stream, not 16 clients at once
 #   --quick          run every part once with few clients and tokens, to check that it works
 #   --keep           keep the working folder, which has the servers' logs
 #
 # Without --env and --keep the script leaves no file and no process behind.
 #
 # Requirements: `cargo build --release --workspace`, gcc and g++, Python 3.9 or later, 8 GB of
-# memory and 8 GB of disk. The first run compiles for at least 10 minutes. A run takes about as long
-# again.
+# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB). The first run compiles for at least 10 minutes.
+# A run takes about as long again.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 bin="${CARGO_TARGET_DIR:-$here/../../target}/release"
 
 peer=0.3.36 # The version of llama-cpp-python.
 tools=(cmake==4.4.4 ninja==1.13.2 scikit-build-core==1.1.2 gguf==0.19.0)
-types=(tq2_0 q4_0)
 
 fail() {
     printf 'benches/peer: %s\n' "$*" >&2
@@ -42,25 +45,31 @@ fail() {
 
 step() { printf '== %s\n' "$*" >&2; }
 
-env="" json="" keep="" quick="" repetitions=3 threads=2
+shape=2b-4t env="" json="" keep="" quick="" alone="" repetitions=3 threads=2
 while [ $# -gt 0 ]; do
     case "$1" in
     -h | --help)
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
         exit
         ;;
-    --env | --json | --repetitions | --threads)
+    --shape | --env | --json | --repetitions | --threads)
         [ $# -ge 2 ] || fail "$1 needs a value"
         declare "${1#--}=$2"
         shift 2
         ;;
-    --keep | --quick)
+    --keep | --quick | --alone)
         declare "${1#--}=yes"
         shift
         ;;
     *) fail "unknown flag $1; --help lists the flags" ;;
     esac
 done
+
+case "$shape" in
+2b-4t) types=(tq2_0 q4_0) ;;
+bonsai-1.7b | bonsai-8b) types=(q2_0) ;;
+*) fail "unknown shape $shape; the shapes are 2b-4t, bonsai-1.7b and bonsai-8b" ;;
+esac
 
 for binary in sterna sterna-loadtest; do
     [ -x "$bin/$binary" ] || fail "$bin/$binary is missing; run: cargo build --release --workspace"
@@ -151,12 +160,20 @@ remember() {
     printf '%s\n' "$key" >"$mark"
 }
 
+# Writes llama.cpp's files of the 2B-4T shape.
 write_files() {
     local type
     for type in "${types[@]}"; do
         "$env/venv/bin/python" "$here/write_gguf.py" --model "$work/2b-4t" --type "$type" \
-            "$env/$type.gguf"
+            "$files/$type.gguf"
     done
+}
+
+# Writes the file of a Bonsai shape. The floats that it is made of are removed.
+write_shared_file() {
+    "$bin/sterna" synthesize --shape "$shape" "$work/floats"
+    "$bin/sterna" convert "$work/floats" "$files/q2_0.gguf" --layout q2_0 --force
+    rm -r "$work/floats"
 }
 
 step "llama-cpp-python $peer"
@@ -169,20 +186,27 @@ cpu="$(grep -m1 '^flags' /proc/cpuinfo | sha256sum)"
 run remember target "gcc $compiler, $cpu" rm -rf "$build" "$env/build.done"
 run remember build "$peer" build_peer
 
-step "checkpoint and GGUF files of the 2B-4T shape"
-run "$bin/sterna" synthesize --shape 2b-4t "$work/2b-4t"
-files_key="$(cat "$work"/2b-4t/{config,tokenizer,tokenizer_config}.json "$here/write_gguf.py" |
-    sha256sum)"
-run remember files "$files_key" write_files
+step "files of the shape $shape"
+files="$env/$shape"
+mkdir -p "$files"
+if [ "$shape" = 2b-4t ]; then
+    model="$work/2b-4t"
+    run "$bin/sterna" synthesize --shape 2b-4t "$model"
+    files_key="$(cat "$model"/{config,tokenizer,tokenizer_config}.json "$here/write_gguf.py" |
+        sha256sum)"
+    run remember "files-$shape" "$files_key" write_files
+else
+    model="$files/q2_0.gguf"
+    run remember "files-$shape" "$("$bin/sterna" --version)" write_shared_file
+fi
 gcc -O3 -march=native -pthread -o "$work/bandwidth" "$here/bandwidth.c"
 
-files=("${types[@]/%/.gguf}")
-files=("${files[@]/#/$env/}")
+ggufs=("${types[@]/#/$files/}")
 step "measuring"
 run python3 "$here/compare.py" --sterna "$bin/sterna" --loadtest "$bin/sterna-loadtest" \
-    --model "$work/2b-4t" --llama-server "$build/bin/llama-server" \
+    --model "$model" --llama-server "$build/bin/llama-server" \
     --llama-version "llama.cpp of llama-cpp-python $peer, gcc $compiler, GGML_NATIVE" \
-    --gguf "${files[@]}" \
+    --gguf "${ggufs[@]/%/.gguf}" \
     --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" \
     --logs "$work" \
-    ${json:+--json "$json"} ${quick:+--quick}
+    ${json:+--json "$json"} ${quick:+--quick} ${alone:+--alone}

@@ -208,6 +208,55 @@ impl<'a> ScaledActivations<'a> {
         let groups = self.activations.groups;
         &self.factors[token * groups..][..groups]
     }
+
+    /// Returns the same as slices.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn slices(&self) -> ActivationSlices<'a> {
+        let x = self.activations;
+        ActivationSlices {
+            groups: x.groups,
+            stride: x.stride(),
+            values: &x.values,
+            sums: &x.sums,
+            factors: self.factors,
+        }
+    }
+}
+
+/// Scaled activations as slices: a kernel that divides them for every panel takes them once.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct ActivationSlices<'a> {
+    groups: usize,
+    stride: usize,
+    values: &'a [i8],
+    sums: &'a [i32],
+    factors: &'a [f32],
+}
+
+/// What the groups of one token are multiplied by.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct TokenGroups<'a> {
+    /// The activations, group by group.
+    pub(crate) values: &'a [i8],
+    /// The sum of the activations of each group.
+    pub(crate) sums: &'a [i32],
+    /// The factor of each group.
+    pub(crate) factors: &'a [f32],
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> ActivationSlices<'a> {
+    /// Returns the groups of a token. Each has `columns` columns.
+    #[inline(always)]
+    pub(crate) fn token(&self, token: usize, columns: usize) -> TokenGroups<'a> {
+        let first = token * self.groups;
+        TokenGroups {
+            values: &self.values[token * self.stride..][..self.groups * columns],
+            sums: &self.sums[first..][..self.groups],
+            factors: &self.factors[first..][..self.groups],
+        }
+    }
 }
 
 /// Rounds columns up to whole blocks of weights in every packing.

@@ -13,7 +13,8 @@ pub struct Row {
     /// The position of the first token. The pages already hold everything before it.
     pub start: u32,
     /// The number of last tokens of the row whose logits are needed: 0 inside a prompt, 1 at its
-    /// end and in a decode, and 1 more for each draft token.
+    /// end and in a decode, and 1 more for each draft token. In a prompt that is scored, all tokens
+    /// whose logits were not needed before.
     pub logits: u32,
     first_token: u32,
     token_count: u32,
@@ -192,8 +193,11 @@ pub enum Sampled {
     /// too.
     Token(TokenId),
     /// No token was drawn, because an earlier result of the row differs from its draft or ends the
-    /// sequence.
+    /// sequence, or because the next token is known: the token is of a prompt that is scored.
     Void,
+    /// No token was drawn, because what the draw needs is not known yet. The logits of this token
+    /// are computed again in a later step.
+    Deferred,
     /// The row failed: its sequence ends with [`FinishReason::Error`](crate::FinishReason::Error),
     /// and the scheduler keeps nothing that this step computed for it.
     Failed,

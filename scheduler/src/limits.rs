@@ -46,6 +46,10 @@ pub(crate) fn prefill_floor(decodes: usize) -> usize {
 /// each row makes a matrix product longer.
 pub const MAX_DRAFTED_TOKENS: usize = 32;
 
+/// The largest number of prompt tokens in a step whose logits are wanted although nothing is drawn
+/// from them, over all sequences.
+pub(crate) const MAX_SCORED_TOKENS: usize = 64;
+
 impl Limits {
     /// Returns the largest number of tokens in a batch.
     pub fn max_batch_tokens(&self) -> usize {
@@ -59,9 +63,9 @@ impl Limits {
         memory.min(u64::from(self.max_sequence_tokens))
     }
 
-    /// Returns the largest number of tokens in a batch that need logits: one for each sequence and
-    /// one for each draft token.
+    /// Returns the largest number of tokens in a batch that need logits: one for each sequence, one
+    /// for each draft token, and those of prompts that are scored.
     pub fn max_logits(&self) -> usize {
-        self.max_running as usize + MAX_DRAFTED_TOKENS
+        self.max_running as usize + MAX_DRAFTED_TOKENS + MAX_SCORED_TOKENS
     }
 }

@@ -16,6 +16,9 @@ pub struct Request {
     pub min_new_tokens: u32,
     /// The tokens that end the request with [`FinishReason::Stop`].
     pub stop_tokens: Vec<TokenId>,
+    /// Whether the logits of every token of the prompt are wanted. The cache has no logits, so the
+    /// whole prompt is then computed, and each of its positions gives logits once.
+    pub scores_prompt: bool,
     /// The time that the request's sampling parameters add to each draw of a token, as the caller
     /// has measured it: 0 for plain draws, at most [`MAX_DRAW_TIME`]. The tenant is charged for it.
     pub draw_time: Nanos,
@@ -172,4 +175,6 @@ pub struct Snapshot {
     pub accepted: u64,
     /// The predicted machine time of all waiting requests.
     pub queued_time: Micros,
+    /// The known tokens of all waiting sequences. Some of them may be cached.
+    pub queued_tokens: u64,
 }

@@ -125,6 +125,15 @@ impl Scheduler {
         self.state.conditions.calibrate(cost);
     }
 
+    /// Says which tokens must come next in the output of a sequence, because a grammar forces them.
+    /// They are the only drafts of the sequence until its next step commits, and no others follow.
+    /// A sequence that has ended is ignored.
+    pub fn force(&mut self, id: SequenceId, tokens: impl Iterator<Item = TokenId>) {
+        if self.state.sequences.get(id).is_some() {
+            self.state.sequences[id.slot()].force(tokens);
+        }
+    }
+
     /// Accepts a request. It waits until a plan admits it. If the queue is full, requests of
     /// tenants that have more of it than their share may leave: see [`Event::Displaced`].
     ///
@@ -208,9 +217,11 @@ impl Scheduler {
         self.state.log.drain()
     }
 
-    /// Forgets every cached page that no running sequence uses.
-    pub fn reset_prefix_cache(&mut self) {
+    /// Forgets every cached page that no running sequence uses. Returns the number of these pages.
+    pub fn reset_prefix_cache(&mut self) -> usize {
+        let free = self.free_pages().len();
         self.state.pool.forget_unpinned();
+        self.free_pages().len() - free
     }
 
     /// Returns the pages whose content no request will read. They stay free until the next plan.
@@ -230,6 +241,7 @@ impl Scheduler {
             running: state.sequences.running().len(),
             queued: state.queue.len(),
             queued_time: state.queue.queued_time() / 1000,
+            queued_tokens: state.queue.queued_tokens(),
             ..state.log.counts().clone()
         })
     }

@@ -202,27 +202,60 @@ fn a_tenant_with_a_larger_share_gets_a_place_among_a_thousand_flooding_tenants()
     }
 }
 
-/// No tenant has a larger share. The one that was served least gets the place.
+/// No tenant has a larger share. The one that was served least gets the place, whether a request
+/// takes seconds or milliseconds.
 #[test]
 fn among_more_equal_tenants_than_places_the_one_served_least_gets_a_place() {
     let tenants: Vec<_> = (1..=41).map(|id| (id, TenantPolicy::default())).collect();
-    let mut server = Server::new(LIMITS, &tenants);
-    let flood = |server: &mut Server| {
-        for flooder in 1..=40 {
-            server.submit(flooder, 600, 10);
+    for (prompt, output) in [(600, 10), (20, 4)] {
+        let mut server = Server::new(LIMITS, &tenants);
+        let flood = |server: &mut Server| {
+            for flooder in 1..=40 {
+                server.submit(flooder, prompt, output);
+            }
+        };
+        let served = |server: &Server, id| server.scheduler.tenant(TenantId(id)).service;
+        while (1..=40).any(|id| served(&server, id) == 0) {
+            flood(&mut server);
+            server.step();
         }
-    };
-    let served = |server: &Server, id| server.scheduler.tenant(TenantId(id)).service;
-    while (1..=40).any(|id| served(&server, id) == 0) {
-        flood(&mut server);
+        for _ in 0..10 {
+            assert!(server.submit(41, 20, 4), "it was never served");
+            flood(&mut server);
+            assert!(!server.displaced.contains(&41));
+            server.cancel_all(41);
+        }
+    }
+}
+
+/// A client sends its next request when its last one has ended or was refused, beside tenants of
+/// the same share that fill the queue. It gets as much as each of them.
+#[test]
+fn a_client_gets_its_share_beside_more_flooding_tenants_than_places() {
+    let tenants: Vec<_> = (1..=41).map(|id| (id, TenantPolicy::default())).collect();
+    let mut server = Server::new(LIMITS, &tenants);
+    let (mut accepted, mut refused) = (0, 0);
+    while server.now < 20_000_000 {
+        for flooder in 1..=40 {
+            for _ in server.of(flooder)..2 {
+                server.submit(flooder, 20, 4);
+            }
+        }
+        if server.of(41) == 0 {
+            match server.submit(41, 20, 4) {
+                true => accepted += 1,
+                false => refused += 1,
+            }
+        }
         server.step();
     }
-    for _ in 0..10 {
-        assert!(server.submit(41, 20, 4), "it was never served");
-        flood(&mut server);
-        assert!(!server.displaced.contains(&41));
-        server.cancel_all(41);
-    }
+    let service = |id| server.scheduler.tenant(TenantId(id)).service;
+    let mean = (1..=40).map(service).sum::<u64>() / 40;
+    let own = service(41);
+    assert!(
+        own >= mean * 3 / 4,
+        "{own} of {mean} µs; {accepted} accepted, {refused} refused"
+    );
 }
 
 #[test]

@@ -10,13 +10,17 @@ use super::connection::ConnectionLimits;
 use super::error::ApiError;
 use super::rate_headers::LastRates;
 use super::request_id::unix_seconds;
-use crate::engine::{EngineHandle, TokenId};
+use super::running::RunningRequests;
+use super::sampling_defaults::SamplingDefaults;
+use crate::constraint::Grammars;
+use crate::engine::{EngineHandle, Pooling, TokenId};
 use crate::metrics::Metrics;
 use crate::tenants::{Deadlines, KeyHolder, Tenant, Tenants};
 use crate::text::{ChatTemplate, Tokenizer};
+use crate::tools::ToolFormat;
 
 /// The names and limits of the served model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelCard {
     /// The model's name in the API.
     pub name: String,
@@ -28,12 +32,46 @@ pub struct ModelCard {
     pub vocabulary: u32,
     /// Tokens that end an answer.
     pub stop_tokens: Vec<TokenId>,
+    /// The class in `architectures` of its `config.json`.
+    pub architecture: String,
+    /// The `model_type` of its `config.json`.
+    pub model_type: String,
+    /// Its `owned_by` in the list of models. Routers tell from it whose API to use.
+    pub owned_by: String,
+    /// How texts become embeddings, if the model computes these and no text.
+    pub embedding: Option<EmbeddingShape>,
+}
+
+/// How the texts of a model become embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddingShape {
+    /// How the hidden states of a text become one.
+    pub pooling: Pooling,
+    /// The number of values.
+    pub dimensions: u32,
 }
 
 impl ModelCard {
+    /// Returns the names of the model, the one that answers show first. `default` is not among
+    /// them.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        [&self.name]
+            .into_iter()
+            .chain(&self.aliases)
+            .map(String::as_str)
+    }
+
     /// Returns whether `name` is one of the model's names.
     pub fn answers_to(&self, name: &str) -> bool {
         name == self.name || name == "default" || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// Checks that the model generates text.
+    pub(super) fn check_generates(&self) -> Result<(), ApiError> {
+        match self.embedding {
+            None => Ok(()),
+            Some(_) => Err(ApiError::no_text(&self.name)),
+        }
     }
 
     /// Returns whether `tenant` may use the model.
@@ -66,10 +104,21 @@ pub struct Serving {
     pub tokenizer: Arc<Tokenizer>,
     /// The model's chat template. A model without a template serves completions only.
     pub chat_template: Option<ChatTemplate>,
+    /// The sampling parameters of requests that do not set them.
+    pub defaults: SamplingDefaults,
     /// The engine that runs the model.
     pub engine: EngineHandle,
+    /// Compiles the grammars that answers follow.
+    pub grammars: Grammars,
     /// The metrics that the engine records.
     pub metrics: Metrics,
+}
+
+impl Serving {
+    /// Returns how the model is told about tools, and how it writes calls.
+    pub(super) fn tool_format(&self) -> ToolFormat {
+        ToolFormat::find(self.chat_template.as_ref(), &self.tokenizer)
+    }
 }
 
 /// The state that all handlers share.
@@ -86,6 +135,7 @@ struct Inner {
     serving: OnceLock<Arc<Serving>>,
     body_limits: BodyLimits,
     last_rates: LastRates,
+    running: RunningRequests,
 }
 
 impl App {
@@ -109,6 +159,7 @@ impl App {
                 serving: OnceLock::new(),
                 body_limits: BodyLimits::new(connections),
                 last_rates: LastRates::default(),
+                running: RunningRequests::default(),
             }),
         }
     }
@@ -139,6 +190,16 @@ impl App {
     /// Returns the holder of the API key `key`.
     pub(super) fn key_holder(&self, key: Option<&[u8]>) -> Option<KeyHolder> {
         self.inner.tenants.load().holder(key)
+    }
+
+    /// Returns whether the operator has a key.
+    pub(super) fn has_admin_key(&self) -> bool {
+        self.inner.tenants.load().has_admin()
+    }
+
+    /// Returns the requests that run or wait.
+    pub(super) fn running(&self) -> &RunningRequests {
+        &self.inner.running
     }
 
     /// Returns whether `/metrics` needs no API key.

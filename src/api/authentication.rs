@@ -1,10 +1,11 @@
 //! Authentication: finds the tenant of each request by its API key.
 //!
 //! Invariant: if the server has API keys, every path needs one, even a path that does not exist.
-//! The only exceptions are `OPEN_PATHS` and, if the operator opens it, `METRICS_PATH`.
+//! The only exceptions are `OPEN_PATHS`, the files of the page and, if the operator opens it,
+//! `METRICS_PATH`.
 //!
-//! Invariant: if the server has API keys, the admin key serves `METRICS_PATH` and nothing else, and
-//! no tenant's key serves `METRICS_PATH`.
+//! Invariant: the admin key serves the paths of `is_for_admin` and nothing else, and no tenant's
+//! key serves them. Only `METRICS_PATH` is open on a server without tenants.
 //!
 //! Invariant: the server never reads the body of a request without a valid key.
 //!
@@ -19,10 +20,12 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Span;
 
-use super::app::App;
+use super::app::{App, Serving};
 use super::connection::Progress;
 use super::error::ApiError;
-use super::rate_headers;
+use super::request_id::RequestId;
+use super::running::RunningRequests;
+use super::{page, rate_headers};
 use crate::engine::Rates;
 use crate::tenants::{KeyHolder, Tenant};
 
@@ -32,16 +35,27 @@ const API_KEY: &str = "x-api-key";
 const OPEN_PATHS: [&str; 3] = ["/", "/health", "/ready"];
 /// Needs the admin key unless the operator opens it, because the metrics name all tenants.
 const METRICS_PATH: &str = "/metrics";
+/// Need the admin key, because they change what all tenants do.
+const ADMIN_PATHS: [&str; 2] = ["/reset_prefix_cache", "/flush_cache"];
+/// The same, for the paths of requests.
+const REQUESTS_PATH: &str = "/v1/requests/";
 
 /// The tenant of a request, and where the request records the tenant's rate limits.
 #[derive(Clone)]
 pub(super) struct Caller {
     pub(super) tenant: Arc<Tenant>,
+    /// The id in `x-request-id`.
+    pub(super) request_id: String,
     app: App,
     rates: Arc<OnceLock<Rates>>,
 }
 
 impl Caller {
+    /// Returns the requests that run or wait.
+    pub(super) fn running(&self) -> &RunningRequests {
+        self.app.running()
+    }
+
     /// Records the tenant's rate limits for the headers of this response and of later responses.
     ///
     /// A request with several choices submits several engine requests; the first one's rates count.
@@ -51,6 +65,34 @@ impl Caller {
             last_rates.record(&self.tenant, rates, Instant::now());
         }
     }
+
+    /// Charges a request that failed before its submission to the tenant's rate of requests, if its
+    /// error is the client's own. So a flood of malformed requests is limited as any other.
+    /// Returns `error`, or the error of a tenant that has used up its rate.
+    pub(super) async fn charged(&self, error: ApiError, serving: &Serving) -> ApiError {
+        if !error.is_clients_own() || self.tenant.requests.is_none() {
+            return error;
+        }
+        let failed = serving.engine.charge_failed(self.tenant.number);
+        let Some((charged, rates)) = failed.await else {
+            return error;
+        };
+        self.set_rates(rates);
+        match charged {
+            Ok(()) => error,
+            Err(limited) => limited.into(),
+        }
+    }
+}
+
+/// Returns whether a path needs a key, if the server has keys.
+pub(super) fn needs_key(path: &str) -> bool {
+    !OPEN_PATHS.contains(&path) && !path.starts_with(page::FILES_PATH)
+}
+
+/// Returns whether a path is for the operator.
+fn is_for_admin(path: &str) -> bool {
+    path == METRICS_PATH || ADMIN_PATHS.contains(&path) || path.starts_with(REQUESTS_PATH)
 }
 
 /// Rejects a request without a valid key. Otherwise adds the `Caller` to the request and the
@@ -61,16 +103,18 @@ pub(super) async fn authenticate(
     next: Next,
 ) -> Response {
     let path = request.uri().path();
-    if OPEN_PATHS.contains(&path) || path == METRICS_PATH && app.metrics_open() {
+    if !needs_key(path) || path == METRICS_PATH && app.metrics_open() {
         return next.run(request).await;
     }
     let key = presented_key(request.headers());
     let tenant = match app.key_holder(key) {
         None => return ApiError::invalid_key(key.is_some()).into_response(),
-        Some(KeyHolder::Admin) if path == METRICS_PATH => return next.run(request).await,
+        Some(KeyHolder::Admin) if is_for_admin(path) => return next.run(request).await,
         Some(KeyHolder::Admin) => return ApiError::admin_key().into_response(),
-        Some(KeyHolder::Tenant(tenant)) if path == METRICS_PATH && !tenant.is_anyone() => {
-            return ApiError::no_admin_key(path).into_response();
+        Some(KeyHolder::Tenant(tenant))
+            if is_for_admin(path) && !(path == METRICS_PATH && tenant.is_anyone()) =>
+        {
+            return ApiError::no_admin_key(path, app.has_admin_key()).into_response();
         }
         Some(KeyHolder::Tenant(tenant)) => tenant,
     };
@@ -80,8 +124,10 @@ pub(super) async fn authenticate(
     {
         progress.set_tenant(tenant.number);
     }
+    let id = request.extensions().get::<RequestId>();
     let caller = Caller {
         tenant,
+        request_id: id.map_or_else(String::new, |RequestId(id)| id.clone()),
         app: app.clone(),
         rates: Arc::default(),
     };

@@ -37,7 +37,8 @@ const REFUSED_DEADLINE: Duration = Duration::from_millis(100);
 /// The server parses bodies up to this size at once, on the async thread.
 const SMALL_BYTES: usize = 1 << 10;
 
-/// Receives the body of `request`, parses it as JSON and passes it to `read`.
+/// Receives the body of `request`, parses it as JSON and passes it to `read`. Charges an error of
+/// the client to its tenant's rate of requests.
 ///
 /// # Errors
 /// The errors of `read`, and errors for a body that:
@@ -54,11 +55,24 @@ pub(super) async fn read<T: Send + 'static>(
     request: Request,
     read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let serving = Arc::clone(app.serving()?);
+    let serving = app.serving()?;
+    match receive_and_parse(app, serving, caller, request, read).await {
+        Ok(request) => Ok(request),
+        Err(error) => Err(caller.charged(error, serving).await),
+    }
+}
+
+async fn receive_and_parse<T: Send + 'static>(
+    app: &App,
+    serving: &Arc<Serving>,
+    caller: &Caller,
+    request: Request,
+    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let (serving, tenant) = (Arc::clone(serving), Arc::clone(&caller.tenant));
     if !declares_json(request.headers()) {
         return Err(ApiError::content_type());
     }
-    let tenant = Arc::clone(&caller.tenant);
     if serving.engine.status().draining {
         serving
             .metrics

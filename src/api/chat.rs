@@ -1,32 +1,34 @@
 //! `POST /v1/chat/completions`: answers a conversation through the model's chat template.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::app::Serving;
 use super::choices::{Choices, FinishedChoice};
+use super::conversation::ConversationFields;
 use super::endpoint::Endpoint;
 use super::error::ApiError;
 use super::fields::{Bool, Integer};
-use super::generation::Piece;
+use super::generation::{AnswerEnd, Piece};
 use super::json::JsonObject;
 use super::logprobs::ChatLogprobs;
-use super::messages::Messages;
+use super::openapi::{Components, ObjectSchema};
 use super::params::{Params, is_set};
-use super::parsed_request::{ParsedRequest, ReasoningField, check_length, encoding_error};
-use super::template_kwargs::TemplateKwargs;
+use super::parsed_request::ParsedRequest;
+use super::tool_calls::ToolCall;
+use super::tool_fields::ToolChoiceFields;
 use super::unsupported::{self, UnsupportedField};
-use crate::engine::TokenId;
-use crate::text::{Message, TemplateError};
 
-/// The fields that only this endpoint has.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ChatFields {
-    messages: Option<Messages>,
+/// The fields that only this endpoint has, beside the conversation.
+#[derive(Deserialize, ToSchema)]
+pub(super) struct ChatFields {
+    /// Whether to return the log-probability of each token.
     logprobs: Option<Bool>,
+    /// Number of alternatives for each token. Above 0, it needs `logprobs`.
     top_logprobs: Option<Integer<0, 20>>,
-    chat_template_kwargs: Option<TemplateKwargs>,
-    enable_thinking: Option<Bool>,
+    /// Whether to return the reasoning. Default: true.
     include_reasoning: Option<Bool>,
 }
 
@@ -45,7 +47,9 @@ impl ChatFields {
 
 /// `POST /v1/chat/completions`.
 #[derive(Default)]
-pub(super) struct ChatEndpoint;
+pub(super) struct ChatEndpoint {
+    calls: BTreeMap<u32, u32>, // The calls that each choice has begun.
+}
 
 impl Endpoint for ChatEndpoint {
     const ID_PREFIX: &'static str = "chatcmpl-";
@@ -53,144 +57,154 @@ impl Endpoint for ChatEndpoint {
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
     const PROMPT_BESIDE_CHOICES: bool = true;
     const UNSUPPORTED: &[UnsupportedField] = unsupported::OF_CHAT;
+    const NAME: &'static str = "ChatCompletion";
+    const SUMMARY: &'static str = "Answers a conversation through the model's chat template.";
+    type Choice = ChatChoice;
+    type ChunkChoice = ChatChunkChoice;
+
+    fn fields(components: &mut Components) -> Vec<ObjectSchema> {
+        vec![
+            components.fields::<ConversationFields>(),
+            components.fields::<ToolChoiceFields>(),
+            components.fields::<ChatFields>(),
+        ]
+    }
 
     fn read_own(
         serving: &Serving,
         body: JsonObject<'_>,
         mut params: Params,
     ) -> Result<ParsedRequest, ApiError> {
-        let model = &serving.model;
         let own: ChatFields = body.read()?;
         params.sampling.logprobs = own.top_logprobs()?;
-        let messages = own.messages.unwrap_or_default().check()?;
-        let Some(template) = &serving.chat_template else {
-            return Err(ApiError::no_chat_template(&model.name));
-        };
-        let bytes = |message: &Message| {
-            message.content.len() + message.reasoning.as_ref().map_or(0, String::len)
-        };
-        check_length(messages.iter().map(bytes).sum(), serving, "messages")?;
-        let kwargs = own.chat_template_kwargs.unwrap_or_default();
-        let arguments = kwargs.with_thinking(own.enable_thinking);
-        let prompt = template.prompt(&serving.tokenizer, &messages, &arguments);
-        let prompt = prompt.map_err(template_error)?;
+        let conversation = body.read::<ConversationFields>()?.check()?;
+        let tools = body
+            .read::<ToolChoiceFields>()?
+            .check(conversation.tools())?;
         let is_wanted = own.include_reasoning.is_none_or(|Bool(wanted)| wanted);
-        let reasoning = serving
-            .tokenizer
-            .reasoning_tags()
-            .map(|tags| ReasoningField {
-                tags,
-                is_opened: prompt.opens_reasoning,
-                is_wanted,
-            });
-        let request = ParsedRequest::new(prompt.tokens, params, model, None, "messages")?;
-        Ok(ParsedRequest {
-            reasoning,
-            ..request
-        })
+        conversation.request(serving, params, tools, is_wanted)
     }
 
-    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize {
+    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> ChatChoice {
+        let finish_reason = choice.finish_reason();
         let FinishedChoice { output, .. } = choice;
+        let calls = ToolCall::whole(output.calls);
+        let is_text = calls.is_empty() && output.reasoning.is_empty();
         let message = ChatText {
             role: Some("assistant"),
-            content: Some(output.text)
-                .filter(|text| !text.is_empty() || output.reasoning.is_empty()),
+            content: Some(Some(output.text).filter(|text| !text.is_empty() || is_text)),
+            tool_calls: Some(calls).filter(|calls| !calls.is_empty()),
             ..ChatText::reasoning(output.reasoning)
         };
         ChatChoice {
+            index,
+            message,
             logprobs: choices.logprobs(&output.logprobs, ChatLogprobs::new),
-            finish_reason: choice.finish_reason,
+            finish_reason,
             token_ids: choices.wants_token_ids().then_some(output.tokens),
-            ..ChatChoice::new(index, ChatTextField::Message(message))
         }
     }
 
-    fn opening(&self, index: u32) -> Option<impl Serialize> {
+    fn opening(&self, index: u32) -> Option<ChatChunkChoice> {
         let delta = ChatText {
             role: Some("assistant"),
-            content: Some(String::new()),
+            content: Some(Some(String::new())),
             ..ChatText::default()
         };
-        Some(ChatChoice::new(index, ChatTextField::Delta(delta)))
+        Some(ChatChunkChoice {
+            index,
+            delta,
+            ..ChatChunkChoice::default()
+        })
     }
 
-    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize {
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> Vec<ChatChunkChoice> {
         let has_reasoning = !piece.reasoning.is_empty();
-        let delta = ChatText {
-            content: Some(piece.text).filter(|text| !text.is_empty() || !has_reasoning),
-            ..ChatText::reasoning(piece.reasoning)
-        };
-        ChatChoice {
+        let is_text = !has_reasoning && piece.calls.is_empty();
+        let mut deltas = Vec::with_capacity(1 + piece.calls.len());
+        if is_text || has_reasoning || !piece.text.is_empty() {
+            let text = Some(piece.text).filter(|text| !text.is_empty() || is_text);
+            deltas.push(ChatText {
+                content: text.map(Some),
+                ..ChatText::reasoning(piece.reasoning)
+            });
+        }
+        let begun = self.calls.entry(index).or_default();
+        deltas.extend(piece.calls.into_iter().map(|call| ChatText {
+            tool_calls: Some(vec![ToolCall::of_delta(call, begun)]),
+            ..ChatText::default()
+        }));
+        let mut chunks = deltas.into_iter().map(|delta| ChatChunkChoice {
+            index,
+            delta,
+            ..ChatChunkChoice::default()
+        });
+        let first = chunks.next().map(|first| ChatChunkChoice {
             logprobs: choices.logprobs(&piece.logprobs, ChatLogprobs::new),
             token_ids: choices.wants_token_ids().then_some(piece.tokens),
-            ..ChatChoice::new(index, ChatTextField::Delta(delta))
-        }
+            ..first
+        });
+        first.into_iter().chain(chunks).collect()
     }
 
-    fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize {
-        let delta = ChatText::default();
-        ChatChoice {
-            finish_reason: Some(finish_reason),
-            ..ChatChoice::new(index, ChatTextField::Delta(delta))
-        }
-    }
-}
-
-fn template_error(error: TemplateError) -> ApiError {
-    match error {
-        TemplateError::Text(error) => encoding_error(&error, "messages"),
-        error @ TemplateError::ControlInArgument(_) => {
-            ApiError::invalid_value("chat_template_kwargs", format!("{error}."))
-        }
-        error => ApiError::invalid_value("messages", format!("{error}.")),
-    }
-}
-
-#[derive(Serialize)]
-struct ChatChoice {
-    index: u32,
-    #[serde(flatten)]
-    text: ChatTextField,
-    logprobs: Option<ChatLogprobs>,
-    finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Vec<TokenId>>,
-}
-
-impl ChatChoice {
-    /// Returns a choice that has only a text.
-    fn new(index: u32, text: ChatTextField) -> ChatChoice {
-        ChatChoice {
+    fn end(&self, index: u32, finish_reason: AnswerEnd) -> ChatChunkChoice {
+        ChatChunkChoice {
             index,
-            text,
-            logprobs: None,
-            finish_reason: None,
-            token_ids: None,
+            finish_reason: Some(finish_reason),
+            ..ChatChunkChoice::default()
         }
     }
 }
 
-/// The field of a choice that holds its text.
-#[derive(Serialize)]
-#[serde(rename_all = "lowercase")]
-enum ChatTextField {
-    /// The field `message` of a response in one piece.
-    Message(ChatText),
-    /// The field `delta` of a chunk.
-    Delta(ChatText),
+/// A choice of an answer.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ChatChoice {
+    /// The number of the choice.
+    index: u32,
+    /// The answer.
+    message: ChatText,
+    /// The log-probabilities, if the request asked for them.
+    logprobs: Option<ChatLogprobs>,
+    /// Why the choice ended.
+    finish_reason: Option<AnswerEnd>,
+    /// The tokens of the answer, if the request asked for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Default, Serialize)]
+/// What a chunk of a stream adds to a choice.
+#[derive(Default, Serialize, ToSchema)]
+pub(super) struct ChatChunkChoice {
+    /// The number of the choice.
+    index: u32,
+    /// What the chunk adds to the message.
+    delta: ChatText,
+    /// The log-probabilities, if the request asked for them.
+    logprobs: Option<ChatLogprobs>,
+    /// Why the choice ended; `null` in chunks before its end.
+    finish_reason: Option<AnswerEnd>,
+    /// The tokens of the chunk, if the request asked for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// The assistant's message, or a part of it.
+#[derive(Default, Serialize, ToSchema)]
 struct ChatText {
+    /// `assistant`.
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
+    /// The text; `null` in a message of reasoning or calls only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<String>,
-    /// The name that clients of DeepSeek, SGLang and llama.cpp read.
+    #[schema(value_type = Option<String>)]
+    content: Option<Option<String>>,
+    /// The calls of tools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<Vec<ToolCall>>,
+    /// The reasoning before the text. Clients of DeepSeek, SGLang and llama.cpp read this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
-    /// The name that vLLM has given the field since, with the same text.
+    /// The same text under the name that vLLM has given it since.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
 }

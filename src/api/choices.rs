@@ -1,40 +1,50 @@
-//! The choices of one request: `n` independent generations of one prompt.
+//! The choices of one request: `n` independent generations of each of its prompts.
 //!
 //! Invariant: all choices succeed or fail together. The engine accepts, rejects or displaces all of
 //! them. If it fails one choice, the server cancels the others.
 //!
-//! Invariant: choice `i` draws with the request's seed plus `i`, wrapping. So choice 0 is the
-//! answer of a request with `n` = 1, and a client can repeat each choice alone.
+//! Invariant: choice `i` of a prompt draws with the request's seed plus `i`, wrapping. So choice 0
+//! is the answer of a request with `n` = 1, and a client can repeat each choice alone. The choices
+//! of the first prompt come first.
 //!
-//! Invariant: the usage counts the prompt once.
+//! Invariant: the usage counts each prompt once.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::future::select_all;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::app::Serving;
 use super::authentication::Caller;
 use super::error::ApiError;
-use super::generation::{ChoiceGeneration, ChoiceOutput, Piece};
-use super::logprobs::TokenLogprob;
+use super::generation::{AnswerEnd, ChoiceEnd, ChoiceGeneration, ChoiceOutput, Piece};
+use super::logprobs::{SpelledTokens, TokenLogprob, TokenSpelling};
 use super::parsed_request::ParsedRequest;
-use crate::engine::TokenId;
+use super::prompt_logprobs::PromptLogprobs;
+use super::running::Registration;
+use crate::engine::{ScoredToken, TokenId};
 use crate::text::Tokenizer;
 
 /// The token counts of all choices together.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct Usage {
+    /// The tokens of the prompts, each counted once.
     prompt_tokens: u32,
+    /// The output tokens of all choices. A stop token counts.
     completion_tokens: u32,
+    /// The sum of both.
     total_tokens: u32,
+    /// Details of the prompt, once they are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_tokens_details: Option<PromptDetails>,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+/// Details of a prompt.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 struct PromptDetails {
+    /// The tokens of the prompt that came from the prefix cache.
     cached_tokens: u32,
 }
 
@@ -43,20 +53,49 @@ struct PromptDetails {
 pub(super) struct FinishedChoice {
     pub(super) output: Piece,
     /// `None` until the choice has ended.
-    pub(super) finish_reason: Option<&'static str>,
+    pub(super) end: Option<ChoiceEnd>,
+}
+
+impl FinishedChoice {
+    /// Returns why the choice ended.
+    pub(super) fn finish_reason(&self) -> Option<AnswerEnd> {
+        self.end.as_ref().map(|end| end.finish_reason)
+    }
+}
+
+impl Usage {
+    /// Returns the tokens of the prompts.
+    pub(super) fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Returns the tokens of the prompts that came from the prefix cache, as far as is known.
+    pub(super) fn cached_tokens(&self) -> u32 {
+        let details = self.prompt_tokens_details;
+        details.map_or(0, |details| details.cached_tokens)
+    }
+
+    /// Returns the output tokens.
+    pub(super) fn completion_tokens(&self) -> u32 {
+        self.completion_tokens
+    }
 }
 
 /// The running choices of a request. Dropping them cancels them.
 pub(super) struct Choices {
     running: Vec<(u32, ChoiceGeneration)>, // Ordered by their last output, the oldest first.
     tokenizer: Arc<Tokenizer>,
-    prompt: Option<Vec<TokenId>>, // Kept only if the client wants token ids.
+    prompts: Option<Vec<Vec<TokenId>>>, // Kept only if the client wants token ids.
     wants_logprobs: bool,
+    prompt_alternatives: Option<u32>, // `None` if the client wants no `prompt_logprobs`.
+    spelling: TokenSpelling,
     prompt_tokens: u32,
-    /// The cached tokens of choice 0, known when it has ended. What the other choices found in the
-    /// cache may be the work of choice 0.
-    cached_tokens: Option<u32>,
+    choices_per_prompt: u32,
+    /// The cached tokens of the first choice of each prompt, known when it has ended. What the
+    /// other choices found in the cache may be the work of the first one.
+    cached_tokens: Vec<Option<u32>>,
     completion_tokens: Vec<u32>, // By choice.
+    registration: Registration,
 }
 
 impl Choices {
@@ -70,20 +109,40 @@ impl Choices {
         caller: &Caller,
         arrived: Instant,
     ) -> Result<Choices, ApiError> {
-        let params = &request.params;
-        let count = params.n;
+        serving.model.check_generates()?;
+        let (params, prompts) = (&request.params, &request.prompts);
+        let count = prompts.len() * params.n as usize;
+        let registration = caller.running().register(&caller.request_id);
+        let tokens = prompts.iter().map(|prompt| prompt.tokens.clone());
         let mut choices = Choices {
-            running: Vec::with_capacity(count as usize),
+            running: Vec::with_capacity(count),
             tokenizer: Arc::clone(&serving.tokenizer),
-            prompt: params.return_token_ids.then(|| request.prompt.clone()),
+            prompts: params.return_token_ids.then(|| tokens.collect()),
             wants_logprobs: params.sampling.logprobs.is_some(),
-            prompt_tokens: request.prompt.len() as u32,
-            cached_tokens: None,
-            completion_tokens: vec![0; count as usize],
+            prompt_alternatives: params.prompt_logprobs,
+            spelling: match params.shows_token_ids {
+                true => TokenSpelling::Id,
+                false => TokenSpelling::Text,
+            },
+            prompt_tokens: prompts
+                .iter()
+                .map(|prompt| prompt.tokens.len() as u32)
+                .sum(),
+            choices_per_prompt: params.n,
+            cached_tokens: vec![None; prompts.len()],
+            completion_tokens: vec![0; count],
+            registration,
         };
         let generations = ChoiceGeneration::start_all(serving, request, caller, arrived)?;
+        let enders = generations.iter().map(ChoiceGeneration::ender);
+        choices.registration.add_enders(enders);
         choices.running.extend((0..).zip(generations));
         Ok(choices)
+    }
+
+    /// Gives the request a further id, under which the operator can end it.
+    pub(super) fn also_called(&mut self, id: &str) {
+        self.registration.add_id(id);
     }
 
     /// Returns the number of choices, running and ended.
@@ -96,24 +155,34 @@ impl Choices {
         self.running.is_empty()
     }
 
-    /// Returns the tokens of the prompt if the client wants token ids.
-    pub(super) fn prompt(&self) -> Option<&[TokenId]> {
-        self.prompt.as_deref()
+    /// Returns the tokens of the prompt of choice `index` if the client wants token ids.
+    pub(super) fn prompt(&self, index: u32) -> Option<&[TokenId]> {
+        let prompts = self.prompts.as_ref()?;
+        Some(&prompts[(index / self.choices_per_prompt) as usize])
     }
 
     /// Returns whether the client wants token ids.
     pub(super) fn wants_token_ids(&self) -> bool {
-        self.prompt.is_some()
+        self.prompts.is_some()
     }
 
     /// Writes log-probabilities with `write` if the client wants them.
     pub(super) fn logprobs<T>(
         &self,
         logprobs: &[TokenLogprob],
-        write: fn(&[TokenLogprob], &Tokenizer) -> T,
+        write: fn(&[TokenLogprob], SpelledTokens<'_>) -> T,
     ) -> Option<T> {
-        self.wants_logprobs
-            .then(|| write(logprobs, &self.tokenizer))
+        let spelled = SpelledTokens {
+            tokenizer: &self.tokenizer,
+            spelling: self.spelling,
+        };
+        self.wants_logprobs.then(|| write(logprobs, spelled))
+    }
+
+    /// Writes the log-probabilities of a prompt if the client wants them.
+    pub(super) fn prompt_logprobs(&self, scores: &[ScoredToken]) -> Option<PromptLogprobs> {
+        let count = self.prompt_alternatives?;
+        Some(PromptLogprobs::new(scores, count as usize, &self.tokenizer))
     }
 
     /// Returns the token counts up to the last output that `next` returned.
@@ -123,8 +192,7 @@ impl Choices {
             prompt_tokens: self.prompt_tokens,
             completion_tokens,
             total_tokens: self.prompt_tokens + completion_tokens,
-            prompt_tokens_details: self
-                .cached_tokens
+            prompt_tokens_details: (self.cached_tokens.iter().copied().sum::<Option<u32>>())
                 .map(|cached_tokens| PromptDetails { cached_tokens }),
         }
     }
@@ -156,7 +224,7 @@ impl Choices {
             let choice = &mut finished[index as usize];
             match output {
                 ChoiceOutput::Piece(piece) => choice.output.extend(piece),
-                ChoiceOutput::End(end) => choice.finish_reason = Some(end.finish_reason),
+                ChoiceOutput::End(end) => choice.end = Some(end),
             }
         }
         Ok(finished)
@@ -182,8 +250,9 @@ impl Choices {
             }
             ChoiceOutput::End(end) => {
                 self.completion_tokens[index as usize] = end.completion_tokens;
-                if index == 0 {
-                    self.cached_tokens = Some(end.cached_tokens);
+                if index % self.choices_per_prompt == 0 {
+                    let prompt = index / self.choices_per_prompt;
+                    self.cached_tokens[prompt as usize] = Some(end.cached_tokens);
                 }
             }
         }

@@ -1,14 +1,17 @@
 //! The interface of the two completion endpoints.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::app::Serving;
 use super::choices::{Choices, FinishedChoice};
 use super::error::ApiError;
-use super::generation::Piece;
+use super::generation::{AnswerEnd, Piece};
 use super::json::JsonObject;
+use super::openapi::{Components, ObjectSchema};
 use super::params::{CommonFields, Params};
 use super::parsed_request::ParsedRequest;
+use super::structure::StructureFields;
 use super::unsupported::{self, UnsupportedField};
 use crate::tenants::Tenant;
 
@@ -27,6 +30,18 @@ pub(super) trait Endpoint: Default + Send + 'static {
     const PROMPT_BESIDE_CHOICES: bool;
     /// The fields that this endpoint does not support, beside those that neither supports.
     const UNSUPPORTED: &'static [UnsupportedField];
+    /// The name of a response in one piece in the OpenAPI document.
+    const NAME: &'static str;
+    /// What the endpoint does, for the OpenAPI document.
+    const SUMMARY: &'static str;
+
+    /// A choice of a response in one piece.
+    type Choice: Serialize + ToSchema;
+    /// A choice of a chunk.
+    type ChunkChoice: Serialize + ToSchema;
+
+    /// Describes the fields that only this endpoint has.
+    fn fields(components: &mut Components) -> Vec<ObjectSchema>;
 
     /// Reads a request's body.
     fn read(
@@ -38,7 +53,8 @@ pub(super) trait Endpoint: Default + Send + 'static {
         let common: CommonFields = body.read()?;
         model.check(common.model(), tenant)?;
         unsupported::check(body, Self::UNSUPPORTED)?;
-        let params = common.check(model)?;
+        let mut params = common.check(model, &serving.defaults)?;
+        params.grammar = body.read::<StructureFields>()?.check(&params)?;
         Self::read_own(serving, body, params)
     }
 
@@ -50,14 +66,14 @@ pub(super) trait Endpoint: Default + Send + 'static {
     ) -> Result<ParsedRequest, ApiError>;
 
     /// Writes the complete choice `index`.
-    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> impl Serialize;
+    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> Self::Choice;
 
     /// Writes the chunk that comes before all text of choice `index`, if the endpoint has one.
-    fn opening(&self, index: u32) -> Option<impl Serialize>;
+    fn opening(&self, index: u32) -> Option<Self::ChunkChoice>;
 
-    /// Writes a piece of the text of choice `index`.
-    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> impl Serialize;
+    /// Writes a piece of choice `index`, in one chunk or several.
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> Vec<Self::ChunkChoice>;
 
     /// Writes the end of choice `index`.
-    fn end(&self, index: u32, finish_reason: &'static str) -> impl Serialize;
+    fn end(&self, index: u32, finish_reason: AnswerEnd) -> Self::ChunkChoice;
 }

@@ -1,13 +1,14 @@
 //! The JSON around the choices of a response or a chunk.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::app::ModelCard;
 use super::choices::Usage;
+use super::prompt_logprobs::PromptLogprobs;
 use super::request_id::{random_id, unix_seconds};
 
 /// The fields that are the same in all chunks of a response.
-#[derive(Serialize)]
 pub(super) struct Envelope {
     id: String,
     object: &'static str,
@@ -26,21 +27,37 @@ impl Envelope {
         }
     }
 
+    /// Returns the id of the response.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
     /// Returns the JSON of a response or of a chunk.
-    pub(super) fn json(
+    pub(super) fn json<C: Serialize>(
         &self,
-        choices: impl Serialize,
+        choices: Vec<C>,
         usage: UsageField,
-        prompt: Option<&[u32]>,
+        prompt: PromptFields<'_>,
     ) -> String {
         let object = ResponseObject {
-            envelope: self,
+            id: &self.id,
+            object: self.object,
+            created: self.created,
+            model: &self.model,
             choices,
             usage,
-            prompt_token_ids: prompt,
+            prompt_token_ids: prompt.tokens,
+            prompt_logprobs: prompt.logprobs,
         };
         serde_json::to_string(&object).expect("all keys are strings and all numbers are finite")
     }
+}
+
+/// What a response says about its prompt, beside the choices.
+#[derive(Default)]
+pub(super) struct PromptFields<'a> {
+    pub(super) tokens: Option<&'a [u32]>,
+    pub(super) logprobs: Option<PromptLogprobs>,
 }
 
 /// The `usage` of a response or of a chunk.
@@ -61,13 +78,27 @@ impl UsageField {
     }
 }
 
-#[derive(Serialize)]
-struct ResponseObject<'a, C> {
-    #[serde(flatten)]
-    envelope: &'a Envelope,
-    choices: C,
+/// An answer, or a chunk of a stream.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResponseObject<'a, C> {
+    /// The id of the answer, the same in all chunks.
+    id: &'a str,
+    /// What the object is.
+    object: &'a str,
+    /// When the server received the request, in Unix seconds.
+    created: u64,
+    /// The name of the served model.
+    model: &'a str,
+    /// The choices. A chunk has one, and the last chunk with `usage` has none.
+    choices: Vec<C>,
+    /// The token counts. In chunks, they depend on `stream_options`.
     #[serde(skip_serializing_if = "UsageField::is_omitted")]
+    #[schema(value_type = Option<Usage>)]
     usage: UsageField,
+    /// The tokens of the prompt of a chat, if the request asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
+    /// The log-probabilities of the prompt of a chat, if the request asked for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
 }

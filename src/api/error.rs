@@ -2,7 +2,8 @@
 //!
 //! Invariant: no other file chooses the status code of an error.
 //!
-//! Invariant: a message quotes at most `MAX_QUOTED_CHARS` characters of a client's text.
+//! Invariant: a message quotes at most `MAX_QUOTED_CHARS` characters of a client's text. What the
+//! compiler of grammars says is bounded there.
 //!
 //! Invariant: a message reveals no internals of the server.
 
@@ -10,9 +11,12 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::body_limits::BodyLimitReached;
+use crate::constraint::GrammarError;
 use crate::engine::{RateKind, Refusal, SubmitError};
 
 /// The maximum length of a client's text in a message, in characters.
@@ -45,13 +49,16 @@ const INVALID_JSON: ErrorClass = class(400, INVALID, "invalid_json");
 const MALFORMED: ErrorClass = class(400, INVALID, "malformed_request");
 const CONTEXT: ErrorClass = class(400, INVALID, "context_length_exceeded");
 const NO_TEMPLATE: ErrorClass = class(400, INVALID, "chat_template_missing");
+const DEAD_END: ErrorClass = class(400, INVALID, "grammar_dead_end");
 const INVALID_KEY: ErrorClass = class(401, "authentication_error", "invalid_api_key");
 const FORBIDDEN: ErrorClass = class(403, "permission_error", "model_not_allowed");
 const NOT_ADMIN: ErrorClass = class(403, "permission_error", "admin_key_required");
 const NOT_TENANT: ErrorClass = class(403, "permission_error", "tenant_key_required");
 const FOREIGN_HOST: ErrorClass = class(403, "permission_error", "host_not_allowed");
+const ABORTED: ErrorClass = class(403, "permission_error", "request_aborted");
 const NO_MODEL: ErrorClass = class(404, INVALID, "model_not_found");
 const NO_ENDPOINT: ErrorClass = class(404, INVALID, "not_found");
+const NO_REQUEST: ErrorClass = class(404, INVALID, "request_not_found");
 const METHOD: ErrorClass = class(405, INVALID, "method_not_allowed");
 const TIMEOUT: ErrorClass = class(408, INVALID, "request_timeout");
 const TOO_LARGE: ErrorClass = class(413, INVALID, "request_too_large");
@@ -65,6 +72,65 @@ const BUSY: ErrorClass = class(503, OVERLOADED, "engine_overloaded");
 const CONNECTIONS: ErrorClass = class(503, OVERLOADED, "too_many_connections");
 const DEAD: ErrorClass = class(503, SERVER, "engine_dead");
 const DEADLINE: ErrorClass = class(504, "timeout_error", "deadline_exceeded");
+
+/// All classes, for the OpenAPI document.
+const CLASSES: &[ErrorClass] = &[
+    INVALID_VALUE,
+    UNSUPPORTED,
+    INVALID_JSON,
+    MALFORMED,
+    CONTEXT,
+    NO_TEMPLATE,
+    DEAD_END,
+    INVALID_KEY,
+    FORBIDDEN,
+    NOT_ADMIN,
+    NOT_TENANT,
+    FOREIGN_HOST,
+    ABORTED,
+    NO_MODEL,
+    NO_ENDPOINT,
+    NO_REQUEST,
+    METHOD,
+    TIMEOUT,
+    TOO_LARGE,
+    CONTENT_TYPE,
+    RATE,
+    QUOTA,
+    INTERNAL,
+    LOADING,
+    DRAINING,
+    BUSY,
+    CONNECTIONS,
+    DEAD,
+    DEADLINE,
+];
+
+/// Returns the `type` and `code` of each error with this status.
+pub(super) fn classes_of(status: u16) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let classes = CLASSES.iter().filter(move |class| class.status == status);
+    classes.map(|class| (class.kind, class.code))
+}
+
+/// The body of an error.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ErrorBody<'a> {
+    error: ErrorObject<'a>,
+}
+
+/// What went wrong.
+#[derive(Serialize, ToSchema)]
+struct ErrorObject<'a> {
+    /// What is wrong, where, and what to do.
+    message: &'a str,
+    /// The class of the error.
+    #[serde(rename = "type")]
+    kind: &'a str,
+    /// The field that is wrong, by its path, such as `messages[1].role`.
+    param: Option<&'a str>,
+    /// The name of the error.
+    code: &'a str,
+}
 
 /// A failed request.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,6 +202,24 @@ impl ApiError {
              Use POST /v1/completions instead."
         );
         ApiError::new(NO_TEMPLATE, message).about("messages")
+    }
+
+    /// The model generates text and computes no embeddings.
+    pub(super) fn no_embeddings(model: &str) -> ApiError {
+        let message = format!(
+            "The model '{model}' generates text and computes no embeddings. Use a server of an \
+             embedding model: one without an output head."
+        );
+        ApiError::unsupported("model", message)
+    }
+
+    /// The model computes embeddings and generates no text.
+    pub(super) fn no_text(model: &str) -> ApiError {
+        let message = format!(
+            "The model '{model}' computes embeddings and generates no text. \
+             Use POST /v1/embeddings."
+        );
+        ApiError::unsupported("model", message)
     }
 
     /// The server does not serve the model `requested`.
@@ -253,6 +337,12 @@ impl ApiError {
         ApiError::new(BUSY, message).retry_after(retry_after)
     }
 
+    /// Every place of the batch is used.
+    pub(super) fn no_slot() -> ApiError {
+        let message = "All slots are in use, so a request would wait. Retry later.";
+        ApiError::new(BUSY, message).retry_after(RETRY_SOON)
+    }
+
     /// The request has no API key, or one that the server does not know.
     pub(super) fn invalid_key(given: bool) -> ApiError {
         let message = if given {
@@ -264,18 +354,44 @@ impl ApiError {
         ApiError::new(INVALID_KEY, message)
     }
 
-    /// The key is a tenant's, but `path` needs the admin key.
-    pub(super) fn no_admin_key(path: &str) -> ApiError {
-        let message = format!(
-            "{} shows all tenants, so it needs the admin key. Ask the operator of this server.",
-            quoted(path)
-        );
+    /// The request does not have the admin key, which `path` needs.
+    pub(super) fn no_admin_key(path: &str, has_admin_key: bool) -> ApiError {
+        let path = quoted(path);
+        let message = match has_admin_key {
+            true => format!(
+                "{path} shows or changes what all tenants do, so it needs the admin key. Ask the \
+                 operator of this server."
+            ),
+            false => format!(
+                "{path} needs the admin key, and this server has none. Start it with \
+                 --admin-key-file, or with [admin] in the file of --tenants."
+            ),
+        };
         ApiError::new(NOT_ADMIN, message)
+    }
+
+    /// No request with this id runs or waits.
+    pub(super) fn no_such_request(id: &str) -> ApiError {
+        let id = quoted(id);
+        let message = format!(
+            "No request {id} runs or waits. Give the 'id' of its answer, or its x-request-id."
+        );
+        ApiError::new(NO_REQUEST, message)
+    }
+
+    /// The operator has ended the request.
+    pub(super) fn aborted() -> ApiError {
+        ApiError::new(
+            ABORTED,
+            "The operator of this server has ended the request.",
+        )
     }
 
     /// The key is the admin key, but the path needs a tenant's key.
     pub(super) fn admin_key() -> ApiError {
-        let message = "The admin key reads '/metrics' only. Use a tenant's key.";
+        let message = "The admin key serves '/metrics', '/reset_prefix_cache', '/flush_cache' and \
+                       '/v1/requests/' only. Use a tenant's key, or none if this server has no \
+                       tenants.";
         ApiError::new(NOT_TENANT, message)
     }
 
@@ -284,6 +400,23 @@ impl ApiError {
         let message = "The request exceeded its deadline, and the server ended it. \
                        Retry later or request fewer tokens.";
         ApiError::new(DEADLINE, message)
+    }
+
+    /// The grammar in `field` cannot be compiled, or not soon enough.
+    pub(super) fn grammar(field: &str, error: &GrammarError) -> ApiError {
+        let message = format!("'{field}' {error}.");
+        match error {
+            GrammarError::Invalid(_) | GrammarError::TooSlow => {
+                ApiError::invalid_value(field, message)
+            }
+            GrammarError::Busy => ApiError::new(BUSY, message).retry_after(RETRY_SOON),
+        }
+    }
+
+    /// No token can follow in an answer that follows a grammar.
+    pub(super) fn dead_end(why: &str) -> ApiError {
+        let message = format!("The answer cannot go on as its grammar demands: {why}.");
+        ApiError::new(DEAD_END, message)
     }
 
     /// The engine's thread has ended, and only a restart brings it back.
@@ -307,14 +440,32 @@ impl ApiError {
         (400..500).contains(&self.class.status) && self.class.kind != RATE_LIMIT
     }
 
+    /// Returns the name of the error.
+    pub(super) fn code(&self) -> &'static str {
+        self.class.code
+    }
+
+    /// Returns the status code.
+    pub(super) fn status(&self) -> u16 {
+        self.class.status
+    }
+
+    /// Returns what is wrong.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Returns the JSON of the error, for a response's body or a stream.
     pub(super) fn body(&self) -> Value {
-        json!({"error": {
-            "message": self.message,
-            "type": self.class.kind,
-            "param": self.param,
-            "code": self.class.code,
-        }})
+        let body = ErrorBody {
+            error: ErrorObject {
+                message: &self.message,
+                kind: self.class.kind,
+                param: self.param.as_deref(),
+                code: self.class.code,
+            },
+        };
+        serde_json::to_value(body).expect("all keys are strings")
     }
 }
 
@@ -415,6 +566,8 @@ impl IntoResponse for ApiError {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
             headers.insert("retry-after-ms", HeaderValue::from(millis));
         }
+        // Other APIs have other forms of errors.
+        response.extensions_mut().insert(self);
         response
     }
 }

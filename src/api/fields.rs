@@ -5,6 +5,9 @@
 //!
 //! Invariant: a number lies within the limits of its type.
 //!
+//! Invariant: the type that reads a value also documents it: `schema` stands beside the code that
+//! reads, and both use the same limits.
+//!
 //! `Option` around such a type makes `null` mean the same as an absent field.
 
 use std::fmt::{self, Display};
@@ -13,9 +16,11 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::Number as JsonNumber;
+use serde_json::{Number as JsonNumber, Value, json};
+use utoipa::ToSchema;
 
 use super::error::quoted;
+use super::schema::{NamedSchemas, reference};
 
 /// The beginning of a serde error about a field that the server knows but does not support. A
 /// sentence follows.
@@ -44,6 +49,12 @@ impl Display for Scalar<'_> {
 pub(super) trait JsonField<'de>: Sized {
     /// What the value must be, for error messages, such as `a number`.
     const EXPECTED: &'static str;
+
+    /// Returns the JSON Schema of the value.
+    fn schema() -> Value;
+
+    /// Adds the schemas that `schema` refers to.
+    fn add_referenced(_: &mut NamedSchemas) {}
 
     /// Reads a value that is neither an array nor an object.
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<Self, E> {
@@ -83,6 +94,28 @@ pub(super) fn count_rest<'de, A: SeqAccess<'de>>(items: &mut A) -> Result<usize,
         count += 1;
     }
     Ok(count)
+}
+
+/// Reads the items of an array, which may be `limit`. An error calls them `what`.
+pub(super) fn at_most<'de, T, A>(
+    limit: usize,
+    what: &str,
+    items: &mut A,
+) -> Result<Vec<T>, A::Error>
+where
+    T: Deserialize<'de>,
+    A: SeqAccess<'de>,
+{
+    let mut read = Vec::new();
+    while read.len() < limit
+        && let Some(item) = items.next_element()?
+    {
+        read.push(item);
+    }
+    match count_rest(items)? {
+        0 => Ok(read),
+        more => Err(may_contain(limit, what, limit + more)),
+    }
 }
 
 /// Calls the function of `T` for the type of a JSON value.
@@ -135,14 +168,35 @@ impl<'de, T: JsonField<'de>> Visitor<'de> for FieldVisitor<T> {
     }
 }
 
-/// Implements `Deserialize` for types that implement `JsonField`.
+/// Implements `Deserialize` and `ToSchema` for types that implement `JsonField`. The parameters of
+/// a generic type stand before it in braces.
 macro_rules! deserialize_fields {
-    ($($type:ty),* $(,)?) => {
-        $(impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(value: D) -> Result<$type, D::Error> {
-                value.deserialize_any($crate::api::fields::FieldVisitor::new())
+    ($($({$($generics:tt)*})? $type:ty),* $(,)?) => {
+        $(
+            impl<'de, $($($generics)*)?> serde::Deserialize<'de> for $type {
+                fn deserialize<D: serde::Deserializer<'de>>(value: D) -> Result<$type, D::Error> {
+                    value.deserialize_any($crate::api::fields::FieldVisitor::new())
+                }
             }
-        })*
+
+            impl<$($($generics)*)?> utoipa::PartialSchema for $type {
+                fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+                    use $crate::api::fields::JsonField;
+                    $crate::api::schema::embedded(<$type as JsonField<'_>>::schema())
+                }
+            }
+
+            impl<$($($generics)*)?> utoipa::ToSchema for $type {
+                fn name() -> std::borrow::Cow<'static, str> {
+                    std::any::type_name::<$type>().into() // With the limits, if it has parameters.
+                }
+
+                fn schemas(schemas: &mut $crate::api::schema::NamedSchemas) {
+                    use $crate::api::fields::JsonField;
+                    <$type as JsonField<'_>>::add_referenced(schemas);
+                }
+            }
+        )*
     };
 }
 pub(super) use deserialize_fields;
@@ -153,6 +207,10 @@ pub(super) struct Bool(pub(super) bool);
 
 impl JsonField<'_> for Bool {
     const EXPECTED: &'static str = "a boolean";
+
+    fn schema() -> Value {
+        json!({"type": "boolean"})
+    }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<Bool, E> {
         match value {
@@ -169,6 +227,10 @@ pub(super) struct JsonText(pub(super) String);
 impl JsonField<'_> for JsonText {
     const EXPECTED: &'static str = "a string";
 
+    fn schema() -> Value {
+        json!({"type": "string"})
+    }
+
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<JsonText, E> {
         match value {
             Scalar::Text(text) => Ok(JsonText(text.to_owned())),
@@ -183,6 +245,17 @@ pub(super) struct Integer<const MIN: i64, const MAX: i64>(pub(super) i128);
 
 impl<const MIN: i64, const MAX: i64> JsonField<'_> for Integer<MIN, MAX> {
     const EXPECTED: &'static str = "an integer";
+
+    fn schema() -> Value {
+        let mut schema = json!({"type": "integer"});
+        if MIN > i64::MIN {
+            schema["minimum"] = MIN.into();
+        }
+        if MAX < i64::MAX {
+            schema["maximum"] = MAX.into();
+        }
+        schema
+    }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<Self, E> {
         let Some(number) = integer(&value) else {
@@ -205,30 +278,27 @@ impl<const MIN: i64, const MAX: i64> JsonField<'_> for Integer<MIN, MAX> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Float<const MIN: i32, const MAX: i32>(pub(super) f32);
 
+impl<const MIN: i32, const MAX: i32> Float<MIN, MAX> {
+    const LIMITS: (f64, f64) = (MIN as f64 / 100.0, MAX as f64 / 100.0);
+}
+
 impl<const MIN: i32, const MAX: i32> JsonField<'_> for Float<MIN, MAX> {
     const EXPECTED: &'static str = "a number";
+
+    fn schema() -> Value {
+        let (minimum, maximum) = Self::LIMITS;
+        json!({"type": "number", "minimum": minimum, "maximum": maximum})
+    }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<Self, E> {
         let Scalar::Number(given) = &value else {
             return Err(must_be(Self::EXPECTED, value));
         };
-        let (min, max) = (f64::from(MIN) / 100.0, f64::from(MAX) / 100.0);
+        let (min, max) = Self::LIMITS;
         match given.as_f64() {
             Some(number) if (min..=max).contains(&number) => Ok(Float(number as f32)),
             _ => Err(must_be(&format!("from {min} to {max}"), given)),
         }
-    }
-}
-
-impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Integer<MIN, MAX> {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_any(FieldVisitor::new())
-    }
-}
-
-impl<'de, const MIN: i32, const MAX: i32> Deserialize<'de> for Float<MIN, MAX> {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        value.deserialize_any(FieldVisitor::new())
     }
 }
 
@@ -238,6 +308,10 @@ pub(super) struct Seed(pub(super) u64);
 
 impl JsonField<'_> for Seed {
     const EXPECTED: &'static str = "an integer";
+
+    fn schema() -> Value {
+        json!({"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX})
+    }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<Seed, E> {
         let (min, max) = (i128::from(i64::MIN), i128::from(u64::MAX));
@@ -277,15 +351,19 @@ fn shown(value: &Scalar<'_>, integer: i128) -> String {
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
-impl<'de, T: Deserialize<'de>> JsonField<'de> for Object<T> {
+impl<'de, T: Deserialize<'de> + ToSchema> JsonField<'de> for Object<T> {
     const EXPECTED: &'static str = "an object";
+
+    fn schema() -> Value {
+        reference::<T>()
+    }
 
     fn object<A: MapAccess<'de>>(entries: A) -> Result<Self, A::Error> {
         T::deserialize(MapAccessDeserializer::new(entries)).map(Object)
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+impl<'de, T: Deserialize<'de> + ToSchema> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
         value.deserialize_any(FieldVisitor::new())
     }
@@ -329,6 +407,10 @@ impl Display for Given {
 impl<'de> JsonField<'de> for Given {
     const EXPECTED: &'static str = "a value";
 
+    fn schema() -> Value {
+        json!({})
+    }
+
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<Given, E> {
         Ok(match value {
             Scalar::Null => Given::Null,
@@ -349,4 +431,11 @@ impl<'de> JsonField<'de> for Given {
     }
 }
 
-deserialize_fields!(Bool, JsonText, Seed, Given);
+deserialize_fields!(
+    Bool,
+    JsonText,
+    Seed,
+    Given,
+    {const MIN: i64, const MAX: i64} Integer<MIN, MAX>,
+    {const MIN: i32, const MAX: i32} Float<MIN, MAX>,
+);

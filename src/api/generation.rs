@@ -15,15 +15,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::answer_parts::{AnswerParts, AnswerSplitter};
 use super::app::Serving;
 use super::authentication::Caller;
 use super::error::ApiError;
 use super::logprobs::TokenLogprob;
-use super::parsed_request::{ParsedRequest, ReasoningField};
+use super::parsed_request::ParsedRequest;
+use super::prompt_logprobs::PromptPart;
 use crate::engine::{
-    EventStream, FinishReason, GenerationRequest, StreamEvent, TokenId, TokenOutput,
+    EventStream, FinishReason, GenerationRequest, RequestEnder, ScoredToken, StreamEvent, TokenId,
+    TokenOutput,
 };
-use crate::text::{Detokenizer, ReasoningSplitter, SplitText, TextOptions};
+use crate::text::{Detokenizer, TextOptions};
+use crate::tools::CallDelta;
 
 /// A part of a choice's output.
 #[derive(Debug, Default)]
@@ -31,10 +38,14 @@ pub(super) struct Piece {
     pub(super) text: String,
     /// The reasoning before the text, if the model reasons.
     pub(super) reasoning: String,
+    /// The calls of tools after the text.
+    pub(super) calls: Vec<CallDelta>,
     /// Empty unless the client wants log-probabilities.
     pub(super) logprobs: Vec<TokenLogprob>,
     /// The tokens since the previous piece, including a stop token.
     pub(super) tokens: Vec<TokenId>,
+    /// The scores of the prompt, in the first piece, if they are wanted.
+    pub(super) scores: Vec<ScoredToken>,
     /// The number of tokens so far.
     pub(super) completion_tokens: u32,
 }
@@ -44,16 +55,31 @@ impl Piece {
     pub(super) fn extend(&mut self, next: Piece) {
         self.text += &next.text;
         self.reasoning += &next.reasoning;
+        self.calls.extend(next.calls);
         self.logprobs.extend(next.logprobs);
         self.tokens.extend(next.tokens);
+        self.scores.extend(next.scores);
         self.completion_tokens = next.completion_tokens;
     }
 }
 
+/// Why a choice ended: `stop` after a stop token or stop string, `length` at the maximum output
+/// length or the end of the context, `tool_calls` after a call of a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = FinishReason)]
+pub(super) enum AnswerEnd {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
 /// How a choice ended, and its token counts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ChoiceEnd {
-    pub(super) finish_reason: &'static str,
+    pub(super) finish_reason: AnswerEnd,
+    /// The stop string that ended the text.
+    pub(super) stop: Option<String>,
     /// The prompt tokens that came from the prefix cache.
     pub(super) cached_tokens: u32,
     pub(super) completion_tokens: u32,
@@ -70,11 +96,12 @@ pub(super) struct ChoiceGeneration {
     events: EventStream,
     caller: Caller,
     detokenizer: Detokenizer,
-    reasoning: Option<ReasoningSplitter>,
-    wants_reasoning: bool,
+    splitter: AnswerSplitter,
     stop_tokens: Vec<TokenId>,
     include_stop: bool,
     wants_tokens: bool,
+    prompt: PromptPart,
+    is_prompt_only: bool, // The answer has no output.
     completion_tokens: u32,
     pending_logprobs: VecDeque<TokenLogprob>, // The detokenizer still holds their text back.
     pending_tokens: Vec<TokenId>,             // The tokens since the last piece.
@@ -83,58 +110,74 @@ pub(super) struct ChoiceGeneration {
 }
 
 impl ChoiceGeneration {
-    /// Submits `request` to the engine, with all its choices.
+    /// Submits `request` to the engine: each prompt with all its choices.
     ///
     /// # Errors
-    /// If the engine rejects the request at once.
+    /// If the engine rejects a prompt at once. Those before it are cancelled.
     pub(super) fn start_all(
         serving: &Serving,
         request: ParsedRequest,
         caller: &Caller,
         arrived: Instant,
     ) -> Result<Vec<ChoiceGeneration>, ApiError> {
-        let params = request.params;
-        let submitted = GenerationRequest {
-            prompt: request.prompt,
-            sampling: params.sampling,
-            max_new_tokens: request.max_new_tokens,
-            min_new_tokens: params.min_tokens,
-            stop_tokens: params.stop_tokens.clone(),
-            tenant: caller.tenant.number,
-            arrived,
-            first_token_within: caller.tenant.deadlines.first_token,
-            ends_within: caller.tenant.deadlines.total,
+        let splitter = || AnswerSplitter::new(&request);
+        let spelled = match request.calls {
+            Some(_) => serving.tool_format().tag_tokens(),
+            None => Vec::new(),
         };
+        let (prompts, params) = (&request.prompts, &request.params);
+        let is_prompt_only = params.is_prompt_only();
         let options = TextOptions {
-            stop: params.stop,
+            stop: params.stop.clone(),
             include_stop: params.include_stop,
             skip_special_tokens: params.skip_special_tokens,
             min_tokens: params.min_tokens,
         };
-        let reasoning = request.reasoning;
-        let splitter = |field: ReasoningField| ReasoningSplitter::new(field.tags, field.is_opened);
-        let streams = serving.engine.submit_choices(submitted, params.n)?;
-        let generations = streams.into_iter().map(|events| ChoiceGeneration {
-            events,
-            caller: caller.clone(),
-            detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone()),
-            reasoning: reasoning.map(splitter),
-            wants_reasoning: reasoning.is_some_and(|field| field.is_wanted),
-            stop_tokens: params.stop_tokens.clone(),
-            include_stop: params.include_stop,
-            wants_tokens: params.return_token_ids,
-            completion_tokens: 0,
-            pending_logprobs: VecDeque::new(),
-            pending_tokens: Vec::new(),
-            stopped: false,
-            end: None,
-        });
-        Ok(generations.collect())
+        let mut generations = Vec::with_capacity(prompts.len() * params.n as usize);
+        for prompt in prompts {
+            let submitted = GenerationRequest {
+                prompt: prompt.tokens.clone(),
+                sampling: params.sampling.clone(),
+                max_new_tokens: prompt.max_new_tokens,
+                min_new_tokens: params.min_tokens,
+                stop_tokens: params.stop_tokens.clone(),
+                tenant: caller.tenant.number,
+                arrived,
+                first_token_within: caller.tenant.deadlines.first_token,
+                ends_within: caller.tenant.deadlines.total,
+            };
+            let streams = serving.engine.submit_choices(submitted, params.n)?;
+            generations.extend(streams.into_iter().map(|events| {
+                ChoiceGeneration {
+                    events,
+                    caller: caller.clone(),
+                    detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone())
+                        .spelling(spelled.clone()),
+                    splitter: splitter(),
+                    stop_tokens: params.stop_tokens.clone(),
+                    include_stop: params.include_stop,
+                    wants_tokens: params.return_token_ids,
+                    prompt: PromptPart::new(prompt.echo.clone(), params),
+                    is_prompt_only,
+                    completion_tokens: 0,
+                    pending_logprobs: VecDeque::new(),
+                    pending_tokens: Vec::new(),
+                    stopped: false,
+                    end: None,
+                }
+            }));
+        }
+        Ok(generations)
     }
 
     /// Ends the generation early while the client is still connected.
     pub(super) fn cancel(mut self) {
         self.events.finish(FinishReason::Cancelled);
+    }
+
+    /// Returns a handle that can end the generation while it is elsewhere.
+    pub(super) fn ender(&self) -> RequestEnder {
+        self.events.ender()
     }
 
     /// Waits until the engine has accepted the request.
@@ -166,8 +209,14 @@ impl ChoiceGeneration {
         loop {
             match self.event().await {
                 Some(StreamEvent::Accepted) => {}
+                Some(StreamEvent::Scored(score)) => self.prompt.push(score),
                 Some(StreamEvent::Token(output)) => {
-                    if let Some(piece) = self.push(output) {
+                    let of_prompt = self.of_prompt();
+                    let of_token = match self.is_prompt_only {
+                        true => None,
+                        false => self.push(output),
+                    };
+                    if let Some(piece) = joined(of_prompt, of_token) {
                         return Ok(ChoiceOutput::Piece(piece));
                     }
                 }
@@ -177,14 +226,28 @@ impl ChoiceGeneration {
                     completion_tokens,
                     ..
                 }) => {
-                    let end = ChoiceEnd {
-                        finish_reason: finish_reason(reason)?,
-                        cached_tokens,
-                        completion_tokens,
+                    let end = match finish_reason(reason)? {
+                        _ if self.is_prompt_only => ChoiceEnd {
+                            finish_reason: AnswerEnd::Length,
+                            cached_tokens,
+                            completion_tokens: 0,
+                            stop: None,
+                        },
+                        finish_reason => ChoiceEnd {
+                            finish_reason,
+                            cached_tokens,
+                            completion_tokens,
+                            stop: None,
+                        },
                     };
                     return Ok(self.finish(end));
                 }
+                Some(StreamEvent::Embedding(_)) => {
+                    let why = "a request for text got an embedding";
+                    return Err(ApiError::internal(why));
+                }
                 Some(StreamEvent::Refused(refusal)) => return Err(refusal.into()),
+                Some(StreamEvent::DeadEnd(why)) => return Err(ApiError::dead_end(&why)),
                 Some(StreamEvent::Failed(why)) => return Err(ApiError::internal(&why)),
                 None => {
                     let why = "the engine closed a stream without a final event";
@@ -207,17 +270,21 @@ impl ChoiceGeneration {
         let token = output.token;
         self.completion_tokens += 1;
         self.pending_tokens.push(token);
-        if self.stop_tokens.contains(&token) && !self.include_stop {
+        let start = self.detokenizer.decoded_chars();
+        let is_hidden = self.stop_tokens.contains(&token) && !self.include_stop;
+        if is_hidden && !self.prompt.echoes_logprobs() {
             return None;
         }
-        let start = self.detokenizer.decoded_chars();
         if let Some(logprob) = output.logprob {
             self.pending_logprobs.push_back(TokenLogprob {
                 start,
                 token,
-                logprob,
+                logprob: Some(logprob),
                 top: output.top,
             });
+        }
+        if is_hidden {
+            return None;
         }
         let delta = self.detokenizer.push(token);
         if delta.stopped {
@@ -225,51 +292,54 @@ impl ChoiceGeneration {
             self.events.finish(FinishReason::Stop);
         }
         let end = self.detokenizer.decoded_chars();
-        if let Some(splitter) = &mut self.reasoning {
-            splitter.token(token, start..end);
-        }
-        let SplitText { reasoning, answer } = self.split(&delta.text, delta.stopped);
-        let held = self
-            .reasoning
-            .as_ref()
-            .map_or(0, |splitter| splitter.held_chars());
-        let released = self.detokenizer.released_chars() - held;
+        self.splitter.token(token, start..end);
+        let parts = self.splitter.push(&delta.text, delta.stopped);
+        let released = self.detokenizer.released_chars() - self.splitter.held_chars();
         let ready = self
             .pending_logprobs
             .iter()
             .take_while(|entry| entry.start < released)
             .count();
-        if answer.is_empty() && reasoning.is_empty() && ready == 0 {
+        if parts.is_empty() && ready == 0 {
             return None;
         }
-        Some(Piece {
-            text: answer,
+        let AnswerParts {
             reasoning,
-            logprobs: self.pending_logprobs.drain(..ready).collect(),
+            text,
+            calls,
+        } = parts;
+        Some(Piece {
+            text,
+            reasoning,
+            calls,
+            logprobs: self.take_logprobs(ready),
             tokens: std::mem::take(&mut self.pending_tokens),
+            scores: Vec::new(),
             completion_tokens: self.completion_tokens,
         })
     }
 
-    /// Splits the next part of the text, which may be the last. Reasoning that the client does not
-    /// want is dropped.
-    fn split(&mut self, text: &str, is_last: bool) -> SplitText {
-        let Some(splitter) = &mut self.reasoning else {
-            return SplitText {
-                answer: text.to_owned(),
-                ..SplitText::default()
-            };
-        };
-        let mut split = splitter.push(text);
-        if is_last {
-            let rest = splitter.finish();
-            split.reasoning += &rest.reasoning;
-            split.answer += &rest.answer;
-        }
-        if !self.wants_reasoning {
-            split.reasoning.clear();
-        }
-        split
+    /// Takes the first pending log-probabilities.
+    fn take_logprobs(&mut self, count: usize) -> Vec<TokenLogprob> {
+        let text_start = self.prompt.chars();
+        let taken = self.pending_logprobs.drain(..count);
+        let moved = taken.map(|entry| TokenLogprob {
+            start: entry.start + text_start,
+            ..entry
+        });
+        moved.collect()
+    }
+
+    /// Returns what the first piece says about the prompt, and nothing later.
+    fn of_prompt(&mut self) -> Option<Piece> {
+        let prompt = self.prompt.take()?;
+        Some(Piece {
+            text: prompt.text,
+            logprobs: prompt.logprobs,
+            scores: prompt.scores,
+            completion_tokens: self.completion_tokens,
+            ..Piece::default()
+        })
     }
 
     /// Ends the generation. Returns the last piece if something is left for it, otherwise the end.
@@ -281,16 +351,22 @@ impl ChoiceGeneration {
         };
         if !self.stopped {
             let delta = self.detokenizer.finish();
-            let SplitText { reasoning, answer } = self.split(&delta.text, true);
-            (piece.text, piece.reasoning) = (answer, reasoning);
+            let parts = self.splitter.push(&delta.text, true);
+            (piece.text, piece.reasoning) = (parts.text, parts.reasoning);
+            piece.calls = parts.calls;
             if delta.stopped {
-                end.finish_reason = "stop";
+                end.finish_reason = AnswerEnd::Stop;
             }
             // No text follows, so the log-probabilities of tokens without text are due now.
-            piece.logprobs = self.pending_logprobs.drain(..).collect();
+            piece.logprobs = self.take_logprobs(self.pending_logprobs.len());
+        }
+        end.stop = self.detokenizer.stop().map(str::to_owned);
+        if end.finish_reason == AnswerEnd::Stop && self.splitter.has_calls() {
+            end.finish_reason = AnswerEnd::ToolCalls;
         }
         let has_tokens = self.wants_tokens && !piece.tokens.is_empty();
         let has_text = !piece.text.is_empty() || !piece.reasoning.is_empty();
+        let has_text = has_text || !piece.calls.is_empty();
         if !has_text && piece.logprobs.is_empty() && !has_tokens {
             return ChoiceOutput::End(end);
         }
@@ -299,18 +375,27 @@ impl ChoiceGeneration {
     }
 }
 
+/// Joins two pieces, either of which may be missing.
+fn joined(first: Option<Piece>, second: Option<Piece>) -> Option<Piece> {
+    match (first, second) {
+        (Some(mut first), Some(second)) => {
+            first.extend(second);
+            Some(first)
+        }
+        (first, second) => first.or(second),
+    }
+}
+
 /// Returns the `finish_reason` for the client.
 ///
 /// # Errors
 /// If the generation ended without an answer.
-fn finish_reason(reason: FinishReason) -> Result<&'static str, ApiError> {
+pub(super) fn finish_reason(reason: FinishReason) -> Result<AnswerEnd, ApiError> {
     match reason {
-        FinishReason::Stop => Ok("stop"),
-        FinishReason::Length => Ok("length"),
+        FinishReason::Stop => Ok(AnswerEnd::Stop),
+        FinishReason::Length => Ok(AnswerEnd::Length),
         FinishReason::Shutdown => Err(ApiError::draining()),
-        FinishReason::Cancelled => Err(ApiError::internal(
-            "the engine cancelled a request whose client was still connected",
-        )),
+        FinishReason::Cancelled => Err(ApiError::aborted()), // Its client is still there.
         FinishReason::Deadline => Err(ApiError::too_slow()),
         FinishReason::Error => Err(ApiError::internal("the engine failed a request")),
     }

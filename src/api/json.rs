@@ -25,6 +25,7 @@ const MAX_VALUES: usize = 1 << 16;
 #[derive(Clone, Copy)]
 pub(super) struct JsonObject<'a> {
     text: &'a [u8],
+    place: &'static str, // The field that holds the object; empty for a whole body.
 }
 
 impl<'a> JsonObject<'a> {
@@ -38,7 +39,7 @@ impl<'a> JsonObject<'a> {
         let mut json = serde_json::Deserializer::from_slice(text);
         let skimmed = Skim(&values_left).deserialize(&mut json);
         match skimmed.and_then(|is_object| json.end().map(|()| is_object)) {
-            Ok(true) => Ok(JsonObject { text }),
+            Ok(true) => Ok(JsonObject { text, place: "" }),
             Ok(false) => {
                 let given: Given =
                     serde_json::from_slice(text).map_err(|error| not_json(&error))?;
@@ -50,6 +51,20 @@ impl<'a> JsonObject<'a> {
             }
             Err(error) => Err(not_json(&error)),
         }
+    }
+
+    /// Returns the object in the field `place` of a checked body.
+    ///
+    /// # Errors
+    /// If `text` is another value.
+    pub(super) fn nested(text: &'a str, place: &'static str) -> Result<JsonObject<'a>, ApiError> {
+        if text.starts_with('{') {
+            let text = text.as_bytes();
+            return Ok(JsonObject { text, place });
+        }
+        let given: Given = serde_json::from_str(text).map_err(|error| not_json(&error))?;
+        let message = format!("'{place}' must be an object; got {given}.");
+        Err(ApiError::invalid_value(place, message))
     }
 
     /// Reads the fields of `T`.
@@ -66,7 +81,7 @@ impl<'a> JsonObject<'a> {
         let mut json = serde_json::Deserializer::from_slice(self.text);
         let mut track = Track::new();
         let read = seed.deserialize(PathDeserializer::new(&mut json, &mut track));
-        read.map_err(|error| field_error(&track.path(), &error))
+        read.map_err(|error| field_error(self.place, &track.path(), &error))
     }
 }
 
@@ -79,27 +94,36 @@ fn not_json(error: &serde_json::Error) -> ApiError {
 /// - `must …` or `may …`, which continues the field's name;
 /// - a sentence;
 /// - a sentence after `UNSUPPORTED`;
-/// - serde's own text for a field that appears twice.
-fn field_error(path: &Path, error: &serde_json::Error) -> ApiError {
+/// - serde's own text for a field that appears twice, or that is missing.
+fn field_error(place: &str, path: &Path, error: &serde_json::Error) -> ApiError {
     if error.classify() != Category::Data {
         return not_json(error);
     }
-    let is_root = path.iter().len() == 0;
-    let path = path.to_string();
+    let path = match (place, path.iter().len()) {
+        ("", 0) => String::new(),
+        (place, 0) => place.to_owned(),
+        ("", _) => path.to_string(),
+        (place, _) => format!("{place}.{path}"),
+    };
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = text.strip_suffix(&place).unwrap_or(&text);
     if let Some(sentence) = text.strip_prefix(UNSUPPORTED) {
         return ApiError::unsupported(path, sentence);
     }
-    let twice = text.strip_prefix("duplicate field `");
-    if let Some(name) = twice.and_then(|rest| rest.strip_suffix('`')) {
-        let field = if is_root {
-            name.to_owned()
-        } else {
-            format!("{path}.{name}")
-        };
+    let inside = |start: &str| text.strip_prefix(start)?.strip_suffix('`');
+    let of_object = |name: &str| match path.as_str() {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
+    };
+    if let Some(name) = inside("duplicate field `") {
+        let field = of_object(name);
         let message = format!("'{field}' appears more than once. Send each field once.");
+        return ApiError::invalid_value(field, message);
+    }
+    if let Some(name) = inside("missing field `") {
+        let field = of_object(name);
+        let message = format!("'{field}' is missing.");
         return ApiError::invalid_value(field, message);
     }
     if text.starts_with("must ") || text.starts_with("may ") {

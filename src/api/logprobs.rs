@@ -1,6 +1,7 @@
 //! Log-probabilities of tokens, in the shapes of both completion endpoints.
 
 use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 use crate::engine::TokenId;
 use crate::text::Tokenizer;
@@ -8,7 +9,7 @@ use crate::text::Tokenizer;
 /// Marks a token of the completions endpoint that is not valid UTF-8.
 const BYTES: &str = "bytes:";
 /// Replaces smaller log-probabilities, because JSON has no infinity.
-const MIN_LOGPROB: f32 = -9999.0;
+pub(super) const MIN_LOGPROB: f32 = -9999.0;
 
 /// A token of the answer with its log-probability.
 #[derive(Debug)]
@@ -16,41 +17,85 @@ pub(super) struct TokenLogprob {
     /// The position of the token's text in the answer, in characters.
     pub(super) start: usize,
     pub(super) token: TokenId,
-    pub(super) logprob: f32,
+    /// `None` for the first token of a prompt, which follows nothing.
+    pub(super) logprob: Option<f32>,
     /// The most likely tokens at this position, most likely first.
     pub(super) top: Vec<(TokenId, f32)>,
 }
 
+/// How log-probabilities show tokens.
+#[derive(Clone, Copy)]
+pub(super) enum TokenSpelling {
+    Text,
+    /// As `token_id:` and the id.
+    Id,
+}
+
+/// Shows the tokens of a tokenizer.
+#[derive(Clone, Copy)]
+pub(super) struct SpelledTokens<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) spelling: TokenSpelling,
+}
+
+impl SpelledTokens<'_> {
+    /// Returns what stands for a token. `prefix` precedes bytes that are not valid UTF-8.
+    fn of(self, token: TokenId, prefix: &str) -> String {
+        match self.spelling {
+            TokenSpelling::Text => spelled(self.tokenizer, token, prefix),
+            TokenSpelling::Id => format!("token_id:{token}"),
+        }
+    }
+}
+
 /// The log-probabilities of a chat choice or chunk.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(super) struct ChatLogprobs {
+    /// One entry for each token.
     content: Vec<ChatLogprob>,
 }
 
-#[derive(Serialize)]
+/// A token of the answer, its log-probability and its alternatives.
+#[derive(Serialize, ToSchema)]
 struct ChatLogprob {
-    #[serde(flatten)]
-    chosen: TokenLikelihood,
+    /// The text of the token; `\\x` and two digits for each byte if it is not valid UTF-8.
+    token: String,
+    /// The model's own log-probability, at least -9999.
+    logprob: f32,
+    /// The bytes of the token.
+    #[schema(value_type = Vec<u32>)]
+    bytes: Vec<u8>,
+    /// The most likely tokens at this position, most likely first.
     top_logprobs: Vec<TokenLikelihood>,
 }
 
-#[derive(Serialize)]
+/// A token and its log-probability.
+#[derive(Serialize, ToSchema)]
 struct TokenLikelihood {
+    /// The text of the token; `\\x` and two digits for each byte if it is not valid UTF-8.
     token: String,
+    /// The model's own log-probability, at least -9999.
     logprob: f32,
+    /// The bytes of the token.
+    #[schema(value_type = Vec<u32>)]
     bytes: Vec<u8>,
 }
 
 impl ChatLogprobs {
-    pub(super) fn new(logprobs: &[TokenLogprob], tokenizer: &Tokenizer) -> ChatLogprobs {
+    pub(super) fn new(logprobs: &[TokenLogprob], spelled: SpelledTokens<'_>) -> ChatLogprobs {
         let likelihood = |&(token, logprob): &(TokenId, f32)| TokenLikelihood {
-            token: spelled(tokenizer, token, ""),
+            token: spelled.of(token, ""),
             logprob: logprob.max(MIN_LOGPROB),
-            bytes: tokenizer.token_bytes(token).to_vec(),
+            bytes: spelled.tokenizer.token_bytes(token).to_vec(),
         };
-        let entry = |entry: &TokenLogprob| ChatLogprob {
-            chosen: likelihood(&(entry.token, entry.logprob)),
-            top_logprobs: entry.top.iter().map(likelihood).collect(),
+        let entry = |entry: &TokenLogprob| {
+            let chosen = likelihood(&(entry.token, entry.logprob.unwrap_or(0.0)));
+            ChatLogprob {
+                token: chosen.token,
+                logprob: chosen.logprob,
+                bytes: chosen.bytes,
+                top_logprobs: entry.top.iter().map(likelihood).collect(),
+            }
         };
         ChatLogprobs {
             content: logprobs.iter().map(entry).collect(),
@@ -59,22 +104,29 @@ impl ChatLogprobs {
 }
 
 /// The log-probabilities of a completion choice or chunk: four arrays of the same length.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, ToSchema)]
 pub(super) struct CompletionLogprobs {
+    /// The texts of the tokens; `bytes:` and hexadecimal digits if one is not valid UTF-8.
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Vec<TopLogprobs>,
+    /// The model's own log-probabilities, at least -9999.
+    token_logprobs: Vec<Option<f32>>,
+    /// The most likely tokens and the chosen one, most likely first, with their log-probabilities.
+    #[schema(value_type = Vec<Option<std::collections::HashMap<String, f32>>>)]
+    top_logprobs: Vec<Option<TopLogprobs>>,
+    /// The position of each token in the text, in characters.
+    #[schema(value_type = Vec<u64>)]
     text_offset: Vec<usize>,
 }
 
 impl CompletionLogprobs {
-    pub(super) fn new(logprobs: &[TokenLogprob], tokenizer: &Tokenizer) -> CompletionLogprobs {
+    pub(super) fn new(logprobs: &[TokenLogprob], spelled: SpelledTokens<'_>) -> CompletionLogprobs {
         let mut arrays = CompletionLogprobs::default();
         for entry in logprobs {
-            let token = spelled(tokenizer, entry.token, BYTES);
-            arrays.tokens.push(token);
-            arrays.token_logprobs.push(entry.logprob.max(MIN_LOGPROB));
-            arrays.top_logprobs.push(TopLogprobs::new(entry, tokenizer));
+            arrays.tokens.push(spelled.of(entry.token, BYTES));
+            let logprob = entry.logprob.map(|logprob| logprob.max(MIN_LOGPROB));
+            let top = logprob.map(|logprob| TopLogprobs::new(entry, logprob, spelled));
+            arrays.token_logprobs.push(logprob);
+            arrays.top_logprobs.push(top);
             arrays.text_offset.push(entry.start);
         }
         arrays
@@ -86,11 +138,11 @@ impl CompletionLogprobs {
 struct TopLogprobs(Vec<(String, f32)>);
 
 impl TopLogprobs {
-    fn new(entry: &TokenLogprob, tokenizer: &Tokenizer) -> TopLogprobs {
+    fn new(entry: &TokenLogprob, logprob: f32, spelled: SpelledTokens<'_>) -> TopLogprobs {
         let mut top: Vec<(String, f32)> = Vec::new();
-        let chosen = (entry.token, entry.logprob);
+        let chosen = (entry.token, logprob);
         for (token, logprob) in entry.top.iter().copied().chain([chosen]) {
-            let token = spelled(tokenizer, token, BYTES);
+            let token = spelled.of(token, BYTES);
             if top.iter().all(|(other, _)| *other != token) {
                 top.push((token, logprob.max(MIN_LOGPROB)));
             }
@@ -103,6 +155,11 @@ impl Serialize for TopLogprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
     }
+}
+
+/// Returns the text of a token; `\x` and two digits for each byte if it is not valid UTF-8.
+pub(super) fn token_text(tokenizer: &Tokenizer, token: TokenId) -> String {
+    spelled(tokenizer, token, "")
 }
 
 /// Returns the text of a token. If its bytes are not valid UTF-8, returns `prefix` followed by the

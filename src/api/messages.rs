@@ -3,13 +3,18 @@
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::error::{ApiError, quoted};
 use super::fields::{
-    Given, JsonField, JsonText, Object, Scalar, count_rest, deserialize_fields, may_contain,
-    must_be, unsupported,
+    Given, JsonField, JsonText, Object, Scalar, at_most, count_rest, deserialize_fields, must_be,
+    unsupported,
 };
+use super::schema::{NamedSchemas, collect, reference};
+use super::tool_calls::{EarlierCalls, check_id};
 use crate::text::Message;
+use crate::tools::Turn;
 
 const MAX_MESSAGES: usize = 1024;
 /// The maximum number of parts of one message.
@@ -24,7 +29,7 @@ impl Messages {
     ///
     /// # Errors
     /// If there is no message, or if a message lacks something that its role requires.
-    pub(super) fn check(self) -> Result<Vec<Message>, ApiError> {
+    pub(super) fn check(self) -> Result<Vec<Turn>, ApiError> {
         if self.0.is_empty() {
             let message = "'messages' must contain at least one message.";
             return Err(ApiError::invalid_value("messages", message));
@@ -39,55 +44,56 @@ impl Messages {
 impl<'de> JsonField<'de> for Messages {
     const EXPECTED: &'static str = "an array";
 
+    fn schema() -> Value {
+        let message = reference::<MessageFields>();
+        json!({"type": "array", "items": message, "minItems": 1, "maxItems": MAX_MESSAGES})
+    }
+
+    fn add_referenced(schemas: &mut NamedSchemas) {
+        collect::<MessageFields>(schemas);
+    }
+
     fn array<A: SeqAccess<'de>>(mut items: A) -> Result<Messages, A::Error> {
         at_most(MAX_MESSAGES, "messages", &mut items).map(Messages)
     }
 }
 
-/// Reads the items of an array, which may be `limit`. An error calls them `what`.
-fn at_most<'de, T, A>(limit: usize, what: &str, items: &mut A) -> Result<Vec<T>, A::Error>
-where
-    T: Deserialize<'de>,
-    A: SeqAccess<'de>,
-{
-    let mut read = Vec::new();
-    while read.len() < limit
-        && let Some(item) = items.next_element()?
-    {
-        read.push(item);
-    }
-    match count_rest(items)? {
-        0 => Ok(read),
-        more => Err(may_contain(limit, what, limit + more)),
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+/// A message of a conversation.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = Message)]
 struct MessageFields {
-    role: Option<Role>,
+    /// The writer of the message. `developer` means the same as `system`.
+    role: Role,
+    /// The text of the message. Only an assistant's message may lack it.
     content: Option<MessageContent>,
-    /// The server's own name of reasoning that a client sends back.
+    /// The reasoning of an earlier answer. The chat template decides whether the model reads it.
     reasoning_content: Option<JsonText>,
-    /// The newer name of the same field.
+    /// The newer name of `reasoning_content`.
     reasoning: Option<JsonText>,
-    tool_calls: Option<CallsTools>,
-    function_call: Option<CallsTools>,
+    /// The tools that the assistant called.
+    tool_calls: Option<EarlierCalls>,
+    /// The id of the call whose result a message of the role `tool` is, which requires it.
+    tool_call_id: Option<JsonText>,
+    /// Not supported: `tool_calls` has taken its place.
+    function_call: Option<CallsFunction>,
 }
 
 impl MessageFields {
-    fn check(self, param: &str) -> Result<Message, ApiError> {
-        let Some(role) = self.role else {
-            return Err(missing(&format!("{param}.role"), Role::EXPECTED));
+    fn check(self, param: &str) -> Result<Turn, ApiError> {
+        let role = self.role;
+        if let Some(CallsFunction) = self.function_call {
+            let param = format!("{param}.function_call");
+            let message = "Function calls of this form are not supported. Use 'tool_calls'.";
+            return Err(ApiError::unsupported(param, message));
+        }
+        let calls = match self.tool_calls {
+            Some(calls) => calls.check(param)?,
+            None => Vec::new(),
         };
-        for (name, calls) in [
-            ("tool_calls", self.tool_calls),
-            ("function_call", self.function_call),
-        ] {
-            if let Some(CallsTools(true)) = calls {
-                let message = "Tool calls are not supported: this server does not call tools.";
-                return Err(ApiError::unsupported(format!("{param}.{name}"), message));
-            }
+        if !calls.is_empty() && role != Role::Assistant {
+            let param = format!("{param}.tool_calls");
+            let message = format!("'{param}' must stand in a message of the assistant.");
+            return Err(ApiError::invalid_value(param, message));
         }
         let content = match self.content {
             None if role == Role::Assistant => String::new(), // As in a message that calls a tool.
@@ -109,13 +115,25 @@ impl MessageFields {
                     .collect::<Result<_, _>>()?
             }
         };
+        if role == Role::Tool {
+            let param = format!("{param}.tool_call_id");
+            let id = self.tool_call_id;
+            let JsonText(id) = id.ok_or_else(|| missing(&param, JsonText::EXPECTED))?;
+            check_id(&id, &param)?;
+            return Ok(Turn::Result(id, content));
+        }
         let reasoning = self.reasoning_content.or(self.reasoning);
-        Ok(Message {
+        let message = Message {
             role: role.name().to_owned(),
             content,
             reasoning: reasoning
                 .filter(|_| role == Role::Assistant)
                 .map(|JsonText(text)| text),
+            ..Message::default()
+        };
+        Ok(match calls.is_empty() {
+            true => Turn::Said(message),
+            false => Turn::Called(message, calls),
         })
     }
 }
@@ -132,6 +150,7 @@ enum Role {
     System,
     User,
     Assistant,
+    Tool,
 }
 
 impl Role {
@@ -140,43 +159,53 @@ impl Role {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
+            Role::Tool => "tool",
         }
     }
 }
 
 impl JsonField<'_> for Role {
-    const EXPECTED: &'static str = "'system', 'developer', 'user' or 'assistant'";
+    const EXPECTED: &'static str = "'system', 'developer', 'user', 'assistant' or 'tool'";
+
+    fn schema() -> Value {
+        json!({"enum": ["system", "developer", "user", "assistant", "tool"]})
+    }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<Role, E> {
         match value {
             Scalar::Text("system" | "developer") => Ok(Role::System),
             Scalar::Text("user") => Ok(Role::User),
             Scalar::Text("assistant") => Ok(Role::Assistant),
-            Scalar::Text(role @ ("tool" | "function")) => Err(unsupported(format_args!(
-                "The role '{role}' is not supported: this server does not call tools."
-            ))),
+            Scalar::Text("tool") => Ok(Role::Tool),
+            Scalar::Text("function") => Err(unsupported(
+                "The role 'function' is not supported. Use the role 'tool'.",
+            )),
             other => Err(must_be(Self::EXPECTED, other)),
         }
     }
 }
 
-/// Whether a message calls tools. An empty array calls none.
+/// The field `function_call`, whatever it has.
 #[derive(Clone, Copy, Debug)]
-struct CallsTools(bool);
+struct CallsFunction;
 
-impl<'de> JsonField<'de> for CallsTools {
-    const EXPECTED: &'static str = "an empty array";
+impl<'de> JsonField<'de> for CallsFunction {
+    const EXPECTED: &'static str = "null";
 
-    fn scalar<E: Error>(_: Scalar<'_>) -> Result<CallsTools, E> {
-        Ok(CallsTools(true))
+    fn schema() -> Value {
+        json!({"type": "null"})
     }
 
-    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<CallsTools, A::Error> {
-        Ok(CallsTools(count_rest(&mut items)? > 0))
+    fn scalar<E: Error>(_: Scalar<'_>) -> Result<CallsFunction, E> {
+        Ok(CallsFunction)
     }
 
-    fn object<A: MapAccess<'de>>(entries: A) -> Result<CallsTools, A::Error> {
-        Given::object(entries).map(|_| CallsTools(true))
+    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<CallsFunction, A::Error> {
+        count_rest(&mut items).map(|_| CallsFunction)
+    }
+
+    fn object<A: MapAccess<'de>>(entries: A) -> Result<CallsFunction, A::Error> {
+        Given::object(entries).map(|_| CallsFunction)
     }
 }
 
@@ -189,6 +218,17 @@ enum MessageContent {
 
 impl<'de> JsonField<'de> for MessageContent {
     const EXPECTED: &'static str = "a string or an array of text parts";
+
+    fn schema() -> Value {
+        let parts = json!({
+            "type": "array", "items": reference::<PartFields>(), "maxItems": MAX_PARTS,
+        });
+        json!({"anyOf": [{"type": "string"}, parts]})
+    }
+
+    fn add_referenced(schemas: &mut NamedSchemas) {
+        collect::<PartFields>(schemas);
+    }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<MessageContent, E> {
         match value {
@@ -206,12 +246,17 @@ impl<'de> JsonField<'de> for MessageContent {
 #[derive(Debug, Default)]
 struct Part(PartFields);
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+/// A part of a message.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = MessagePart)]
 struct PartFields {
+    /// What the part is.
     #[serde(rename = "type")]
+    #[schema(required)]
     kind: Option<PartKind>,
+    /// The text of a part of type `text`, which requires it.
     text: Option<JsonText>,
+    /// The text of a part of type `refusal`, which only an assistant's message may have.
     refusal: Option<JsonText>,
 }
 
@@ -237,6 +282,10 @@ impl Part {
 impl<'de> JsonField<'de> for Part {
     const EXPECTED: &'static str = "an object";
 
+    fn schema() -> Value {
+        reference::<PartFields>()
+    }
+
     fn scalar<E: Error>(_: Scalar<'_>) -> Result<Part, E> {
         Ok(Part::default())
     }
@@ -260,6 +309,10 @@ enum PartKind {
 impl JsonField<'_> for PartKind {
     const EXPECTED: &'static str = "a string";
 
+    fn schema() -> Value {
+        json!({"enum": ["text", "refusal"]})
+    }
+
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<PartKind, E> {
         match value {
             Scalar::Text("text") => Ok(PartKind::Text),
@@ -277,4 +330,11 @@ fn not_text(kind: &str) -> String {
     )
 }
 
-deserialize_fields!(Messages, Role, CallsTools, MessageContent, Part, PartKind);
+deserialize_fields!(
+    Messages,
+    Role,
+    CallsFunction,
+    MessageContent,
+    Part,
+    PartKind
+);

@@ -6,6 +6,8 @@
 
 use serde::Deserialize;
 use serde::de::{Error, SeqAccess};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::app::ModelCard;
 use super::error::ApiError;
@@ -14,6 +16,8 @@ use super::fields::{
     deserialize_fields, may_contain, must_be,
 };
 use super::request_id::random_u64;
+use super::sampling_defaults::SamplingDefaults;
+use super::structure::FieldGrammar;
 use super::token_ids::{LogitBias, TokenList};
 use crate::engine::{SamplingParams, TokenId};
 
@@ -25,44 +29,77 @@ const MAX_STOP_TOKENS: usize = 256;
 type AnyInteger = Integer<{ i64::MIN }, { i64::MAX }>;
 
 /// The fields that both endpoints have, except their prompt and log-probabilities.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(super) struct CommonFields {
+    /// A name of the served model. Default: the served model.
     model: Option<JsonText>,
-    max_tokens: Option<Integer<1, { i64::MAX }>>,
-    max_completion_tokens: Option<Integer<1, { i64::MAX }>>,
+    /// Maximum number of output tokens. Prompt and output must fit the model's context. 0 returns
+    /// what `echo` or `prompt_logprobs` ask for, and needs one of them.
+    max_tokens: Option<Integer<0, { i64::MAX }>>,
+    /// The same as `max_tokens`, and takes precedence over it.
+    max_completion_tokens: Option<Integer<0, { i64::MAX }>>,
+    /// The output does not stop before it has this many tokens; at most the maximum output length.
     min_tokens: Option<AnyInteger>,
+    /// Randomness of the draw. 0 always takes the most likely token. Default: 1.
     temperature: Option<Float<0, 200>>,
+    /// Draw from the most likely tokens with this total probability. Default: 1.
     top_p: Option<Float<0, 100>>,
+    /// Draw from this many most likely tokens. 0 and -1 are off.
     top_k: Option<Integer<-1, { u32::MAX as i64 }>>,
+    /// Drop tokens below this fraction of the probability of the most likely token. 0 is off.
     min_p: Option<Float<0, 100>>,
+    /// The same request and seed give the same answer. Default: random.
     seed: Option<Seed>,
-    /// A penalty outside these limits can turn logits into infinities.
+    /// Above 1, tokens of prompt and output become less likely. 1 is off.
+    // A penalty outside these limits can turn logits into infinities.
     repetition_penalty: Option<Float<1, 10_000>>,
+    /// Subtracted from a token's logit for each occurrence in the output.
     frequency_penalty: Option<Float<-200, 200>>,
+    /// Subtracted once from the logit of a token that is in the output.
     presence_penalty: Option<Float<-200, 200>>,
+    /// Added to the logits of single tokens: token id to bias.
     logit_bias: Option<LogitBias>,
+    /// Strings that end the output.
     stop: Option<StopStrings>,
+    /// Token ids that end the output, at most 256.
     stop_token_ids: Option<TokenList>,
+    /// Whether the model's own stop tokens do not end the answer.
     ignore_eos: Option<Bool>,
+    /// Whether the text keeps the stop string or stop token that ends it.
     include_stop_str_in_output: Option<Bool>,
+    /// Whether the text leaves out special tokens. Default: true.
     skip_special_tokens: Option<Bool>,
+    /// Whether the answer has `prompt_token_ids` and `token_ids`.
     return_token_ids: Option<Bool>,
+    /// Return the log-probability of each token of the prompt after the first, and this many
+    /// alternatives. The prompt is then computed whole. Needs an answer in one piece.
+    prompt_logprobs: Option<Integer<0, 20>>,
+    /// Whether log-probabilities show tokens as `token_id:` and their id.
+    return_tokens_as_token_ids: Option<Bool>,
+    /// Use only so many tokens from the end of the prompt. -1 uses as many as leave room for the
+    /// output. Default: a prompt that is too long is an error.
+    truncate_prompt_tokens: Option<Integer<-1, { u32::MAX as i64 }>>,
+    /// Number of choices. Choice `i` draws with `seed` + `i`. Default: 1.
     n: Option<Integer<1, 8>>,
+    /// Whether the answer is a stream of server-sent events.
     stream: Option<Bool>,
+    /// What a stream reports. An option that is true needs `stream`.
+    #[schema(value_type = Option<StreamOptions>)]
     stream_options: Option<Object<StreamOptions>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+/// What a stream reports.
+#[derive(Debug, Default, Deserialize, ToSchema)]
 struct StreamOptions {
+    /// Whether the stream ends with a chunk that has the token counts.
     include_usage: Option<Bool>,
+    /// Whether every chunk has the token counts so far.
     continuous_usage_stats: Option<Bool>,
 }
 
 /// A string, or an array of at most `MAX_STOP_STRINGS` strings.
 #[derive(Debug)]
-struct StopStrings(Vec<String>);
+pub(super) struct StopStrings(Vec<String>);
 
 impl StopStrings {
     fn new<E: Error>(stops: Vec<Given>) -> Result<StopStrings, E> {
@@ -84,6 +121,12 @@ impl StopStrings {
 
 impl<'de> JsonField<'de> for StopStrings {
     const EXPECTED: &'static str = "a string or an array of strings";
+
+    fn schema() -> Value {
+        // The limit counts bytes, and a string has at most as many characters.
+        let stop = json!({"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES});
+        json!({"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOP_STRINGS}]})
+    }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<StopStrings, E> {
         StopStrings::new(vec![Given::scalar(value)?])
@@ -112,6 +155,8 @@ deserialize_fields!(StopStrings);
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Params {
     pub(super) sampling: SamplingParams,
+    /// The grammar that the output follows, until it is compiled.
+    pub(super) grammar: Option<FieldGrammar>,
     /// The number of choices.
     pub(super) n: u32,
     /// If `None`, the endpoint's default applies.
@@ -123,6 +168,14 @@ pub(super) struct Params {
     pub(super) include_stop: bool,
     pub(super) skip_special_tokens: bool,
     pub(super) return_token_ids: bool,
+    /// The number of alternatives in `prompt_logprobs`. `None` leaves the field out.
+    pub(super) prompt_logprobs: Option<u32>,
+    /// Whether the text begins with that of the prompt.
+    pub(super) echo: bool,
+    /// Whether log-probabilities show the ids of tokens instead of their texts.
+    pub(super) shows_token_ids: bool,
+    /// How much of a prompt is used. `None` uses all of it.
+    pub(super) truncation: Option<Truncation>,
     pub(super) response_mode: ResponseMode,
 }
 
@@ -131,7 +184,16 @@ pub(super) struct Params {
 pub(super) struct MaxTokens {
     /// The field that holds it.
     pub(super) field: &'static str,
-    pub(super) tokens: u32,
+    pub(super) tokens: u64,
+}
+
+/// How much of a prompt is used, from its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Truncation {
+    /// At most this many tokens.
+    Tokens(u32),
+    /// As many tokens as leave room for the output.
+    ToFit,
 }
 
 /// How the server sends the answer.
@@ -154,6 +216,64 @@ pub(super) enum StreamUsage {
     InEveryChunk,
 }
 
+impl Params {
+    /// Returns whether the answer is about the prompt only.
+    pub(super) fn is_prompt_only(&self) -> bool {
+        self.max_tokens.is_some_and(|max| max.tokens == 0)
+    }
+
+    /// Checks that the request asks for one choice and for nothing about its prompt, for endpoints
+    /// whose answers have only that.
+    pub(super) fn check_plain(&self) -> Result<(), ApiError> {
+        if self.n != 1 {
+            let message = format!("'n' must be 1 for this endpoint; got {}.", self.n);
+            return Err(ApiError::unsupported("n", message));
+        }
+        if self.prompt_logprobs.is_some() {
+            let message = "'prompt_logprobs' is not supported by this endpoint. Use \
+                           POST /v1/completions.";
+            return Err(ApiError::unsupported("prompt_logprobs", message));
+        }
+        Ok(())
+    }
+}
+
+/// The fields that the endpoints of other APIs have too, in the limits of their names here.
+pub(super) struct BasicFields {
+    /// The name of the field with the maximum output length, and that length.
+    pub(super) max_tokens: Option<(&'static str, Integer<1, { i64::MAX }>)>,
+    pub(super) temperature: Option<Float<0, 200>>,
+    pub(super) top_p: Option<Float<0, 100>>,
+    pub(super) top_k: Option<Integer<-1, { u32::MAX as i64 }>>,
+    pub(super) stop: Option<StopStrings>,
+}
+
+impl BasicFields {
+    /// Sets defaults for everything else.
+    pub(super) fn check(
+        self,
+        model: &ModelCard,
+        defaults: &SamplingDefaults,
+    ) -> Result<Params, ApiError> {
+        let common = CommonFields {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            stop: self.stop,
+            ..CommonFields::default()
+        };
+        let params = common.check(model, defaults)?;
+        let max_tokens = self.max_tokens.map(|(field, Integer(tokens))| MaxTokens {
+            field,
+            tokens: u64::try_from(tokens).unwrap_or(u64::MAX),
+        });
+        Ok(Params {
+            max_tokens,
+            ..params
+        })
+    }
+}
+
 impl CommonFields {
     /// Returns the name of the model that the client wants.
     pub(super) fn model(&self) -> Option<&str> {
@@ -161,7 +281,11 @@ impl CommonFields {
     }
 
     /// Checks what depends on the model or on several fields, and sets defaults.
-    pub(super) fn check(self, model: &ModelCard) -> Result<Params, ApiError> {
+    pub(super) fn check(
+        self,
+        model: &ModelCard,
+        defaults: &SamplingDefaults,
+    ) -> Result<Params, ApiError> {
         let max_tokens = self.max_tokens();
         let min_tokens = self.min_tokens(max_tokens, model)?;
         let stop_token_ids = self.stop_token_ids.unwrap_or_default();
@@ -176,22 +300,40 @@ impl CommonFields {
         if !is_set(self.ignore_eos) {
             stop_tokens.extend(&model.stop_tokens);
         }
-        let top_k = self.top_k.map_or(0, |Integer(top_k)| top_k);
+        let is_stream = is_set(self.stream);
+        let prompt_logprobs = self.prompt_logprobs.map(|Integer(count)| count as u32);
+        if is_stream && prompt_logprobs.is_some() {
+            let message = "'prompt_logprobs' requires 'stream': false.";
+            return Err(ApiError::invalid_value("prompt_logprobs", message));
+        }
+        let top_k = self
+            .top_k
+            .or(defaults.top_k)
+            .map_or(0, |Integer(top_k)| top_k);
         let biases = self.logit_bias.map(|biases| biases.check(model));
         let or_zero = |number: Option<f32>| number.unwrap_or(0.0);
+        let or_one = |number: Option<f32>| number.unwrap_or(1.0);
+        let min_p = self.min_p.or(defaults.min_p).map(|Float(number)| number);
+        let top_p = self.top_p.or(defaults.top_p).map(|Float(number)| number);
+        let temperature = self.temperature.or(defaults.temperature);
+        let repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty);
         Ok(Params {
             sampling: SamplingParams {
-                temperature: self.temperature.map_or(1.0, |Float(number)| number),
+                temperature: or_one(temperature.map(|Float(number)| number)),
                 top_k: u32::try_from(top_k).unwrap_or(0),
-                top_p: self.top_p.map_or(1.0, |Float(number)| number),
-                min_p: or_zero(self.min_p.map(|Float(number)| number)),
+                top_p: or_one(top_p),
+                min_p: or_zero(min_p),
                 seed: self.seed.map_or_else(random_u64, |Seed(seed)| seed),
-                repetition_penalty: self.repetition_penalty.map_or(1.0, |Float(number)| number),
+                repetition_penalty: or_one(repetition_penalty.map(|Float(number)| number)),
                 frequency_penalty: or_zero(self.frequency_penalty.map(|Float(number)| number)),
                 presence_penalty: or_zero(self.presence_penalty.map(|Float(number)| number)),
                 logit_bias: biases.transpose()?.unwrap_or_default(),
                 logprobs: None,
+                grammar: None,
+                prompt_logprobs,
+                pooling: None,
             },
+            grammar: None,
             n: self.n.map_or(1, |Integer(n)| n as u32),
             max_tokens,
             min_tokens,
@@ -200,18 +342,23 @@ impl CommonFields {
             include_stop: is_set(self.include_stop_str_in_output),
             skip_special_tokens: self.skip_special_tokens.is_none_or(|Bool(skip)| skip),
             return_token_ids: is_set(self.return_token_ids),
-            response_mode: response_mode(is_set(self.stream), self.stream_options)?,
+            prompt_logprobs,
+            echo: false,
+            shows_token_ids: is_set(self.return_tokens_as_token_ids),
+            truncation: self.truncate_prompt_tokens.map(truncation).transpose()?,
+            response_mode: response_mode(is_stream, self.stream_options)?,
         })
     }
 
-    /// Returns the maximum output length. `max_completion_tokens` takes precedence.
+    /// Returns the maximum output length that the client gave. `max_completion_tokens` takes
+    /// precedence.
     fn max_tokens(&self) -> Option<MaxTokens> {
         let (field, Integer(tokens)) = match (self.max_completion_tokens, self.max_tokens) {
             (Some(tokens), _) => ("max_completion_tokens", tokens),
             (None, Some(tokens)) => ("max_tokens", tokens),
             (None, None) => return None,
         };
-        let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        let tokens = u64::try_from(tokens).unwrap_or(u64::MAX); // Never negative.
         Some(MaxTokens { field, tokens })
     }
 
@@ -222,7 +369,7 @@ impl CommonFields {
         let invalid = |message: String| Err(ApiError::invalid_value("min_tokens", message));
         let limit = model.max_model_len;
         match (u32::try_from(min), max) {
-            (Ok(min), Some(max)) if min <= limit && min > max.tokens => {
+            (Ok(min), Some(max)) if min <= limit && u64::from(min) > max.tokens => {
                 let max = max.tokens;
                 invalid(format!(
                     "'min_tokens' must be at most 'max_tokens' ({max}); got {min}."
@@ -233,6 +380,17 @@ impl CommonFields {
                 "'min_tokens' must be from 0 to {limit}; got {min}."
             )),
         }
+    }
+}
+
+fn truncation(Integer(tokens): Integer<-1, { u32::MAX as i64 }>) -> Result<Truncation, ApiError> {
+    match u32::try_from(tokens) {
+        Ok(0) => {
+            let message = "'truncate_prompt_tokens' must be -1 or at least 1; got 0.";
+            Err(ApiError::invalid_value("truncate_prompt_tokens", message))
+        }
+        Ok(tokens) => Ok(Truncation::Tokens(tokens)),
+        Err(_) => Ok(Truncation::ToFit),
     }
 }
 

@@ -1,19 +1,38 @@
 //! A request that has been parsed and fits the model's context length.
 
+use std::sync::Arc;
+
 use super::app::{ModelCard, Serving};
 use super::error::ApiError;
-use super::params::{MaxTokens, Params};
+use super::params::{MaxTokens, Params, Truncation};
+use super::prompt_logprobs::Echo;
 use crate::engine::TokenId;
 use crate::text::{ReasoningTags, TextError};
+use crate::tools::CallParser;
+
+/// The largest number of log-probabilities of prompt tokens in an answer, alternatives included, so
+/// that its memory is bounded.
+const MAX_PROMPT_LOGPROBS: u64 = 1 << 19;
 
 /// A parsed request.
 #[derive(Clone)]
 pub(super) struct ParsedRequest {
-    pub(super) prompt: Vec<TokenId>,
-    pub(super) max_new_tokens: u32,
+    pub(super) prompts: Vec<ParsedPrompt>, // At least one.
     pub(super) params: Params,
     /// How the answer is split, if it is.
     pub(super) reasoning: Option<ReasoningField>,
+    /// The parser of calls, if the answer may call tools.
+    pub(super) calls: Option<CallParser>,
+}
+
+/// A prompt of a request, and how long its output may be.
+#[derive(Clone)]
+pub(super) struct ParsedPrompt {
+    pub(super) tokens: Vec<TokenId>,
+    /// At least 1. The token of a request that is about the prompt only is not part of the answer.
+    pub(super) max_new_tokens: u32,
+    /// The text of the prompt, if the answer begins with it.
+    pub(super) echo: Option<Arc<Echo>>,
 }
 
 /// How an answer is split into reasoning and the text after it.
@@ -27,20 +46,118 @@ pub(super) struct ReasoningField {
 }
 
 impl ParsedRequest {
-    /// Sets the maximum output length from the request, the endpoint's default and the context.
+    /// Sets the maximum output length of each prompt from the request, the endpoint's default and
+    /// the context.
     ///
     /// Without `default`, the output may use the rest of the context. `param` names the field that
-    /// holds the prompt.
+    /// holds the prompts.
     ///
     /// # Errors
-    /// If the model's context is too short for the request, or the prompt is empty.
+    /// If the model's context is too short for a prompt, or a prompt is empty.
     pub(super) fn new(
-        prompt: Vec<TokenId>,
+        prompts: Vec<Vec<TokenId>>,
         params: Params,
-        model: &ModelCard,
+        serving: &Serving,
         default: Option<u32>,
         param: &str,
     ) -> Result<ParsedRequest, ApiError> {
+        check_prompt_only(&params)?;
+        let (model, defaults) = (&serving.model, &serving.defaults);
+        let default = defaults.max_tokens().or(default);
+        let is_only = prompts.len() == 1;
+        let prompt = |(index, tokens): (usize, Vec<TokenId>)| {
+            let tokens = truncated(tokens, &params, default, model);
+            let skips_special = params.skip_special_tokens;
+            let echo = || Arc::new(Echo::new(&tokens, &serving.tokenizer, skips_special));
+            let echo = params.echo.then(echo);
+            let parsed = match is_only {
+                true => ParsedPrompt::new(tokens, &params, model, default, param),
+                false => {
+                    let param = format!("{param}[{index}]");
+                    ParsedPrompt::new(tokens, &params, model, default, &param)
+                }
+            };
+            parsed.map(|parsed| ParsedPrompt { echo, ..parsed })
+        };
+        let prompts: Result<Vec<_>, _> = prompts.into_iter().enumerate().map(prompt).collect();
+        let prompts = prompts?;
+        check_prompt_logprobs(&prompts, &params)?;
+        Ok(ParsedRequest {
+            prompts,
+            params,
+            reasoning: None,
+            calls: None,
+        })
+    }
+}
+
+/// Checks that a request without output asks for something about its prompt.
+fn check_prompt_only(params: &Params) -> Result<(), ApiError> {
+    match params.max_tokens {
+        Some(MaxTokens { field, tokens: 0 })
+            if !params.echo && params.prompt_logprobs.is_none() =>
+        {
+            let message = format!(
+                "'{field}' must be at least 1; got 0. It may be 0 with 'echo' or 'prompt_logprobs'."
+            );
+            Err(ApiError::invalid_value(field, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the log-probabilities of the prompts are not too many.
+fn check_prompt_logprobs(prompts: &[ParsedPrompt], params: &Params) -> Result<(), ApiError> {
+    let Some(alternatives) = params.sampling.prompt_logprobs else {
+        return Ok(());
+    };
+    let tokens = prompts.iter().map(|prompt| prompt.tokens.len() as u64);
+    let count = tokens.sum::<u64>() * u64::from(params.n) * (1 + u64::from(alternatives));
+    if count <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let field = match params.prompt_logprobs {
+        Some(_) => "prompt_logprobs",
+        None => "logprobs",
+    };
+    let message = format!(
+        "'{field}' asks for {count} log-probabilities of prompt tokens, alternatives included; an \
+         answer may have at most {MAX_PROMPT_LOGPROBS}. Send fewer prompts in a request, or ask \
+         for fewer alternatives."
+    );
+    Err(ApiError::invalid_value(field, message))
+}
+
+/// Returns the part of a prompt that the request wants to use.
+fn truncated(
+    mut tokens: Vec<TokenId>,
+    params: &Params,
+    default: Option<u32>,
+    model: &ModelCard,
+) -> Vec<TokenId> {
+    let kept = match params.truncation {
+        None => return tokens,
+        Some(Truncation::Tokens(kept)) => kept,
+        Some(Truncation::ToFit) => {
+            let given = params.max_tokens.map(|max| max.tokens);
+            let wanted = given.or(default.map(u64::from)).unwrap_or(1);
+            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+            model.max_model_len.saturating_sub(wanted.max(1))
+        }
+    };
+    let left_out = tokens.len().saturating_sub(kept as usize);
+    tokens.drain(..left_out);
+    tokens
+}
+
+impl ParsedPrompt {
+    fn new(
+        prompt: Vec<TokenId>,
+        params: &Params,
+        model: &ModelCard,
+        default: Option<u32>,
+        param: &str,
+    ) -> Result<ParsedPrompt, ApiError> {
         if prompt.is_empty() {
             return Err(ApiError::empty_prompt(param));
         }
@@ -55,16 +172,16 @@ impl ParsedRequest {
                 );
                 return Err(ApiError::context_length(param, limit, &found));
             }
-            Some(MaxTokens { field, tokens }) if tokens > left => {
+            Some(MaxTokens { field, tokens }) if tokens > u64::from(left) => {
                 let found = format!(
                     "Your request needs {} tokens: {} for the prompt and {tokens} for the \
                      output. Shorten the prompt or reduce '{field}'.",
-                    prompt.len() + tokens as usize,
+                    tokens.saturating_add(prompt.len() as u64),
                     prompt.len()
                 );
                 return Err(ApiError::context_length(field, limit, &found));
             }
-            Some(MaxTokens { tokens, .. }) => tokens,
+            Some(MaxTokens { tokens, .. }) => (tokens as u32).max(1), // At most `left`.
             None => default.map_or(left, |default| left.min(default)),
         };
         let min_tokens = params.min_tokens;
@@ -75,11 +192,10 @@ impl ParsedRequest {
             );
             return Err(ApiError::invalid_value("min_tokens", message));
         }
-        Ok(ParsedRequest {
-            prompt,
+        Ok(ParsedPrompt {
+            tokens: prompt,
             max_new_tokens,
-            params,
-            reasoning: None,
+            echo: None,
         })
     }
 }

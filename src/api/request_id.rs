@@ -16,9 +16,15 @@ use super::error::ApiError;
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
+/// The id of a request, among its extensions.
+#[derive(Clone)]
+pub(super) struct RequestId(pub(super) String);
+
 /// Gives each response its `x-request-id`, and turns a handler's panic into an error response.
-pub(super) async fn identify_and_catch_panics(request: Request, next: Next) -> Response {
+pub(super) async fn identify_and_catch_panics(mut request: Request, next: Next) -> Response {
     let id = request_id(&request);
+    let text = id.to_str().unwrap_or_default().to_owned();
+    request.extensions_mut().insert(RequestId(text));
     let tenant = tracing::field::Empty; // The authentication fills it in.
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), tenant);
     let result = AssertUnwindSafe(next.run(request))
@@ -33,7 +39,8 @@ pub(super) async fn identify_and_catch_panics(request: Request, next: Next) -> R
 
 /// Returns the client's own id if it is short and printable, otherwise a new id.
 ///
-/// The server echoes and logs the id, and never uses it as a key.
+/// The server echoes and logs the id. The engine never sees it. The operator can end a request by
+/// it, and with it all others that have the same.
 fn request_id(request: &Request) -> HeaderValue {
     let printable = |id: &&HeaderValue| {
         let bytes = id.as_bytes();

@@ -6,15 +6,18 @@ use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use super::app::App;
+use super::app::{App, Serving};
 use super::authentication::Caller;
-use super::body;
 use super::choices::Choices;
+use super::chunks::ChunkWriter;
 use super::endpoint::Endpoint;
-use super::envelope::{Envelope, UsageField};
+use super::envelope::{Envelope, PromptFields, UsageField};
 use super::error::ApiError;
+use super::json::JsonObject;
 use super::params::ResponseMode;
-use super::sse;
+use super::parsed_request::ParsedRequest;
+use super::{body, sse, structure};
+use crate::tenants::Tenant;
 
 /// Handles a request to the endpoint `E`.
 ///
@@ -25,48 +28,63 @@ pub(super) async fn respond<E: Endpoint>(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let arrived = Instant::now();
-    let request = match body::read(&app, &caller, request, E::read).await {
-        Ok(request) => request,
-        Err(error) => return Err(charged(error, &app, &caller).await),
+    let read = |serving: &Serving, tenant: &Tenant, body: JsonObject<'_>| {
+        let request = E::read(serving, tenant, body)?;
+        let mode = request.params.response_mode;
+        Ok((request, mode))
     };
+    let (mut choices, mode) = begin(&app, &caller, request, read).await?;
     let serving = app.serving()?;
-    let mode = request.params.response_mode;
-    let mut choices = Choices::start(serving, request, &caller, arrived)?;
     if let ResponseMode::Stream(usage) = mode {
         let envelope = Envelope::new(E::ID_PREFIX, E::CHUNK_OBJECT, &serving.model);
-        return sse::respond(choices, envelope, E::default(), usage).await;
+        choices.also_called(envelope.id());
+        let endpoint = E::default();
+        let writer = ChunkWriter {
+            envelope,
+            endpoint,
+            usage,
+        };
+        return sse::respond(choices, writer).await;
     }
     let envelope = Envelope::new(E::ID_PREFIX, E::OBJECT, &serving.model);
+    choices.also_called(envelope.id());
     let finished = choices.finished().await?;
     let endpoint = E::default();
-    let written: Vec<_> = (0..)
+    let prompt = match E::PROMPT_BESIDE_CHOICES {
+        true => PromptFields {
+            tokens: choices.prompt(0),
+            logprobs: choices.prompt_logprobs(&finished[0].output.scores),
+        },
+        false => PromptFields::default(),
+    };
+    let written: Vec<E::Choice> = (0..)
         .zip(finished)
         .map(|(index, choice)| endpoint.whole(index, choice, &choices))
         .collect();
     let usage = UsageField::Counts(choices.usage());
-    let prompt = choices.prompt().filter(|_| E::PROMPT_BESIDE_CHOICES);
     let json = envelope.json(written, usage, prompt);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-/// Charges a request that could not be read, if its error is the client's own, to the tenant's rate
-/// of requests. So a flood of malformed requests is limited as any other. Returns `error`, or the
-/// error of a tenant that has used up its rate.
-async fn charged(error: ApiError, app: &App, caller: &Caller) -> ApiError {
-    let tenant = &caller.tenant;
-    let Ok(serving) = app.serving() else {
-        return error;
-    };
-    if !error.is_clients_own() || tenant.requests.is_none() {
-        return error;
-    }
-    let Some((charged, rates)) = serving.engine.charge_failed(tenant.number).await else {
-        return error;
-    };
-    caller.set_rates(rates);
-    match charged {
-        Ok(()) => error,
-        Err(limited) => limited.into(),
+/// Reads a request, and what its answer needs to know of it.
+type ReadRequest<T> = fn(&Serving, &Tenant, JsonObject<'_>) -> Result<(ParsedRequest, T), ApiError>;
+
+/// Reads a request with `read`, compiles its grammar and submits its choices.
+///
+/// # Errors
+/// If the request is invalid, or the engine rejects it at once.
+pub(super) async fn begin<T: Send + 'static>(
+    app: &App,
+    caller: &Caller,
+    request: Request,
+    read: ReadRequest<T>,
+) -> Result<(Choices, T), ApiError> {
+    let arrived = Instant::now();
+    let (request, own) = body::read(app, caller, request, read).await?;
+    let serving = app.serving()?;
+    let compiled = structure::compile(serving, request, caller.tenant.number).await;
+    match compiled {
+        Ok(request) => Ok((Choices::start(serving, request, caller, arrived)?, own)),
+        Err(error) => Err(caller.charged(error, serving).await),
     }
 }

@@ -1,7 +1,5 @@
 //! A response as server-sent events.
 //!
-//! Invariant: every stream ends with `data: [DONE]`, even after an error.
-//!
 //! Invariant: an error that the server knows before it has sent anything is a plain HTTP error.
 //!
 //! Invariant: the server produces a frame only when the connection asks for one, so no frames pile
@@ -19,16 +17,54 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{Instrument, Span};
 
 use super::choices::Choices;
-use super::endpoint::Endpoint;
-use super::envelope::{Envelope, UsageField};
 use super::error::ApiError;
 use super::generation::ChoiceOutput;
-use super::params::StreamUsage;
 
-/// After this time without a frame, the server sends a comment. The status line waits this long for
-/// the first output, because until then the answer may be an error: a full queue, for example, may
-/// displace a request that waits.
+/// After this time without a frame, the server sends a sign of life. The status line waits this
+/// long for the first output, because until then the answer may be an error: a full queue, for
+/// example, may displace a request that waits.
 const KEEP_ALIVE: Duration = Duration::from_secs(12);
+
+/// Writes the frames of a response, in the shape of its endpoint.
+pub(super) trait FrameWriter: Send + 'static {
+    /// Writes the frames before all output.
+    fn begin(&mut self, choices: &Choices, frames: &mut Frames);
+
+    /// Writes an output of the choice `index`. Ends the frames after the last one.
+    fn output(&mut self, index: u32, output: ChoiceOutput, choices: &Choices, frames: &mut Frames);
+
+    /// Writes an error and ends the frames.
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames);
+
+    /// Returns a sign of life.
+    fn keep_alive(&self) -> Bytes {
+        Bytes::from_static(b": keep-alive\n\n")
+    }
+}
+
+/// The frames that are ready: at most those before all output and those of one output.
+#[derive(Default)]
+pub(super) struct Frames {
+    ready: VecDeque<Bytes>,
+    ended: bool,
+}
+
+impl Frames {
+    /// Adds a frame without a name.
+    pub(super) fn push_data(&mut self, data: &str) {
+        self.ready.push_back(format!("data: {data}\n\n").into());
+    }
+
+    /// Adds a frame.
+    pub(super) fn push(&mut self, frame: Bytes) {
+        self.ready.push_back(frame);
+    }
+
+    /// Says that no frame follows.
+    pub(super) fn end(&mut self) {
+        self.ended = true;
+    }
+}
 
 /// Responds with the stream of all choices.
 ///
@@ -36,31 +72,27 @@ const KEEP_ALIVE: Duration = Duration::from_secs(12);
 /// If the engine rejects or fails the request before the response has begun.
 pub(super) async fn respond(
     mut choices: Choices,
-    envelope: Envelope,
-    endpoint: impl Endpoint,
-    usage: StreamUsage,
+    mut writer: impl FrameWriter,
 ) -> Result<Response, ApiError> {
     let patience = Instant::now() + KEEP_ALIVE;
     let accepted = timeout_at(patience, choices.accepted()).await;
     accepted.unwrap_or(Ok(()))?;
-    let mut frames = SseFrames {
-        choices,
-        envelope,
-        endpoint,
-        usage,
-        ready: VecDeque::new(),
-        ended: false,
-    };
-    frames.push_openings();
-    if let Ok(first) = timeout_at(patience, frames.choices.next()).await {
+    let mut frames = Frames::default();
+    writer.begin(&choices, &mut frames);
+    if let Ok(first) = timeout_at(patience, choices.next()).await {
         let (index, output) = first?;
-        frames.push_output(index, output);
+        writer.output(index, output, &choices, &mut frames);
     }
+    let running = RunningStream {
+        choices,
+        writer,
+        frames,
+    };
     let span = Span::current(); // Later log lines belong to the same request.
-    let body = stream::unfold(frames, move |mut frames| {
+    let body = stream::unfold(running, move |mut running| {
         let next = async move {
-            let frame = frames.next().await?;
-            Some((Ok::<_, Infallible>(frame), frames))
+            let frame = running.next().await?;
+            Some((Ok::<_, Infallible>(frame), running))
         };
         next.instrument(span.clone())
     });
@@ -72,91 +104,28 @@ pub(super) async fn respond(
     Ok((headers, Body::from_stream(body)).into_response())
 }
 
-/// The frames of one stream.
-struct SseFrames<E> {
+/// A stream whose response has begun.
+struct RunningStream<W> {
     choices: Choices,
-    envelope: Envelope,
-    endpoint: E,
-    usage: StreamUsage,
-    ready: VecDeque<Bytes>, // At most the opening frames and those of one output.
-    ended: bool,
+    writer: W,
+    frames: Frames,
 }
 
-impl<E: Endpoint> SseFrames<E> {
+impl<W: FrameWriter> RunningStream<W> {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(frame) = self.ready.pop_front() {
+            if let Some(frame) = self.frames.ready.pop_front() {
                 return Some(frame);
             }
-            if self.ended {
+            if self.frames.ended {
                 return None;
             }
-            match timeout(KEEP_ALIVE, self.choices.next()).await {
-                Ok(Ok((index, output))) => self.push_output(index, output),
-                Ok(Err(error)) => {
-                    self.push_data(&error.body().to_string());
-                    self.push_done();
-                }
-                Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
+            let (choices, frames) = (&mut self.choices, &mut self.frames);
+            match timeout(KEEP_ALIVE, choices.next()).await {
+                Ok(Ok((index, output))) => self.writer.output(index, output, choices, frames),
+                Ok(Err(error)) => self.writer.fail(&error, frames),
+                Err(_) => return Some(self.writer.keep_alive()),
             }
         }
-    }
-
-    fn push_openings(&mut self) {
-        for index in 0..self.choices.count() {
-            let Some(choice) = self.endpoint.opening(index) else {
-                return;
-            };
-            let has_prompt = E::PROMPT_BESIDE_CHOICES && index == 0;
-            let prompt = self.choices.prompt().filter(|_| has_prompt);
-            let chunk = self.envelope.json([choice], self.chunk_usage(), prompt);
-            self.push_data(&chunk);
-        }
-    }
-
-    fn push_output(&mut self, index: u32, output: ChoiceOutput) {
-        let usage = self.chunk_usage();
-        let chunk = match output {
-            ChoiceOutput::Piece(piece) => {
-                let choice = self.endpoint.piece(index, piece, &self.choices);
-                self.envelope.json([choice], usage, None)
-            }
-            ChoiceOutput::End(end) => {
-                let choice = self.endpoint.end(index, end.finish_reason);
-                self.envelope.json([choice], usage, None)
-            }
-        };
-        self.push_data(&chunk);
-        if self.choices.all_ended() {
-            self.push_end();
-        }
-    }
-
-    fn push_end(&mut self) {
-        if self.usage != StreamUsage::Omitted {
-            let usage = UsageField::Counts(self.choices.usage());
-            let chunk = self.envelope.json([(); 0], usage, None);
-            self.push_data(&chunk);
-        }
-        self.push_done();
-    }
-
-    /// Returns the `usage` of a chunk that has a choice.
-    fn chunk_usage(&self) -> UsageField {
-        match self.usage {
-            StreamUsage::Omitted => UsageField::Omitted,
-            StreamUsage::AtEnd => UsageField::Null,
-            StreamUsage::InEveryChunk => UsageField::Counts(self.choices.usage()),
-        }
-    }
-
-    fn push_done(&mut self) {
-        self.push_data("[DONE]");
-        self.ended = true;
-    }
-
-    fn push_data(&mut self, json: &str) {
-        let frame = format!("data: {json}\n\n");
-        self.ready.push_back(Bytes::from(frame));
     }
 }

@@ -6,35 +6,83 @@ use axum::extract::{Extension, Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::app::{App, ModelCard};
 use super::authentication::Caller;
 use super::error::ApiError;
 use crate::engine::Status;
 
+/// What `/health` and `/ready` say.
+#[derive(Serialize, ToSchema)]
+pub(super) struct StatusReport {
+    /// `ok`, `stalled` or `dead` of `/health`; `ready` of `/ready`.
+    status: &'static str,
+    /// Why the server is not healthy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+/// A list of models.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ModelList {
+    /// `list`.
+    object: &'static str,
+    /// The served model under each of its names, or nothing if the tenant may not use it.
+    data: Vec<ModelObject>,
+}
+
+/// A model.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ModelObject {
+    /// The model's name.
+    id: String,
+    /// `model`.
+    object: &'static str,
+    /// When the server started, in Unix seconds.
+    created: u64,
+    /// Whose API a router should use: `vllm`, `sglang` or `sterna`, as the operator chose.
+    owned_by: String,
+    /// The first name of the model, which answers show.
+    root: String,
+    /// `null`: the model is no adapter of another one.
+    parent: Option<String>,
+    /// The maximum number of tokens of prompt and output together.
+    max_model_len: u32,
+}
+
 /// `GET /health`: 200 while the server is alive and, if it has work, makes progress.
 pub(super) async fn health(State(app): State<App>) -> Response {
     match app.serving().map(|serving| serving.engine.status()) {
         Ok(status) if !status.healthy() => {
             let stalled_for = status.stalled_for.as_secs_f64();
-            let body = match status.alive {
-                true => json!({
-                    "status": "stalled",
-                    "reason": format!("no step has ended for {stalled_for:.1} s"),
-                }),
-                false => json!({"status": "dead", "reason": "the engine thread has panicked"}),
+            let (status, reason) = match status.alive {
+                true => (
+                    "stalled",
+                    format!("no step has ended for {stalled_for:.1} s"),
+                ),
+                false => ("dead", "the engine thread has panicked".to_owned()),
             };
-            (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+            let reason = Some(reason);
+            let body = Json(StatusReport { status, reason });
+            (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
         }
-        _ => Json(json!({"status": "ok"})).into_response(),
+        _ => Json(StatusReport {
+            status: "ok",
+            reason: None,
+        })
+        .into_response(),
     }
 }
 
 /// `GET /ready`: 200 while the server accepts new requests.
-pub(super) async fn ready(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn ready(State(app): State<App>) -> Result<Json<StatusReport>, ApiError> {
     readiness(&app.serving()?.engine.status())?;
-    Ok(Json(json!({"status": "ready"})))
+    Ok(Json(StatusReport {
+        status: "ready",
+        reason: None,
+    }))
 }
 
 fn readiness(engine: &Status) -> Result<(), ApiError> {
@@ -63,6 +111,20 @@ pub(super) async fn close_while_draining(
     response
 }
 
+/// The version of the server.
+#[derive(Serialize, ToSchema)]
+pub(super) struct VersionReport {
+    /// The version.
+    version: &'static str,
+}
+
+/// `GET /version`: the version of the server.
+pub(super) async fn version() -> Json<VersionReport> {
+    Json(VersionReport {
+        version: env!("CARGO_PKG_VERSION"),
+    })
+}
+
 /// `GET /metrics`: the metrics in Prometheus's text format.
 pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
     let content_type = "text/plain; version=0.0.4; charset=utf-8";
@@ -70,16 +132,21 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse,
     Ok(([(header::CONTENT_TYPE, content_type)], text))
 }
 
-/// `GET /v1/models`: the served model, or an empty list if the tenant may not use it.
+/// `GET /v1/models`: the served model under each of its names, or an empty list if the tenant may
+/// not use it.
 pub(super) async fn models(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<ModelList>, ApiError> {
     let model = &app.serving()?.model;
     let allowed = model.is_allowed_for(&caller.tenant);
-    let object = allowed.then(|| model_object(model, app.started()));
-    let data: Vec<Value> = object.into_iter().collect();
-    Ok(Json(json!({"object": "list", "data": data})))
+    let names = model.names().filter(|_| allowed);
+    Ok(Json(ModelList {
+        object: "list",
+        data: names
+            .map(|name| model_object(model, name, app.started()))
+            .collect(),
+    }))
 }
 
 /// `GET /v1/models/{id}`: the served model, by any of its names.
@@ -88,25 +155,25 @@ pub(super) async fn model(
     Extension(caller): Extension<Caller>,
     uri: Uri,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<ModelObject>, ApiError> {
     let model = &app.serving()?.model;
     // An id that is not valid UTF-8 names no model. The error then shows the undecoded path.
     let undecoded = uri.path().trim_start_matches("/v1/models/");
     let requested = id.as_ref().map_or(undecoded, |Path(id)| id);
     model.check(Some(requested), &caller.tenant)?;
-    Ok(Json(model_object(model, app.started())))
+    Ok(Json(model_object(model, &model.name, app.started())))
 }
 
-fn model_object(model: &ModelCard, created: u64) -> Value {
-    json!({
-        "id": model.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "sterna",
-        "root": model.name,
-        "parent": null,
-        "max_model_len": model.max_model_len,
-    })
+fn model_object(model: &ModelCard, id: &str, created: u64) -> ModelObject {
+    ModelObject {
+        id: id.to_owned(),
+        object: "model",
+        created,
+        owned_by: model.owned_by.clone(),
+        root: model.name.clone(),
+        parent: None,
+        max_model_len: model.max_model_len,
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The field `chat_template_kwargs`: variables that the client sets in the model's chat template.
 
 use serde::de::{Error, IgnoredAny, MapAccess};
+use serde_json::{Value, json};
 
 use super::error::quoted;
 use super::fields::{Bool, Given, JsonField, deserialize_fields};
@@ -42,6 +43,17 @@ impl TemplateKwargs {
 
 impl<'de> JsonField<'de> for TemplateKwargs {
     const EXPECTED: &'static str = "an object";
+
+    fn schema() -> Value {
+        let value =
+            json!({"type": ["boolean", "number", "string", "null"], "maxLength": MAX_BYTES});
+        json!({
+            "type": "object",
+            "propertyNames": {"maxLength": MAX_BYTES},
+            "additionalProperties": value,
+            "maxProperties": MAX_KWARGS,
+        })
+    }
 
     fn object<A: MapAccess<'de>>(mut entries: A) -> Result<TemplateKwargs, A::Error> {
         let mut arguments = TemplateArguments::new();

@@ -6,6 +6,7 @@
 //! compares them with a model.
 
 use serde::de::{IgnoredAny, MapAccess, SeqAccess};
+use serde_json::{Value, json};
 
 use super::app::ModelCard;
 use super::error::{ApiError, quoted};
@@ -68,6 +69,11 @@ impl TokenList {
 
 impl<'de> JsonField<'de> for TokenList {
     const EXPECTED: &'static str = "an array";
+
+    fn schema() -> Value {
+        let token = json!({"type": "integer", "minimum": 0, "maximum": TokenId::MAX});
+        json!({"type": "array", "items": token})
+    }
 
     fn array<A: SeqAccess<'de>>(mut items: A) -> Result<TokenList, A::Error> {
         let mut list = TokenList::default();
@@ -156,6 +162,15 @@ fn canonical(key: &str) -> Option<TokenId> {
 
 impl<'de> JsonField<'de> for LogitBias {
     const EXPECTED: &'static str = "an object";
+
+    fn schema() -> Value {
+        json!({
+            "type": "object",
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+            "maxProperties": MAX_LOGIT_BIASES,
+        })
+    }
 
     fn object<A: MapAccess<'de>>(mut entries: A) -> Result<LogitBias, A::Error> {
         let mut all = LogitBias {

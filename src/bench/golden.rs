@@ -227,7 +227,11 @@ fn greedy_token(draw: &Draw) -> GreedyToken {
             let logprob = output.logprob.expect("the request wants it");
             Some((output.token, logprob.to_bits()))
         }
-        DrawOutcome::Failed(_) | DrawOutcome::Void => None,
+        DrawOutcome::Scored(_)
+        | DrawOutcome::State { .. }
+        | DrawOutcome::Failed(_)
+        | DrawOutcome::Deferred
+        | DrawOutcome::Void => None,
     }
 }
 

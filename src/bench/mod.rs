@@ -32,7 +32,7 @@ use crate::config::{BenchConfig, usable_memory};
 use crate::cores;
 use crate::demo;
 use crate::model::{LoadOptions, Model, Source};
-use crate::startup::{kernels, kv_dtype};
+use crate::startup::{kernels, kv_dtype, refuse_without_head};
 
 /// Numbers of sequences that decode together.
 pub const STREAMS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -145,6 +145,7 @@ impl BenchRun {
             ..LoadOptions::new(self.kernels, self.threads)
         };
         let mut model = Model::load(&self.source, options)?;
+        refuse_without_head(model.config())?;
         let progress = progress_bar(self.grid.figures());
         progress.set_message("checking that the engine computes the right tokens");
         let checks = check(&mut model, &self.source, options)?;

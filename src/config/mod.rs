@@ -1,9 +1,10 @@
 //! The command line: every flag with its default, unit and limits.
 //!
-//! Invariant: no other module reads flags. The only other setting is the log filter, in the
-//! environment variable `RUST_LOG`.
+//! Invariant: no other module reads flags. The only setting that is no flag is the log filter, in
+//! the environment variable `RUST_LOG`.
 
 mod memory;
+mod settings;
 
 use std::ops::RangeBounds;
 use std::path::PathBuf;
@@ -25,6 +26,9 @@ const I2S_ORDERS: [&str; 3] = ["x86", "arm", "four-rows"];
 
 /// The number formats of keys and values that a user can choose.
 const KV_DTYPES: [&str; 5] = ["f16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"];
+
+/// The owners of the model that a user can state.
+const OWNERS: [&str; 3] = ["vllm", "sglang", "sterna"];
 
 /// More compute threads than this for a core only wait for each other.
 const MAX_THREADS_PER_CORE: usize = 4;
@@ -85,8 +89,10 @@ pub enum Command {
     /// layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary, context, tied), tensors
     /// (of each kind: kind, count, layout, told_by, type_number, shape, weights, bytes, scale_per,
     /// is_known), unknown_tensors, codes (minus, zero, plus, unusual), scales (per, count, min,
-    /// median, max), stops (id, text) and template (source, first_lines). What is unknown is null
-    /// or empty. Later versions may add fields. They rename and remove none.
+    /// median, max), stops (id, text), template (source, first_lines), computes (text, or
+    /// embeddings for a checkpoint without an output head) and pooling (last token or mean, for
+    /// embeddings). What is unknown is null or empty. Later versions may add fields. They rename
+    /// and remove none.
     Inspect(InspectConfig),
     /// Write a model into another container, without rounding anything.
     ///
@@ -124,6 +130,10 @@ pub enum Command {
 /// The flags of `serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeConfig {
+    /// TOML file of settings: a key for each flag, such as port = 8000 or served-model-name = ["a",
+    /// "b"]. A flag on the command line precedes its environment variable, and that the file.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// The flags about the model.
     #[command(flatten)]
     pub model: ModelFlags,
@@ -156,14 +166,33 @@ pub struct ServeConfig {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct ModelFlags {
+    /// The model, as with --model.
+    #[arg(value_name = "MODEL")]
+    pub positional: Option<PathBuf>,
     /// The model: the directory of a Hugging Face checkpoint (config.json, tokenizer.json,
     /// *.safetensors), a GGUF file, a .bin file of sgl-kernel with the files of its tokenizer
     /// beside it, or a directory with one such file. If omitted, the embedded demo model is served.
     #[arg(long = "model", value_name = "PATH")]
     pub path: Option<PathBuf>,
-    /// The model's name in the API. If omitted, it is the name of the directory or file.
-    #[arg(long = "model-name", value_name = "NAME", value_parser = model_name)]
-    pub name: Option<String>,
+    /// The model's names in the API. Answers and metrics show the first one. If omitted, it is the
+    /// name of the directory or file.
+    #[arg(
+        long = "served-model-name",
+        visible_alias = "model-name",
+        value_name = "NAME"
+    )]
+    #[arg(num_args = 1.., value_parser = model_name)]
+    pub names: Vec<String>,
+    /// `owned_by` in the list of models. Routers tell from it whose API to use with this server:
+    /// that of vLLM (load in /metrics) or that of SGLang (load in /v1/loads). This server has both.
+    #[arg(long, value_name = "OWNER", default_value = "vllm", value_parser = OWNERS)]
+    pub owned_by: String,
+    /// Sampling parameters of requests that do not set them: auto takes those in the checkpoint's
+    /// generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty,
+    /// max_new_tokens), none takes the neutral ones of the API, and a directory takes those in its
+    /// generation_config.json. vllm means the same as none.
+    #[arg(long, value_name = "auto|none|DIR", default_value = "none")]
+    pub generation_config: String,
     /// Order of the weights in the I2_S tensors of a GGUF file. If omitted, it is found by trial on
     /// a short text.
     #[arg(long = "i2s-order", value_name = "ORDER", value_parser = I2S_ORDERS)]
@@ -225,7 +254,7 @@ pub struct NetworkFlags {
     pub allowed_host: Vec<String>,
     /// Origin whose pages may use the server from a browser, such as `https://example.com`; may be
     /// repeated. `*` allows all. Without this flag only the server's own page can use it.
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, visible_alias = "cors-origin", value_name = "ORIGIN")]
     pub allowed_origin: Vec<String>,
 }
 
@@ -234,10 +263,14 @@ pub struct NetworkFlags {
 #[command(next_help_heading = "Access")]
 pub struct AccessFlags {
     /// TOML file of the tenants, with their key hashes, shares and limits (see
-    /// src/tenants/README.md). With this file every route except /, /health and /ready needs a key,
-    /// and /metrics needs the admin key. The server reads the file again at SIGHUP.
+    /// src/tenants/README.md). With this file every route except /, /page/, /health and /ready
+    /// needs a key, and /metrics needs the admin key. The server reads the file again at SIGHUP.
     #[arg(long, value_name = "FILE")]
     pub tenants: Option<PathBuf>,
+    /// TOML file with the hash of an admin key, for a server without --tenants (sterna keygen
+    /// --admin > FILE). The key may reset the prefix cache and end requests. Without it nobody may.
+    #[arg(long, value_name = "FILE", conflicts_with = "tenants")]
+    pub admin_key_file: Option<PathBuf>,
     /// Serve without keys on a --host that other machines can reach.
     #[arg(long)]
     pub insecure: bool,
@@ -405,7 +438,8 @@ pub struct KeygenConfig {
     /// The tenant's id: up to 64 letters, digits, `.`, `_` or `-`.
     #[arg(required_unless_present = "admin", conflicts_with = "admin")]
     pub id: Option<String>,
-    /// Make the admin key, which reads /metrics, instead of a tenant's key.
+    /// Make the admin key, which reads /metrics, resets the prefix cache and ends requests, instead
+    /// of a tenant's key.
     #[arg(long)]
     pub admin: bool,
 }
@@ -533,10 +567,14 @@ mod tests {
             ["--threads", "1000"],
             ["--threads", "two"],
             ["--model-name", ""],
+            ["--served-model-name", ""],
             ["--host", ""],
         ] {
             assert!(Cli::try_parse_from([&["sterna"], &refused[..]].concat()).is_err());
         }
+        let names = ["--served-model-name", "a", "b", "--port", "0"];
+        assert_eq!(serve(&names).model.names, ["a", "b"]);
+        assert_eq!(serve(&["--model-name", "a"]).model.names, ["a"]);
         assert_eq!(serve(&["--host", "[::1]"]).network.host, "::1");
         assert!(Cli::try_parse_from(["sterna", "--isa", "neon"]).is_err());
         assert_eq!(serve(&[]).machine.kv_dtype, "f16");

@@ -24,7 +24,7 @@ use tokio::runtime;
 use crate::config::ConvertConfig;
 use crate::model::convert::{Container, TernaryLayout, Watch, compare, write};
 use crate::model::{I2sOrder, LoadOptions, Model, ModelConfig, Source};
-use crate::startup::{StopSignals, kernels, load_model};
+use crate::startup::{StopSignals, kernels, load_model, refuse_without_head};
 use output::Output;
 use text::ServedText;
 
@@ -82,6 +82,7 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
     text::compare(&served, &ServedText::of(&again)?, vocabulary)?;
     output.refuse_other_text(&source, container)?;
     if let Some(prompts) = prompts {
+        refuse_without_head(&ModelConfig::read(&source)?)?;
         let mut model = match model {
             Some(model) => model,
             None => Model::load(&source, options)?,

@@ -30,8 +30,8 @@ pub(super) struct ServedText {
 
 impl ServedText {
     pub(super) fn of(source: &Source) -> Result<ServedText, Box<dyn Error>> {
-        let vocabulary = ModelConfig::read(source)?.vocab;
-        let (tokenizer, template) = load_text(source, vocabulary)?;
+        let config = ModelConfig::read(source)?;
+        let (tokenizer, template) = load_text(source, config.vocab, &config.named_tokens())?;
         Ok(ServedText {
             tokenizer,
             template,
@@ -77,7 +77,7 @@ pub(super) fn compare(
             let message = |role: &&str| Message {
                 role: (*role).to_owned(),
                 content: text.to_owned(),
-                reasoning: None,
+                ..Message::default()
             };
             let messages: Vec<Message> = roles.iter().map(message).collect();
             let (template, no_arguments) = (served.template.as_ref(), BTreeMap::new());

@@ -59,6 +59,12 @@ pub(super) struct Recalibration {
 pub(super) fn calibrate<F: Forward>(runner: &mut BatchRunner<F>, limits: &Limits) -> Calibration {
     let pages: Vec<Page> = (0..limits.pages).map(Page::new).collect();
     let steps = calibration_steps(limits, &pages);
+    tracing::info!(
+        steps = steps.len(),
+        limit_milliseconds = TIME_LIMIT.as_millis() as u64,
+        "calibrating: timing steps of several sizes, so that the scheduler can predict how long \
+         a step takes"
+    );
     measure(runner, steps, || false).expect("nothing interrupts the measurement")
 }
 
@@ -310,6 +316,7 @@ fn time<F: Forward>(runner: &mut BatchRunner<F>, batch: &Batch) -> Duration {
         rules: &rules,
         known: &[0],
         prompt_tokens: 1,
+        masks: None,
     });
     let duration = started.elapsed();
     runner.sampler().take_draws().for_each(drop);

@@ -30,7 +30,9 @@ pub(super) enum Control {
         tenant: TenantId,
         done: oneshot::Sender<FailedCharge>,
     },
-    ResetPrefixCache,
+    ResetPrefixCache {
+        done: oneshot::Sender<usize>, // The number of freed pages.
+    },
 }
 
 /// The answer to `Control::ChargeFailed`.

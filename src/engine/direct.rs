@@ -11,19 +11,36 @@ use sterna_scheduler::{
 };
 
 use super::batch_runner::BatchRunner;
-use super::batch_sampler::Draw;
+use super::batch_sampler::{Draw, DrawOutcome};
 use super::clock::Clock;
 use super::forward::Forward;
 use super::sampling_params::SamplingParams;
-use super::step_loop::{StepLoop, StepOutcome};
+use super::step_loop::{DrawRules, StepLoop, StepOutcome};
+use crate::constraint::ConstrainedOutput;
 
 /// A scheduler and a KV store around a borrowed model. Its requests have no stop tokens and no
 /// deadlines.
 pub struct Direct<'a, F: Forward> {
     steps: StepLoop<&'a mut F>,
     pages: u32,
-    params: HashMap<SequenceId, SamplingParams>,
+    requests: HashMap<SequenceId, DirectRequest>,
     clock: Clock,
+}
+
+/// How the tokens of a request are drawn.
+struct DirectRequest {
+    params: SamplingParams,
+    constrained: Option<ConstrainedOutput>,
+    untold: Vec<TokenId>, // Drawn tokens that the mask thread does not know yet.
+}
+
+impl DirectRequest {
+    fn rules(&self) -> DrawRules<'_> {
+        DrawRules {
+            params: &self.params,
+            masks: self.constrained.as_ref().map(ConstrainedOutput::masks),
+        }
+    }
 }
 
 impl<'a, F: Forward> Direct<'a, F> {
@@ -39,7 +56,7 @@ impl<'a, F: Forward> Direct<'a, F> {
         Direct {
             steps: StepLoop::new(Scheduler::new(limits, policy), runner, clock),
             pages,
-            params: HashMap::new(),
+            requests: HashMap::new(),
             clock,
         }
     }
@@ -55,7 +72,7 @@ impl<'a, F: Forward> Direct<'a, F> {
     /// # Panics
     /// If a request runs, or `text` is empty.
     pub fn fill_pages(&mut self, text: &[TokenId]) {
-        assert!(self.params.is_empty(), "every page is free");
+        assert!(self.requests.is_empty(), "every page is free");
         let first = Page::new(0);
         let text = &text[..text.len().min(PAGE_TOKENS)];
         let mut batch = Batch::new();
@@ -85,8 +102,29 @@ impl<'a, F: Forward> Direct<'a, F> {
         };
         let now = self.clock.micros(Instant::now());
         let id = self.steps.scheduler.submit(now, request)?;
-        self.params.insert(id, params);
+        let grammar = params.grammar.as_ref();
+        let constrained = grammar.map(|grammar| grammar.begin(0, &[]));
+        let request = DirectRequest {
+            params,
+            constrained,
+            untold: Vec::with_capacity(1),
+        };
+        self.requests.insert(id, request);
         Ok(id)
+    }
+
+    /// Tells the mask threads which tokens were drawn, and waits for the next masks.
+    pub fn wait_for_masks(&mut self) {
+        for (&id, request) in &mut self.requests {
+            if let Some(constrained) = &request.constrained {
+                let drawn = request.untold.drain(..);
+                drawn.for_each(|token| constrained.drawn(token));
+                while !constrained.is_ready() {
+                    std::thread::yield_now();
+                }
+                self.steps.scheduler.force(id, constrained.forced());
+            }
+        }
     }
 
     /// Runs one step. Returns `None` if nothing runs or waits.
@@ -94,12 +132,22 @@ impl<'a, F: Forward> Direct<'a, F> {
     /// # Panics
     /// If the model or the sampler panics, because no figure of such a step is true.
     pub fn step(&mut self) -> Option<StepOutcome> {
-        let params = &self.params;
-        let outcome = (self.steps).step(Instant::now(), |id| &params[&id], |_| {})?;
+        self.wait_for_masks();
+        let requests = &self.requests;
+        let rules = |id: SequenceId| requests[&id].rules();
+        let outcome = (self.steps).step(Instant::now(), rules, |_| {})?;
         assert!(!outcome.panicked, "a step panicked; the log says why");
+        for draw in self.steps.runner.sampler().draws() {
+            if let DrawOutcome::Token(output) = &draw.outcome
+                && let Some(request) = self.requests.get_mut(&draw.sequence)
+                && request.constrained.is_some()
+            {
+                request.untold.push(output.token);
+            }
+        }
         for event in self.steps.scheduler.events() {
             if let Event::Finished { id, .. } | Event::Displaced { id, .. } = event {
-                self.params.remove(&id);
+                self.requests.remove(&id);
             }
         }
         Some(outcome)
@@ -113,7 +161,7 @@ impl<'a, F: Forward> Direct<'a, F> {
 
     /// Ends every request and drops every cached page.
     pub fn clear(&mut self) {
-        for (id, _) in self.params.drain() {
+        for (id, _) in self.requests.drain() {
             self.steps.scheduler.cancel(id, FinishReason::Cancelled);
         }
         self.steps.scheduler.events().for_each(drop);
@@ -124,7 +172,6 @@ impl<'a, F: Forward> Direct<'a, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::DrawOutcome;
     use crate::model::toy;
 
     const LIMITS: Limits = Limits {
@@ -159,7 +206,7 @@ mod tests {
             assert!(matches!(draw.outcome, DrawOutcome::Token(_)));
             let second = direct.step().unwrap();
             assert_eq!(sizes(&second), (1, 1, 4));
-            assert!(direct.step().is_none() && direct.params.is_empty());
+            assert!(direct.step().is_none() && direct.requests.is_empty());
             direct.clear(); // The second round must not find the first round's page.
         }
     }

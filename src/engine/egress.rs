@@ -3,8 +3,8 @@
 //! It runs on its own thread, which receives one message for each turn of the engine thread. So
 //! neither metrics nor the wake-ups of readers delay the engine thread.
 //!
-//! Invariant: nothing here waits for a reader. A stream holds at most `max_new_tokens` tokens and
-//! two more events.
+//! Invariant: nothing here waits for a reader. A stream holds at most `max_new_tokens` tokens, the
+//! scores of the prompt if they are wanted, and two more events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use sterna_scheduler::{
     CostModel, FinishReason, Micros, Refusal, SequenceId, Snapshot, TenantId, TenantState,
 };
 
+use super::load::TokenRate;
 use super::request::{StreamEvent, SubmitError};
-use super::sampling_params::TokenOutput;
+use super::sampling_params::{ScoredToken, TokenOutput};
 use super::status::SharedState;
 use super::submission::EventSender;
 use super::sync::mpsc;
@@ -63,6 +64,16 @@ pub(super) enum RequestUpdate {
         id: SequenceId,
         output: TokenOutput,
     },
+    /// A token of the prompt, in their order.
+    Scored {
+        id: SequenceId,
+        score: ScoredToken,
+    },
+    /// The embedding of the prompt is complete.
+    Embedded {
+        id: SequenceId,
+        embedding: Vec<f32>,
+    },
     /// The scheduler admitted the request for the first time.
     Admitted {
         id: SequenceId,
@@ -75,6 +86,8 @@ pub(super) enum RequestUpdate {
 pub(super) struct EndedSequence {
     pub(super) id: SequenceId,
     pub(super) reason: FinishReason,
+    /// Why no token could follow in an output that follows a grammar.
+    pub(super) dead_end: Option<String>,
     pub(super) prompt_tokens: u32,
     pub(super) cached_tokens: u32,
     pub(super) output_tokens: u32,
@@ -112,6 +125,7 @@ struct Egress {
 impl Egress {
     fn run(&mut self, outputs: &mpsc::Receiver<StepOutput>) {
         let mut last_upkeep = Instant::now();
+        let mut rate = TokenRate::new(last_upkeep);
         for output in outputs {
             // Gauges before events: a client that has read its last event finds them up to date.
             self.metrics.snapshot(&output.snapshot);
@@ -124,6 +138,10 @@ impl Egress {
             if let Some(times) = &output.times {
                 self.metrics.step(times);
             }
+            let is_token = |update: &&RequestUpdate| matches!(update, RequestUpdate::Token { .. });
+            let tokens = output.updates.iter().filter(is_token).count();
+            let shared = &self.shared;
+            rate.add(tokens, output.drawn, &shared.load, shared.clock);
             for update in output.updates {
                 self.route(update, output.began, output.drawn);
             }
@@ -170,22 +188,32 @@ impl Egress {
                 self.metrics.token(&mut route.timeline, drawn);
                 send(&route.events, StreamEvent::Token(output));
             }
+            RequestUpdate::Scored { id, score } => {
+                let route = self.routes.get(&id).expect("accepted before it runs");
+                send(&route.events, StreamEvent::Scored(score));
+            }
+            RequestUpdate::Embedded { id, embedding } => {
+                let route = self.routes.get_mut(&id).expect("accepted before it runs");
+                self.metrics.embedded(&mut route.timeline, drawn);
+                send(&route.events, StreamEvent::Embedding(embedding));
+            }
             RequestUpdate::Admitted { id } => {
                 let route = self.routes.get_mut(&id).expect("accepted before admitted");
                 self.metrics.admitted(&mut route.timeline, began);
             }
-            RequestUpdate::Ended(ended) => self.end(&ended, drawn),
+            RequestUpdate::Ended(ended) => self.end(ended, drawn),
         }
     }
 
-    fn end(&mut self, ended: &EndedSequence, drawn: Instant) {
+    fn end(&mut self, ended: EndedSequence, drawn: Instant) {
         let route = (self.routes.remove(&ended.id)).expect("accepted, and ends once");
         self.metrics
             .finished(&route.timeline, ended.reason, ended.cached_tokens, drawn);
         if let Some(service) = route.timeline.service_time(drawn) {
-            self.shared.served(service);
+            self.shared.load.served(service);
         }
         let last = match ended.reason {
+            FinishReason::Error if let Some(why) = ended.dead_end => StreamEvent::DeadEnd(why),
             FinishReason::Error => {
                 StreamEvent::Failed("the model could not compute the next token".into())
             }

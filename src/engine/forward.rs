@@ -33,6 +33,16 @@ pub trait LogitRows {
     /// Copies row `row` into `logits`, which has one place for each token of the vocabulary.
     fn copy_row(&self, row: usize, logits: &mut [f32]);
 
+    /// Returns the width of a hidden state; 0 if the model gives none.
+    fn state_width(&self) -> usize {
+        0
+    }
+
+    /// Copies the hidden state that row `row` comes from into `state`, which has its width.
+    fn copy_state(&self, _row: usize, state: &mut [f32]) {
+        assert!(state.is_empty(), "a model with states copies them");
+    }
+
     /// Returns the kernels to process the rows with.
     fn kernels(&self) -> Kernels {
         Kernels::best()
@@ -95,6 +105,14 @@ impl Forward for Model {
 impl LogitRows for StepLogits<'_> {
     fn copy_row(&self, row: usize, logits: &mut [f32]) {
         self.logits().copy_row(row, logits);
+    }
+
+    fn state_width(&self) -> usize {
+        StepLogits::state_width(self)
+    }
+
+    fn copy_state(&self, row: usize, state: &mut [f32]) {
+        StepLogits::copy_state(self, row, state);
     }
 
     fn kernels(&self) -> Kernels {

@@ -10,6 +10,7 @@ use super::commands::{CommandSender, Control, FailedCharge, command_queues};
 use super::config::EngineConfig;
 use super::egress;
 use super::forward::Forward;
+use super::load::Load;
 use super::request::{GenerationRequest, StreamEvent, SubmitError, TenantsRefused};
 use super::serve;
 use super::status::{SharedState, Status};
@@ -144,7 +145,7 @@ impl EngineHandle {
     }
 
     fn no_place(&self, no_place: NoPlace) -> Refusal {
-        let retry_after = self.state.retry_after();
+        let retry_after = self.state.load.retry_after();
         match no_place {
             NoPlace::OfTenant => Refusal::TenantQueueFull { retry_after },
             NoPlace::OfAll => Refusal::Overloaded { retry_after },
@@ -167,10 +168,13 @@ impl EngineHandle {
             let (events, receiver) = event_channel();
             let shared = Arc::new(SharedRequest::default());
             receivers.push((ticket, receiver, Arc::clone(&shared)));
+            let grammar = request.sampling.grammar.as_ref();
             SubmittedChoice {
                 ticket,
                 events,
                 shared,
+                constrained: grammar
+                    .map(|grammar| grammar.begin(request.tenant.0, &request.stop_tokens)),
             }
         });
         let choices = choices.collect();
@@ -256,9 +260,22 @@ impl EngineHandle {
         Some((charged, rates))
     }
 
-    /// Drops the cached prefixes that no running sequence uses.
+    /// Drops the cached prefixes that no running sequence uses, as soon as the current step ends.
     pub fn reset_prefix_cache(&self) {
-        self.send(Control::ResetPrefixCache);
+        drop(self.free_cached_pages());
+    }
+
+    /// As [`reset_prefix_cache`](Self::reset_prefix_cache), and waits until it is done. Returns the
+    /// number of freed pages, or `None` if the engine has ended.
+    pub fn free_cached_pages(&self) -> impl Future<Output = Option<usize>> + use<> {
+        let (done, freed) = oneshot::channel();
+        self.send(Control::ResetPrefixCache { done });
+        async { freed.await.ok() }
+    }
+
+    /// Returns the engine's load. Never waits for a step.
+    pub fn load(&self) -> Load {
+        self.state.load.read(self.state.clock)
     }
 
     /// Returns the engine's gauges. Never waits for a step.

@@ -5,8 +5,8 @@
 //! submit queue never delays a cancel. At the end of each turn, the engine thread sends one message
 //! to the egress thread (`egress.rs`).
 //!
-//! Invariant: every submitted request ends with exactly one terminal event: `Finished`, `Failed` or
-//! `Refused`.
+//! Invariant: every submitted request ends with exactly one terminal event: `Finished`, `DeadEnd`,
+//! `Failed` or `Refused`.
 
 mod batch_runner;
 mod batch_sampler;
@@ -19,6 +19,7 @@ mod egress;
 mod forward;
 mod handle;
 mod interference;
+mod load;
 mod refused_tenants;
 mod request;
 mod sampler;
@@ -34,18 +35,20 @@ mod sync;
 mod tenant_reports;
 mod watchdog;
 
+pub use crate::model::Pooling;
 pub use batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
 pub use config::EngineConfig;
 pub use direct::Direct;
 pub use forward::{CopyRow, Forward, LogitRows};
 pub use handle::{Engine, EngineDied, EngineHandle};
+pub use load::Load;
 pub use request::{GenerationRequest, StreamEvent, SubmitError, TenantsRefused};
 pub use sampler::Unsampleable;
-pub use sampling_params::{SamplingParams, TokenOutput};
+pub use sampling_params::{SamplingParams, ScoredToken, TokenOutput};
 pub use status::Status;
 pub use step_loop::{PhaseTimes, StepOutcome, StepSize};
 pub use sterna_scheduler::{
     Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,
     Rates, Refusal, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
 };
-pub use stream::EventStream;
+pub use stream::{EventStream, RequestEnder};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sterna_scheduler::{FinishReason, Refusal, TenantId, TenantsError, TokenId};
 
-use super::sampling_params::{SamplingParams, TokenOutput};
+use super::sampling_params::{SamplingParams, ScoredToken, TokenOutput};
 use crate::metrics::RejectionReason;
 
 /// A request for generated tokens.
@@ -54,13 +54,18 @@ impl GenerationRequest {
 }
 
 /// An event of a request. The first event is `Accepted` or `Refused`; the last is `Refused`,
-/// `Finished` or `Failed`.
+/// `Finished`, `DeadEnd` or `Failed`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamEvent {
     /// The scheduler has queued the request. It will run unless the queue fills up and another
     /// tenant has less of it than its share: then `Refused` follows. Sent at the end of the first
     /// step that begins after the submission.
     Accepted,
+    /// The next token of the prompt after its first one, if `prompt_logprobs` is set. All come
+    /// before the first `Token`.
+    Scored(ScoredToken),
+    /// The embedding of the prompt, if `pooling` is set. No `Token` comes then.
+    Embedding(Vec<f32>),
     /// The next token.
     Token(TokenOutput),
     /// The request has ended.
@@ -78,6 +83,8 @@ pub enum StreamEvent {
     },
     /// The engine refused the request, or displaced it before it ran.
     Refused(SubmitError),
+    /// The output follows a grammar, and no token can follow. The text says why.
+    DeadEnd(String),
     /// The engine failed after it had accepted the request. The text names no internals.
     Failed(String),
 }

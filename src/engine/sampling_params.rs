@@ -2,6 +2,9 @@
 
 use sterna_scheduler::TokenId;
 
+use crate::constraint::Grammar;
+use crate::model::Pooling;
+
 /// The largest number of `SamplingParams::logprobs`.
 pub(super) const MAX_LOGPROBS: u32 = 20;
 
@@ -35,6 +38,14 @@ pub struct SamplingParams {
     /// The number of most likely tokens to report beside the drawn one. 0 reports only the drawn
     /// token's log-probability, `None` reports nothing.
     pub logprobs: Option<u32>,
+    /// The grammar that the output follows.
+    pub grammar: Option<Grammar>,
+    /// The number of most likely tokens to report for each token of the prompt after the first,
+    /// beside that token. `None` reports nothing.
+    pub prompt_logprobs: Option<u32>,
+    /// How the hidden states of the prompt become its embedding. The request then gets that instead
+    /// of tokens, and its other parameters have no effect.
+    pub pooling: Option<Pooling>,
 }
 
 impl Default for SamplingParams {
@@ -50,6 +61,9 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             logit_bias: Vec::new(),
             logprobs: None,
+            grammar: None,
+            prompt_logprobs: None,
+            pooling: None,
         }
     }
 }
@@ -94,6 +108,11 @@ impl SamplingParams {
                 "logprobs",
                 self.logprobs.is_none_or(|count| count <= MAX_LOGPROBS),
             ),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs
+                    .is_none_or(|count| count <= MAX_LOGPROBS),
+            ),
         ];
         let failed = checks.into_iter().find(|(_, is_valid)| !is_valid);
         failed.map(|(name, _)| name)
@@ -105,9 +124,22 @@ impl SamplingParams {
 pub struct TokenOutput {
     /// The token. The last one may be a stop token, which is not part of the text.
     pub token: TokenId,
-    /// Its raw log-probability, before bias, penalties and temperature. `None` unless `logprobs`
-    /// is set.
+    /// Its raw log-probability, before bias, penalties, masks and temperature. `None` unless
+    /// `logprobs` is set.
     pub logprob: Option<f32>,
+    /// The most likely tokens with their raw log-probabilities, most likely first.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// A token of a prompt, and how likely the model finds it after those before it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    /// The token.
+    pub token: TokenId,
+    /// Its raw log-probability.
+    pub logprob: f32,
+    /// Its place among all tokens by probability, from 1.
+    pub rank: u32,
     /// The most likely tokens with their raw log-probabilities, most likely first.
     pub top: Vec<(TokenId, f32)>,
 }

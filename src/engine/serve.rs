@@ -14,11 +14,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{
-    CostModel, Event, FinishReason, Micros, Nanos, Request, Scheduler, SequenceId, Step, TenantId,
+    CostModel, Event, FinishReason, Micros, Nanos, Page, Request, Scheduler, SequenceId, Step,
+    TenantId,
 };
 
 use super::batch_runner::BatchRunner;
-use super::batch_sampler::DrawOutcome;
+use super::batch_sampler::{Draw, DrawOutcome};
 use super::calibrate::{Recalibration, calibrate};
 use super::clock::micros;
 use super::commands::{CommandReceiver, Control, FailedCharge};
@@ -26,15 +27,21 @@ use super::config::EngineConfig;
 use super::egress::{EndedSequence, RequestUpdate, StepOutput};
 use super::forward::Forward;
 use super::request::GenerationRequest;
+use super::sampler::Unsampleable;
 use super::sampling_costs::SamplingCosts;
 use super::sampling_params::SamplingParams;
-use super::step_loop::{StepLoop, StepOutcome};
+use super::step_loop::{DrawRules, StepLoop, StepOutcome};
 use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket};
 use super::sync::channel::TryRecvError;
-use super::sync::mpsc;
+use super::sync::{mpsc, thread};
 use super::tenant_reports::TenantReports;
+use crate::constraint::ConstrainedOutput;
 use crate::cores;
 use crate::metrics::{StepTimes, Timeline};
+use crate::model::{Pooling, TextEmbedding};
+
+/// How long the engine thread waits for a mask if it has nothing else to do.
+const MAX_MASK_WAIT: Duration = Duration::from_millis(1);
 
 /// Runs the engine thread until a drain has ended, or every handle and stream is dropped.
 pub(super) fn serve<F: Forward>(
@@ -54,7 +61,8 @@ pub(super) fn serve<F: Forward>(
         None => {
             let calibration = calibrate(&mut runner, &config.limits);
             let again = Recalibration::after(&calibration, &config.limits);
-            (calibration.cost, SamplingCosts::measure(&mut runner), again)
+            let sampling = SamplingCosts::measure(&mut runner, Page::new(0));
+            (calibration.cost, sampling, again)
         }
     };
     let mut scheduler = Scheduler::new(config.limits, config.policy);
@@ -118,6 +126,17 @@ struct RequestState {
     ticket: Ticket,
     sampling: SamplingParams,
     shared: Arc<SharedRequest>,
+    constrained: Option<ConstrainedOutput>,
+    embedding: Option<TextEmbedding>, // Of the states so far.
+}
+
+impl RequestState {
+    fn draw_rules(&self) -> DrawRules<'_> {
+        DrawRules {
+            params: &self.sampling,
+            masks: self.constrained.as_ref().map(ConstrainedOutput::masks),
+        }
+    }
 }
 
 impl<F: Forward> EngineThread<F> {
@@ -129,13 +148,18 @@ impl<F: Forward> EngineThread<F> {
         if !self.requests.is_empty() {
             self.commands.shared.begin_turn(commanded);
         }
+        for (&id, request) in &self.requests {
+            if let Some(constrained) = &request.constrained {
+                self.steps.scheduler.force(id, constrained.forced());
+            }
+        }
         let (requests, shared) = (&self.requests, &self.commands.shared);
-        let params = |id: SequenceId| &requests[&id].sampling;
+        let rules = |id: SequenceId| requests[&id].draw_rules();
         let begin = |step: &Step<'_>| {
             shared.begin_step(Instant::now(), Duration::from_micros(step.predicted()));
             shared.refused.note_departures(step.departures());
         };
-        let outcome = self.steps.step(began, params, begin);
+        let outcome = self.steps.step(began, rules, begin);
         let Some(outcome) = outcome else {
             self.publish(began, began, None);
             self.commands.shared.refused.forget_full_queue();
@@ -143,8 +167,29 @@ impl<F: Forward> EngineThread<F> {
         };
         let times = self.step_times(&outcome, began, commanded);
         let committed = Instant::now();
+        let has_drawn = self.has_drawn();
         self.publish(began, outcome.drawn_at, Some(times));
         self.publishing = committed.elapsed();
+        if !has_drawn {
+            self.wait_for_masks();
+        }
+    }
+
+    /// Returns whether the step drew a token, or had nothing to draw.
+    fn has_drawn(&mut self) -> bool {
+        let draws = self.steps.runner.sampler().draws();
+        !(draws.iter()).any(|draw| draw.outcome == DrawOutcome::Deferred)
+            || (draws.iter()).any(|draw| matches!(draw.outcome, DrawOutcome::Token(_)))
+    }
+
+    /// Lets the mask threads work, because a step now would draw no token either. Returns after a
+    /// millisecond at the latest: prompts may be left to compute.
+    fn wait_for_masks(&self) {
+        let began = Instant::now();
+        let outputs = || self.requests.values().flat_map(|own| &own.constrained);
+        while began.elapsed() < MAX_MASK_WAIT && !outputs().any(|output| output.is_ready()) {
+            thread::yield_now();
+        }
     }
 
     fn step_times(&self, outcome: &StepOutcome, began: Instant, commanded: Instant) -> StepTimes {
@@ -190,9 +235,11 @@ impl<F: Forward> EngineThread<F> {
                     // The client may have left.
                     let _ = done.send(FailedCharge { charged, rates });
                 }
-                Ok(Control::ResetPrefixCache) => {
-                    self.steps.scheduler.reset_prefix_cache();
+                Ok(Control::ResetPrefixCache { done }) => {
+                    let freed = self.steps.scheduler.reset_prefix_cache();
                     self.tenants.changed();
+                    // The caller may not wait for it.
+                    let _ = done.send(freed);
                 }
                 Err(TryRecvError::Empty) => break,
                 // Every handle and stream is gone, so no command can follow.
@@ -277,6 +324,7 @@ impl<F: Forward> EngineThread<F> {
             ticket,
             events,
             shared,
+            constrained,
         } = choice;
         self.updates.push(RequestUpdate::Accepted {
             id,
@@ -288,6 +336,8 @@ impl<F: Forward> EngineThread<F> {
             ticket,
             sampling,
             shared,
+            constrained,
+            embedding: None,
         };
         self.requests.insert(id, state);
         self.end_if_requested(id); // Its `End` may have overtaken the submission.
@@ -320,15 +370,26 @@ impl<F: Forward> EngineThread<F> {
     /// which its client should see them.
     fn publish(&mut self, began: Instant, drawn: Instant, times: Option<StepTimes>) {
         let mut updates = std::mem::take(&mut self.updates);
+        let embedded = self.take_states(); // Before the ends of requests.
         self.take_events(&mut updates);
+        updates.extend(embedded);
         for draw in self.steps.runner.sampler().take_draws() {
             let id = draw.sequence;
             match draw.outcome {
-                DrawOutcome::Token(output) => updates.push(RequestUpdate::Token { id, output }),
+                DrawOutcome::Token(output) => {
+                    // A request that has ended needs no further mask.
+                    let request = self.requests.get(&id);
+                    if let Some(constrained) = request.and_then(|own| own.constrained.as_ref()) {
+                        constrained.drawn(output.token);
+                    }
+                    updates.push(RequestUpdate::Token { id, output });
+                }
+                DrawOutcome::Scored(score) => updates.push(RequestUpdate::Scored { id, score }),
+                DrawOutcome::Failed(Unsampleable::DeadEnd) => {} // The client hears why.
                 DrawOutcome::Failed(error) => {
                     tracing::error!("no token can be drawn from a row of logits: {error:?}");
                 }
-                DrawOutcome::Void => {}
+                DrawOutcome::State { .. } | DrawOutcome::Deferred | DrawOutcome::Void => {}
             }
         }
         updates.append(&mut self.endings);
@@ -352,6 +413,29 @@ impl<F: Forward> EngineThread<F> {
             .expect("the egress thread lives as long as this thread");
     }
 
+    /// Adds the hidden states of the step to the embeddings that are wanted. Returns those that are
+    /// complete.
+    fn take_states(&mut self) -> Vec<RequestUpdate> {
+        let mut complete = Vec::new();
+        for draw in self.steps.runner.sampler().draws() {
+            let DrawOutcome::State { state, is_last } = &draw.outcome else {
+                continue;
+            };
+            let id = draw.sequence;
+            let request = self.requests.get_mut(&id);
+            let request = request.expect("it ends after its last state");
+            let pooling = request.sampling.pooling.expect("it wants an embedding");
+            let embedding = &mut request.embedding;
+            let begin = || TextEmbedding::of(pooling, state.len());
+            embedding.get_or_insert_with(begin).add(state);
+            if *is_last && let Some(embedding) = embedding.take() {
+                let embedding = embedding.finish().expect("each state is finite");
+                complete.push(RequestUpdate::Embedded { id, embedding });
+            }
+        }
+        complete
+    }
+
     /// Takes the scheduler's events. The ends of requests come after their tokens, so they go to
     /// `endings`.
     fn take_events(&mut self, updates: &mut Vec<RequestUpdate>) {
@@ -370,7 +454,7 @@ impl<F: Forward> EngineThread<F> {
                     retry_after,
                 } => {
                     self.tenants.ended(tenant);
-                    forget(id, &mut self.requests, &mut self.tickets);
+                    drop(forget(id, &mut self.requests, &mut self.tickets));
                     self.endings.push(RequestUpdate::Displaced {
                         id,
                         tenant,
@@ -387,9 +471,11 @@ impl<F: Forward> EngineThread<F> {
                     output_tokens,
                 } => {
                     self.tenants.ended(tenant);
-                    forget(id, &mut self.requests, &mut self.tickets);
+                    let request = forget(id, &mut self.requests, &mut self.tickets);
+                    let draws = self.steps.runner.sampler().draws();
                     self.endings.push(RequestUpdate::Ended(EndedSequence {
                         id,
+                        dead_end: dead_end(id, &request, draws),
                         reason,
                         prompt_tokens,
                         cached_tokens,
@@ -429,9 +515,13 @@ impl<F: Forward> EngineThread<F> {
         };
         let (commands, steps) = (&self.commands, &mut self.steps);
         let free = steps.scheduler.free_pages();
+        let Some(&measured_page) = free.first() else {
+            return; // Cached prefixes take all pages.
+        };
         let measured = recalibration.measure(&mut steps.runner, free, || !commands.is_empty());
         if let Some(cost) = measured {
             steps.scheduler.calibrate(cost);
+            self.sampling_costs = SamplingCosts::measure(&mut steps.runner, measured_page);
             self.recalibration = None;
             self.recalibrated = Some(cost);
         }
@@ -443,9 +533,27 @@ fn forget(
     id: SequenceId,
     requests: &mut HashMap<SequenceId, RequestState>,
     tickets: &mut HashMap<Ticket, SequenceId>,
-) {
+) -> RequestState {
     let request = requests.remove(&id).expect("a sequence ends once");
     tickets.remove(&request.ticket);
+    request
+}
+
+/// Returns why no token can follow in an output that follows a grammar, if a draw failed for that.
+fn dead_end(id: SequenceId, request: &RequestState, draws: &[Draw]) -> Option<String> {
+    let constrained = request.constrained.as_ref()?;
+    let mut own = draws.iter().filter(|draw| draw.sequence == id);
+    own.find_map(|draw| match draw.outcome {
+        DrawOutcome::Failed(Unsampleable::DeadEnd) => {
+            let failure = constrained.masks().failure();
+            Some(failure.unwrap_or("no token may follow").to_owned())
+        }
+        DrawOutcome::Failed(Unsampleable::NothingAllowed) => {
+            let why = "the bias and the minimum length forbid every token that may follow";
+            Some(why.to_owned())
+        }
+        _ => None,
+    })
 }
 
 /// Splits a request into the scheduler's part and its sampling parameters. `waited` is the time
@@ -461,6 +569,8 @@ fn for_scheduler(
         max_new_tokens: request.max_new_tokens,
         min_new_tokens: request.min_new_tokens,
         stop_tokens: request.stop_tokens,
+        scores_prompt: request.sampling.prompt_logprobs.is_some()
+            || request.sampling.pooling == Some(Pooling::Mean),
         draw_time,
         tenant: request.tenant,
         first_token_within: request.first_token_within.map(left),

@@ -1,7 +1,6 @@
 //! The engine's state that every thread can read without waiting.
 //!
-//! The engine thread writes most of it in each turn. Handles write `draining` and `tickets`, and
-//! the egress thread writes `service_micros`.
+//! The engine thread writes most of it in each turn. Handles write `draining` and `tickets`.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +8,11 @@ use sterna_scheduler::{Micros, Refusal, Snapshot};
 
 use super::clock::{Clock, micros};
 use super::config::EngineConfig;
+use super::load::LoadCells;
 use super::refused_tenants::RefusedTenants;
 use super::request::SubmitError;
 use super::submit_queue::SubmitQueue;
-use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// A reading of the engine's gauges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,15 +62,7 @@ pub(super) struct SharedState {
     progress: AtomicU64, // When the engine last made progress, in microseconds, or IDLE.
     predicted: AtomicU64, // The time of the step that runs, in microseconds.
     steps: AtomicU64,
-    load: Load,
-}
-
-/// The load, from which `retry_after` is computed.
-#[derive(Default)]
-struct Load {
-    running: AtomicU32,
-    queued: AtomicU32,
-    service_micros: AtomicU64, // From admission to the end of a request, a moving average.
+    pub(super) load: LoadCells,
 }
 
 /// The value of `SharedState::progress` while the engine has no work.
@@ -78,8 +70,6 @@ const IDLE: Micros = Micros::MAX;
 /// A step counts as stalled only if it takes this many times as long as predicted. On a slow
 /// machine, a step of a large model may take longer than any fixed limit.
 const SLOW_STEPS: u32 = 10;
-const MIN_RETRY: Micros = 1_000_000;
-const MAX_RETRY: Micros = 120_000_000;
 
 impl SharedState {
     pub(super) fn new(config: &EngineConfig, vocabulary: usize) -> SharedState {
@@ -96,7 +86,7 @@ impl SharedState {
             progress: AtomicU64::new(IDLE),
             predicted: AtomicU64::new(0),
             steps: AtomicU64::new(0),
-            load: Load::default(),
+            load: LoadCells::new(config.limits.clone()),
         }
     }
 
@@ -109,8 +99,8 @@ impl SharedState {
             alive: !self.died.load(Ordering::SeqCst),
             draining: self.draining.load(Ordering::SeqCst),
             steps: self.steps.load(Ordering::Relaxed),
-            running: self.load.running.load(Ordering::Relaxed),
-            queued: self.load.queued.load(Ordering::Relaxed),
+            running: self.load.running(),
+            queued: self.load.queued(),
             stalled_for: Duration::from_micros(stalled_for),
             stall_limit: self.stall_limit(),
         }
@@ -137,10 +127,8 @@ impl SharedState {
     pub(super) fn end_turn(&self, at: Instant, has_stepped: bool, snapshot: &Snapshot) {
         self.steps
             .fetch_add(u64::from(has_stepped), Ordering::Relaxed);
-        let (running, queued) = (snapshot.running as u32, snapshot.queued as u32);
-        self.load.running.store(running, Ordering::Relaxed);
-        self.load.queued.store(queued, Ordering::Relaxed);
-        let is_idle = running + queued == 0;
+        self.load.publish(snapshot);
+        let is_idle = snapshot.running + snapshot.queued == 0;
         let progress = if is_idle { IDLE } else { self.clock.micros(at) };
         self.progress.store(progress, Ordering::Relaxed);
     }
@@ -152,26 +140,5 @@ impl SharedState {
         } else {
             SubmitError::Dead
         }
-    }
-
-    /// Notes that a request took `service` from its admission to its end.
-    pub(super) fn served(&self, service: Duration) {
-        let latest = service.as_micros() as u64;
-        let mean = self.load.service_micros.load(Ordering::Relaxed);
-        let mean = if mean == 0 {
-            latest
-        } else {
-            mean - mean / 8 + latest / 8
-        };
-        self.load.service_micros.store(mean, Ordering::Relaxed);
-    }
-
-    /// Returns about how long a new request would wait. Assumes that a waiting request starts
-    /// whenever a running one ends.
-    pub(super) fn retry_after(&self) -> Micros {
-        let running = u64::from(self.load.running.load(Ordering::Relaxed)).max(1);
-        let queued = u64::from(self.load.queued.load(Ordering::Relaxed)) + 1;
-        let service = self.load.service_micros.load(Ordering::Relaxed);
-        (service.saturating_mul(queued) / running).clamp(MIN_RETRY, MAX_RETRY)
     }
 }

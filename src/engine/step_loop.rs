@@ -14,6 +14,7 @@ use super::batch_sampler::{Continuation, Draw};
 use super::clock::Clock;
 use super::forward::Forward;
 use super::sampling_params::SamplingParams;
+use crate::constraint::TokenMasks;
 
 /// The scheduler and the model that computes its steps.
 pub(super) struct StepLoop<F: Forward> {
@@ -21,6 +22,13 @@ pub(super) struct StepLoop<F: Forward> {
     pub(super) runner: BatchRunner<F>,
     sampled: Vec<Sampled>, // Reused by every commit.
     clock: Clock,
+}
+
+/// How the tokens of a sequence are drawn.
+pub(super) struct DrawRules<'a> {
+    pub(super) params: &'a SamplingParams,
+    /// Which tokens may be drawn, if the output follows a grammar.
+    pub(super) masks: Option<&'a TokenMasks>,
 }
 
 /// A computed step.
@@ -83,12 +91,12 @@ impl<F: Forward> StepLoop<F> {
     }
 
     /// Runs the step that the scheduler plans at `now`. Returns `None` if nothing runs or waits.
-    /// `params` returns the sampling parameters of a sequence. Calls `begin` with the step before
+    /// `rules` returns how the tokens of a sequence are drawn. Calls `begin` with the step before
     /// each forward pass.
     pub(super) fn step<'a>(
         &mut self,
         now: Instant,
-        params: impl Fn(SequenceId) -> &'a SamplingParams + Sync,
+        rules: impl Fn(SequenceId) -> DrawRules<'a> + Sync,
         begin: impl Fn(&Step<'_>),
     ) -> Option<StepOutcome> {
         let began = Instant::now();
@@ -99,7 +107,7 @@ impl<F: Forward> StepLoop<F> {
         let (size, shape) = (size_of(&step), step.shape());
         let [predicted, calibrated] = predictions(&step);
         begin(&step);
-        let continuation = |id| continue_sequence(&step, id, params(id));
+        let continuation = |id| continue_sequence(&step, id, rules(id));
         let computed = catch_unwind(AssertUnwindSafe(|| {
             self.runner.run(step.batch(), continuation)
         }));
@@ -153,10 +161,11 @@ fn predictions(step: &Step<'_>) -> [Duration; 2] {
 fn continue_sequence<'a>(
     step: &'a Step<'_>,
     id: SequenceId,
-    params: &'a SamplingParams,
+    rules: DrawRules<'a>,
 ) -> Continuation<'a> {
     Continuation {
-        params,
+        params: rules.params,
+        masks: rules.masks,
         rules: step.output_rules(id),
         known: step.history(id),
         prompt_tokens: step.prompt_len(id),

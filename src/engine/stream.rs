@@ -25,6 +25,7 @@ pub struct EventStream {
 }
 
 /// The parts of the engine that a stream needs.
+#[derive(Clone)]
 pub(super) struct EngineLink {
     pub(super) commands: CommandSender,
     pub(super) state: Arc<SharedState>,
@@ -95,13 +96,27 @@ impl EventStream {
         }
     }
 
+    /// Returns a handle that can end the request too.
+    pub fn ender(&self) -> RequestEnder {
+        RequestEnder {
+            ticket: self.ticket,
+            request: Arc::clone(&self.request),
+            engine: self.engine.clone(),
+        }
+    }
+
     /// Returns the event that the client sees; `finish` may have changed or dropped it.
     fn after_finish(&mut self, mut event: StreamEvent) -> Option<StreamEvent> {
         match &event {
             StreamEvent::Accepted => self.is_accepted = true,
-            StreamEvent::Token(_) if self.request.ending.get().is_some() => return None,
+            StreamEvent::Token(_) | StreamEvent::Embedding(_)
+                if self.request.ending.get().is_some() =>
+            {
+                return None;
+            }
             StreamEvent::Token(_) => self.received_tokens += 1,
-            StreamEvent::Finished { .. } | StreamEvent::Failed(_) => {
+            StreamEvent::Scored(_) | StreamEvent::Embedding(_) => {}
+            StreamEvent::Finished { .. } | StreamEvent::DeadEnd(_) | StreamEvent::Failed(_) => {
                 self.is_over = true;
                 // The engine may have continued, ended or failed before it received `End`. The
                 // client's answer was complete when it called `finish`, so that is what it gets.
@@ -124,6 +139,22 @@ impl Drop for EventStream {
     fn drop(&mut self) {
         if !self.is_over && self.request.ending.set(FinishReason::Cancelled).is_ok() {
             self.engine.metrics.client_disconnected();
+            self.engine.end(self.ticket);
+        }
+    }
+}
+
+/// Ends a request whose stream is elsewhere.
+pub struct RequestEnder {
+    ticket: Ticket,
+    request: Arc<SharedRequest>,
+    engine: EngineLink,
+}
+
+impl RequestEnder {
+    /// Ends the request, as [`EventStream::finish`] does. Has no effect on one that has ended.
+    pub fn finish(&self, reason: FinishReason) {
+        if self.request.ending.set(reason).is_ok() {
             self.engine.end(self.ticket);
         }
     }

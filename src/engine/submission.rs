@@ -7,6 +7,7 @@ use sterna_scheduler::{FinishReason, Rates};
 use super::request::{GenerationRequest, StreamEvent};
 use super::sync::OnceLock;
 use super::sync::events::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use crate::constraint::ConstrainedOutput;
 
 pub(super) type EventSender = UnboundedSender<StreamEvent>;
 pub(super) type EventReceiver = UnboundedReceiver<StreamEvent>;
@@ -44,4 +45,6 @@ pub(super) struct SubmittedChoice {
     pub(super) ticket: Ticket,
     pub(super) events: EventSender,
     pub(super) shared: Arc<SharedRequest>,
+    /// Its output, if that follows a grammar.
+    pub(super) constrained: Option<ConstrainedOutput>,
 }

@@ -73,7 +73,8 @@ fn add_text(report: &mut InspectReport, source: &Source) {
     let Some(vocabulary) = vocabulary else {
         return;
     };
-    match load_text(source, vocabulary) {
+    let named: Vec<u32> = report.stops.iter().map(|stop| stop.id).collect();
+    match load_text(source, vocabulary, &named) {
         Ok((tokenizer, template)) => {
             let text = |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
             for stop in &mut report.stops {
@@ -118,21 +119,41 @@ fn load(report: &mut InspectReport, source: &Source, order: Option<I2sOrder>) {
         report.refuse(error.to_string());
     }
     report.set_i2s_order(order, if order.is_some() { "flag" } else { "unknown" });
+    if let Ok(config) = &config {
+        report.computes = Some(if config.has_head {
+            "text"
+        } else {
+            "embeddings"
+        });
+        report.pooling = Some(config.pooling.name());
+        if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
+            let window = local.window;
+            report.warnings.push(format!(
+                "some layers attend to a window of {window} tokens; longer texts are not supported"
+            ));
+        }
+    }
     let Some(config) = config.ok().filter(|_| report.refusals.is_empty()) else {
         return; // Loading would only repeat what is wrong.
     };
-    let loaded = text(source, config.vocab).and_then(|(tokenizer, _)| {
+    let loaded = text(source, &config).and_then(|(tokenizer, _)| {
         let options = LoadOptions::new(kernels(None)?, cores::usable());
         load_model(source.clone(), order, &tokenizer, options)
     });
     match loaded {
-        Ok((_, found)) if order.is_none() => report.set_i2s_order(Some(found), "probe"),
+        Ok((_, found)) if order.is_none() => {
+            let told_by = if config.has_head { "probe" } else { "writer" };
+            report.set_i2s_order(Some(found), told_by);
+        }
         Ok(_) => {}
         Err(why) => report.refuse(why),
     }
     report.served = report.refusals.is_empty();
 }
 
-fn text(source: &Source, vocab: usize) -> Result<(Tokenizer, Option<ChatTemplate>), String> {
-    load_text(source, vocab).map_err(|error| error.to_string())
+fn text(
+    source: &Source,
+    config: &ModelConfig,
+) -> Result<(Tokenizer, Option<ChatTemplate>), String> {
+    load_text(source, config.vocab, &config.named_tokens()).map_err(|error| error.to_string())
 }

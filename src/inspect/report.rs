@@ -42,6 +42,10 @@ pub struct InspectReport {
     pub stops: Vec<StopToken>,
     /// The chat template.
     pub template: Option<TemplateReport>,
+    /// What the model computes: `text`, or `embeddings` of texts if it has no output head.
+    pub computes: Option<&'static str>,
+    /// How the hidden states of a text become its embedding: `last token` or `mean`.
+    pub pooling: Option<&'static str>,
     #[serde(skip)]
     pub(super) metadata_template: Option<String>,
 }
@@ -102,6 +106,8 @@ impl InspectReport {
             scales: survey.scales,
             stops: stops.collect(),
             template: None,
+            computes: None,
+            pooling: None,
             metadata_template: survey.metadata_template,
         }
     }
@@ -131,6 +137,8 @@ impl InspectReport {
             scales: None,
             stops: Vec::new(),
             template: None,
+            computes: None,
+            pooling: None,
             metadata_template: None,
         }
     }

@@ -71,6 +71,16 @@ fn container(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
 fn sizes(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
     let model = &report.model;
     optional(out, "architecture", model.architecture.as_ref())?;
+    match (report.computes, report.pooling) {
+        (Some("embeddings"), Some(pooling)) => {
+            line(
+                out,
+                "computes",
+                format_args!("embeddings, pooling: {pooling}"),
+            )?;
+        }
+        (computes, _) => optional(out, "computes", computes)?,
+    }
     line(out, "parameters", thousands(report.parameters))?;
     for (name, value) in [
         ("layers", model.layers),

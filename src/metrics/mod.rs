@@ -196,6 +196,12 @@ impl Metrics {
         self.series.requests.generation_tokens.increment(1);
     }
 
+    /// Records that the embedding of a prompt is complete. It counts as a first token and as no
+    /// generated one.
+    pub fn embedded(&self, timeline: &mut Timeline, at: Instant) {
+        self.first_token(timeline, at);
+    }
+
     fn first_token(&self, timeline: &mut Timeline, at: Instant) {
         timeline.first_token = Some(at);
         let prompt_tokens = u64::from(timeline.prompt_tokens);

@@ -17,15 +17,18 @@
 //! Invariant: one value at a time holds the memory of the activations, so no stage can read what a
 //! later stage has overwritten.
 
-use sterna_kernels::HugeSlice;
+use std::ops::Range;
+
+use sterna_kernels::{HugeSlice, Kernels};
 
 use super::architecture::Activation;
 use super::inputs::{InputFormat, Inputs, spread_infinity};
 use super::linear::Projections;
 use super::norm::Norm;
+use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::profile::Stage;
-use super::workers::{ForwardContext, Workers};
+use super::workers::{BLOCK_TOKENS, ForwardContext, Workers};
 use crate::fault::{self, Place};
 
 /// The memory of the activations, sized for the largest step. Every layer reuses it.
@@ -59,7 +62,53 @@ impl StepBuffers {
 /// over memory.
 pub(super) struct Pending<'m> {
     buffers: &'m mut StepBuffers,
-    output: Option<&'m Projections>,
+    output: Option<PendingLinear<'m>>,
+}
+
+/// The linear whose product is pending, and the norm after it, if there is one.
+#[derive(Clone, Copy)]
+struct PendingLinear<'m> {
+    projections: &'m Projections,
+    norm: Option<&'m Norm>,
+}
+
+/// A pending product.
+#[derive(Clone, Copy)]
+struct PendingProduct<'a> {
+    product: Product<'a>,
+    norm: Option<&'a Norm>,
+}
+
+impl<'m> PendingLinear<'m> {
+    fn pending<'a>(&self, products: &'a [f32], tokens: usize) -> PendingProduct<'a>
+    where
+        'm: 'a,
+    {
+        PendingProduct {
+            product: self.projections.product(0, products, tokens),
+            norm: self.norm,
+        }
+    }
+}
+
+impl PendingProduct<'_> {
+    /// Adds the values of at most [`BLOCK_TOKENS`] tokens to their `residual`. `rows` and `spare`
+    /// are scratch memory of at least its length.
+    fn add_to(
+        self,
+        kernels: Kernels,
+        tokens: Range<usize>,
+        residual: &mut [f32],
+        [rows, spare]: [&mut [f32]; 2],
+    ) {
+        let Some(norm) = self.norm else {
+            return self.product.add_to(tokens, residual);
+        };
+        let (rows, normed) = (&mut rows[..residual.len()], &mut spare[..residual.len()]);
+        self.product.copy_to(tokens, rows);
+        norm.apply_rows(kernels, rows, normed);
+        residual.iter_mut().zip(normed).for_each(|(x, y)| *x += *y);
+    }
 }
 
 impl<'m> Pending<'m> {
@@ -82,12 +131,13 @@ impl<'m> Pending<'m> {
     ) -> InputRows<'m> {
         let (inputs, products) = (&mut self.buffers.inputs, &self.buffers.products);
         let before = inputs.tokens();
-        let pending = (self.output).map(|output| output.product(0, products, before));
+        let pending = self.output.map(|output| output.pending(products, before));
         let (kernels, format) = (context.workers.kernels, projections.input_format());
         let tokens = residual.len() / norm.width();
         inputs.fill_blocks(context.workers, &format, tokens, residual, |block| {
             if let Some(pending) = pending {
-                pending.add_to(block.tokens.clone(), block.residual);
+                let scratch = [&mut *block.rows, &mut *block.spare];
+                pending.add_to(kernels, block.tokens.clone(), block.residual, scratch);
             }
             let residuals = block.residual.chunks_exact_mut(norm.width());
             for (token, residual) in block.tokens.zip(residuals) {
@@ -107,8 +157,26 @@ impl<'m> Pending<'m> {
     pub(super) fn add(self, context: &mut ForwardContext<'_>, residual: &mut [f32]) {
         if let Some(output) = self.output {
             let tokens = self.buffers.inputs.tokens();
-            let pending = output.product(0, &self.buffers.products, tokens);
-            pending.add_to_all(context.workers, residual);
+            let pending = output.pending(&self.buffers.products, tokens);
+            let Workers {
+                kernels,
+                pool,
+                scratch,
+            } = &mut *context.workers;
+            let (kernels, width) = (*kernels, residual.len() / tokens);
+            let shares = ranges(tokens, pool.workers());
+            let parts = shares.clone().zip(split_rows(residual, width, shares));
+            pool.run_parts(parts.zip(scratch), |_, ((tokens, residual), scratch)| {
+                if pending.norm.is_none() {
+                    return pending.product.add_to(tokens, residual);
+                }
+                let starts = tokens.clone().step_by(BLOCK_TOKENS);
+                for (start, residual) in starts.zip(residual.chunks_mut(BLOCK_TOKENS * width)) {
+                    let tokens = start..tokens.end.min(start + BLOCK_TOKENS);
+                    let memory = [&mut scratch.rows[..], &mut scratch.spare[..]];
+                    pending.add_to(kernels, tokens, residual, memory);
+                }
+            });
         }
         context.profile.end(Stage::Rows);
     }
@@ -172,11 +240,13 @@ impl<'m> Projected<'m> {
         (self.projections).product(index, &self.buffers.products, tokens)
     }
 
-    /// Returns the product of the only linear as pending for the residual.
-    pub(super) fn into_pending(self) -> Pending<'m> {
+    /// Returns the product of the only linear as pending for the residual. `norm` is applied to it
+    /// first, if there is one.
+    pub(super) fn into_pending(self, norm: Option<&'m Norm>) -> Pending<'m> {
+        let projections = self.projections;
         Pending {
             buffers: self.buffers,
-            output: Some(self.projections),
+            output: Some(PendingLinear { projections, norm }),
         }
     }
 

@@ -48,6 +48,10 @@ pub(super) struct Attention {
     /// The norm before `output`, if the architecture has one.
     pub(super) sub_norm: Option<Norm>,
     pub(super) output: Projections,
+    /// The norm after `output`, if the architecture has one.
+    pub(super) post_norm: Option<Norm>,
+    /// Which rotary frequencies the layer has.
+    pub(super) rotary: usize,
 }
 
 /// The norms of each head of query and key.
@@ -75,7 +79,7 @@ impl Attention {
         let rows = attended.into_rows(context, &self.output, norm, |attended, token, row| {
             self.gather(attended, tokens, token, row);
         });
-        rows.multiply(context).into_pending()
+        rows.multiply(context).into_pending(self.post_norm.as_ref())
     }
 
     /// Returns the number of query heads that share a key-value head.
@@ -134,7 +138,7 @@ impl Attention {
                 let page = pages.page_mut(head, write.page);
                 for i in 0..write.tokens {
                     let token = write.first_token + i;
-                    let (cosines, sines) = placement.rotation(token);
+                    let (cosines, sines) = placement.rotation(self.rotary, token);
                     match &self.head_norms {
                         None => keys.copy_rows(token, head * d, key),
                         Some(norms) => {
@@ -184,7 +188,7 @@ impl Attention {
             for block in placement.attention_blocks(items, group) {
                 state.reset(block.heads.len(), block.tokens.len(), d);
                 for (position, token) in block.tokens.clone().enumerate() {
-                    let (cosines, sines) = placement.rotation(token);
+                    let (cosines, sines) = placement.rotation(self.rotary, token);
                     for (i, head) in block.heads.clone().enumerate() {
                         let query = state.query_mut(position, i);
                         let head = block.kv_head * group + head;
@@ -311,7 +315,7 @@ mod tests {
                     for (token, x) in all.chunks_mut(d).enumerate() {
                         projected.product(index).copy_rows(token, head * d, x);
                         if rotates {
-                            let (cosines, sines) = context.placement.rotation(token);
+                            let (cosines, sines) = context.placement.rotation(0, token);
                             context.workers.kernels.rope(x, d, cosines, sines);
                         }
                     }

@@ -15,6 +15,7 @@ use super::linear::Projections;
 use super::load::load_weights;
 use super::logits::{Logits, StepLogits};
 use super::options::LoadOptions;
+use super::output_head::OutputHead;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::{Profile, Stage};
@@ -36,6 +37,21 @@ pub struct Model {
     profile: Profile,
 }
 
+/// The hidden states after the last norm of the tokens of a step that asked for logits.
+pub struct HiddenStates<'a> {
+    values: &'a [f32], // [token][width]
+    tokens: &'a [usize],
+    width: usize,
+}
+
+impl HiddenStates<'_> {
+    /// Returns the states, in the order of the batch's rows and of their tokens.
+    pub fn iter(&self) -> impl Iterator<Item = &[f32]> {
+        let state = |token: &usize| &self.values[token * self.width..][..self.width];
+        self.tokens.iter().map(state)
+    }
+}
+
 /// The memory of a step, sized for the largest one.
 struct StepMemory {
     placement: Placement,
@@ -53,7 +69,7 @@ impl StepMemory {
             residual: Vec::with_capacity(max_tokens * config.hidden),
             buffers: StepBuffers::new(
                 max_tokens,
-                formats.chain([weights.head.input_format()]),
+                formats.chain(weights.head.as_ref().map(OutputHead::input_format)),
                 product_width.unwrap_or(0),
                 config.heads * config.head_dim,
             ),
@@ -91,7 +107,8 @@ impl Model {
             Scratch::new(sizes, attention)
         });
         let scratch = scratch.collect();
-        let logits = weights.head.padded_rows() * options.max_logits_rows;
+        let padded_rows = weights.head.as_ref().map_or(0, OutputHead::padded_rows);
+        let logits = padded_rows * options.max_logits_rows;
         Ok(Model {
             memory: StepMemory::new(&config, &weights, options.max_step_tokens),
             logits: Logits::new(config.vocab, logits),
@@ -111,6 +128,11 @@ impl Model {
     /// Returns the hyperparameters.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Returns the maximum number of tokens in a step.
+    pub(super) fn max_step_tokens(&self) -> usize {
+        self.memory.placement.max_tokens()
     }
 
     /// Returns the number of threads that compute, including the caller.
@@ -180,7 +202,7 @@ impl Model {
 
     /// Computes a step: copies the pages that the batch asks for, writes the keys and values of the
     /// batch's tokens into `kv`, and returns the logits. Logits are in the order of the rows and of
-    /// their tokens.
+    /// their tokens. Those of a model without an output head are 0.
     ///
     /// # Panics
     /// If one of these holds:
@@ -201,6 +223,33 @@ impl Model {
         &self.logits
     }
 
+    /// Computes a step as [`Model::forward`] does, except for the output head. Returns the hidden
+    /// states after the last norm of the tokens that ask for logits, in the same order.
+    ///
+    /// # Panics
+    /// Under the conditions of [`Model::forward`].
+    pub fn forward_states(&mut self, batch: &Batch, kv: &mut KvStore) -> HiddenStates<'_> {
+        let mut residual = std::mem::take(&mut self.memory.residual);
+        self.profile.begin();
+        self.embed(batch, &mut residual);
+        self.run_layers(0..self.config.layers, &mut residual, batch, kv);
+        let (kernels, width) = (self.workers.kernels, self.config.hidden);
+        let normed = &mut self.workers.scratch[0].rows[..width];
+        let tokens = self.memory.placement.logits();
+        for token in tokens {
+            let state = &mut residual[token * width..][..width];
+            self.weights.norm.apply(kernels, state, normed);
+            state.copy_from_slice(normed);
+        }
+        self.profile.end(Stage::Head);
+        self.memory.residual = residual;
+        HiddenStates {
+            values: &self.memory.residual,
+            tokens,
+            width,
+        }
+    }
+
     /// Computes nothing: all logits of the batch are 0.
     pub(crate) fn leave_out(&mut self, batch: &Batch) {
         let rows = batch.rows().iter().map(|row| row.logits as usize).sum();
@@ -213,6 +262,9 @@ impl Model {
             logits: &self.logits,
             kernels: self.workers.kernels,
             pool: &mut self.workers.pool,
+            hidden: &self.memory.residual,
+            tokens: self.memory.placement.logits(),
+            norm: &self.weights.norm,
         }
     }
 
@@ -223,10 +275,15 @@ impl Model {
     /// If a token does not exist.
     pub(super) fn embed(&self, batch: &Batch, hidden: &mut Vec<f32>) {
         let (kernels, width) = (self.workers.kernels, self.config.hidden);
+        let scale = self.config.architecture.scales_embedding;
+        let scale = scale.then(|| (width as f64).sqrt() as f32);
         hidden.resize(batch.token_count() * width, 0.0);
         let tokens = batch.rows().iter().flat_map(|row| batch.tokens(row));
         for (index, (state, &token)) in hidden.chunks_exact_mut(width).zip(tokens).enumerate() {
             (self.weights.embedding).copy_row(kernels, token as usize, state);
+            if let Some(scale) = scale {
+                state.iter_mut().for_each(|value| *value *= scale);
+            }
             fault::pass_row(Place::TokenEmbedded, index, state);
         }
     }
@@ -328,14 +385,17 @@ impl Model {
         if tokens.is_empty() {
             return;
         }
+        let Some(head) = weights.head.as_mut() else {
+            return; // All logits are 0.
+        };
         let (kernels, width, norm) = (workers.kernels, self.config.hidden, &weights.norm);
         let inputs = &mut self.memory.buffers.inputs;
-        let format = weights.head.input_format();
+        let format = head.input_format();
         inputs.fill(workers, &format, tokens.len(), |row, normed, _| {
             norm.apply(kernels, &hidden[tokens[row] * width..][..width], normed);
             fault::pass_row(Place::HiddenNormed, row, normed);
         });
-        weights.head.multiply(workers, inputs, logits);
+        head.multiply(workers, inputs, logits);
         fault::pass(Place::HeadMultiplied);
     }
 }

@@ -69,6 +69,8 @@ pub(super) struct FeedForward {
     /// The norm before `down`, if the architecture has one.
     pub(super) sub_norm: Option<Norm>,
     pub(super) down: Projections,
+    /// The norm after `down`, if the architecture has one.
+    pub(super) post_norm: Option<Norm>,
 }
 
 impl FeedForward {
@@ -80,6 +82,6 @@ impl FeedForward {
     ) -> Pending<'m> {
         let gated = rows.multiply_gated(context, self.activation);
         let rows = gated.into_rows(context, &self.down, self.sub_norm.as_ref());
-        rows.multiply(context).into_pending()
+        rows.multiply(context).into_pending(self.post_norm.as_ref())
     }
 }

@@ -11,6 +11,7 @@ use sterna_kernels::{
 };
 
 use super::architecture::Activation;
+use super::gelu;
 use super::inputs::{InputFormat, Inputs, MAX_STREAMS};
 use super::low_rank::LowRankCorrection;
 use super::norm::Norm;
@@ -294,6 +295,10 @@ impl Projections {
                 match activation {
                     Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
                     Activation::Silu => kernels.silu_gate(gates, ups, out),
+                    Activation::GeluTanh => {
+                        gelu::as_silu_gate(gates, ups);
+                        kernels.silu_gate(gates, ups, out);
+                    }
                 }
                 fault::pass(Place::GatesActivated);
             }

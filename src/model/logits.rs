@@ -2,6 +2,7 @@
 
 use sterna_kernels::{HugeSlice, Kernels, PANEL_ROWS};
 
+use super::norm::Norm;
 use super::pool::Pool;
 
 /// The logits of one step. The next step reuses its memory.
@@ -32,13 +33,16 @@ impl Logits {
         self.rows
     }
 
-    /// Copies the logits of a row to `out`, one per token id.
+    /// Copies the logits of a row to `out`, one per token id. Without an output head they are 0.
     ///
     /// # Panics
     /// If the row does not exist, or `out` is not as long as the vocabulary.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "no row {row} of {}", self.rows);
         assert_eq!(out.len(), self.vocab, "one logit per token id");
+        if self.values.is_empty() {
+            return out.fill(0.0);
+        }
         let panels = self.values.chunks_exact(self.rows * PANEL_ROWS);
         for (out, panel) in out.chunks_mut(PANEL_ROWS).zip(panels) {
             out.copy_from_slice(&panel[row * PANEL_ROWS..][..out.len()]);
@@ -51,12 +55,30 @@ pub struct StepLogits<'a> {
     pub(super) logits: &'a Logits,
     pub(super) kernels: Kernels,
     pub(super) pool: &'a mut Pool,
+    pub(super) hidden: &'a [f32], // After the last layer, [token][width].
+    pub(super) tokens: &'a [usize], // Those with logits.
+    pub(super) norm: &'a Norm,
 }
 
 impl StepLogits<'_> {
     /// Returns the logits.
     pub fn logits(&self) -> &Logits {
         self.logits
+    }
+
+    /// Returns the width of a hidden state.
+    pub fn state_width(&self) -> usize {
+        self.norm.width()
+    }
+
+    /// Copies the hidden state after the last norm from which the logits of a row come.
+    ///
+    /// # Panics
+    /// If the row does not exist, or `out` is not as long as a state.
+    pub fn copy_state(&self, row: usize, out: &mut [f32]) {
+        let width = self.norm.width();
+        let state = &self.hidden[self.tokens[row] * width..][..width];
+        self.norm.apply(self.kernels, state, out);
     }
 
     /// Returns the kernels of the model.

@@ -8,6 +8,7 @@
 //! - `forward.rs` and `layer.rs` are the forward pass.
 //! - `activations.rs` shows how the memory of a step goes from stage to stage.
 //! - `architecture.rs` describes the model families. A new family is a constant there.
+//! - `text_embedding.rs` pools hidden states into the embedding of a text.
 //! - `synthetic.rs` and `toy.rs` make random models for measurements and tests.
 //! - `checkpoint/` reads files into named tensors; `load/` packs tensors into weights; `survey/`
 //!   says what the files hold.
@@ -26,6 +27,7 @@ mod config;
 pub mod convert;
 mod embedding;
 mod forward;
+mod gelu;
 mod inputs;
 mod kv_store;
 mod layer;
@@ -45,20 +47,23 @@ mod survey;
 pub mod synthetic;
 #[cfg(test)]
 mod tests;
+mod text_embedding;
 pub mod toy;
 mod weights;
 mod workers;
 
 pub use architecture::{
-    Activation, Architecture, BITNET, LLAMA, LayerModules, QWEN3, ScaleDirection,
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, LayerModules, QWEN3,
+    ScaleDirection,
 };
 pub use checkpoint::{BitnetBin, FileBytes, Gguf, I2sOrder, LoadError, Source};
-pub use config::{ModelConfig, Quantization, RopeScaling, StoredWeights};
-pub use forward::Model;
+pub use config::{LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, StoredWeights};
+pub use forward::{HiddenStates, Model};
 pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};
 pub use options::LoadOptions;
 pub use profile::{Profile, Stage};
 pub use self_test::{ComparedPart, ComparedStage, KernelDifference, SelfTestError};
 pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
+pub use text_embedding::TextEmbedding;
 pub use weights::Sizes;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use sterna_kernels::PAGE_TOKENS;
 use sterna_scheduler::Batch;
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, RopeScaling};
 
 // The scheduler and the kernels have the same page size.
 const _: () = assert!(PAGE_TOKENS == sterna_scheduler::PAGE_TOKENS);
@@ -30,27 +30,57 @@ pub(super) struct PageWrite {
 
 /// The placement of the tokens of a batch. Steps reuse its buffers.
 pub(super) struct Placement {
-    frequencies: Vec<f32>,
-    attention_factor: f32, // Of cosines and sines.
+    rotaries: Vec<Rotary>, // Those of local layers are the last.
     max_tokens: usize,
     rows: Vec<usize>,      // By token: the index of its row in the batch.
     positions: Vec<usize>, // By token.
-    rotations: Vec<f32>,   // By token: head_dim / 2 cosines, then as many sines.
     cost: Vec<u64>,        // By token: the attention cost of all tokens before it.
     writes: Vec<PageWrite>,
     logits: Vec<usize>,
 }
 
+/// Rotary frequencies, and the angles of the tokens.
+struct Rotary {
+    frequencies: Vec<f32>,
+    factor: f32,         // Of cosines and sines.
+    rotations: Vec<f32>, // By token: head_dim / 2 cosines, then as many sines.
+}
+
+impl Rotary {
+    fn new(scaling: &RopeScaling, theta: f64, head_dim: usize, max_tokens: usize) -> Rotary {
+        Rotary {
+            frequencies: scaling.frequencies(theta, head_dim),
+            factor: scaling.attention_factor(),
+            rotations: Vec::with_capacity(max_tokens * head_dim),
+        }
+    }
+
+    fn push(&mut self, position: usize) {
+        let angle = |frequency: &f32| f64::from(position as f32 * frequency);
+        let angles = self.frequencies.iter().map(angle);
+        let factor = self.factor;
+        self.rotations
+            .extend(angles.clone().map(|angle| angle.cos() as f32 * factor));
+        self.rotations
+            .extend(angles.map(|angle| angle.sin() as f32 * factor));
+    }
+}
+
 impl Placement {
     /// Allocates the memory for `max_tokens` tokens.
     pub(super) fn new(config: &ModelConfig, max_tokens: usize) -> Placement {
+        let (scaling, theta) = (&config.rope_scaling, config.rope_theta);
+        let local = config
+            .local
+            .iter()
+            .map(|local| (&RopeScaling::None, local.rope_theta));
+        let rotaries = std::iter::once((scaling, theta)).chain(local);
+        let rotary = |(scaling, theta)| Rotary::new(scaling, theta, config.head_dim, max_tokens);
         Placement {
-            frequencies: (config.rope_scaling).frequencies(config.rope_theta, config.head_dim),
-            attention_factor: config.rope_scaling.attention_factor(),
+            rotaries: rotaries.map(rotary).collect(),
             max_tokens,
             rows: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
-            rotations: Vec::with_capacity(max_tokens * config.head_dim),
             cost: Vec::with_capacity(max_tokens + 1),
             writes: Vec::with_capacity(max_tokens),
             logits: Vec::with_capacity(max_tokens),
@@ -112,7 +142,7 @@ impl Placement {
     fn clear(&mut self) {
         self.rows.clear();
         self.positions.clear();
-        self.rotations.clear();
+        (self.rotaries.iter_mut()).for_each(|rotary| rotary.rotations.clear());
         self.writes.clear();
         self.logits.clear();
         self.cost.clear();
@@ -122,15 +152,14 @@ impl Placement {
     fn push_token(&mut self, row: usize, position: usize) {
         self.rows.push(row);
         self.positions.push(position);
-        let angle = |frequency: &f32| f64::from(position as f32 * frequency);
-        let angles = self.frequencies.iter().map(angle);
-        let factor = self.attention_factor;
-        self.rotations
-            .extend(angles.clone().map(|angle| angle.cos() as f32 * factor));
-        self.rotations
-            .extend(angles.map(|angle| angle.sin() as f32 * factor));
+        (self.rotaries.iter_mut()).for_each(|rotary| rotary.push(position));
         let before = self.cost.last().copied().unwrap_or(0);
         self.cost.push(before + position as u64 + QUERY_COST);
+    }
+
+    /// Returns the maximum number of tokens.
+    pub(super) fn max_tokens(&self) -> usize {
+        self.max_tokens
     }
 
     /// Returns the number of tokens.
@@ -148,10 +177,11 @@ impl Placement {
         self.positions[token]
     }
 
-    /// Returns the cosines and sines of a token's angles.
-    pub(super) fn rotation(&self, token: usize) -> (&[f32], &[f32]) {
-        let half = self.frequencies.len();
-        self.rotations[token * 2 * half..][..2 * half].split_at(half)
+    /// Returns the cosines and sines of a token's angles. `rotary` is that of the layer.
+    pub(super) fn rotation(&self, rotary: usize, token: usize) -> (&[f32], &[f32]) {
+        let rotary = &self.rotaries[rotary];
+        let half = rotary.frequencies.len();
+        rotary.rotations[token * 2 * half..][..2 * half].split_at(half)
     }
 
     /// Returns the writes to pages; the pages ascend.
@@ -243,12 +273,10 @@ mod tests {
 
     fn placement() -> Placement {
         let mut placement = Placement {
-            frequencies: Vec::new(),
-            attention_factor: 1.0,
+            rotaries: Vec::new(),
             max_tokens: 1000,
             rows: Vec::new(),
             positions: Vec::new(),
-            rotations: Vec::new(),
             cost: Vec::new(),
             writes: Vec::new(),
             logits: Vec::new(),

@@ -6,9 +6,6 @@ use std::ops::Range;
 
 use sterna_kernels::{PANEL_ROWS, prefetch};
 
-use super::pool::{ranges, split_rows};
-use super::workers::Workers;
-
 /// How many panels ahead a token's values are prefetched. With many tokens, panels are far apart.
 const PANELS_AHEAD: usize = 4;
 
@@ -27,15 +24,6 @@ impl<'a> Product<'a> {
         self.for_each_piece(tokens, out, |out, piece| {
             out.iter_mut().zip(piece).for_each(|(out, x)| *out += x);
         });
-    }
-
-    /// Adds all values to `residual`, `[token][row]`, on all workers.
-    pub(super) fn add_to_all(self, workers: &mut Workers, residual: &mut [f32]) {
-        let shares = ranges(self.tokens, workers.pool.workers());
-        let parts = shares.clone();
-        let parts = parts.zip(split_rows(residual, self.rows, shares));
-        let add = |_, (tokens, residual): (_, &mut [f32])| self.add_to(tokens, residual);
-        workers.pool.run_parts(parts, add);
     }
 
     /// Copies the values of `tokens` to `out`, `[token][row]`.

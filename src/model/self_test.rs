@@ -43,7 +43,7 @@ impl ComparedPart {
         ComparedPart {
             tokens: tokens as usize,
             layers: layers as usize,
-            head: head + layers * tokens * layer <= max_products,
+            head: model.config().has_head && head + layers * tokens * layer <= max_products,
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) struct Weights {
     pub(super) embedding: Embedding,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Norm,
-    pub(super) head: OutputHead,
+    pub(super) head: Option<OutputHead>,
     /// The bytes of all matrices. A shared matrix counts once.
     pub(super) bytes: usize,
 }
@@ -26,7 +26,7 @@ impl Weights {
     pub(super) fn factors_per_token(&self) -> usize {
         let projections = self.layers.iter().flat_map(Layer::projections);
         let formats = projections.map(Projections::input_format);
-        let formats = formats.chain([self.head.input_format()]);
+        let formats = formats.chain(self.head.as_ref().map(OutputHead::input_format));
         let factors = formats.map(|format| format.scales_per_token());
         factors.max().unwrap_or(1)
     }
@@ -35,7 +35,7 @@ impl Weights {
     pub(super) fn have_corrections(&self) -> bool {
         let projections = self.layers.iter().flat_map(Layer::projections);
         let formats = projections.map(Projections::input_format);
-        let mut formats = formats.chain([self.head.input_format()]);
+        let mut formats = formats.chain(self.head.as_ref().map(OutputHead::input_format));
         formats.any(|format| format.corrections.iter().any(Option::is_some))
     }
 }
@@ -49,9 +49,9 @@ pub struct Sizes {
     pub ternary_bytes: usize,
     /// The ternary weights of the layers. Every token is multiplied by them.
     pub ternary_weights: usize,
-    /// The bytes of the output head. Every step that computes logits reads them.
+    /// The bytes of the output head; 0 without one. Every step that computes logits reads them.
     pub head_bytes: usize,
-    /// The weights of the output head.
+    /// The weights of the output head; 0 without one.
     pub head_weights: usize,
     /// The bytes of the keys and values of one token, all layers.
     pub kv_bytes_per_token: usize,
@@ -69,8 +69,8 @@ impl Sizes {
             layer_bytes: linears.map(Linear::bytes).sum(),
             ternary_bytes: ternary.clone().map(TernaryMatrix::bytes).sum(),
             ternary_weights: ternary.map(weights_of).sum(),
-            head_bytes: weights.head.bytes(),
-            head_weights: weights.head.weights(),
+            head_bytes: weights.head.as_ref().map_or(0, OutputHead::bytes),
+            head_weights: weights.head.as_ref().map_or(0, OutputHead::weights),
             kv_bytes_per_token: kv.token_bytes(),
         }
     }

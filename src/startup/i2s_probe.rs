@@ -6,7 +6,7 @@
 
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
-use crate::model::{I2sOrder, LoadError, LoadOptions, Model, Source};
+use crate::model::{I2sOrder, LoadError, LoadOptions, Model, ModelConfig, Source};
 use crate::text::Tokenizer;
 
 /// The text that the model predicts.
@@ -20,7 +20,7 @@ const MARGIN: f64 = 0.1;
 
 /// Loads the model, and returns the order of its I2_S weights too. If its file has I2_S weights,
 /// does not state their order, and `order` is `None`, tries the orders until the model predicts
-/// text.
+/// text. A model without an output head has the order of x86 then.
 ///
 /// # Errors
 /// If loading fails, or the model predicts no text with any order.
@@ -40,6 +40,12 @@ pub(crate) fn load(
         return load(order);
     }
     if !source.has_i2s() {
+        return load(I2sOrder::X86);
+    }
+    if !ModelConfig::read(&source).is_ok_and(|config| config.has_head) {
+        // Such a model predicts no text. The one program that writes such files, Microsoft's
+        // converter for BitNet-embedding, has the order of x86.
+        tracing::info!("a model without an output head: its I2_S weights are in the order of x86");
         return load(I2sOrder::X86);
     }
     let tokens = tokenizer

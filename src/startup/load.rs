@@ -1,7 +1,9 @@
 //! Loads the model and starts its engine, as the flags say.
 
 use std::error::Error;
+use std::fs;
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -11,8 +13,9 @@ use sterna_scheduler::PAGE_TOKENS;
 use tokio::sync::oneshot;
 
 use super::{i2s_probe, self_test, tenants};
-use crate::api::{ModelCard, Serving};
+use crate::api::{EmbeddingShape, ModelCard, SamplingDefaults, Serving};
 use crate::config::ServeConfig;
+use crate::constraint::Grammars;
 use crate::demo;
 use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
@@ -72,13 +75,14 @@ fn start_engine(
         None => demo::source(),
     };
     let shape = ModelConfig::read(&source)?;
-    if shape.eos_tokens.is_empty() {
+    if shape.has_head && shape.eos_tokens.is_empty() {
         tracing::warn!(
             "the checkpoint names no stop token, so answers end only at their maximum length; \
              name one in generation_config.json (eos_token_id)"
         );
     }
-    let (tokenizer, chat_template) = load_text(&source, shape.vocab)?;
+    let (tokenizer, chat_template) = load_text(&source, shape.vocab, &shape.named_tokens())?;
+    let defaults = sampling_defaults(config, &source)?;
     let limits = limits(config, &shape)?;
     let pin = config.machine.pin_threads();
     let options = load_options(config, kernels, &limits);
@@ -89,13 +93,7 @@ fn start_engine(
     let (dtype, page) = (model.kv_dtype(), model.kv_bytes_per_page());
     let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
     let limits = Limits { pages, ..limits };
-    let card = ModelCard {
-        name: model_name(config)?,
-        aliases: Vec::new(),
-        max_model_len: u32::try_from(limits.longest_sequence())?,
-        vocabulary: u32::try_from(shape.vocab)?,
-        stop_tokens: shape.eos_tokens,
-    };
+    let card = model_card(config, &shape, &limits)?;
     let metrics = Metrics::new(&Identity {
         model_name: card.name.clone(),
         isa: kernels.isa().to_string(),
@@ -124,24 +122,81 @@ fn start_engine(
              --kv-memory if this is too much"
         )
     })?;
+    let tokenizer = Arc::new(tokenizer);
     let serving = Serving {
+        grammars: start_grammars(config, &tokenizer, &card)?,
         model: card,
-        tokenizer: Arc::new(tokenizer),
+        tokenizer,
         chat_template,
+        defaults,
         engine,
         metrics,
     };
     Ok((serving, running))
 }
 
+/// Returns the number of tokens that a text of the full context needs beside its own. An embedding
+/// ends as an answer of one token does, which is never computed.
+fn end_of_text(model: &ModelConfig) -> u32 {
+    u32::from(!model.has_head)
+}
+
+/// Returns the names and limits of the model.
+fn model_card(
+    config: &ServeConfig,
+    shape: &ModelConfig,
+    limits: &Limits,
+) -> Result<ModelCard, Box<dyn Error>> {
+    Ok(ModelCard {
+        name: model_name(config)?,
+        aliases: config.model.names.iter().skip(1).cloned().collect(),
+        max_model_len: u32::try_from(limits.longest_sequence())? - end_of_text(shape),
+        vocabulary: u32::try_from(shape.vocab)?,
+        stop_tokens: shape.eos_tokens.clone(),
+        architecture: shape.architecture.class.to_owned(),
+        model_type: shape.architecture.model_type.to_owned(),
+        owned_by: config.model.owned_by.clone(),
+        embedding: (!shape.has_head).then_some(EmbeddingShape {
+            pooling: shape.pooling,
+            dimensions: u32::try_from(shape.hidden)?,
+        }),
+    })
+}
+
+/// # Errors
+/// If the model has no output head, so that it generates no text.
+pub(crate) fn refuse_without_head(config: &ModelConfig) -> Result<(), String> {
+    if config.has_head {
+        return Ok(());
+    }
+    let (class, pooling) = (config.architecture.headless_class, config.pooling.name());
+    Err(format!(
+        "the checkpoint has no output head ({class}): it computes embeddings of texts (pooling: \
+         {pooling}) and generates none, but this command needs text. Give a checkpoint of {}",
+        config.architecture.class
+    ))
+}
+
+/// Starts the threads that compile grammars and compute masks. A mask takes some tens of
+/// microseconds and a step milliseconds, so a few threads are enough.
+fn start_grammars(
+    config: &ServeConfig,
+    tokenizer: &Arc<Tokenizer>,
+    model: &ModelCard,
+) -> io::Result<Grammars> {
+    let threads = (config.machine.threads() / 8).clamp(1, 8);
+    Grammars::start(Arc::clone(tokenizer), &model.stop_tokens, threads)
+}
+
 /// Loads the tokenizer and the chat template, if there is one. `vocabulary` is the width of the
-/// logits.
+/// logits. `named` are the tokens that the model's configuration names as begin and end of a text.
 ///
 /// # Errors
 /// If a file is missing or malformed, or needs something unsupported.
 pub(crate) fn load_text(
     source: &Source,
     vocabulary: usize,
+    named: &[u32],
 ) -> Result<(Tokenizer, Option<ChatTemplate>), Box<dyn Error>> {
     let name = "tokenizer.json";
     let tokenizer = source.read(name)?;
@@ -154,7 +209,7 @@ pub(crate) fn load_text(
         config: config.as_deref(),
         chat_template: chat_template.map_err(|_| "chat_template.jinja is not valid UTF-8")?,
     };
-    let (tokenizer, chat_template) = files.load(u32::try_from(vocabulary)?)?;
+    let (tokenizer, chat_template) = files.load_with_named(u32::try_from(vocabulary)?, named)?;
     warm_up(&tokenizer, chat_template.as_ref());
     Ok((tokenizer, chat_template))
 }
@@ -172,6 +227,39 @@ fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
     let none = TemplateArguments::default();
     drop(chat_template.map(|template| template.prompt(tokenizer, &[message], &none)));
     drop(tokenizer.encode_prompt(text));
+}
+
+/// Returns the sampling parameters of requests that do not set them.
+///
+/// # Errors
+/// If a `generation_config.json` cannot be read or has an invalid value.
+fn sampling_defaults(
+    config: &ServeConfig,
+    source: &Source,
+) -> Result<SamplingDefaults, Box<dyn Error>> {
+    let name = "generation_config.json";
+    let read = |path: &str, json: &[u8]| {
+        let defaults = SamplingDefaults::read(json);
+        defaults.map_err(|error| format!("--generation-config: {path}: {error}"))
+    };
+    let defaults = match config.model.generation_config.as_str() {
+        "none" | "vllm" => return Ok(SamplingDefaults::default()),
+        "auto" => match source.read(name)? {
+            Some(json) => read(name, &json)?,
+            None => SamplingDefaults::default(),
+        },
+        directory => {
+            let path = Path::new(directory).join(name);
+            let shown = path.display().to_string();
+            let json = fs::read(&path);
+            read(&shown, &json.map_err(|error| format!("{shown}: {error}"))?)?
+        }
+    };
+    tracing::info!(
+        ?defaults,
+        "sampling parameters of requests that do not set them"
+    );
+    Ok(defaults)
 }
 
 /// Returns how the model is loaded.
@@ -216,12 +304,12 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         max_queued_time: config.queue.max_queued_seconds * 1_000_000,
         step_tokens: config.scheduling.step_tokens,
         prefill_chunk: config.scheduling.step_tokens,
-        max_sequence_tokens,
+        max_sequence_tokens: max_sequence_tokens + end_of_text(model),
     })
 }
 
 fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
-    if let Some(name) = &config.model.name {
+    if let Some(name) = config.model.names.first() {
         return Ok(name.clone());
     }
     let Some(path) = &config.model.path else {
@@ -233,7 +321,8 @@ fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
     } else {
         path.file_stem()
     };
-    let name = name.ok_or("the model's directory has no name; give one with --model-name")?;
+    let name =
+        name.ok_or("the model's directory has no name; give one with --served-model-name")?;
     Ok(name.to_string_lossy().into_owned())
 }
 

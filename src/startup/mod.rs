@@ -20,9 +20,10 @@ mod tenants;
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
+use std::{panic, process};
 
 use sterna_kernels::Isa;
-use tokio::runtime;
+use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -32,12 +33,14 @@ use crate::api::{self, ConnectionLimits, Serving};
 use crate::config::{NetworkFlags, ServeConfig};
 
 pub(crate) use i2s_probe::load as load_model;
-pub(crate) use load::{kernels, kv_dtype, load_text};
+pub(crate) use load::{kernels, kv_dtype, load_text, refuse_without_head};
 pub(crate) use signals::StopSignals;
 
 /// The async threads parse requests, tokenise short texts and write answers. The model has its own
 /// compute threads.
 const ASYNC_THREADS: usize = 2;
+/// The exit code of a failure, as in `main.rs`.
+const START_FAILED: i32 = 2;
 /// The example in the greeting.
 const REQUEST: &str = r#"{"messages":[{"role":"user","content":"Who are you?"}],"stream":true}"#;
 /// How long clients may take to receive their errors after the engine has died.
@@ -57,10 +60,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let access = listen::access(&config.network, &addresses, roster.is_some())?;
     let connections = listen::allow_files(config.network.max_connections);
     let kernels = kernels(config.machine.isa.as_deref())?;
-    let runtime = runtime::Builder::new_multi_thread()
-        .worker_threads(ASYNC_THREADS)
-        .enable_all()
-        .build()?;
+    let runtime = start_runtime()?;
     // Listen to signals first: one that comes while the model loads must not be lost.
     let mut signals = runtime.block_on(async { StopSignals::listen() })?;
     let hangups = match &roster {
@@ -70,7 +70,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let listeners = runtime.block_on(async { listen::listen(&addresses) })?;
     let address = listeners[0].local_addr()?;
 
-    let app = tenants::app(config, roster.as_ref(), connections);
+    let app = tenants::app(config, roster.as_ref(), connections)?;
     app.set_access(access);
     let (stop, stopped) = oneshot::channel::<()>();
     let http = runtime.spawn(api::serve_all(
@@ -80,7 +80,8 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
         async { drop(stopped.await) },
     ));
     let public = roster.iter().flat_map(|roster| roster.public()).cloned();
-    let loading = load::load(config, kernels, public.collect())?;
+    let loading = load::load(config, kernels, public.collect())
+        .map_err(|error| format!("the load thread does not start: {error}"))?;
     let Some(loaded) = runtime.block_on(signals.before(loading)) else {
         return Ok(());
     };
@@ -122,6 +123,23 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Starts the async threads. `tokio` panics if the system refuses one of them, and unwinding waits
+/// forever for the others. So the process ends in the panic hook.
+fn start_runtime() -> Result<Runtime, Box<dyn Error>> {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(|panic| {
+        let reason = panic.payload_as_str().unwrap_or("unknown");
+        eprintln!("sterna: the async threads do not start: {reason}");
+        process::exit(START_FAILED);
+    }));
+    let runtime = runtime::Builder::new_multi_thread()
+        .worker_threads(ASYNC_THREADS)
+        .enable_all()
+        .build();
+    panic::set_hook(usual);
+    runtime.map_err(|error| format!("the async threads do not start: {error}").into())
+}
+
 fn start_logging(json: bool) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt()
@@ -152,7 +170,7 @@ fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) ->
         Some(_) => "",
         None => {
             "This is the embedded demo model: a few million parameters, trained on short chats.\n\
-             Serve a real model with: sterna --model PATH (a Hugging Face checkpoint, a \
+             Serve a real model with: sterna PATH (a Hugging Face checkpoint, a \
              GGUF file or a .bin file).\n"
         }
     };

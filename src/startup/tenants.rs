@@ -15,7 +15,9 @@ use crate::api::{App, ModelCard};
 use crate::config::ServeConfig;
 use crate::engine::{EngineHandle, TenantsRefused, TokenId};
 use crate::metrics::Metrics;
-use crate::tenants::{Deadlines, Defaults, PublicText, Roster, Tenants};
+use crate::tenants::{
+    Deadlines, Defaults, FileError, PublicText, Roster, Tenants, anyone_and_admin,
+};
 use crate::text::{ChatTemplate, Message, TemplateArguments, Tokenizer};
 
 /// By default a tenant may use this fraction of the queue, so that one tenant cannot fill it.
@@ -51,10 +53,26 @@ pub(super) fn roster(
 
 /// Returns a server that is still loading, with the keys of `roster` and at most `connections`
 /// connections.
-pub(super) fn app(config: &ServeConfig, roster: Option<&Roster>, connections: u32) -> App {
-    let anyone = || Tenants::anyone(deadlines(config));
-    let tenants = roster.map_or_else(anyone, Roster::tenants);
-    App::for_tenants(tenants, config.access.metrics_open, connections as usize)
+///
+/// # Errors
+/// If the file of the admin key has a fault.
+pub(super) fn app(
+    config: &ServeConfig,
+    roster: Option<&Roster>,
+    connections: u32,
+) -> Result<App, FileError> {
+    let deadlines = deadlines(config);
+    let tenants = match (roster, &config.access.admin_key_file) {
+        (Some(roster), _) => roster.tenants(),
+        (None, Some(path)) => anyone_and_admin(deadlines, path)?,
+        (None, None) => Tenants::anyone(deadlines),
+    };
+    let metrics_open = config.access.metrics_open;
+    Ok(App::for_tenants(
+        tenants,
+        metrics_open,
+        connections as usize,
+    ))
 }
 
 fn deadlines(config: &ServeConfig) -> Deadlines {

@@ -31,6 +31,21 @@ pub(super) fn read(path: &Path, defaults: &Defaults) -> Result<FileContents, Fil
     parse(&text, defaults).map_err(|fault| FileError::at(path, &text, fault))
 }
 
+/// Reads the hashes of the operator's keys from a file that has nothing else.
+pub(super) fn read_admin(path: &Path) -> Result<Vec<KeyHash>, FileError> {
+    let text =
+        fs::read_to_string(path).map_err(|error| FileError::whole(path, error.to_string()))?;
+    parse_admin(&text).map_err(|fault| FileError::at(path, &text, fault))
+}
+
+fn parse_admin(text: &str) -> Result<Vec<KeyHash>, Fault> {
+    let file: AdminToml = toml::from_str(text).map_err(|error| Fault {
+        at: error.span(),
+        why: without_values(error.message()),
+    })?;
+    SeenTables::new(text, &[]).add_keys(&file.admin.key_sha256)
+}
+
 fn parse(text: &str, defaults: &Defaults) -> Result<FileContents, Fault> {
     let file: TenantsToml = toml::from_str(text).map_err(|error| Fault {
         at: error.span(),
@@ -94,6 +109,12 @@ struct TenantsToml {
     admin: Option<AdminTable>,
     tenant: Vec<TenantTable>,
     public_prefix: Vec<PrefixTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AdminToml {
+    admin: AdminTable,
 }
 
 #[derive(Deserialize)]

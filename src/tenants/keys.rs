@@ -54,7 +54,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 pub enum KeyHolder {
     /// A tenant, who may use the model.
     Tenant(Arc<Tenant>),
-    /// The operator, who may read the metrics.
+    /// The operator, who may read the metrics and end requests.
     Admin,
 }
 
@@ -82,6 +82,20 @@ impl Tenants {
         }
     }
 
+    /// Accepts these keys of the operator too.
+    pub(super) fn with_admin(mut self, keys: Vec<KeyHash>) -> Tenants {
+        let keys = keys.into_iter().map(|key| (key, KeyHolder::Admin));
+        self.keys.extend(keys);
+        self
+    }
+
+    /// Returns whether the operator has a key.
+    pub fn has_admin(&self) -> bool {
+        self.keys
+            .iter()
+            .any(|(_, holder)| *holder == KeyHolder::Admin)
+    }
+
     /// Accepts the holders of these keys.
     pub(super) fn with_keys(keys: impl Iterator<Item = (KeyHash, KeyHolder)>) -> Tenants {
         Tenants {
@@ -98,11 +112,15 @@ impl Tenants {
         }
     }
 
-    /// Returns the holder of `key`. Compares every hash in full, even after the match.
+    /// Returns the holder of `key`. Compares every hash in full, even after the match. If the
+    /// server needs no keys, every key is that of anyone, except that of the operator.
     pub fn holder(&self, key: Option<&[u8]>) -> Option<KeyHolder> {
-        if let Some(anyone) = &self.anyone {
-            return Some(KeyHolder::Tenant(Arc::clone(anyone)));
-        }
+        let anyone = self.anyone.as_ref();
+        self.known(key)
+            .or_else(|| Some(KeyHolder::Tenant(Arc::clone(anyone?))))
+    }
+
+    fn known(&self, key: Option<&[u8]>) -> Option<KeyHolder> {
         let wanted = KeyHash::of(key?);
         let mut found = u64::MAX;
         for (index, (hash, _)) in (0..).zip(&self.keys) {

@@ -9,6 +9,7 @@
 //!
 //! Invariant: a file with a fault changes nothing.
 
+mod admin;
 mod fault;
 mod file;
 mod keygen;
@@ -17,6 +18,7 @@ mod roster;
 mod table;
 mod tenant;
 
+pub use admin::anyone_and_admin;
 pub use fault::FileError;
 pub use keygen::keygen;
 pub use keys::{KeyHolder, Tenants};

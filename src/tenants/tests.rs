@@ -496,6 +496,32 @@ fn the_admin_key_belongs_to_no_tenant() {
 }
 
 #[test]
+fn a_server_without_tenants_can_have_an_admin_key() {
+    let admin = format!("[admin]\nkey_sha256 = \"{}\"\n", hash("ko"));
+    let read = |text: &str| {
+        let file = TenantsFile::new("admin-only", text);
+        anyone_and_admin(Deadlines::default(), &file.0)
+    };
+    let tenants = read(&admin).unwrap();
+    assert!(tenants.has_admin());
+    assert_eq!(tenants.holder(Some(b"ko")), Some(KeyHolder::Admin));
+    for key in [None, Some(&b"kp"[..])] {
+        let holder = tenants.holder(key);
+        assert!(matches!(holder, Some(KeyHolder::Tenant(anyone)) if anyone.is_anyone()));
+    }
+    assert!(!Tenants::anyone(Deadlines::default()).has_admin());
+    let twice = format!("{admin}{}", table("a", "ka", ""));
+    for (text, why) in [
+        ("", "missing field `admin`"),
+        (twice.as_str(), "unknown field `tenant`"),
+        ("[admin]\nkey_sha256 = \"ko\"\n", "line 2: a key's SHA-256"),
+    ] {
+        let error = read(text).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
 fn a_key_hash_is_sha_256_and_is_never_printed() {
     let of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     assert_eq!(hash("abc"), of_abc);

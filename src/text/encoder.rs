@@ -100,6 +100,14 @@ pub(super) fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value["content"].as_str())
 }
 
+/// Returns the texts of the tokens that a configuration names, such as `bos_token`, by name.
+pub(super) fn named_texts(config: &Value) -> BTreeMap<String, String> {
+    let named = config.as_object().into_iter().flatten();
+    let named = named.filter(|(key, _)| key.ends_with("_token"));
+    let texts = named.filter_map(|(key, value)| Some((key.clone(), token_text(value)?.to_owned())));
+    texts.collect()
+}
+
 /// Adds the tokens that only `tokenizer_config.json` has. The order is that of `transformers`,
 /// because it determines the ids. An entry of `tokenizer.json` stays as it is, except that the
 /// configuration can make its token special.

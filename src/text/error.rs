@@ -62,6 +62,8 @@ pub enum TemplateError {
     NoPlaceholder,
     /// An argument of the template has a control token in its text. The string is its name.
     ControlInArgument(String),
+    /// The final message is to be continued, but it is empty or the template does not write it.
+    NoFinalMessage,
     /// The rendered text cannot be encoded.
     Text(TextError),
 }
@@ -84,6 +86,11 @@ impl fmt::Display for TemplateError {
             TemplateError::ControlInArgument(name) => write!(
                 f,
                 "the text of '{name}' contains a control token of the model; leave it out"
+            ),
+            TemplateError::NoFinalMessage => write!(
+                f,
+                "the final message cannot be continued: it is empty, or the chat template changes \
+                 its text"
             ),
             TemplateError::Text(error) => error.fmt(f),
         }

@@ -15,13 +15,16 @@ mod encoder;
 mod error;
 mod reasoning;
 #[cfg(test)]
-mod test_tokenizer;
+pub(crate) mod test_tokenizer;
 mod token_bytes;
 mod tokenizer;
 
 use serde_json::Value;
 
-pub use chat_template::{ChatPrompt, ChatTemplate, Message, TemplateArguments, TemplateValue};
+pub use chat_template::{
+    ChatPrompt, ChatTemplate, ConversationEnd, Message, TemplateArguments, TemplateValue,
+    spaced_json,
+};
 pub use detokenizer::{Detokenizer, TextDelta, TextOptions};
 pub use error::{TemplateError, TextError};
 pub use reasoning::{ReasoningSplitter, ReasoningTags, SplitText};
@@ -45,6 +48,19 @@ impl TextFiles<'_> {
     /// # Errors
     /// If a file is malformed or needs something unsupported. The error names the file.
     pub fn load(&self, vocabulary: u32) -> Result<(Tokenizer, Option<ChatTemplate>), TextError> {
+        self.load_with_named(vocabulary, &[])
+    }
+
+    /// As [`load`](Self::load). The model's configuration has `named` these tokens as the beginning
+    /// and the end of a text. They can be control tokens although no file about text says so.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with_named(
+        &self,
+        vocabulary: u32,
+        named: &[u32],
+    ) -> Result<(Tokenizer, Option<ChatTemplate>), TextError> {
         let config: Value = match self.config {
             Some(bytes) => serde_json::from_slice(bytes).map_err(|error| TextError::BadFile {
                 file: "tokenizer_config.json",
@@ -54,7 +70,7 @@ impl TextFiles<'_> {
         };
         let template = ChatTemplate::find(&config, self.chat_template)?;
         let source = template.as_ref().map(ChatTemplate::source);
-        let tokenizer = Tokenizer::new(self.tokenizer, &config, source, vocabulary)?;
+        let tokenizer = Tokenizer::new(self.tokenizer, &config, source, (vocabulary, named))?;
         Ok((tokenizer, template))
     }
 }

@@ -1,4 +1,4 @@
-//! A small byte-level tokenizer for the tests of this module.
+//! A small byte-level tokenizer for tests.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::token_bytes::byte_level_alphabet;
 
 /// Returns a `tokenizer.json` in which every byte is a token, `<|bos|>` is 256 and `<|eot_id|>` is
 /// 257. The tokens from 258 on spell `pieces`. No text is encoded to them.
-pub(super) fn byte_level_json(pieces: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn byte_level_json(pieces: &[&[u8]]) -> Vec<u8> {
     let alphabet = byte_level_alphabet();
     let spell = |byte: &u8| {
         let index = alphabet.iter().position(|one| *one == Some(*byte));

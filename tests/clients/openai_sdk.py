@@ -384,7 +384,7 @@ def errors_name_the_wrong_field():
         ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"max_tokens": -3}, "max_tokens"),
         ({"top_logprobs": 99, "logprobs": True}, "top_logprobs"),
-        ({"extra_body": {"tools": [{"type": "function", "function": {"name": "f"}}]}}, "tools"),
+        ({"extra_body": {"tools": [{"type": "function"}]}}, "tools[0].function"),
         ({"messages": []}, "messages"),
     ]:
         error = expect_error(
@@ -395,8 +395,39 @@ def errors_name_the_wrong_field():
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     error = expect_error(openai.BadRequestError, lambda: chat([{"role": "user", "content": image}]))
     assert error.param and error.param.startswith("messages"), error.body
-    error = expect_error(openai.BadRequestError, lambda: complete(["one", "two"]))
-    assert error.param == "prompt", error.body
+    error = expect_error(openai.BadRequestError, lambda: complete(["one", 2]))
+    assert error.param and error.param.startswith("prompt"), error.body
+
+
+@check
+def several_prompts_are_several_choices():
+    prompts = ["The capital of France", "Once upon a time", "Paging"]
+    together = complete(prompts, **exactly(8)).choices
+    alone = [complete(prompt, **exactly(8)).choices[0] for prompt in prompts]
+    assert [choice.index for choice in together] == [0, 1, 2]
+    assert [choice.text for choice in together] == [choice.text for choice in alone]
+
+
+@check
+def answers_follow_a_json_schema():
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"enum": ["Paris", "Rome"]},
+            "large": {"type": "boolean"},
+            "number": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["city", "large", "number"],
+        "additionalProperties": False,
+    }
+    named = {"name": "place", "strict": True, "schema": schema}
+    answer = chat(
+        "Name a city.", response_format={"type": "json_schema", "json_schema": named}
+    ).choices[0]
+    place = json.loads(answer.message.content)
+    assert answer.finish_reason == "stop", answer
+    assert set(place) == {"city", "large", "number"} and place["city"] in ("Paris", "Rome"), place
+    assert isinstance(place["large"], bool) and 0 <= place["number"] <= 99, place
 
 
 @check

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Checks a release server with real clients: the OpenAI SDK in a temporary environment, then the
-# load test.
+# Checks a release server with real clients: the SDKs of OpenAI and Anthropic, clients that build on
+# OpenAI's API, lm-eval and schemathesis in a temporary environment, two SDKs of Node, then the load
+# test.
 #
-# Requirements: `cargo build --release --workspace` and Python 3.10 or later. The script leaves no
-# process, file or package behind.
+# Requirements: `cargo build --release --workspace`, Python 3.10 or later, and Node.js 18 or later
+# with npm. The script leaves no process, file or package behind.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here/../.."
@@ -78,13 +79,27 @@ await_exit() {
     fail "the server was still running ${attempt}00 ms after SIGTERM"
 }
 
+command -v npm >/dev/null || fail "npm is missing; install Node.js with npm"
 for binary in sterna sterna-loadtest; do
     [ -x "$bin/$binary" ] ||
         fail "$bin/$binary is missing; run: cargo build --release --workspace"
 done
 
+export UV_CACHE_DIR="$work/packages"
+
+# install PACKAGE...: installs Python packages into the temporary environment.
+install() {
+    "$work/venv/bin/uv" pip install --quiet --python "$work/venv/bin/python" "$@"
+}
+
 python3 -m venv "$work/venv"
-"$work/venv/bin/pip" install --quiet --disable-pip-version-check 'openai==2.*'
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check 'uv==0.*'
+# lm-eval takes its tokenizer from transformers, which needs no torch for that.
+install 'openai==2.*' 'anthropic==2.*' 'openapi-spec-validator==0.9.*' 'schemathesis==4.*' \
+    'lm_eval[api]==0.4.13' 'transformers==5.*' 'litellm==1.106.*' 'langchain-openai==1.7.*' \
+    'pydantic-ai-slim[openai]==2.31.*' 'llm==0.32.*'
+npm install --silent --no-audit --no-fund --prefix "$work/node" --cache "$work/npm" \
+    'openai@6' 'ai@6' '@ai-sdk/openai-compatible@2' 'zod@4'
 
 start large
 large_url="$url" large_pid="$pid"
@@ -94,7 +109,29 @@ tiny_url="$url" tiny_pid="$pid"
 
 "$work/venv/bin/python" "$here/openai_sdk.py" \
     --url "$large_url" --tiny-url "$tiny_url" --tiny-pid "$tiny_pid"
+printf '\ntools, through the OpenAI SDK\n'
+"$work/venv/bin/python" "$here/openai_tools.py" --url "$large_url"
+printf '\nresponses, through the OpenAI SDK\n'
+"$work/venv/bin/python" "$here/openai_responses.py" --url "$large_url"
+printf '\nAnthropic SDK\n'
+"$work/venv/bin/python" "$here/anthropic_sdk.py" --url "$large_url"
 await_exit "$tiny_pid" # The last check of openai_sdk.py sends SIGTERM to this server.
+
+printf '\nlitellm, langchain-openai, pydantic-ai and llm\n'
+TMPDIR="$work" "$work/venv/bin/python" "$here/python_sdks.py" --url "$large_url"
+
+printf '\nopenai and ai on Node\n'
+cp "$here/node_sdks.mjs" "$work/node" # Node looks for packages beside the file.
+node "$work/node/node_sdks.mjs" "$large_url"
+
+printf '\nlm-eval, with log-likelihoods\n'
+TMPDIR="$work" "$work/venv/bin/python" "$here/lm_eval_scores.py" --url "$large_url"
+
+printf '\nschemathesis, against /openapi.json\n'
+start documented --max-model-len 96 # So that answers without a maximum length are short.
+"$work/venv/bin/python" "$here/openapi.py" --url "$url"
+kill -TERM "$pid"
+await_exit "$pid"
 
 printf '\nsterna-loadtest, 16 clients\n'
 "$bin/sterna-loadtest" --url "$large_url" --clients 16 --requests 64 --max-tokens 32 \

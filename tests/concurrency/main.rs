@@ -14,6 +14,7 @@ mod canaries;
 mod cancel;
 mod model;
 mod requests;
+mod resets;
 mod server;
 mod streams;
 mod traces;

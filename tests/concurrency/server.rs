@@ -10,7 +10,8 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use serde_json::Value;
-use sterna::api::{self, App, ConnectionLimits, ModelCard, Serving};
+use sterna::api::{self, App, ConnectionLimits, ModelCard, SamplingDefaults, Serving};
+use sterna::constraint::Grammars;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, Forward, Limits, Policy, TenantId, TenantPolicy,
 };
@@ -110,6 +111,7 @@ impl TestServer {
         let (engine, _threads) = Engine::start(model, config, metrics.clone()).unwrap();
         let (roster, keys) = roster(tenants);
         let app = App::for_tenants(roster.tenants(), false, 4096);
+        let tokenizer = Arc::new(tokenizer);
         app.serve(Serving {
             model: ModelCard {
                 name: "pages".into(),
@@ -117,9 +119,12 @@ impl TestServer {
                 max_model_len,
                 vocabulary: text.vocabulary,
                 stop_tokens: text.stop_tokens.clone(),
+                ..ModelCard::default()
             },
-            tokenizer: Arc::new(tokenizer),
+            grammars: Grammars::start(Arc::clone(&tokenizer), &[1], 1).unwrap(),
+            tokenizer,
             chat_template,
+            defaults: SamplingDefaults::default(),
             engine: engine.clone(),
             metrics: metrics.clone(),
         });

@@ -18,7 +18,7 @@ fn tokens(value: &Value) -> Vec<TokenId> {
 
 /// Computes a greedy answer, the whole text again for each token.
 fn greedy(source: &Source, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
-    let mut model = load(source);
+    let mut model = load(source).unwrap();
     let vocab = model.config().vocab;
     let mut text = prompt.to_vec();
     for _ in 0..count {

@@ -4,6 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+#[path = "../harness/checkpoint_text.rs"]
+mod checkpoint_text;
+#[path = "../harness/checkpoints.rs"]
+mod checkpoints;
 mod golden;
 mod inputs;
 mod pairs;
@@ -19,14 +23,12 @@ use clap::Parser;
 use sterna::config::{Cli, Command, ConvertConfig};
 use sterna::convert::convert;
 use sterna::model::convert::Watch;
-use sterna::model::{LoadOptions, Model, Source};
-use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
+
+pub(crate) use checkpoint_text::text_of;
+pub(crate) use checkpoints::{computed_bits, fixture, load};
 
 /// All containers, as flags.
 pub(crate) const CONTAINERS: [&str; 7] = ["hf", "bin", "i2_s", "tq1_0", "tq2_0", "q2_0", "pq2_0"];
-
-const TOKENS: usize = 40;
 
 /// A directory that is removed on drop.
 pub(crate) struct Scratch(pub(crate) PathBuf);
@@ -62,12 +64,6 @@ impl Drop for Scratch {
     }
 }
 
-pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
-}
-
 /// Returns the flags of a conversion to a container, with further ones.
 pub(crate) fn flags(input: &Path, out: &Path, container: &str, more: &[&str]) -> ConvertConfig {
     let [input, out] = [input, out].map(|path| path.to_str().unwrap());
@@ -94,28 +90,4 @@ pub(crate) fn out_name(container: &str) -> &'static str {
 
 pub(crate) fn converted(input: &Path, out: &Path, container: &str) -> Result<(), Box<dyn Error>> {
     convert(&flags(input, out, container, &[]), &Watch::hidden())
-}
-
-pub(crate) fn load(source: &Source) -> Model {
-    let kernels = Kernels::new(Isa::best()).unwrap();
-    Model::load(source, LoadOptions::new(kernels, 2)).unwrap()
-}
-
-/// Returns the bits of the logits after each of some tokens.
-pub(crate) fn logits(source: &Source) -> Vec<Vec<u32>> {
-    let mut model = load(source);
-    let vocab = model.config().vocab;
-    let tokens: Vec<TokenId> = (0..TOKENS).map(|i| (i * i % vocab) as TokenId).collect();
-    let pages = (0..).map(Page::new).take(TOKENS.div_ceil(PAGE_TOKENS));
-    let pages: Vec<Page> = pages.collect();
-    let mut batch = Batch::new();
-    batch.push_row(SequenceId::new(0, 0), 0, &tokens, &pages, TOKENS);
-    let mut kv = model.new_kv_store(pages.len()).unwrap();
-    let logits = model.forward(&batch, &mut kv);
-    let row = |row| {
-        let mut values = vec![0.0; vocab];
-        logits.copy_row(row, &mut values);
-        values.into_iter().map(f32::to_bits).collect()
-    };
-    (0..TOKENS).map(row).collect()
 }

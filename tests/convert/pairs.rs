@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use sterna::model::{ModelConfig, Source};
-use sterna::text::{ChatTemplate, Message, TextFiles, Tokenizer};
+use sterna::text::Message;
 
 use super::inputs::{demo, ones, ternary_masters};
-use super::{CONTAINERS, Scratch, converted, fixture, logits, out_name};
+use super::{CONTAINERS, Scratch, computed_bits, converted, fixture, out_name, text_of};
 
 const TEXTS: [&str; 4] = [
     "The capital of France is Paris.",
@@ -17,7 +17,7 @@ const TEXTS: [&str; 4] = [
 ];
 
 /// Inputs, and the containers that can hold them.
-const PAIRS: [(&str, &[&str]); 17] = [
+const PAIRS: [(&str, &[&str]); 18] = [
     ("bitnet-blocks", &["hf", "bin", "i2_s", "q2_0", "pq2_0"]),
     (
         "bitnet-blocks/bitnet-blocks-i2_s.gguf",
@@ -37,6 +37,10 @@ const PAIRS: [(&str, &[&str]); 17] = [
         &["hf", "bin"],
     ),
     ("llama-blocks/llama-blocks-b.bin", &["hf", "bin", "q2_0"]),
+    (
+        "embedding-qwen3/embedding-qwen3-i2_s.gguf",
+        &["hf", "bin", "i2_s", "q2_0", "pq2_0"],
+    ),
     ("bitnet-packed", &["hf", "bin"]),
     ("bitnet-packed-long", &["hf", "bin"]),
     ("llama-blocks", &["hf", "bin", "q2_0"]),
@@ -55,21 +59,6 @@ const PAIRS: [(&str, &[&str]); 17] = [
     ),
 ];
 
-fn text(source: &Source) -> (Tokenizer, Option<ChatTemplate>) {
-    let vocab = ModelConfig::read(source).unwrap().vocab;
-    let tokenizer = source.read("tokenizer.json").unwrap().unwrap();
-    let config = source.read("tokenizer_config.json").unwrap();
-    let template = source.read("chat_template.jinja").unwrap();
-    let files = TextFiles {
-        tokenizer: &tokenizer,
-        config: config.as_deref(),
-        chat_template: template
-            .as_deref()
-            .map(|bytes| str::from_utf8(bytes).unwrap()),
-    };
-    files.load(u32::try_from(vocab).unwrap()).unwrap()
-}
-
 /// Checks that two checkpoints are the same model.
 fn assert_same(expected: &Path, found: &Path) {
     let shown = format!("{} and {}", expected.display(), found.display());
@@ -79,10 +68,10 @@ fn assert_same(expected: &Path, found: &Path) {
     );
     let is_stated = found.stated_i2s_order().is_some();
     assert_eq!(is_stated, found.has_i2s(), "{shown}: the order is stated");
-    assert!(logits(&expected) == logits(&found), "{shown}");
+    assert!(computed_bits(&expected) == computed_bits(&found), "{shown}");
     let stops = |source: &Source| ModelConfig::read(source).unwrap().eos_tokens;
     assert_eq!(stops(&expected), stops(&found), "{shown}");
-    let ((one, template), (other, other_template)) = (text(&expected), text(&found));
+    let ((one, template), (other, other_template)) = (text_of(&expected), text_of(&found));
     assert_eq!(template.is_some(), other_template.is_some(), "{shown}");
     for text in TEXTS {
         let tokens = one.encode_prompt(text).unwrap();
@@ -94,7 +83,7 @@ fn assert_same(expected: &Path, found: &Path) {
         let messages = ["user", "assistant", "user"].map(|role| Message {
             role: role.into(),
             content: text.into(),
-            reasoning: None,
+            ..Message::default()
         });
         if let (Some(template), Some(other_template)) = (&template, &other_template) {
             let tokens = template.prompt(&one, &messages, &BTreeMap::new()).unwrap();

@@ -31,6 +31,11 @@ fn a_container_that_would_lose_something_is_refused_with_the_reason() {
             "layers.0.self_attn.q_proj.weight: its values are not ternary",
         ),
         (
+            "embedding-gemma3/embedding-gemma3-iq2_bn.gguf",
+            "i2_s",
+            "models of Gemma3TextModel are not converted",
+        ),
+        (
             "qwen3-group64-yarn",
             "bin",
             "embed_tokens.weight: it has a scale for each group of 64",

@@ -1,8 +1,11 @@
 //! How OUT gets its name: whole or not at all.
 
 use std::fs;
-use std::process::Command;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
+use std::thread;
 
 use sterna::convert::convert;
 use sterna::model::convert::Watch;
@@ -57,6 +60,58 @@ fn an_interrupted_conversion_leaves_nothing() {
         let error = convert(&flags, &watch).unwrap_err();
         assert!(error.to_string().contains("interrupted"), "{error}");
         assert_eq!(scratch.names(), ["demo"]);
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?}");
+}
+
+/// Returns whether the process has a thread of this name.
+fn has_thread(process: u32, name: &str) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else {
+        return false;
+    };
+    let mut names = threads.map(|thread| {
+        let path = thread.unwrap().path().join("comm");
+        fs::read_to_string(path).unwrap_or_default() // The thread may have ended.
+    });
+    names.any(|thread| thread.trim() == name)
+}
+
+/// The conversion is written and compared when the signal comes, but has no name yet: the program
+/// waits for a file beside OUT, which is a pipe here.
+#[test]
+fn a_signal_ends_the_program_and_leaves_nothing() {
+    let input = fixture("bitnet-blocks");
+    for signal in ["-TERM", "-INT"] {
+        let scratch = Scratch::new();
+        let pipe = scratch.path("tokenizer.json");
+        run("mkfifo", &[pipe.to_str().unwrap()]);
+        let mut program = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        program
+            .arg("convert")
+            .arg(&input)
+            .arg(scratch.path("out.gguf"));
+        let program = program.args(["--layout", "q2_0"]).stderr(Stdio::piped());
+        let process = program.spawn().unwrap();
+        // Opening waits until the program reads.
+        let mut writer = fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+        assert_eq!(scratch.names().len(), 2, "{:?}", scratch.names());
+        run("kill", &[signal, &process.id().to_string()]);
+        while has_thread(process.id(), "sterna-signals") {
+            thread::yield_now(); // It ends when it has seen the signal.
+        }
+        writer
+            .write_all(&fs::read(Path::new(&input).join("tokenizer.json")).unwrap())
+            .unwrap();
+        drop(writer);
+        let output = process.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{signal}: {error}");
+        assert!(error.contains("interrupted"), "{signal}: {error}");
+        assert_eq!(scratch.names(), ["tokenizer.json"], "{signal}");
     }
 }
 

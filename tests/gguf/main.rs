@@ -5,15 +5,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+#[path = "../harness/checkpoint_text.rs"]
+mod checkpoint_text;
+#[path = "../harness/checkpoints.rs"]
+mod checkpoints;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sterna::model::{LoadOptions, Model, ModelConfig, Source};
-use sterna::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
-use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
+use sterna::model::{ModelConfig, Pooling, Source};
+use sterna::text::{Message, TemplateArguments};
 
-const TOKENS: usize = 40;
+use checkpoint_text::text_of;
+use checkpoints::{computed_bits, fixture, load};
+
 const TEXTS: [&str; 4] = [
     "The capital of France is Paris.",
     "Numbers: 1, 22, 333, 4444 and 55555; it's we'll DON'T",
@@ -21,23 +26,25 @@ const TEXTS: [&str; 4] = [
     "<|eot_id|> is no control token here",
 ];
 
-/// Returns each GGUF file of the fixtures.
+/// Returns each GGUF file of the fixtures, and of those in the folder `STERNA_FIXTURES`.
 fn files() -> Vec<PathBuf> {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let list = |directory: &Path| -> Vec<PathBuf> {
-        fs::read_dir(directory)
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .collect()
+        let entries = fs::read_dir(directory).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
     };
-    let directories = list(&fixtures).into_iter().filter(|path| path.is_dir());
-    let files = directories.flat_map(|directory| list(&directory));
-    let mut files: Vec<PathBuf> = files
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "gguf")
-        })
-        .collect();
+    let further = std::env::var_os("STERNA_FIXTURES").map(PathBuf::from);
+    let folders = std::iter::once(fixture("")).chain(further);
+    let directories = folders.flat_map(|folder| list(&folder));
+    let files = directories
+        .filter(|path| path.is_dir())
+        .flat_map(|directory| list(&directory));
+    // A file called `model` is the only form of its checkpoint.
+    let is_copy = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|extension| extension == "gguf")
+            && path.file_stem().is_some_and(|stem| stem != "model")
+    };
+    let mut files: Vec<PathBuf> = files.filter(is_copy).collect();
     files.sort();
     files
 }
@@ -52,51 +59,13 @@ fn beside(file: &Path) -> Source {
     Source::Directory(file.parent().unwrap().to_owned())
 }
 
-/// Returns the bits of the logits after each of some tokens.
-fn logits(source: &Source) -> Vec<Vec<u32>> {
-    let kernels = Kernels::new(Isa::best()).unwrap();
-    let mut model = Model::load(source, LoadOptions::new(kernels, 2)).unwrap();
-    let vocab = model.config().vocab;
-    let tokens: Vec<TokenId> = (0..TOKENS).map(|i| (i * i % vocab) as TokenId).collect();
-    let pages: Vec<Page> = (0..)
-        .map(Page::new)
-        .take(TOKENS.div_ceil(PAGE_TOKENS))
-        .collect();
-    let mut batch = Batch::new();
-    batch.push_row(SequenceId::new(0, 0), 0, &tokens, &pages, TOKENS);
-    let mut kv = model.new_kv_store(pages.len()).unwrap();
-    let logits = model.forward(&batch, &mut kv);
-    let row = |row| {
-        let mut values = vec![0.0; vocab];
-        logits.copy_row(row, &mut values);
-        values.into_iter().map(f32::to_bits).collect()
-    };
-    (0..TOKENS).map(row).collect()
-}
-
-fn text(source: &Source) -> (Tokenizer, ChatTemplate) {
-    let vocab = ModelConfig::read(source).unwrap().vocab;
-    let tokenizer = source.read("tokenizer.json").unwrap().unwrap();
-    let config = source.read("tokenizer_config.json").unwrap();
-    let template = source.read("chat_template.jinja").unwrap();
-    let files = TextFiles {
-        tokenizer: &tokenizer,
-        config: config.as_deref(),
-        chat_template: template
-            .as_deref()
-            .map(|bytes| str::from_utf8(bytes).unwrap()),
-    };
-    let (tokenizer, template) = files.load(u32::try_from(vocab).unwrap()).unwrap();
-    (tokenizer, template.expect("the fixture has a template"))
-}
-
 #[test]
 fn a_file_computes_the_bits_of_the_checkpoint_it_was_made_from() {
     let files = files();
     assert!(files.len() >= 5, "the fixtures have GGUF files");
     for file in files {
         assert!(
-            logits(&alone(&file)) == logits(&beside(&file)),
+            computed_bits(&alone(&file)) == computed_bits(&beside(&file)),
             "{}",
             file.display()
         );
@@ -106,8 +75,10 @@ fn a_file_computes_the_bits_of_the_checkpoint_it_was_made_from() {
 #[test]
 fn texts_and_chats_become_the_tokens_of_the_checkpoint_it_was_made_from() {
     for file in files() {
-        let (tokenizer, template) = text(&alone(&file));
-        let (expected, expected_template) = text(&beside(&file));
+        let [(tokenizer, template), (expected, expected_template)] =
+            [alone(&file), beside(&file)].map(|source| text_of(&source));
+        let templates = template.zip(expected_template);
+        let (template, expected_template) = templates.expect("each fixture has a template");
         let message = |role: &str, content: &str| Message {
             role: role.into(),
             content: content.into(),
@@ -154,11 +125,7 @@ fn the_configuration_is_that_of_the_checkpoint_it_was_made_from() {
 /// Returns the error of loading a fixture in which each `from` is replaced by `to`.
 fn error_after(from: &str, to: &str) -> String {
     assert_eq!(from.len(), to.len());
-    let file = files()
-        .into_iter()
-        .find(|file| file.ends_with("llama-blocks-iq2_bn.gguf"))
-        .unwrap();
-    let mut bytes = fs::read(file).unwrap();
+    let mut bytes = fs::read(fixture("llama-blocks/llama-blocks-iq2_bn.gguf")).unwrap();
     let places: Vec<usize> = (0..bytes.len())
         .filter(|at| bytes[*at..].starts_with(from.as_bytes()))
         .collect();
@@ -167,43 +134,42 @@ fn error_after(from: &str, to: &str) -> String {
         bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
     }
     let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
-    let kernels = Kernels::new(Isa::best()).unwrap();
-    let model = source.with_gguf("model.gguf");
-    let model = model.and_then(|source| Model::load(&source, LoadOptions::new(kernels, 1)));
-    model
-        .map(drop)
-        .expect_err("the file is not a whole model")
-        .to_string()
+    let source = source
+        .with_gguf("model.gguf")
+        .map_err(|error| error.to_string());
+    let model = source.and_then(|source| load(&source));
+    model.map(drop).expect_err("the file is not a whole model")
+}
+
+/// Returns the checkpoint in a GGUF file with a further key, whose value has four bytes and this
+/// type.
+fn with_key(file: &Path, key: &str, (kind, value): (u32, [u8; 4])) -> Source {
+    let mut bytes = fs::read(file).unwrap();
+    let keys = u64::from_le_bytes(*bytes[16..].first_chunk().unwrap()) + 2;
+    bytes[16..24].copy_from_slice(&keys.to_le_bytes());
+    let entry = |key: &str, kind: u32, value: [u8; 4]| {
+        let length = (key.len() as u64).to_le_bytes();
+        [&length, key.as_bytes(), &kind.to_le_bytes(), &value].concat()
+    };
+    let mut added = entry(key, kind, value);
+    // What follows must stay aligned.
+    let unused = (32 - (added.len() + 16) % 32) % 32;
+    let unused = "x".repeat(if unused == 0 { 32 } else { unused });
+    added.extend(entry(&unused, 4, [0; 4]));
+    assert_eq!(added.len() % 32, 0, "{}", added.len());
+    bytes.splice(24..24, added);
+    let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
+    source.with_gguf("model.gguf").unwrap()
 }
 
 /// llama.cpp reads this key for other architectures. A file that has it is not what it seems.
 #[test]
 fn a_logarithmic_factor_of_yarn_is_refused_by_name() {
-    let file = files()
-        .into_iter()
-        .find(|file| file.ends_with("qwen3-group64-yarn-q2_0.gguf"))
-        .unwrap();
-    let bytes = fs::read(file).unwrap();
-    let float = |key: &str, value: f32| {
-        let key = [&(key.len() as u64).to_le_bytes()[..], key.as_bytes()].concat();
-        [
-            key,
-            6_u32.to_le_bytes().to_vec(),
-            value.to_le_bytes().to_vec(),
-        ]
-        .concat()
-    };
+    let file = fixture("qwen3-group64-yarn/qwen3-group64-yarn-q2_0.gguf");
     let config = |value: f32| {
-        let mut bytes = bytes.clone();
-        let keys = u64::from_le_bytes(*bytes[16..].first_chunk().unwrap()) + 2;
-        bytes[16..24].copy_from_slice(&keys.to_le_bytes());
-        let mut added = float("qwen3.rope.scaling.yarn_log_multiplier", value);
-        // What follows must stay aligned.
-        added.extend(float("general.a_key_of_26_bytes_", 0.0));
-        assert_eq!(added.len() % 32, 0, "{}", added.len());
-        bytes.splice(24..24, added);
-        let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
-        ModelConfig::read(&source.with_gguf("model.gguf").unwrap())
+        let key = "qwen3.rope.scaling.yarn_log_multiplier";
+        let source = with_key(&file, key, (6, value.to_le_bytes()));
+        ModelConfig::read(&source)
     };
     assert!(config(0.0).is_ok());
     let error = config(0.1).unwrap_err().to_string();
@@ -227,4 +193,46 @@ fn what_is_missing_or_unknown_is_named_as_in_the_file() {
     let error = error_after("\u{5}\0\0\0\0\0\0\0llama", "\u{5}\0\0\0\0\0\0\0mamba");
     assert!(error.contains("must be one of bitnet-b1.58"), "{error}");
     assert!(error.contains("mamba"), "{error}");
+}
+
+/// Files of models that compute embeddings say how to pool. Those of BitNet-embedding say it
+/// wrongly.
+#[test]
+fn a_file_that_states_its_pooling_has_no_head() {
+    let key = "qwen3.pooling_type";
+    let read = |file: &Path, pooling: u32| {
+        let source = with_key(file, key, (4, pooling.to_le_bytes()));
+        ModelConfig::read(&source)
+    };
+    let generating = fixture("qwen3-group64-yarn/qwen3-group64-yarn-q2_0.gguf");
+    for (stated, has_head, pooling) in [
+        (0, true, Pooling::LastToken),
+        (1, false, Pooling::Mean),
+        (3, false, Pooling::LastToken),
+    ] {
+        let config = read(&generating, stated).unwrap();
+        assert_eq!(
+            (config.has_head, config.pooling),
+            (has_head, pooling),
+            "{stated}"
+        );
+    }
+    let error = read(&generating, 2).unwrap_err().to_string();
+    assert!(error.contains(key) && error.contains("got 2"), "{error}");
+    // Its weights tell what it is, so a wrong statement does not count.
+    let embedding = fixture("embedding-qwen3/embedding-qwen3-i2_s.gguf");
+    let bytes = fs::read(&embedding).unwrap();
+    let at = bytes
+        .windows(key.len())
+        .position(|part| part == key.as_bytes());
+    let at = at.unwrap() + key.len() + 4;
+    assert_eq!(bytes[at..at + 4], 3_u32.to_le_bytes(), "the last token");
+    let mut mean = bytes.clone();
+    mean[at..at + 4].copy_from_slice(&1_u32.to_le_bytes());
+    let source = Source::in_memory([("model.gguf".to_owned(), mean)]);
+    let config = ModelConfig::read(&source.with_gguf("model.gguf").unwrap()).unwrap();
+    assert_eq!(
+        (config.has_head, config.pooling),
+        (false, Pooling::LastToken)
+    );
 }

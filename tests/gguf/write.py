@@ -6,7 +6,8 @@
     python tests/gguf/write.py src/demo DIR i2_s tq2_0    # these
     python tests/gguf/write.py fixtures tests/gguf/fixtures   # one small tensor in every layout
     for name in llama-blocks/iq2_bn bitnet-blocks/i2_s bitnet-blocks/q2_0 \
-        bitnet-low-rank/iq2_bn qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0
+        bitnet-low-rank/iq2_bn qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0 \
+        embedding-qwen3/i2_s embedding-gemma3/iq2_bn
     do python tests/gguf/write.py tests/fixtures/${name%/*} tests/fixtures/${name%/*} ${name#*/}
     done
     python tests/gguf/write.py tests/fixtures/qwen3-group128-untied DIR q1_0   # model_q1_0.gguf
@@ -16,6 +17,7 @@ written here, from their description alone: nothing is shared with Sterna's read
 """
 
 import json
+import re
 import struct
 import sys
 from pathlib import Path
@@ -41,6 +43,14 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.ffn_sub_norm": "ffn_sub_norm",
+}
+# The norms before the linears of BitNet-embedding.
+for _linear in [name for name in NAMES if name.endswith("_proj")]:
+    NAMES[f"{_linear}.norm"] = f"{NAMES[_linear]}_norm_in"
+GEMMA_NAMES = NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -87,9 +97,11 @@ def i2_s_four_rows(codes, scale):
 
 def known(kind):
     def write(codes, scale):
-        values = (codes.astype(np.float32) - 1) * np.float32(scale)
+        scales = np.asarray(scale, np.float32).reshape(-1, 1)
+        values = (codes.astype(np.float32) - 1).reshape(len(scales), -1) * scales
         return gguf.quants.quantize(values, kind).tobytes()
 
+    write.group = 256
     return write
 
 
@@ -195,12 +207,13 @@ def write_file(path, metadata, tensors):
 # ---- The checkpoint -----------------------------------------------------------------------------
 
 
-def gguf_name(name):
+def gguf_name(name, architecture):
     if name in OUTER:
         return OUTER[name]
     _, _, layer, rest = name.split(".", 3)
     module, part = rest.rsplit(".", 1)
-    return f"blk.{layer}.{NAMES[module]}.{part.lower()}"
+    names = GEMMA_NAMES if architecture == "gemma3" else NAMES
+    return f"blk.{layer}.{names[module]}.{part.lower()}"
 
 
 def unpack(packed):
@@ -214,8 +227,22 @@ def interleave(rows, head_dim):
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
+def rounded(masters):
+    """Returns the codes and the scale of masters, rounded by their mean magnitude."""
+    factor = np.float32(1) / np.float32(np.abs(masters, dtype=np.float64).mean())
+    codes = np.clip(np.rint(masters * factor), -1, 1) + 1
+    return codes.astype(np.uint8), np.float32(1) / factor
+
+
 def bf16_bits(array):
     return array.view(np.uint16)
+
+
+def adds_eos(tokenizer):
+    """Returns whether the post-processor puts a token after a text."""
+    post = tokenizer["post_processor"] or {}
+    templates = [step["single"] for step in post.get("processors", [post]) if "single" in step]
+    return any("SpecialToken" in template[-1] for template in templates)
 
 
 def metadata_of(source, architecture):
@@ -228,10 +255,12 @@ def metadata_of(source, architecture):
     tokens.update({id: token["content"] for id, token in added.items()})
     size = config["vocab_size"]
     kinds = [3 if id in added else 1 if id in tokens else 5 for id in range(size)]
-    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    pairs = [m.split(" ") if isinstance(m, str) else m for m in tokenizer["model"]["merges"]]
+    merges = [" ".join(pair) for pair in pairs]
     ids = {token: id for id, token in tokens.items()}
     heads = config["num_attention_heads"]
     rope = config.get("rope_parameters") or config
+    rope = rope.get("full_attention", rope)
     result = {
         "general.architecture": architecture,
         "general.name": source.name,
@@ -244,7 +273,7 @@ def metadata_of(source, architecture):
         f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         f"{architecture}.rope.freq_base": float(rope["rope_theta"]),
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": PRE["llama"],
+        "tokenizer.ggml.pre": PRE["qwen" if tokenizer["normalizer"] else "llama"],
         "tokenizer.ggml.tokens": [tokens.get(id, f"[PAD{id}]") for id in range(size)],
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": merges,
@@ -253,6 +282,26 @@ def metadata_of(source, architecture):
     if config.get("head_dim"):
         result[f"{architecture}.attention.key_length"] = config["head_dim"]
         result[f"{architecture}.attention.value_length"] = config["head_dim"]
+    if not config["architectures"][0].endswith("ForCausalLM"):
+        result[f"{architecture}.pooling_type"] = 3  # the last token
+    if architecture == "gemma3":
+        ranks = {"".join(m): -float(rank) for rank, m in reversed([*enumerate(pairs)])}
+        names = result["tokenizer.ggml.tokens"]
+        octet = re.compile("<0x[0-9A-F]{2}>")
+        kinds = [6 if octet.fullmatch(name) else kind for name, kind in zip(names, kinds)]
+        kinds[names.index("<unk>")] = 2
+        result |= {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.pre": "default",
+            "tokenizer.ggml.scores": [ranks.get(name, 0.0) for name in names],
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.add_space_prefix": False,
+            "gemma3.attention.sliding_window": config["sliding_window"],
+            "gemma3.attention.query_pre_attn_scalar": config["query_pre_attn_scalar"],
+        }
+        del result["tokenizer.ggml.merges"]
+    if adds_eos(tokenizer):
+        result["tokenizer.ggml.add_eos_token"] = True
     bos = tokenizer_config.get("bos_token")
     if bos:
         result["tokenizer.ggml.bos_token_id"] = ids[bos]
@@ -263,8 +312,11 @@ def metadata_of(source, architecture):
         result[f"{architecture}.rope.scaling.type"] = "yarn"
         result[f"{architecture}.rope.scaling.factor"] = float(scaling["factor"])
         result[f"{architecture}.rope.scaling.original_context_length"] = original
-    if tokenizer_config.get("chat_template"):
-        result["tokenizer.chat_template"] = tokenizer_config["chat_template"]
+    template = tokenizer_config.get("chat_template")
+    if (source / "chat_template.jinja").exists():
+        template = (source / "chat_template.jinja").read_text()
+    if template:
+        result["tokenizer.chat_template"] = template
     return config, result
 
 
@@ -277,9 +329,15 @@ def write_checkpoint(source, path, layout, architecture):
     import ml_dtypes  # noqa: F401  (numpy reads bf16 with it)
 
     weights = load_file(source / "model.safetensors")
+    if "embed_tokens.weight" in weights:
+        weights = {f"model.{name}": array for name, array in weights.items()}
     tensors = []
     for name, array in weights.items():
         if name.endswith("weight_scale"):
+            continue
+        if name.removesuffix("weight") + "norm.weight" in weights:
+            codes, scale = rounded(array.astype(np.float32))
+            tensors.append((gguf_name(name, architecture), codes.shape, kind, pack(codes, scale)))
             continue
         if array.dtype == np.uint8:
             scale = weights[name + "_scale"].astype(np.float32).reshape(-1)[0]
@@ -287,17 +345,21 @@ def write_checkpoint(source, path, layout, architecture):
             codes = unpack(array)
             if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
                 codes = interleave(codes, head_dim)
-            tensors.append((gguf_name(name), codes.shape, kind, pack(codes, scale)))
-        elif architecture == "qwen3" and array.ndim == 2:
+            tensors.append((gguf_name(name, architecture), codes.shape, kind, pack(codes, scale)))
+        elif architecture == "qwen3" and array.ndim == 2 and hasattr(pack, "group"):
             groups = array.astype(np.float32).reshape(-1, pack.group)
             codes = (np.sign(groups) + 1).astype(np.uint8).reshape(array.shape)
-            tensors.append((gguf_name(name), array.shape, kind, pack(codes, abs(groups).max(1))))
+            packed = pack(codes, abs(groups).max(1))
+            tensors.append((gguf_name(name, architecture), array.shape, kind, packed))
         elif array.ndim == 1:
-            tensors.append((gguf_name(name), array.shape, 0, array.astype("<f4").tobytes()))
+            if architecture == "gemma3" and not name.endswith("_proj.norm.weight"):
+                array = array.astype("<f4") + np.float32(1)
+            data = array.astype("<f4").tobytes()
+            tensors.append((gguf_name(name, architecture), array.shape, 0, data))
         else:
             kinds = {"bfloat16": 30, "float16": 1, "float32": 0}
             number = kinds[array.dtype.name]
-            tensors.append((gguf_name(name), array.shape, number, array.tobytes()))
+            tensors.append((gguf_name(name, architecture), array.shape, number, array.tobytes()))
     write_file(path, metadata, tensors)
 
 
@@ -333,7 +395,8 @@ def main():
     if source == Path("fixtures"):
         return write_fixtures(target)
     model_type = json.loads((source / "config.json").read_text())["model_type"]
-    architecture = {"bitnet": "bitnet-b1.58"}.get(model_type, model_type)
+    names = {"bitnet": "bitnet-b1.58", "gemma3_text": "gemma3"}
+    architecture = names.get(model_type, model_type)
     for layout in layouts or LAYOUTS:
         path = target / f"{source.name}-{layout}.gguf"
         write_checkpoint(source, path, layout, architecture)

@@ -1,4 +1,8 @@
 //! An API router in the test process, over an engine whose model says a fixed script.
+//!
+//! Every answer is checked against the OpenAPI document.
+
+mod document;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -9,7 +13,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
-use sterna::api::{self, App, ModelCard, Serving};
+use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
+use sterna::constraint::Grammars;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy,
 };
@@ -31,6 +36,8 @@ pub(crate) const SCRIPT: &str = "Grüße, 你好 👩\u{200d}👩\u{200d}👧! O
 pub(crate) const POISON: u32 = 300;
 /// A timeout that only a hanging test reaches.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) use document::Document;
 
 // ---- the model ----
 
@@ -103,8 +110,18 @@ impl Gate {
 struct ScriptRows(Vec<u32>);
 
 impl LogitRows for ScriptRows {
+    fn state_width(&self) -> usize {
+        2
+    }
+
+    fn copy_state(&self, row: usize, state: &mut [f32]) {
+        state.copy_from_slice(&[self.0[row] as f32, 100.0]);
+    }
+
     fn copy_row(&self, row: usize, logits: &mut [f32]) {
-        logits.fill(0.0);
+        // No draw hits the other tokens, whatever the seed and the temperature are. One of them is
+        // `POISON`.
+        logits.fill(-30.0);
         logits[self.0[row] as usize] = 12.0;
         logits[(self.0[row] as usize + 1) % logits.len()] = 6.0;
     }
@@ -193,6 +210,18 @@ impl Server {
         submit_queue: usize,
         max_draft: u32,
     ) -> Server {
+        let defaults = SamplingDefaults::default();
+        Server::build(app, limits, submit_queue, max_draft, defaults)
+    }
+
+    /// Starts a server whose requests have these sampling parameters unless they say others.
+    pub(crate) fn build(
+        app: App,
+        limits: Limits,
+        submit_queue: usize,
+        max_draft: u32,
+        defaults: SamplingDefaults,
+    ) -> Server {
         let files = TextFiles {
             tokenizer: TOKENIZER,
             config: Some(CONFIG),
@@ -233,12 +262,20 @@ impl Server {
             max_model_len: MAX_MODEL_LEN,
             vocabulary: VOCABULARY,
             stop_tokens: vec![1, END_OF_TURN],
+            architecture: "BitNetForCausalLM".into(),
+            model_type: "bitnet".into(),
+            owned_by: "vllm".into(),
+            embedding: None,
         };
+        let stop_tokens = &model.stop_tokens;
+        let grammars = Grammars::start(Arc::clone(&tokenizer), stop_tokens, 1).unwrap();
         app.serve(Serving {
             model,
             tokenizer: Arc::clone(&tokenizer),
             chat_template,
+            defaults,
             engine: engine.clone(),
+            grammars,
             metrics: metrics.clone(),
         });
         Server {
@@ -265,13 +302,13 @@ impl Server {
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
-        self.send(
-            Method::POST,
-            path,
-            &[("content-type", "application/json")],
-            body.to_string(),
-        )
-        .await
+        let kind = [("content-type", "application/json")];
+        let answer = self.send(Method::POST, path, &kind, body.to_string()).await;
+        if answer.status == StatusCode::OK {
+            let fault = Document::get().await.fault_of_request(path, body);
+            assert_eq!(fault, None, "answered, but not as documented: {body}");
+        }
+        answer
     }
 
     pub(crate) async fn chat(&self, body: Value) -> Answer {
@@ -331,7 +368,7 @@ pub(crate) async fn send(
     headers: &[(&str, &str)],
     body: impl Into<Body>,
 ) -> Answer {
-    let mut request = Request::builder().method(method).uri(path);
+    let mut request = Request::builder().method(method.clone()).uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -340,7 +377,9 @@ pub(crate) async fn send(
         .oneshot(request.body(body.into()).unwrap())
         .await
         .unwrap();
-    Answer::read(response).await
+    let answer = Answer::read(response).await;
+    Document::get().await.check(&method, path, &answer);
+    answer
 }
 
 pub(crate) fn merged(mut base: Value, more: Value) -> Value {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use serde_json::{Value, json};
-use sterna::api::{self, App, ModelCard, Serving};
+use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
+use sterna::constraint::Grammars;
 use sterna::text::TextFiles;
 
 use crate::harness::*;
@@ -155,6 +156,7 @@ async fn a_model_without_a_chat_template_serves_completions_only() {
     let (tokenizer, chat_template) = files.load(VOCABULARY).unwrap();
     assert!(chat_template.is_none());
     let app = App::loading();
+    let tokenizer = Arc::new(tokenizer);
     app.serve(Serving {
         model: ModelCard {
             name: "bare".into(),
@@ -162,9 +164,12 @@ async fn a_model_without_a_chat_template_serves_completions_only() {
             max_model_len: MAX_MODEL_LEN,
             vocabulary: VOCABULARY,
             stop_tokens: vec![],
+            ..ModelCard::default()
         },
-        tokenizer: Arc::new(tokenizer),
+        grammars: Grammars::start(Arc::clone(&tokenizer), &[1], 1).unwrap(),
+        tokenizer,
         chat_template,
+        defaults: SamplingDefaults::default(),
         engine: server.engine.clone(),
         metrics: server.metrics.clone(),
     });

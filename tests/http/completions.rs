@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use serde_json::{Value, json};
-use sterna::api::{self, App, ModelCard, Serving};
+use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
+use sterna::constraint::Grammars;
 use sterna::text::TextFiles;
 
 use crate::harness::*;
@@ -91,19 +92,10 @@ async fn usage_counts_cached_tokens_and_grows_along_a_stream() {
 #[tokio::test]
 async fn the_seed_determines_the_drawn_tokens() {
     let server = Server::new();
-    let hot = |seed: Value| {
-        // The bias keeps the model from drawing the token that makes a step fail.
-        let bias = json!({POISON.to_string(): -100});
-        json!({
-            "temperature": 2,
-            "max_tokens": 40,
-            "seed": seed,
-            "return_token_ids": true,
-            "logit_bias": bias,
-        })
-    };
     let drawn = async |seed: Value| {
-        server.complete(hot(seed)).await.ok()["choices"][0]["token_ids"].clone()
+        let hot = json!({"temperature": 2, "max_tokens": 400, "return_token_ids": true});
+        let body = merged(hot, json!({ "seed": seed }));
+        server.complete(body).await.ok()["choices"][0]["token_ids"].clone()
     };
     assert_eq!(drawn(json!(-7)).await, drawn(json!(-7)).await);
     assert_ne!(drawn(json!(1)).await, drawn(json!(2)).await);
@@ -164,6 +156,7 @@ async fn text_that_needs_a_token_beyond_the_vocabulary_is_rejected() {
     };
     let (tokenizer, chat_template) = files.load(vocabulary).unwrap();
     let app = App::loading();
+    let tokenizer = Arc::new(tokenizer);
     app.serve(Serving {
         model: ModelCard {
             name: "small".into(),
@@ -171,9 +164,12 @@ async fn text_that_needs_a_token_beyond_the_vocabulary_is_rejected() {
             max_model_len: MAX_MODEL_LEN,
             vocabulary,
             stop_tokens: vec![1],
+            ..ModelCard::default()
         },
-        tokenizer: Arc::new(tokenizer),
+        grammars: Grammars::start(Arc::clone(&tokenizer), &[1], 1).unwrap(),
+        tokenizer,
         chat_template,
+        defaults: SamplingDefaults::default(),
         engine: server.engine.clone(),
         metrics: server.metrics.clone(),
     });

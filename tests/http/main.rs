@@ -10,20 +10,32 @@
 mod harness;
 
 mod access;
+mod anthropic;
 mod chat;
 mod completions;
 mod connections;
 mod corpus;
+mod descriptions;
+mod embeddings;
 mod logprobs;
 mod malformed;
 mod malformed_random;
+mod native;
+mod openapi;
 mod page;
+mod prompt_logprobs;
+mod prompts;
 mod reasoning;
 mod refusals;
+mod render;
+mod responses;
 mod routes;
+mod speaker;
 mod status;
 mod stops;
 mod streams;
+mod structure;
+mod tools;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";

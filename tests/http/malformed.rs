@@ -52,48 +52,41 @@ const INVALID_VALUES: &[(&str, &str)] = &[
     ("return_token_ids", r#""no""#),
     ("include_stop_str_in_output", "{}"),
     ("n", r#"0 | "2" | 9 | -1 | 1.5 | [2]"#),
+    ("truncate_prompt_tokens", r#"0 | -2 | "5" | 1.5"#),
+    ("return_tokens_as_token_ids", "1"),
+    ("response_format", r#""text" | [] | 5"#),
+    ("structured_outputs", "5 | []"),
+    (
+        "guided_json",
+        r#"5 | [] | {"type": "text"} | "{" | {"x-guidance": {}}"#,
+    ),
+    ("guided_regex", r#"5 | "" | "(a" | "^$""#),
+    ("guided_choice", r#"[] | "a" | [5] | [""]"#),
+    ("guided_grammar", r#"5 | "" | "a ::= b" | "x""#),
+    ("json_schema", r#"5 | [] | "x""#),
+    ("regex", r#"5 | "[a""#),
+    ("ebnf", r#"5 | "root ::= b""#),
+    ("grammar", "5"),
 ];
 
 /// Fields of OpenAI, vLLM, SGLang and llama.cpp that both endpoints know but do not support, with
 /// values, separated by ` | `.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("best_of", r#"3 | 2 | 0 | -1 | "1""#),
-    ("echo", "true"),
     ("suffix", r#""end""#),
-    ("tools", r#"[{"type": "function"}]"#),
-    ("tool_choice", r#""required" | {"type": "function"}"#),
     ("functions", "[{}]"),
     ("function_call", r#"{"name": "x"}"#),
-    (
-        "response_format",
-        r#"{"type": "json_object"} | {"type": "json_schema"} | "text""#,
-    ),
-    ("structured_outputs", r#"{"regex": "a"}"#),
     ("structural_tag", r#"{"type": "x"}"#),
-    ("guided_json", "{}"),
-    ("guided_regex", r#""a+""#),
-    ("guided_choice", r#"["a"]"#),
-    ("guided_grammar", r#""root ::= \"a\"""#),
-    ("grammar", r#""root ::= \"a\"""#),
-    (
-        "json_schema",
-        r#"{} | {"type": "object"} | "{\"type\": \"object\"}""#,
-    ),
-    ("regex", r#""[0-9]+""#),
-    ("ebnf", r#""root ::= \"a\"""#),
     ("audio", r#"{"voice": "x"}"#),
     ("modalities", r#"["text", "audio"]"#),
     ("image_data", r#"["x"]"#),
     ("prompt_embeds", r#""x""#),
-    ("prompt_logprobs", "1"),
     ("logprob_token_ids", "[5]"),
     ("use_beam_search", "true"),
     ("length_penalty", "2"),
     ("chat_template", r#""{{ x }}""#),
     ("separate_reasoning", "false"),
     ("reasoning_format", r#""none""#),
-    ("add_generation_prompt", "false"),
-    ("continue_final_message", "true"),
     ("documents", r#"[{"text": "x"}]"#),
     ("priority", "3"),
     ("bad_words", r#"["x"]"#),
@@ -104,7 +97,9 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("reasoning_effort", r#""high""#),
     ("verbosity", r#""low""#),
     ("thinking_token_budget", "100"),
-    ("truncate_prompt_tokens", "8"),
+    ("guided_decoding", r#"{"regex": "a+"}"#),
+    ("thinking_budget_tokens", "100"),
+    ("n_cmpl", "2"),
     ("stop_regex", r#""a+""#),
     ("no_stop_trim", "true"),
     ("session_params", r#"{"id": "x"}"#),
@@ -140,6 +135,11 @@ const MESSAGES: &[(&str, &str, &str)] = &[
     ),
     (
         r#"{"role": "tool", "content": "a"}"#,
+        "invalid_value",
+        "messages[1].tool_call_id",
+    ),
+    (
+        r#"{"role": "function", "content": "a"}"#,
         "unsupported_parameter",
         "messages[1].role",
     ),
@@ -180,8 +180,8 @@ const MESSAGES: &[(&str, &str, &str)] = &[
     ),
     (
         r#"{"role": "assistant", "tool_calls": [{}]}"#,
-        "unsupported_parameter",
-        "messages[1].tool_calls",
+        "invalid_value",
+        "messages[1].tool_calls[0].function",
     ),
     (
         r#"{"role": "assistant", "function_call": {"name": "x"}}"#,
@@ -195,16 +195,48 @@ const MESSAGES: &[(&str, &str, &str)] = &[
 const OWN_FIELDS: &[(&str, &str, &str, &str)] = &[
     (
         TEXT,
+        "tools",
+        r#"[{"type": "function"}]"#,
+        "unsupported_parameter",
+    ),
+    (
+        TEXT,
+        "tool_choice",
+        r#""required" | {"type": "function"}"#,
+        "unsupported_parameter",
+    ),
+    (CHAT, "tools", r#"5 | {} | "x""#, "invalid_value"),
+    (
+        CHAT,
+        "tool_choice",
+        r#"5 | [] | "any" | "required""#,
+        "invalid_value",
+    ),
+    (
+        TEXT,
         "prompt",
         "null | 5 | {} | [] | [[]] | [309] | [-1] | [1.5] | [1, \"a\"] | [null]",
         "invalid_value",
     ),
     (
         TEXT,
-        "prompt",
-        r#"["a", "b"] | [[5], [6]] | ["a", 5]"#,
+        "add_generation_prompt",
+        "false",
         "unsupported_parameter",
     ),
+    (
+        TEXT,
+        "continue_final_message",
+        "true",
+        "unsupported_parameter",
+    ),
+    (TEXT, "add_special_tokens", "1", "invalid_value"),
+    (CHAT, "add_special_tokens", "true", "unsupported_parameter"),
+    (CHAT, "echo", "true", "unsupported_parameter"),
+    (TEXT, "echo", "1", "invalid_value"),
+    (TEXT, "prompt_logprobs", "21 | -1 | true", "invalid_value"),
+    (CHAT, "add_generation_prompt", "0", "invalid_value"),
+    (CHAT, "continue_final_message", "\"yes\"", "invalid_value"),
     (TEXT, "logprobs", "6 | -1 | true", "invalid_value"),
     (
         CHAT,
@@ -444,9 +476,9 @@ async fn an_error_message_says_what_is_wrong_and_what_the_server_got() {
         (
             "max_tokens",
             json!(1e16),
-            "This model's maximum context length is 4096 tokens. Your request needs 4294967303 \
-             tokens: 8 for the prompt and 4294967295 for the output. Shorten the prompt or reduce \
-             'max_tokens'.",
+            "This model's maximum context length is 4096 tokens. Your request needs \
+             10000000000000008 tokens: 8 for the prompt and 10000000000000000 for the output. \
+             Shorten the prompt or reduce 'max_tokens'.",
         ),
         (
             "logit_bias",
@@ -455,15 +487,8 @@ async fn an_error_message_says_what_is_wrong_and_what_the_server_got() {
         ),
         (
             "grammar",
-            json!("root ::= \"yes\" | \"no\""),
-            "'grammar' does not support the value '\"root ::= \\\"yes\\\" | \\\"no\\\"\"': this \
-             server does not constrain the structure of the output. Omit the field.",
-        ),
-        (
-            "echo",
-            json!(true),
-            "'echo' does not support the value 'true': this server does not echo the prompt. \
-             Omit the field.",
+            json!("root ::= \"yes"),
+            "'grammar' is no valid GBNF grammar: '\"' is missing before the end of the line.",
         ),
     ] {
         let prompt = vec![20; 8];

@@ -36,6 +36,8 @@ const FIELDS: &[(&str, &str)] = &[
     ("include_stop_str_in_output", "b"),
     ("skip_special_tokens", "b"),
     ("return_token_ids", "b"),
+    ("return_tokens_as_token_ids", "b"),
+    ("truncate_prompt_tokens", "i"),
     ("n", "i"),
     ("stream", "b"),
     ("stream_options", "o"),
@@ -57,10 +59,8 @@ const TOO_LARGE: &[(&str, f64)] = &[
 /// Fields that are always refused if they hold a random text.
 const REFUSED: &[&str] = &[
     "grammar",
-    "regex",
     "ebnf",
     "json_schema",
-    "guided_regex",
     "guided_json",
     "guided_choice",
     "structured_outputs",

@@ -1,18 +1,13 @@
 //! Reasoning: what stands between `<think>` and `</think>` has a field of its own in a chat answer.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use serde_json::{Value, json};
-use sterna::api::{self, App, ModelCard, Serving};
-use sterna::engine::{
-    CostModel, Engine, EngineConfig, Forward, LogitRows, Policy, SequenceId, TokenId,
-};
-use sterna::metrics::{Identity, Metrics};
-use sterna::text::{TextFiles, Tokenizer};
-use sterna_scheduler::Batch;
+use sterna::engine::TokenId;
+use sterna::text::Tokenizer;
+
+use std::collections::HashMap;
 
 use crate::harness::*;
+use crate::speaker::{self, chat, post, tokenizer_with};
 use crate::{CHAT, TEXT};
 
 const OPEN: TokenId = VOCABULARY;
@@ -36,55 +31,13 @@ enum Tags {
     Missing,
 }
 
-/// A model that gives the same answer to every prompt, and then ends its turn.
-struct Reasoner {
-    answer: Vec<TokenId>,
-    prompts: HashMap<SequenceId, usize>, // The length of each prompt.
-}
-
-struct Said(Vec<TokenId>);
-
-impl LogitRows for Said {
-    fn copy_row(&self, row: usize, logits: &mut [f32]) {
-        logits.fill(0.0);
-        logits[self.0[row] as usize] = 12.0;
-    }
-}
-
-impl Forward for Reasoner {
-    type KvStore = ();
-
-    fn vocabulary(&self) -> usize {
-        CLOSE as usize + 1
-    }
-
-    fn new_kv_store(&self, _: usize) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn forward(&mut self, batch: &Batch, (): &mut ()) -> impl LogitRows {
-        let mut said = Vec::new();
-        for row in batch.rows().iter().filter(|row| row.logits > 0) {
-            let prompt = *self.prompts.entry(row.sequence).or_insert(row.end());
-            let token = self.answer.get(row.end() - prompt);
-            said.push(*token.unwrap_or(&END_OF_TURN));
-        }
-        Said(said)
-    }
-}
-
 fn tokenizer_json(tags: Tags) -> Vec<u8> {
-    let mut json: Value = serde_json::from_slice(TOKENIZER).unwrap();
-    if let Tags::Added | Tags::Special = tags {
-        let added = json["added_tokens"].as_array_mut().unwrap();
-        for (id, content) in [(OPEN, "<think>"), (CLOSE, "</think>")] {
-            added.push(json!({
-                "id": id, "content": content, "special": tags == Tags::Special,
-                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            }));
+    match tags {
+        Tags::Added | Tags::Special => {
+            tokenizer_with(&["<think>", "</think>"], tags == Tags::Special)
         }
+        Tags::Text | Tags::Missing => TOKENIZER.to_vec(),
     }
-    json.to_string().into_bytes()
 }
 
 /// Returns the tokens of an answer. A tag is its token if the checkpoint has one.
@@ -119,72 +72,9 @@ fn start(tags: Tags, answer: &str) -> axum::Router {
         Tags::Missing => TEMPLATE.replace("think>", "thought>"),
         _ => TEMPLATE.to_owned(),
     };
-    let files = TextFiles {
-        tokenizer: &json,
-        config: Some(CONFIG),
-        chat_template: Some(&template),
-    };
-    let vocabulary = CLOSE + 1;
-    let (tokenizer, chat_template) = files.load(vocabulary).unwrap();
-    let model = Reasoner {
-        answer: answer_tokens(&tokenizer, tags, answer),
-        prompts: HashMap::new(),
-    };
-    let limits = Server::limits(8);
-    let metrics = Metrics::new(&Identity {
-        model_name: "reasoner".into(),
-        isa: "none".into(),
-        kv_dtype: "f16".to_owned(),
-        kv_pages: limits.pages,
-        page_tokens: 16,
-    });
-    let config = EngineConfig {
-        limits,
-        policy: Policy {
-            max_draft: 0,
-            ..Policy::default()
-        },
-        public_prefixes: Vec::new(),
-        cost: Some(CostModel::UNMEASURED),
-        submit_queue: 64,
-        drain_limit: PATIENCE,
-        stall_limit: PATIENCE,
-        pin: false,
-    };
-    let (engine, _threads) = Engine::start(model, config, metrics.clone()).unwrap();
-    let app = App::loading();
-    app.serve(Serving {
-        model: ModelCard {
-            name: "reasoner".into(),
-            aliases: Vec::new(),
-            max_model_len: MAX_MODEL_LEN,
-            vocabulary,
-            stop_tokens: vec![END_OF_TURN],
-        },
-        tokenizer: Arc::new(tokenizer),
-        chat_template,
-        engine,
-        metrics,
-    });
-    api::router(app)
-}
-
-async fn post(router: &axum::Router, path: &str, body: &Value) -> Answer {
-    let headers = [("content-type", "application/json")];
-    send(
-        router,
-        axum::http::Method::POST,
-        path,
-        &headers,
-        body.to_string(),
-    )
-    .await
-}
-
-async fn chat(router: &axum::Router, more: Value) -> Answer {
-    let messages = json!([{"role": "user", "content": "Why?"}]);
-    let body = json!({"messages": messages, "temperature": 0});
-    post(router, CHAT, &merged(body, more)).await
+    speaker::start(&json, &template, CLOSE + 1, |tokenizer| {
+        answer_tokens(tokenizer, tags, answer)
+    })
 }
 
 /// Returns the reasoning, the content and the log-probabilities of a choice, whole and streamed,

@@ -3,7 +3,7 @@
 use axum::Router;
 use axum::body::Body;
 use axum::http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use sterna::api::{self, App};
 use tokio::time::timeout;
 
@@ -15,6 +15,14 @@ async fn the_model_is_found_by_all_its_names() {
     let models = server.get("/v1/models").await.ok();
     assert_eq!(models["object"], "list");
     let model = &models["data"][0];
+    let listed = models["data"].as_array().unwrap();
+    let ids: Vec<&Value> = listed.iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["actor", "gpt-x"], "every name except `default`");
+    assert!(
+        listed
+            .iter()
+            .all(|one| one["root"] == "actor" && one["owned_by"] == "vllm")
+    );
     assert_eq!(
         (&model["id"], &model["object"], &model["max_model_len"]),
         (&json!("actor"), &json!("model"), &json!(MAX_MODEL_LEN))

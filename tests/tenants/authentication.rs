@@ -51,7 +51,7 @@ async fn every_route_except_the_open_ones_needs_a_key() {
         let answer = tenants.server.send(method, path, &known, "{}").await;
         assert_ne!(answer.status, 401, "{path}");
     }
-    for path in ["/", "/health", "/ready"] {
+    for path in ["/", "/page/app.js", "/health", "/ready"] {
         assert_eq!(tenants.server.get(path).await.status, 200, "{path}");
     }
 }

@@ -5,6 +5,7 @@
     reason = "a test that cannot unwrap a value has failed"
 )]
 
+mod admin;
 mod authentication;
 mod bodies;
 #[path = "../harness/mod.rs"]

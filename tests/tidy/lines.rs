@@ -8,7 +8,7 @@ const MAX_COLUMNS: usize = 100;
 #[test]
 fn lines_end_at_100_columns() {
     let mut wide = Vec::new();
-    for file in text_files(&["rs", "py", "sh", "toml", "md"]) {
+    for file in text_files(&["rs", "py", "sh", "toml", "md", "js", "mjs", "css", "html"]) {
         let is_markdown = file.path.ends_with(".md");
         for (number, line) in file.text.lines().enumerate() {
             // A table's row and a link cannot be wrapped.

@@ -15,16 +15,30 @@ use std::path::{Path, PathBuf};
 
 /// The modules of `src/` that each module may use. `main.rs` may use all.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("api", &["engine", "text", "metrics", "tenants"]),
+    (
+        "api",
+        &[
+            "constraint",
+            "engine",
+            "text",
+            "tools",
+            "metrics",
+            "tenants",
+        ],
+    ),
     (
         "bench",
         &["config", "cores", "demo", "engine", "model", "startup"],
     ),
     ("config", &["cores"]),
+    ("constraint", &["text"]),
     ("convert", &["config", "model", "startup", "text"]),
     ("cores", &[]),
     ("demo", &["model"]),
-    ("engine", &["cores", "fault", "model", "metrics"]),
+    (
+        "engine",
+        &["constraint", "cores", "fault", "model", "metrics"],
+    ),
     ("fault", &[]),
     ("inspect", &["config", "cores", "model", "startup", "text"]),
     ("metrics", &[]),
@@ -32,12 +46,21 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "startup",
         &[
-            "api", "config", "demo", "engine", "metrics", "model", "tenants", "text",
+            "api",
+            "config",
+            "constraint",
+            "demo",
+            "engine",
+            "metrics",
+            "model",
+            "tenants",
+            "text",
         ],
     ),
     ("synthesize", &["demo", "model"]),
     ("tenants", &["engine"]),
     ("text", &[]),
+    ("tools", &["constraint", "text"]),
 ];
 
 /// The paths, from the root, where each of our crates and each package with one home may be named.
@@ -73,12 +96,13 @@ const HOMES: &[(&str, &[&str])] = &[
     ),
     ("arc_swap", &["src/api/"]),
     ("axum", &["src/api/", "tests/", "fuzz/"]),
-    ("chrono", &["src/text/chat_template/"]),
+    ("chrono", &["src/api/", "src/text/chat_template/"]),
     ("core_affinity", &["src/cores.rs"]),
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),
     ("httparse", &["src/api/connection/head_scan.rs"]),
     ("libc", &["src/startup/allocator.rs"]),
+    ("llguidance", &["src/constraint/"]),
     ("parking_lot", &["src/model/pool/"]),
     ("rustix", &["src/startup/listen.rs"]),
     ("sha2", &["src/convert/golden.rs", "src/tenants/keys.rs"]),
@@ -99,13 +123,16 @@ const HOMES: &[(&str, &[&str])] = &[
     ),
     ("subtle", &["src/tenants/keys.rs"]),
     ("tokenizers", &["src/text/"]),
+    ("toktrie", &["src/constraint/"]),
     (
         "memmap2",
         &["src/model/checkpoint/files.rs", "kernels/src/huge.rs"],
     ),
     ("zerocopy", &["kernels/"]),
     ("metrics_exporter_prometheus", &["src/metrics/"]),
-    ("toml", &["src/tenants/"]),
+    ("toml", &["src/config/", "src/tenants/"]),
+    ("utoipa", &["src/api/"]),
+    ("jsonschema", &["tests/harness/", "tests/constraint/"]),
 ];
 
 const UNSAFE_FORMS: &[&str] = &[

@@ -1,11 +1,14 @@
 //! Attention over stored floats of any format, written once for AVX2 and AVX-512.
 //!
-//! A step that decodes has one position: each load of keys and values serves up to four heads of
-//! the group. A chunk of a prompt has many positions: keys and values are widened to single
-//! precision one panel at a time, and all queries are multiplied by the panel while it is in the
-//! first-level cache, with the sums of a tile of queries in registers.
+//! There are two paths:
 //!
-//! Invariant: the sums of each query run in the order of the scalar definition.
+//! - A step that decodes has one position. Each load of keys and values serves up to four heads of
+//!   the group.
+//! - A chunk of a prompt has many positions. A panel of keys or values is widened to single
+//!   precision, and stays in the first-level cache. All queries are multiplied by it, one tile at a
+//!   time. The sums of a tile stay in registers.
+//!
+//! Invariant: both paths add in the order of the scalar definition.
 
 use crate::attention::{AttentionRow, PanelRow};
 use crate::kv_page::FloatPage;
@@ -31,14 +34,14 @@ pub(super) struct TileProduct<'a> {
     pub(super) accumulates: bool,
 }
 
-/// Defines the module `attention` for one instruction set. `registers` names its module of
-/// `registers.rs`; the numbers say how many sums are kept in registers:
+/// Defines the module `attention` for one instruction set. `registers` is its module in
+/// `registers.rs`. The numbers set how many sums stay in registers:
 ///
-/// - `pages`: numbers of pages whose keys are multiplied at a time in a step that decodes.
-/// - `value_chunks`: chunks of sixteen values of a head that are summed at a time there.
-/// - `tile_rows`: numbers of queries of a tile, from 1 up.
-/// - `tile_chunks`: chunks of sixteen columns of a tile that are summed at a time.
-/// - `probe_sums`: independent sums of the probe.
+/// - `pages`: how many pages of keys a decode multiplies at a time.
+/// - `value_chunks`: how many chunks of sixteen values a decode adds up at a time.
+/// - `tile_rows`: the possible numbers of queries in a tile, from 1 up.
+/// - `tile_chunks`: how many chunks of sixteen columns of a tile are added up at a time.
+/// - `probe_sums`: how many independent sums the probe has.
 macro_rules! attention_kernels {
     (
         features: $features:literal,
@@ -139,8 +142,8 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Multiplies H queries by all keys of the span, several pages at a time: enough
-            /// independent sums to keep both multipliers busy.
+            /// Multiplies H queries by all keys of the span. It takes several pages at a time, so
+            /// that enough independent sums keep both multipliers busy.
             #[target_feature(enable = $features)]
             #[inline]
             fn score_heads<C: FloatChunk, const H: usize>(
@@ -157,8 +160,8 @@ macro_rules! attention_kernels {
                 )*
             }
 
-            /// Multiplies H queries by the keys of P pages, whose first token is `first`. The
-            /// pages' values, which are needed soon, are prefetched.
+            /// Multiplies H queries by the keys of P pages, whose first token is `first`. Also
+            /// prefetches the values of these pages, which are needed soon.
             #[target_feature(enable = $features)]
             #[inline]
             fn score_pages<C: FloatChunk, const H: usize, const P: usize>(
@@ -217,8 +220,8 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Adds up the 16 · J weighted values of each head from `first` on. Tokens that are not
-            /// seen are not read. Later keys are prefetched.
+            /// Adds up 16 · J weighted values of each head, from `first` on. Reads only the tokens
+            /// that the heads see, and prefetches later keys.
             #[target_feature(enable = $features)]
             #[inline]
             fn sum_chunks<C: FloatChunk, const H: usize, const J: usize>(
@@ -342,8 +345,8 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Widens the keys of one or two pages. The columns of a missing page are zero. The
-            /// pages' values are prefetched.
+            /// Widens the keys of one or two pages, and prefetches their values. The columns of a
+            /// missing page are zero.
             #[target_feature(enable = $features)]
             #[inline]
             fn widen_keys<C: FloatChunk>(pages: &[FloatPage<'_, C>], panel: &mut [PanelRow]) {
@@ -366,8 +369,8 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Widens 32 values, from `column` on, of some tokens. Columns beyond the head are
-            /// zero. Later keys are prefetched.
+            /// Widens 32 values of some tokens, from `column` on, and prefetches later keys.
+            /// Columns beyond the head are zero.
             #[target_feature(enable = $features)]
             #[inline]
             fn widen_values<C: FloatChunk>(
@@ -441,8 +444,8 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Stores a token's key as a lane of the page's keys and its value as a row, rounded to
-            /// half precision.
+            /// Rounds a token's key and value to half precision. Stores the key as a lane of the
+            /// page's keys, and the value as a row.
             #[target_feature(enable = $features)]
             pub(crate) fn store_f16(key: &[f32], value: &[f32], slot: usize, page: &mut [u8]) {
                 let halves = page.as_chunks_mut::<2>().0;
@@ -460,8 +463,7 @@ macro_rules! attention_kernels {
                 }
             }
 
-            /// Computes independent sums of register operands, each a fused multiplication and
-            /// addition a round.
+            /// Computes independent sums of registers. A round adds one product to each, fused.
             #[target_feature(enable = $features)]
             pub(crate) fn probe_f32(rounds: u64) -> u64 {
                 let (a, b) = black_box((broadcast(0.5), broadcast(0.25)));

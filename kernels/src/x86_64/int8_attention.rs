@@ -1,22 +1,24 @@
 //! Attention over keys and values of 8-bit integers, written once for AVX2 and AVX-512.
 //!
-//! `int8_rows.rs` says what is computed. A line of 64 bytes holds four dimensions of sixteen keys,
-//! or four tokens of sixteen dimensions of values, so a register of sums has a lane for each of the
-//! sixteen. Decodes and chunks of prompts take the same path: each line serves up to four rows, and
-//! the lines of a chunk come from the first-level cache from its second four rows on.
+//! `int8_rows.rs` defines the result. A line of 64 bytes has four dimensions of sixteen keys, or
+//! four tokens of sixteen dimensions of values. A register of sums has a lane for each of the
+//! sixteen.
 //!
-//! A span takes less time than its memory takes to arrive. So each span prefetches the whole next
-//! one, at an even pace. Prefetching this span's values during its first product, as the float
-//! kernels do, was 1.4 times slower: it asks for half of the memory in a quarter of the time.
+//! Decodes and chunks of prompts take the same path. Each line that is loaded serves up to four
+//! rows. For the later rows of a chunk, the lines are in the first-level cache.
+//!
+//! A span is computed faster than its memory arrives. So each span prefetches all of the next one,
+//! at an even pace. The float kernels prefetch the values of a span during its first product. Here
+//! that was 1.4 times slower: half of the memory would have to arrive in a quarter of the time.
 
-/// Defines the module `int8_attention` for one instruction set. `registers` names its module of
-/// `registers.rs`; the numbers say how many sums are kept in registers:
+/// Defines the module `int8_attention` for one instruction set. `registers` is its module in
+/// `registers.rs`. The numbers set how many sums stay in registers:
 ///
-/// - `pages`: numbers of pages whose keys are multiplied at a time.
-/// - `value_chunks`: chunks of sixteen values of a head that are summed at a time.
+/// - `pages`: how many pages of keys are multiplied at a time.
+/// - `value_chunks`: how many chunks of sixteen values are added up at a time.
 ///
-/// `prefetched_lines` are the cache lines that a step of each product prefetches. Together the
-/// steps of a span prefetch about as many lines as a span has.
+/// `prefetched_lines` are the cache lines that a step of each product prefetches. All steps of a
+/// span prefetch about as many lines as a span has.
 macro_rules! int8_attention_kernels {
     (
         features: $features:literal,
@@ -85,8 +87,8 @@ macro_rules! int8_attention_kernels {
                 )*
             }
 
-            /// Multiplies R queries by the keys of P pages. The products go to `column` and the
-            /// columns after it.
+            /// Multiplies R queries by the keys of P pages. The products go to the columns from
+            /// `column` on.
             #[target_feature(enable = $features)]
             #[inline]
             fn score_pages<const R: usize, const P: usize>(
@@ -97,7 +99,8 @@ macro_rules! int8_attention_kernels {
                 scores: &mut [AttentionRow],
             ) {
                 let steps = pages[0].keys.len();
-                // Not `from_fn`: it lacks the features of its closure, which is then not inlined.
+                // Not `from_fn`: it is compiled without these features, so it inlines no closure
+                // that has them.
                 let mut sums = [[first_sums(0); P]; R];
                 let mut numbers = [&queries[0].query[..steps]; R];
                 for r in 0..R {
@@ -158,8 +161,8 @@ macro_rules! int8_attention_kernels {
                 }
             }
 
-            /// Adds up 16 · J weighted values of each of R rows from chunk `first` on. Later keys
-            /// are prefetched.
+            /// Adds up 16 · J weighted values of each of R rows, from chunk `first` on. Also
+            /// prefetches later keys.
             #[target_feature(enable = $features)]
             #[inline]
             fn sum_chunks<const R: usize, const J: usize>(

@@ -173,6 +173,7 @@ impl EventLoop {
             max_new_tokens: turn.max_tokens,
             min_new_tokens: 0,
             stop_tokens: vec![STOP],
+            scores_prompt: false,
             draw_time: 0,
             tenant: TenantId(tenant),
             // The client has been waiting since `at`.

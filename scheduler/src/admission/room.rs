@@ -16,9 +16,12 @@ use crate::queue::Backlog;
 use crate::state::SchedulerState;
 use crate::{Nanos, Order, TenantId};
 
-/// Of two tenants with nothing else waiting and equal shares, the one that is ahead by more than
-/// this machine time gives way. A smaller difference would change too often.
-const LEAD: i128 = 1_000_000_000;
+/// The greatest lead that a request keeps over the tenant of a new one.
+///
+/// Of two tenants with nothing else waiting and equal shares, the one gives way that is ahead by
+/// more than the new request takes. So the other is still behind when its request has been served,
+/// and two tenants do not displace each other in turns.
+const MAX_LEAD: Nanos = 1_000_000_000;
 
 /// A waiting request that leaves the queue, with all its choices.
 #[derive(Clone, Copy)]
@@ -64,12 +67,13 @@ impl Claim {
             .then(self.lead.cmp(&other.lead))
     }
 
-    fn gives_way_to(&self, newcomer: &Claim) -> bool {
+    /// Returns whether the request leaves for a new one that takes `time`.
+    fn gives_way_to(&self, newcomer: &Claim, time: Nanos) -> bool {
         match self.compare_before(newcomer) {
             Ordering::Greater => true,
             Ordering::Equal if newcomer.before == 0 => match self.share.cmp(&newcomer.share) {
                 Ordering::Less => true,
-                Ordering::Equal => self.lead > newcomer.lead + LEAD,
+                Ordering::Equal => self.lead > newcomer.lead + i128::from(time.min(MAX_LEAD)),
                 Ordering::Greater => false,
             },
             Ordering::Equal | Ordering::Less => false,
@@ -83,7 +87,8 @@ pub(super) fn find_room(state: &SchedulerState, newcomer: Newcomer) -> Option<Ve
     let mut leaving = Vec::new();
     while let Some(lack) = lack(state, newcomer, &leaving) {
         let (weakest, claim) = weakest(state, newcomer.tenant, lack, &leaving)?;
-        if !claim.gives_way_to(&claim_of_newcomer(state, newcomer.tenant, lack)) {
+        let own = claim_of_newcomer(state, newcomer.tenant, lack);
+        if !claim.gives_way_to(&own, newcomer.time) {
             return None;
         }
         leaving.push(weakest);

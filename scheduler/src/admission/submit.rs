@@ -67,18 +67,23 @@ fn accept(
     check_possible(state, request)?;
     let (tenant, len) = (request.tenant, request.prompt.len());
     let public = &state.queue.tenant(tenant).policy.public;
-    let cached = state
-        .pool
-        .tree()
-        .find(tenant, public, &request.prompt)
-        .count()
-        * PAGE_TOKENS;
-    let uncached = len - cached.min(len - 1);
-    let expected_uncached = uncached.min(len - prefix_on_its_way(state, request));
+    let (uncached, expected_uncached) = match request.scores_prompt {
+        true => (len, len), // The cache has no logits.
+        false => {
+            let pages = state.pool.tree().find(tenant, public, &request.prompt);
+            let cached = pages.count() * PAGE_TOKENS;
+            let uncached = len - cached.min(len - 1);
+            (
+                uncached,
+                uncached.min(len - prefix_on_its_way(state, request)),
+            )
+        }
+    };
     let first = estimate(state, request, expected_uncached);
     // The other choices find the whole pages of the prompt in the cache.
     let further = match choices {
         1 => 0,
+        _ if request.scores_prompt => first,
         _ => estimate(state, request, len - (len - 1) / PAGE_TOKENS * PAGE_TOKENS),
     };
     let newcomer = Newcomer {
@@ -146,7 +151,11 @@ fn estimate(state: &SchedulerState, request: &Request, uncached: usize) -> Nanos
     let running = state.sequences.running().len().max(1) as u64;
     let step = predictor.predict(decodes(running, len + output / 2));
     let token = step / running + predictor.draw_time(request.draw_time);
-    predictor.prefill_time(len, uncached) + token * output as u64
+    let scores = match request.scores_prompt {
+        true => predictor.scoring_time(len, request.draw_time),
+        false => 0,
+    };
+    predictor.prefill_time(len, uncached) + scores + token * output as u64
 }
 
 /// Returns the shape of a step that decodes `count` sequences of `len` tokens.

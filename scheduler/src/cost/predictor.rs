@@ -3,6 +3,7 @@
 use super::learner::Learner;
 use super::model::{CostModel, Nanos, StepShape};
 use crate::Micros;
+use crate::limits::MAX_SCORED_TOKENS;
 use crate::policy::PLANNED_THROUGHPUT_LOSS;
 
 /// The cost model as calibrated and as learned since.
@@ -110,6 +111,14 @@ impl Predictor {
             ..StepShape::default()
         };
         self.model.draws(draw)
+    }
+
+    /// Returns how much longer the prefill of a prompt of `tokens` tokens takes if all of them need
+    /// logits. `draw_time` is what each of them adds beyond a plain draw.
+    pub(crate) fn scoring_time(&self, tokens: usize, draw_time: Nanos) -> Nanos {
+        let (steps, tokens) = (tokens.div_ceil(MAX_SCORED_TOKENS), tokens as u64);
+        let per_token = self.model.logit + self.draw_time(draw_time);
+        self.model.head * steps as u64 + per_token * tokens
     }
 
     /// Learns from a computed step.

@@ -33,6 +33,7 @@ pub(crate) struct Queue {
     bands: Bands,
     waiting: usize,
     queued_time: Nanos,
+    queued_tokens: u64,
     backlog: Backlog,
     departures: u64,
     active_weight: u64,
@@ -49,6 +50,7 @@ impl Queue {
             bands: Bands::default(),
             waiting: 0,
             queued_time: 0,
+            queued_tokens: 0,
             backlog: Backlog::default(),
             departures: 0,
             active_weight: 0,
@@ -66,6 +68,11 @@ impl Queue {
     /// Returns the predicted machine time of all waiting requests.
     pub(crate) fn queued_time(&self) -> Nanos {
         self.queued_time
+    }
+
+    /// Returns the known tokens of all waiting sequences.
+    pub(crate) fn queued_tokens(&self) -> u64 {
+        self.queued_tokens
     }
 
     /// Returns what counts against the limits of the whole queue.
@@ -169,6 +176,7 @@ impl Queue {
         self.activate(id);
         self.waiting += 1;
         self.queued_time += waiting.estimate;
+        self.queued_tokens += u64::from(waiting.tokens);
         self.backlog.add(&waiting);
         self.tenants.get_mut(id).insert(waiting);
         self.refresh(id);
@@ -178,6 +186,7 @@ impl Queue {
     pub(crate) fn remove(&mut self, id: TenantId, arrival: u64) {
         let removed = self.tenants.get_mut(id).remove(arrival);
         self.queued_time -= removed.estimate;
+        self.queued_tokens -= u64::from(removed.tokens);
         self.backlog.remove(&removed);
         self.waiting -= 1;
         self.departures += 1;
@@ -329,6 +338,8 @@ impl Queue {
         assert_eq!(self.iter().count(), self.waiting);
         let time = self.iter().map(|waiting| waiting.estimate);
         assert_eq!(time.sum::<Nanos>(), self.queued_time);
+        let tokens = self.iter().map(|waiting| u64::from(waiting.tokens));
+        assert_eq!(tokens.sum::<u64>(), self.queued_tokens);
         assert_eq!(backlog_of(self.iter()), self.backlog);
         for (_, tenant) in self.tenants.iter() {
             let time = tenant.waiting.iter().map(|waiting| waiting.estimate);

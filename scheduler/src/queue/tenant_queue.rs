@@ -16,6 +16,7 @@ pub(crate) struct Waiting {
     pub(crate) has_run: bool,     // It was preempted.
     pub(crate) slot: usize,
     pub(crate) estimate: Nanos, // Predicted machine time of the whole sequence.
+    pub(crate) tokens: u32,     // Its known tokens, cached ones included.
 }
 
 impl Waiting {

@@ -33,8 +33,10 @@ pub(crate) struct Sequence {
     pub(crate) tenant: TenantId,
     pub(crate) prompt_len: usize,
     pub(crate) output_rules: OutputRules,
-    pub(crate) draw_time: Nanos, // Beyond a plain draw, as measured.
-    tokens: Vec<TokenId>,        // The prompt, then the output.
+    pub(crate) draw_time: Nanos,  // Beyond a plain draw, as measured.
+    tokens: Vec<TokenId>,         // The prompt, then the output.
+    scored: usize,                // The prompt tokens that have given logits, or need not.
+    forced: Option<Vec<TokenId>>, // What a grammar forces next; `None` without a grammar.
     pub(crate) is_running: bool,
     pub(crate) band: Band, // Its tenant's at the admission, so that the running order is stable.
     kv: KvState,
@@ -85,6 +87,8 @@ pub(crate) struct Pacing {
 #[derive(Default)]
 pub(crate) struct DrawnTokens {
     pub(crate) tokens: usize,
+    pub(crate) accepted: usize, // Draft tokens.
+    is_deferred: bool,
     pub(crate) ending: Option<FinishReason>,
 }
 
@@ -114,7 +118,13 @@ impl Sequence {
                 stop_tokens: request.stop_tokens,
             },
             draw_time: request.draw_time,
+            scored: if request.scores_prompt {
+                0
+            } else {
+                request.prompt.len()
+            },
             tokens: request.prompt,
+            forced: None,
             is_running: false,
             band: Band::default(),
             kv: KvState {
@@ -130,6 +140,18 @@ impl Sequence {
     /// Returns all known tokens: the prompt, then the output.
     pub(crate) fn tokens(&self) -> &[TokenId] {
         &self.tokens
+    }
+
+    /// Takes the tokens that a grammar forces next as drafts.
+    pub(crate) fn force(&mut self, tokens: impl Iterator<Item = TokenId>) {
+        let forced = self.forced.get_or_insert_default();
+        forced.clear();
+        forced.extend(tokens);
+    }
+
+    /// Returns the tokens that a grammar forces next, if the output follows one.
+    pub(crate) fn forced(&self) -> Option<&[TokenId]> {
+        self.forced.as_deref()
     }
 
     /// Returns the number of known tokens.
@@ -180,10 +202,29 @@ impl Sequence {
         (pages_for(self.max_len()) + usize::from(self.kv.copy.is_some())) as u32
     }
 
-    /// Returns the tokens whose keys and values the cache may supply: all except the last, whose
-    /// logits are needed.
+    /// Returns the tokens whose keys and values the cache may supply: all except those whose logits
+    /// are needed, at least the last.
     pub(crate) fn reusable_tokens(&self) -> &[TokenId] {
-        &self.tokens[..self.tokens.len() - 1]
+        let last = self.tokens.len() - 1;
+        match self.is_scoring() {
+            true => &self.tokens[..self.scored],
+            false => &self.tokens[..last],
+        }
+    }
+
+    /// Returns whether the logits of prompt tokens before the last one are still wanted. All known
+    /// tokens are then of the prompt.
+    pub(crate) fn is_scoring(&self) -> bool {
+        self.scored + 1 < self.prompt_len
+    }
+
+    /// Returns how many of the next `tokens` tokens need logits. They are the last ones.
+    pub(crate) fn logits_of(&self, tokens: usize) -> usize {
+        let end = self.start() + tokens;
+        match self.is_scoring() {
+            true => end.saturating_sub(self.start().max(self.scored)),
+            false => usize::from(end == self.tokens.len()),
+        }
     }
 
     /// Returns how many leading tokens this sequence may share with `other` in the cache.
@@ -198,10 +239,9 @@ impl Sequence {
 
     /// Returns what the next `tokens` tokens add to a step.
     pub(crate) fn shape_of(&self, tokens: usize) -> StepShape {
-        let (start, len) = (self.start(), self.tokens.len());
         if self.is_prefill() {
-            let logits = usize::from(start + tokens == len);
-            StepShape::chunk(start, tokens, logits).with_draws(self.draw_time)
+            let logits = self.logits_of(tokens);
+            StepShape::chunk(self.start(), tokens, logits).with_draws(self.draw_time)
         } else {
             self.decode_shape()
         }
@@ -223,6 +263,7 @@ impl Sequence {
             has_run: self.record.cached_tokens.is_some(),
             slot: self.id.slot(),
             estimate: self.record.estimate,
+            tokens: self.tokens().len() as u32,
         }
     }
 
@@ -263,10 +304,20 @@ impl Sequence {
         sampled: &[Sampled],
     ) -> DrawnTokens {
         self.kv.computed += row_tokens - drafts.len();
+        if let Some(forced) = &mut self.forced {
+            forced.clear();
+        }
+        let scored = self.kv.computed.min(self.prompt_len);
+        self.scored = self.scored.max(scored);
         let drawn = self.draw(drafts, sampled);
-        let accepted = drawn.tokens.saturating_sub(1);
+        // A draft behind a deferred draw was not tested.
+        let tested = if drawn.is_deferred {
+            drawn.accepted
+        } else {
+            drafts.len()
+        };
         let acceptance = &mut self.pacing.acceptance;
-        acceptance.record(drafts.len() as u32, accepted as u32);
+        acceptance.record(tested as u32, drawn.accepted as u32);
         if drawn.tokens > 0 {
             self.pacing.last_token_at = now;
         }
@@ -285,11 +336,18 @@ impl Sequence {
                     let (draft, output_tokens) = (drafts.get(place), self.output_len());
                     if (self.output_rules).accepts_draft(draft, *token, output_tokens) {
                         self.kv.computed += 1;
+                        drawn.accepted += 1;
                         continue;
                     }
                     self.output_rules.ending(*token, output_tokens)
                 }
                 Sampled::Failed => Some(FinishReason::Error),
+                Sampled::Deferred => {
+                    // The last known token is computed again, for its logits.
+                    self.kv.computed -= 1;
+                    drawn.is_deferred = true;
+                    None
+                }
                 Sampled::Void => panic!("a token was due"),
             };
             let mut rest = sampled[place + 1..].iter();

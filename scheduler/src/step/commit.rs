@@ -52,8 +52,15 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
     let now = state.conditions.now;
     let (id, slot) = (row.sequence, row.sequence.slot());
     let tokens = state.batch.tokens(row);
-    let drafts = &tokens[tokens.len() - sampled.len().saturating_sub(1)..];
     let sequence = &mut state.sequences[slot];
+    // The tokens after the scored ones are known, so nothing is drawn there.
+    let first = row.end() - row.logits as usize;
+    let scored = (sequence.len() - 1).saturating_sub(first);
+    let (scores, sampled) = sampled.split_at(scored.min(sampled.len()));
+    if scores.contains(&Sampled::Failed) {
+        return state.finish(id, FinishReason::Error);
+    }
+    let drafts = &tokens[tokens.len() - sampled.len().saturating_sub(1)..];
     if sampled.contains(&Sampled::Failed) {
         sequence.draw(drafts, sampled); // The caller has seen the tokens before the failure.
         return state.finish(id, FinishReason::Error);
@@ -62,8 +69,7 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
         state.log.copied_page();
     }
     let drawn = sequence.commit_row(now, row.len(), drafts, sampled);
-    let accepted = drawn.tokens.saturating_sub(1);
-    state.log.drafted(drafts.len(), accepted);
+    state.log.drafted(drafts.len(), drawn.accepted);
     let redirected = sequence.publish(&mut state.pool, &mut state.batch.tables);
     state.log.redirected_pages(redirected);
     if let Some(reason) = drawn.ending {

@@ -14,6 +14,7 @@ pub(super) struct StepPlan {
     pub(super) drafts: Vec<TokenId>, // Of all rows.
     pub(super) shape: StepShape,
     pub(super) budget: Nanos, // How long the step may take.
+    pub(super) scored: usize, // Prompt tokens before the last one that need logits.
 }
 
 /// One sequence's part of a step.
@@ -34,6 +35,7 @@ impl StepPlan {
             drafts: Vec::with_capacity(drafts),
             shape: StepShape::default(),
             budget: Nanos::MAX,
+            scored: 0,
         }
     }
 
@@ -43,6 +45,7 @@ impl StepPlan {
         self.drafts.clear();
         self.shape = StepShape::default();
         self.budget = Nanos::MAX;
+        self.scored = 0;
     }
 
     pub(super) fn set_budget(&mut self, budget: Nanos) {
@@ -52,6 +55,7 @@ impl StepPlan {
     /// Adds the next `tokens` tokens of a sequence, which have their pages.
     pub(super) fn add(&mut self, sequence: &Sequence, tokens: usize) {
         self.shape = self.shape.plus(sequence.shape_of(tokens));
+        self.scored += sequence.logits_of(tokens).saturating_sub(1);
         self.rows.push(PlannedRow {
             slot: sequence.id.slot(),
             tenant: sequence.tenant,
@@ -68,13 +72,17 @@ impl StepPlan {
         if let Some(index) = self.rows.iter().position(|row| row.slot == slot) {
             let row = self.rows.remove(index);
             self.shape = self.shape.minus(sequence.shape_of(row.tokens));
+            self.scored -= sequence.logits_of(row.tokens).saturating_sub(1);
         }
     }
 
     /// Adds up to `limit` draft tokens to a decode.
     pub(super) fn add_drafts(&mut self, row: usize, sequence: &Sequence, limit: usize) {
         let first_draft = self.drafts.len();
-        draft::propose(sequence.tokens(), limit, &mut self.drafts);
+        match sequence.forced() {
+            Some(forced) => self.drafts.extend(forced.iter().take(limit)),
+            None => draft::propose(sequence.tokens(), limit, &mut self.drafts),
+        }
         let drafts = self.drafts.len() - first_draft;
         let row = &mut self.rows[row];
         (row.first_draft, row.drafts) = (first_draft, drafts);
@@ -95,7 +103,6 @@ impl StepPlan {
             let end = start + row.tokens;
             let pages = pages_for(end + row.drafts);
             assert!(pages <= table.len, "the plan secured its pages");
-            let is_last = end == tokens.len();
             batch.push_planned(NewRow {
                 sequence: sequence.id,
                 start,
@@ -103,7 +110,7 @@ impl StepPlan {
                 drafts: &self.drafts[row.first_draft..][..row.drafts],
                 first_page: table.first,
                 page_count: pages,
-                logits: usize::from(is_last) + row.drafts,
+                logits: sequence.logits_of(row.tokens) + row.drafts,
             });
         }
     }

@@ -7,7 +7,7 @@ use super::plan::StepPlan;
 use super::preempt::plan_row;
 use super::short_prompts::ShortPrompts;
 use crate::conditions::Conditions;
-use crate::limits::{PREFILL_FLOOR, prefill_floor};
+use crate::limits::{MAX_SCORED_TOKENS, PREFILL_FLOOR, prefill_floor};
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
 use crate::{Budget, Micros, Order, StepShape};
@@ -115,21 +115,29 @@ fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first
     let limit = left
         .min(limits.prefill_chunk as usize)
         .min((limits.step_tokens as usize).saturating_sub(planned));
+    let (limit, scored) = match sequence.is_scoring() {
+        true => {
+            let limit = limit.min(MAX_SCORED_TOKENS - plan.scored);
+            (limit, limit as u64)
+        }
+        false => (limit, 0),
+    };
     let allowed = match conditions.policy.budget {
         Budget::Time { .. } => {
             let largest = |base| {
                 let predictor = &conditions.predictor;
                 predictor.largest_chunk(plan.budget, base, start, limit)
             };
-            let chunk = largest(plan.shape);
-            if chunk < left {
-                chunk
-            } else {
-                let end = StepShape {
-                    logits: 1, // The end of the prompt needs them.
+            let with_logits = |logits| {
+                let logits = StepShape {
+                    logits,
                     ..StepShape::default()
                 };
-                largest(plan.shape.plus(end.with_draws(sequence.draw_time)))
+                largest(plan.shape.plus(logits.with_draws(sequence.draw_time)))
+            };
+            match with_logits(scored) {
+                chunk if chunk < left || scored > 0 => chunk,
+                _ => with_logits(1), // The end of the prompt needs them.
             }
         }
         Budget::Tokens(tokens) => limit.min((tokens as usize).saturating_sub(planned)),

@@ -64,7 +64,15 @@ fn worthwhile_drafts(
     let one = sequence.decode_shape();
     let draw_time = predictor.draw_time(sequence.draw_time);
     let acceptance = sequence.pacing.acceptance;
-    let gain = |drafts| u64::from(acceptance.expected(drafts as u32)) * token_time;
+    let (limit, is_certain) = match sequence.forced() {
+        Some(forced) => (limit.min(forced.len()), true),
+        None => (limit, false),
+    };
+    let expected = |drafts: usize| match is_certain {
+        true => (drafts as u64) << 16,
+        false => u64::from(acceptance.expected(drafts as u32)),
+    };
+    let gain = |drafts| expected(drafts) * token_time;
     let mut shape = plan.shape;
     for count in 0..limit {
         let next = shape.plus(one);

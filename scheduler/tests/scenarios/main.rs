@@ -4,6 +4,7 @@
 
 mod admission;
 mod endings;
+mod forced;
 mod full_memory;
 mod prefixes;
 mod steps;

@@ -1,5 +1,7 @@
 //! Cached prefixes: who computes, shares and waits for them.
 
+use sterna_scheduler::Limits;
+
 use super::table::Action::*;
 use super::table::{ANSWER, LIMITS, check, text};
 
@@ -140,6 +142,61 @@ fn a_request_that_waits_for_a_prefix_runs_when_the_prefill_is_cancelled() {
                 "b 32..51*",
                 "-a Cancelled 0, +b 32, -b Length 1",
             ),
+        ],
+    );
+}
+
+#[test]
+fn a_scored_prompt_is_computed_whole_and_each_token_gives_logits_once() {
+    check(
+        LIMITS,
+        &[
+            (vec![Submit("a", text(100..140), 1)], "a 0..32", "+a 0"),
+            (vec![], "a 32..40*", "-a Length 1"),
+            (vec![Score("b", text(100..140), 2)], "b 0..32*32", "+b 0"),
+            (vec![DropNext], "b 32..40*8", ""),
+            (vec![], "b 32..40*8", ""),
+            (vec![], "b 40..41*", "-b Length 2"),
+            // A request beside it finds the pages.
+            (
+                vec![Submit("c", text(100..140), 1)],
+                "c 39..40*",
+                "+c 39, -c Length 1",
+            ),
+            (
+                vec![Score("d", vec![100], 1)],
+                "d 0..1*",
+                "+d 0, -d Length 1",
+            ),
+            (
+                vec![Score("e", text(200..240), 1), FailRow("e")],
+                "e 0..32*32",
+                "+e 0, -e Error 0",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn scored_prompts_share_the_logits_of_a_step() {
+    let limits = Limits {
+        step_tokens: 200,
+        prefill_chunk: 200,
+        ..LIMITS
+    };
+    check(
+        limits,
+        &[
+            (
+                vec![
+                    Score("a", text(100..180), 1),
+                    Score("b", text(200..210), 1),
+                    Submit("c", text(300..310), 1),
+                ],
+                "a 0..64*64, b 0..1*, c 0..10*",
+                "+a 0, +b 0, +c 0, -c Length 1",
+            ),
+            (vec![], "a 64..80*16, b 1..10*9", "-a Length 1, -b Length 1"),
         ],
     );
 }

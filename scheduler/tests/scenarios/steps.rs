@@ -112,3 +112,27 @@ fn a_dropped_step_is_planned_again() {
         ],
     );
 }
+
+#[test]
+fn the_logits_of_a_deferred_draw_are_computed_again() {
+    check(
+        LIMITS,
+        &[
+            (
+                vec![
+                    Submit("a", text(100..132), 3),
+                    Submit("b", text(200..210), 3),
+                    DeferRow("a"),
+                ],
+                "a 0..32*, b 0..10*",
+                "+a 0, +b 0",
+            ),
+            // Only the last token of the prompt is computed again.
+            (vec![DeferRow("a")], "a 31..32*, b 10..11*", ""),
+            (vec![], "a 31..32*, b 11..12*", "-b Length 3"),
+            (vec![DeferRow("a")], "a 32..33*", ""),
+            (vec![], "a 32..33*", ""),
+            (vec![], "a 33..34*", "-a Length 3"),
+        ],
+    );
+}

@@ -1,7 +1,8 @@
 //! The form of a situation: the actions, the rows of the next step, and the events.
 //!
-//! A row is written `name start..end`, with `*` if it has logits. Rows and events are in order. The
-//! fake model answers every row with the token [`ANSWER`].
+//! A row is written `name start..end`, with `*` if it has logits, and their number if it has
+//! several. Rows and events are in order. The fake model answers every row with the token
+//! [`ANSWER`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -38,6 +39,8 @@ pub(crate) fn first_come(limits: &Limits) -> Policy {
 pub(crate) enum Action {
     /// Submits a request with this name, prompt and `max_new_tokens`.
     Submit(&'static str, Vec<TokenId>, u32),
+    /// Submits a request whose prompt is scored.
+    Score(&'static str, Vec<TokenId>, u32),
     /// Submits a request of another tenant.
     SubmitOther(&'static str, Vec<TokenId>, u32),
     Cancel(&'static str),
@@ -52,6 +55,8 @@ pub(crate) enum Action {
     FailNext(&'static [&'static str]),
     /// Fails the row of this request in the next step.
     FailRow(&'static str),
+    /// Defers the draw of this request in the next step.
+    DeferRow(&'static str),
 }
 use Action::*;
 
@@ -101,6 +106,14 @@ pub(crate) fn check(limits: Limits, turns: &[Turn]) -> Scheduler {
                     let id = scheduler.submit(0, request(prompt, *max_new_tokens, 0));
                     names.ids.insert(name, id.expect("the request is accepted"));
                 }
+                Score(name, prompt, max_new_tokens) => {
+                    let request = Request {
+                        scores_prompt: true,
+                        ..request(prompt, *max_new_tokens, 0)
+                    };
+                    let id = scheduler.submit(0, request);
+                    names.ids.insert(name, id.expect("the request is accepted"));
+                }
                 SubmitOther(name, prompt, max_new_tokens) => {
                     let id = scheduler.submit(0, request(prompt, *max_new_tokens, 1));
                     names.ids.insert(name, id.expect("the request is accepted"));
@@ -108,14 +121,14 @@ pub(crate) fn check(limits: Limits, turns: &[Turn]) -> Scheduler {
                 Cancel(name) => {
                     assert!(scheduler.cancel(names.ids[name], FinishReason::Cancelled));
                 }
-                Reset => scheduler.reset_prefix_cache(),
+                Reset => drop(scheduler.reset_prefix_cache()),
                 LearnShortOutputs => learn_short_outputs(&mut scheduler),
                 Run(steps) => {
                     for _ in 0..*steps {
                         step(&mut scheduler, &names, None);
                     }
                 }
-                DropNext | FailNext(_) | FailRow(_) => next = Some(action),
+                DropNext | FailNext(_) | FailRow(_) | DeferRow(_) => next = Some(action),
             }
         }
         assert_eq!(step(&mut scheduler, &names, next), *rows, "turn {number}");
@@ -146,7 +159,11 @@ pub(crate) fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Actio
     };
     let batch = step.batch();
     let rows = batch.rows().iter().map(|row| {
-        let mark = if row.logits > 0 { "*" } else { "" };
+        let mark = match row.logits {
+            0 => String::new(),
+            1 => "*".to_owned(),
+            several => format!("*{several}"),
+        };
         format!(
             "{} {}..{}{mark}",
             names.of(row.sequence),
@@ -157,9 +174,22 @@ pub(crate) fn step(scheduler: &mut Scheduler, names: &Names, next: Option<&Actio
     let rows: Vec<_> = rows.collect();
     let with_logits = batch.rows().iter().filter(|row| row.logits > 0);
     let sampled: Vec<_> = with_logits
-        .map(|row| match next {
-            Some(FailRow(name)) if names.ids[name] == row.sequence => Sampled::Failed,
-            _ => Sampled::Token(ANSWER),
+        .flat_map(|row| {
+            let mut sampled = vec![Sampled::Void; row.logits as usize];
+            if row.end() == step.history(row.sequence).len() {
+                sampled[row.logits as usize - 1] = Sampled::Token(ANSWER);
+            }
+            match next {
+                Some(FailRow(name)) if names.ids[name] == row.sequence => {
+                    sampled.fill(Sampled::Void);
+                    sampled[0] = Sampled::Failed;
+                }
+                Some(DeferRow(name)) if names.ids[name] == row.sequence => {
+                    sampled[row.logits as usize - 1] = Sampled::Deferred;
+                }
+                _ => {}
+            }
+            sampled
         })
         .collect();
     match next {

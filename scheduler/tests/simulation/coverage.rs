@@ -9,6 +9,8 @@ pub(crate) struct Coverage {
     pub(crate) dropped_steps: u64,
     pub(crate) failed_steps: u64,
     pub(crate) failed_rows: u64,
+    pub(crate) deferred_draws: u64,
+    pub(crate) scored_rows: u64, // Of prompts whose log-probabilities are wanted.
     pub(crate) cancels: u64,
     pub(crate) cancels_while_waiting: u64,
     pub(crate) refusals: u64,
@@ -52,6 +54,8 @@ impl Coverage {
     pub(crate) fn assert_enough(&self) {
         let frequent = [
             ("dropped steps", self.dropped_steps),
+            ("deferred draws", self.deferred_draws),
+            ("rows with scores", self.scored_rows),
             ("cancels", self.cancels),
             ("chunks", self.chunks),
             ("prefix hits", self.prefix_hits),

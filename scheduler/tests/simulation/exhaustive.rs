@@ -277,7 +277,7 @@ fn receive(
         }
         let known = row.len() - (row.logits as usize).saturating_sub(1);
         let drafts = &batch.tokens(&row)[known..];
-        sampled.extend(client.receive(&tokens, drafts, None));
+        sampled.extend(client.receive(&tokens, drafts, None, None));
     }
     sampled
 }

@@ -170,9 +170,11 @@ pub(crate) struct Client {
     pub(crate) times_bypassed: u32, // By later requests of the same tenant.
     pub(crate) may_await_prefix: bool, // Since it came, the scheduler has deferred a request.
     pub(crate) computed: Option<usize>, // Tokens, while it runs and as far as it is known.
+    pub(crate) scored: usize,       // The prompt tokens that have given logits.
     pub(crate) was_admitted: bool,
     pub(crate) preempted: u32,
-    pub(crate) paused_steps: u32, // In a row; it had its page in each of them.
+    pub(crate) rows: u64,                     // That were computed for it.
+    pub(crate) paused_steps: u32,             // In a row; it had its page in each of them.
     pub(crate) last_token_at: Option<Micros>, // Or the time of the admission, if that is known.
     pub(crate) arrived: Micros,
     pub(crate) policies: u64, // How often the tenants' policies were set before.
@@ -207,8 +209,10 @@ impl Client {
             times_bypassed: 0,
             may_await_prefix: false,
             computed: None,
+            scored: 0,
             was_admitted: false,
             preempted: 0,
+            rows: 0,
             paused_steps: 0,
             last_token_at: None,
             arrived: 0,
@@ -246,19 +250,46 @@ impl Client {
         }
     }
 
+    /// Returns whether prompt tokens before the last one have still to give logits.
+    pub(crate) fn is_scoring(&self) -> bool {
+        self.request.scores_prompt && self.scored + 1 < self.request.prompt.len()
+    }
+
+    /// Returns how many of a row's logits are scores: the token that follows is known.
+    pub(crate) fn scores_of(&self, row: &Row) -> usize {
+        let first = row.end() - row.logits as usize;
+        let scores = (self.known() - 1).saturating_sub(first);
+        scores.min(row.logits as usize)
+    }
+
+    /// Returns the samples of a row's scores. Sample `fails_at` fails.
+    pub(crate) fn score(&mut self, scores: usize, fails_at: Option<usize>) -> Vec<Sampled> {
+        let mut sampled = vec![Sampled::Void; scores];
+        if let Some(failed) = fails_at.and_then(|at| sampled.get_mut(at)) {
+            *failed = Sampled::Failed;
+            self.fail();
+        }
+        sampled
+    }
+
     /// Appends the tokens of a row while its drafts are right, and returns the row's samples.
-    /// Sample `fails_at` fails instead.
+    /// Sample `fails_at` fails instead, and sample `defers_at` is deferred.
     pub(crate) fn receive(
         &mut self,
         tokens: &[TokenId],
         drafts: &[TokenId],
         fails_at: Option<usize>,
+        defers_at: Option<usize>,
     ) -> Vec<Sampled> {
         let mut sampled = vec![Sampled::Void; tokens.len()];
         for (index, &token) in tokens.iter().enumerate() {
             if fails_at == Some(index) {
                 self.fail();
                 sampled[index] = Sampled::Failed;
+                break;
+            }
+            if defers_at == Some(index) {
+                sampled[index] = Sampled::Deferred;
                 break;
             }
             let expected = self.answer[self.output.len()];

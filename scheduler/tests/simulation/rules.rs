@@ -12,9 +12,12 @@ use crate::model::Client;
 /// A copy of the scheduler's constant.
 pub(crate) const PREFILL_FLOOR: usize = 8;
 
+/// A copy of the scheduler's constant.
+const MAX_SCORED_TOKENS: usize = 64;
+
 /// Returns the number of draft tokens in a row.
-pub(crate) fn drafts_of(row: &Row) -> usize {
-    (row.logits as usize).saturating_sub(1)
+pub(crate) fn drafts_of(row: &Row, clients: &BTreeMap<SequenceId, Client>) -> usize {
+    row.end().saturating_sub(clients[&row.sequence].known())
 }
 
 /// A running decode.
@@ -68,8 +71,9 @@ pub(crate) fn check_decodes(
     longest
 }
 
-/// Asserts that a row holds the sequence's next known tokens and then its drafts, that it has
-/// logits from the last known token on, and M9.
+/// Asserts that a row holds the sequence's next known tokens and then its drafts, and M9. It has
+/// logits from the last known token on. In a prompt that is scored, it has those of all tokens that
+/// have given none, and reads no token from the cache that has given none.
 pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     let known: Vec<TokenId> = (0..client.known())
         .map(|position| client.token(position))
@@ -78,11 +82,21 @@ pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     let prompt_len = client.request.prompt.len();
     assert_eq!(step.prompt_len(row.sequence), prompt_len);
     let tokens = step.batch().tokens(row);
-    let len = row.len() - drafts_of(row);
     let start = row.start as usize;
-    let end = start + len;
+    let end = row.end().min(known.len());
+    let (len, drafts) = (end - start, row.end() - end);
     assert_eq!(tokens[..len], known[start..end]);
-    assert_eq!(row.logits > 0, end == known.len());
+    let logits = match client.is_scoring() {
+        true => {
+            assert!(
+                start <= client.scored,
+                "{row:?} skips tokens without logits"
+            );
+            end.saturating_sub(client.scored)
+        }
+        false => usize::from(end == known.len()),
+    };
+    assert_eq!(row.logits as usize, logits + drafts, "{row:?}");
     assert_eq!(
         client.computed.unwrap_or(start),
         start,
@@ -96,23 +110,28 @@ pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     );
     let left = client.request.max_new_tokens as usize - client.output.len();
     assert!(
-        (row.logits as usize) <= left,
+        row.logits as usize - client.scores_of(row) <= left,
         "{row:?} drafts beyond max_new_tokens"
     );
 }
 
 /// Asserts that a batch keeps its limits (S1, S12) and writes no page that another row reads (M3).
-pub(crate) fn check_batch(batch: &Batch, limits: &Limits, policy: &Policy) {
+pub(crate) fn check_batch(
+    batch: &Batch,
+    limits: &Limits,
+    policy: &Policy,
+    clients: &BTreeMap<SequenceId, Client>,
+) {
     let rows = batch.rows();
     assert!(
         !rows.is_empty() && rows.len() <= limits.max_running as usize,
         "S12: the batch has {} rows",
         rows.len()
     );
-    check_token_counts(batch, limits, policy);
+    check_token_counts(batch, limits, policy, clients);
     check_copies(batch);
     for row in rows {
-        assert!(row.len() - drafts_of(row) <= limits.prefill_chunk as usize);
+        assert!(row.len() - drafts_of(row, clients) <= limits.prefill_chunk as usize);
         let written = &batch.pages(row)[row.start as usize / PAGE_TOKENS..];
         assert!(
             !batch
@@ -137,8 +156,14 @@ pub(crate) fn check_batch(batch: &Batch, limits: &Limits, policy: &Policy) {
 
 /// S1: The known tokens of a step are within `step_tokens` and the policy's token budget, or they
 /// are the decodes and at most `PREFILL_FLOOR` prompt tokens.
-fn check_token_counts(batch: &Batch, limits: &Limits, policy: &Policy) {
+fn check_token_counts(
+    batch: &Batch,
+    limits: &Limits,
+    policy: &Policy,
+    clients: &BTreeMap<SequenceId, Client>,
+) {
     let rows = batch.rows();
+    let drafts_of = |row: &Row| drafts_of(row, clients);
     let drafted: usize = rows.iter().map(drafts_of).sum();
     let decodes = rows
         .iter()
@@ -162,6 +187,14 @@ fn check_token_counts(batch: &Batch, limits: &Limits, policy: &Policy) {
     assert!(drafted <= MAX_DRAFTED_TOKENS && longest <= policy.max_draft as usize);
     let logits: usize = rows.iter().map(|row| row.logits as usize).sum();
     assert_eq!(batch.logits_count(), logits);
+    assert!(logits <= limits.max_logits());
+    // Each sequence may have one row of logits beside its drafts.
+    let further = |row: &Row| (row.logits as usize - drafts_of(row)).saturating_sub(1);
+    let scores: usize = rows.iter().map(further).sum();
+    assert!(
+        scores <= MAX_SCORED_TOKENS,
+        "the step scores {scores} tokens"
+    );
 }
 
 /// Asserts that each copy goes to the first page that some row writes, and no two to the same page.

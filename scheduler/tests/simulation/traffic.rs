@@ -86,6 +86,7 @@ impl Traffic {
             max_new_tokens,
             min_new_tokens: random.below(30) as u32,
             stop_tokens: vec![0; usize::from(random.percent(30))],
+            scores_prompt: random.percent(8),
             draw_time: random.pick(&[0, 0, 0, 100_000, 4_000_000]),
             tenant,
             first_token_within: random

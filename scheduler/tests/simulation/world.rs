@@ -368,9 +368,11 @@ impl World {
         let planned = PlannedCost::of(&step, &self.clients, service);
         for row in batch.rows() {
             check_row(&step, row, &self.clients[&row.sequence]);
+            // No event says that a preempted request runs again.
+            alive(&mut self.clients, row.sequence).is_waiting = false;
             coverage.chunks += u64::from(row.logits == 0);
         }
-        check_batch(&batch, &self.limits, &policy);
+        check_batch(&batch, &self.limits, &policy, &self.clients);
         self.clock.check_time(&policy, &step, &self.clients);
         self.trace = trace(self.trace, &batch);
         coverage.steps += 1;
@@ -530,25 +532,44 @@ fn receive(
     for (row, tokens) in next {
         let fails_at =
             (random.below(400) == 0 && row.logits > 0).then(|| random.index(row.logits as usize));
-        let known = row.len() - rules::drafts_of(&row);
+        let known = row.len() - rules::drafts_of(&row, clients);
         let drafts = &batch.tokens(&row)[known..];
         let client = alive(clients, row.sequence);
         if client.has_failed() {
             sampled.extend(tokens.iter().map(|_| Sampled::Void));
             continue;
         }
-        let own = client.receive(&tokens, drafts, fails_at);
-        if own.contains(&Sampled::Failed) {
+        // Without the random numbers, so that seeds keep their worlds.
+        client.rows += 1;
+        let chance = mix(client.rows ^ client.number << 32);
+        let has_masks = client.number.is_multiple_of(3) && chance.is_multiple_of(4);
+        let defers_at = has_masks.then_some((chance >> 32) as usize % row.logits.max(1) as usize);
+        let scores = client.scores_of(&row);
+        coverage.scored_rows += u64::from(scores > 0);
+        sampled.extend(client.score(scores, fails_at));
+        let drawn = &tokens[if client.has_failed() {
+            tokens.len()
+        } else {
+            scores
+        }..];
+        let [fails_at, defers_at] = [fails_at, defers_at].map(|at| at?.checked_sub(scores));
+        let mut own = client.receive(drawn, drafts, fails_at, defers_at);
+        own.resize(tokens.len() - scores, Sampled::Void);
+        let has_deferred = own.contains(&Sampled::Deferred);
+        coverage.deferred_draws += u64::from(has_deferred);
+        if client.has_failed() {
             model.erase_row(batch, row.sequence);
             coverage.failed_rows += 1;
         }
-        let computed = if row.logits == 0 {
-            row.end()
-        } else {
-            client.known() - 1
+        let computed = match row.logits as usize - scores {
+            0 => row.end(),
+            _ => client.known() - 1,
         };
         client.computed = Some(computed);
-        if row.logits > 0 {
+        client.scored = client
+            .scored
+            .max(row.end().min(client.request.prompt.len()));
+        if matches!(own.first(), Some(Sampled::Token(_) | Sampled::Failed)) {
             client.last_token_at = Some(now);
         }
         sampled.extend(own);

@@ -26,13 +26,18 @@ enum ScanPart {
     /// A body of which this many bytes are missing.
     Sized(u64),
     /// A body in chunks. The HTTP library says when it has ended. A request that follows in the
-    /// same packet is not scanned, but no client sends one.
+    /// same packet is not scanned, so it is rejected.
     Chunked,
     /// The connection ends with the latest request.
     Last,
 }
 
 impl HeadScan {
+    /// Returns the number of heads that were scanned.
+    pub(super) fn heads(&self) -> u64 {
+        self.heads
+    }
+
     /// Returns whether a part of a head has arrived.
     pub(super) fn is_in_head(&self) -> bool {
         !self.beginning.is_empty()

@@ -78,6 +78,7 @@ impl<I> ConnectionIo<I> {
         if let Some(number) = self.scan.scan(bytes, phase == Phase::Body) {
             self.progress.set_ambiguous(number);
         }
+        self.progress.set_scanned(self.scan.heads());
     }
 
     /// Fails if the connection has waited too long for a request's head.

@@ -120,6 +120,8 @@ fn head_fault(request: &Request, progress: &Progress) -> Option<HeadFault> {
     let hosts = request.headers().get_all(header::HOST).iter().count();
     let fault = if progress.is_ambiguous() {
         "The request has both 'content-length' and 'transfer-encoding'. Send one of them."
+    } else if progress.is_unscanned() {
+        "The request follows a chunked one in the same packet. Wait for the response first."
     } else if hosts > 1 {
         "The request has more than one 'host' header. Send one."
     } else if hosts == 0 && request.version() >= Version::HTTP_11 {

@@ -38,6 +38,7 @@ pub(in crate::api) struct Progress {
     phase: AtomicU8,
     since_micros: AtomicU64, // Since `opened`.
     requests: AtomicU64,
+    scanned: AtomicU64,
     ambiguous: AtomicU64,
     tenant: AtomicU32, // 0 if no request has named a tenant.
     evicted: Notify,
@@ -51,6 +52,7 @@ impl Progress {
             phase: AtomicU8::new(Phase::Idle as u8),
             since_micros: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            scanned: AtomicU64::new(0),
             ambiguous: AtomicU64::new(u64::MAX),
             tenant: AtomicU32::new(0),
             evicted: Notify::new(),
@@ -87,6 +89,16 @@ impl Progress {
     pub(in crate::api) fn begin_request(&self, phase: Phase) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.enter(phase);
+    }
+
+    /// Notes of how many requests the heads have been scanned.
+    pub(in crate::api) fn set_scanned(&self, requests: u64) {
+        self.scanned.store(requests, Ordering::Relaxed);
+    }
+
+    /// Returns whether the head of the latest request has not been scanned.
+    pub(in crate::api) fn is_unscanned(&self) -> bool {
+        self.requests() > self.scanned.load(Ordering::Relaxed)
     }
 
     /// Notes that the head of request `number`, counted from 1, has two lengths for its body.

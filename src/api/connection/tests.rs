@@ -103,13 +103,12 @@ async fn an_idle_connection_is_kept_longer_than_a_slow_head() {
 
 #[tokio::test]
 async fn a_head_that_proxies_may_read_differently_is_rejected() {
-    let checked =
-        Router::new()
-            .route("/", get(async || "fine"))
-            .layer(axum::middleware::from_fn_with_state(
-                App::loading(),
-                head_check::check,
-            ));
+    let checked = Router::new()
+        .route("/", get(async || "fine").post(async |_: String| "fine"))
+        .layer(axum::middleware::from_fn_with_state(
+            App::loading(),
+            head_check::check,
+        ));
     let length = "content-length: 5\r\n";
     let chunked = "Transfer-Encoding: chunked\r\n";
     for (version, fields, expected) in [
@@ -135,6 +134,12 @@ async fn a_head_that_proxies_may_read_differently_is_rejected() {
     }
     let ambiguous = format!("POST / HTTP/1.1\r\nhost: x\r\n{length}{chunked}\r\n0\r\n\r\n");
     let smuggled = String::from_utf8(GET.to_vec()).unwrap();
+    let (client, connection, _stopping) = connect(checked.clone());
+    let in_chunks = format!("POST / HTTP/1.1\r\nhost: x\r\n{chunked}\r\n0\r\n\r\n");
+    let together = responses(client, &(in_chunks + &ambiguous)).await;
+    assert_eq!(together.matches("HTTP/1.1 400 ").count(), 1, "{together}");
+    assert!(together.contains("follows a chunked one"), "{together}");
+    connection.await.unwrap();
     let (client, _connection, _stopping) = connect(checked);
     let responses = responses(client, &(smuggled.clone() + &ambiguous + &smuggled)).await;
     assert_eq!(responses.matches("HTTP/1.1 200 ").count(), 1, "{responses}");

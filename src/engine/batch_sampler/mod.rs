@@ -1,7 +1,9 @@
 //! Draws the tokens of a step from its logits.
 //!
 //! A batch row with draft tokens has several rows of logits. The sampler draws from them in turn,
-//! as long as each drawn token equals the draft token in its place.
+//! as long as each drawn token equals the draft token in its place. A row of a prompt that is
+//! scored has logits too: the sampler scores the token that follows each of them, and draws after
+//! the last one of the prompt. Several threads may score the tokens of one batch row.
 //!
 //! Invariant: a sequence's tokens and log-probabilities are the same with and without draft
 //! tokens. A draft token is only compared with the drawn token, and later draws see the drawn one.
@@ -11,7 +13,8 @@ use sterna_scheduler::{Batch, OutputRules, Row, Sampled, SequenceId, TokenId};
 
 use super::forward::{CopyRow, LogitRows};
 use super::sampler::{DrawContext, Sampler, Unsampleable};
-use super::sampling_params::{SamplingParams, TokenOutput};
+use super::sampling_params::{SamplingParams, ScoredToken, TokenOutput};
+use crate::constraint::{MaskState, TokenMasks};
 use crate::fault::{self, Place};
 
 /// A sequence whose next tokens are drawn.
@@ -24,21 +27,34 @@ pub struct Continuation<'a> {
     pub known: &'a [TokenId],
     /// The length of its prompt.
     pub prompt_tokens: usize,
+    /// Which tokens may be drawn, if its output follows a grammar.
+    pub masks: Option<&'a TokenMasks>,
 }
 
 impl<'a> Continuation<'a> {
     /// Returns the context of the draw after `history`: the known tokens and the draft tokens
     /// that were accepted.
-    fn context<'h>(&self, history: &'h [TokenId]) -> DrawContext<'h>
+    ///
+    /// # Errors
+    /// The outcome, if nothing can be drawn now.
+    fn context<'h>(&self, history: &'h [TokenId]) -> Result<DrawContext<'h>, DrawOutcome>
     where
         'a: 'h,
     {
-        DrawContext {
+        let output_tokens = history.len() - self.prompt_tokens;
+        let mask = match self.masks.map(|masks| masks.at(output_tokens)) {
+            None => None,
+            Some(MaskState::Ready(mask)) => Some(mask),
+            Some(MaskState::Pending) => return Err(DrawOutcome::Deferred),
+            Some(MaskState::DeadEnd) => return Err(DrawOutcome::Failed(Unsampleable::DeadEnd)),
+        };
+        Ok(DrawContext {
             params: self.params,
             history,
             prompt_tokens: self.prompt_tokens,
-            forbidden: (self.rules).forbidden_tokens(history.len() - self.prompt_tokens),
-        }
+            forbidden: (self.rules).forbidden_tokens(output_tokens),
+            mask,
+        })
     }
 }
 
@@ -56,8 +72,20 @@ pub struct Draw {
 pub enum DrawOutcome {
     /// The sampler drew this token.
     Token(TokenOutput),
+    /// The sampler scored the token of the prompt that follows the row of logits.
+    Scored(ScoredToken),
+    /// The hidden state of a token, of which the request wants an embedding.
+    State {
+        /// The state after the last norm.
+        state: Vec<f32>,
+        /// The token is the last of the text.
+        is_last: bool,
+    },
     /// No token can be drawn, so the request fails.
     Failed(Unsampleable),
+    /// The mask of the sequence's grammar is not computed yet. A later step computes the logits
+    /// again.
+    Deferred,
     /// The sampler drew nothing: an earlier draw of the same batch row failed, ended the sequence
     /// or differs from the draft token.
     Void,
@@ -69,7 +97,10 @@ impl Draw {
         match &self.outcome {
             DrawOutcome::Token(output) => Sampled::Token(output.token),
             DrawOutcome::Failed(_) => Sampled::Failed,
-            DrawOutcome::Void => Sampled::Void,
+            DrawOutcome::Deferred => Sampled::Deferred,
+            // An embedding ends as an answer of one token does. The token does not matter.
+            DrawOutcome::State { is_last: true, .. } => Sampled::Token(TokenId::default()),
+            DrawOutcome::Scored(_) | DrawOutcome::State { .. } | DrawOutcome::Void => Sampled::Void,
         }
     }
 }
@@ -116,11 +147,14 @@ impl BatchSampler {
         while workers.len() < worker_count {
             workers.push(SamplerWorker::new(logits.kernels(), self.vocabulary));
         }
-        let parts = split(batch, &mut workers[..worker_count], &mut self.draws);
+        let scored = |row: &Row| scored_of(row, continuation(row.sequence).known.len());
+        let parts = split(batch, &mut workers[..worker_count], &mut self.draws, scored);
         logits.share(parts, |part, copy_row| {
             part.sample(batch, copy_row, &continuation);
         });
         self.workers = workers;
+        take_states(batch, logits, &mut self.draws, continuation);
+        void_after_failures(batch, &mut self.draws);
         &self.draws
     }
 
@@ -140,24 +174,18 @@ impl BatchSampler {
     }
 }
 
-/// Cuts the batch's rows into one part for each worker, with about as many draws each.
+/// Cuts the batch's rows of logits into one part for each worker, with about as many each.
+/// `scored` returns how many rows of logits of a row are scored.
 fn split<'a>(
     batch: &'a Batch,
     workers: &'a mut [SamplerWorker],
     mut draws: &'a mut [Draw],
+    scored: impl Fn(&Row) -> usize + 'a,
 ) -> impl Iterator<Item = WorkerPart<'a>> {
     let (draw_count, worker_count, mut first) = (draws.len(), workers.len(), 0);
-    let mut rows = batch.rows();
     (1..).zip(workers).map(move |(part, worker)| {
-        // A row is never cut in two: its draws depend on each other.
-        let target = part * draw_count / worker_count;
-        let (mut count, mut end) = (0, first);
-        while end < target {
-            end += rows[count].logits as usize;
-            count += 1;
-        }
+        let end = cut(batch, part * draw_count / worker_count, &scored).max(first);
         let part = WorkerPart {
-            rows: rows.split_off(..count).expect("the batch has as many rows"),
             first,
             draws: draws
                 .split_off_mut(..end - first)
@@ -169,9 +197,80 @@ fn split<'a>(
     })
 }
 
-/// A worker's part of the batch.
+/// Returns the first place from `target` on at which the rows of logits may be cut in two: between
+/// batch rows, or after a score. The draws of a batch row depend on each other.
+fn cut(batch: &Batch, target: usize, scored: impl Fn(&Row) -> usize) -> usize {
+    let mut end = 0;
+    for row in batch.rows().iter().filter(|row| row.logits > 0) {
+        let begin = end;
+        end += row.logits as usize;
+        if end >= target {
+            return match target.saturating_sub(begin) <= scored(row) {
+                true => target,
+                false => end,
+            };
+        }
+    }
+    end
+}
+
+/// Returns how many rows of logits of a batch row are scored: those before the last of the `known`
+/// tokens of its sequence, because the next token is known.
+fn scored_of(row: &Row, known: usize) -> usize {
+    let first = row.end() - row.logits as usize;
+    (known - 1).saturating_sub(first).min(row.logits as usize)
+}
+
+/// Copies the hidden states of the sequences that want an embedding.
+fn take_states<'a>(
+    batch: &Batch,
+    logits: &impl LogitRows,
+    mut draws: &mut [Draw],
+    continuation: impl Fn(SequenceId) -> Continuation<'a>,
+) {
+    let mut index = 0;
+    for row in batch.rows().iter().filter(|row| row.logits > 0) {
+        let count = row.logits as usize;
+        let own = draws
+            .split_off_mut(..count)
+            .expect("a draw for each row of logits");
+        let sequence = continuation(row.sequence);
+        let first = index;
+        index += count;
+        if sequence.params.pooling.is_none() {
+            continue;
+        }
+        for (place, draw) in own.iter_mut().enumerate() {
+            let mut state = vec![0.0; logits.state_width()];
+            logits.copy_state(first + place, &mut state);
+            draw.outcome = match state.iter().all(|value| value.is_finite()) {
+                true => DrawOutcome::State {
+                    state,
+                    is_last: row.end() - count + place + 1 == sequence.known.len(),
+                },
+                false => DrawOutcome::Failed(Unsampleable::NotFinite),
+            };
+        }
+    }
+}
+
+/// Makes what follows a failure in the same batch row void. Another worker may have computed it.
+fn void_after_failures(batch: &Batch, mut draws: &mut [Draw]) {
+    for row in batch.rows() {
+        let of_row = draws
+            .split_off_mut(..row.logits as usize)
+            .expect("each row of logits has a draw");
+        let has_failed = |draw: &Draw| matches!(draw.outcome, DrawOutcome::Failed(_));
+        if let Some(place) = of_row.iter().position(has_failed) {
+            for draw in &mut of_row[place + 1..] {
+                draw.outcome = DrawOutcome::Void;
+            }
+        }
+    }
+}
+
+/// A worker's part of the rows of logits.
 struct WorkerPart<'a> {
-    rows: &'a [Row],
     first: usize, // The index of the part's first row of logits.
     draws: &'a mut [Draw],
     worker: &'a mut SamplerWorker,
@@ -185,24 +284,43 @@ impl WorkerPart<'_> {
         continuation: impl Fn(SequenceId) -> Continuation<'a>,
     ) {
         fault::pass(Place::SamplingBegun);
-        let mut at = 0;
-        for row in self.rows.iter().filter(|row| row.logits > 0) {
-            // All tokens with logits, except the first one, are draft tokens.
-            let drafts = &batch.tokens(row)[row.len() + 1 - row.logits as usize..];
+        let (first, end) = (self.first, self.first + self.draws.len());
+        let mut begin = 0; // The index of the first row of logits of `row`.
+        for row in batch.rows().iter().filter(|row| row.logits > 0) {
+            let own = first.max(begin)..end.min(begin + row.logits as usize);
+            begin += row.logits as usize;
+            if own.is_empty() {
+                continue;
+            }
             let sequence = continuation(row.sequence);
+            if sequence.params.pooling.is_some() {
+                continue; // `take_states` copies its states.
+            }
+            let position = |index: usize| row.end() - (begin - index);
+            let logits = |index: usize, logits: &mut [f32]| {
+                copy_row(index, logits);
+                fault::pass_row(Place::LogitsCopied, index, logits);
+            };
+            let draws = &mut self.draws[own.start - first..own.end - first];
+            let scored = scored_of(row, sequence.known.len());
+            let first_drawn = begin - row.logits as usize + scored;
+            let scores = first_drawn.clamp(own.start, own.end) - own.start;
+            let (scores, draws) = draws.split_at_mut(scores);
+            let known = &sequence.known[position(own.start) + 1..];
+            let count = sequence.params.prompt_logprobs.unwrap_or(0);
+            let of_score = |place, row: &mut [f32]| logits(own.start + place, row);
+            if !self.worker.score_row(known, count, of_score, scores) || draws.is_empty() {
+                continue;
+            }
+            // All tokens that are drawn from, except the first one, are draft tokens.
+            let drafts = &batch.tokens(row)[row.len() + 1 - draws.len()..];
             debug_assert_eq!(
                 sequence.known.len() + drafts.len(),
                 row.end(),
                 "known tokens, then draft tokens"
             );
-            let logits = |place, logits: &mut [f32]| {
-                let row = self.first + at + place;
-                copy_row(row, logits);
-                fault::pass_row(Place::LogitsCopied, row, logits);
-            };
-            let draws = &mut self.draws[at..][..row.logits as usize];
-            self.worker.sample_row(&sequence, drafts, logits, draws);
-            at += draws.len();
+            let of_draw = |place, row: &mut [f32]| logits(first_drawn + place, row);
+            self.worker.sample_row(&sequence, drafts, of_draw, draws);
         }
     }
 }
@@ -221,6 +339,27 @@ impl SamplerWorker {
             sampler: Sampler::new(kernels, vocabulary),
             history: Vec::new(),
         }
+    }
+
+    /// Scores the next `scores.len()` tokens of `known`. Returns whether all could be scored.
+    fn score_row(
+        &mut self,
+        known: &[TokenId],
+        count: u32,
+        copy_row: impl Fn(usize, &mut [f32]),
+        scores: &mut [Draw],
+    ) -> bool {
+        for (place, score) in scores.iter_mut().enumerate() {
+            copy_row(place, &mut self.logits);
+            match self.sampler.score(&self.logits, known[place], count) {
+                Ok(token) => score.outcome = DrawOutcome::Scored(token),
+                Err(error) => {
+                    score.outcome = DrawOutcome::Failed(error);
+                    return false;
+                }
+            }
+        }
+        true
     }
 
     /// Draws the token after the known ones. If that token equals the draft token, draws the next
@@ -242,11 +381,16 @@ impl SamplerWorker {
             &self.history
         };
         for (place, draw) in draws.iter_mut().enumerate() {
-            copy_row(place, &mut self.logits);
             let history = &tokens[..known + place];
-            let drawn = self
-                .sampler
-                .sample(&self.logits, &sequence.context(history));
+            let context = match sequence.context(history) {
+                Ok(context) => context,
+                Err(outcome) => {
+                    draw.outcome = outcome;
+                    return;
+                }
+            };
+            copy_row(place, &mut self.logits);
+            let drawn = self.sampler.sample(&self.logits, &context);
             let output = match drawn {
                 Ok(output) => output,
                 Err(error) => {

@@ -70,6 +70,9 @@ fn sequence(seed: u64) -> TestSequence {
             Vec::new()
         },
         logprobs: Some(2),
+        grammar: None,
+        prompt_logprobs: None,
+        pooling: None,
     };
     let rules = OutputRules {
         min_new_tokens: if one_in(2) { 9 } else { 0 },
@@ -135,6 +138,7 @@ fn run(
                 rules: &sequence.rules,
                 known: &sequence.tokens,
                 prompt_tokens: sequence.prompt_tokens,
+                masks: None,
             }
         });
         assert_eq!(draws.len(), batch.logits_count());
@@ -161,7 +165,12 @@ fn commit(batch: &Batch, draws: &[Draw], sequences: &mut [TestSequence]) {
             }
             sequence.accepted += usize::from(place > 0);
             let answer = match &draw.outcome {
-                DrawOutcome::Void => panic!("a draw that counts is void"),
+                DrawOutcome::Void
+                | DrawOutcome::Deferred
+                | DrawOutcome::Scored(_)
+                | DrawOutcome::State { .. } => {
+                    panic!("a draw is due")
+                }
                 DrawOutcome::Failed(error) => {
                     sequence.is_over = true;
                     Err(*error)
@@ -242,6 +251,7 @@ fn sample_drafted(tokens: &[TokenId], rules: &OutputRules) -> Vec<Sampled> {
         rules,
         known: &[10, 11],
         prompt_tokens: 1,
+        masks: None,
     });
     draws.iter().map(Draw::sampled).collect()
 }
@@ -267,6 +277,7 @@ fn a_panic_while_tokens_are_counted_changes_no_later_draw() {
             rules: &rules,
             known,
             prompt_tokens: 1,
+            masks: None,
         });
         draws.iter().map(Draw::sampled).collect::<Vec<_>>()
     };
@@ -308,4 +319,83 @@ fn a_row_ends_at_a_stop_token_unless_the_output_is_too_short() {
         sample_drafted(&[6, 7, 8], &rules),
         [Token(6), Token(7), Token(8)]
     );
+}
+
+/// Logits of which several threads may take rows; here they take turns.
+struct SharedLogits {
+    rows: HashedLogits,
+    workers: usize,
+}
+
+impl LogitRows for SharedLogits {
+    fn copy_row(&self, row: usize, logits: &mut [f32]) {
+        self.rows.copy_row(row, logits);
+    }
+
+    fn workers(&self) -> usize {
+        self.workers
+    }
+}
+
+#[test]
+fn the_scores_of_a_prompt_do_not_depend_on_the_worker_and_nothing_follows_a_failure() {
+    const PROMPT: [TokenId; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    let params = SamplingParams {
+        prompt_logprobs: Some(2),
+        ..SamplingParams::greedy()
+    };
+    let rules = OutputRules {
+        max_new_tokens: 4,
+        ..OutputRules::default()
+    };
+    let pages = [Page::new(0)];
+    let mut batch = Batch::new();
+    for (id, start, end, logits) in [
+        (0, 0, 9, 9), // A whole prompt.
+        (1, 0, 6, 0), // A part of one that is not scored.
+        (2, 0, 5, 4), // A part of one whose first token was scored before.
+        (3, 8, 9, 1), // A decode.
+    ] {
+        let tokens = &PROMPT[start..end];
+        batch.push_row(SequenceId::new(id, 0), start, tokens, &pages, logits);
+    }
+    let run = |workers: usize, breaks_at: usize| {
+        let mut rows = HashedLogits(Vec::new());
+        for row in batch.rows() {
+            for position in row.end() - row.logits as usize..row.end() {
+                rows.push(&PROMPT[..=position], breaks_at);
+            }
+        }
+        let mut logits = SharedLogits { rows, workers };
+        let mut sampler = BatchSampler::new(VOCABULARY);
+        let draws = sampler.sample(&batch, &mut logits, |_| Continuation {
+            params: &params,
+            rules: &rules,
+            known: &PROMPT,
+            prompt_tokens: 9,
+            masks: None,
+        });
+        draws.to_vec()
+    };
+    let alone = run(1, usize::MAX);
+    let kind = |draw: &Draw| match &draw.outcome {
+        DrawOutcome::Scored(score) => Some(score.token),
+        DrawOutcome::Token(_) => None,
+        other => panic!("{other:?}"),
+    };
+    let scored = [2, 3, 4, 5, 6, 7, 8, 9].map(Some).into_iter().chain([None]);
+    let scored: Vec<_> = scored.chain([3, 4, 5, 6].map(Some)).chain([None]).collect();
+    assert_eq!(alone.iter().map(kind).collect::<Vec<_>>(), scored);
+    let broken = run(1, 4);
+    for (place, (draw, free)) in broken.iter().zip(&alone).enumerate() {
+        match place {
+            3 | 11 => assert_eq!(draw.outcome, DrawOutcome::Failed(Unsampleable::NotFinite)),
+            4..9 | 12 => assert_eq!(draw.outcome, DrawOutcome::Void),
+            _ => assert_eq!(draw, free),
+        }
+    }
+    for workers in 2..17 {
+        assert_eq!(run(workers, usize::MAX), alone, "{workers} workers");
+        assert_eq!(run(workers, 4), broken, "{workers} workers");
+    }
 }

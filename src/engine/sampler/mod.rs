@@ -1,9 +1,9 @@
 //! Draws one token from one row of logits.
 //!
 //! The order is: logit bias, minimum length, repetition penalty, frequency and presence penalties,
-//! temperature, top-k, top-p, min-p, draw. From the temperature on, `weights.rs` does the steps
-//! without top-k, this file those with a small top-k, and `ranked.rs` those with a large one.
-//! Nothing sorts more than a few thousand tokens.
+//! the mask of a grammar, temperature, top-k, top-p, min-p, draw. From the temperature on,
+//! `weights.rs` does the steps without top-k, this file those with a small top-k, and `ranked.rs`
+//! those with a large one. Nothing sorts more than a few thousand tokens.
 //!
 //! Invariant: the token depends only on the row, the parameters and the sequence's own tokens. The
 //! random number is a hash of the seed and the position, so no batch, preemption or order of calls
@@ -17,7 +17,8 @@ use sterna_kernels::{Kernels, LOGITS_BLOCK};
 use sterna_random::{GOLDEN, mix};
 use sterna_scheduler::TokenId;
 
-use super::sampling_params::{SamplingParams, TokenOutput};
+use super::sampling_params::{SamplingParams, ScoredToken, TokenOutput};
+use crate::constraint::Mask;
 use crate::fault::{self, Place};
 use candidate::{Candidate, likelier_first};
 use ranked::{Filters, RankedDraw, WeightedRow};
@@ -32,6 +33,8 @@ pub(super) struct DrawContext<'a> {
     pub(super) prompt_tokens: usize,
     /// Tokens that must not be drawn.
     pub(super) forbidden: &'a [TokenId],
+    /// The tokens that the grammar of the answer allows.
+    pub(super) mask: Option<Mask<'a>>,
 }
 
 /// The largest top-k whose tokens are sorted. A larger one is drawn from without sorting.
@@ -42,8 +45,11 @@ pub(super) const MAX_SORTED_TOP_K: usize = 2048;
 pub enum Unsampleable {
     /// The model computed an infinity or NaN.
     NotFinite,
-    /// The bias and the minimum length forbid every token, or the bias makes a logit infinite.
+    /// The bias, the minimum length and the grammar forbid every token, or the bias makes a logit
+    /// infinite.
     NothingAllowed,
+    /// The grammar of the answer allows no token here.
+    DeadEnd,
 }
 
 /// Draws from rows of one vocabulary. Its fields are buffers, without meaning between calls.
@@ -118,6 +124,32 @@ impl Sampler {
         })
     }
 
+    /// Scores `token` in a row of the model's `logits`, and reports the `count` most likely tokens.
+    ///
+    /// # Errors
+    /// If the model computed an infinity or NaN.
+    pub(super) fn score(
+        &mut self,
+        logits: &[f32],
+        token: TokenId,
+        count: u32,
+    ) -> Result<ScoredToken, Unsampleable> {
+        let raw = scan(self.kernels, logits, &mut self.peaks);
+        if !raw.is_finite {
+            return Err(Unsampleable::NotFinite);
+        }
+        let row = self.most_likely(logits, raw.max, count as usize);
+        let own = logits[token as usize];
+        let likelier = logits.iter().filter(|logit| **logit > own).count();
+        let log_sum = row.log_sum.expect("it was just computed");
+        Ok(ScoredToken {
+            token,
+            logprob: logprob(own, raw.max, log_sum),
+            rank: 1 + likelier as u32,
+            top: row.tokens,
+        })
+    }
+
     fn adjust(&mut self, logits: &mut [f32], context: &DrawContext<'_>) {
         let params = context.params;
         for &(token, bias) in &params.logit_bias {
@@ -146,6 +178,9 @@ impl Sampler {
                     params.frequency_penalty * count as f32 + params.presence_penalty;
                 fault::pass(Place::OutputPenalized);
             });
+        }
+        if let Some(mask) = context.mask {
+            mask.apply(logits);
         }
     }
 
@@ -261,6 +296,7 @@ fn changes_logits(context: &DrawContext<'_>) -> bool {
     let params = context.params;
     !params.logit_bias.is_empty()
         || !context.forbidden.is_empty()
+        || context.mask.is_some()
         || params.repetition_penalty != 1.0
         || params.frequency_penalty != 0.0
         || params.presence_penalty != 0.0

@@ -26,6 +26,7 @@ fn output(
         history,
         prompt_tokens,
         forbidden: &[],
+        mask: None,
     };
     sampler(logits.len()).sample(logits, &draw).unwrap()
 }
@@ -134,6 +135,7 @@ fn bias_can_leave_one_token_or_none() {
         history: &[0],
         prompt_tokens: 1,
         forbidden: &[],
+        mask: None,
     };
     let result = sampler(4).sample(&logits, &draw);
     assert_eq!(result, Err(Unsampleable::NothingAllowed));
@@ -153,6 +155,7 @@ fn no_token_is_drawn_from_logits_that_are_not_finite() {
             history: &[0],
             prompt_tokens: 1,
             forbidden: &[],
+            mask: None,
         };
         let result = sampler(3).sample(&[1.0, bad, 2.0], &draw);
         assert_eq!(result, Err(Unsampleable::NotFinite), "{bad}");
@@ -166,6 +169,7 @@ fn forbidden_tokens_are_not_drawn() {
         history: &[0],
         prompt_tokens: 1,
         forbidden: &[1, 1],
+        mask: None,
     };
     let output = sampler(3).sample(&[1.0, 9.0, 2.0], &draw).unwrap();
     assert_eq!(output.token, 2);
@@ -233,6 +237,7 @@ fn a_draw_depends_on_seed_and_position_only() {
             history: &history,
             prompt_tokens: 2,
             forbidden: &[9],
+            mask: None,
         };
         sampler.sample(&row(other, 300), &draw).unwrap();
         // Other tokens in a history of the same length, no penalties: the same draw.
@@ -241,6 +246,7 @@ fn a_draw_depends_on_seed_and_position_only() {
             history: &[8, 8, 8],
             prompt_tokens: 2,
             forbidden: &[],
+            mask: None,
         };
         assert_eq!(sampler.sample(&logits, &draw).unwrap(), first);
     }
@@ -430,6 +436,7 @@ fn a_large_top_k_agrees_with_a_full_sort() {
                 history: &[0],
                 prompt_tokens: 1,
                 forbidden: &[],
+                mask: None,
             };
             assert_eq!(scan.max, max);
             assert_eq!(
@@ -504,4 +511,54 @@ fn huge_and_tiny_logits_stay_finite() {
     let found = output(&logits, &params, &[0], 1);
     assert!(found.token == 0 || found.token == 3);
     assert!((found.logprob.unwrap() + std::f32::consts::LN_2).abs() < 1e-6);
+}
+
+#[test]
+fn a_mask_forbids_exactly_what_it_does_not_allow() {
+    use std::sync::atomic::AtomicU32;
+    for seed in 0..200 {
+        let length = [20, 64, 700, 5000][seed as usize % 4];
+        let logits = row(seed, length);
+        let words = (0..length.div_ceil(32)).map(|word| match (seed + word) % 5 {
+            0 => 0,
+            1 => u32::MAX,
+            _ => mix(seed ^ word << 20) as u32,
+        });
+        let mut words: Vec<u32> = words.collect();
+        words[0] |= 1; // Something is allowed.
+        let is_allowed = |token: u64| words[token as usize / 32] >> (token % 32) & 1 == 1;
+        let allowed: Vec<AtomicU32> = words.iter().map(|word| AtomicU32::new(*word)).collect();
+        let forbidden = (0..length).filter(|token| !is_allowed(*token));
+        let params = SamplingParams {
+            seed,
+            top_k: [0, 5, 4000][seed as usize % 3],
+            top_p: if seed % 2 == 0 { 0.9 } else { 1.0 },
+            repetition_penalty: if seed % 7 == 0 { 1.3 } else { 1.0 },
+            logprobs: Some(3),
+            ..at((seed % 4) as f32 / 2.0)
+        };
+        let biased = SamplingParams {
+            logit_bias: forbidden.map(|token| (token as TokenId, FORBID)).collect(),
+            ..params.clone()
+        };
+        let draw = |params, mask| {
+            let context = DrawContext {
+                params,
+                history: &[0],
+                prompt_tokens: 1,
+                forbidden: &[],
+                mask,
+            };
+            sampler(logits.len()).sample(&logits, &context).unwrap()
+        };
+        let masked = draw(&params, Some(Mask::Allowed(&allowed)));
+        assert!(is_allowed(masked.token.into()));
+        assert_eq!(masked, draw(&biased, None), "seed {seed}");
+        let only = draw(&params, Some(Mask::Only(7)));
+        assert_eq!(only.token, 7);
+        assert_eq!(
+            only.top, masked.top,
+            "log-probabilities are those before the mask"
+        );
+    }
 }

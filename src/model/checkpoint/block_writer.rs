@@ -5,8 +5,8 @@ use half::f16;
 use super::blocks::{BlockLayout, I2sOrder, ScaleSpan};
 
 impl BlockLayout {
-    /// Appends a row of codes. `scales` has one for each block, or one for all. I2_S has none in a
-    /// row: [`BlockLayout::finish_ternary`] appends it.
+    /// Appends a row of codes. `scales` has one scale for each block, or one for all blocks. A row
+    /// of I2_S contains no scale: [`BlockLayout::finish_ternary`] appends the one of the tensor.
     ///
     /// # Panics
     /// If this layout is not written, a scale is not exact in half precision, or the row is not
@@ -47,7 +47,8 @@ impl BlockLayout {
         }
     }
 
-    /// Appends what follows the codes of a tensor: in I2_S its scale and padding.
+    /// Appends the scale and the padding that follow the codes of a tensor in I2_S. Other layouts
+    /// end with their codes.
     pub(crate) fn finish_ternary(self, scale: f32, out: &mut Vec<u8>) {
         if self.scale_span() == Some(ScaleSpan::Tensor) {
             out.extend(scale.to_le_bytes());
@@ -56,7 +57,7 @@ impl BlockLayout {
     }
 }
 
-/// Appends a quarter as many bytes as codes: each byte has one code of each of four runs.
+/// Divides the codes into four runs, and appends bytes that have one code of each run.
 fn put_four_runs(codes: &[u8], shifts: [u32; 4], out: &mut Vec<u8>) {
     let run = codes.len() / 4;
     out.extend((0..run).map(|byte| {
@@ -66,8 +67,8 @@ fn put_four_runs(codes: &[u8], shifts: [u32; 4], out: &mut Vec<u8>) {
     }));
 }
 
-/// Appends bytes of `digits` trits each: digit n of byte m is the code n · bytes + m. A byte is a
-/// fraction of 256 in base 3, rounded up.
+/// Appends bytes of `digits` base-3 digits each. Digit n of byte m is the code n · bytes + m. The
+/// digits are those after the point of byte / 256, and the byte is rounded up.
 fn put_trits(codes: &[u8], digits: usize, out: &mut Vec<u8>) {
     let bytes = codes.len() / digits;
     out.extend((0..bytes).map(|byte| {

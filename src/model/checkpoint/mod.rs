@@ -36,4 +36,6 @@ pub(super) use gguf::{
 pub(super) use index::TensorFiles;
 pub(super) use source::parse_json;
 pub use source::{FileBytes, Source};
-pub(super) use tensors::{INTERLEAVED_WEIGHTS, Storage, Tensor, Tensors, interleaved_row};
+pub(super) use tensors::{
+    INTERLEAVED_WEIGHTS, Storage, Tensor, Tensors, has_tensor, interleaved_row,
+};

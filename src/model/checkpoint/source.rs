@@ -226,8 +226,10 @@ impl fmt::Display for Source {
 /// Returns where the checkpoint at `path` is, and the name of its GGUF or `.bin` file if it is in
 /// one.
 fn locate(path: &Path) -> LoadResult<(Source, Option<String>)> {
-    let metadata = std::fs::metadata(path);
-    let metadata = metadata.map_err(|error| LoadError::file(path.display(), error))?;
+    let metadata = std::fs::metadata(path).map_err(|error| match hub_name(path) {
+        Some(name) if error.kind() == ErrorKind::NotFound => not_downloaded(name),
+        _ => LoadError::file(path.display(), error),
+    })?;
     if metadata.is_file() {
         let parent = path
             .parent()
@@ -252,6 +254,30 @@ fn locate(path: &Path) -> LoadResult<(Source, Option<String>)> {
         return Err(LoadError::file(path.display(), problem));
     }
     Ok((store, names.pop()))
+}
+
+/// Returns the name of a model on the Hugging Face Hub, if the path looks like one: an owner, which
+/// is no directory here, and a name.
+fn hub_name(path: &Path) -> Option<&str> {
+    let text = path.to_str()?;
+    let (owner, name) = text.split_once('/')?;
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_part = |part: &str| {
+        part.bytes().all(is_allowed) && part.starts_with(|first: char| first.is_alphanumeric())
+    };
+    let is_name = is_part(owner) && is_part(name) && !is_gguf(name) && !is_bin(name);
+    (is_name && !Path::new(owner).exists()).then_some(text)
+}
+
+fn not_downloaded(name: &str) -> LoadError {
+    let directory = name.split('/').next_back().unwrap_or(name);
+    let problem = format!(
+        "no such file or directory. If it is the name of a model on the Hugging Face Hub, download \
+         it first (pip install huggingface_hub), then give the directory:\
+         \n  hf download {name} --local-dir {directory}\
+         \n  sterna {directory}"
+    );
+    LoadError::file(name, problem)
 }
 
 fn is_gguf(name: &str) -> bool {
@@ -292,7 +318,34 @@ fn has_magic(path: &Path) -> bool {
 /// # Errors
 /// If the content is malformed. The error names `file`.
 pub(crate) fn parse_json<'a, T: Deserialize<'a>>(file: &str, text: &'a [u8]) -> LoadResult<T> {
-    serde_json::from_slice(text).map_err(|error| LoadError::file(file, error))
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let field = error.path().to_string();
+        let problem = in_words(&error.into_inner().to_string());
+        match field.as_str() {
+            "." => LoadError::file(file, problem),
+            field => LoadError::file(file, format!("{field}: {problem}")),
+        }
+    })?;
+    let end = reader.end();
+    end.map_err(|error| LoadError::file(file, error))?;
+    Ok(value)
+}
+
+/// Returns what serde says, with the kinds of JSON values instead of Rust's types.
+fn in_words(problem: &str) -> String {
+    [
+        ("expected usize", "expected an integer of at least 0"),
+        ("expected u32", "expected an integer of at least 0"),
+        ("expected f64", "expected a number"),
+        ("expected f32", "expected a number"),
+        ("expected a sequence", "expected an array"),
+        ("expected a map", "expected an object"),
+    ]
+    .into_iter()
+    .fold(problem.to_owned(), |text, (rust, json)| {
+        text.replace(rust, json)
+    })
 }
 
 /// Returns the length of a regular file (or of the one that a link points to), or `None` if the

@@ -11,6 +11,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::blocks::{self, BlockLayout};
 use super::error::{LoadError, LoadResult};
+use super::files::MappedFiles;
 use super::gguf::FileNames;
 use super::index::TensorFiles;
 use super::source::Source;
@@ -174,12 +175,9 @@ impl<'a> Tensors<'a> {
         contents: &[&'a [u8]],
     ) -> LoadResult<Tensors<'a>> {
         let (by_name, file_names) = match (source.gguf(), source.bin()) {
-            (Some(gguf), _) => (gguf.tensors(contents)?, FileNames::Gguf),
-            (None, Some(bin)) => (bin.tensors(contents[0])?, FileNames::HuggingFace),
-            (None, None) => {
-                let tensors = parse_safetensors(files, contents)?;
-                (tensors, FileNames::HuggingFace)
-            }
+            (Some(gguf), _) => (gguf.tensors(contents)?, gguf.file_names()),
+            (None, Some(bin)) => with_prefix(bin.tensors(contents[0])?),
+            (None, None) => with_prefix(parse_safetensors(files, contents)?),
         };
         Ok(Tensors {
             by_name,
@@ -190,6 +188,11 @@ impl<'a> Tensors<'a> {
     /// Returns all tensors with the names of Hugging Face.
     pub(crate) fn into_list(self) -> Vec<(String, Tensor<'a>)> {
         self.by_name.into_iter().collect()
+    }
+
+    /// Returns whether the tensors are those of a GGUF file.
+    pub(crate) fn are_gguf(&self) -> bool {
+        matches!(self.file_names, FileNames::Gguf | FileNames::GgufGemma)
     }
 
     /// Returns a tensor without taking it.
@@ -216,7 +219,7 @@ impl<'a> Tensors<'a> {
     /// If the loader has not taken every tensor. Stored rotary frequencies are ignored, because
     /// they follow from the configuration.
     pub(crate) fn finish(self) -> LoadResult<()> {
-        let is_safetensors = matches!(self.file_names, FileNames::HuggingFace);
+        let is_safetensors = !self.are_gguf();
         let is_unknown =
             |tensor: &Tensor<'_>| !(is_safetensors && tensor.name.ends_with("rotary_emb.inv_freq"));
         let mut unknown = self.by_name.into_values().filter(is_unknown);
@@ -228,6 +231,30 @@ impl<'a> Tensors<'a> {
             ))),
         }
     }
+}
+
+/// Returns whether the checkpoint has a tensor that Hugging Face calls `name`. If its files cannot
+/// be read, it has none; loading them says why.
+pub(crate) fn has_tensor(source: &Source, name: &str) -> bool {
+    let has = || -> LoadResult<bool> {
+        let files = TensorFiles::list(source)?;
+        let mapped = MappedFiles::open(source, &files.names)?;
+        let tensors = Tensors::read(source, &files, &mapped.contents())?;
+        Ok(tensors.get(name).is_some())
+    };
+    has().unwrap_or(false)
+}
+
+/// Adds the prefix `model.` to the names of a model without an output head, which lack it.
+fn with_prefix<'a>(
+    tensors: BTreeMap<String, Tensor<'a>>,
+) -> (BTreeMap<String, Tensor<'a>>, FileNames) {
+    if !tensors.contains_key("embed_tokens.weight") {
+        return (tensors, FileNames::HuggingFace);
+    }
+    let tensors = tensors.into_iter();
+    let tensors = tensors.map(|(name, tensor)| (format!("model.{name}"), tensor));
+    (tensors.collect(), FileNames::Headless)
 }
 
 /// Lists the tensors of safetensors files.

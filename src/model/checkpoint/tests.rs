@@ -2,8 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use sterna_random::Random;
+
 use super::tensors::{MAX_HEADER_BYTES, MAX_TENSORS};
 use super::*;
+
+/// Returns a copy of a file in which one to four bytes are random.
+pub(super) fn randomly_changed(bytes: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..1 + random.index(4) {
+        let at = random.index(bytes.len());
+        bytes[at] = random.below(256) as u8;
+    }
+    bytes
+}
 
 /// Returns a safetensors file with the given header and `data` zero bytes.
 fn file(header: &str, data: usize) -> Vec<u8> {

@@ -2,9 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use super::gemma3;
 use super::hyperparameters::{ModelConfig, Quantization};
+use super::pooling::{self, Pooling};
 use super::rope::{RopeScaling, yarn_attention_factor};
-use crate::model::architecture::{Activation, Architecture, BITNET, LLAMA, QWEN3};
+use crate::model::architecture::{
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, QWEN3,
+};
 use crate::model::checkpoint::{
     Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS, head_dim,
     require,
@@ -24,19 +28,21 @@ const END_TOKENS: [&str; 5] = [
 ];
 
 /// The architectures by the names that GGUF files give them. Those named `bitnet` have SiLU, the
-/// ones of Microsoft squared ReLU.
-const ARCHITECTURES: [(&str, &Architecture, Activation); 5] = [
+/// ones of Microsoft squared ReLU. The tensors tell architectures of one name apart.
+const ARCHITECTURES: [(&str, &Architecture, Activation); 7] = [
     ("bitnet-b1.58", &BITNET, Activation::Relu2),
     ("bitnet-25", &BITNET, Activation::Relu2),
     ("bitnet", &BITNET, Activation::Silu),
     ("llama", &LLAMA, Activation::Silu),
     ("qwen3", &QWEN3, Activation::Silu),
+    ("qwen3", &BITNET_QWEN3, Activation::Silu),
+    ("gemma3", &BITNET_GEMMA3, Activation::GeluTanh),
 ];
 
 /// Reads the configuration of a GGUF file.
 pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
     let metadata = gguf.metadata();
-    let (name, architecture, activation) = architecture(metadata)?;
+    let (name, architecture, activation) = architecture(gguf)?;
     let size = |key: &str| metadata.require_size(&format!("{name}.{key}"));
     let key = format!("{name}.attention.head_count_kv");
     let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
@@ -47,7 +53,9 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
     let vocab = *vocab.ok_or_else(|| LoadError::missing_tensor("token_embd.weight"))?;
     let theta = metadata.float(&format!("{name}.rope.freq_base"))?;
     let eps = format!("{name}.attention.layer_norm_rms_epsilon");
-    Ok(ModelConfig {
+    let has_own_head = gguf.shape("lm_head.weight").is_some();
+    let stated = pooling::of_gguf(gguf, name)?;
+    let mut config = ModelConfig {
         architecture,
         vocab,
         hidden: size("embedding_length")?,
@@ -59,15 +67,50 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         max_position: size("context_length")?,
         rope_theta: theta.unwrap_or(DEFAULT_ROPE_BASE),
         rope_scaling: rope_scaling(metadata, name, size("context_length")?)?,
+        local: None,
+        query_factor: 1.0,
         norm_eps: metadata
             .float(&eps)?
             .map_or(architecture.norm_eps, |eps| eps as f32),
         activation,
-        tied: gguf.shape("lm_head.weight").is_none(),
+        // A file that states how to pool is that of an embedding model, which lacks a head.
+        has_head: has_own_head || stated.is_none(),
+        tied: !has_own_head,
+        pooling: pooling_of(architecture, stated),
         quantization: Quantization::UNPACKED,
         eos_tokens: end_tokens(metadata, vocab)?,
         bos_token: token_id(metadata, "bos")?,
-    })
+    };
+    if *architecture == BITNET_GEMMA3 {
+        config.check()?; // Its sizes are used.
+        let window = metadata.size(&window_key(name))?;
+        let theta = metadata.float(&format!("{name}.rope.freq_base_swa"))?;
+        let scalar = format!("{name}.attention.query_pre_attn_scalar");
+        let scalar = metadata.float(&scalar)?;
+        gemma3::apply_to_gguf(&mut config, window, theta, scalar)?;
+    }
+    Ok(config)
+}
+
+/// Returns the key of the number of tokens that a token attends to.
+fn window_key(name: &str) -> String {
+    format!("{name}.attention.sliding_window")
+}
+
+/// Returns the pooling of a file that states `stated`.
+///
+/// The published files of BitNet-embedding state mean pooling, because their converter does so if
+/// it finds no statement. The models were trained with the last token, as their documentation says.
+fn pooling_of(architecture: &Architecture, stated: Option<Pooling>) -> Pooling {
+    let is_doubtful = architecture.layer.input_norm.is_some() && stated == Some(Pooling::Mean);
+    if is_doubtful {
+        tracing::warn!(
+            "the file states mean pooling, but models with input norms are trained with the last \
+             token: using the last token"
+        );
+        return Pooling::LastToken;
+    }
+    stated.unwrap_or_default()
 }
 
 /// Returns the metadata of a configuration, without that of the tokenizer.
@@ -116,6 +159,10 @@ pub(in crate::model) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEnt
     }
     let eps = format!("{name}.attention.layer_norm_rms_epsilon");
     entries.push((eps, MetadataValue::Float(config.norm_eps)));
+    if !config.has_head {
+        let number = MetadataValue::Size(config.pooling.gguf_number());
+        entries.push((format!("{name}.pooling_type"), number));
+    }
     let theta = exact("rope_theta", config.rope_theta)?;
     entries.push((
         format!("{name}.rope.freq_base"),
@@ -173,14 +220,23 @@ fn exact(field: &str, value: f64) -> LoadResult<f32> {
     Ok(single)
 }
 
-fn architecture(
-    metadata: &Metadata,
-) -> LoadResult<(&'static str, &'static Architecture, Activation)> {
-    let key = "general.architecture";
+fn architecture(gguf: &Gguf) -> LoadResult<(&'static str, &'static Architecture, Activation)> {
+    let (metadata, key) = (gguf.metadata(), "general.architecture");
     let given = metadata.require_text(key)?;
-    let mut known = ARCHITECTURES.into_iter();
-    known.find(|(name, _, _)| *name == given).ok_or_else(|| {
-        let names = ARCHITECTURES.map(|(name, _, _)| name).join(", ");
+    let has_norms = |architecture: &Architecture| {
+        let query = architecture.layer.query;
+        let norm = architecture.layer.input_norm_of(query);
+        norm.is_some_and(|norm| {
+            let name = format!("model.layers.0.{norm}.weight");
+            gguf.shape(&name).is_some()
+        })
+    };
+    let mut named = ARCHITECTURES.iter().filter(|(name, ..)| *name == given);
+    let with_norms = named.clone().find(|(_, known, _)| has_norms(known));
+    with_norms.or_else(|| named.next()).copied().ok_or_else(|| {
+        let mut names = ARCHITECTURES.map(|(name, ..)| name).to_vec();
+        names.dedup();
+        let names = names.join(", ");
         metadata.error(key, format!("must be one of {names}; got {given:?}"))
     })
 }
@@ -211,8 +267,9 @@ fn rope_scaling(metadata: &Metadata, name: &str, max_position: usize) -> LoadRes
             number => Ok(number),
         }
     };
-    let window = format!("{name}.attention.sliding_window");
-    if metadata.size(&window)?.is_some_and(|window| window > 0) {
+    let window = window_key(name);
+    let has_window = metadata.size(&window)?.is_some_and(|window| window > 0);
+    if has_window && name != "gemma3" {
         return Err(metadata.error(&window, "attention over a window is not supported"));
     }
     // Without a type, the factor is a linear one. Old files have another name for it.

@@ -1,5 +1,6 @@
 //! The hyperparameters of a model, and their limits: what the kernels compute and what makes sense.
 
+use super::pooling::Pooling;
 use super::rope::RopeScaling;
 use crate::model::architecture::{Activation, Architecture, ScaleDirection};
 use crate::model::checkpoint::{LoadResult, require};
@@ -36,12 +37,21 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// How these frequencies are changed for long contexts.
     pub rope_scaling: RopeScaling,
+    /// The layers that attend to near tokens only, if there are such layers.
+    pub local: Option<LocalLayers>,
+    /// What the products of query and key are multiplied by, as a multiple of 1 / √head_dim.
+    /// Architectures with norms of the query heads may have another one than 1.
+    pub query_factor: f32,
     /// The epsilon of the norms.
     pub norm_eps: f32,
     /// The function of the gate.
     pub activation: Activation,
+    /// Whether there is an output head. Without one, a model computes no logits.
+    pub has_head: bool,
     /// Whether the output head is the embedding.
     pub tied: bool,
+    /// How the hidden states of a text become its embedding.
+    pub pooling: Pooling,
     /// How the linears were made ternary.
     pub quantization: Quantization,
     /// The stop tokens: the union over `config.json`, `generation_config.json` and the tokenizer,
@@ -49,6 +59,28 @@ pub struct ModelConfig {
     pub eos_tokens: Vec<u32>,
     /// The token that begins a text.
     pub bos_token: Option<u32>,
+}
+
+impl ModelConfig {
+    /// Returns the tokens that begin and end a text.
+    pub fn named_tokens(&self) -> Vec<u32> {
+        let begin = self.bos_token.into_iter();
+        begin.chain(self.eos_tokens.iter().copied()).collect()
+    }
+}
+
+/// The layers that attend to near tokens only. Their frequencies are not scaled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalLayers {
+    /// Which layers these are.
+    pub is_local: Vec<bool>,
+    /// The base of their rotary frequencies.
+    pub rope_theta: f64,
+    /// The number of tokens that a token attends to, itself included.
+    pub window: usize,
+    /// Whether the model was trained for longer texts than the window. This engine computes
+    /// attention over all tokens, so [`ModelConfig::max_position`] is the window then.
+    pub limits_context: bool,
 }
 
 /// How the linears were made ternary.
@@ -74,6 +106,15 @@ impl Quantization {
         input_norm_eps: None,
         float_modules: Vec::new(),
     };
+
+    /// How checkpoints with input norms are stored that say nothing of it.
+    pub(super) fn masters() -> Quantization {
+        Quantization {
+            stored: StoredWeights::Masters,
+            float_modules: vec!["lm_head".to_owned()],
+            ..Quantization::UNPACKED
+        }
+    }
 
     /// How a `.bin` file is stored whose configuration does not say it: its converter made the
     /// linears ternary, and the scale of each is a factor.
@@ -115,6 +156,21 @@ impl ModelConfig {
         })
     }
 
+    /// Returns the name of the norm on the input of the linear `module`, and its epsilon, if
+    /// ternary linears have such norms.
+    pub(in crate::model) fn input_norm(&self, module: &str) -> Option<(String, f32)> {
+        let of_family = self.architecture.layer.input_norm_of(module);
+        let of_family = of_family.map(|name| (name, self.norm_eps));
+        let eps = self.quantization.input_norm_eps;
+        of_family.or_else(|| eps.map(|eps| (format!("{module}.rms_norm"), eps)))
+    }
+
+    /// Returns whether a layer attends to near tokens only.
+    pub(in crate::model) fn is_local(&self, layer: usize) -> bool {
+        let local = self.local.as_ref();
+        local.is_some_and(|local| local.is_local[layer])
+    }
+
     /// Returns the number of values in the widest input row of a linear.
     pub(in crate::model) fn max_width(&self) -> usize {
         (self.hidden)
@@ -127,10 +183,12 @@ impl ModelConfig {
     pub(super) fn check(&self) -> LoadResult<()> {
         self.check_epsilons()?;
         // The frequencies are computed in f32, where a smaller or larger base makes them NaN.
-        let theta = self.rope_theta;
-        let is_usable = theta > 0.0 && (theta as f32).is_normal();
-        let problem = format_args!("must be positive and fit a 32-bit float; got {theta}");
-        require(is_usable, "rope_theta", problem)?;
+        let local = self.local.iter().map(|local| local.rope_theta);
+        for theta in std::iter::once(self.rope_theta).chain(local) {
+            let is_usable = theta > 0.0 && (theta as f32).is_normal();
+            let problem = format_args!("must be positive and fit a 32-bit float; got {theta}");
+            require(is_usable, "rope_theta", problem)?;
+        }
         self.check_ranges()?;
         self.check_heads()?;
         let (widest, limit) = (self.max_width(), sterna_kernels::MAX_COLUMNS);
@@ -140,7 +198,14 @@ impl ModelConfig {
             format_args!("a row of {widest} values is too wide; the limit is {limit}"),
         )?;
         require(
+            self.architecture.layer.input_norm.is_none()
+                || self.quantization.input_norm_eps.is_none(),
+            "use_rms_norm",
+            "must be false, because the linears have input norms of another name",
+        )?;
+        require(
             !self.tied
+                || !self.has_head
                 || self.is_float("lm_head")
                 || self.quantization.stored == StoredWeights::Unpacked,
             "modules_to_not_convert",

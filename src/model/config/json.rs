@@ -1,16 +1,16 @@
 //! `config.json`: which fields it may have, and what they mean.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
-use serde_json::Value;
 
+use super::gemma3;
 use super::gguf;
 use super::hyperparameters::{ModelConfig, Quantization, StoredWeights};
-use super::rope::{RopeScaling, longrope_attention_factor, yarn_attention_factor};
+use super::pooling;
+use super::rope::RopeScaling;
+use super::rope_json::{Positions, RopeJson, check_partial};
 use super::stop_tokens::{self, TokenIds};
-use crate::model::architecture::{self, Activation, Architecture, ScaleDirection};
-use crate::model::checkpoint::{LoadError, LoadResult, Source, parse_json, require};
+use crate::model::architecture::{self, Activation, Architecture, BITNET_GEMMA3, ScaleDirection};
+use crate::model::checkpoint::{LoadError, LoadResult, Source, has_tensor, parse_json, require};
 
 /// The default of `max_position_embeddings` in `transformers`.
 const DEFAULT_MAX_POSITION: usize = 2048;
@@ -31,8 +31,12 @@ impl ModelConfig {
         let text = source.read(name)?;
         let text = text.ok_or_else(|| source.missing_file(name))?;
         let json: ConfigJson = parse_json(name, &text)?;
-        let mut config = json.to_config(source.bin().is_some())?;
+        let mut config = json.to_config(source)?;
         config.check()?;
+        if *config.architecture == BITNET_GEMMA3 {
+            gemma3::apply(&mut config, name, &text)?;
+            config.check()?;
+        }
         config.eos_tokens = stop_tokens::read(source, json.eos_token_id.as_ref(), config.vocab)?;
         Ok(config)
     }
@@ -72,7 +76,7 @@ struct ConfigJson {
     head_dim: Option<usize>,
     max_position_embeddings: Option<usize>,
     original_max_position_embeddings: Option<usize>,
-    rms_norm_eps: Option<f32>,
+    rms_norm_eps: Option<f64>,
     hidden_act: Option<Activation>,
     rope_theta: Option<f64>,
     rope_scaling: Option<RopeJson>,
@@ -88,15 +92,18 @@ struct ConfigJson {
 }
 
 impl ConfigJson {
-    /// `is_packed_file` says that the file has packed weights whatever the configuration says.
-    fn to_config(&self, is_packed_file: bool) -> LoadResult<ModelConfig> {
-        let architecture = self.architecture()?;
+    fn to_config(&self, source: &Source) -> LoadResult<ModelConfig> {
+        let (architecture, has_head) = self.architecture()?;
+        let architecture = with_norms_of(source, architecture);
         self.refuse_biases(architecture)?;
         let slides = self.use_sliding_window == Some(true);
         let problem = "must be false; attention over a window is not supported";
         require(!slides, "use_sliding_window", problem)?;
         let bos = self.bos_token_id.as_ref();
-        let (rope_theta, rope_scaling) = self.rope()?;
+        let (rope_theta, rope_scaling) = match *architecture == BITNET_GEMMA3 {
+            true => (1.0, RopeScaling::None), // The fields of Gemma follow.
+            false => self.rope()?,
+        };
         Ok(ModelConfig {
             architecture,
             vocab: self.vocab_size,
@@ -109,33 +116,53 @@ impl ConfigJson {
             max_position: self.max_position_embeddings.unwrap_or(DEFAULT_MAX_POSITION),
             rope_theta,
             rope_scaling,
-            norm_eps: self.rms_norm_eps.unwrap_or(architecture.norm_eps),
+            local: None,
+            query_factor: 1.0,
+            norm_eps: self
+                .rms_norm_eps
+                .map_or(architecture.norm_eps, |eps| eps as f32),
             activation: self.hidden_act.unwrap_or(architecture.activation),
-            tied: self.tie_word_embeddings.unwrap_or(false),
-            quantization: self.quantization(architecture, is_packed_file)?,
+            has_head,
+            tied: self.tie_word_embeddings.unwrap_or(architecture.is_tied),
+            pooling: pooling::read(source)?,
+            quantization: self.quantization(architecture, source.bin().is_some())?,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
         })
     }
 
-    /// Returns the architecture that `architectures` names. If that field is missing, `model_type`
-    /// decides.
-    fn architecture(&self) -> LoadResult<&'static Architecture> {
-        let is_named = |known: &&Architecture| match (&self.architectures, &self.model_type) {
-            (Some(classes), _) => classes[..] == [known.class],
-            (None, Some(model_type)) => model_type == known.model_type,
-            (None, None) => false,
-        };
-        architecture::ALL.into_iter().find(is_named).ok_or_else(|| {
-            let classes = architecture::ALL.map(|known| known.class).join(" or ");
-            let problem = match (&self.architectures, &self.model_type) {
-                (Some(given), _) => format!("must be {classes}; got {given:?}"),
-                (None, given) => format!("missing, and model_type is {given:?}; use {classes}"),
+    /// Returns the architecture that `architectures` names, and whether it has an output head. If
+    /// that field is missing, `model_type` decides.
+    fn architecture(&self) -> LoadResult<(&'static Architecture, bool)> {
+        let named = |known: &'static Architecture| {
+            let has_head = match (&self.architectures, &self.model_type) {
+                (Some(classes), _) if classes[..] == [known.class] => Some(true),
+                (Some(classes), _) if classes[..] == [known.headless_class] => Some(false),
+                (None, Some(model_type)) if model_type == known.model_type => Some(true),
+                _ => None,
             };
-            LoadError::config("architectures", problem)
-        })
+            has_head.map(|has_head| (known, has_head))
+        };
+        architecture::ALL
+            .into_iter()
+            .find_map(named)
+            .ok_or_else(|| {
+                let mut classes: Vec<_> = architecture::ALL
+                    .iter()
+                    .flat_map(|known| [known.class, known.headless_class])
+                    .collect();
+                classes.sort_unstable();
+                classes.dedup();
+                let classes = classes.join(" or ");
+                let problem = match (&self.architectures, &self.model_type) {
+                    (Some(given), _) => format!("must be {classes}; got {given:?}"),
+                    (None, given) => format!("missing, and model_type is {given:?}; use {classes}"),
+                };
+                LoadError::config("architectures", problem)
+            })
     }
 
+    /// `is_packed_file` says that the file has packed weights whatever the configuration says.
     fn quantization(
         &self,
         architecture: &Architecture,
@@ -151,6 +178,7 @@ impl ConfigJson {
                 Ok(quantization)
             }
             None if is_packed_file => Ok(Quantization::packed_file()),
+            None if architecture.layer.input_norm.is_some() => Ok(Quantization::masters()),
             None if architecture.may_be_unpacked => Ok(Quantization::UNPACKED),
             None => {
                 let problem = "missing, so the linears of this checkpoint are not ternary";
@@ -231,152 +259,17 @@ impl ConfigJson {
     }
 }
 
-/// The values of `rope_type` that this engine computes.
-const ROPE_TYPES: [&str; 5] = ["default", "linear", "yarn", "llama3", "longrope"];
-
-/// The positions of a model.
-#[derive(Clone, Copy)]
-struct Positions {
-    max: f64,
-    /// Those of the first training.
-    original: f64,
-}
-
-#[derive(Deserialize)]
-struct RopeJson {
-    rope_theta: Option<f64>,
-    rope_type: Option<String>,
-    /// The older name of `rope_type`. Some writers store both.
-    #[serde(rename = "type")]
-    legacy_type: Option<String>,
-    partial_rotary_factor: Option<f64>,
-    /// The parameters of other types. The default type ignores them if it is named.
-    #[serde(flatten)]
-    other_parameters: BTreeMap<String, Value>,
-}
-
-impl RopeJson {
-    /// Returns whether Python would take the object for none: it has no known key.
-    fn is_empty(&self) -> bool {
-        self.rope_theta.is_none()
-            && self.rope_type().is_none()
-            && self.partial_rotary_factor.is_none()
+/// Returns the architecture of the same class with input norms if the checkpoint has them.
+fn with_norms_of(source: &Source, architecture: &'static Architecture) -> &'static Architecture {
+    let Some(other) = architecture.with_input_norms() else {
+        return architecture;
+    };
+    let norm = other.layer.input_norm_of(other.layer.query);
+    let name = norm.map(|norm| format!("model.layers.0.{norm}.weight"));
+    match name.is_some_and(|name| has_tensor(source, &name)) {
+        true => other,
+        false => architecture,
     }
-
-    fn rope_type(&self) -> Option<&str> {
-        self.rope_type.as_deref().or(self.legacy_type.as_deref())
-    }
-
-    /// Returns how the object scales frequencies. `field` is its name.
-    fn scaling(&self, field: &str, positions: Positions, pairs: usize) -> LoadResult<RopeScaling> {
-        let number = |key: &str| self.number(field, key);
-        let require = |key: &str| {
-            let missing = || LoadError::config(field, format!("{key} is missing"));
-            self.number(field, key)?.ok_or_else(missing)
-        };
-        let original = number("original_max_position_embeddings")?;
-        let original = original.unwrap_or(positions.original);
-        Ok(match self.rope_type().unwrap_or("default") {
-            "linear" => RopeScaling::Linear {
-                factor: require("factor")?,
-            },
-            "yarn" => {
-                let unsupported = ["mscale", "mscale_all_dim", "truncate"];
-                self.refuse_parameters(field, &unsupported)?;
-                let factor = require("factor")?;
-                let attention_factor = number("attention_factor")?;
-                RopeScaling::Yarn {
-                    factor,
-                    original,
-                    beta_fast: number("beta_fast")?.unwrap_or(32.0),
-                    beta_slow: number("beta_slow")?.unwrap_or(1.0),
-                    attention_factor: attention_factor
-                        .unwrap_or_else(|| yarn_attention_factor(factor)),
-                }
-            }
-            "llama3" => RopeScaling::Llama3 {
-                factor: require("factor")?,
-                original,
-                low: require("low_freq_factor")?,
-                high: require("high_freq_factor")?,
-            },
-            "longrope" => {
-                let is_long = positions.max > original;
-                let key = if is_long {
-                    "long_factor"
-                } else {
-                    "short_factor"
-                };
-                let factor = number("factor")?.unwrap_or(positions.max / original);
-                let attention_factor = number("attention_factor")?;
-                RopeScaling::LongRope {
-                    divisors: self.divisors(field, key, pairs)?,
-                    attention_factor: attention_factor
-                        .unwrap_or_else(|| longrope_attention_factor(factor, original)),
-                }
-            }
-            _ => RopeScaling::None,
-        })
-    }
-
-    /// Returns a parameter that must be a positive number.
-    fn number(&self, field: &str, key: &str) -> LoadResult<Option<f64>> {
-        let value = self
-            .other_parameters
-            .get(key)
-            .filter(|value| !value.is_null());
-        let number = value.map(|value| {
-            let number = value
-                .as_f64()
-                .filter(|number| number.is_finite() && *number > 0.0);
-            let problem = || format!("{key} must be a positive number; got {value}");
-            number.ok_or_else(|| LoadError::config(field, problem()))
-        });
-        number.transpose()
-    }
-
-    fn divisors(&self, field: &str, key: &str, pairs: usize) -> LoadResult<Vec<f64>> {
-        let list = self.other_parameters.get(key).and_then(Value::as_array);
-        let positive = |value: &Value| value.as_f64().filter(|number| *number > 0.0);
-        let divisors = list.and_then(|list| list.iter().map(positive).collect());
-        let divisors: Option<Vec<f64>> = divisors.filter(|list: &Vec<f64>| list.len() == pairs);
-        let problem = || format!("{key} must be a list of {pairs} positive numbers");
-        divisors.ok_or_else(|| LoadError::config(field, problem()))
-    }
-
-    fn refuse_parameters(&self, field: &str, keys: &[&str]) -> LoadResult<()> {
-        let is_set = |key: &&&str| {
-            self.other_parameters
-                .get(**key)
-                .is_some_and(|v| !v.is_null())
-        };
-        match keys.iter().find(is_set) {
-            Some(key) => Err(LoadError::config(field, format!("{key} is not supported"))),
-            None => Ok(()),
-        }
-    }
-
-    /// # Errors
-    /// If the object asks for a type that is not known. `field` is its name, and `partial` is the
-    /// factor beside it.
-    fn check(&self, field: &str, partial: Option<f64>) -> LoadResult<()> {
-        let rope_type = self.rope_type();
-        if let (None, Some(parameter)) = (rope_type, self.other_parameters.keys().next()) {
-            let problem = format!("has {parameter:?}, but no rope_type");
-            return Err(LoadError::config(field, problem));
-        }
-        let rope_type = rope_type.unwrap_or("default");
-        let known = ROPE_TYPES.join(", ");
-        let problem = format_args!("rope_type must be one of {known}; got {rope_type:?}");
-        require(ROPE_TYPES.contains(&rope_type), field, problem)?;
-        check_partial(field, self.partial_rotary_factor.or(partial))
-    }
-}
-
-fn check_partial(field: &str, factor: Option<f64>) -> LoadResult<()> {
-    let factor = factor.unwrap_or(1.0);
-    let problem = format_args!("partial_rotary_factor must be 1; got {factor}");
-    require(factor == 1.0, field, problem)
 }
 
 #[derive(Deserialize)]
@@ -385,7 +278,7 @@ struct QuantizationJson {
     linear_class: Option<String>,
     quantization_mode: Option<String>,
     use_rms_norm: Option<bool>,
-    rms_norm_eps: Option<f32>,
+    rms_norm_eps: Option<f64>,
     modules_to_not_convert: Option<Vec<String>>,
 }
 
@@ -410,7 +303,7 @@ impl QuantizationJson {
             } else {
                 StoredWeights::Packed
             },
-            input_norm_eps: uses_norm.then(|| self.rms_norm_eps.unwrap_or(1e-6)),
+            input_norm_eps: uses_norm.then(|| self.rms_norm_eps.unwrap_or(1e-6) as f32),
             float_modules: self.float_modules()?,
         })
     }

@@ -16,7 +16,7 @@ pub(in crate::model) fn config_json(config: &ModelConfig, dtype: &str) -> LoadRe
     // The shortest decimal number that is the same in single precision.
     let eps: f64 = config.norm_eps.to_string().parse().unwrap_or_default();
     Ok(json!({
-        "architectures": [config.architecture.class],
+        "architectures": [config.architecture.class_of(config.has_head)],
         "model_type": config.architecture.model_type,
         "vocab_size": config.vocab,
         "hidden_size": config.hidden,

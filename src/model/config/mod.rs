@@ -4,11 +4,14 @@
 //! Invariant: the sizes of a [`ModelConfig`] agree with each other, and this engine computes every
 //! setting in it. Any other setting is an error that names the field; nothing is guessed.
 
+mod gemma3;
 mod gguf;
 mod hyperparameters;
 mod json;
 mod json_writer;
+mod pooling;
 mod rope;
+mod rope_json;
 mod stop_tokens;
 #[cfg(test)]
 mod tests;
@@ -16,6 +19,7 @@ mod tests;
 pub(super) use gguf::metadata as gguf_metadata;
 pub(super) use json::stop_tokens;
 
-pub use hyperparameters::{ModelConfig, Quantization, StoredWeights};
+pub use hyperparameters::{LocalLayers, ModelConfig, Quantization, StoredWeights};
 pub(super) use json_writer::{config_json, generation_json, quantization_json};
+pub use pooling::Pooling;
 pub use rope::RopeScaling;

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::stop_tokens::token_id;
-use super::{ModelConfig, RopeScaling, StoredWeights};
-use crate::model::architecture::{Activation, BITNET, LLAMA, ScaleDirection};
+use super::{ModelConfig, Pooling, RopeScaling, StoredWeights};
+use crate::model::architecture::{Activation, BITNET, BITNET_GEMMA3, LLAMA, ScaleDirection};
 use crate::model::checkpoint::{LoadError, Source};
 
 /// Reads the relevant part of the published configuration of 2B-4T, with `changes` applied to it.
@@ -264,4 +264,165 @@ fn modules_that_stay_float_are_matched_at_boundaries() {
 fn a_ternary_head_cannot_be_tied() {
     let quantization = json!({"quant_method": "bitnet", "modules_to_not_convert": []});
     check_refused(&json!({"quantization_config": quantization}), "lm_head");
+}
+
+/// Returns the configuration of a checkpoint of Qwen 3 with further files.
+fn read_qwen3(class: &str, files: &[(&str, Value)]) -> Result<ModelConfig, LoadError> {
+    let config = json!({
+        "architectures": [class], "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
+        "max_position_embeddings": 32_768, "num_attention_heads": 16, "num_hidden_layers": 28,
+        "num_key_value_heads": 8, "rope_theta": 1e6, "tie_word_embeddings": true,
+        "vocab_size": 151_936, "hidden_act": "silu",
+    });
+    let files = files.iter().cloned().chain([("config.json", config)]);
+    ModelConfig::read(&Source::in_memory(
+        files.map(|(name, json)| (name.to_owned(), json.to_string().into_bytes())),
+    ))
+}
+
+#[test]
+fn a_class_without_a_head_computes_embeddings() {
+    let config = read_qwen3("Qwen3ForCausalLM", &[]).unwrap();
+    assert_eq!(
+        (config.has_head, config.pooling),
+        (true, Pooling::LastToken)
+    );
+    let config = read_qwen3("Qwen3Model", &[]).unwrap();
+    assert_eq!(
+        (config.has_head, config.pooling),
+        (false, Pooling::LastToken)
+    );
+    let error = read_qwen3("Qwen3ForTokens", &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("Qwen3ForCausalLM or Qwen3Model; got"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_files_of_sentence_transformers_state_the_pooling() {
+    let pooling = |mode: &str| {
+        let statement =
+            json!({"word_embedding_dimension": 1024, "include_prompt": true, mode: true});
+        let statement = ("1_Pooling/config.json", statement);
+        read_qwen3("Qwen3Model", &[statement]).map(|config| config.pooling)
+    };
+    assert_eq!(
+        pooling("pooling_mode_lasttoken").unwrap(),
+        Pooling::LastToken
+    );
+    assert_eq!(pooling("pooling_mode_mean_tokens").unwrap(), Pooling::Mean);
+    let error = pooling("pooling_mode_cls_token").unwrap_err().to_string();
+    assert!(
+        error.contains("1_Pooling/config.json") && error.contains("got cls_token"),
+        "{error}"
+    );
+    let module = |path: &str, kind: &str| {
+        let kind = format!("sentence_transformers.models.{kind}");
+        json!({"idx": 0, "name": "0", "path": path, "type": kind})
+    };
+    let known = [("", "Transformer"), ("pool", "Pooling"), ("2", "Normalize")];
+    let known = known.map(|(path, kind)| module(path, kind));
+    let mean = (
+        "pool/config.json",
+        json!({"pooling_mode_mean_tokens": true}),
+    );
+    let config = read_qwen3(
+        "Qwen3Model",
+        &[("modules.json", json!(known)), mean.clone()],
+    );
+    assert_eq!(config.unwrap().pooling, Pooling::Mean);
+    let modules = json!([known[0], known[1], module("3", "Dense")]);
+    let error = read_qwen3("Qwen3Model", &[("modules.json", modules), mean]).unwrap_err();
+    assert!(error.to_string().contains("models.Dense"), "{error}");
+}
+
+/// Reads the relevant part of the configuration of a Gemma 3 model of 270 million parameters, with
+/// `changes` applied to it. A null removes a field.
+fn read_gemma3(changes: &Value) -> Result<ModelConfig, LoadError> {
+    let mut config = json!({
+        "architectures": ["Gemma3TextModel"], "hidden_size": 640, "intermediate_size": 2048,
+        "head_dim": 256, "max_position_embeddings": 32_768, "num_attention_heads": 4,
+        "num_hidden_layers": 18, "num_key_value_heads": 1, "vocab_size": 262_144,
+        "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6, "sliding_window": 512, "_sliding_window_pattern": 6,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 1e6, "rope_type": "default"},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "attn_logit_softcapping": null, "final_logit_softcapping": null,
+        "use_bidirectional_attention": false,
+    });
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    let file = ("config.json".to_owned(), config.to_string().into_bytes());
+    ModelConfig::read(&Source::in_memory([file]))
+}
+
+#[test]
+fn both_forms_of_the_configuration_of_gemma_are_understood() {
+    let config = read_gemma3(&json!({})).unwrap();
+    assert_eq!(*config.architecture, BITNET_GEMMA3);
+    assert_eq!(config.activation, Activation::GeluTanh);
+    assert_eq!((config.rope_theta, config.query_factor), (1e6, 1.0));
+    assert!(!config.has_head && config.tied);
+    let local = config.local.as_ref().unwrap();
+    assert_eq!((local.rope_theta, local.window), (1e4, 512));
+    let all: Vec<usize> = (0..18).filter(|layer| !local.is_local[*layer]).collect();
+    assert_eq!(all, [5, 11, 17], "each sixth layer attends to all tokens");
+    assert_eq!(config.max_position, 512, "longer texts are not supported");
+    let older = json!({
+        "rope_parameters": null, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        "rope_scaling": null,
+    });
+    assert_eq!(read_gemma3(&older).unwrap(), config);
+    let linear = json!({
+        "rope_parameters": null, "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    });
+    let linear = read_gemma3(&linear).unwrap();
+    assert_eq!(linear.rope_scaling, RopeScaling::Linear { factor: 8.0 });
+    let types = json!({"layer_types": vec!["full_attention"; 18], "query_pre_attn_scalar": 64});
+    let config = read_gemma3(&types).unwrap();
+    assert_eq!((config.local, config.max_position), (None, 32_768));
+    assert_eq!(config.query_factor, 2.0);
+}
+
+#[test]
+fn what_gemma_does_not_compute_here_is_refused_by_name() {
+    for (changes, named) in [
+        (
+            json!({"use_bidirectional_attention": true}),
+            "use_bidirectional_attention",
+        ),
+        (
+            json!({"attn_logit_softcapping": 50.0}),
+            "attn_logit_softcapping",
+        ),
+        (
+            json!({"final_logit_softcapping": 30.0}),
+            "final_logit_softcapping",
+        ),
+        (json!({"query_pre_attn_scalar": 0}), "query_pre_attn_scalar"),
+        (json!({"sliding_window": 0}), "sliding_window"),
+        (
+            json!({"num_hidden_layers": 1_u64 << 60}),
+            "num_hidden_layers",
+        ),
+        (json!({"layer_types": ["full_attention"]}), "layer_types"),
+        (
+            json!({"layer_types": vec!["chunked_attention"; 18]}),
+            "chunked_attention",
+        ),
+        (json!({"hidden_activation": "gelu"}), "gelu"),
+        (json!({"attention_bias": true}), "attention_bias"),
+        (
+            json!({"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}}),
+            "sliding_attention",
+        ),
+    ] {
+        let error = read_gemma3(&changes).expect_err(named).to_string();
+        assert!(error.contains(named), "{changes}: {error}");
+    }
 }

@@ -34,12 +34,7 @@ pub(super) fn write(
         sink.write(entry)?;
         match &part.content {
             PartContent::Ternary { weights, .. } => write_packed(weights, &mut sink, watch)?,
-            PartContent::Carried { tensor, .. } => {
-                for bytes in tensor.bytes.chunks(1 << 20) {
-                    sink.write(bytes)?;
-                    watch.advance(bytes.len())?;
-                }
-            }
+            PartContent::Carried { tensor, .. } => sink.carry(tensor.bytes, watch)?,
         }
         model.release(part);
     }

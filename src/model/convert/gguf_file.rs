@@ -278,13 +278,7 @@ impl Planned<'_, '_> {
     fn write(&self, layout: BlockLayout, sink: &mut Sink, watch: &Watch) -> LoadResult<()> {
         match &self.content {
             PlannedContent::Scale(scale) => sink.write(&scale.to_le_bytes()),
-            PlannedContent::Same(bytes) => {
-                for bytes in bytes.chunks(1 << 20) {
-                    sink.write(bytes)?;
-                    watch.advance(bytes.len())?;
-                }
-                Ok(())
-            }
+            PlannedContent::Same(bytes) => sink.carry(bytes, watch),
             PlannedContent::Single(tensor) => {
                 let mut values = vec![0.0; self.bytes / 4];
                 read_floats(tensor, tensor.bytes, &mut values)?;

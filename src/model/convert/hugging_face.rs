@@ -120,7 +120,7 @@ fn to_text(json: &Value) -> Vec<u8> {
 fn packed_config(mut own: Value, config: &ModelConfig) -> Value {
     let quantization = &mut own["quantization_config"];
     match config.quantization.stored {
-        StoredWeights::Masters => {
+        StoredWeights::Masters if !quantization.is_null() => {
             quantization["quantization_mode"] = json!("offline");
             // A `.bin` file made from masters has factors, whatever its configuration says.
             quantization["linear_class"] = json!(config.quantization.scale.linear_class());
@@ -243,13 +243,7 @@ impl SafeTensor<'_, '_> {
     fn write(&self, sink: &mut Sink, watch: &Watch) -> LoadResult<()> {
         match &self.content {
             SafeContent::Scale(scale) => sink.write(&scale.to_le_bytes()),
-            SafeContent::Same(bytes) => {
-                for bytes in bytes.chunks(1 << 20) {
-                    sink.write(bytes)?;
-                    watch.advance(bytes.len())?;
-                }
-                Ok(())
-            }
+            SafeContent::Same(bytes) => sink.carry(bytes, watch),
             SafeContent::Packed(weights) => write_packed(weights, sink, watch),
         }
     }

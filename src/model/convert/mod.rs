@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use super::checkpoint::{
     BlockLayout, I2sOrder, LoadResult, MappedFiles, Source, TensorFiles, Tensors, parse_json,
+    require,
 };
 use super::config::ModelConfig;
 use parts::ModelParts;
@@ -116,6 +117,13 @@ pub fn write(
     watch: &Watch,
 ) -> LoadResult<()> {
     let config = ModelConfig::read(source)?;
+    let (class, offset) = (
+        config.architecture.class_of(config.has_head),
+        config.architecture.norm_offset,
+    );
+    // Adding or subtracting the offset would round the weights of norms.
+    let problem = format_args!("models of {class} are not converted");
+    require(offset == 0.0, "architectures", problem)?;
     with_parts(source, &config, |model| match container {
         Container::HuggingFace => hugging_face::write(source, &config, model, out, watch),
         Container::Bin => bin_file::write(source, &config, model, out, watch),

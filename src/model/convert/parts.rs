@@ -112,6 +112,10 @@ struct PartList<'a> {
 impl<'a> PartList<'a> {
     fn embedding_and_head(&mut self) -> LoadResult<()> {
         let shape = [self.config.vocab, self.config.hidden];
+        if !self.config.has_head {
+            let embedding = self.tensors.require(EMBEDDING)?;
+            return self.embedding(EMBEDDING, embedding, shape);
+        }
         // Such a head is computed with, even if the configuration ties it to the embedding.
         let head = self.tensors.get(HEAD);
         let has_packed_head = head.is_some_and(|head| head.storage == Storage::Interleaved);
@@ -213,11 +217,15 @@ impl<'a> PartList<'a> {
         {
             *own = stored_scale;
         }
-        if self.config.quantization.input_norm_eps.is_some() {
-            let name = format!("{module}.rms_norm.weight");
+        if let Some((norm, _)) = self.config.input_norm(module) {
+            let name = format!("{norm}.weight");
             let tensor = self.tensors.require(&name)?;
             tensor.expect_shape(&shape[1..])?;
-            self.carried(&name, tensor, PartRole::InputNorm);
+            let role = match self.config.architecture.layer.input_norm {
+                Some(_) => PartRole::Norm,
+                None => PartRole::InputNorm,
+            };
+            self.carried(&name, tensor, role);
         }
         Ok(())
     }

@@ -62,6 +62,15 @@ impl Sink {
         result.map_err(|error| LoadError::file(self.path.display(), error))
     }
 
+    /// Writes the bytes of a tensor as they are.
+    pub(super) fn carry(&mut self, bytes: &[u8], watch: &Watch) -> LoadResult<()> {
+        for bytes in bytes.chunks(1 << 20) {
+            self.write(bytes)?;
+            watch.advance(bytes.len())?;
+        }
+        Ok(())
+    }
+
     /// Writes everything to the disk.
     pub(super) fn finish(mut self) -> LoadResult<()> {
         let result = self

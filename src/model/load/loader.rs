@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
@@ -26,6 +27,11 @@ use crate::model::output_head::{OutputHead, ScreenedHead};
 use crate::model::pool::Pool;
 use crate::model::weights::Weights;
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+/// How often the log says how far the loading is.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Reads, checks and packs all tensors of `source`, on all workers of `pool`.
 pub(crate) fn load_weights(
     source: &Source,
@@ -38,6 +44,13 @@ pub(crate) fn load_weights(
     let contents = mapped.contents();
     let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
     let tensors = Tensors::read(source, &files, &contents)?;
+    if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
+        let window = local.window;
+        tracing::warn!(
+            window,
+            "some layers attend to a window of near tokens; longer texts are not supported"
+        );
+    }
     let group = groups::of_model(config, &tensors)?;
     let mut loader = Loader {
         config,
@@ -51,7 +64,9 @@ pub(crate) fn load_weights(
             progress: progress_bar(bytes, options.progress),
             files: &mapped,
         },
+        reported: Instant::now(),
     };
+    tracing::info!(bytes, layers = config.layers, "loading the weights");
     let weights = loader.weights()?;
     loader.packer.progress.finish_and_clear();
     loader.packer.statistics.warn_if_unusual();
@@ -63,7 +78,8 @@ fn progress_bar(bytes: u64, wanted: bool) -> ProgressBar {
     if !wanted || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes}");
+    let template = "loading {bar:40} {bytes}/{total_bytes} {msg}";
+    let style = ProgressStyle::with_template(template);
     ProgressBar::new(bytes).with_style(style.expect("the template is well-formed"))
 }
 
@@ -75,21 +91,44 @@ struct Loader<'a> {
     group: Option<GroupSize>,
     tensors: Tensors<'a>,
     packer: Packer<'a>,
+    reported: Instant, // When the log last said how far it is.
 }
 
 impl Loader<'_> {
+    /// Shows which layer is loaded: in the progress bar, and in the log every few seconds.
+    fn report(&mut self, layer: usize) {
+        let (number, layers) = (layer + 1, self.config.layers);
+        let progress = &self.packer.progress;
+        progress.set_message(format!("layer {number} of {layers}"));
+        if self.reported.elapsed() >= REPORT_INTERVAL {
+            self.reported = Instant::now();
+            let percent = 100 * layer / layers;
+            tracing::info!(layer = number, layers, percent, "loading the weights");
+        }
+    }
+
     fn weights(&mut self) -> LoadResult<Weights> {
         let config = self.config;
-        let (embedding, head, is_shared) = self.embedding_and_head()?;
-        let layers = (0..config.layers).map(|layer| self.layer(layer));
+        let (embedding, head, is_shared) = match config.has_head {
+            true => {
+                let (embedding, head, is_shared) = self.embedding_and_head()?;
+                (embedding, Some(head), is_shared)
+            }
+            false => (self.only_embedding()?, None, false),
+        };
+        let layers = (0..config.layers).map(|layer| {
+            self.report(layer);
+            self.layer(layer)
+        });
         let mut layers = layers.collect::<Result<Vec<_>, _>>()?;
         put_ternary_matrices_side_by_side(&mut layers);
         let norm = self.norm("model.norm", config.hidden)?;
-        let head_bytes = if is_shared { 0 } else { head.bytes() };
-        let head = self.output_head(head);
+        let own_head = head.as_ref().filter(|_| !is_shared);
+        let head_bytes = own_head.map_or(0, Linear::bytes);
+        let head = head.map(|head| self.output_head(head));
         let screen_bytes = match &head {
-            OutputHead::Screened(head) => head.screen_bytes(),
-            OutputHead::Exact(_) => 0,
+            Some(OutputHead::Screened(head)) => head.screen_bytes(),
+            Some(OutputHead::Exact(_)) | None => 0,
         };
         let linears = layers.iter().flat_map(Layer::linears);
         let layer_bytes = linears.map(Linear::bytes).sum::<usize>();
@@ -102,10 +141,14 @@ impl Loader<'_> {
         })
     }
 
+    /// Returns the embedding of a model without a head.
+    fn only_embedding(&mut self) -> LoadResult<Embedding> {
+        let embedding = self.tensors.require(EMBEDDING)?;
+        self.embedding(&embedding, [self.config.vocab, self.config.hidden])
+    }
+
     /// Returns the embedding, the head, and whether both are one matrix.
     fn embedding_and_head(&mut self) -> LoadResult<(Embedding, Linear, bool)> {
-        const EMBEDDING: &str = "model.embed_tokens.weight";
-        const HEAD: &str = "lm_head.weight";
         let shape = [self.config.vocab, self.config.hidden];
         let has_packed_head = self.has_packed_head(HEAD)?;
         if !self.config.tied || has_packed_head {
@@ -215,13 +258,16 @@ impl Loader<'_> {
         ])?;
         let down = linears(&[(modules.down, hidden, intermediate)])?;
         let head_norms = match (modules.query_norm, modules.key_norm) {
-            (Some(query), Some(key)) => Some(HeadNorms {
-                query: self.norm(&name(query), config.head_dim)?,
-                key: self.norm(&name(key), config.head_dim)?,
-            }),
+            (Some(query), Some(key)) => {
+                let mut query = self.norm(&name(query), config.head_dim)?;
+                let factor = config.query_factor;
+                query.weight.iter_mut().for_each(|weight| *weight *= factor);
+                let key = self.norm(&name(key), config.head_dim)?;
+                Some(HeadNorms { query, key })
+            }
             _ => None,
         };
-        let mut sub_norm = |module: Option<&str>, width| {
+        let mut optional_norm = |module: Option<&str>, width| {
             let norm = module.map(|module| self.norm(&name(module), width));
             norm.transpose()
         };
@@ -233,21 +279,34 @@ impl Loader<'_> {
                 head_dim: config.head_dim,
                 qkv,
                 head_norms,
-                sub_norm: sub_norm(modules.attention_sub_norm, q)?,
+                sub_norm: optional_norm(modules.attention_sub_norm, q)?,
                 output,
+                post_norm: optional_norm(modules.attention_post_norm, hidden)?,
+                rotary: usize::from(config.is_local(layer)),
             },
             feed_forward: FeedForward {
                 gate_up,
                 activation: config.activation,
-                sub_norm: sub_norm(modules.feed_forward_sub_norm, intermediate)?,
+                sub_norm: optional_norm(modules.feed_forward_sub_norm, intermediate)?,
                 down,
+                post_norm: optional_norm(modules.feed_forward_post_norm, hidden)?,
             },
             attention_norm: self.norm(&name(modules.attention_norm), hidden)?,
             feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
         })
     }
 
+    /// Reads a norm whose weights may be stored with an offset.
     fn norm(&mut self, module: &str, width: usize) -> LoadResult<Norm> {
+        let mut norm = self.plain_norm(module, width)?;
+        let offset = self.config.architecture.norm_offset;
+        if offset != 0.0 && !self.tensors.are_gguf() {
+            norm.weight.iter_mut().for_each(|weight| *weight += offset);
+        }
+        Ok(norm)
+    }
+
+    fn plain_norm(&mut self, module: &str, width: usize) -> LoadResult<Norm> {
         let tensor = self.tensors.require(&format!("{module}.weight"))?;
         tensor.expect_shape(&[width])?;
         let mut weight = vec![0.0; width];
@@ -267,8 +326,8 @@ impl Loader<'_> {
             return Ok(Linear::Dense(Arc::new(weights)));
         }
         let (weights, scale) = self.ternary_weights(module, &tensor, shape)?;
-        let input_norm = self.config.quantization.input_norm_eps.map(|eps| {
-            let norm = self.norm(&format!("{module}.rms_norm"), shape[1])?;
+        let input_norm = self.config.input_norm(module).map(|(name, eps)| {
+            let norm = self.plain_norm(&name, shape[1])?;
             Ok(Norm { eps, ..norm })
         });
         let input_norm = input_norm.transpose()?;
@@ -296,7 +355,7 @@ impl Loader<'_> {
             (None, Some(_)) => return Err(self.tensors.missing(&u)),
             (Some(_), None) => return Err(self.tensors.missing(&v)),
         };
-        let has_norm = self.config.quantization.input_norm_eps.is_some();
+        let has_norm = self.config.input_norm(module).is_some();
         up.require(
             !has_norm,
             "a low-rank correction of a linear with an input norm is not supported",

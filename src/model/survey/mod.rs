@@ -60,7 +60,8 @@ pub struct TensorKind {
     /// How the values are stored.
     pub layout: String,
     /// How the layout was told: `header` (the file names the type), `stride` (by the distance to
-    /// the next tensor), `probe` (by trial on a text), `flag`, or `unknown`.
+    /// the next tensor), `probe` (by trial on a text), `writer` (only one program writes such
+    /// files), `flag`, or `unknown`.
     pub told_by: &'static str,
     /// The type number in a GGUF file.
     pub type_number: Option<u32>,
@@ -242,23 +243,20 @@ fn layout(tensor: &Tensor<'_>, is_ternary: bool) -> String {
 
 /// Returns whether an architecture of this engine has a tensor that Hugging Face calls `name`.
 fn is_known(name: &str) -> bool {
-    let parts = [
-        "weight",
-        "weight_scale",
-        "rms_norm.weight",
-        "lrc_U",
-        "lrc_V",
+    const PARTS: [&str; 6] = [
+        ".weight",
+        ".weight_scale",
+        ".rms_norm.weight",
+        ".norm.weight",
+        ".lrc_U",
+        ".lrc_V",
     ];
-    let stem = |name: &str| {
-        let stems = parts
-            .iter()
-            .rev()
-            .map(|part| name.strip_suffix(&format!(".{part}")));
-        stems.flatten().next().map(str::to_owned)
-    };
-    let Some(module) = stem(name) else {
-        return name.ends_with("rotary_emb.inv_freq");
-    };
+    let mut modules = PARTS.iter().filter_map(|part| name.strip_suffix(part));
+    modules.any(is_known_module) || name.ends_with("rotary_emb.inv_freq")
+}
+
+/// Returns whether an architecture of this engine has a module of this name.
+fn is_known_module(module: &str) -> bool {
     let of_layer = || {
         let (layer, module) = module.strip_prefix("model.layers.")?.split_once('.')?;
         layer.parse::<u32>().ok()?;
@@ -269,5 +267,5 @@ fn is_known(name: &str) -> bool {
             .any(|modules| modules.contains(&module))
             .then_some(())
     };
-    ["model.embed_tokens", "model.norm", "lm_head"].contains(&&*module) || of_layer().is_some()
+    ["model.embed_tokens", "model.norm", "lm_head"].contains(&module) || of_layer().is_some()
 }

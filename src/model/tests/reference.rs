@@ -483,6 +483,7 @@ impl TestCheckpoint {
             let act = |gate: f64| match self.kind.architecture.activation {
                 Activation::Relu2 => gate.max(0.0).powi(2),
                 Activation::Silu => gate / (1.0 + (-gate).exp()),
+                Activation::GeluTanh => panic!("no checkpoint of these tests has it"),
             };
             let gated: Vec<f64> = gate
                 .iter()

@@ -1,8 +1,9 @@
 //! Counts the bytes that a template builds, and stops it before it builds too many.
 //!
 //! Each operation is charged before it runs, for what its result can take: strings by their bytes,
-//! lists by their items. Nothing is given back when a value is dropped, so the time of a rendering
-//! is bounded too.
+//! lists by their items. Nothing is given back when a value is dropped, so the time that building
+//! takes is bounded too. The time of reading is not: a template that compares long texts in a loop
+//! takes long. Templates come with the model, and nobody else can change them.
 //!
 //! Invariant: what a rendering builds is charged, up to a constant factor for each item.
 

@@ -17,6 +17,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::byte_budget::{charge, charge_output};
 use super::constants::check_constants;
 use super::guarded::{CHARGE, guarded};
+use super::to_json::to_json;
 use crate::text::error::TemplateError;
 
 /// The number of steps that one rendering may take.
@@ -42,6 +43,7 @@ impl JinjaTemplate {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.add_filter(CHARGE, charge);
+        environment.add_filter("tojson", to_json);
         environment.set_formatter(|output, state, value| {
             charge_output(state, value)?;
             escape_formatter(output, state, value)

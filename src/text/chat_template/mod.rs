@@ -8,51 +8,110 @@
 
 mod byte_budget;
 mod constants;
+mod ending;
 mod guarded;
 mod jinja;
 mod placeholders;
+mod to_json;
 
 use std::collections::BTreeMap;
 
 use minijinja::context;
-use minijinja::value::Value as JinjaValue;
+use minijinja::value::{Serde, Value as JinjaValue};
 use serde_json::Value;
 
 use super::control_tokens::FoundToken;
-use super::encoder::token_text;
+use super::encoder::named_texts;
 use super::error::{TemplateError, TextError};
 use super::reasoning;
 use super::tokenizer::Tokenizer;
+pub use ending::ConversationEnd;
 use jinja::JinjaTemplate;
-use placeholders::Placeholders;
+use placeholders::{Placeholders, texts_of};
+pub use to_json::spaced_json;
 
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// `system`, `user` or `assistant`. Templates trust it, so it must not be a user's free text.
+    /// `system`, `user`, `assistant` or `tool`. Templates trust it, so it must not be a user's
+    /// free text.
     pub role: String,
     /// The text of the message.
     pub content: String,
     /// The assistant's reasoning before that text, if the client sent it back. Templates call it
     /// `reasoning_content`.
     pub reasoning: Option<String>,
+    /// The calls of tools in the assistant's message, as the template reads them.
+    pub tool_calls: Vec<Value>,
+    /// The id of the call whose result this is, if the role is `tool`.
+    pub tool_call_id: Option<String>,
 }
 
 impl Message {
-    /// Returns the texts that a user can have written.
-    fn texts(&self) -> impl Iterator<Item = &str> {
-        [Some(&self.content), self.reasoning.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(String::as_str)
+    /// Adds the texts that a user can have written.
+    fn add_texts<'a>(&'a self, texts: &mut Vec<&'a str>) {
+        let own = [self.reasoning.as_ref(), self.tool_call_id.as_ref()];
+        texts.push(&self.content);
+        texts.extend(own.into_iter().flatten().map(String::as_str));
+        self.tool_calls
+            .iter()
+            .for_each(|call| texts_of(call, texts));
     }
 
-    fn to_jinja(&self) -> JinjaValue {
-        let (role, content) = (self.role.as_str(), self.content.as_str());
-        match &self.reasoning {
-            None => context! { role, content },
-            Some(reasoning) => context! { role, content, reasoning_content => reasoning.as_str() },
+    fn hidden(&self, placeholders: &Placeholders) -> Message {
+        let hide = |text: &String| placeholders.hide(text);
+        let calls = self.tool_calls.iter();
+        Message {
+            role: self.role.clone(),
+            content: hide(&self.content),
+            reasoning: self.reasoning.as_ref().map(hide),
+            tool_calls: calls.map(|call| placeholders.hide_json(call)).collect(),
+            tool_call_id: self.tool_call_id.as_ref().map(hide),
         }
+    }
+
+    /// Returns the message with the fields that it has: templates look whether there are calls.
+    fn to_jinja(&self) -> JinjaValue {
+        let calls =
+            (!self.tool_calls.is_empty()).then(|| JinjaValue::from(Serde(&self.tool_calls)));
+        let fields = [
+            ("role", Some(self.role.as_str().into())),
+            ("content", Some(self.content.as_str().into())),
+            (
+                "reasoning_content",
+                self.reasoning.as_deref().map(JinjaValue::from),
+            ),
+            ("tool_calls", calls),
+            (
+                "tool_call_id",
+                self.tool_call_id.as_deref().map(JinjaValue::from),
+            ),
+        ];
+        let fields = fields.into_iter();
+        JinjaValue::from_pairs(fields.filter_map(|(name, value)| Some((name, value?))))
+    }
+}
+
+/// What a chat template renders.
+#[derive(Clone, Copy)]
+struct Rendering<'a> {
+    end: ConversationEnd,
+    messages: &'a [Message],
+    tools: &'a [Value],
+    arguments: &'a TemplateArguments,
+}
+
+impl<'a> Rendering<'a> {
+    /// Returns the texts that a user can have written.
+    fn texts(&self) -> Vec<&'a str> {
+        let mut texts = Vec::new();
+        self.messages
+            .iter()
+            .for_each(|message| message.add_texts(&mut texts));
+        self.tools
+            .iter()
+            .for_each(|tool| texts_of(tool, &mut texts));
+        texts
     }
 }
 
@@ -124,17 +183,10 @@ impl ChatTemplate {
             file: name,
             why: format!("chat template: {error:#}"),
         })?;
-        let tokens = config
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(key, _)| key.ends_with("_token"))
-            .filter_map(|(key, value)| Some((key.clone(), token_text(value)?.to_owned())))
-            .collect();
         Ok(Some(ChatTemplate {
             template,
             source: source.to_owned(),
-            tokens,
+            tokens: named_texts(config),
         }))
     }
 
@@ -153,6 +205,23 @@ impl ChatTemplate {
         messages: &[Message],
         arguments: &TemplateArguments,
     ) -> Result<String, TemplateError> {
+        self.render_until(Rendering {
+            end: ConversationEnd::NextMessage,
+            messages,
+            tools: &[],
+            arguments,
+        })
+    }
+
+    /// Renders a conversation up to its end.
+    fn render_until(&self, conversation: Rendering<'_>) -> Result<String, TemplateError> {
+        let Rendering {
+            end,
+            messages,
+            tools,
+            arguments,
+        } = conversation;
+        let last = messages.last().map_or("", |last| last.content.as_str());
         let messages: Vec<JinjaValue> = messages.iter().map(Message::to_jinja).collect();
         let arguments = arguments.iter();
         let arguments = arguments.map(|(name, value)| (name.as_str(), value.to_jinja()));
@@ -161,27 +230,60 @@ impl ChatTemplate {
         // A token takes the place of an argument of its name.
         let beside: BTreeMap<&str, JinjaValue> = arguments.chain(tokens).collect();
         let beside = JinjaValue::from_pairs(beside);
-        self.template.render(context! {
+        let tools_value = (!tools.is_empty()).then(|| JinjaValue::from(Serde(tools)));
+        let rendered = self.template.render(context! {
             messages,
-            add_generation_prompt => true,
-            tools => (),
+            add_generation_prompt => end.opens_next_message(),
+            tools => tools_value,
             documents => (),
             ..beside
-        })
+        })?;
+        end.cut(rendered, last).ok_or(TemplateError::NoFinalMessage)
     }
 
-    /// Returns the tokens of a conversation. Nothing is added: the template itself writes the
-    /// beginning-of-text token.
+    /// Returns the tokens of a conversation up to where the assistant's next message begins.
+    ///
+    /// # Errors
+    /// As [`prompt_until`](Self::prompt_until).
+    pub fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        arguments: &TemplateArguments,
+    ) -> Result<ChatPrompt, TemplateError> {
+        self.prompt_until(ConversationEnd::NextMessage, tokenizer, messages, arguments)
+    }
+
+    /// Returns the tokens of a conversation up to `end`. Nothing is added: the template itself
+    /// writes the beginning-of-text token.
     ///
     /// Templates compare the texts of arguments, so these are not hidden from the search for
     /// control tokens. An argument that contains one is an error instead.
     ///
     /// # Errors
-    /// If the template rejects the conversation or fails, or if the text cannot be encoded.
-    pub fn prompt(
+    /// If the template rejects the conversation or fails, if it does not write the final message
+    /// that is to be continued, or if the text cannot be encoded.
+    pub fn prompt_until(
         &self,
+        end: ConversationEnd,
         tokenizer: &Tokenizer,
         messages: &[Message],
+        arguments: &TemplateArguments,
+    ) -> Result<ChatPrompt, TemplateError> {
+        self.prompt_with_tools(end, tokenizer, messages, &[], arguments)
+    }
+
+    /// As [`prompt_until`](Self::prompt_until), with tools that the model may call: an object for
+    /// each, as the template reads it. Without tools, the template sees none.
+    ///
+    /// # Errors
+    /// As [`prompt_until`](Self::prompt_until).
+    pub fn prompt_with_tools(
+        &self,
+        end: ConversationEnd,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        tools: &[Value],
         arguments: &TemplateArguments,
     ) -> Result<ChatPrompt, TemplateError> {
         let controls = tokenizer.control_tokens();
@@ -190,26 +292,29 @@ impl ChatTemplate {
                 return Err(TemplateError::ControlInArgument(name.clone()));
             }
         }
-        let rendered = self.render(messages, arguments)?;
-        let texts = messages.iter().flat_map(Message::texts);
-        let placeholders =
-            Placeholders::new(controls.alphabet(), texts).ok_or(TemplateError::NoPlaceholder)?;
-        let hidden: Vec<Message> = messages
-            .iter()
-            .map(|message| Message {
-                role: message.role.clone(),
-                content: placeholders.hide(&message.content),
-                reasoning: message
-                    .reasoning
-                    .as_deref()
-                    .map(|text| placeholders.hide(text)),
-            })
-            .collect();
-        let rendered_hidden = self.render(&hidden, arguments)?;
+        let conversation = Rendering {
+            end,
+            messages,
+            tools,
+            arguments,
+        };
+        let rendered = self.render_until(conversation)?;
+        let texts = conversation.texts();
+        let placeholders = Placeholders::new(controls.alphabet(), texts.iter().copied())
+            .ok_or(TemplateError::NoPlaceholder)?;
+        let hidden = messages.iter().map(|message| message.hidden(&placeholders));
+        let hidden: Vec<Message> = hidden.collect();
+        let hidden_tools = tools.iter().map(|tool| placeholders.hide_json(tool));
+        let hidden_tools: Vec<Value> = hidden_tools.collect();
+        let rendered_hidden = self.render_until(Rendering {
+            messages: &hidden,
+            tools: &hidden_tools,
+            ..conversation
+        })?;
         Ok(ChatPrompt {
             tokens: self.encode(
                 tokenizer,
-                messages,
+                &texts,
                 &placeholders,
                 [&rendered, &rendered_hidden],
             )?,
@@ -221,7 +326,7 @@ impl ChatTemplate {
     fn encode(
         &self,
         tokenizer: &Tokenizer,
-        messages: &[Message],
+        texts: &[&str],
         placeholders: &Placeholders,
         [rendered, hidden]: [&str; 2],
     ) -> Result<Vec<u32>, TemplateError> {
@@ -235,10 +340,7 @@ impl ChatTemplate {
         } else {
             // The template reads the messages, and behaves differently with placeholders in them.
             let ids = |found: &[FoundToken]| found.iter().map(|one| one.token).collect::<Vec<_>>();
-            let clean = !messages
-                .iter()
-                .flat_map(Message::texts)
-                .any(|text| controls.occur_in(text));
+            let clean = !texts.iter().any(|text| controls.occur_in(text));
             clean && ids(&marked.control_tokens()) == ids(&found)
         };
         if only_the_templates_own {

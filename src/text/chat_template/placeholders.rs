@@ -7,12 +7,55 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::RangeInclusive;
 
+use serde_json::Value;
+
 use crate::text::control_tokens::FoundToken;
 use crate::text::error::TextError;
 use crate::text::tokenizer::Tokenizer;
 
 /// The characters that can be placeholders: the last private-use plane.
 const CANDIDATES: RangeInclusive<char> = '\u{100000}'..='\u{10FFFD}';
+
+/// The words of tools and JSON schemas that templates read.
+const WORDS: [&str; 18] = [
+    "type",
+    "function",
+    "name",
+    "description",
+    "parameters",
+    "arguments",
+    "id",
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "object",
+    "array",
+    "string",
+    "number",
+    "integer",
+    "boolean",
+    "null",
+];
+
+fn is_word(text: &str) -> bool {
+    WORDS.contains(&text)
+}
+
+/// Adds the texts in a JSON value.
+pub(super) fn texts_of<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(items) => items.iter().for_each(|item| texts_of(item, texts)),
+        Value::Object(members) => {
+            for (key, value) in members {
+                texts.push(key);
+                texts_of(value, texts);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
 
 /// One placeholder for each character of the control tokens.
 pub(super) struct Placeholders {
@@ -49,6 +92,26 @@ impl Placeholders {
     /// Puts placeholders into a user's text.
     pub(super) fn hide(&self, text: &str) -> String {
         replace(text, &self.placeholder_of)
+    }
+
+    /// Puts placeholders into the texts of a JSON value. The words of JSON schemas stay, because
+    /// templates compare them.
+    pub(super) fn hide_json(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) if is_word(text) => value.clone(),
+            Value::String(text) => self.hide(text).into(),
+            Value::Array(items) => items.iter().map(|item| self.hide_json(item)).collect(),
+            Value::Object(members) => {
+                let name = |name: &str| match is_word(name) {
+                    true => name.to_owned(),
+                    false => self.hide(name),
+                };
+                let members = members.iter();
+                let hidden = members.map(|(key, value)| (name(key), self.hide_json(value)));
+                Value::Object(hidden.collect())
+            }
+            other => other.clone(),
+        }
     }
 
     /// Splits a rendered text at its control tokens and restores the characters between them.

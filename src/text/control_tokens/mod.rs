@@ -2,7 +2,11 @@
 //!
 //! A control token gives a prompt its structure, so no text of a user may become one. These are
 //! the tokens that the checkpoint calls special, and added tokens that look or act like them. Other
-//! added tokens, such as runs of spaces, `<table>` or words, are ordinary text.
+//! added tokens, such as runs of spaces, `<table>` or words, are ordinary text. So is a word that a
+//! template writes, such as `User:`: users write it too, and it has no other token.
+//!
+//! A model's configuration names tokens that begin and end a text. They are control tokens too if
+//! they look like one, even if they are no added tokens. A line break that ends answers is not.
 //!
 //! Invariant: the tokens found are in the order of the text and do not overlap. Where several
 //! tokens begin at one place, the longest is found.
@@ -43,7 +47,7 @@ pub(super) fn is_control(token: &AddedToken, chat_template: Option<&str>) -> boo
 
 /// Recognises `<|…|>`, `<｜…｜>`, `<s>` and other roles, `<start_of_…>`, `<end_of_…>`, `<<SYS>>` and
 /// `[INST]`. HTML tags and `<unused0>` are not of these forms.
-fn has_control_form(text: &str) -> bool {
+pub(super) fn has_control_form(text: &str) -> bool {
     let inside = |open, close| text.strip_prefix(open)?.strip_suffix(close);
     if let Some(name) = inside("[", "]") {
         let name = name.strip_prefix('/').unwrap_or(name);

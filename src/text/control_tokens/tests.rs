@@ -247,6 +247,42 @@ fn an_unknown_word_is_the_unknown_token_but_its_own_text_is_not() {
     }
 }
 
+/// The files about text say nothing of control tokens, but the model's configuration names them.
+#[test]
+fn the_end_that_only_the_configuration_names_is_a_control_token() {
+    for kind in [
+        "Unigram",
+        "BPE with merges",
+        "BPE that ignores merges",
+        "WordLevel",
+    ] {
+        let mut json = tokenizer_json(kind, Value::Null);
+        json["added_tokens"] = json!([]);
+        let bytes = json.to_string().into_bytes();
+        let files = TextFiles {
+            tokenizer: &bytes,
+            config: None,
+            chat_template: Some("{% for m in messages %}{{ m.content }} </s> {% endfor %}"),
+        };
+        let text = "h </s> </s>";
+        let load = |named: &[u32]| files.load_with_named(1000, named).unwrap();
+        let (unnamed, _) = load(&[]);
+        assert!(
+            unnamed.encode_prompt(text).unwrap().contains(&END),
+            "{kind}"
+        );
+        let (tokenizer, template) = load(&[END, START]);
+        let prompt = tokenizer.encode_prompt(text).unwrap();
+        assert_eq!(controls(&prompt), [0; 0], "{kind}");
+        let chat = template.unwrap();
+        let chat = chat.prompt(&tokenizer, &[user(text)], &none()).unwrap();
+        assert_eq!(controls(&chat.tokens), [END], "{kind}: the template's own");
+        let (tokenizer, _) = load(&[SPACES + 1]);
+        let exclamation = tokenizer.encode_prompt("!").unwrap();
+        assert_eq!(exclamation, [SPACES + 1], "{kind}: no control form");
+    }
+}
+
 #[test]
 fn a_control_token_affects_the_output_only_if_it_is_special() {
     let (tokenizer, _) = load(&tokenizer_json("Unigram", Value::Null));

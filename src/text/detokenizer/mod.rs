@@ -39,10 +39,12 @@ pub struct TextDelta {
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     options: TextOptions,
+    spelled: Vec<u32>, // Special tokens that are never skipped.
     tokens: u32,
     decoder: Utf8Decoder,
     held: String, // Decoded, but not released: it may be the beginning of a stop string.
     released_chars: usize,
+    stop: Option<String>, // The stop string that ended the text.
 }
 
 impl Detokenizer {
@@ -58,17 +60,26 @@ impl Detokenizer {
         Detokenizer {
             tokenizer,
             options,
+            spelled: Vec::new(),
             tokens: 0,
             decoder: Utf8Decoder::default(),
             held: String::new(),
             released_chars: 0,
+            stop: None,
         }
+    }
+
+    /// Returns a detokenizer that spells out these tokens even if it skips special tokens.
+    #[must_use]
+    pub fn spelling(self, spelled: Vec<u32>) -> Detokenizer {
+        Detokenizer { spelled, ..self }
     }
 
     /// Adds the next token.
     pub fn push(&mut self, token: u32) -> TextDelta {
         self.tokens += 1;
-        if !(self.options.skip_special_tokens && self.tokenizer.is_special(token)) {
+        let may_skip = self.options.skip_special_tokens && !self.spelled.contains(&token);
+        if !(may_skip && self.tokenizer.is_special(token)) {
             self.decoder
                 .push(self.tokenizer.token_bytes(token), &mut self.held);
         }
@@ -101,6 +112,11 @@ impl Detokenizer {
         self.released_chars
     }
 
+    /// Returns the stop string that ended the text, if one did.
+    pub fn stop(&self) -> Option<&str> {
+        self.stop.as_deref()
+    }
+
     fn release(&mut self) -> TextDelta {
         let active = self.tokens > self.options.min_tokens;
         let stop = active
@@ -108,6 +124,7 @@ impl Detokenizer {
             .flatten();
         let text = match &stop {
             Some(stop) => {
+                self.stop = Some(self.held[stop.clone()].to_owned());
                 let end = if self.options.include_stop {
                     stop.end
                 } else {

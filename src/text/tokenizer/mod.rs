@@ -6,12 +6,12 @@
 
 mod split;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use serde_json::Value;
 use tokenizers::{AddedToken, Encoding};
 
-use super::control_tokens::{ControlTokens, is_control};
+use super::control_tokens::{ControlTokens, has_control_form, is_control};
 use super::encoder::{self, Encoder};
 use super::error::TextError;
 use super::reasoning::ReasoningTags;
@@ -28,20 +28,26 @@ pub struct Tokenizer {
     reasoning_tags: Option<ReasoningTags>,
     vocabulary: u32,
     bytes: TokenBytes,
+    class: Option<String>,
+    named: BTreeMap<String, String>, // Their texts.
 }
 
 impl Tokenizer {
-    /// Loads a tokenizer. An added token that `chat_template` writes can be a control token.
+    /// Loads a tokenizer. An added token that `chat_template` writes can be a control token, and so
+    /// can a token that the model's configuration has `named`.
     pub(super) fn new(
         json: &[u8],
         config: &Value,
         chat_template: Option<&str>,
-        vocabulary: u32,
+        (vocabulary, named): (u32, &[u32]),
     ) -> Result<Tokenizer, TextError> {
         let recognising = encoder::read(json, config)?;
         let added = encoder::added_tokens(&recognising);
         let special = added.iter().filter(|(_, token)| token.special);
         let special = special.map(|(id, _)| *id).collect();
+        let named = named.iter().filter(|id| !added.contains_key(id));
+        let named = named.filter_map(|id| Some((*id, recognising.id_to_token(*id)?)));
+        let named: Vec<(u32, String)> = named.filter(|(_, text)| has_control_form(text)).collect();
         let reasoning_tags = ReasoningTags::find(added.iter(), chat_template);
         let (ids, controls): (Vec<u32>, Vec<AddedToken>) = added
             .into_iter()
@@ -49,7 +55,7 @@ impl Tokenizer {
             .unzip();
         let plain = encoder::without(&recognising, &controls)?;
         let texts = controls.into_iter().map(|token| token.content);
-        let controls = ControlTokens::new(ids.into_iter().zip(texts).collect());
+        let controls = ControlTokens::new(ids.into_iter().zip(texts).chain(named).collect());
         let bytes = TokenBytes::new(&recognising, vocabulary).map_err(encoder::bad)?;
         Ok(Tokenizer {
             recognising,
@@ -59,6 +65,8 @@ impl Tokenizer {
             reasoning_tags,
             vocabulary,
             bytes,
+            class: config["tokenizer_class"].as_str().map(str::to_owned),
+            named: encoder::named_texts(config),
         })
     }
 
@@ -103,6 +111,19 @@ impl Tokenizer {
         self.special.contains(&token)
     }
 
+    /// Returns whether `token` gives a prompt its structure. No text of a user becomes one.
+    pub fn is_control(&self, token: u32) -> bool {
+        self.controls.contains(token) || self.is_special(token)
+    }
+
+    /// Returns the control token with exactly this text, if there is one.
+    pub fn control_token(&self, text: &str) -> Option<u32> {
+        match self.controls.find(text).as_slice() {
+            [found] if found.bytes == (0..text.len()) => Some(found.token),
+            _ => None,
+        }
+    }
+
     /// Returns how answers mark reasoning; `None` if they do not.
     pub fn reasoning_tags(&self) -> Option<ReasoningTags> {
         self.reasoning_tags
@@ -111,6 +132,16 @@ impl Tokenizer {
     /// Returns the number of tokens that the model has. Every id is below it.
     pub fn vocabulary(&self) -> u32 {
         self.vocabulary
+    }
+
+    /// Returns the class that `tokenizer_config.json` states.
+    pub fn class(&self) -> Option<&str> {
+        self.class.as_deref()
+    }
+
+    /// Returns the text of a token that `tokenizer_config.json` names, such as `bos_token`.
+    pub fn named_token(&self, name: &str) -> Option<&str> {
+        self.named.get(name).map(String::as_str)
     }
 
     /// Returns the length of the longest token in bytes. A text of `n` bytes has at least `n`
@@ -130,8 +161,12 @@ impl Tokenizer {
         self.known_tokens(&encoding.map_err(|error| TextError::Encoding(error.to_string()))?)
     }
 
-    /// Encodes a part of a text as ordinary text: it becomes no control token.
-    pub(super) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
+    /// Encodes a text, or a part of one, as ordinary text: it becomes no control token, and no
+    /// special token is added.
+    ///
+    /// # Errors
+    /// As [`encode_prompt`](Self::encode_prompt).
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.known_tokens(&self.encode_without_controls(text)?)
     }
 

@@ -9,12 +9,12 @@ use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::ops::Range;
 
+use super::grouped::{GroupedTokens, add_rest, add_scaled, grouped_products};
 use super::ternary::{
-    GroupedTokens, Unpacked, add_rest, add_scaled, divided_by_81, field_mask, store_scaled,
-    sum_of_fields, ternary_products,
+    Unpacked, divided_by_81, field_mask, store_scaled, sum_of_fields, ternary_products,
 };
 use super::{for_each_tile, minus_offsets, two_bit};
-use crate::activation::ScaledActivations;
+use crate::activation::{ActivationSlices, ScaledActivations};
 use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::groups::{GroupSize, RecordShape};
 use crate::packing::Packing;
@@ -69,7 +69,13 @@ ternary_products! {
     packing: Packing::FiveTrit,
     unpacker: FiveTritUnpacker,
     function: five_trit_matmul,
-    grouped_function: five_trit_grouped_matmul,
+}
+
+grouped_products! {
+    features: "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi",
+    packing: Packing::FiveTrit,
+    unpacker: FiveTritUnpacker,
+    function: five_trit_grouped_matmul,
 }
 
 /// The constants of unpacking, in registers.

@@ -15,6 +15,7 @@ use crate::block::{PANEL_BLOCKS, PANEL_ROWS};
 use crate::row_kernels::row_kernels;
 
 pub(crate) mod five_trit;
+mod grouped;
 mod int8;
 mod ternary;
 mod two_bit;

@@ -4,12 +4,12 @@ use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::ops::Range;
 
+use super::grouped::{GroupedTokens, add_rest, add_scaled, grouped_products};
 use super::ternary::{
-    GroupedTokens, Unpacked, add_rest, add_scaled, divided_by_81, field_mask, store_scaled,
-    sum_of_fields, ternary_products,
+    Unpacked, divided_by_81, field_mask, store_scaled, sum_of_fields, ternary_products,
 };
 use super::{for_each_tile, minus_offsets};
-use crate::activation::ScaledActivations;
+use crate::activation::{ActivationSlices, ScaledActivations};
 use crate::block::{Block, PANEL_BLOCKS, PANEL_ROWS};
 use crate::groups::{GroupSize, RecordShape};
 use crate::packing::Packing;
@@ -23,7 +23,13 @@ ternary_products! {
     packing: Packing::TwoBit,
     unpacker: TwoBitUnpacker,
     function: ternary_matmul,
-    grouped_function: grouped_matmul,
+}
+
+grouped_products! {
+    features: "avx512f,avx512bw,avx512vl,avx512vnni",
+    packing: Packing::TwoBit,
+    unpacker: TwoBitUnpacker,
+    function: grouped_matmul,
 }
 
 /// Loads blocks: their fields are already where the products need them.

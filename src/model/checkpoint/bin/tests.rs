@@ -4,6 +4,7 @@ use sterna_random::Random;
 
 use super::table::ScaleField;
 use super::*;
+use crate::model::checkpoint::tests::randomly_changed;
 
 const VARIANT_A: &[u8] = include_bytes!("../../../../tests/bin/fixtures/a.bin");
 const VARIANT_B: &[u8] = include_bytes!("../../../../tests/bin/fixtures/b.bin");
@@ -205,12 +206,7 @@ fn truncated_and_changed_files_are_errors_or_read_without_panic() {
             "{name}"
         );
         for _ in 0..1000 {
-            let mut bytes = bytes.to_vec();
-            for _ in 0..1 + random.index(4) {
-                let at = random.index(bytes.len());
-                bytes[at] = random.below(256) as u8;
-            }
-            drop(read(&bytes));
+            drop(read(&randomly_changed(bytes, &mut random)));
         }
     }
 }

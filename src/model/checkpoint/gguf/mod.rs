@@ -22,7 +22,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use self::header::{Header, TensorEntry};
-use self::names::hugging_face_name;
 use super::blocks::{BlockLayout, I2sOrder};
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
@@ -137,10 +136,19 @@ impl Gguf {
         &self.headers[0].metadata
     }
 
+    /// Returns how the files name tensors.
+    pub(crate) fn file_names(&self) -> FileNames {
+        match self.metadata().text("general.architecture") {
+            Ok(Some("gemma3")) => FileNames::GgufGemma,
+            _ => FileNames::Gguf,
+        }
+    }
+
     /// Returns the shape of the tensor that Hugging Face calls `name`, the outermost size first.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         let entries = self.headers.iter().flat_map(|header| &header.tensors);
-        let mut entries = entries.filter(|entry| hugging_face_name(&entry.name) == name);
+        let names = self.file_names();
+        let mut entries = entries.filter(|entry| names.hugging_face_name(&entry.name) == name);
         entries.next().map(|entry| &entry.shape[..])
     }
 
@@ -158,7 +166,7 @@ impl Gguf {
         let is_unread = |entry: &&TensorEntry| !self.storages.contains_key(&entry.type_number);
         entries.filter(is_unread).map(|entry| UnreadTensor {
             name: &entry.name,
-            hugging_face_name: hugging_face_name(&entry.name),
+            hugging_face_name: self.file_names().hugging_face_name(&entry.name),
             shape: &entry.shape,
             type_number: entry.type_number,
             bytes: entry.room(),
@@ -179,7 +187,7 @@ impl Gguf {
                     continue;
                 };
                 let tensor = tensor(entry, storage, contents, head_dim)?;
-                let name = hugging_face_name(&entry.name);
+                let name = self.file_names().hugging_face_name(&entry.name);
                 if tensors.insert(name, tensor).is_some() {
                     return Err(LoadError::tensor(&entry.name, "the name occurs twice"));
                 }

@@ -11,7 +11,7 @@ const OUTER: [(&str, &str); 3] = [
 ];
 
 /// The modules of layers, after `blk.N.` and `model.layers.N.`.
-const MODULES: [(&str, &str); 13] = [
+const MODULES: [(&str, &str); 20] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -25,6 +25,20 @@ const MODULES: [(&str, &str); 13] = [
     ("ffn_up", "mlp.up_proj"),
     ("ffn_sub_norm", "mlp.ffn_sub_norm"),
     ("ffn_down", "mlp.down_proj"),
+    ("attn_q_norm_in", "self_attn.q_proj.norm"),
+    ("attn_k_norm_in", "self_attn.k_proj.norm"),
+    ("attn_v_norm_in", "self_attn.v_proj.norm"),
+    ("attn_output_norm_in", "self_attn.o_proj.norm"),
+    ("ffn_gate_norm_in", "mlp.gate_proj.norm"),
+    ("ffn_up_norm_in", "mlp.up_proj.norm"),
+    ("ffn_down_norm_in", "mlp.down_proj.norm"),
+];
+
+/// The modules of Gemma's layers that have other names than those of the other architectures.
+const GEMMA_MODULES: [(&str, &str); 3] = [
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
 /// The tensors of a module. The names of low-rank corrections are those of WrinkleFree's fork of
@@ -42,7 +56,11 @@ const PARTS: [(&str, &str); 6] = [
 #[derive(Clone, Copy)]
 pub(crate) enum FileNames {
     HuggingFace,
+    /// Those of a model without an output head: the prefix `model.` is missing.
+    Headless,
     Gguf,
+    /// Those of Gemma in GGUF.
+    GgufGemma,
 }
 
 impl FileNames {
@@ -50,36 +68,48 @@ impl FileNames {
     pub(crate) fn of(self, name: &str) -> String {
         match self {
             FileNames::HuggingFace => name.to_owned(),
-            FileNames::Gguf => gguf_name(name).unwrap_or_else(|| name.to_owned()),
+            FileNames::Headless => name.strip_prefix("model.").unwrap_or(name).to_owned(),
+            FileNames::Gguf | FileNames::GgufGemma => {
+                self.gguf_name(name).unwrap_or_else(|| name.to_owned())
+            }
         }
     }
-}
 
-/// Returns what Hugging Face calls the tensor `name`. A name that GGUF does not have becomes one
-/// that no loader takes.
-pub(super) fn hugging_face_name(name: &str) -> String {
-    if let Some((_, outer)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
-        return (*outer).to_owned();
+    /// Returns what Hugging Face calls the tensor `name` of a GGUF file. A name that GGUF does not
+    /// have becomes one that no loader takes.
+    pub(super) fn hugging_face_name(self, name: &str) -> String {
+        if let Some((_, outer)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
+            return (*outer).to_owned();
+        }
+        let renamed = || {
+            let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+            let (module, part) = rest.rsplit_once('.')?;
+            let (_, module) = self.modules().find(|(gguf, _)| *gguf == module)?;
+            let (_, part) = PARTS.iter().find(|(gguf, _)| *gguf == part)?;
+            Some(format!("model.layers.{layer}.{module}.{part}"))
+        };
+        renamed().unwrap_or_else(|| format!("unknown {name}"))
     }
-    let renamed = || {
-        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+
+    fn gguf_name(self, name: &str) -> Option<String> {
+        if let Some((gguf, _)) = OUTER.iter().find(|(_, outer)| *outer == name) {
+            return Some((*gguf).to_owned());
+        }
+        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let (module, part) = rest.rsplit_once('.')?;
-        let (_, module) = MODULES.iter().find(|(gguf, _)| *gguf == module)?;
-        let (_, part) = PARTS.iter().find(|(gguf, _)| *gguf == part)?;
-        Some(format!("model.layers.{layer}.{module}.{part}"))
-    };
-    renamed().unwrap_or_else(|| format!("unknown {name}"))
-}
-
-fn gguf_name(name: &str) -> Option<String> {
-    if let Some((gguf, _)) = OUTER.iter().find(|(_, outer)| *outer == name) {
-        return Some((*gguf).to_owned());
+        let (module, _) = self.modules().find(|(_, hf)| *hf == module)?;
+        let (part, _) = PARTS.iter().find(|(_, hf)| *hf == part)?;
+        Some(format!("blk.{layer}.{module}.{part}"))
     }
-    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, part) = rest.rsplit_once('.')?;
-    let (module, _) = MODULES.iter().find(|(_, hf)| *hf == module)?;
-    let (part, _) = PARTS.iter().find(|(_, hf)| *hf == part)?;
-    Some(format!("blk.{layer}.{module}.{part}"))
+
+    /// Returns the modules of layers, those of the family first.
+    fn modules(self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        let own: &[_] = match self {
+            FileNames::GgufGemma => &GEMMA_MODULES,
+            _ => &[],
+        };
+        own.iter().chain(&MODULES)
+    }
 }
 
 /// Returns whether the rows of a tensor are those of query or key heads, which are rotated.

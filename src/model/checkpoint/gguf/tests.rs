@@ -6,6 +6,7 @@ use sterna_random::Random;
 
 use super::*;
 use crate::model::checkpoint::blocks::ScaleSpan;
+use crate::model::checkpoint::tests::randomly_changed;
 
 const ROWS: usize = 32;
 const COLUMNS: usize = 256;
@@ -212,12 +213,7 @@ fn truncated_and_changed_headers_are_errors_or_read_without_panic() {
             }
         }
         for _ in 0..1000 {
-            let mut bytes = bytes.to_vec();
-            for _ in 0..1 + random.index(4) {
-                let at = random.index(bytes.len());
-                bytes[at] = random.below(256) as u8;
-            }
-            drop(read(&bytes));
+            drop(read(&randomly_changed(bytes, &mut random)));
         }
     }
 }
@@ -343,19 +339,22 @@ fn names_of_hugging_face_and_gguf_are_each_others_inverse() {
         "blk.3.ffn_down.lrc_u",
         "blk.3.ffn_down.lrc_v",
     ] {
-        let hugging_face = hugging_face_name(name);
+        let hugging_face = FileNames::Gguf.hugging_face_name(name);
         assert_ne!(hugging_face, name);
         assert_eq!(FileNames::Gguf.of(&hugging_face), name);
     }
     assert_eq!(
-        hugging_face_name("blk.3.ffn_down.lrc_U"),
-        hugging_face_name("blk.3.ffn_down.lrc_u")
+        FileNames::Gguf.hugging_face_name("blk.3.ffn_down.lrc_U"),
+        FileNames::Gguf.hugging_face_name("blk.3.ffn_down.lrc_u")
     );
     for name in [
         "blk.0.unknown.weight",
         "model.layers.0.self_attn.q_proj.weight",
     ] {
-        assert_eq!(hugging_face_name(name), format!("unknown {name}"));
+        assert_eq!(
+            FileNames::Gguf.hugging_face_name(name),
+            format!("unknown {name}")
+        );
     }
 }
 

@@ -23,6 +23,8 @@ mod forward;
 mod handle;
 #[path = "../../../../src/engine/interference.rs"]
 mod interference;
+#[path = "../../../../src/engine/load.rs"]
+mod load;
 #[path = "../../../../src/engine/refused_tenants.rs"]
 mod refused_tenants;
 #[path = "../../../../src/engine/request.rs"]

@@ -1,0 +1,76 @@
+// Watches whether the server accepts requests, and which model it serves.
+
+import { checkReady, fetchModels } from './requests.js';
+
+const CALM_MS = 10_000;
+const WORRIED_MS = 2_000;
+
+/** Tells listeners of `change` what state the server is in. */
+class ServerState extends EventTarget {
+  /** `unknown`, `ready`, `loading`, `draining`, `failed` or `unreachable`. */
+  state = 'unknown';
+  /** The models that the key may use, as `/v1/models` lists them. */
+  models = [];
+  /** Why the models are unknown, or null. */
+  problem = null;
+  #timer = 0;
+  #modelsAreKnown = false;
+
+  /** The served model, or null. */
+  get model() {
+    return this.models[0] ?? null;
+  }
+
+  /** Starts to watch. A hidden page asks nothing. */
+  watch() {
+    document.addEventListener('visibilitychange', () => this.look());
+    addEventListener('online', () => this.look());
+    addEventListener('offline', () => this.look());
+    this.look();
+  }
+
+  /** Asks now, for example after a request has failed. */
+  async look() {
+    clearTimeout(this.#timer);
+    if (document.hidden) return;
+    const before = this.state;
+    this.state = await this.#readiness();
+    if (this.state === 'ready' && !this.#modelsAreKnown) await this.#fetchModels();
+    // After a restart the server may serve another model.
+    if (this.state !== 'ready' && this.state !== 'draining') this.#modelsAreKnown = false;
+    if (this.state !== before) this.dispatchEvent(new Event('change'));
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.look(), this.state === 'ready' ? CALM_MS : WORRIED_MS);
+  }
+
+  /** Asks for the models again, because the key has changed. */
+  async refreshModels() {
+    this.#modelsAreKnown = false;
+    await this.look();
+    this.dispatchEvent(new Event('change'));
+  }
+
+  async #readiness() {
+    try {
+      await checkReady(AbortSignal.timeout(8000));
+      return 'ready';
+    } catch (error) {
+      if (error.code === 'loading' || error.code === 'draining') return error.code;
+      return error.code === 'engine_dead' ? 'failed' : 'unreachable';
+    }
+  }
+
+  async #fetchModels() {
+    try {
+      this.models = await fetchModels();
+      this.problem = null;
+    } catch (error) {
+      this.models = [];
+      this.problem = error;
+    }
+    this.#modelsAreKnown = true;
+    this.dispatchEvent(new Event('change'));
+  }
+}
+
+export const serverState = new ServerState();

@@ -1,0 +1,106 @@
+// The last minutes of the server, from its metrics: rates from counters, percentiles from
+// histograms.
+
+import { gauge, histogram, labelValues, quantileBetween } from './metrics.js';
+
+/** How long the charts look back, at most and at least. */
+const LONGEST_MS = 5 * 60 * 1000;
+const SHORTEST_MS = 60 * 1000;
+/** Percentiles cover the requests of this time. A shorter one would have too few. */
+export const WINDOW_MS = 30 * 1000;
+
+const PERCENTILES = { p50: 0.5, p95: 0.95, p99: 0.99 };
+const FIRST_TOKEN = 'vllm:time_to_first_token_seconds';
+const TOKEN_GAP = 'vllm:inter_token_latency_seconds';
+const TENANT_TOKENS = 'sterna_tenant_tokens_total';
+const TENANT_FIRST_TOKEN = 'sterna_tenant_time_to_first_token_seconds';
+const PAGE_STATES = ['private', 'tree_pinned', 'tree_cached', 'free'];
+
+/** The samples and the points of the charts. */
+export class History {
+  /** The points, oldest first. */
+  points = [];
+  #samples = [];
+
+  /** Adds the metrics that the server had at `time`, in milliseconds. */
+  add(time, series) {
+    const last = this.#samples.at(-1);
+    // A counter that falls belongs to a server that has started again.
+    if (last && countOf(series) < countOf(last.series)) this.#samples = [];
+    this.#samples.push({ time, series });
+    this.#samples = this.#samples.filter(sample => sample.time >= time - WINDOW_MS);
+    this.points.push(this.#point(time, series));
+    this.points = this.points.filter(point => point.time >= time - LONGEST_MS);
+  }
+
+  /** The time that the charts show. It grows until they look back as far as they can. */
+  get spanMs() {
+    const age = this.points.at(-1).time - this.points[0].time;
+    return Math.max(age, SHORTEST_MS);
+  }
+
+  #point(time, series) {
+    const previous = this.#samples.at(-2);
+    const perSecond = (name, labels) =>
+      previous
+        ? (gauge(series, name, labels) - gauge(previous.series, name, labels)) /
+          ((time - previous.time) / 1000)
+        : null;
+    const pages = Object.fromEntries(
+      PAGE_STATES.map(state => [state, gauge(series, 'sterna_kv_pages', { state })]),
+    );
+    const tenants = labelValues(series, TENANT_TOKENS, 'tenant').map(tenant =>
+      this.#tenant(tenant, series, perSecond),
+    );
+    return {
+      time,
+      pages,
+      tenants,
+      running: gauge(series, 'vllm:num_requests_running'),
+      waiting: gauge(series, 'vllm:num_requests_waiting'),
+      kvUsage: gauge(series, 'vllm:kv_cache_usage_perc'),
+      generated: perSecond('vllm:generation_tokens_total'),
+      prompt: perSecond('vllm:prompt_tokens_total'),
+      refused: perSecond('sterna_refusals_total'),
+      hitShare: this.#hitShare(series),
+      firstToken: this.#percentiles(series, FIRST_TOKEN),
+      tokenGap: this.#percentiles(series, TOKEN_GAP),
+    };
+  }
+
+  #tenant(tenant, series, perSecond) {
+    const one = name => gauge(series, name, { tenant });
+    const since = name => one(name) - gauge(this.#samples[0].series, name, { tenant });
+    return {
+      tenant,
+      running: one('sterna_tenant_requests_running'),
+      waiting: one('sterna_tenant_requests_waiting'),
+      pages: one('sterna_tenant_kv_pages'),
+      generated: perSecond(TENANT_TOKENS, { tenant, kind: 'completion' }),
+      firstToken: this.#percentiles(series, TENANT_FIRST_TOKEN, { tenant }).p95,
+      refused: since('sterna_tenant_refusals_total'),
+      total: gauge(series, TENANT_TOKENS, { tenant, kind: 'completion' }),
+    };
+  }
+
+  #percentiles(series, name, labels = {}) {
+    const before = histogram(this.#samples[0].series, name, labels);
+    const after = histogram(series, name, labels);
+    const entries = Object.entries(PERCENTILES).map(([label, share]) => [
+      label,
+      quantileBetween(before, after, share),
+    ]);
+    return Object.fromEntries(entries);
+  }
+
+  // The share of the prompt tokens of the window that came from the prefix cache.
+  #hitShare(series) {
+    const since = name => gauge(series, name) - gauge(this.#samples[0].series, name);
+    const looked = since('vllm:prefix_cache_queries_total');
+    return looked > 0 ? since('vllm:prefix_cache_hits_total') / looked : null;
+  }
+}
+
+function countOf(series) {
+  return gauge(series, 'sterna_engine_steps_total');
+}

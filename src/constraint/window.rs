@@ -1,0 +1,79 @@
+//! The next masks of an answer: those of the tokens that its grammar forces, and the one after.
+//!
+//! A forced token is the only one that its mask allows, so the parser can go on before it is drawn.
+
+use std::fmt::Display;
+
+use llguidance::Matcher;
+
+use super::TokenId;
+
+/// The largest number of forced tokens in a window.
+pub(super) const MAX_FORCED: usize = 16;
+
+/// The largest part of an error of `llguidance` that a client sees, in characters.
+const MAX_ERROR_CHARS: usize = 200;
+
+/// The masks that are known ahead.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    /// Tokens of which each is the only one allowed in its place.
+    pub(super) forced: Vec<TokenId>,
+    /// The mask after them.
+    pub(super) last: LastMask,
+}
+
+/// The mask after the forced tokens.
+#[derive(Clone, Debug)]
+pub(super) enum LastMask {
+    /// The tokens whose bit is set may be drawn. `may_end` says that the grammar may end here.
+    Allowed { bits: Box<[u32]>, may_end: bool },
+    /// Nothing may be drawn, for this reason.
+    DeadEnd(String),
+}
+
+impl Window {
+    /// Computes the next window. The parser has then consumed the forced tokens.
+    pub(super) fn next(matcher: &mut Matcher) -> Window {
+        let mut forced = Vec::new();
+        loop {
+            match Window::step(matcher, forced.len() < MAX_FORCED) {
+                Ok(NextMask::Forced(token)) => forced.push(token),
+                Ok(NextMask::Last { bits, may_end }) => {
+                    let last = LastMask::Allowed { bits, may_end };
+                    return Window { forced, last };
+                }
+                Err(why) => {
+                    let last = LastMask::DeadEnd(why);
+                    return Window { forced, last };
+                }
+            }
+        }
+    }
+
+    fn step(matcher: &mut Matcher, may_force: bool) -> Result<NextMask, String> {
+        let mask = matcher.compute_mask_or_eos().map_err(plain_error)?;
+        let may_end = matcher.is_accepting().map_err(plain_error)?;
+        if may_force && !may_end && mask.num_set() == 1 {
+            let token = mask.first_bit_set().expect("one bit is set") as TokenId;
+            matcher.consume_token(token).map_err(plain_error)?;
+            return Ok(NextMask::Forced(token));
+        }
+        let bits = mask.as_slice().into();
+        Ok(NextMask::Last { bits, may_end })
+    }
+}
+
+enum NextMask {
+    Forced(TokenId),
+    Last { bits: Box<[u32]>, may_end: bool },
+}
+
+/// Returns the message of an error, of bounded length.
+pub(super) fn plain_error(error: impl Display) -> String {
+    let text = format!("{error:#}");
+    let text = text.split("\n<").next().unwrap_or_default();
+    let text: Vec<&str> = text.split_whitespace().collect();
+    let text = text.join(" ");
+    text.chars().take(MAX_ERROR_CHARS).collect()
+}

@@ -1,0 +1,344 @@
+// The checks of chats, settings and looks, against a server that answers fast.
+
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { gzipSync } from 'node:zlib';
+
+import { answered, ask, audit, finish, open, screenshot, shows } from './browser.mjs';
+import { until } from './server.mjs';
+
+const MOST_COMPRESSED_BYTES = 150 * 1024;
+
+// Strings that run a script if a page reads them as HTML or follows them.
+const ATTACKS = [
+  '<img src=x onerror="window.hacked=1">',
+  '<script>window.hacked=1</script>',
+  '<svg onload="window.hacked=1"></svg>',
+  '<iframe srcdoc="<script>parent.hacked=1</script>">',
+  '[link](javascript:window.hacked=1)',
+  '[link](data:text/html,<script>window.hacked=1</script>)',
+  '![picture](https://attacker.example/pixel.png)',
+  '<a href="javascript:window.hacked=1">a</a>',
+  '```"><img src=x onerror=window.hacked=1>\n</code><script>window.hacked=1</script>\n```',
+  '| <img src=x onerror=window.hacked=1> | b |\n|---|---|\n| <b onclick=x> | `<script>` |',
+  '[a]( java\tscript:window.hacked=1)',
+  '<style>*{display:none}</style>',
+];
+
+/** The checks: `[name, run]`. */
+export const chatChecks = [];
+const check = (name, run) => chatChecks.push([name, run]);
+
+check('an empty chat offers questions, and one click asks one', async ({ fast }) => {
+  const page = await open(fast.url);
+  await page.getByRole('button', { name: 'Who are you?' }).waitFor();
+  await audit(page, 'empty chat');
+  await screenshot(page, 'empty-light');
+  await page.setViewportSize({ width: 320, height: 480 });
+  const heading = await page.getByText('Talk to sterna-demo').boundingBox();
+  assert.ok(heading.y > 50, 'a small screen shows the empty chat from its top');
+  assert.ok(await page.locator('#jump').isHidden());
+  await page.getByRole('button', { name: 'Who are you?' }).click();
+  assert.match(await answered(page), /Sterna/);
+  const figures = await page.locator('.figures').last().innerText();
+  for (const part of [
+    /[\d.]+ m?s to first token/,
+    /[\d.,]+ tokens\/s/,
+    /\d+ tokens/,
+    /\d+ in the prompt, \d+ cached/,
+  ])
+    assert.match(figures, part);
+  await finish(page);
+});
+
+check('the page and its files have less than 150 KB, compressed', async ({ fast }) => {
+  const seen = new Map();
+  const page = await open(fast.url);
+  page.on('response', response => seen.set(response.url(), response));
+  await page.reload();
+  await until('the page has loaded', () => page.locator('.empty').count());
+  let bytes = 0;
+  for (const [url, response] of seen) {
+    const isOwn = new URL(url).pathname === '/' || url.includes('/page/');
+    if (isOwn) bytes += gzipSync(await (await fetch(response.url())).text()).length;
+  }
+  assert.ok(seen.size > 20 && bytes > 10_000, 'the files are counted');
+  assert.ok(bytes < MOST_COMPRESSED_BYTES, `${bytes} bytes`);
+  process.stdout.write(`      ${(bytes / 1024).toFixed(1)} KiB compressed\n`);
+  await finish(page);
+});
+
+check('a reload keeps the chats, and versions keep what they replace', async ({ fast }) => {
+  const page = await open(fast.url);
+  await ask(page, 'What is paging?');
+  const first = await answered(page);
+  await ask(page, 'Who are you?');
+  await page.locator('.message.assistant .actions').nth(1).waitFor();
+  await page.reload();
+  await page.locator('.message.assistant').nth(1).waitFor();
+  assert.equal(await page.locator('.markdown').first().innerText(), first);
+  await page.locator('#box').press('ArrowUp');
+  await page.locator('.editor textarea').fill('What is the capital of France?');
+  await page.locator('.editor textarea').press('Enter');
+  await shows(page, '2 / 2');
+  assert.match(await answered(page), /Paris/);
+  await page.getByRole('button', { name: 'Regenerate the answer' }).last().click();
+  await page.locator('.message.assistant .versions').last().waitFor();
+  await answered(page);
+  await page.getByRole('button', { name: 'Previous version' }).first().click();
+  await page.locator('.bubble', { hasText: 'Who are you?' }).waitFor();
+  await page.keyboard.press('Control+Shift+O');
+  await page.locator('.empty').waitFor();
+  await ask(page, 'Tell me a story.');
+  await answered(page);
+  assert.equal(await page.locator('#chats a').count(), 2);
+  await page.fill('#search', 'france');
+  assert.equal(await page.locator('#chats a').count(), 1);
+  await page.locator('#chats a').click();
+  await page.locator('.bubble', { hasText: 'Who are you?' }).waitFor();
+  await finish(page);
+});
+
+check('HTML, scripts and addresses in chats stay inert text', async ({ fast }) => {
+  const page = await open(fast.url);
+  const messages = ATTACKS.flatMap(content => [
+    { role: 'user', content },
+    { role: 'assistant', content },
+  ]);
+  await importChat(page, messages);
+  await page
+    .locator('.message.assistant')
+    .nth(ATTACKS.length - 1)
+    .waitFor();
+  const found = await page.evaluate(() => ({
+    hacked: window.hacked,
+    elements: document.querySelectorAll('#messages :is(script, img, iframe, style, object, form)')
+      .length,
+    drawings: document.querySelectorAll('#messages .markdown > svg, #messages .bubble svg').length,
+    addresses: [...document.querySelectorAll('#messages a')].map(link => link.protocol),
+    questions: [...document.querySelectorAll('.bubble')].map(bubble => bubble.textContent),
+    answers: [...document.querySelectorAll('.markdown')].map(answer => answer.textContent),
+  }));
+  assert.equal(found.hacked, undefined);
+  assert.equal(found.elements + found.drawings, 0);
+  assert.deepEqual([...new Set(found.addresses)], ['https:']);
+  assert.deepEqual(found.questions, ATTACKS);
+  for (const index of [0, 1, 2, 3, 11]) assert.equal(found.answers[index], ATTACKS[index]);
+  await page.keyboard.press('Control+Shift+O');
+  await ask(page, ATTACKS[0]);
+  await answered(page);
+  assert.equal(await page.evaluate(() => window.hacked), undefined);
+  const refused = await page.evaluate(() => {
+    try {
+      document.createElement('p').innerHTML = '<b>x</b>';
+      return false;
+    } catch {
+      return true;
+    }
+  });
+  assert.ok(refused, 'the policy refuses HTML from strings');
+  page.faults.length = 0; // The browser has logged this refusal.
+  await finish(page);
+});
+
+check('Markdown is shown, code can be copied, and reasoning is folded', async ({ fast }) => {
+  const page = await open(fast.url, { isDark: true });
+  const content = readFileSync(new URL('./answer.md', import.meta.url), 'utf8');
+  const chat = {
+    title: 'Everything that Markdown has',
+    head: 2,
+    messages: {
+      1: { id: 1, parent: null, role: 'user', content: 'Show me everything.', created: 1 },
+      2: {
+        id: 2,
+        parent: 1,
+        role: 'assistant',
+        content,
+        reasoning: 'First I *think*.',
+        created: 2,
+        end: 'stop',
+      },
+    },
+  };
+  await importFile(page, { format: 'sterna-chats', version: 1, conversations: [chat] });
+  const answer = page.locator('.message.assistant').last();
+  await answer.waitFor();
+  for (const [selector, count] of [
+    ['h3', 1],
+    ['strong', 2],
+    ['em', 1],
+    ['del', 1],
+    ['li', 8],
+    ['ul ul li', 1],
+    ['ol li', 2],
+    ['blockquote', 1],
+    ['table tr', 3],
+    ['.code', 1],
+    ['a', 2],
+    ['hr', 1],
+    ['input[type=checkbox]', 2],
+  ]) {
+    assert.equal(await answer.locator('> .markdown').locator(selector).count(), count, selector);
+  }
+  await answer.getByRole('button', { name: 'Copy this code' }).click();
+  const copied = await page.evaluate(() => navigator.clipboard.readText());
+  assert.equal(copied, 'def greet(name):\n\treturn f"<b>{name}</b>"  # 2 < 3');
+  assert.equal(await answer.locator('details').getAttribute('open'), null);
+  await answer.locator('summary').click();
+  await shows(page, 'First I think.');
+  await screenshot(page, 'markdown-dark');
+  await audit(page, 'markdown, dark');
+  await finish(page);
+});
+
+check('an export holds the chats, and an import brings them back', async ({ fast }) => {
+  const page = await open(fast.url);
+  await ask(page, 'What is paging?');
+  const answer = await answered(page);
+  await page.click('#chat-menu-button');
+  const [download] = await Promise.all([page.waitForEvent('download'), page.click('#export-chat')]);
+  const exported = JSON.parse(readFileSync(await download.path(), 'utf8'));
+  await page.click('#chat-menu-button');
+  await page.click('#delete-chat');
+  await page.locator('.empty').waitFor();
+  await importFile(page, exported);
+  await page.locator('.message.assistant').waitFor();
+  assert.equal(await page.locator('.markdown').innerText(), answer);
+  await importFile(page, { format: 'sterna-chats', version: 1, conversations: [{ title: 'x' }] });
+  await shows(page, 'Nothing imported. Chat 1 of the file has no title or no messages.');
+  await finish(page);
+});
+
+check('a first message that is too long says so, and can be edited', async ({ fast }) => {
+  const page = await open(fast.url);
+  await ask(page, 'word '.repeat(3000));
+  await shows(page, 'This message is too long for the model');
+  await shows(page, /maximum context length is 1024 tokens. The prompt has 3\d\d\d tokens/);
+  await audit(page, 'a problem');
+  await page.getByRole('button', { name: 'Edit the message' }).click();
+  await page.locator('.editor textarea').fill('What is paging?');
+  await page.locator('.editor').getByRole('button', { name: 'Send' }).click();
+  assert.match(await answered(page), /[Pp]ag/);
+  await finish(page);
+});
+
+check('system prompt and sampling parameters reach the server', async ({ fast }) => {
+  const page = await open(fast.url);
+  await page.click('#open-settings-2');
+  await page.fill('#setting-system', 'Answer with one word.');
+  await page.fill('#setting-temperature', '0');
+  await page.fill('#setting-max_tokens', '3');
+  await page.fill('#setting-top_p', '7'); // Not a probability, so the page does not send it.
+  await shows(page, 'Not sent: it must be a number from 0 to 1.');
+  await audit(page, 'settings');
+  await screenshot(page, 'settings-light');
+  await page.keyboard.press('Escape');
+  const [request] = await Promise.all([
+    page.waitForRequest('**/v1/chat/completions'),
+    ask(page, 'Tell me a story.'),
+  ]);
+  const body = request.postDataJSON();
+  assert.deepEqual(body.messages[0], { role: 'system', content: 'Answer with one word.' });
+  assert.equal(body.temperature, 0);
+  assert.equal(body.max_tokens, 3);
+  assert.equal(body.top_p, undefined);
+  await answered(page);
+  await shows(page, 'it reached the longest answer of the settings');
+  await page.click('#open-settings-2');
+  await page.getByText('Dark', { exact: true }).click();
+  await page.keyboard.press('Escape');
+  await page.reload();
+  assert.equal(await page.evaluate(() => getComputedStyle(document.body).colorScheme), 'dark');
+  await finish(page);
+});
+
+check('the page is whole in light, dark and on a phone', async ({ fast }) => {
+  for (const [name, look] of [
+    ['light', {}],
+    ['dark', { isDark: true }],
+    ['phone', { isPhone: true }],
+    ['phone-dark', { isPhone: true, isDark: true }],
+  ]) {
+    const page = await open(fast.url, look);
+    await ask(page, 'What is paging?');
+    await answered(page);
+    await ask(page, 'Tell me a story.');
+    await page.locator('.message.assistant .actions').nth(1).waitFor();
+    await audit(page, `chat, ${name}`);
+    await screenshot(page, `chat-${name}`);
+    if (look.isPhone) {
+      const bar = await page.locator('#bar').boundingBox();
+      assert.ok(bar.height < 60, 'the bar is one line');
+      await page.click('#open-sidebar');
+      if (look.isDark) await audit(page, `list of chats, ${name}`);
+      await screenshot(page, `chats-${name}`);
+    }
+    await page.click('#open-server');
+    await page.locator('.chart').nth(5).waitFor();
+    if (name === 'light' || name === 'phone-dark') await audit(page, `live server, ${name}`);
+    await screenshot(page, `server-${name}`);
+    await finish(page);
+  }
+});
+
+check('no text makes the page slow to read it', async ({ fast }) => {
+  const page = await open(fast.url);
+  const slowest = await page.evaluate(async () => {
+    const { parseMarkdown } = await import('./page/chat/markdown.js');
+    const { highlight } = await import('./page/chat/highlight.js');
+    const units = [
+      '*a **b _c __d ~~e ',
+      '`',
+      '``a`b```c',
+      '[',
+      '[a](b',
+      '![',
+      '> ',
+      '- ',
+      '  - a\n',
+      '1. a\n\n',
+      '|',
+      '|a',
+      '# ',
+      '#',
+      ' ',
+      '\\',
+      '***',
+      '*a*',
+      'http://',
+      '~~~',
+      '- [ ] ',
+      '<b>',
+      '| a | b |\n|---|---|\n',
+      '"',
+      '/*',
+      '-- ',
+    ];
+    const times = units.flatMap(unit => {
+      const text = unit.repeat(Math.ceil(30_000 / unit.length));
+      return [text, `${text}x`, `x\n${text}`, `# ${text}x`, `\`${text}`].map(variant => {
+        const start = performance.now();
+        parseMarkdown(variant);
+        highlight(variant.slice(0, 19_000), 'sql');
+        return [performance.now() - start, unit];
+      });
+    });
+    return times.reduce((a, b) => (a[0] > b[0] ? a : b));
+  });
+  assert.ok(slowest[0] < 1000, `${slowest[0]} ms for ${JSON.stringify(slowest[1])}`);
+  await finish(page);
+});
+
+async function importFile(page, data) {
+  await page.click('#open-settings-2');
+  await page.locator('#settings input[type=file]').setInputFiles({
+    name: 'chats.json',
+    mimeType: 'application/json',
+    buffer: Buffer.from(JSON.stringify(data)),
+  });
+  await page.locator('#settings').waitFor({ state: 'hidden' });
+}
+
+async function importChat(page, messages) {
+  await importFile(page, { messages });
+}

@@ -1,0 +1,12 @@
+//! Answers that follow a grammar: they always do, and nothing else changes.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that unwraps fails, as it should"
+)]
+
+mod budgets;
+mod lab;
+mod neighbours;
+mod random_grammars;
+mod rules;

@@ -1,0 +1,306 @@
+//! Mistakes in the scheduler, which its simulation must find.
+
+use super::copies::{Copy, Mutant};
+
+/// The number of simulated steps in which each mistake must be found.
+const STEPS: &str = "60000";
+
+/// The simulation's tests that must find the mistakes.
+const TESTS: [&str; 4] = [
+    "every_rule_holds_in_random_worlds",
+    "busy_tenants_are_served_by_weight",
+    "newcomers_do_not_bypass_a_large_request_forever",
+    "a_tenant_gets_its_guaranteed_pages_from_one_that_fills_the_memory",
+];
+
+const MANIFEST: &str = r#"
+[package]
+name = "sterna-scheduler"
+version = "0.0.0"
+edition = "2024"
+[dependencies]
+slab = "0.4"
+"#;
+
+/// The name of a mutant that begins with a rule such as `S1` must break that rule.
+const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "scored-prompt-from-the-cache",
+        file: "sequence/mod.rs",
+        original: "true => &self.tokens[..self.scored],",
+        mistake: "true => &self.tokens[..last],",
+    },
+    Mutant {
+        name: "scores-forgotten-by-a-preemption",
+        file: "sequence/mod.rs",
+        original: "self.scored = self.scored.max(scored);",
+        mistake: "self.scored = scored;",
+    },
+    Mutant {
+        name: "published-before-computed",
+        file: "sequence/kv.rs",
+        original: "self.tokens[..self.kv.computed].as_chunks",
+        mistake: "self.tokens[..self.tokens.len() - 1].as_chunks",
+    },
+    Mutant {
+        name: "prefix-not-pinned",
+        file: "sequence/kv.rs",
+        original: "            pool.pin(page);",
+        mistake: "",
+    },
+    Mutant {
+        name: "copy-not-pinned",
+        file: "sequence/kv.rs",
+        original: "            pool.pin(from);",
+        mistake: "",
+    },
+    Mutant {
+        name: "parent-ignored-in-the-key",
+        file: "pages/prefix.rs",
+        original: "#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Edge {",
+        mistake: "impl PartialEq for Edge {
+    fn eq(&self, other: &Edge) -> bool {
+        (self.owner, self.tokens) == (other.owner, other.tokens)
+    }
+}
+impl std::hash::Hash for Edge {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (self.owner, self.tokens).hash(state);
+    }
+}
+#[derive(Clone, Copy, Debug, Eq)]
+pub(crate) struct Edge {",
+    },
+    Mutant {
+        name: "scored-prompt-from-the-cache",
+        file: "sequence/mod.rs",
+        original: "true => &self.tokens[..self.scored],",
+        mistake: "true => &self.tokens[..last],",
+    },
+    Mutant {
+        name: "whole-prompt-from-the-cache",
+        file: "sequence/mod.rs",
+        original: "false => &self.tokens[..last],",
+        mistake: "false => &self.tokens[..last + 1],",
+    },
+    Mutant {
+        name: "owner-ignored",
+        file: "pages/prefix.rs",
+        original: "            Owner::Tenant(tenant)
+        };",
+        mistake: "            Owner::Tenant(TenantId(0 * tenant.0))
+        };",
+    },
+    Mutant {
+        name: "failed-row-published",
+        file: "step/commit.rs",
+        original: "        sequence.draw(drafts, sampled);",
+        mistake: "        sequence.commit_row(now, row.len(), &[], &[]);
+        sequence.publish(&mut state.pool, &mut state.batch.tables);
+        sequence.draw(&[], sampled);",
+    },
+    Mutant {
+        name: "rejected-draft-kept",
+        file: "sequence/mod.rs",
+        original: "        self.kv.computed += row_tokens - drafts.len();",
+        mistake: "        self.kv.computed += row_tokens;",
+    },
+    Mutant {
+        name: "copied-tokens-forgotten",
+        file: "sequence/kv.rs",
+        original: "        self.kv.computed += copy.tokens;",
+        mistake: "",
+    },
+    Mutant {
+        name: "parents-evicted-first",
+        file: "pages/mod.rs",
+        original: "for &page in pages.iter().rev() {
+            self.release(page);",
+        mistake: "for &page in pages.iter() {
+            self.release(page);",
+    },
+    Mutant {
+        name: "charged-twice",
+        file: "step/commit.rs",
+        original: "        charged += cost;",
+        mistake: "",
+    },
+    Mutant {
+        name: "S1-calibration-instead-of-learned-time-in-chunks",
+        file: "cost/predictor.rs",
+        original: "self.model.predict(base.plus(chunk)) <= budget",
+        mistake: "self.calibrated.predict(base.plus(chunk)) <= budget",
+    },
+    Mutant {
+        name: "S1-floor-for-every-prompt",
+        file: "step/prefills.rs",
+        original: "chunk(sequence, plan, &state.conditions, is_first);",
+        mistake: "chunk(sequence, plan, &state.conditions, true);",
+    },
+    Mutant {
+        name: "S1-steps-teach-nothing",
+        file: "cost/predictor.rs",
+        original: "self.learner.observe(step, actual);",
+        mistake: "",
+    },
+    Mutant {
+        name: "S2-pause-without-end",
+        file: "step/decodes.rs",
+        original: "        && sequence.pacing.paused_steps < MAX_PAUSES
+",
+        mistake: "",
+    },
+    Mutant {
+        name: "S5-slack-not-divided-by-weight",
+        file: "queue/mod.rs",
+        original: "tenant.planned_time() - least <= slack / tenant.weight()",
+        mistake: "tenant.planned_time() - least <= slack",
+    },
+    Mutant {
+        name: "S6-earlier-sequence-preempted",
+        file: "step/preempt.rs",
+        original: "Givers::OwnLater | Givers::Later => place + 1,",
+        mistake: "Givers::OwnLater | Givers::Later => 0,",
+    },
+    Mutant {
+        name: "S6-same-sequence-preempted-again",
+        file: "step/preempt.rs",
+        original: "            sequence.record.times_preempted >= MAX_PREEMPTIONS,",
+        mistake: "            Reverse(sequence.record.times_preempted),",
+    },
+    Mutant {
+        name: "S10-refusal-charged",
+        file: "admission/submit.rs",
+        original: "    check_possible(state, request)?;",
+        mistake:
+            "    state.queue.rates_mut(request.tenant).reserve(state.conditions.now, None, 1, 1);
+    check_possible(state, request)?;",
+    },
+    Mutant {
+        name: "S11-blocked-head-forgotten",
+        file: "admission/admit.rs",
+        original: "self.blocked_heads[band as usize].get_or_insert(id);",
+        mistake: "let _ = id;",
+    },
+    Mutant {
+        name: "S11-free-pages-taken-for-quota",
+        file: "admission/admit.rs",
+        original: "if prefix.needed > state.pool.remaining_cap(",
+        mistake: "if prefix.needed > state.pool.available(",
+    },
+    Mutant {
+        name: "S12-rates-ignored",
+        file: "queue/rates.rs",
+        original: "            Some(exhausted) => Err(exhausted),",
+        mistake: "            Some(_) => Ok(()),",
+    },
+    Mutant {
+        name: "S13-refused-before-fairness",
+        file: "admission/room.rs",
+        original: "            Ordering::Greater => true,",
+        mistake: "            Ordering::Greater => false,",
+    },
+    Mutant {
+        name: "S13-started-request-displaced",
+        file: "queue/tenant_queue.rs",
+        original: "        !self.has_run && self.arrival == self.first_choice",
+        mistake: "        self.arrival == self.first_choice",
+    },
+    Mutant {
+        name: "S14-output-not-reserved",
+        file: "queue/rates.rs",
+        original: "            meter.charge(now, reserved.prompt + reserved.output);",
+        mistake: "            meter.charge(now, reserved.prompt);",
+    },
+    Mutant {
+        name: "S15-guarantee-ignored-by-the-victim",
+        file: "step/preempt.rs",
+        original: "            Givers::Later => is_own || pool.exceeds_guarantee(tenant),",
+        mistake: "            Givers::Later => true,",
+    },
+    Mutant {
+        name: "S15-guarantee-ignored-by-admission",
+        file: "admission/load.rs",
+        original: "    needed + promised <= left
+",
+        mistake: "    needed + promised <= left && false
+",
+    },
+    Mutant {
+        name: "S15-guarantee-ignored-by-the-taker",
+        file: "step/preempt.rs",
+        original: "        if pool.guaranteed_left(taker) > 0 {",
+        mistake: "        if pool.guaranteed_left(taker) > usize::MAX - 1 {",
+    },
+    Mutant {
+        name: "S16-sampling-not-charged",
+        file: "step/commit.rs",
+        original: "            cost += predictor.draw_time(sampling);",
+        mistake: "            let _ = sampling;",
+    },
+    Mutant {
+        name: "S16-sampling-not-planned",
+        file: "sequence/mod.rs",
+        original: "            sampling: self.draw_time,",
+        mistake: "            sampling: 0,",
+    },
+    Mutant {
+        name: "S12-cap-ignored",
+        file: "pages/mod.rs",
+        original: "        while self.held(tenant) >= self.cap(tenant) {",
+        mistake: "        while false {",
+    },
+    Mutant {
+        name: "M7-eviction-without-a-page",
+        file: "pages/mod.rs",
+        original: "        if self.available(tenant) == 0 {
+            return None;",
+        mistake: "        if self.available(tenant) == 0 {
+            if let Some(page) = self.cold.coldest() {
+                self.evict(Some(page));
+            }
+            return None;",
+    },
+    Mutant {
+        name: "M9-pages-beyond-the-row",
+        file: "step/plan.rs",
+        original: "page_count: pages,",
+        mistake: "page_count: table.len,",
+    },
+];
+
+#[test]
+fn the_simulation_catches_every_mutant() {
+    let copy = Copy {
+        name: "scheduler",
+        folders: &[
+            ("scheduler/src", "src"),
+            ("scheduler/tests/simulation", "tests/simulation"),
+        ],
+        root: None,
+        manifest: MANIFEST,
+        tests: &["--test", "simulation", "--"],
+        filters: &TESTS,
+        variables: &[("STERNA_SIM_STEPS", STEPS)],
+    };
+    copy.passes_without_mistakes();
+    for mutant in MUTANTS {
+        let report = copy.report_of_failure(mutant);
+        assert!(
+            report.contains("to see this world again"),
+            "{} fails outside a world: {report}",
+            mutant.name
+        );
+        let rule = mutant.name.split('-').next();
+        let is_named = rule
+            .filter(|name| names_a_rule(name))
+            .is_none_or(|name| report.contains(&format!("{name}: ")));
+        assert!(is_named, "{} breaks another rule: {report}", mutant.name);
+    }
+}
+
+/// Whether a name is that of a rule, such as `M7`, `S1` or `D2`.
+fn names_a_rule(name: &str) -> bool {
+    name.starts_with(|first: char| "MSD".contains(first)) && name[1..].parse::<u32>().is_ok()
+}
