@@ -49,6 +49,7 @@ mod rate_headers;
 mod render;
 mod request_id;
 mod respond;
+mod response_count;
 mod responses;
 mod running;
 mod sampling_defaults;
@@ -243,6 +244,10 @@ pub fn router(app: App) -> Router {
         ))
         .layer(middleware::from_fn(request_id::identify_and_catch_panics))
         .layer(middleware::from_fn(anthropic::error_envelope))
+        .layer(middleware::from_fn_with_state(
+            app.clone(),
+            response_count::count,
+        ))
         .with_state(app)
 }
 

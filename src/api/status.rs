@@ -1,11 +1,15 @@
 //! The endpoints for probes, metrics and the list of models. None of them waits for the engine.
 
+use std::io::Write as _;
+
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, Request, State};
-use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -126,10 +130,35 @@ pub(super) async fn version() -> Json<VersionReport> {
 }
 
 /// `GET /metrics`: the metrics in Prometheus's text format.
-pub(super) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
-    let content_type = "text/plain; version=0.0.4; charset=utf-8";
+pub(super) async fn metrics(
+    State(app): State<App>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let content_type = (
+        header::CONTENT_TYPE,
+        "text/plain; version=0.0.4; charset=utf-8",
+    );
     let text = app.serving()?.metrics.render();
-    Ok(([(header::CONTENT_TYPE, content_type)], text))
+    if !takes_gzip(&headers) {
+        return Ok(([content_type], text).into_response());
+    }
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    let written = encoder.write_all(text.as_bytes());
+    let compressed = written.and_then(|()| encoder.finish());
+    let compressed = compressed.expect("a vector takes all bytes");
+    let encoding = (header::CONTENT_ENCODING, "gzip");
+    Ok(([content_type, encoding], compressed).into_response())
+}
+
+/// Returns whether a client takes gzip (RFC 9110, section 12.5.3).
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    let given = headers.get_all(header::ACCEPT_ENCODING).iter();
+    let given = given.filter_map(|value| value.to_str().ok());
+    given.flat_map(|value| value.split(',')).any(|coding| {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let weight = weight.trim().strip_prefix("q=").map(str::parse::<f32>);
+        name.trim().eq_ignore_ascii_case("gzip") && weight != Some(Ok(0.0))
+    })
 }
 
 /// `GET /v1/models`: the served model under each of its names, or an empty list if the tenant may

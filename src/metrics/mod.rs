@@ -4,11 +4,14 @@
 //! seconds, names of counters end in `_total`, label values come from closed sets. Each `Metrics`
 //! has its own registry, so that one process can have several.
 //!
-//! Invariant: every series exists from the start, except those of tenants named later. It starts at
-//! zero; only the two info gauges are 1.
+//! Invariant: every series exists from the start, except those of tenants named later and those of
+//! routes that have not answered yet. It starts at zero; only the two info gauges are 1, and the
+//! series of the process have their values.
 
 mod labels;
 mod registry;
+mod responses;
+mod sampled;
 mod series;
 mod tenant;
 mod timeline;
@@ -24,6 +27,8 @@ use sterna_scheduler::{CostModel, FinishReason, Snapshot, TenantId, TenantState}
 
 use labels::finished_reason;
 use registry::{Definition, Registry};
+use responses::ResponseSeries;
+use sampled::{SERVICE, TextWriter};
 use series::EngineSeries;
 use tenant::AllTenantSeries;
 
@@ -55,8 +60,10 @@ pub struct StepTimes {
 pub struct Metrics {
     series: Arc<EngineSeries>,
     tenants: Arc<Mutex<AllTenantSeries>>,
-    recorder: Arc<PrometheusRecorder>, // To register more tenants.
+    responses: Arc<Mutex<ResponseSeries>>,
+    recorder: Arc<PrometheusRecorder>, // To register more tenants and routes.
     exporter: PrometheusHandle,
+    model_name: Arc<str>,
 }
 
 impl Metrics {
@@ -74,13 +81,17 @@ impl Metrics {
         }
         let recorder = builder.build_recorder();
         let exporter = recorder.handle();
-        let (series, tenants) = metrics::with_local_recorder(&recorder, || {
-            let series = EngineSeries::register(&mut Registry::default(), identity);
-            (series, AllTenantSeries::register().0)
+        let (series, tenants, responses) = metrics::with_local_recorder(&recorder, || {
+            let registry = &mut Registry::default();
+            let series = EngineSeries::register(registry, identity);
+            let responses = ResponseSeries::register(registry);
+            (series, AllTenantSeries::register().0, responses)
         });
         Metrics {
             series: Arc::new(series),
             tenants: Arc::new(Mutex::new(tenants)),
+            responses: Arc::new(Mutex::new(responses)),
+            model_name: identity.model_name.as_str().into(),
             recorder: Arc::new(recorder),
             exporter,
         }
@@ -105,7 +116,10 @@ impl Metrics {
 
     /// Returns all series in Prometheus's text format.
     pub fn render(&self) -> String {
-        self.exporter.render()
+        let mut writer = TextWriter::new(self.exporter.render(), &self.model_name);
+        writer.by_tenant(&SERVICE, self.tenants().services());
+        writer.process();
+        writer.finish()
     }
 
     /// Folds recorded samples into their buckets. Call it, or `render`, every few seconds, because
@@ -268,6 +282,15 @@ impl Metrics {
         self.tenants().of(tenant).rejected[reason as usize].increment(1);
     }
 
+    /// Records a response. `route` is the path of its endpoint, if it has one.
+    pub fn responded(&self, route: Option<&str>, status: u16) {
+        let lock = self.responses.lock();
+        let mut responses = lock.unwrap_or_else(PoisonError::into_inner);
+        metrics::with_local_recorder(&*self.recorder, || {
+            responses.of(route, status).increment(1);
+        });
+    }
+
     /// Records that a client left before its answer was complete.
     pub fn client_disconnected(&self) {
         self.series.requests.disconnects.increment(1);
@@ -285,7 +308,9 @@ fn definitions() -> Vec<Definition> {
     metrics::with_local_recorder(&NoopRecorder, || {
         let mut registry = Registry::default();
         EngineSeries::register(&mut registry, &Identity::default());
+        ResponseSeries::register(&mut registry);
         registry.definitions.extend(AllTenantSeries::register().1);
+        registry.definitions.extend(sampled::definitions());
         registry.definitions
     })
 }

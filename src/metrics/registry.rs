@@ -64,6 +64,12 @@ impl Registry {
         counter!(name, self.labels.clone())
     }
 
+    /// Defines a counter whose series are registered elsewhere.
+    pub(super) fn define_counter(&mut self, name: Text, help: Text) {
+        self.define(name, None);
+        describe_counter!(name, help);
+    }
+
     /// Registers a counter for each of the `values` of `label`.
     pub(super) fn counters<const N: usize>(
         &mut self,

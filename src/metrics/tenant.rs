@@ -16,10 +16,26 @@ const OTHER: &str = "other";
 
 /// The series of all tenants that were ever named.
 pub(super) struct AllTenantSeries {
-    named: HashMap<TenantId, TenantSeries>,
+    named: HashMap<TenantId, NamedTenant>,
     other: TenantSeries,
     states: HashMap<TenantId, TenantState>, // The last reported ones.
     other_service: Micros,                  // The sum over the tenants that share `other`.
+}
+
+/// A tenant with its own series.
+struct NamedTenant {
+    name: String,
+    series: TenantSeries,
+}
+
+impl NamedTenant {
+    /// Registers the series. The recorder must be in place.
+    fn register(name: &str) -> NamedTenant {
+        NamedTenant {
+            name: name.to_owned(),
+            series: TenantSeries::register(&mut Registry::of_tenant(name)),
+        }
+    }
 }
 
 impl AllTenantSeries {
@@ -28,9 +44,8 @@ impl AllTenantSeries {
     pub(super) fn register() -> (AllTenantSeries, Vec<Definition>) {
         let mut registry = Registry::of_tenant(OTHER);
         let other = TenantSeries::register(&mut registry);
-        let default = TenantSeries::register(&mut Registry::of_tenant(DEFAULT));
         let series = AllTenantSeries {
-            named: HashMap::from([(TenantId(0), default)]),
+            named: HashMap::from([(TenantId(0), NamedTenant::register(DEFAULT))]),
             other,
             states: HashMap::new(),
             other_service: 0,
@@ -43,33 +58,39 @@ impl AllTenantSeries {
     pub(super) fn name(&mut self, tenants: &[(TenantId, String)]) {
         for (id, name) in tenants {
             if !self.named.contains_key(id) && self.named.len() < MAX_NAMED {
-                let series = TenantSeries::register(&mut Registry::of_tenant(name));
-                self.named.insert(*id, series);
+                self.named.insert(*id, NamedTenant::register(name));
             }
         }
     }
 
     pub(super) fn of(&self, id: TenantId) -> &TenantSeries {
-        self.named.get(&id).unwrap_or(&self.other)
+        let named = self.named.get(&id);
+        named.map_or(&self.other, |named| &named.series)
     }
 
     /// Changes the series by the difference to the tenant's last state, so that those of tenants
     /// that share series add up.
     pub(super) fn set(&mut self, id: TenantId, now: TenantState) {
         let before = self.states.insert(id, now).unwrap_or_default();
-        let service = if self.named.contains_key(&id) {
-            now.service
-        } else {
+        if !self.named.contains_key(&id) {
             self.other_service += now.service.saturating_sub(before.service);
-            self.other_service
-        };
+        }
         let series = self.of(id);
         let change = |now: u32, before: u32| f64::from(now) - f64::from(before);
         let running = change(now.running, before.running);
         series.running.increment(running);
         series.waiting.increment(change(now.queued, before.queued));
         series.pages.increment(change(now.pages, before.pages));
-        series.service.absolute(service / 1_000_000);
+    }
+
+    /// Returns the labels of all tenants, and the machine time charged to each, in seconds.
+    pub(super) fn services(&self) -> impl Iterator<Item = (&str, f64)> {
+        let named = self.named.iter().map(|(id, named)| {
+            let state = self.states.get(id);
+            (named.name.as_str(), state.map_or(0, |state| state.service))
+        });
+        let all = named.chain([(OTHER, self.other_service)]);
+        all.map(|(name, service)| (name, service as f64 / 1e6))
     }
 
     /// Sets all gauges to 0, because the engine has ended.

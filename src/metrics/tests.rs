@@ -191,8 +191,8 @@ fn tenants_have_their_own_series_and_the_rest_share_one() {
     let read = |name: &str, labels: &[&str]| value(&text, &labelled(&text, name, labels));
     assert_eq!(read("sterna_tenant_requests_running", &["t1"]), 2.0);
     assert_eq!(read("sterna_tenant_requests_running", &["other"]), 6.0);
-    assert_eq!(read("sterna_tenant_service_seconds_total", &["t1"]), 3.0);
-    assert_eq!(read("sterna_tenant_service_seconds_total", &["other"]), 4.0);
+    assert_eq!(read("sterna_tenant_service_seconds_total", &["t1"]), 3.6);
+    assert_eq!(read("sterna_tenant_service_seconds_total", &["other"]), 4.2);
     assert_eq!(
         read("sterna_tenant_refusals_total", &["other", "queue_full"]),
         1.0
@@ -252,6 +252,53 @@ fn each_part_of_a_steps_cost_has_its_own_label() {
     }
     let rest = ["kilo_decode_keys", "kilo_chunk_keys", "head", "logit"].map(read);
     assert_eq!(rest, [201.0, 202.0, 203.0, 204.0]);
+}
+
+#[test]
+fn responses_are_counted_by_route_and_status() {
+    let metrics = metrics();
+    for (route, status) in [
+        (Some("/v1/models"), 200),
+        (Some("/v1/models"), 200),
+        (Some("/v1/models"), 429),
+        (None, 404),
+    ] {
+        metrics.responded(route, status);
+    }
+    let text = metrics.render();
+    let count = |route: &str, status: &str| {
+        let series = labelled(&text, "sterna_http_responses_total", &[route, status]);
+        value(&text, &series)
+    };
+    assert_eq!(count("/v1/models", "200"), 2.0);
+    assert_eq!(count("/v1/models", "429"), 1.0);
+    assert_eq!(count("unknown", "404"), 1.0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_process_is_described() {
+    let text = metrics().render();
+    let read = |name: &str| value(&text, &format!("{name}{{"));
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.unwrap().as_secs_f64();
+    let started = read("process_start_time_seconds");
+    assert!(now - 86_400.0 < started && started < now + 2.0, "{started}");
+    assert!(read("process_resident_memory_bytes") > 1e6);
+    assert!(read("process_virtual_memory_bytes") >= read("process_resident_memory_bytes"));
+    assert!(read("process_open_fds") >= 3.0);
+    assert!(read("process_max_fds") >= read("process_open_fds"));
+    assert!(read("process_threads") >= 1.0);
+    assert!(read("process_cpu_seconds_total") >= 0.0);
+}
+
+#[test]
+fn labels_are_escaped() {
+    let metrics = metrics();
+    metrics.set_tenants(&[(TenantId(1), "a\"b\\c".into())]);
+    let service = "sterna_tenant_service_seconds_total{model_name=\"toy\",engine=\"0\",\
+                   tenant=\"a\\\"b\\\\c\"} 0";
+    assert!(metrics.render().contains(service));
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! The list of models, health and readiness.
 
+use std::io::Read;
+
 use axum::Router;
-use axum::body::Body;
-use axum::http::Method;
+use axum::body::{Body, to_bytes};
+use axum::http::{Method, Request};
+use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 use sterna::api::{self, App};
 use tokio::time::timeout;
+use tower::ServiceExt;
 
 use crate::harness::*;
 
@@ -72,5 +76,50 @@ async fn health_and_readiness_follow_the_servers_life() {
         assert_eq!(rejected.error(), (503, "draining".into(), None));
         assert!(rejected.header("retry-after").parse::<u64>().unwrap() >= 1);
         assert_eq!(rejected.header("connection"), "close");
+    }
+}
+
+#[tokio::test]
+async fn the_metrics_count_every_response() {
+    let server = Server::new();
+    server.get("/v1/models").await.ok();
+    server.get("/v1/models/nobody").await;
+    server.get("/made-up-by-a-client").await;
+    server.post("/v1/chat/completions", &json!({"n": 0})).await;
+    let text = server.get("/metrics").await.body;
+    for (route, status) in [
+        ("/v1/models", 200),
+        ("/v1/models/{*id}", 404),
+        ("unknown", 404),
+        ("/v1/chat/completions", 400),
+    ] {
+        let labels = format!("route=\"{route}\",status=\"{status}\"}} 1");
+        assert!(text.contains(&labels), "{labels}\n{text}");
+    }
+    assert!(!text.contains("made-up"));
+}
+
+#[tokio::test]
+async fn the_metrics_are_compressed_for_those_who_ask() {
+    let server = Server::new();
+    for (coding, is_compressed) in [
+        ("gzip", true),
+        ("deflate, GZIP;q=0.5", true),
+        ("gzip;q=0, deflate", false),
+        ("identity", false),
+    ] {
+        let request = Request::get("/metrics").header("accept-encoding", coding);
+        let request = request.body(Body::empty()).unwrap();
+        let response = server.router.clone().oneshot(request).await.unwrap();
+        let encoding = response.headers().get("content-encoding").cloned();
+        assert_eq!(encoding.is_some(), is_compressed, "{coding}");
+        let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        let mut text = String::new();
+        match is_compressed {
+            true => GzDecoder::new(&*body).read_to_string(&mut text),
+            false => (&*body).read_to_string(&mut text),
+        }
+        .unwrap();
+        assert!(text.contains("vllm:num_requests_running"), "{coding}");
     }
 }

@@ -130,6 +130,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ),
     ("zerocopy", &["kernels/"]),
     ("metrics_exporter_prometheus", &["src/metrics/"]),
+    ("procfs", &["src/metrics/"]),
+    ("flate2", &["src/api/status.rs", "tests/http/"]),
     ("toml", &["src/config/", "src/tenants/"]),
     ("utoipa", &["src/api/"]),
     ("jsonschema", &["tests/harness/", "tests/constraint/"]),

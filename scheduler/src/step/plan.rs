@@ -24,6 +24,7 @@ pub(super) struct PlannedRow {
     pub(super) tenant: TenantId,
     pub(super) tokens: usize,  // Without drafts.
     pub(super) draw_time: u32, // Nanoseconds.
+    logits: usize,             // Without drafts.
     first_draft: usize,        // In the plan's drafts.
     drafts: usize,
 }
@@ -55,12 +56,14 @@ impl StepPlan {
     /// Adds the next `tokens` tokens of a sequence, which have their pages.
     pub(super) fn add(&mut self, sequence: &Sequence, tokens: usize) {
         self.shape = self.shape.plus(sequence.shape_of(tokens));
-        self.scored += sequence.logits_of(tokens).saturating_sub(1);
+        let logits = sequence.logits_of(tokens);
+        self.scored += logits.saturating_sub(1);
         self.rows.push(PlannedRow {
             slot: sequence.id.slot(),
             tenant: sequence.tenant,
             tokens,
             draw_time: sequence.draw_time as u32, // At most MAX_DRAW_TIME.
+            logits,
             first_draft: 0,
             drafts: 0,
         });
@@ -72,7 +75,7 @@ impl StepPlan {
         if let Some(index) = self.rows.iter().position(|row| row.slot == slot) {
             let row = self.rows.remove(index);
             self.shape = self.shape.minus(sequence.shape_of(row.tokens));
-            self.scored -= sequence.logits_of(row.tokens).saturating_sub(1);
+            self.scored -= row.logits.saturating_sub(1);
         }
     }
 
@@ -110,7 +113,7 @@ impl StepPlan {
                 drafts: &self.drafts[row.first_draft..][..row.drafts],
                 first_page: table.first,
                 page_count: pages,
-                logits: sequence.logits_of(row.tokens) + row.drafts,
+                logits: row.logits + row.drafts,
             });
         }
     }
