@@ -39,8 +39,8 @@ const INSERTED: [&[u8]; 20] = [
     b"\xF0\x9F\x91\xA9",
 ];
 
-/// Checks the corpus of a target, and `count` changes of its files, or as many as
-/// `STERNA_FUZZ_CHANGES` says.
+/// Checks the corpus of a target, and `count` changes of its files, or `STERNA_FUZZ_TIMES` times as
+/// many.
 fn replay(target: &str, check: fn(&[u8]), count: usize) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("fuzz/corpus")
@@ -53,9 +53,9 @@ fn replay(target: &str, check: fn(&[u8]), count: usize) {
     let corpus: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
     corpus.iter().for_each(|data| check(data));
     let mut random = Random::from_env();
-    let wanted = env::var("STERNA_FUZZ_CHANGES");
-    let count = wanted.map_or(count, |wanted| wanted.parse().unwrap());
-    for _ in 0..count {
+    let times = env::var("STERNA_FUZZ_TIMES");
+    let times = times.map_or(1, |times| times.parse().unwrap());
+    for _ in 0..count * times {
         check(&changed(&corpus, &mut random));
     }
 }
