@@ -26,7 +26,8 @@ pub(super) struct Window {
 /// The mask after the forced tokens.
 #[derive(Clone, Debug)]
 pub(super) enum LastMask {
-    /// The tokens whose bit is set may be drawn. `may_end` says that the grammar may end here.
+    /// The tokens whose bit is set may be drawn. `may_end` says that the grammar may end here; then
+    /// the stop tokens of the request may be drawn too.
     Allowed { bits: Box<[u32]>, may_end: bool },
     /// Nothing may be drawn, for this reason.
     DeadEnd(String),
@@ -52,12 +53,17 @@ impl Window {
     }
 
     fn step(matcher: &mut Matcher, may_force: bool) -> Result<NextMask, String> {
-        let mask = matcher.compute_mask_or_eos().map_err(plain_error)?;
+        let mut mask = matcher.compute_mask_or_eos().map_err(plain_error)?;
         let may_end = matcher.is_accepting().map_err(plain_error)?;
         if may_force && !may_end && mask.num_set() == 1 {
             let token = mask.first_bit_set().expect("one bit is set") as TokenId;
             matcher.consume_token(token).map_err(plain_error)?;
             return Ok(NextMask::Forced(token));
+        }
+        if may_end {
+            // The library allows the model's end tokens. A request may have other stop tokens.
+            let environment = matcher.tok_env().map_err(plain_error)?;
+            mask.sub(&environment.tok_trie().eos_token_set());
         }
         let bits = mask.as_slice().into();
         Ok(NextMask::Last { bits, may_end })

@@ -73,6 +73,26 @@ async fn a_stop_token_is_drawn_only_where_the_grammar_may_end() {
     }
 }
 
+/// A request with `ignore_eos` and stop tokens of its own drew the model's end token, and then had
+/// nothing to draw.
+#[tokio::test]
+async fn only_the_requests_stop_tokens_end_an_answer() {
+    let lab = Lab::new(256, 6);
+    let digit = lab.tokenizer.encode_plain("7").unwrap()[0];
+    for pattern in ["[0-9]{3}", "[0-9]{0,9}"] {
+        let source = GrammarSource::regex(pattern).unwrap();
+        let grammar = lab.compile(source).await.unwrap();
+        for number in 0..20 {
+            let mut request = lab.request(number, Some(grammar.clone()));
+            request.stop_tokens = vec![digit];
+            let answer = lab.answer(request).await;
+            assert_eq!(answer.reason, Some(FinishReason::Stop), "{answer:?}");
+            assert_eq!(answer.tokens.last(), Some(&digit));
+            assert!(!answer.tokens.contains(&END), "{answer:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_dead_end_ends_its_request_with_the_reason() {
     let lab = Lab::new(256, 6);
