@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::http::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use sterna::api::App;
 
 use crate::harness::{self, Server};
@@ -53,6 +53,33 @@ async fn every_route_except_the_open_ones_needs_a_key() {
     }
     for path in ["/", "/page/app.js", "/health", "/ready"] {
         assert_eq!(tenants.server.get(path).await.status, 200, "{path}");
+    }
+}
+
+/// Anthropic's clients read the kind of an error from `error.type`, and `type` says that it is one.
+#[tokio::test]
+async fn refusals_of_messages_have_anthropics_form() {
+    let limited = table("a", ALPHA, "requests_per_minute = 1\nrequest_burst = 1");
+    let tenants = TenantServer::new(&limited).await;
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2});
+    let ask = async |key| {
+        tenants
+            .ask("/v1/messages", &[("x-api-key", key)], &body)
+            .await
+    };
+    let accepted = ask("alpha").await;
+    assert_eq!(accepted.status, 200, "{}", accepted.body);
+    for (key, status, kind) in [
+        ("beta", 401, "authentication_error"),
+        ("alpha", 429, "rate_limit_error"),
+    ] {
+        let refused = ask(key).await;
+        assert_eq!(refused.status, status, "{}", refused.body);
+        let body: Value = serde_json::from_str(&refused.body).unwrap();
+        assert_eq!(body["type"], "error");
+        assert_eq!(body["error"]["type"], kind);
+        assert_eq!(body["request_id"], refused.header("x-request-id"));
+        assert_eq!(refused.headers.contains_key("retry-after"), status == 429);
     }
 }
 
