@@ -55,6 +55,8 @@ fn held_out() -> HeldOut {
 struct Server {
     process: Child,
     address: String,
+    /// What the program says when it is ready, up to its example.
+    greeting: String,
     client: reqwest::Client,
 }
 
@@ -72,18 +74,21 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let address = lines
-            .map_while(Result::ok)
-            .find_map(|line| {
-                let rest = &line[line.find("http://")?..];
-                rest.split_whitespace().next().map(str::to_owned)
-            })
-            .expect("the server names its address");
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut greeting = String::new();
+        while !greeting.contains("curl") {
+            let line = lines.next().expect("the server gives an example");
+            greeting += &(line.unwrap() + "\n");
+        }
+        let address = greeting
+            .split_whitespace()
+            .find(|word| word.starts_with("http://"));
+        let address = address.expect("the server names its address").to_owned();
         let client = reqwest::Client::new();
         Server {
             process,
             address,
+            greeting,
             client,
         }
     }
@@ -489,6 +494,8 @@ async fn a_checkpoint_without_a_head_serves_embeddings() {
                 .sum();
             assert!(cosine > 0.999, "{name} {index}: {cosine}");
         }
+        assert!(server.greeting.contains("/v1/embeddings"));
+        assert!(!server.greeting.contains("chat"), "{}", server.greeting);
         let (status, refused) = ask("/v1/completions", json!({"prompt": "a"})).await;
         assert_eq!(status, 400);
         assert_eq!(

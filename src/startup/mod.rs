@@ -42,7 +42,9 @@ const ASYNC_THREADS: usize = 2;
 /// The exit code of a failure, as in `main.rs`.
 const START_FAILED: i32 = 2;
 /// The example in the greeting.
-const REQUEST: &str = r#"{"messages":[{"role":"user","content":"Who are you?"}],"stream":true}"#;
+const CHAT_REQUEST: &str =
+    r#"{"messages":[{"role":"user","content":"Who are you?"}],"stream":true}"#;
+const EMBEDDING_REQUEST: &str = r#"{"input":"Who are you?"}"#;
 /// How long clients may take to receive their errors after the engine has died.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 const ENGINE_PANICKED: &str = "the engine thread panicked; its message is above";
@@ -180,12 +182,19 @@ fn greeting(config: &ServeConfig, serving: &Serving, isa: Isa, address: &str) ->
     };
     let (threads, name) = (config.machine.threads(), &serving.model.name);
     let url = format!("http://{address}");
+    let (page, path, request) = match serving.model.embedding {
+        Some(_) => (String::new(), "embeddings", EMBEDDING_REQUEST),
+        None => (
+            format!("\n  chat     {url}/"),
+            "chat/completions",
+            CHAT_REQUEST,
+        ),
+    };
     format!(
-        "{demo}Sterna serves {name} on {url} with {isa}, {threads} compute threads.\
-         \n  chat     {url}/\
+        "{demo}Sterna serves {name} on {url} with {isa}, {threads} compute threads.{page}\
          \n  metrics  {url}/metrics\
-         \n  try      curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\
-         \n             {key}-d '{REQUEST}'\n"
+         \n  try      curl -N {url}/v1/{path} -H 'content-type: application/json' \\\
+         \n             {key}-d '{request}'\n"
     )
 }
 

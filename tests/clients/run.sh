@@ -96,7 +96,7 @@ python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check 'uv==0.*'
 # lm-eval takes its tokenizer from transformers, which needs no torch for that.
 install 'openai==2.*' 'anthropic==2.*' 'openapi-spec-validator==0.9.*' 'schemathesis==4.*' \
-    'lm_eval[api]==0.4.13' 'transformers==5.*' 'litellm==1.106.*' 'langchain-openai==1.7.*' \
+    'lm_eval[api]==0.4.13' 'transformers==5.*' 'litellm[proxy]==1.106.*' 'langchain-openai==1.7.*' \
     'pydantic-ai-slim[openai]==2.31.*' 'llm==0.32.*'
 npm install --silent --no-audit --no-fund --prefix "$work/node" --cache "$work/npm" \
     'openai@6' 'ai@6' '@ai-sdk/openai-compatible@2' 'zod@4'
@@ -119,6 +119,15 @@ await_exit "$tiny_pid" # The last check of openai_sdk.py sends SIGTERM to this s
 
 printf '\nlitellm, langchain-openai, pydantic-ai and llm\n'
 TMPDIR="$work" "$work/venv/bin/python" "$here/python_sdks.py" --url "$large_url"
+
+printf '\nthe proxy of litellm\n'
+TMPDIR="$work" "$work/venv/bin/python" "$here/litellm_proxy.py" --url "$large_url"
+
+printf '\nembeddings, through the OpenAI SDK\n'
+start embedding --model tests/fixtures/embedding-qwen3
+"$work/venv/bin/python" "$here/openai_embeddings.py" --url "$url"
+kill -TERM "$pid"
+await_exit "$pid"
 
 printf '\nopenai and ai on Node\n'
 cp "$here/node_sdks.mjs" "$work/node" # Node looks for packages beside the file.
