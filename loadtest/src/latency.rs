@@ -38,6 +38,16 @@ impl Latencies {
         self.0 += micros;
     }
 
+    /// Adds one latency.
+    pub(crate) fn record_seconds(&mut self, seconds: f64) {
+        self.record_micros((seconds * 1e6).round() as u64);
+    }
+
+    /// Adds all latencies of `other`.
+    pub(crate) fn add(&mut self, other: &Latencies) {
+        self.0 += &other.0;
+    }
+
     /// Returns the percentiles, or `None` if the histogram is empty.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e6;

@@ -180,6 +180,45 @@ fn an_open_loop_sends_every_request_and_prints_a_table() {
 }
 
 #[test]
+fn requests_of_the_warm_up_are_sent_but_do_not_count() {
+    let flags = ["--requests", "10", "--warm-up", "5", "--max-tokens", "3"];
+    let more = ["--json", "--clients", "3", "--turns", "2"];
+    let output = loadtest(&[&flags[..], &more].concat(), 0);
+    assert!(output.status.success(), "{output:?}");
+    let report = json(&output);
+    assert_eq!(report["complete"], 10);
+    assert_eq!(report["output_tokens"], 30);
+    assert_eq!(report["warm_up"], 5);
+}
+
+#[test]
+fn each_tenant_has_its_key_its_rate_and_its_line() {
+    let path = std::env::temp_dir().join(format!("sterna-rates-{}", std::process::id()));
+    std::fs::write(&path, "small=k0\nlarge=k1\n").unwrap();
+    let flags = ["--tenant-rates", "500,4500", "--requests", "400"];
+    let more = ["--arrivals", "bursts:3", "--max-tokens", "2", "--json"];
+    let keys = ["--keys", path.to_str().unwrap()];
+    let output = loadtest(&[&flags[..], &more, &keys].concat(), 0);
+    std::fs::remove_file(&path).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report = json(&output);
+    let small = &report["tenants"][0];
+    assert_eq!(small["tenant"], "small", "{report}");
+    let complete = small["complete"].as_u64().unwrap();
+    assert!((20..60).contains(&complete), "{report}");
+    assert_eq!(report["tenants"][1]["complete"], 400 - complete);
+    assert_eq!(report["load"], "5000 sessions/s");
+}
+
+#[test]
+fn a_run_of_seconds_ends_by_the_clock() {
+    let flags = ["--seconds", "0.2", "--clients", "2", "--json"];
+    let report = json(&loadtest(&flags, 0));
+    assert!(report["complete"].as_u64().unwrap() > 2, "{report}");
+    assert!(report["seconds"].as_f64().unwrap() >= 0.1, "{report}");
+}
+
+#[test]
 fn a_named_workload_runs_whole_sessions() {
     let flags = [
         "drive",
@@ -201,6 +240,24 @@ fn a_named_workload_runs_whole_sessions() {
     let min = 40 * (14 + 1 + TEMPLATE_TOKENS as u64);
     let tokens = report["prompt_tokens"].as_u64().unwrap();
     assert!((min..=min + 40).contains(&tokens), "{report}");
+}
+
+#[test]
+fn the_csv_file_has_a_line_for_each_request() {
+    let path = std::env::temp_dir().join(format!("sterna-requests-{}.csv", std::process::id()));
+    let flags = ["--requests", "20", "--csv", path.to_str().unwrap()];
+    let output = loadtest(&flags, 2);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("request,session,turn,class,tenant,slow,start_seconds,"));
+    assert_eq!(lines.len(), 21, "{text}");
+    let failed = lines
+        .iter()
+        .filter(|line| line.contains(",failed,status 503: engine_overloaded,,,,,,"));
+    let complete = lines.iter().filter(|line| line.contains(",complete,,"));
+    assert_eq!(failed.count() + complete.count(), 20, "{text}");
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) struct CompleteAnswer {
     pub(super) usage: TokenUsage,
 }
 
-/// The timing of one request, counted from sending it.
+/// The timing of one request, counted from the moment when it should have started.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Timing {
     /// The time to the first piece of text. `None`: there was no text.
@@ -81,6 +81,13 @@ pub(super) enum Failure {
     Protocol(String),
     /// The request took longer than the timeout.
     TimedOut,
+}
+
+impl Failure {
+    /// Returns whether the server refused the request because it, or the tenant's limit, is full.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Failure::Status(429 | 503, _))
+    }
 }
 
 impl fmt::Display for Failure {

@@ -48,7 +48,8 @@ impl AnswerStream {
         self.pieces
     }
 
-    /// Adds the data of one event that arrived at `now`, counted from sending the request.
+    /// Adds the data of one event that arrived at `now`, counted from the request's intended
+    /// start.
     pub(super) fn event(&mut self, event: &str, now: Duration) -> Result<(), Failure> {
         if self.done {
             return Err(Failure::Protocol("an event after [DONE]".into()));

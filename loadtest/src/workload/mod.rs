@@ -13,7 +13,9 @@ mod named;
 mod session;
 mod trace;
 
-pub(crate) use definition::{CONTEXT, Disconnects, SessionClass, SharedPrefix, Workload};
+pub(crate) use definition::{
+    Arrivals, CONTEXT, Disconnects, SessionClass, SharedPrefix, TenantRange, Workload,
+};
 pub(crate) use distributions::{Count, stream};
 pub(crate) use named::{all, named, names};
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub(crate) struct Trace {
     classes: Vec<ClassSessions>,
     requests_left: u64,
     seconds: f64,
+    ramp: f64,
     only: Option<usize>,
 }
 
@@ -39,6 +40,7 @@ impl Trace {
             classes: workload.classes.iter().enumerate().map(sessions).collect(),
             requests_left: u64::MAX,
             seconds: f64::INFINITY,
+            ramp: 0.0,
             only: None,
         }
     }
@@ -55,6 +57,12 @@ impl Trace {
         self
     }
 
+    /// Lets the rate grow from 0 to its full size during the first `seconds`.
+    pub(crate) fn ramp(mut self, seconds: f64) -> Trace {
+        self.ramp = seconds;
+        self
+    }
+
     /// Leaves out the sessions of all other classes. The limits still count their turns, so the
     /// sessions of `class` are the same as without this filter.
     pub(crate) fn only(mut self, class: Option<usize>) -> Trace {
@@ -65,14 +73,27 @@ impl Trace {
     fn next_of_any_class(&mut self) -> Option<Session> {
         let start_order = |a: &&mut ClassSessions, b: &&mut ClassSessions| a.at.total_cmp(&b.at);
         let class = self.classes.iter_mut().min_by(start_order)?;
-        if self.requests_left == 0 || class.at > self.seconds {
+        if self.requests_left == 0 || ramped(class.at, self.ramp) > self.seconds {
             return None;
         }
         let mut session = class.next_session();
+        session.at = ramped(session.at, self.ramp);
         let turns = self.requests_left.min(session.turns.len() as u64);
         session.turns.truncate(turns as usize);
         self.requests_left -= turns;
         Some(session)
+    }
+}
+
+/// Returns when a session starts that would start at `at` without the ramp.
+///
+/// Until the time t of the ramp T, as many sessions start as at full rate until t² / 2T. So the
+/// kind of the arrivals stays the same.
+fn ramped(at: f64, ramp: f64) -> f64 {
+    if at < ramp / 2.0 {
+        (2.0 * ramp * at).sqrt()
+    } else {
+        at + ramp / 2.0
     }
 }
 
@@ -198,6 +219,22 @@ mod tests {
                 "{arrivals:?}: {seconds}"
             );
         }
+    }
+
+    #[test]
+    fn a_ramp_starts_half_as_many_sessions_in_its_time() {
+        let workload = named("questions").unwrap();
+        let started = |trace: Trace, from: f64, to: f64| {
+            let at = trace.map(|session| session.at);
+            at.filter(|at| (from..to).contains(at)).count()
+        };
+        let ramp = || Trace::new(&workload, 3, 100.0).ramp(100.0).seconds(200.0);
+        let quarter = started(ramp(), 0.0, 50.0);
+        assert!((1_100..1_400).contains(&quarter), "{quarter}");
+        let ramped = started(ramp(), 0.0, 100.0);
+        assert!((4_700..5_300).contains(&ramped), "{ramped}");
+        let full = started(ramp(), 100.0, 200.0);
+        assert!((9_600..10_400).contains(&full), "{full}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The chat client: sends requests and times the pieces of their streamed answers.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -16,17 +17,20 @@ pub(super) struct ChatClient {
     model: String,
     key: Option<String>,
     options: ChatOptions,
+    pieces: AtomicU64,
 }
 
 /// What all requests of a run have in common.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct ChatOptions {
     /// The sampling temperature. 0 is greedy.
     pub(super) temperature: f64,
     /// Whether answers continue after the end-of-sequence token.
     pub(super) ignore_eos: bool,
-    /// The time after which a request has failed.
+    /// The time after which a request has failed, counted from sending it.
     pub(super) timeout: Duration,
+    /// The pause of a slow client before each read.
+    pub(super) slow_pause: Duration,
 }
 
 /// One request, ready to be sent.
@@ -40,6 +44,8 @@ pub(super) struct ChatRequest {
     pub(super) sampling_seed: u64,
     /// When the client disconnects. `None`: it reads the whole answer.
     pub(super) disconnect: Option<Disconnect>,
+    /// Whether the client pauses before each read.
+    pub(super) is_slow: bool,
     /// The tenant's API key.
     pub(super) key: Option<String>,
 }
@@ -75,6 +81,7 @@ impl ChatClient {
             model: String::new(),
             key,
             options,
+            pieces: AtomicU64::new(0),
         };
         client.model = match model {
             Some(model) => model,
@@ -96,17 +103,24 @@ impl ChatClient {
             max_tokens: 1,
             sampling_seed: 0,
             disconnect: None,
+            is_slow: false,
             key: self.key.clone(),
         };
-        match self.chat(&request).await {
+        match self.chat(&request, Instant::now()).await {
             ChatOutcome::Complete(answer) => Ok(answer.usage.prompt_tokens),
             ChatOutcome::Disconnected => unreachable!("the request has no disconnect"),
             ChatOutcome::Failed(failure) => Err(failure),
         }
     }
 
-    /// Sends `request` and reads its stream until it ends or the client disconnects.
-    pub(super) async fn chat(&self, request: &ChatRequest) -> ChatOutcome {
+    /// Returns the number of pieces of text that have arrived so far, of all requests.
+    pub(super) fn pieces(&self) -> u64 {
+        self.pieces.load(Ordering::Relaxed)
+    }
+
+    /// Sends `request` and reads its stream until it ends or the client disconnects. The latencies
+    /// of the outcome count from `intended`, the moment when the request should have started.
+    pub(super) async fn chat(&self, request: &ChatRequest, intended: Instant) -> ChatOutcome {
         let (limit, at_limit) = match request.disconnect {
             Some(disconnect) if disconnect.after < self.options.timeout => {
                 (disconnect.after, ChatOutcome::Disconnected)
@@ -114,12 +128,45 @@ impl ChatClient {
             _ => (self.options.timeout, ChatOutcome::Failed(Failure::TimedOut)),
         };
         let pieces = request.disconnect.map(|disconnect| disconnect.pieces);
-        let reading = read(self.post(request), pieces);
+        let reading = self.read(self.post(request), intended, request.is_slow, pieces);
         // At the limit the future is dropped, which closes the connection.
         match tokio::time::timeout(limit, reading).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(failure)) => ChatOutcome::Failed(failure),
             Err(_) => at_limit,
+        }
+    }
+
+    /// Sends a request and reads its stream. Disconnects after `pieces` pieces of text, if given.
+    /// After `[DONE]` the body must end too.
+    async fn read(
+        &self,
+        sending: RequestBuilder,
+        intended: Instant,
+        is_slow: bool,
+        pieces: Option<u32>,
+    ) -> Result<ChatOutcome, Failure> {
+        let mut response = send(sending).await?;
+        let mut parser = SseParser::default();
+        let mut stream = AnswerStream::default();
+        loop {
+            if pieces.is_some_and(|pieces| stream.pieces() >= pieces) {
+                return Ok(ChatOutcome::Disconnected);
+            }
+            if is_slow {
+                tokio::time::sleep(self.options.slow_pause).await;
+            }
+            let Some(bytes) = response.chunk().await.map_err(connection)? else {
+                return stream.end().map(ChatOutcome::Complete);
+            };
+            let now = intended.elapsed();
+            let before = stream.pieces();
+            parser.push(&bytes);
+            while let Some(event) = parser.next_event() {
+                stream.event(&event, now)?;
+            }
+            let arrived = u64::from(stream.pieces() - before);
+            self.pieces.fetch_add(arrived, Ordering::Relaxed);
         }
     }
 
@@ -178,28 +225,6 @@ async fn send(request: RequestBuilder) -> Result<Response, Failure> {
         return Err(Failure::Status(status.as_u16(), error_code(&body)));
     }
     Ok(response)
-}
-
-/// Sends a request and reads its stream. Disconnects after `pieces` pieces of text, if given.
-/// After `[DONE]` the body must end too.
-async fn read(sending: RequestBuilder, pieces: Option<u32>) -> Result<ChatOutcome, Failure> {
-    let sent = Instant::now();
-    let mut response = send(sending).await?;
-    let mut parser = SseParser::default();
-    let mut stream = AnswerStream::default();
-    loop {
-        if pieces.is_some_and(|pieces| stream.pieces() >= pieces) {
-            return Ok(ChatOutcome::Disconnected);
-        }
-        let Some(bytes) = response.chunk().await.map_err(connection)? else {
-            return stream.end().map(ChatOutcome::Complete);
-        };
-        let now = sent.elapsed();
-        parser.push(&bytes);
-        while let Some(event) = parser.next_event() {
-            stream.event(&event, now)?;
-        }
-    }
 }
 
 /// Returns the innermost cause, such as "connection refused". The outer ones repeat the address.

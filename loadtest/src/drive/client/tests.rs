@@ -53,6 +53,7 @@ async fn chat(
         temperature: 0.0,
         ignore_eos: true,
         timeout: Duration::from_secs(30),
+        slow_pause: Duration::ZERO,
     };
     let client = ChatClient::connect(&url, Some("m".into()), None, options)
         .await
@@ -62,9 +63,10 @@ async fn chat(
         max_tokens: 8,
         sampling_seed: 1,
         disconnect,
+        is_slow: false,
         key: Some("k".into()),
     };
-    let outcome = client.chat(&request).await;
+    let outcome = client.chat(&request, Instant::now()).await;
     server.await.unwrap();
     outcome
 }

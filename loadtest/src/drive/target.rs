@@ -1,0 +1,78 @@
+//! The server under test: a client of it, and how it counts tokens.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::args::ClientArgs;
+use super::client::ChatClient;
+use super::conversation::ConversationSettings;
+use super::costs::StepCosts;
+use super::outcome::Failure;
+use super::prompt_text::{TextScale, all_words};
+
+/// A server that has answered the probe requests.
+#[derive(Clone)]
+pub(super) struct TargetServer {
+    /// The client that sends all requests.
+    pub(super) client: Arc<ChatClient>,
+    /// What all conversations with it have in common.
+    pub(super) settings: Arc<ConversationSettings>,
+}
+
+impl TargetServer {
+    /// Connects to the server at `url` and measures how it counts tokens.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or does not answer as an OpenAI-compatible server.
+    pub(super) async fn connect(url: &str, args: &ClientArgs) -> Result<TargetServer, String> {
+        let key = args.keys().first().map(|entry| entry.key.clone());
+        let connect = async {
+            let client = ChatClient::connect(url, args.model.clone(), key, args.options()).await?;
+            let scale = measure_scale(&client).await?;
+            Ok((client, scale))
+        };
+        let (client, scale) = connect
+            .await
+            .map_err(|failure: Failure| format!("{url}: {failure}"))?;
+        Ok(TargetServer {
+            client: Arc::new(client),
+            settings: Arc::new(ConversationSettings {
+                scale,
+                exact_length: args.ignore_eos,
+                slow_fraction: args.slow_fraction,
+                keys: args.keys().to_vec(),
+            }),
+        })
+    }
+
+    /// Reads the server's step costs so far from its metrics.
+    pub(super) async fn step_costs(&self) -> Result<StepCosts, String> {
+        let metrics = self.client.metrics().await;
+        StepCosts::read(&metrics.map_err(|failure| failure.to_string())?)
+    }
+
+    /// Writes the server's step costs since `before` to `file`.
+    pub(super) async fn write_costs(&self, before: &StepCosts, file: &Path) -> Result<(), String> {
+        let costs = self.step_costs().await?.since(before)?;
+        costs
+            .write(file)
+            .map_err(|error| format!("cannot write {}: {error}", file.display()))
+    }
+}
+
+/// Measures how many tokens the server counts per word, and for the chat template.
+///
+/// A prompt of a word twice has one word more than a prompt of the word once. The rest of the
+/// prompt is the template. A prompt of all words then gives the mean tokens of a word.
+async fn measure_scale(client: &ChatClient) -> Result<TextScale, Failure> {
+    let words = all_words();
+    let texts = [1, 2].map(|times| [words[0]].repeat(times).join(" "));
+    let [once, twice] = texts.map(|text| client.prompt_tokens(text));
+    let (once, twice) = (once.await?, twice.await?);
+    let template = (2 * once).saturating_sub(twice);
+    let all = client.prompt_tokens(words.join(" ")).await?;
+    Ok(TextScale {
+        tokens_per_word: all.saturating_sub(template).max(1) as f64 / words.len() as f64,
+        template_tokens: template as u32,
+    })
+}
