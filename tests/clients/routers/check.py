@@ -1,0 +1,289 @@
+"""Checks two servers of the demo model behind a router: prompts land where their prefix is, keys and
+refusals pass through, and the clients of a server that is killed get clean errors. Prints one line
+per check.
+
+The script starts and stops the servers and the router, all on free ports of the loopback address.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import openai
+from openai import OpenAI
+
+POLICIES = {
+    "vllm-router": ["cache_aware", "consistent_hash"],
+    "smg": ["cache_aware", "consistent_hashing"],
+}
+flags = argparse.ArgumentParser(description=__doc__)
+flags.add_argument("--bin", required=True, help="folder of the release build")
+flags.add_argument("--router", required=True, choices=POLICIES)
+flags.add_argument("--policy", help="default: each that deploy/scale-out.md names")
+args = flags.parse_args()
+
+FAMILIES, QUESTIONS = 8, 6  # Beginnings of prompts, and prompts with each.
+MODEL = "sterna-demo"
+# Policies of consistent hashing read one of these: vllm-router, SMG.
+SESSION_HEADERS = ["x-session-id", "x-smg-routing-key"]
+PATIENCE = 60  # Seconds that only a hanging request or program takes.
+
+
+def free_ports(count):
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+class Program:
+    """A process with a log. `stop` ends it."""
+
+    def __init__(self, folder, name, command, environment=None):
+        self.log = Path(folder, f"{name}.log")
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=folder, env=environment
+            )
+
+    def await_answer(self, url, headers={}):
+        """Waits until `url` answers with 200."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5)
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError(f"{url} does not answer: {self.log.read_text()[:6000]}")
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Servers:
+    """Servers with the same tenants, and perhaps a router before them."""
+
+    def __init__(self, count, router=None, policy=None):
+        self.folder = tempfile.TemporaryDirectory()
+        self.keys = {}
+        limits = {"acme": "", "small": "requests_per_minute = 1\n", "router": ""}
+        tables = [self.tenant(name, limit) for name, limit in limits.items()]
+        tenants = Path(self.folder.name, "tenants.toml")
+        tenants.write_text("".join(tables))
+        ports = free_ports(count + 2)
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports[:count]]
+        self.programs = []
+        try:
+            for port, url in zip(ports, self.urls):
+                command = [Path(args.bin, "sterna").resolve(), "--port", str(port), "--threads", "1"]
+                more = ["--tenants", tenants, "--metrics-open", "--kv-memory", "256MiB"]
+                self.programs.append(
+                    Program(self.folder.name, f"server-{port}", [*command, *more])
+                )
+            for program, url in zip(self.programs, self.urls):
+                program.await_answer(url + "/ready")
+            self.router, self.url = None, self.urls[0]
+            if router:
+                self.url = f"http://127.0.0.1:{ports[count]}"
+                self.router = self.start_router(router, policy, ports[count], ports[count + 1])
+        except BaseException:
+            self.stop()
+            raise
+
+    def tenant(self, name, limits):
+        keygen = [Path(args.bin, "sterna"), "keygen", name]
+        made = subprocess.run(keygen, capture_output=True, text=True, check=True)
+        self.keys[name] = made.stderr.split()[-1]
+        return made.stdout + limits
+
+    def start_router(self, router, policy, port, metrics_port):
+        """Starts the router, as the README describes it."""
+        program = Path(sys.executable).with_name(router)
+        launch = ["launch"] if router == "smg" else ["--worker-urls", *self.urls]
+        command = [program, *launch, "--policy", policy, "--host", "127.0.0.1"]
+        command += ["--port", str(port)]
+        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
+        command += ["--health-check-endpoint", "/ready", "--health-check-interval-secs", "1"]
+        program = Program(self.folder.name, router, command)
+        self.programs.append(program)
+        if router == "smg":
+            self.add_workers(program)
+        bearer = {"authorization": f"Bearer {self.keys['acme']}"}
+        program.await_answer(self.url + "/v1/models", bearer)
+        return program
+
+    def add_workers(self, program):
+        """Adds the servers to SMG, which asks each for its models with a key of the router's own."""
+        program.await_answer(self.url + "/health")
+        for url in self.urls:
+            worker = json.dumps({"url": url, "api_key": self.keys["router"]})
+            headers = {"content-type": "application/json"}
+            request = urllib.request.Request(self.url + "/workers", worker.encode(), headers)
+            urllib.request.urlopen(request, timeout=PATIENCE)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            workers = json.load(urllib.request.urlopen(self.url + "/workers", timeout=PATIENCE))
+            healthy = [worker for worker in workers["workers"] if worker["is_healthy"]]
+            if len(healthy) == len(self.urls):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"SMG has no healthy workers: {workers}")
+
+    def client(self, key="acme"):
+        key = self.keys.get(key, key)
+        return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=PATIENCE)
+
+    def stop(self):
+        for program in reversed(self.programs):
+            program.stop()
+        self.folder.cleanup()
+
+
+def messages(family, question):
+    rules = " ".join(f"Rule {rule} of house {family}: be brief." for rule in range(20))
+    system = {"role": "system", "content": f"You work for house {family}. {rules}"}
+    return [system, {"role": "user", "content": f"What is {question} plus {family}?"}]
+
+
+def hit_rate(servers):
+    """Returns which part of the prompt tokens came from a prefix cache."""
+    client = servers.client()
+    prompt = cached = 0
+    for question in range(QUESTIONS):
+        for family in range(FAMILIES):
+            answer = client.chat.completions.create(
+                model=MODEL,
+                messages=messages(family, question),
+                max_tokens=4,
+                user=f"house-{family}",
+                extra_headers={name: f"house-{family}" for name in SESSION_HEADERS},
+            )
+            prompt += answer.usage.prompt_tokens
+            details = answer.usage.prompt_tokens_details
+            cached += details.cached_tokens if details else 0
+    return cached / prompt
+
+
+def status(call):
+    """Returns the status of an answer, and its headers."""
+    try:
+        raw = call()
+        return raw.status_code, raw.headers
+    except openai.APIStatusError as error:
+        return error.status_code, error.response.headers
+
+
+def ask(client):
+    return client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=messages(0, 0), max_tokens=2
+    )
+
+
+def keys_and_refusals_pass(servers):
+    assert status(lambda: ask(servers.client("wrong")))[0] == 401
+    assert status(lambda: ask(servers.client()))[0] == 200
+    small = servers.client("small")
+    # Each server counts by itself.
+    answers = [status(lambda: ask(small)) for _ in range(len(servers.urls) + 30)]
+    refused = [headers for code, headers in answers if code == 429]
+    assert refused and {code for code, _ in answers} <= {200, 429}, answers
+    assert all(float(headers["retry-after"]) > 0 for headers in refused), refused
+    assert status(lambda: ask(servers.client()))[0] == 200
+
+
+def a_killed_server_hangs_nobody(servers):
+    """Kills a server while clients stream. Each request ends: whole, or with an error."""
+    ended = {"whole": 0, "error": 0, "after": 0}
+    lock, killed, done = threading.Lock(), threading.Event(), threading.Event()
+
+    def run(number):
+        client, family = servers.client(), number
+        while not done.is_set():
+            family = (family + 5) % FAMILIES
+            try:
+                stream = client.chat.completions.create(
+                    model=MODEL,
+                    messages=messages(family, number),
+                    max_tokens=60,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                finish = [choice.finish_reason for chunk in stream for choice in chunk.choices]
+                outcome = "whole" if finish and finish[-1] == "length" else "error"
+            except openai.APITimeoutError:
+                raise AssertionError("a request hangs")
+            except (openai.OpenAIError, OSError):
+                outcome = "error"
+            except Exception as error:  # What httpx raises in the middle of a stream.
+                assert type(error).__module__.startswith("http"), repr(error)
+                outcome = "error"
+            with lock:
+                ended[outcome] += 1
+                ended["after"] += outcome == "whole" and killed.is_set()
+                if ended["after"] >= 100:
+                    done.set()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(run, number) for number in range(8)]
+        time.sleep(1)
+        servers.programs[0].kill()
+        killed.set()
+        end = time.monotonic() + PATIENCE
+        while not done.wait(0.1) and time.monotonic() < end:
+            failed = [client for client in clients if client.done()]
+            if failed:
+                break
+        done.set()
+        for client in clients:
+            client.result(PATIENCE)
+    assert ended["after"] >= 100, f"too few answers after the kill: {ended}"
+    return f"{ended['whole']} whole, {ended['error']} with an error"
+
+
+def main():
+    one = Servers(1)
+    try:
+        wanted = hit_rate(one)
+    finally:
+        one.stop()
+    for policy in [args.policy] if args.policy else POLICIES[args.router]:
+        servers = Servers(2, args.router, policy)
+        name = f"{args.router} {policy}"
+        try:
+            got = hit_rate(servers)
+            print(f"ok  {name}: {got:.2f} of the prompt tokens cached, one server {wanted:.2f}")
+            assert got >= 0.9 * wanted, (got, wanted)
+            keys_and_refusals_pass(servers)
+            print(f"ok  {name}: keys and refusals pass")
+            print(f"ok  {name}: a killed server: {a_killed_server_hangs_nobody(servers)}")
+        except BaseException:
+            if servers.router:
+                print(servers.router.log.read_text()[-4000:], file=sys.stderr)
+            raise
+        finally:
+            servers.stop()
+
+
+main()
