@@ -5,7 +5,7 @@
 
 Ray's proxy then answers on port 8000 of each node, with Sterna's API. Needs `ray[serve]` on every
 node, and the program and the model at the same paths. Each replica uses all cores of its node. For
-several replicas on one node, set `replicas_per_node` and share the cores with `--threads` in `flags`.
+several replicas on a node, set `replicas_per_node` and share the cores with `--threads` in `flags`.
 """
 
 import asyncio

@@ -164,6 +164,7 @@ const TOP_LEVEL: &[&str] = &[
     "benches",
     "clippy.toml",
     "dashboards",
+    "deploy",
     "deny.toml",
     "fuzz",
     "kernels",

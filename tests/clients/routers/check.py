@@ -1,6 +1,6 @@
-"""Checks two servers of the demo model behind a router: prompts land where their prefix is, keys and
-refusals pass through, and the clients of a server that is killed get clean errors. Prints one line
-per check.
+"""Checks two servers of the demo model behind a router: prompts land where their prefix is, keys
+and refusals pass through, and the clients of a server that is killed get clean errors. Prints one
+line per check.
 
 The script starts and stops the servers and the router, all on free ports of the loopback address.
 """
@@ -97,8 +97,9 @@ class Servers:
         self.programs = []
         try:
             for port, url in zip(ports, self.urls):
-                command = [Path(args.bin, "sterna").resolve(), "--port", str(port), "--threads", "1"]
-                more = ["--tenants", tenants, "--metrics-open", "--kv-memory", "256MiB"]
+                command = [Path(args.bin, "sterna").resolve(), "--port", str(port)]
+                more = ["--tenants", tenants, "--metrics-open", "--threads", "1"]
+                more += ["--kv-memory", "256MiB"]
                 self.programs.append(
                     Program(self.folder.name, f"server-{port}", [*command, *more])
                 )
@@ -135,7 +136,7 @@ class Servers:
         return program
 
     def add_workers(self, program):
-        """Adds the servers to SMG, which asks each for its models with a key of the router's own."""
+        """Adds the servers to SMG, which asks each for its models with the router's own key."""
         program.await_answer(self.url + "/health")
         for url in self.urls:
             worker = json.dumps({"url": url, "api_key": self.keys["router"]})
