@@ -11,6 +11,8 @@ pub(crate) struct Latencies(Histogram<u64>);
 pub(crate) struct Percentiles {
     /// The number of latencies.
     pub(crate) count: u64,
+    /// The mean.
+    pub(crate) mean: f64,
     /// The median.
     pub(crate) p50: f64,
     /// The 90th percentile.
@@ -33,6 +35,24 @@ pub(crate) fn histogram() -> Histogram<u64> {
 }
 
 impl Latencies {
+    /// Returns the latencies of `seconds`.
+    pub(crate) fn of(seconds: impl Iterator<Item = f64>) -> Latencies {
+        let mut latencies = Latencies::default();
+        seconds.for_each(|seconds| latencies.record_seconds(seconds));
+        latencies
+    }
+
+    /// Returns the latencies in seconds, in ascending order, each with how often it was recorded.
+    pub(crate) fn recorded(&self) -> impl Iterator<Item = (f64, u64)> {
+        let values = self.0.iter_recorded();
+        values.map(|value| {
+            (
+                value.value_iterated_to() as f64 / 1e6,
+                value.count_at_value(),
+            )
+        })
+    }
+
     /// Adds one latency.
     pub(crate) fn record_micros(&mut self, micros: u64) {
         self.0 += micros;
@@ -53,6 +73,7 @@ impl Latencies {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e6;
         (!self.0.is_empty()).then(|| Percentiles {
             count: self.0.len(),
+            mean: self.0.mean() / 1e6,
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),

@@ -261,6 +261,36 @@ fn the_csv_file_has_a_line_for_each_request() {
 }
 
 #[test]
+fn the_page_has_all_plots_and_needs_no_other_file() {
+    let id = std::process::id();
+    let page = std::env::temp_dir().join(format!("sterna-page-{id}.html"));
+    let keys = std::env::temp_dir().join(format!("sterna-page-keys-{id}"));
+    std::fs::write(&keys, "a<b>&c=k0\n").unwrap();
+    let flags = ["--requests", "20", "--html", page.to_str().unwrap()];
+    let output = loadtest(
+        &[&flags[..], &["--keys", keys.to_str().unwrap()]].concat(),
+        2,
+    );
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = std::fs::read_to_string(&page).unwrap();
+    std::fs::remove_file(&page).unwrap();
+    std::fs::remove_file(&keys).unwrap();
+    assert_eq!(text.matches("<svg ").count(), 5, "{text}");
+    assert!(text.contains("status 503: engine_overloaded"), "{text}");
+    assert!(
+        text.contains("a&lt;b&gt;&amp;c"),
+        "names are escaped: {text}"
+    );
+    assert!(
+        text.contains("@media (prefers-color-scheme: dark)"),
+        "{text}"
+    );
+    for external in ["src=", "href=", "url(", "@import", "NaN"] {
+        assert!(!text.contains(external), "{external}");
+    }
+}
+
+#[test]
 fn a_failed_request_fails_the_run() {
     let output = loadtest(&["--requests", "20", "--json"], 2);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

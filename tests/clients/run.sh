@@ -146,6 +146,22 @@ printf '\nsterna-loadtest, 16 clients\n'
 "$bin/sterna-loadtest" --url "$large_url" --clients 16 --requests 64 --max-tokens 32 \
     --ignore-eos --shared-prefix-tokens 32
 
+printf '\nsterna-loadtest, against the histograms of a server with a queue\n'
+start queued --max-running 8
+"$bin/sterna-loadtest" --url "$url" --clients 64 --requests 400 --ignore-eos \
+    --server-histograms --json >"$work/agreement.json"
+python3 - "$work/agreement.json" <<'PYTHON'
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert report["complete"] == 400, report
+for latency in "time_to_first_token", "end_to_end":
+    clients, server = report[f"{latency}_seconds"], report["server"][latency]
+    print(f"{latency}: clients {clients['mean']:.3f} s, server {server['mean']:.3f} s")
+    assert server["count"] == 400 and server["agrees"], (clients, server)
+PYTHON
+kill -TERM "$pid"
+await_exit "$pid"
+
 kill -TERM "$large_pid"
 await_exit "$large_pid"
-printf '\nboth servers drained and exited with 0\n'
+printf '\nall servers drained and exited with 0\n'

@@ -7,6 +7,7 @@ mod args;
 mod client;
 mod conversation;
 mod costs;
+mod histograms;
 mod keys;
 mod live;
 mod objective;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 use crate::output::print;
 use crate::workload::Workload;
 pub(crate) use args::DriveArgs;
-use report::{LiveReport, RunHeader, write_csv};
+use report::{LiveReport, RunHeader, write_csv, write_html};
 use run::{LoadPlan, run_load};
 use target::TargetServer;
 
@@ -56,6 +57,10 @@ async fn measure(
         Some(_) => Some(target.step_costs().await?),
         None => None,
     };
+    let histograms_before = match args.server_histograms {
+        true => Some(target.histograms().await?),
+        false => None,
+    };
     let plan = LoadPlan {
         workload,
         only,
@@ -72,11 +77,24 @@ async fn measure(
     };
     let names = args.client.keys().iter().map(|entry| entry.name.clone());
     let names: Vec<String> = names.collect();
-    let report = LiveReport::new(header, &record, &names, args.objective.objective());
+    let mut report = LiveReport::new(header, &record, &names, args.objective.objective());
+    if let Some(before) = histograms_before {
+        let ended = report.total.complete;
+        let after = target.histograms_with(&before, ended).await?;
+        let (first, all) = (
+            report.total.time_to_first_token_seconds,
+            report.total.end_to_end_seconds,
+        );
+        report.server = after.since(&before, first, all);
+    }
     print(args.json, &report, &report.to_string());
     if let Some(file) = &args.files.csv {
         let written = write_csv(&record, file);
         written.map_err(|error| format!("--csv: cannot write {}: {error}", file.display()))?;
+    }
+    if let Some(file) = &args.files.html {
+        let written = write_html(&report, &record, file);
+        written.map_err(|error| format!("--html: cannot write {}: {error}", file.display()))?;
     }
     if let (Some(file), Some(before)) = (&args.costs, costs_before) {
         let written = target.write_costs(&before, file).await;

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::args::ClientArgs;
 use super::client::ChatClient;
 use super::conversation::ConversationSettings;
 use super::costs::StepCosts;
+use super::histograms::ServerHistograms;
 use super::outcome::Failure;
 use super::prompt_text::{TextScale, all_words};
 
@@ -49,6 +51,32 @@ impl TargetServer {
     pub(super) async fn step_costs(&self) -> Result<StepCosts, String> {
         let metrics = self.client.metrics().await;
         StepCosts::read(&metrics.map_err(|failure| failure.to_string())?)
+    }
+
+    /// Reads the server's latency histograms so far from its metrics.
+    pub(super) async fn histograms(&self) -> Result<ServerHistograms, String> {
+        let metrics = self.client.metrics().await;
+        let metrics = metrics.map_err(|failure| failure.to_string())?;
+        ServerHistograms::read(&metrics).map_err(|error| format!("--server-histograms: {error}"))
+    }
+
+    /// Reads the histograms once they have `ended` requests more than `before`. A server can
+    /// record a request after the client has read its end. After two seconds, returns what there
+    /// is.
+    pub(super) async fn histograms_with(
+        &self,
+        before: &ServerHistograms,
+        ended: u64,
+    ) -> Result<ServerHistograms, String> {
+        let start = Instant::now();
+        loop {
+            let histograms = self.histograms().await?;
+            let is_late = start.elapsed() > Duration::from_secs(2);
+            if histograms.ended_since(before) >= ended || is_late {
+                return Ok(histograms);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Writes the server's step costs since `before` to `file`.

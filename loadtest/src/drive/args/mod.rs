@@ -35,6 +35,10 @@ pub(crate) struct DriveArgs {
     /// reads it. The server must be Sterna.
     #[arg(long, value_name = "FILE")]
     pub(super) costs: Option<PathBuf>,
+    /// Also report what the server's own histograms say about the run, and whether the clients
+    /// agree. The server needs the metrics of vLLM, as Sterna has, and no other clients.
+    #[arg(long, conflicts_with = "warm_up")]
+    pub(super) server_histograms: bool,
     #[command(flatten)]
     pub(super) files: ReportArgs,
     /// Print JSON instead of a table.
@@ -48,6 +52,9 @@ pub(super) struct ReportArgs {
     /// Write one line for each request to this file.
     #[arg(long, value_name = "FILE")]
     pub(super) csv: Option<PathBuf>,
+    /// Write a page with plots to this file. It needs no other file.
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
 }
 
 /// The flags that say how many requests are sent, and when.

@@ -4,6 +4,9 @@
 //!
 //! Invariant: JSON has seconds; the table has milliseconds.
 
+mod html;
+mod plot;
+mod series;
 mod table;
 mod text;
 
@@ -11,9 +14,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::histograms::ServerReport;
 use super::objective::LatencyObjective;
 use super::record::{RequestEnd, RequestRecord, RunRecord};
 use crate::latency::{Latencies, Percentiles};
+pub(super) use html::write_html;
 pub(super) use table::write_csv;
 
 /// What a report says about its run before the figures.
@@ -54,6 +59,9 @@ pub(super) struct LiveReport {
     pub(super) classes: BTreeMap<&'static str, ClassReport>,
     /// The figures of each tenant that sent a request.
     pub(super) tenants: Vec<TenantReport>,
+    /// What the server's own histograms say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) server: Option<ServerReport>,
 }
 
 /// The figures of a group of requests.
@@ -150,6 +158,7 @@ impl LiveReport {
             requests_per_second: span.rate(total.complete),
             total,
             objective,
+            server: None,
             inter_token_seconds: inter_token.percentiles(),
             start_delay_seconds: percentiles(all.iter().map(|request| request.late_seconds)),
             classes: classes(record),
@@ -232,9 +241,7 @@ fn classes(record: &RunRecord) -> BTreeMap<&'static str, ClassReport> {
 }
 
 fn percentiles(seconds: impl Iterator<Item = f64>) -> Option<Percentiles> {
-    let mut latencies = Latencies::default();
-    seconds.for_each(|seconds| latencies.record_seconds(seconds));
-    latencies.percentiles()
+    Latencies::of(seconds).percentiles()
 }
 
 fn ratio(of: f64, all: f64) -> f64 {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt;
 
+use super::super::histograms::{BucketRange, ServerReport};
 use super::{LiveReport, TenantReport};
 use crate::latency::Percentiles;
 
@@ -17,7 +18,10 @@ impl fmt::Display for LiveReport {
         if self.tenants.len() > 1 {
             self.fmt_tenants(f)?;
         }
-        Ok(())
+        match &self.server {
+            Some(server) => fmt_server(f, server),
+            None => Ok(()),
+        }
     }
 }
 
@@ -141,6 +145,32 @@ impl LiveReport {
         }
         Ok(())
     }
+}
+
+fn fmt_server(f: &mut fmt::Formatter<'_>, server: &ServerReport) -> fmt::Result {
+    let range = |range: BucketRange| match range.to {
+        Some(to) => format!("{} to {}", range.from * 1e3, to * 1e3),
+        None => format!("over {}", range.from * 1e3),
+    };
+    writeln!(
+        f,
+        "\n{:<26}{:>10}{:>18}{:>18}{:>10}",
+        "server's histograms, ms", "mean", "p50", "p99", "clients"
+    )?;
+    for (name, latency) in [
+        ("time to first token", &server.time_to_first_token),
+        ("end-to-end latency", &server.end_to_end),
+    ] {
+        writeln!(
+            f,
+            "{name:<26}{:>10.1}{:>18}{:>18}{:>10}",
+            latency.mean * 1e3,
+            range(latency.p50),
+            range(latency.p99),
+            if latency.agrees { "agree" } else { "differ" }
+        )?;
+    }
+    Ok(())
 }
 
 fn row(f: &mut fmt::Formatter<'_>, name: &str, percentiles: Option<Percentiles>) -> fmt::Result {
