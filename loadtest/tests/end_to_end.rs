@@ -291,6 +291,34 @@ fn the_page_has_all_plots_and_needs_no_other_file() {
 }
 
 #[test]
+fn a_trace_file_is_sent_and_simulated() {
+    let path = std::env::temp_dir().join(format!("sterna-trace-{}.csv", std::process::id()));
+    let file = path.to_str().unwrap();
+    let lines = [
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:15:46.0000000,100,44",
+        "2023-11-16 18:16:16.0000000,5000,6",
+    ];
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let flags = ["--trace", file, "--speed", "1000", "--ignore-eos", "--json"];
+    let report = json(&loadtest(&flags, 0));
+    assert_eq!(report["complete"], 2, "{report}");
+    assert_eq!(report["output_tokens"], 50);
+    let prompts = report["prompt_tokens"].as_u64().unwrap();
+    assert!(prompts.abs_diff(5100) < 100, "{prompts}");
+
+    let simulated = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))
+        .args(["simulate", "--trace", file, "--speed", "2", "--json"])
+        .output()
+        .unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let report = json(&simulated);
+    assert_eq!(report["ends"]["complete"], 2, "{report}");
+    assert_eq!(report["output_tokens"], 50);
+    assert!(report["seconds"].as_f64().unwrap() > 15.0, "{report}");
+}
+
+#[test]
 fn a_failed_request_fails_the_run() {
     let output = loadtest(&["--requests", "20", "--json"], 2);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

@@ -96,7 +96,14 @@ const HOMES: &[(&str, &[&str])] = &[
     ),
     ("arc_swap", &["src/api/"]),
     ("axum", &["src/api/", "tests/", "fuzz/"]),
-    ("chrono", &["src/api/", "src/text/chat_template/"]),
+    (
+        "chrono",
+        &[
+            "src/api/",
+            "src/text/chat_template/",
+            "loadtest/src/workload/recorded.rs",
+        ],
+    ),
     ("core_affinity", &["src/cores.rs"]),
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),

@@ -34,8 +34,10 @@ impl<'a> ChatHistory<'a> {
     /// Starts `session`, with its system message if it has one.
     pub(super) fn new(settings: &'a ConversationSettings, session: &'a Session) -> Self {
         let mut messages = Vec::new();
-        if session.shared.tokens > 0 {
-            messages.push(("system", settings.scale.text(session.shared)));
+        if session.shared_tokens() > 0 {
+            let texts = session.shared.iter();
+            let texts: Vec<String> = texts.map(|text| settings.scale.text(*text)).collect();
+            messages.push(("system", texts.join(" ")));
         }
         ChatHistory {
             settings,

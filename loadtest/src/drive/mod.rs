@@ -23,10 +23,9 @@ mod target;
 use std::process::ExitCode;
 
 use crate::output::print;
-use crate::workload::Workload;
 pub(crate) use args::DriveArgs;
 use report::{LiveReport, RunHeader, write_csv, write_html};
-use run::{LoadPlan, run_load};
+use run::{LoadPlan, RunRequests, run_load};
 use target::TargetServer;
 
 /// Drives the server and prints the report. Returns the exit code.
@@ -35,10 +34,8 @@ use target::TargetServer;
 /// If flags do not fit the workload.
 #[tokio::main]
 pub(crate) async fn drive(args: &DriveArgs) -> Result<ExitCode, String> {
-    let workload = args.workload.workload();
-    args.client.check_keys(&workload)?;
-    let only = workload.only_class(args.workload.only.as_deref())?;
-    let report = measure(args, &workload, only).await;
+    let requests = RunRequests::new(&args.workload, &args.client)?;
+    let report = measure(args, &requests).await;
     Ok(report.unwrap_or_else(|error| {
         eprintln!("sterna-loadtest: {error}");
         ExitCode::FAILURE
@@ -47,11 +44,7 @@ pub(crate) async fn drive(args: &DriveArgs) -> Result<ExitCode, String> {
 
 /// Sends all requests and prints the report. Fails if the server cannot be reached before the
 /// first request, or if a file cannot be written.
-async fn measure(
-    args: &DriveArgs,
-    workload: &Workload,
-    only: Option<usize>,
-) -> Result<ExitCode, String> {
+async fn measure(args: &DriveArgs, requests: &RunRequests) -> Result<ExitCode, String> {
     let target = TargetServer::connect(&args.url, &args.client).await?;
     let costs_before = match args.costs {
         Some(_) => Some(target.step_costs().await?),
@@ -62,10 +55,9 @@ async fn measure(
         false => None,
     };
     let plan = LoadPlan {
-        workload,
-        only,
+        requests,
         seed: args.workload.seed,
-        schedule: args.load.schedule(args.workload.tenant_rate()),
+        schedule: args.load.schedule(&args.workload),
         title: String::new(),
     };
     let record = run_load(&target, &plan).await;
@@ -75,9 +67,8 @@ async fn measure(
         seed: plan.seed,
         warm_up: plan.schedule.warm_up,
     };
-    let names = args.client.keys().iter().map(|entry| entry.name.clone());
-    let names: Vec<String> = names.collect();
-    let mut report = LiveReport::new(header, &record, &names, args.objective.objective());
+    let (names, objective) = (args.client.tenant_names(), args.objective.objective());
+    let mut report = LiveReport::new(header, &record, &names, objective);
     if let Some(before) = histograms_before {
         let ended = report.total.complete;
         let after = target.histograms_with(&before, ended).await?;

@@ -10,20 +10,25 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
-use super::args::{LoadSchedule, LoadSource};
+use super::args::{ClientArgs, LoadSchedule, LoadSource, WorkloadArgs};
 use super::conversation::ChatHistory;
 use super::live::{LiveCounts, LiveView};
 use super::outcome::ChatOutcome;
 use super::record::{EndedRequest, RequestIdentity, RunRecord};
 use super::target::TargetServer;
-use crate::workload::{Session, Trace, Workload};
+use crate::workload::{RecordedTrace, Session, Trace, Workload};
+
+/// The requests of a run: those of a workload or of a trace file.
+pub(super) struct RunRequests {
+    workload: Workload,
+    recorded: Option<RecordedTrace>, // Its sessions replace those of the workload.
+    only: Option<usize>,             // The index of the only class to send.
+}
 
 /// What a run sends, and when.
 pub(super) struct LoadPlan<'a> {
-    /// The workload that the sessions are drawn from.
-    pub(super) workload: &'a Workload,
-    /// The index of the only class to send, if it is limited to one.
-    pub(super) only: Option<usize>,
+    /// The requests.
+    pub(super) requests: &'a RunRequests,
     /// The seed of the sessions.
     pub(super) seed: u64,
     /// When sessions start, and how many.
@@ -41,20 +46,48 @@ struct RunTasks {
     ended: mpsc::UnboundedSender<EndedRequest>,
 }
 
+impl RunRequests {
+    /// Returns the requests that the flags describe.
+    ///
+    /// # Errors
+    /// If the flags do not fit, or if the trace file cannot be read.
+    pub(super) fn new(args: &WorkloadArgs, client: &ClientArgs) -> Result<RunRequests, String> {
+        let recorded = args.recorded()?;
+        let workload = match &recorded {
+            Some(trace) => trace.workload(),
+            None => args.workload(),
+        };
+        client.check_keys(&workload)?;
+        Ok(RunRequests {
+            only: workload.only_class(args.only.as_deref())?,
+            workload,
+            recorded,
+        })
+    }
+
+    fn trace(&self, seed: u64, rate: f64) -> Trace {
+        let trace = match &self.recorded {
+            Some(recorded) => Trace::recorded(recorded),
+            None => Trace::new(&self.workload, seed, rate),
+        };
+        trace.only(self.only)
+    }
+}
+
 /// Sends the requests of `plan` to `target` and records how they end. Shows a live view if stderr
 /// is a terminal.
 pub(super) async fn run_load(target: &TargetServer, plan: &LoadPlan<'_>) -> RunRecord {
     let schedule = plan.schedule;
     let rate = match schedule.source {
         LoadSource::Rate(rate) => rate,
-        LoadSource::Clients(_) => 1.0, // Clients take the sessions in order, whatever their time.
+        // Clients take the sessions in order, whatever their time. A trace file has its own times.
+        LoadSource::Clients(_) | LoadSource::Trace { .. } => 1.0,
     };
-    let trace = Trace::new(plan.workload, plan.seed, rate)
-        .requests(schedule.all_requests())
-        .only(plan.only);
+    let trace = plan.requests.trace(plan.seed, rate);
+    let trace = trace.requests(schedule.all_requests());
     let (ended, received) = mpsc::unbounded_channel();
     let started = Arc::new(AtomicU64::new(0));
-    let classes = plan.workload.classes.iter();
+    let classes = plan.requests.workload.classes.iter();
     let tasks = Arc::new(RunTasks {
         target: target.clone(),
         classes: classes.map(|class| class.name).collect(),
@@ -64,8 +97,8 @@ pub(super) async fn run_load(target: &TargetServer, plan: &LoadPlan<'_>) -> RunR
     });
     let start = Instant::now();
     match schedule.source {
-        LoadSource::Rate(_) => tasks.open_loop(trace, &schedule, start),
         LoadSource::Clients(clients) => tasks.closed_loop(trace, clients, &schedule, start),
+        LoadSource::Rate(_) | LoadSource::Trace { .. } => tasks.open_loop(trace, &schedule, start),
     }
     let counts = || LiveCounts {
         started: started.load(Ordering::Relaxed),

@@ -1,5 +1,7 @@
 //! The flags of `simulate`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use sterna_scheduler::INTER_TOKEN_TARGET;
 
@@ -14,6 +16,14 @@ pub(crate) struct SimulateArgs {
     /// Workload to run. --list describes each.
     #[arg(long, default_value = "chat", value_parser = names())]
     pub(super) workload: String,
+    /// Run the requests of a trace file instead of a workload: an Azure LLM inference trace (CSV),
+    /// or JSON lines of Mooncake or Sterna. loadtest/README.md has the fields.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workload", "load", "rate", "only"])]
+    pub(super) trace: Option<PathBuf>,
+    /// Start the requests of the trace X times as fast.
+    #[arg(long, value_name = "X", requires = "trace", default_value_t = 1.0)]
+    #[arg(value_parser = positive)]
+    pub(super) speed: f64,
     /// List the workloads and exit.
     #[arg(long)]
     pub(super) list: bool,

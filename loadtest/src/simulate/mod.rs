@@ -16,7 +16,7 @@ use std::time::Instant;
 use sterna_scheduler::{Budget, CostModel, Limits};
 
 use crate::output::{print, progress_bar};
-use crate::workload::{CONTEXT, Trace, Workload, all, named};
+use crate::workload::{CONTEXT, RecordedTrace, Trace, Workload, all, named};
 pub(crate) use args::SimulateArgs;
 use disturbance::Disturbance;
 use event_loop::EventLoop;
@@ -57,6 +57,7 @@ pub(crate) fn simulate(args: &SimulateArgs) -> Result<ExitCode, String> {
 struct Simulation<'a> {
     args: &'a SimulateArgs,
     workload: Workload,
+    recorded: Option<RecordedTrace>,
     only: Option<usize>,
     cost: CostModel,
     load: f64,
@@ -65,13 +66,24 @@ struct Simulation<'a> {
 
 impl Simulation<'_> {
     fn new(args: &SimulateArgs) -> Result<Simulation<'_>, String> {
-        let workload = named(&args.workload).expect("clap accepts only known names");
+        let recorded = args.trace.as_deref();
+        let recorded = recorded.map(|file| RecordedTrace::read(file, args.speed));
+        let recorded = recorded.transpose()?;
+        let workload = match &recorded {
+            Some(trace) => trace.workload(),
+            None => named(&args.workload).expect("clap accepts only known names"),
+        };
         let only = workload.only_class(args.only.as_deref())?;
         let cost = cost_model(&args.cost)?;
-        let sample = Trace::new(&workload, args.seed, 1.0).requests(SAMPLE);
+        let sample = match &recorded {
+            Some(trace) => Trace::recorded(trace),
+            None => Trace::new(&workload, args.seed, 1.0),
+        };
+        let sample = sample.requests(SAMPLE);
         let sample: Vec<_> = sample.collect();
         let full_rate = session_rate(&cost, &sample);
-        let load = match args.rate {
+        let rate = args.rate.or(recorded.as_ref().map(RecordedTrace::rate));
+        let load = match rate {
             Some(rate) => rate / full_rate,
             None => args.load.unwrap_or(workload.load),
         };
@@ -80,13 +92,15 @@ impl Simulation<'_> {
             only,
             cost,
             load,
-            rate: args.rate.unwrap_or(load * full_rate),
+            rate: rate.unwrap_or(load * full_rate),
+            recorded,
             workload,
         })
     }
 
     fn run(&self, policy: &str) -> SimulationReport {
         let args = self.args;
+        let longest = self.recorded.as_ref().map(RecordedTrace::longest);
         let limits = Limits {
             pages: args.pages,
             max_running: args.max_running,
@@ -94,7 +108,7 @@ impl Simulation<'_> {
             max_queued_time: u64::MAX,
             step_tokens: 2048,
             prefill_chunk: 512,
-            max_sequence_tokens: CONTEXT,
+            max_sequence_tokens: longest.map_or(CONTEXT, |longest| longest.max(CONTEXT)),
         };
         let target = args.itl_target_ms * 1000;
         let budget = match args.itl_strict {
@@ -108,7 +122,11 @@ impl Simulation<'_> {
             first_token: args.slo_ttft_ms * 1000,
             inter_token: args.slo_itl_ms * 1000,
         };
-        let trace = Trace::new(&self.workload, args.seed, self.rate)
+        let trace = match &self.recorded {
+            Some(trace) => Trace::recorded(trace),
+            None => Trace::new(&self.workload, args.seed, self.rate),
+        };
+        let trace = trace
             .requests(args.requests)
             .seconds(args.seconds.unwrap_or(f64::INFINITY))
             .only(self.only);

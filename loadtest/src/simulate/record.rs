@@ -222,12 +222,16 @@ impl SimulationRecorder {
 
     /// Records that the scheduler accepted a request.
     pub(super) fn submitted(&mut self, request: &mut SimulatedRequest, session: &Session) {
-        let is_known = !self.seen.insert((request.tenant, session.shared.seed));
+        let mut known_tokens = 0;
+        let mut is_known = true;
+        for text in &session.shared {
+            is_known &= !self.seen.insert((request.tenant, text.seed));
+            known_tokens += if is_known { text.tokens } else { 0 };
+        }
         let known = match request.key.index.checked_sub(1) {
             // The stop token of the previous answer is never computed, so it is not cached.
             Some(before) => session.prompt_len(before) + session.turns[before].answer.tokens - 1,
-            None if is_known => session.shared.tokens,
-            None => 0,
+            None => known_tokens,
         };
         request.steps_before = self.totals.steps;
         request.cacheable = known.min(request.prompt_len - 1);
@@ -388,6 +392,6 @@ mod tests {
         assert_eq!(cacheable(0), 0, "the first request of the tenant");
         let conversation = session.prompt_len(0) + session.turns[0].answer.tokens;
         assert_eq!(cacheable(1), conversation - 1, "all but the stop token");
-        assert_eq!(cacheable(0), session.shared.tokens, "the system prompt");
+        assert_eq!(cacheable(0), session.shared_tokens(), "the system prompt");
     }
 }

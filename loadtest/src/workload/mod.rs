@@ -10,6 +10,7 @@
 mod definition;
 mod distributions;
 mod named;
+mod recorded;
 mod session;
 mod trace;
 
@@ -18,6 +19,7 @@ pub(crate) use definition::{
 };
 pub(crate) use distributions::{Count, stream};
 pub(crate) use named::{all, named, names};
+pub(crate) use recorded::RecordedTrace;
 #[cfg(test)]
 pub(crate) use session::token;
 pub(crate) use session::{ChatTurn, STOP, SeededText, Session};

@@ -35,8 +35,8 @@ pub(crate) struct Session {
     pub(crate) class: usize,
     /// The tenant that sends the session.
     pub(crate) tenant: u32,
-    /// The text before the first turn.
-    pub(crate) shared: SeededText,
+    /// The texts before the first turn, which other sessions may have too.
+    pub(crate) shared: Vec<SeededText>,
     /// At least one turn.
     pub(crate) turns: Vec<ChatTurn>,
 }
@@ -99,9 +99,14 @@ impl Session {
             at,
             class: key.class,
             tenant,
-            shared,
+            shared: vec![shared],
             turns,
         }
+    }
+
+    /// Returns the length of the texts before the first turn.
+    pub(crate) fn shared_tokens(&self) -> u32 {
+        self.shared.iter().map(|text| text.tokens).sum()
     }
 
     /// Returns the length of the prompt of turn `turn`.
@@ -110,14 +115,14 @@ impl Session {
         let earlier: u32 = earlier
             .map(|turn| turn.prompt.tokens + turn.answer.tokens)
             .sum();
-        self.shared.tokens + earlier + self.turns[turn].prompt.tokens
+        self.shared_tokens() + earlier + self.turns[turn].prompt.tokens
     }
 
     /// Returns the prompt of turn `turn`: the conversation so far and the new question.
     pub(crate) fn prompt(&self, turn: usize) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(self.prompt_len(turn) as usize);
         let text = |seeded: SeededText| (0..seeded.tokens).map(move |at| token(seeded.seed, at));
-        tokens.extend(text(self.shared));
+        tokens.extend(self.shared.iter().copied().flat_map(text));
         for earlier in &self.turns[..turn] {
             tokens.extend(text(earlier.prompt));
             tokens.extend((0..earlier.answer.tokens).map(|index| earlier.answer_token(index)));

@@ -4,16 +4,24 @@ use sterna_random::Random;
 
 use super::definition::{Arrivals, SessionClass, Workload};
 use super::distributions::{Zipf, exponential, stream};
+use super::recorded::RecordedTrace;
 use super::session::{Session, SessionKey};
 
 /// Iterates over the sessions of a workload in the order of their start.
 #[derive(Debug)]
 pub(crate) struct Trace {
-    classes: Vec<ClassSessions>,
+    source: SessionSource,
     requests_left: u64,
     seconds: f64,
     ramp: f64,
     only: Option<usize>,
+}
+
+/// Where sessions come from.
+#[derive(Debug)]
+enum SessionSource {
+    Classes(Vec<ClassSessions>),
+    Recorded(std::iter::Peekable<std::vec::IntoIter<Session>>),
 }
 
 /// The sessions of one class.
@@ -36,8 +44,19 @@ impl Trace {
         let sessions = |(index, class): (usize, &SessionClass)| {
             ClassSessions::new(class, (seed, index), rate * class.share / shares)
         };
+        let classes = workload.classes.iter().enumerate();
+        Trace::from(SessionSource::Classes(classes.map(sessions).collect()))
+    }
+
+    /// Returns the sessions of a trace file.
+    pub(crate) fn recorded(trace: &RecordedTrace) -> Trace {
+        let sessions = trace.sessions().to_vec();
+        Trace::from(SessionSource::Recorded(sessions.into_iter().peekable()))
+    }
+
+    fn from(source: SessionSource) -> Trace {
         Trace {
-            classes: workload.classes.iter().enumerate().map(sessions).collect(),
+            source,
             requests_left: u64::MAX,
             seconds: f64::INFINITY,
             ramp: 0.0,
@@ -71,18 +90,39 @@ impl Trace {
     }
 
     fn next_of_any_class(&mut self) -> Option<Session> {
-        let start_order = |a: &&mut ClassSessions, b: &&mut ClassSessions| a.at.total_cmp(&b.at);
-        let class = self.classes.iter_mut().min_by(start_order)?;
-        if self.requests_left == 0 || ramped(class.at, self.ramp) > self.seconds {
+        let at = self.source.next_start()?;
+        if self.requests_left == 0 || ramped(at, self.ramp) > self.seconds {
             return None;
         }
-        let mut session = class.next_session();
+        let mut session = self.source.next_session()?;
         session.at = ramped(session.at, self.ramp);
         let turns = self.requests_left.min(session.turns.len() as u64);
         session.turns.truncate(turns as usize);
         self.requests_left -= turns;
         Some(session)
     }
+}
+
+impl SessionSource {
+    /// Returns when the next session starts.
+    fn next_start(&mut self) -> Option<f64> {
+        match self {
+            SessionSource::Classes(classes) => first(classes).map(|class| class.at),
+            SessionSource::Recorded(sessions) => sessions.peek().map(|session| session.at),
+        }
+    }
+
+    fn next_session(&mut self) -> Option<Session> {
+        match self {
+            SessionSource::Classes(classes) => first(classes).map(ClassSessions::next_session),
+            SessionSource::Recorded(sessions) => sessions.next(),
+        }
+    }
+}
+
+/// Returns the class whose next session starts first.
+fn first(classes: &mut [ClassSessions]) -> Option<&mut ClassSessions> {
+    classes.iter_mut().min_by(|a, b| a.at.total_cmp(&b.at))
 }
 
 /// Returns when a session starts that would start at `at` without the ramp.

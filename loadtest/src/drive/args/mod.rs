@@ -63,16 +63,17 @@ pub(super) struct LoadArgs {
     /// Number of parallel clients (closed loop). Each starts its next session when its last one
     /// has ended.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    #[arg(conflicts_with = "trace")]
     clients: u64,
     /// Start this many sessions per second at random times (Poisson), instead of using --clients.
     /// New sessions do not wait for earlier ones (open loop). Latencies count from the moment when
     /// the request should have started, even if it started later.
-    #[arg(long, value_parser = positive, conflicts_with_all = ["clients", "tenant_rates"])]
+    #[arg(long, value_parser = positive, conflicts_with_all = ["clients", "tenant_rates", "trace"])]
     rate: Option<f64>,
     /// Grow the load from 0 to its full size during the first X seconds.
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     ramp_seconds: f64,
-    /// Total number of requests. If omitted: 64, or no limit with --seconds.
+    /// Total number of requests. If omitted: 64, or no limit with --seconds or --trace.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
     /// Start no session after X seconds.
@@ -145,6 +146,11 @@ pub(super) enum LoadSource {
     Clients(u64),
     /// A clock: this many sessions per second.
     Rate(f64),
+    /// The times of a trace file.
+    Trace {
+        /// How many times as fast as the trace the requests start.
+        speed: f64,
+    },
 }
 
 impl std::fmt::Display for LoadSource {
@@ -152,6 +158,7 @@ impl std::fmt::Display for LoadSource {
         match self {
             LoadSource::Clients(clients) => write!(f, "{clients} clients"),
             LoadSource::Rate(rate) => write!(f, "{rate} sessions/s"),
+            LoadSource::Trace { speed } => write!(f, "a trace at {speed} times its speed"),
         }
     }
 }
@@ -165,15 +172,18 @@ impl LoadSchedule {
 }
 
 impl LoadArgs {
-    /// Returns the schedule. `tenant_rate` is the sum of the tenants' rates, if they are given.
-    pub(super) fn schedule(&self, tenant_rate: Option<f64>) -> LoadSchedule {
-        let requests = match (self.requests, self.seconds) {
-            (None, None) => Some(REQUESTS),
-            (requests, _) => requests,
-        };
-        let source = match self.rate.or(tenant_rate) {
+    /// Returns the schedule of `workload`.
+    pub(super) fn schedule(&self, workload: &WorkloadArgs) -> LoadSchedule {
+        let source = match self.rate.or(workload.tenant_rate()) {
+            _ if workload.has_trace() => LoadSource::Trace {
+                speed: workload.speed,
+            },
             Some(rate) => LoadSource::Rate(rate),
             None => LoadSource::Clients(self.clients),
+        };
+        let requests = match (self.requests, self.seconds, source) {
+            (None, None, LoadSource::Clients(_) | LoadSource::Rate(_)) => Some(REQUESTS),
+            (requests, _, _) => requests,
         };
         LoadSchedule {
             source,
@@ -189,6 +199,11 @@ impl ClientArgs {
     /// Returns the tenants' names and API keys. Empty without `--keys`.
     pub(super) fn keys(&self) -> &[TenantKey] {
         self.keys.as_deref().unwrap_or_default()
+    }
+
+    /// Returns the tenants' names. Empty without `--keys`.
+    pub(super) fn tenant_names(&self) -> Vec<String> {
+        self.keys().iter().map(|entry| entry.name.clone()).collect()
     }
 
     /// Returns what all requests have in common.

@@ -1,10 +1,13 @@
 //! The flags that describe which requests are sent.
 
+use std::path::PathBuf;
+
 use clap::{ArgGroup, Args};
 
 use crate::flags::{fraction, positive};
 use crate::workload::{
-    Arrivals, Count, Disconnects, SessionClass, SharedPrefix, TenantRange, Workload, named, names,
+    Arrivals, Count, Disconnects, RecordedTrace, SessionClass, SharedPrefix, TenantRange, Workload,
+    named, names,
 };
 
 /// The latest disconnect under `--disconnect-fraction`, in seconds. Long enough that some clients
@@ -27,6 +30,14 @@ pub(crate) struct WorkloadArgs {
     /// the same times, as in the whole workload.
     #[arg(long, value_name = "CLASS", requires = "workload")]
     pub(crate) only: Option<String>,
+    /// Send the requests of a trace file at their times: an Azure LLM inference trace (CSV), or
+    /// JSON lines of Mooncake or Sterna. Add --ignore-eos to get answers of the trace's lengths.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["workload", "described"])]
+    trace: Option<PathBuf>,
+    /// Start the requests of the trace X times as fast.
+    #[arg(long, value_name = "X", requires = "trace", default_value_t = 1.0)]
+    #[arg(value_parser = positive)]
+    pub(crate) speed: f64,
     /// Mean number of tokens that a turn adds to the prompt, including the chat template around
     /// the user's message. A few probe requests measure how many tokens the server counts per
     /// word; the longest has 192 words.
@@ -100,6 +111,12 @@ fn arrivals(text: &str) -> Result<Arrivals, String> {
 }
 
 impl WorkloadArgs {
+    /// Reads the trace file, if there is one.
+    pub(crate) fn recorded(&self) -> Result<Option<RecordedTrace>, String> {
+        let read = |file: &PathBuf| RecordedTrace::read(file, self.speed);
+        self.trace.as_ref().map(read).transpose()
+    }
+
     /// Returns the named workload, or the one that the other flags describe.
     pub(crate) fn workload(&self) -> Workload {
         if let Some(name) = &self.workload {
@@ -142,6 +159,11 @@ impl WorkloadArgs {
             classes,
             weights: &[],
         }
+    }
+
+    /// Returns whether the requests are those of a trace file.
+    pub(crate) fn has_trace(&self) -> bool {
+        self.trace.is_some()
     }
 
     /// Returns the sum of `--tenant-rates`, if there are any.
