@@ -24,7 +24,7 @@ fn readme() -> String {
 #[test]
 fn the_readme_lists_every_flag() {
     let readme = readme();
-    for subcommand in ["drive", "simulate"] {
+    for subcommand in ["drive", "sweep", "compare", "simulate"] {
         let help = output(&[subcommand, "--help"]);
         let flags: Vec<&str> = help
             .split_whitespace()

@@ -1,10 +1,11 @@
-//! `drive`: parallel streaming clients against an OpenAI-compatible server.
+//! `drive`, `sweep` and `compare`: parallel streaming clients against OpenAI-compatible servers.
 //!
-//! Invariant: `drive` knows the server only by HTTP and shares no code with it, so a changed wire
-//! format breaks the load test.
+//! Invariant: this module knows the server only by HTTP and shares no code with it, so a changed
+//! wire format breaks the load test.
 
 mod args;
 mod client;
+mod compare;
 mod conversation;
 mod costs;
 mod histograms;
@@ -18,14 +19,17 @@ mod report;
 mod run;
 mod sse;
 mod stream;
+mod sweep;
 mod target;
 
 use std::process::ExitCode;
 
 use crate::output::print;
 pub(crate) use args::DriveArgs;
+pub(crate) use compare::{CompareArgs, compare};
 use report::{LiveReport, RunHeader, write_csv, write_html};
 use run::{LoadPlan, RunRequests, run_load};
+pub(crate) use sweep::{SweepArgs, sweep};
 use target::TargetServer;
 
 /// Drives the server and prints the report. Returns the exit code.

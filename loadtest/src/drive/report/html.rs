@@ -12,7 +12,7 @@ use super::{GroupReport, LiveReport};
 use crate::drive::record::RunRecord;
 use crate::latency::{Latencies, Percentiles};
 
-const STYLE: &str = include_str!("page/style.css");
+pub(super) const STYLE: &str = include_str!("page/style.css");
 const RUN: &str = include_str!("page/run.html");
 
 /// A figure that the page shows first.
@@ -64,7 +64,6 @@ pub(super) fn render(template: &'static str, values: &impl Serialize) -> String 
 fn cards(report: &LiveReport) -> Vec<FigureCard> {
     let total = &report.total;
     let ended = total.complete + total.failed;
-    let good = total.good as f64 / (ended - report.slow_readers).max(1) as f64;
     let latency = |name, percentiles: Option<Percentiles>| FigureCard {
         name,
         value: percentiles.map_or("-".into(), |found| format!("{} ms", millis(found.p50))),
@@ -90,7 +89,7 @@ fn cards(report: &LiveReport) -> Vec<FigureCard> {
         latency("end to end", total.end_to_end_seconds),
         card(
             "within objective",
-            format!("{:.1} %", good * 100.0),
+            format!("{:.1} %", report.good_share() * 100.0),
             format!("{} requests/s", short(total.goodput)),
         ),
         card(

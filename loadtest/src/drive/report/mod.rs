@@ -7,6 +7,8 @@
 mod html;
 mod plot;
 mod series;
+mod sweep_page;
+mod sweep_report;
 mod table;
 mod text;
 
@@ -19,6 +21,8 @@ use super::objective::LatencyObjective;
 use super::record::{RequestEnd, RequestRecord, RunRecord};
 use crate::latency::{Latencies, Percentiles};
 pub(super) use html::write_html;
+pub(super) use sweep_page::write_sweep_html;
+pub(super) use sweep_report::{SweepReport, SweepStep};
 pub(super) use table::write_csv;
 
 /// What a report says about its run before the figures.
@@ -170,6 +174,15 @@ impl LiveReport {
                 })
                 .collect(),
         }
+    }
+}
+
+impl LiveReport {
+    /// Returns the share of requests that met the latency objective. Requests whose client
+    /// disconnected or read slowly are left out.
+    pub(super) fn good_share(&self) -> f64 {
+        let judged = self.total.complete + self.total.failed - self.slow_readers;
+        ratio(self.total.good as f64, judged as f64)
     }
 }
 

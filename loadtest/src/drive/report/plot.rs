@@ -48,6 +48,13 @@ pub(super) struct Distribution {
     pub(super) p99: f64,
 }
 
+/// A point of a curve with a label.
+pub(super) struct LabelledPoint {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) label: String,
+}
+
 /// Plots one value over time. `values` are means of equal parts of the time from `from` to `to`.
 pub(super) fn over_time(title: &str, values: &[f64], from: f64, to: f64) -> PagePlot {
     let max = values.iter().copied().fold(0.0, f64::max);
@@ -119,6 +126,54 @@ pub(super) fn distribution(title: &str, bars: &Distribution) -> PagePlot {
         title: title.to_owned(),
         svg,
         is_wide: false,
+    }
+}
+
+/// Plots a curve through `points`, with a limit of y.
+pub(super) fn curve(title: &str, points: &[LabelledPoint], limit: f64) -> PagePlot {
+    let max = |value: fn(&LabelledPoint) -> f64| points.iter().map(value).fold(0.0, f64::max);
+    let top = max(|point| point.y);
+    // A limit far above all points would press them into the axis.
+    let limit = Some(limit).filter(|limit| *limit <= top * 3.0);
+    let axes = Axes::new(
+        &WIDE,
+        (0.0, max(|point| point.x) * 1.05),
+        limit.unwrap_or(0.0).max(top),
+    );
+    let mut svg = axes.start("");
+    if let Some(limit) = limit {
+        let (y, right) = (axes.y(limit), WIDE.width - RIGHT);
+        let _ = write!(
+            svg,
+            "<line class=\"limit\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"
+        );
+    }
+    let place = |point: &LabelledPoint| (axes.x(point.x), axes.y(point.y));
+    let line: Vec<String> = points
+        .iter()
+        .map(|point| format!("{:.1},{:.1}", place(point).0, place(point).1))
+        .collect();
+    let _ = write!(
+        svg,
+        "<polyline class=\"curve\" points=\"{}\"/>",
+        line.join(" ")
+    );
+    for point in points {
+        let (x, y) = place(point);
+        let _ = write!(
+            svg,
+            "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            x - 6.0,
+            y - 5.0,
+            point.label
+        );
+    }
+    svg.push_str("</svg>");
+    PagePlot {
+        title: title.to_owned(),
+        svg,
+        is_wide: true,
     }
 }
 
