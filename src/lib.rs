@@ -28,6 +28,7 @@ pub mod cores; // The cores that this process may compute on.
 pub mod demo; // The embedded demo checkpoint.
 pub mod engine; // The thread that owns all serving state, and the handle to it.
 pub mod fault; // Places at which tests make a step fail.
+pub mod healthcheck; // `sterna healthcheck`: whether a server accepts requests.
 pub mod inspect; // `sterna inspect`: what a checkpoint holds, and whether it would be served.
 pub mod metrics; // Every metric.
 pub mod model; // Checkpoints, the forward pass, the memory of keys and values.

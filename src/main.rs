@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use sterna::bench;
 use sterna::config::{Cli, Command};
 use sterna::convert;
+use sterna::healthcheck;
 use sterna::inspect;
 use sterna::startup::serve;
 use sterna::synthesize::synthesize;
@@ -13,7 +14,9 @@ use sterna::tenants::keygen;
 
 /// The exit code of `inspect` if the server would refuse the checkpoint.
 const REFUSED: u8 = 1;
-/// The exit code of every failure. The message says what is wrong.
+/// The exit code of `healthcheck` if the server accepts no requests. Docker reserves 2.
+const UNHEALTHY: u8 = 1;
+/// The exit code of every other failure. The message says what is wrong.
 const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
@@ -22,6 +25,13 @@ fn main() -> ExitCode {
         Command::Serve(config) => serve(&config),
         Command::Bench(config) => bench::run(&config),
         Command::Convert(config) => convert::run(&config),
+        Command::Healthcheck(config) => match healthcheck::run(&config) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                eprintln!("sterna: {error}");
+                return ExitCode::from(UNHEALTHY);
+            }
+        },
         Command::Inspect(config) => match inspect::run(&config) {
             Ok(false) => return ExitCode::from(REFUSED),
             other => other.map(drop),

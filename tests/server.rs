@@ -404,6 +404,52 @@ async fn sigterm_lets_answers_finish_and_exits_with_0() {
     assert_eq!(ended.await.unwrap().code(), Some(0));
 }
 
+/// Returns the exit code of `sterna healthcheck` and its message.
+fn healthcheck(url: &str) -> (Option<i32>, String) {
+    let output = run(&["healthcheck", "--url", url]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), message)
+}
+
+#[tokio::test]
+async fn the_healthcheck_tells_a_ready_server_from_others() {
+    let server = Server::start(&["--drain-seconds", "3600"]).await;
+    let ready = format!("{}/ready", server.address);
+    assert_eq!(healthcheck(&ready), (Some(0), String::new()));
+    let (code, message) = healthcheck(&format!("{}/nowhere", server.address));
+    assert_eq!(code, Some(1));
+    assert!(message.contains("404"), "{message}");
+    for wrong in ["127.0.0.1", "https://127.0.0.1/ready", "/ready"] {
+        let (code, message) = healthcheck(wrong);
+        assert_eq!(code, Some(1));
+        assert!(message.contains("no URL"), "{message}");
+    }
+    // While it drains.
+    let body = json!({"prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true});
+    let url = format!("{}/v1/completions", server.address);
+    let mut streams = Vec::new();
+    for _ in 0..32 {
+        streams.push(server.client.post(&url).json(&body).send().await.unwrap());
+    }
+    server.signal("-TERM");
+    let message = loop {
+        match healthcheck(&ready) {
+            (Some(0), _) => continue, // The signal has not arrived.
+            (code, message) => {
+                assert_eq!(code, Some(1));
+                break message;
+            }
+        }
+    };
+    assert!(message.contains("answers 503"), "{message}");
+    // After its end nothing listens.
+    drop(streams);
+    server.terminate();
+    let (code, message) = healthcheck(&ready);
+    assert_eq!(code, Some(1));
+    assert!(message.contains("refused"), "{message}");
+}
+
 #[tokio::test]
 async fn a_second_signal_exits_at_once_with_2() {
     let mut server = Server::start(&["--drain-seconds", "3600"]).await;

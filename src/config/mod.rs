@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, value_parser};
+use hyper::Uri;
 use sterna_scheduler::INTER_TOKEN_TARGET;
 
 use crate::cores;
@@ -125,6 +126,11 @@ pub enum Command {
     /// The key is shown once, on standard error. Save it: the server keeps only its hash. The
     /// table for the tenants file goes to standard output: sterna keygen ID >> tenants.toml
     Keygen(KeygenConfig),
+    /// Ask a server whether it accepts requests, for the health check of a container.
+    ///
+    /// It exits with 0 if the server answers 200, and with 1 if it answers something else or
+    /// nothing within 3 seconds. The message says which.
+    Healthcheck(HealthcheckConfig),
 }
 
 /// The flags of `serve`.
@@ -442,6 +448,19 @@ pub struct KeygenConfig {
     /// of a tenant's key.
     #[arg(long)]
     pub admin: bool,
+}
+
+/// The flags of `healthcheck`.
+#[derive(Args, Clone, Debug)]
+pub struct HealthcheckConfig {
+    /// What to ask. `/ready` fails while the server loads its model or drains; `/health` fails only
+    /// if the engine stalls or has died.
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:30000/ready"
+    )]
+    pub url: Uri,
 }
 
 /// Accepts a number within `limits`.

@@ -40,6 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["constraint", "cores", "fault", "model", "metrics"],
     ),
     ("fault", &[]),
+    ("healthcheck", &["config"]),
     ("inspect", &["config", "cores", "model", "startup", "text"]),
     ("metrics", &[]),
     ("model", &["cores", "fault"]),
