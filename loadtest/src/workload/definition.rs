@@ -47,6 +47,8 @@ pub(crate) struct SessionClass {
     pub(crate) think: f64,
     /// Clients that disconnect early.
     pub(crate) disconnects: Disconnects,
+    /// The most tokens of a prompt and its answer together.
+    pub(crate) context: u32,
     /// The deadline of the first token, in seconds. The scheduler ends a later request.
     pub(crate) first_token_within: Option<f64>,
 }
@@ -121,6 +123,7 @@ impl Default for SessionClass {
             turns: Count::Exactly(1),
             think: 0.0,
             disconnects: Disconnects::default(),
+            context: CONTEXT,
             first_token_within: None,
         }
     }

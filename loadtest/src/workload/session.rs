@@ -5,7 +5,7 @@
 
 use sterna_random::{GOLDEN, Random, mix};
 
-use super::definition::{CONTEXT, SessionClass};
+use super::definition::SessionClass;
 use super::distributions::{Zipf, exponential, stream};
 
 /// The stop token. It ends every answer and occurs nowhere else.
@@ -89,7 +89,7 @@ impl Session {
         for _ in 0..class.turns.draw(&mut random).max(1) {
             let turn = ChatTurn::draw(class, &mut random);
             let end = length + turn.prompt.tokens + turn.max_tokens;
-            if end > CONTEXT && !turns.is_empty() {
+            if end > class.context && !turns.is_empty() {
                 break;
             }
             length += turn.prompt.tokens + turn.answer.tokens;
@@ -135,7 +135,7 @@ impl Session {
 impl ChatTurn {
     fn draw(class: &SessionClass, random: &mut Random) -> ChatTurn {
         let think = exponential(random, class.think);
-        let limit = CONTEXT - class.shared.tokens;
+        let limit = class.context.saturating_sub(class.shared.tokens).max(2);
         let prompt = class.prompt.draw(random).min(limit - 1);
         let answer = class.output.draw(random).clamp(1, limit - prompt);
         let max_tokens = class

@@ -64,6 +64,15 @@ fn a_closed_loop_counts_every_request_and_token() {
 }
 
 #[test]
+fn a_prompt_may_be_longer_than_the_simulated_models_allow() {
+    let flags = ["--requests", "2", "--prompt-tokens", "9000", "--json"];
+    let more = ["--prompt-spread", "0", "--max-tokens", "5"];
+    let report = json(&loadtest(&[&flags[..], &more].concat(), 0));
+    let tokens = report["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens.abs_diff(18_000) < 400, "{report}");
+}
+
+#[test]
 fn an_open_loop_sends_every_request_and_prints_a_table() {
     let output = loadtest(
         &["--rate", "500", "--requests", "10", "--max-tokens", "3"],

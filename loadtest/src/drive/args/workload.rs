@@ -138,6 +138,7 @@ impl WorkloadArgs {
                 fraction: self.disconnect_fraction,
                 within: DISCONNECT_WITHIN,
             },
+            context: u32::MAX / 2, // The server says what is too long.
             ..SessionClass::default()
         };
         let tenants = |first: u32, count: u32| TenantRange {
