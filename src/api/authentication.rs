@@ -24,6 +24,7 @@ use super::app::{App, Serving};
 use super::connection::Progress;
 use super::error::ApiError;
 use super::request_id::RequestId;
+use super::request_log::RequestLog;
 use super::running::RunningRequests;
 use super::{page, rate_headers};
 use crate::engine::Rates;
@@ -46,6 +47,8 @@ pub(super) struct Caller {
     pub(super) tenant: Arc<Tenant>,
     /// The id in `x-request-id`.
     pub(super) request_id: String,
+    /// Where the request notes what its line in the log says.
+    pub(super) log: RequestLog,
     app: App,
     rates: Arc<OnceLock<Rates>>,
 }
@@ -119,6 +122,9 @@ pub(super) async fn authenticate(
         Some(KeyHolder::Tenant(tenant)) => tenant,
     };
     Span::current().record("tenant", &tenant.id);
+    let log = request.extensions().get::<RequestLog>().cloned();
+    let log = log.unwrap_or_default();
+    log.set_tenant(&tenant.id);
     if let Some(progress) = request.extensions().get::<Arc<Progress>>()
         && !tenant.is_anyone()
     {
@@ -128,6 +134,7 @@ pub(super) async fn authenticate(
     let caller = Caller {
         tenant,
         request_id: id.map_or_else(String::new, |RequestId(id)| id.clone()),
+        log,
         app: app.clone(),
         rates: Arc::default(),
     };

@@ -23,6 +23,7 @@ use super::generation::{AnswerEnd, ChoiceEnd, ChoiceGeneration, ChoiceOutput, Pi
 use super::logprobs::{SpelledTokens, TokenLogprob, TokenSpelling};
 use super::parsed_request::ParsedRequest;
 use super::prompt_logprobs::PromptLogprobs;
+use super::request_log::RequestLog;
 use super::running::Registration;
 use crate::engine::{ScoredToken, TokenId};
 use crate::text::Tokenizer;
@@ -96,6 +97,7 @@ pub(super) struct Choices {
     cached_tokens: Vec<Option<u32>>,
     completion_tokens: Vec<u32>, // By choice.
     registration: Registration,
+    log: RequestLog,
 }
 
 impl Choices {
@@ -132,6 +134,7 @@ impl Choices {
             cached_tokens: vec![None; prompts.len()],
             completion_tokens: vec![0; count],
             registration,
+            log: caller.log.clone(),
         };
         let generations = ChoiceGeneration::start_all(serving, request, caller, arrived)?;
         let enders = generations.iter().map(ChoiceGeneration::ender);
@@ -261,6 +264,7 @@ impl Choices {
 
     /// Cancels all running choices and returns `error`.
     fn fail(&mut self, error: ApiError) -> ApiError {
+        self.log.fail(error.code());
         for (_, generation) in self.running.drain(..) {
             generation.cancel();
         }

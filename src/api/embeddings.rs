@@ -22,6 +22,7 @@ use super::error::ApiError;
 use super::fields::{Bool, Integer, JsonField, JsonText, Scalar, deserialize_fields, must_be};
 use super::generation::finish_reason;
 use super::json::JsonObject;
+use super::request_log::RequestLog;
 use super::unsupported;
 use crate::engine::{
     EventStream, FinishReason, GenerationRequest, SamplingParams, StreamEvent, TokenId,
@@ -211,6 +212,7 @@ fn check_lengths(texts: &[Vec<TokenId>], context: u32) -> Result<(), ApiError> {
 /// The texts that the engine computes. Dropping them cancels them.
 struct RunningTexts {
     streams: Vec<EventStream>,
+    log: RequestLog,
 }
 
 impl RunningTexts {
@@ -223,6 +225,7 @@ impl RunningTexts {
     ) -> Result<RunningTexts, ApiError> {
         let mut running = RunningTexts {
             streams: Vec::with_capacity(texts.len()),
+            log: caller.log.clone(),
         };
         for prompt in texts {
             let submitted = serving.engine.submit(GenerationRequest {
@@ -269,6 +272,16 @@ impl RunningTexts {
     fn cancel(&mut self) {
         for stream in &mut self.streams {
             stream.finish(FinishReason::Cancelled);
+        }
+    }
+}
+
+impl Drop for RunningTexts {
+    fn drop(&mut self) {
+        for stream in &self.streams {
+            let account = stream.account();
+            self.log.add_prompt(&account);
+            self.log.add_output(&account, 0, None);
         }
     }
 }

@@ -74,6 +74,17 @@ pub(super) enum AnswerEnd {
     ToolCalls,
 }
 
+impl AnswerEnd {
+    /// Returns its name, as in the JSON of answers.
+    fn name(self) -> &'static str {
+        match self {
+            AnswerEnd::Stop => "stop",
+            AnswerEnd::Length => "length",
+            AnswerEnd::ToolCalls => "tool_calls",
+        }
+    }
+}
+
 /// How a choice ended, and its token counts.
 #[derive(Clone, Debug)]
 pub(super) struct ChoiceEnd {
@@ -102,11 +113,13 @@ pub(super) struct ChoiceGeneration {
     wants_tokens: bool,
     prompt: PromptPart,
     is_prompt_only: bool, // The answer has no output.
+    is_first: bool,       // Of the choices of its prompt.
     completion_tokens: u32,
     pending_logprobs: VecDeque<TokenLogprob>, // The detokenizer still holds their text back.
     pending_tokens: Vec<TokenId>,             // The tokens since the last piece.
     stopped: bool,                            // A stop string has ended the text.
     end: Option<ChoiceEnd>,                   // `next` returns it after the last piece.
+    ended: Option<&'static str>,              // Why it ended, for the log.
 }
 
 impl ChoiceGeneration {
@@ -147,7 +160,7 @@ impl ChoiceGeneration {
                 ends_within: caller.tenant.deadlines.total,
             };
             let streams = serving.engine.submit_choices(submitted, params.n)?;
-            generations.extend(streams.into_iter().map(|events| {
+            generations.extend(streams.into_iter().enumerate().map(|(index, events)| {
                 ChoiceGeneration {
                     events,
                     caller: caller.clone(),
@@ -159,11 +172,13 @@ impl ChoiceGeneration {
                     wants_tokens: params.return_token_ids,
                     prompt: PromptPart::new(prompt.echo.clone(), params),
                     is_prompt_only,
+                    is_first: index == 0,
                     completion_tokens: 0,
                     pending_logprobs: VecDeque::new(),
                     pending_tokens: Vec::new(),
                     stopped: false,
                     end: None,
+                    ended: None,
                 }
             }));
         }
@@ -364,6 +379,7 @@ impl ChoiceGeneration {
         if end.finish_reason == AnswerEnd::Stop && self.splitter.has_calls() {
             end.finish_reason = AnswerEnd::ToolCalls;
         }
+        self.ended = Some(end.finish_reason.name());
         let has_tokens = self.wants_tokens && !piece.tokens.is_empty();
         let has_text = !piece.text.is_empty() || !piece.reasoning.is_empty();
         let has_text = has_text || !piece.calls.is_empty();
@@ -372,6 +388,16 @@ impl ChoiceGeneration {
         }
         self.end = Some(end);
         ChoiceOutput::Piece(piece)
+    }
+}
+
+impl Drop for ChoiceGeneration {
+    fn drop(&mut self) {
+        let (log, account) = (&self.caller.log, self.events.account());
+        if self.is_first {
+            log.add_prompt(&account);
+        }
+        log.add_output(&account, self.completion_tokens, self.ended);
     }
 }
 

@@ -48,6 +48,7 @@ mod props;
 mod rate_headers;
 mod render;
 mod request_id;
+mod request_log;
 mod respond;
 mod response_count;
 mod responses;
@@ -63,6 +64,7 @@ mod token_ids;
 mod tokenize;
 mod tool_calls;
 mod tool_fields;
+mod trace_context;
 mod typed_events;
 mod unsupported;
 
@@ -248,6 +250,7 @@ pub fn router(app: App) -> Router {
             app.clone(),
             response_count::count,
         ))
+        .layer(middleware::from_fn(request_log::record))
         .with_state(app)
 }
 

@@ -12,6 +12,8 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::error::ApiError;
+use super::request_log::RequestLog;
+use super::trace_context::TraceContext;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -24,9 +26,14 @@ pub(super) struct RequestId(pub(super) String);
 pub(super) async fn identify_and_catch_panics(mut request: Request, next: Next) -> Response {
     let id = request_id(&request);
     let text = id.to_str().unwrap_or_default().to_owned();
-    request.extensions_mut().insert(RequestId(text));
+    let trace = TraceContext::read(request.headers());
     let tenant = tracing::field::Empty; // The authentication fills it in.
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), tenant);
+    let trace_id = trace.as_ref().map(|trace| trace.trace_id.as_str());
+    let span = tracing::info_span!("request", id = text, trace_id, tenant);
+    if let Some(log) = request.extensions().get::<RequestLog>() {
+        log.identify(&text, trace);
+    }
+    request.extensions_mut().insert(RequestId(text));
     let result = AssertUnwindSafe(next.run(request))
         .catch_unwind()
         .instrument(span)

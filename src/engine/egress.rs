@@ -18,7 +18,7 @@ use super::load::TokenRate;
 use super::request::{StreamEvent, SubmitError};
 use super::sampling_params::{ScoredToken, TokenOutput};
 use super::status::SharedState;
-use super::submission::EventSender;
+use super::submission::{EventSender, RequestMoments};
 use super::sync::mpsc;
 use super::sync::thread::{self, JoinHandle};
 use crate::metrics::{Metrics, StepTimes, Timeline};
@@ -47,6 +47,7 @@ pub(super) enum RequestUpdate {
     Accepted {
         id: SequenceId,
         events: EventSender,
+        moments: Arc<RequestMoments>,
         timeline: Timeline,
     },
     Refused {
@@ -113,6 +114,7 @@ pub(super) fn start(
 /// Where a request's events go, and its moments so far.
 struct Route {
     events: EventSender,
+    moments: Arc<RequestMoments>,
     timeline: Timeline,
 }
 
@@ -158,10 +160,16 @@ impl Egress {
             RequestUpdate::Accepted {
                 id,
                 events,
+                moments,
                 timeline,
             } => {
                 send(&events, StreamEvent::Accepted);
-                self.routes.insert(id, Route { events, timeline });
+                let route = Route {
+                    events,
+                    moments,
+                    timeline,
+                };
+                self.routes.insert(id, route);
             }
             RequestUpdate::Refused {
                 events,
@@ -186,6 +194,7 @@ impl Egress {
             RequestUpdate::Token { id, output } => {
                 let route = self.routes.get_mut(&id).expect("accepted before it runs");
                 self.metrics.token(&mut route.timeline, drawn);
+                route.moments.first_token.get_or_init(|| drawn);
                 send(&route.events, StreamEvent::Token(output));
             }
             RequestUpdate::Scored { id, score } => {
@@ -195,11 +204,13 @@ impl Egress {
             RequestUpdate::Embedded { id, embedding } => {
                 let route = self.routes.get_mut(&id).expect("accepted before it runs");
                 self.metrics.embedded(&mut route.timeline, drawn);
+                route.moments.first_token.get_or_init(|| drawn);
                 send(&route.events, StreamEvent::Embedding(embedding));
             }
             RequestUpdate::Admitted { id } => {
                 let route = self.routes.get_mut(&id).expect("accepted before admitted");
                 self.metrics.admitted(&mut route.timeline, began);
+                route.moments.admitted.get_or_init(|| began);
             }
             RequestUpdate::Ended(ended) => self.end(ended, drawn),
         }

@@ -15,7 +15,9 @@ use super::request::{GenerationRequest, StreamEvent, SubmitError, TenantsRefused
 use super::serve;
 use super::status::{SharedState, Status};
 use super::stream::{EngineLink, EventStream};
-use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket, event_channel};
+use super::submission::{
+    RequestMoments, SharedRequest, Submission, SubmittedChoice, Ticket, event_channel,
+};
 use super::submit_queue::NoPlace;
 use super::sync::thread::{self, JoinHandle};
 use super::sync::{Ordering, mpsc};
@@ -167,21 +169,25 @@ impl EngineHandle {
             let ticket = Ticket(self.state.tickets.fetch_add(1, Ordering::Relaxed));
             let (events, receiver) = event_channel();
             let shared = Arc::new(SharedRequest::default());
-            receivers.push((ticket, receiver, Arc::clone(&shared)));
+            let moments = Arc::new(RequestMoments::default());
+            receivers.push((ticket, receiver, Arc::clone(&shared), Arc::clone(&moments)));
             let grammar = request.sampling.grammar.as_ref();
             SubmittedChoice {
                 ticket,
                 events,
                 shared,
+                moments,
                 constrained: grammar
                     .map(|grammar| grammar.begin(request.tenant.0, &request.stop_tokens)),
             }
         });
         let choices = choices.collect();
         self.enter(Submission { request, choices })?;
-        let streams = receivers.into_iter().map(|(ticket, events, shared)| {
-            EventStream::new(ticket, events, shared, prompt_tokens, self.link())
-        });
+        let streams = receivers
+            .into_iter()
+            .map(|(ticket, events, shared, moments)| {
+                EventStream::new(ticket, events, shared, moments, prompt_tokens, self.link())
+            });
         Ok(streams.collect())
     }
 

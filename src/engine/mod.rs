@@ -51,4 +51,4 @@ pub use sterna_scheduler::{
     Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,
     Rates, Refusal, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
 };
-pub use stream::{EventStream, RequestEnder};
+pub use stream::{EventStream, RequestEnder, StreamAccount};

@@ -324,11 +324,13 @@ impl<F: Forward> EngineThread<F> {
             ticket,
             events,
             shared,
+            moments,
             constrained,
         } = choice;
         self.updates.push(RequestUpdate::Accepted {
             id,
             events,
+            moments,
             timeline,
         });
         self.tickets.insert(ticket, id);

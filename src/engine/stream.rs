@@ -3,13 +3,14 @@
 //! Invariant: a stream ends with one terminal event, also when the engine dies.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use sterna_scheduler::{FinishReason, Rates};
 
 use super::commands::{CommandSender, Control};
 use super::request::{StreamEvent, SubmitError};
 use super::status::SharedState;
-use super::submission::{EventReceiver, SharedRequest, Ticket};
+use super::submission::{EventReceiver, RequestMoments, SharedRequest, Ticket};
 use crate::metrics::Metrics;
 
 /// The events of one request. Dropping it before the terminal event cancels the request.
@@ -17,11 +18,25 @@ pub struct EventStream {
     ticket: Ticket,
     events: EventReceiver,
     request: Arc<SharedRequest>,
+    moments: Arc<RequestMoments>,
     prompt_tokens: u32,
     is_accepted: bool,
     is_over: bool,
     received_tokens: u32,
     engine: EngineLink,
+}
+
+/// What is known of a request so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamAccount {
+    /// The length of the prompt.
+    pub prompt_tokens: u32,
+    /// The number of prompt tokens that came from the prefix cache; 0 before the first admission.
+    pub cached_tokens: u32,
+    /// When the scheduler first admitted it.
+    pub admitted: Option<Instant>,
+    /// When its first token was drawn, or its embedding was complete.
+    pub first_token: Option<Instant>,
 }
 
 /// The parts of the engine that a stream needs.
@@ -37,6 +52,7 @@ impl EventStream {
         ticket: Ticket,
         events: EventReceiver,
         request: Arc<SharedRequest>,
+        moments: Arc<RequestMoments>,
         prompt_tokens: u32,
         engine: EngineLink,
     ) -> EventStream {
@@ -44,6 +60,7 @@ impl EventStream {
             ticket,
             events,
             request,
+            moments,
             prompt_tokens,
             is_accepted: false,
             is_over: false,
@@ -88,6 +105,16 @@ impl EventStream {
         self.request.rates.get().copied().filter(|_| is_answered)
     }
 
+    /// Returns what is known of the request so far.
+    pub fn account(&self) -> StreamAccount {
+        StreamAccount {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.request.cached_tokens.get().copied().unwrap_or(0),
+            admitted: self.moments.admitted.get().copied(),
+            first_token: self.moments.first_token.get().copied(),
+        }
+    }
+
     /// Ends the request early, as a stop string does. The stream drops later tokens. Its next event
     /// is the terminal one, which counts the tokens received so far.
     pub fn finish(&mut self, reason: FinishReason) {
@@ -124,7 +151,7 @@ impl EventStream {
                     event = StreamEvent::Finished {
                         reason: *ending,
                         prompt_tokens: self.prompt_tokens,
-                        cached_tokens: self.request.cached_tokens.get().copied().unwrap_or(0),
+                        cached_tokens: self.account().cached_tokens,
                         completion_tokens: self.received_tokens,
                     };
                 }

@@ -1,6 +1,7 @@
 //! A request on its way to the engine thread, and what its stream shares with that thread.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use sterna_scheduler::{FinishReason, Rates};
 
@@ -34,6 +35,15 @@ pub(super) struct SharedRequest {
     pub(super) rates: OnceLock<Rates>,
 }
 
+/// The moments of a request. The egress thread sets them.
+#[derive(Default)]
+pub(super) struct RequestMoments {
+    /// The first admission.
+    pub(super) admitted: OnceLock<Instant>,
+    /// When the first token was drawn, or the embedding was complete.
+    pub(super) first_token: OnceLock<Instant>,
+}
+
 /// A request on its way to the engine thread, with all its choices.
 pub(super) struct Submission {
     pub(super) request: GenerationRequest,
@@ -45,6 +55,7 @@ pub(super) struct SubmittedChoice {
     pub(super) ticket: Ticket,
     pub(super) events: EventSender,
     pub(super) shared: Arc<SharedRequest>,
+    pub(super) moments: Arc<RequestMoments>,
     /// Its output, if that follows a grammar.
     pub(super) constrained: Option<ConstrainedOutput>,
 }

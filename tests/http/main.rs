@@ -28,6 +28,7 @@ mod prompts;
 mod reasoning;
 mod refusals;
 mod render;
+mod request_log;
 mod responses;
 mod routes;
 mod speaker;

@@ -82,9 +82,9 @@ pub(crate) async fn error_envelope(request: Request, next: Next) -> Response {
         return response;
     }
     let id = response.headers().get(REQUEST_ID).cloned();
-    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+    if let Some(error) = response.extensions().get::<ApiError>() {
         let text = id.as_ref().and_then(|id| id.to_str().ok());
-        let json = serde_json::to_string(&AnthropicErrorBody::new(&error, text));
+        let json = serde_json::to_string(&AnthropicErrorBody::new(error, text));
         let json = json.expect("all keys are strings");
         response.headers_mut().remove(header::CONTENT_LENGTH);
         *response.body_mut() = Body::from(json);

@@ -1,6 +1,6 @@
 //! How far a connection is, for its input and output, its requests and the accept loop.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -42,6 +42,7 @@ pub(in crate::api) struct Progress {
     ambiguous: AtomicU64,
     tenant: AtomicU32, // 0 if no request has named a tenant.
     evicted: Notify,
+    is_evicted: AtomicBool, // A request has found that the place is taken.
 }
 
 impl Progress {
@@ -56,6 +57,7 @@ impl Progress {
             ambiguous: AtomicU64::new(u64::MAX),
             tenant: AtomicU32::new(0),
             evicted: Notify::new(),
+            is_evicted: AtomicBool::new(false),
         }
     }
 
@@ -130,5 +132,11 @@ impl Progress {
     /// Waits until the connection's place is taken.
     pub(in crate::api) async fn evicted(&self) {
         self.evicted.notified().await;
+        self.is_evicted.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a request has ended because the connection's place was taken.
+    pub(in crate::api) fn is_evicted(&self) -> bool {
+        self.is_evicted.load(Ordering::Relaxed)
     }
 }
