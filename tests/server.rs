@@ -9,15 +9,20 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The fraction of the held-out questions that must be answered correctly.
 const MIN_CORRECT: f64 = 0.85;
+
+/// A timeout that only a hanging test reaches.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Deserialize)]
 struct HeldOut {
@@ -474,6 +479,36 @@ async fn a_second_signal_exits_at_once_with_2() {
     }
     server.signal("-INT");
     assert_eq!(server.process.wait().unwrap().code(), Some(2));
+}
+
+#[tokio::test]
+async fn systemd_hears_when_the_server_is_ready_alive_and_stopping() {
+    let name = format!("sterna-notify-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let receive = || {
+        let mut message = [0; 64];
+        let length = socket.recv(&mut message).unwrap();
+        String::from_utf8(message[..length].to_vec()).unwrap()
+    };
+    let environment = [
+        ("NOTIFY_SOCKET", path.to_str().unwrap()),
+        ("WATCHDOG_USEC", "200000"),
+    ];
+    let mut server = Server::with_environment(&[], &environment).await;
+    assert_eq!(receive().trim_end(), "READY=1");
+    for _ in 0..3 {
+        assert_eq!(receive().trim_end(), "WATCHDOG=1");
+    }
+    server.signal("-TERM");
+    let mut last = receive();
+    while last.trim_end() == "WATCHDOG=1" {
+        last = receive();
+    }
+    assert_eq!(last.trim_end(), "STOPPING=1");
+    fs::remove_file(&path).unwrap();
+    assert_eq!(server.process.wait().unwrap().code(), Some(0));
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ mod i2s_probe;
 mod listen;
 mod load;
 mod self_test;
+mod service;
 mod signals;
 mod tenants;
 
@@ -104,6 +105,10 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let greeting = greeting(config, &serving, kernels.isa(), &address.to_string());
     app.serve(serving);
     print(&greeting);
+    service::ready();
+    if let Some(period) = service::watchdog_interval() {
+        runtime.spawn(service::send_signs_of_life(period, handle.clone()));
+    }
 
     let mut ended = runtime.spawn_blocking(move || engine.join());
     if runtime.block_on(signals.before(&mut ended)).is_some() {
@@ -115,6 +120,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let seconds = config.operation.drain_seconds;
     tracing::info!(seconds, "draining: running requests may finish");
     handle.drain();
+    service::stopping();
     let Some(ended) = runtime.block_on(signals.before(ended)) else {
         runtime.shutdown_background(); // Dropping the runtime would wait for the engine.
         return Err("a second signal ended the server; running requests were aborted".into());

@@ -113,6 +113,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("llguidance", &["src/constraint/"]),
     ("parking_lot", &["src/model/pool/"]),
     ("rustix", &["src/startup/listen.rs"]),
+    ("sd_notify", &["src/startup/service.rs"]),
     ("sha2", &["src/convert/golden.rs", "src/tenants/keys.rs"]),
     ("slab", &["scheduler/"]),
     (
