@@ -7,9 +7,9 @@ use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
 use crate::{
-    Batch, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Page, Policy, PublicPrefix,
-    Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StepShape, TenantId, TenantPolicy,
-    TenantState, TenantsError, TokenId,
+    Batch, CacheChange, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Page, Policy,
+    PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StepShape, TenantId,
+    TenantPolicy, TenantState, TenantsError, TokenId,
 };
 
 /// Decides the steps of a continuous batch.
@@ -215,6 +215,18 @@ impl Scheduler {
     /// Removes and returns what happened since the last call, oldest first.
     pub fn events(&mut self) -> impl Iterator<Item = Event> + '_ {
         self.state.log.drain()
+    }
+
+    /// Begins to record what the prefix cache gains and loses. The pages that are cached already
+    /// count as stored now. The caller then has to collect [`Scheduler::cache_changes`].
+    pub fn watch_cache(&mut self) {
+        self.state.pool.watch();
+    }
+
+    /// Removes and returns the changes of the prefix cache since the last call, oldest first. A
+    /// page is stored after its parent and removed before it.
+    pub fn cache_changes(&mut self) -> Vec<CacheChange> {
+        self.state.pool.drain_changes()
     }
 
     /// Forgets every cached page that no running sequence uses. Returns the number of these pages.

@@ -9,6 +9,7 @@
 //! than its child. So the coldest page, of all tenants or of one, is always a leaf, and eviction
 //! can free as many pages as are cold.
 
+mod changes;
 mod children;
 mod cold;
 mod holdings;
@@ -23,6 +24,8 @@ mod tests;
 
 use std::hash::{BuildHasher, RandomState};
 
+use changes::ChangeLog;
+pub use changes::{CacheChange, StoredPage};
 use cold::ColdPages;
 use holdings::Holdings;
 pub(crate) use holdings::PageQuota;
@@ -53,6 +56,7 @@ pub(crate) struct PagePool<S = RandomState> {
     tree: PrefixTree<S>,
     holdings: Holdings,
     evictions: u64,
+    changes: ChangeLog,
 }
 
 impl PagePool {
@@ -73,6 +77,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             tree: PrefixTree::new(count, hasher),
             holdings: Holdings::new(count),
             evictions: 0,
+            changes: ChangeLog::default(),
         };
         pool.set_tenant(TenantId(0), PageQuota::default());
         pool
@@ -239,6 +244,9 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     /// Removes a cold leaf from the tree and frees its page.
     fn forget(&mut self, page: Page) {
         self.cold.remove(page, self.payer(page));
+        if self.changes.is_watched() && self.whole(page).is_some() {
+            self.changes.record(|| CacheChange::Removed(page));
+        }
         self.tree.remove(page);
         self.set_free(page);
     }
@@ -282,13 +290,26 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         }
         self.holders[page.index()] = Holder::Tree;
         self.assert_parent_is_pinned(page);
-        match edge.owner {
-            Owner::Tenant(tenant) => assert_eq!(tenant, self.payer(page), "{page:?}"),
+        let tenant = match edge.owner {
+            Owner::Tenant(tenant) => {
+                assert_eq!(tenant, self.payer(page), "{page:?}");
+                Some(tenant)
+            }
             Owner::Public => {
                 self.pins[page.index()] += 1;
                 self.holdings.charge(page, None);
+                None
             }
-        }
+        };
+        let Edge { parent, tokens, .. } = edge;
+        self.changes.record(|| {
+            CacheChange::Stored(StoredPage {
+                page,
+                parent,
+                tenant,
+                tokens,
+            })
+        });
         page
     }
 

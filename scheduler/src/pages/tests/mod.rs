@@ -1,6 +1,7 @@
 //! Tests of the page pool: single situations here, random worlds beside a slow reference in
 //! `random_worlds`.
 
+mod mirror;
 mod random_worlds;
 mod reference;
 

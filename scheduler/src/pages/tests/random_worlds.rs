@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use sterna_random::Random;
 
+use super::mirror::CacheMirror;
 use super::reference::{EvictionCause, PageState, ReferencePool};
 use crate::pages::{Holder, Owner, PagePool, PageQuota};
 use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
@@ -118,6 +119,7 @@ struct PoolWorld<S> {
     tenants: usize,
     running: Vec<PoolSequence>,
     started: u32,
+    mirror: Option<CacheMirror>, // From the turn on in which somebody watches the cache.
 }
 
 impl<S> Drop for PoolWorld<S> {
@@ -138,6 +140,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
             tenants: 1 + random.index(4),
             running: Vec::new(),
             started: 0,
+            mirror: None,
             seed,
             random,
         };
@@ -157,7 +160,12 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
     }
 
     fn run(&mut self, coverage: &mut PoolCoverage) {
-        for _ in 0..TURNS {
+        let watched_from = self.seed as usize % (TURNS / 2);
+        for turn in 0..TURNS {
+            if turn == watched_from {
+                self.pool.watch();
+                self.mirror = Some(CacheMirror::default());
+            }
             match self.random.index(100) {
                 0..24 => self.start(coverage),
                 24..58 => self.grow(coverage),
@@ -457,7 +465,15 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
                 pins[page.index()] += 1;
             }
         }
+        let changes = self.pool.drain_changes();
+        match &mut self.mirror {
+            Some(mirror) => mirror.follow(changes),
+            None => assert!(changes.is_empty(), "nobody watches"),
+        }
         for page in self.reference.pages() {
+            if let Some(mirror) = &self.mirror {
+                assert_eq!(mirror.get(page), self.pool.whole(page));
+            }
             pins[page.index()] += u32::from(self.pool.tree.is_public(page));
             self.check_page(page);
         }
