@@ -30,6 +30,7 @@ pub mod engine; // The thread that owns all serving state, and the handle to it.
 pub mod fault; // Places at which tests make a step fail.
 pub mod healthcheck; // `sterna healthcheck`: whether a server accepts requests.
 pub mod inspect; // `sterna inspect`: what a checkpoint holds, and whether it would be served.
+pub mod kv_events; // What the prefix cache holds, for routers.
 pub mod metrics; // Every metric.
 pub mod model; // Checkpoints, the forward pass, the memory of keys and values.
 pub mod startup; // Starts and stops the server.

@@ -3,6 +3,7 @@
 //! Invariant: no other module reads flags. The only setting that is no flag is the log filter, in
 //! the environment variable `RUST_LOG`.
 
+mod kv_events;
 mod memory;
 mod settings;
 
@@ -17,6 +18,7 @@ use sterna_scheduler::INTER_TOKEN_TARGET;
 use crate::cores;
 use memory::parse_size;
 
+pub use kv_events::KvEventFlags;
 pub use memory::usable_memory;
 
 /// The instruction sets that a user can choose.
@@ -163,6 +165,9 @@ pub struct ServeConfig {
     /// The flags about waiting requests and deadlines.
     #[command(flatten)]
     pub queue: QueueFlags,
+    /// The flags about the events of the prefix cache.
+    #[command(flatten)]
+    pub kv_events: KvEventFlags,
     /// The flags about logs and the end of the server.
     #[command(flatten)]
     pub operation: OperationFlags,

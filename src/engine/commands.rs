@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy, TenantsError};
+use sterna_scheduler::{CacheChange, Rates, Refusal, TenantId, TenantPolicy, TenantsError};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::status::SharedState;
@@ -32,6 +33,10 @@ pub(super) enum Control {
     },
     ResetPrefixCache {
         done: oneshot::Sender<usize>, // The number of freed pages.
+    },
+    /// Somebody wants to hear what the prefix cache gains and loses.
+    WatchCache {
+        changes: UnboundedSender<Vec<CacheChange>>,
     },
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sterna_scheduler::{Rates, Refusal, TenantId, TenantPolicy};
+use sterna_scheduler::{CacheChange, Rates, Refusal, TenantId, TenantPolicy};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
 use super::commands::{CommandSender, Control, FailedCharge, command_queues};
@@ -277,6 +278,16 @@ impl EngineHandle {
         let (done, freed) = oneshot::channel();
         self.send(Control::ResetPrefixCache { done });
         async { freed.await.ok() }
+    }
+
+    /// Returns what the prefix cache gains and loses from the next step on. The pages that are
+    /// cached then come first. Only the last caller hears of changes.
+    pub fn watch_cache(&self) -> UnboundedReceiver<Vec<CacheChange>> {
+        // The engine thread never waits, so the channel has no limit. Its reader must not wait for
+        // anything but the next changes.
+        let (changes, receiver) = unbounded_channel();
+        self.send(Control::WatchCache { changes });
+        receiver
     }
 
     /// Returns the engine's load. Never waits for a step.

@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{
-    CostModel, Event, FinishReason, Micros, Nanos, Page, Request, Scheduler, SequenceId, Step,
-    TenantId,
+    CacheChange, CostModel, Event, FinishReason, Micros, Nanos, Page, Request, Scheduler,
+    SequenceId, Step, TenantId,
 };
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::batch_runner::BatchRunner;
 use super::batch_sampler::{Draw, DrawOutcome};
@@ -88,6 +89,7 @@ pub(super) fn serve<F: Forward>(
         sampling_costs,
         recalibration,
         recalibrated: None,
+        cache_changes: None,
     };
     while !thread.is_over() {
         thread.turn();
@@ -118,6 +120,7 @@ struct EngineThread<F: Forward> {
     publishing: Duration, // The time that the last publication took.
     recalibration: Option<Recalibration>, // Due when the engine is idle for a while.
     recalibrated: Option<CostModel>, // Since the last publication.
+    cache_changes: Option<UnboundedSender<Vec<CacheChange>>>, // If somebody watches the cache.
 }
 
 /// The engine thread's part of a request's state. The scheduler has another part, and so has the
@@ -240,6 +243,10 @@ impl<F: Forward> EngineThread<F> {
                     self.tenants.changed();
                     // The caller may not wait for it.
                     let _ = done.send(freed);
+                }
+                Ok(Control::WatchCache { changes }) => {
+                    self.steps.scheduler.watch_cache();
+                    self.cache_changes = Some(changes);
                 }
                 Err(TryRecvError::Empty) => break,
                 // Every handle and stream is gone, so no command can follow.
@@ -395,6 +402,7 @@ impl<F: Forward> EngineThread<F> {
             }
         }
         updates.append(&mut self.endings);
+        self.report_cache();
         self.updates = Vec::with_capacity(updates.len()); // The next turn usually has as many.
         let has_stepped = times.is_some();
         let scheduler = &self.steps.scheduler;
@@ -413,6 +421,18 @@ impl<F: Forward> EngineThread<F> {
         self.outputs
             .send(output)
             .expect("the egress thread lives as long as this thread");
+    }
+
+    /// Tells the watcher of the prefix cache, if there is one, what has changed.
+    fn report_cache(&mut self) {
+        let Some(watcher) = &self.cache_changes else {
+            return;
+        };
+        let changes = self.steps.scheduler.cache_changes();
+        if !changes.is_empty() {
+            // The watcher may have ended.
+            let _ = watcher.send(changes);
+        }
     }
 
     /// Adds the hidden states of the step to the embeddings that are wanted. Returns those that are

@@ -11,6 +11,7 @@
 mod allocator;
 mod golden_tokens;
 mod i2s_probe;
+mod kv_events;
 mod listen;
 mod load;
 mod self_test;
@@ -90,6 +91,10 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     };
     let (serving, engine) =
         loaded.map_err(|_| "the load thread panicked; its message is above")??;
+    let has_public = roster
+        .as_ref()
+        .is_some_and(|roster| !roster.public().is_empty());
+    kv_events::start(&config.kv_events, address, has_public, &serving, &runtime)?;
     let handle = serving.engine.clone();
     if let (Some(roster), Some(hangups)) = (roster, hangups) {
         let reload = tenants::Reload {

@@ -17,6 +17,7 @@ mod connections;
 mod corpus;
 mod descriptions;
 mod embeddings;
+mod kv_events;
 mod logprobs;
 mod malformed;
 mod malformed_random;

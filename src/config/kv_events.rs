@@ -1,0 +1,25 @@
+//! The flags of the events of the prefix cache.
+
+use std::net::SocketAddr;
+
+use clap::Args;
+
+use crate::kv_events::Scope;
+
+/// Who hears which prefixes are cached.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Events of the prefix cache")]
+pub struct KvEventFlags {
+    /// Tell routers over ZeroMQ which blocks of tokens are cached, as vLLM does (see
+    /// deploy/scale-out.md). Whoever reaches the address reads tokens of prompts without a key:
+    /// for example 127.0.0.1:5557.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub kv_events: Option<SocketAddr>,
+    /// Repeat earlier events here for routers that missed some, for example 127.0.0.1:5558.
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "kv_events")]
+    pub kv_events_replay: Option<SocketAddr>,
+    /// Blocks that the events show: those of the public prefixes of the tenants file, or those of
+    /// all prompts.
+    #[arg(long, value_enum, value_name = "BLOCKS", default_value_t = Scope::Public)]
+    pub kv_events_of: Scope,
+}

@@ -1,0 +1,47 @@
+//! Starts the events of the prefix cache, if a flag asks for them.
+
+use std::net::SocketAddr;
+
+use tokio::runtime::Runtime;
+
+use crate::api::Serving;
+use crate::config::KvEventFlags;
+use crate::kv_events::{KvEvents, Scope};
+
+/// Publishes the events of the engine's prefix cache until the engine has ended. `server` is the
+/// address of the HTTP interface.
+///
+/// # Errors
+/// If an address cannot be used, or no event would ever leave because `has_public` says that there
+/// are no public prefixes.
+pub(super) fn start(
+    flags: &KvEventFlags,
+    server: SocketAddr,
+    has_public: bool,
+    serving: &Serving,
+    runtime: &Runtime,
+) -> Result<(), String> {
+    let Some(address) = flags.kv_events else {
+        return Ok(());
+    };
+    if flags.kv_events_of == Scope::Public && !has_public {
+        return Err(
+            "--kv-events: no event would be sent, because there are no public prefixes. Declare \
+             them in the tenants file, or show the blocks of all prompts with --kv-events-of all"
+                .into(),
+        );
+    }
+    for address in [Some(address), flags.kv_events_replay]
+        .into_iter()
+        .flatten()
+    {
+        if !address.ip().to_canonical().is_loopback() {
+            tracing::warn!(%address, "whoever reaches this address reads tokens of prompts");
+        }
+    }
+    let model = (server, serving.model.name.as_str());
+    let listening = KvEvents::listen(address, flags.kv_events_replay, model, flags.kv_events_of);
+    let events = runtime.block_on(listening)?;
+    runtime.spawn(events.run(serving.engine.watch_cache()));
+    Ok(())
+}
