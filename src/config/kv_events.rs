@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use clap::Args;
 
-use crate::kv_events::Scope;
+use crate::kv_events::{EventFormat, Scope};
 
 /// Who hears which prefixes are cached.
 #[derive(Args, Clone, Debug)]
@@ -22,4 +22,11 @@ pub struct KvEventFlags {
     /// all prompts.
     #[arg(long, value_enum, value_name = "BLOCKS", default_value_t = Scope::Public)]
     pub kv_events_of: Scope,
+    /// First frame of each batch, by which readers subscribe. If omitted, kv@ADDRESS@MODEL, as
+    /// llm-d expects; vllm-router needs an empty one.
+    #[arg(long, value_name = "TOPIC")]
+    pub kv_events_topic: Option<String>,
+    /// How events are written: arrays for llm-d, maps for vllm-router.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = EventFormat::Arrays)]
+    pub kv_events_format: EventFormat,
 }

@@ -1,9 +1,8 @@
 //! Events of the prefix cache for routers, over ZeroMQ, in the format of vLLM.
 //!
 //! A router that knows which blocks of tokens a server has cached sends a prompt to the server that
-//! has its beginning. A block is a whole page. A batch of events has three frames: the topic
-//! `kv@HOST:PORT@MODEL`, the number of the batch (8 bytes, the highest first), and MessagePack
-//! (`message.rs`). A second socket repeats earlier batches: a client sends a number and gets all
+//! has its beginning. A block is a whole page. A batch of events has three frames: the topic, the
+//! number of the batch (8 bytes, the highest first), and MessagePack (`message.rs`). A second socket repeats earlier batches: a client sends a number and gets all
 //! batches from there, then an empty one.
 //!
 //! Events carry the tokens of prompts, and whoever reaches the sockets reads them without a key. So
@@ -23,9 +22,24 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, 
 pub use blocks::Scope;
 use blocks::{BlockEvent, Blocks};
 use history::History;
+pub use message::EventFormat;
 
 /// The number after the last repeated batch.
 const END: u64 = u64::MAX;
+
+/// What is told to whom.
+pub struct KvEventSettings {
+    /// Where the events are published.
+    pub events: SocketAddr,
+    /// Where earlier events are repeated.
+    pub replay: Option<SocketAddr>,
+    /// The first frame of each batch.
+    pub topic: String,
+    /// How an event is written.
+    pub format: EventFormat,
+    /// Whose blocks are told.
+    pub scope: Scope,
+}
 
 /// The sockets of the events.
 pub struct KvEvents {
@@ -33,36 +47,24 @@ pub struct KvEvents {
     replay: Option<RouterSocket>,
     endpoints: Vec<String>,
     topic: Bytes,
+    format: EventFormat,
     blocks: Blocks,
     history: History,
 }
 
 impl KvEvents {
-    /// Listens on `events`, and on `replay` if it is given. `server` is the address of the HTTP
-    /// interface. Call it inside the runtime.
+    /// Listens as `settings` say. Call it inside the runtime.
     ///
     /// # Errors
-    /// If an address is in use, or the name of the model has an `@`, which separates the parts of
-    /// the topic.
-    pub async fn listen(
-        events: SocketAddr,
-        replay: Option<SocketAddr>,
-        (server, model): (SocketAddr, &str),
-        scope: Scope,
-    ) -> Result<KvEvents, String> {
-        if model.contains('@') {
-            return Err(format!(
-                "--kv-events: the name of the model may not contain '@'; got {model}. Give another \
-                 with --served-model-name"
-            ));
-        }
+    /// If an address is in use or does not belong to this machine.
+    pub async fn listen(settings: KvEventSettings) -> Result<KvEvents, String> {
         let cannot = |flag, address, error: ZmqError| format!("--{flag} {address}: {error}");
         let mut publisher = PubSocket::new();
-        let bound = publisher.bind(&format!("tcp://{events}")).await;
-        let bound = bound.map_err(|error| cannot("kv-events", events, error))?;
-        tracing::info!(%bound, ?scope, "events of the prefix cache");
+        let bound = publisher.bind(&format!("tcp://{}", settings.events)).await;
+        let bound = bound.map_err(|error| cannot("kv-events", settings.events, error))?;
+        tracing::info!(%bound, scope = ?settings.scope, "events of the prefix cache");
         let mut endpoints = vec![bound.to_string()];
-        let replay = match replay {
+        let replay = match settings.replay {
             None => None,
             Some(address) => {
                 let mut router = RouterSocket::new();
@@ -77,8 +79,9 @@ impl KvEvents {
             events: publisher,
             replay,
             endpoints,
-            topic: format!("kv@{server}@{model}").into(),
-            blocks: Blocks::new(scope),
+            topic: settings.topic.into(),
+            format: settings.format,
+            blocks: Blocks::new(settings.scope),
             history: History::default(),
         })
     }
@@ -117,7 +120,7 @@ impl KvEvents {
         if events.is_empty() {
             return;
         }
-        let batch = Bytes::from(message::encode(&events));
+        let batch = Bytes::from(message::encode(&events, self.format));
         let number = self.history.add(batch.clone());
         let frames = [self.topic.clone(), frame(number), batch];
         self.send(frames).await;

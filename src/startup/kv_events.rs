@@ -6,14 +6,14 @@ use tokio::runtime::Runtime;
 
 use crate::api::Serving;
 use crate::config::KvEventFlags;
-use crate::kv_events::{KvEvents, Scope};
+use crate::kv_events::{KvEventSettings, KvEvents, Scope};
 
 /// Publishes the events of the engine's prefix cache until the engine has ended. `server` is the
 /// address of the HTTP interface.
 ///
 /// # Errors
-/// If an address cannot be used, or no event would ever leave because `has_public` says that there
-/// are no public prefixes.
+/// If an address cannot be used, the default topic cannot hold the model's name, or no event would
+/// ever leave because `has_public` says that there are no public prefixes.
 pub(super) fn start(
     flags: &KvEventFlags,
     server: SocketAddr,
@@ -39,8 +39,24 @@ pub(super) fn start(
             tracing::warn!(%address, "whoever reaches this address reads tokens of prompts");
         }
     }
-    let model = (server, serving.model.name.as_str());
-    let listening = KvEvents::listen(address, flags.kv_events_replay, model, flags.kv_events_of);
+    let model = &serving.model.name;
+    let topic = match &flags.kv_events_topic {
+        Some(topic) => topic.clone(),
+        None if model.contains('@') => {
+            return Err(format!(
+                "--kv-events: in the topic, '@' separates the model from the address, but the \
+                 model is named {model}. Give a --kv-events-topic"
+            ));
+        }
+        None => format!("kv@{server}@{model}"),
+    };
+    let listening = KvEvents::listen(KvEventSettings {
+        events: address,
+        replay: flags.kv_events_replay,
+        topic,
+        format: flags.kv_events_format,
+        scope: flags.kv_events_of,
+    });
     let events = runtime.block_on(listening)?;
     runtime.spawn(events.run(serving.engine.watch_cache()));
     Ok(())

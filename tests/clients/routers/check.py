@@ -23,7 +23,7 @@ import openai
 from openai import OpenAI
 
 POLICIES = {
-    "vllm-router": ["cache_aware", "consistent_hash"],
+    "vllm-router": ["cache_aware", "consistent_hash", "kv_aware"],
     "smg": ["cache_aware", "consistent_hashing"],
 }
 flags = argparse.ArgumentParser(description=__doc__)
@@ -92,14 +92,17 @@ class Servers:
         tables = [self.tenant(name, limit) for name, limit in limits.items()]
         tenants = Path(self.folder.name, "tenants.toml")
         tenants.write_text("".join(tables))
-        ports = free_ports(count + 2)
+        ports = free_ports(2 * count + 2)
+        self.events = [f"127.0.0.1:{port}" for port in ports[count + 2 :]]
         self.urls = [f"http://127.0.0.1:{port}" for port in ports[:count]]
         self.programs = []
         try:
-            for port, url in zip(ports, self.urls):
+            for port, events in zip(ports, self.events):
                 command = [Path(args.bin, "sterna").resolve(), "--port", str(port)]
                 more = ["--tenants", tenants, "--metrics-open", "--threads", "1"]
                 more += ["--kv-memory", "256MiB"]
+                more += ["--kv-events", events, "--kv-events-of", "all"]
+                more += ["--kv-events-topic", "", "--kv-events-format", "maps"]
                 self.programs.append(
                     Program(self.folder.name, f"server-{port}", [*command, *more])
                 )
@@ -127,6 +130,10 @@ class Servers:
         command += ["--port", str(port)]
         command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
         command += ["--health-check-endpoint", "/ready", "--health-check-interval-secs", "1"]
+        if policy == "kv_aware":
+            command += ["--kv-event-model", MODEL, "--kv-event-block-size", "16"]
+            for url, events in zip(self.urls, self.events):
+                command += ["--kv-event-source", f"{url}=tcp://{events}"]
         program = Program(self.folder.name, router, command)
         self.programs.append(program)
         if router == "smg":
@@ -185,6 +192,27 @@ def hit_rate(servers):
             details = answer.usage.prompt_tokens_details
             cached += details.cached_tokens if details else 0
     return cached / prompt
+
+
+def events_lead_the_router(servers):
+    """Asks a server past the router. The router sends the next such prompt to the same server."""
+    client = servers.client()
+    hits = 0
+    for turn in range(12):
+        family = 100 + turn
+        server = OpenAI(
+            base_url=servers.urls[turn % 2] + "/v1",
+            api_key=servers.keys["acme"],
+            max_retries=0,
+            timeout=PATIENCE,
+        )
+        for asked in (server, client):
+            answer = asked.chat.completions.create(
+                model=MODEL, messages=messages(family, 1), max_tokens=4
+            )
+            time.sleep(0.2)  # The events are on their way.
+        hits += answer.usage.prompt_tokens_details.cached_tokens > 50
+    return hits
 
 
 def status(call):
@@ -276,6 +304,10 @@ def main():
             got = hit_rate(servers)
             print(f"ok  {name}: {got:.2f} of the prompt tokens cached, one server {wanted:.2f}")
             assert got >= 0.9 * wanted, (got, wanted)
+            if policy == "kv_aware":
+                hits = events_lead_the_router(servers)
+                print(f"ok  {name}: {hits} of 12 prompts went where events said")
+                assert hits >= 11, hits
             keys_and_refusals_pass(servers)
             print(f"ok  {name}: keys and refusals pass")
             print(f"ok  {name}: a killed server: {a_killed_server_hangs_nobody(servers)}")
