@@ -2,8 +2,9 @@
 //!
 //! A router that knows which blocks of tokens a server has cached sends a prompt to the server that
 //! has its beginning. A block is a whole page. A batch of events has three frames: the topic, the
-//! number of the batch (8 bytes, the highest first), and MessagePack (`message.rs`). A second socket repeats earlier batches: a client sends a number and gets all
-//! batches from there, then an empty one.
+//! number of the batch (8 bytes, the highest first), and MessagePack (`message.rs`). A second
+//! socket repeats earlier batches: a client sends a number and gets all batches from there, then an
+//! empty one.
 //!
 //! Events carry the tokens of prompts, and whoever reaches the sockets reads them without a key. So
 //! they are off by default, and then only those of public prefixes leave.
