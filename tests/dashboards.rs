@@ -1,4 +1,4 @@
-//! Checks that dashboards query only exported metrics, and that every metric has a panel.
+//! Checks that dashboards and rules query only exported metrics, and that every metric has a panel.
 //!
 //! The test reads the metrics from the text of a new registry. Prometheus scrapes the same text,
 //! so kinds and labels agree.
@@ -13,6 +13,9 @@ use promql_parser::parser::{self, Expr, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
 use serde_json::Value;
 use sterna::metrics::{Identity, Metrics, names};
+
+/// The names and labels of series that rules and Prometheus itself make.
+const RULE_LABELS: [&str; 1] = ["model_name"];
 
 /// Labels that Prometheus adds to every series it scrapes.
 const SCRAPE_LABELS: [&str; 2] = ["instance", "job"];
@@ -37,8 +40,8 @@ type Catalogue = BTreeMap<String, Exported>;
 
 #[test]
 fn every_query_parses_and_names_only_exported_metrics() {
-    let catalogue = catalogue();
-    for query in queries() {
+    let catalogue = catalogue_with_rules();
+    for query in queries().into_iter().chain(rules()) {
         check(&query, &catalogue)
             .unwrap_or_else(|problem| panic!("{}: {problem}\n  {}", query.place, query.promql));
     }
@@ -115,6 +118,32 @@ fn panels_have_descriptions_and_data_sources_and_do_not_overlap() {
                     "{name}: {title}: needs a description in sentences"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn every_dashboard_links_to_the_others() {
+    let dashboards = dashboards();
+    assert_eq!(dashboards.len(), 3);
+    for (name, dashboard) in &dashboards {
+        let links = dashboard["links"].as_array().unwrap();
+        let linked: BTreeSet<&str> = links.iter().map(|l| l["url"].as_str().unwrap()).collect();
+        for (other_name, other) in dashboards.iter().filter(|(other, _)| other != name) {
+            let url = format!("/d/{}", other["uid"].as_str().unwrap());
+            assert!(linked.contains(&*url), "{name} has no link to {other_name}");
+        }
+    }
+}
+
+#[test]
+fn every_alert_has_a_firing_and_a_quiet_test() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards/rules_test.yml");
+    let text = fs::read_to_string(path).unwrap();
+    for alert in rule_values("- alert: ") {
+        for ending in ["\n        exp_alerts:\n", "\n        exp_alerts: []\n"] {
+            let test = format!("alertname: {alert}{ending}");
+            assert!(text.contains(&test), "rules_test.yml lacks {test:?}");
         }
     }
 }
@@ -307,6 +336,42 @@ fn catalogue() -> Catalogue {
     }
     assert_eq!(catalogue.len(), names().len(), "{text}");
     catalogue
+}
+
+/// Returns all metrics of the server, the series that rules record, and Prometheus's own `up`.
+fn catalogue_with_rules() -> Catalogue {
+    let mut catalogue = catalogue();
+    let recorded = rule_values("record: ");
+    assert!(!recorded.is_empty());
+    for name in recorded {
+        let labels = RULE_LABELS.map(str::to_owned).into();
+        let kind = "gauge".to_owned();
+        catalogue.insert(name, Exported { kind, labels });
+    }
+    let kind = "gauge".to_owned();
+    let labels = BTreeSet::new();
+    catalogue.insert("up".into(), Exported { kind, labels });
+    catalogue
+}
+
+/// Returns the query of every rule.
+fn rules() -> Vec<Query> {
+    let expressions = rule_values("expr: ");
+    let names = rule_values("record: ").len() + rule_values("- alert: ").len();
+    assert_eq!(expressions.len(), names, "an expression is not on one line");
+    let queries = expressions.into_iter().map(|promql| Query {
+        place: "rules.yml".into(),
+        promql,
+    });
+    queries.collect()
+}
+
+/// Returns the values of one key in the rules. Each is on one line.
+fn rule_values(key: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards/rules.yml");
+    let text = fs::read_to_string(path).unwrap();
+    let values = text.lines().filter_map(|line| line.split_once(key));
+    values.map(|(_, value)| value.to_owned()).collect()
 }
 
 /// Returns every query of every dashboard, with Grafana's variables replaced by values.
