@@ -138,16 +138,18 @@ pub(super) async fn metrics(
         header::CONTENT_TYPE,
         "text/plain; version=0.0.4; charset=utf-8",
     );
+    // A cache between must not give a compressed answer to a client that takes none.
+    let vary = (header::VARY, "accept-encoding");
     let text = app.serving()?.metrics.render();
     if !takes_gzip(&headers) {
-        return Ok(([content_type], text).into_response());
+        return Ok(([content_type, vary], text).into_response());
     }
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let written = encoder.write_all(text.as_bytes());
     let compressed = written.and_then(|()| encoder.finish());
     let compressed = compressed.expect("a vector takes all bytes");
     let encoding = (header::CONTENT_ENCODING, "gzip");
-    Ok(([content_type, encoding], compressed).into_response())
+    Ok(([content_type, vary, encoding], compressed).into_response())
 }
 
 /// Returns whether a client takes gzip (RFC 9110, section 12.5.3).

@@ -113,6 +113,7 @@ async fn the_metrics_are_compressed_for_those_who_ask() {
         let response = server.router.clone().oneshot(request).await.unwrap();
         let encoding = response.headers().get("content-encoding").cloned();
         assert_eq!(encoding.is_some(), is_compressed, "{coding}");
+        assert_eq!(response.headers()["vary"], "accept-encoding", "{coding}");
         let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
         let mut text = String::new();
         match is_compressed {
