@@ -7,23 +7,25 @@ use tokio::runtime::Runtime;
 use crate::api::Serving;
 use crate::config::KvEventFlags;
 use crate::kv_events::{KvEventSettings, KvEvents, Scope};
+use crate::tenants::Roster;
 
 /// Publishes the events of the engine's prefix cache until the engine has ended. `server` is the
 /// address of the HTTP interface.
 ///
 /// # Errors
 /// If an address cannot be used, the default topic cannot hold the model's name, or no event would
-/// ever leave because `has_public` says that there are no public prefixes.
+/// ever leave because `roster` has no public prefixes.
 pub(super) fn start(
     flags: &KvEventFlags,
     server: SocketAddr,
-    has_public: bool,
+    roster: Option<&Roster>,
     serving: &Serving,
     runtime: &Runtime,
 ) -> Result<(), String> {
     let Some(address) = flags.kv_events else {
         return Ok(());
     };
+    let has_public = roster.is_some_and(|roster| !roster.public().is_empty());
     if flags.kv_events_of == Scope::Public && !has_public {
         return Err(
             "--kv-events: no event would be sent, because there are no public prefixes. Declare \

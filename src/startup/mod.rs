@@ -91,10 +91,8 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     };
     let (serving, engine) =
         loaded.map_err(|_| "the load thread panicked; its message is above")??;
-    let has_public = roster
-        .as_ref()
-        .is_some_and(|roster| !roster.public().is_empty());
-    kv_events::start(&config.kv_events, address, has_public, &serving, &runtime)?;
+    let events = &config.kv_events;
+    kv_events::start(events, address, roster.as_ref(), &serving, &runtime)?;
     let handle = serving.engine.clone();
     if let (Some(roster), Some(hangups)) = (roster, hangups) {
         let reload = tenants::Reload {
@@ -110,10 +108,7 @@ pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
     let greeting = greeting(config, &serving, kernels.isa(), &address.to_string());
     app.serve(serving);
     print(&greeting);
-    service::ready();
-    if let Some(period) = service::watchdog_interval() {
-        runtime.spawn(service::send_signs_of_life(period, handle.clone()));
-    }
+    service::ready(&runtime, &handle);
 
     let mut ended = runtime.spawn_blocking(move || engine.join());
     if runtime.block_on(signals.before(&mut ended)).is_some() {

@@ -5,13 +5,18 @@
 use std::time::Duration;
 
 use sd_notify::NotifyState;
+use tokio::runtime::Runtime;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::engine::{EngineHandle, Status};
 
-/// Tells systemd that the server is ready.
-pub(super) fn ready() {
+/// Tells systemd that the server is ready, and from now on that it lives, if systemd waits for
+/// signs of life: twice in its limit.
+pub(super) fn ready(runtime: &Runtime, engine: &EngineHandle) {
     notify(NotifyState::Ready);
+    if let Some(limit) = sd_notify::watchdog_enabled() {
+        runtime.spawn(send_signs_of_life(limit / 2, engine.clone()));
+    }
 }
 
 /// Tells systemd that the server stops.
@@ -19,15 +24,10 @@ pub(super) fn stopping() {
     notify(NotifyState::Stopping);
 }
 
-/// Returns how often a sign of life is due, if systemd waits for signs: twice in its limit.
-pub(super) fn watchdog_interval() -> Option<Duration> {
-    sd_notify::watchdog_enabled().map(|limit| limit / 2)
-}
-
 /// Sends a sign of life in each `period`, as long as the engine makes progress or is idle. So
 /// systemd restarts a server whose engine hangs. It also restarts one whose async threads hang,
 /// because they send the signs.
-pub(super) async fn send_signs_of_life(period: Duration, engine: EngineHandle) {
+async fn send_signs_of_life(period: Duration, engine: EngineHandle) {
     let mut ticks = interval(period.max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
