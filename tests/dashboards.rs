@@ -149,6 +149,34 @@ fn every_alert_has_a_firing_and_a_quiet_test() {
 }
 
 #[test]
+fn compose_mounts_files_that_exist_and_every_dashboard() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards");
+    let text = fs::read_to_string(folder.join("compose.yml")).unwrap();
+    let compose: Value = serde_yaml_ng::from_str(&text).unwrap();
+    let services = compose["services"].as_object().unwrap().values();
+    let volumes = services.flat_map(|service| service["volumes"].as_array().into_iter().flatten());
+    let mounts: BTreeSet<&str> = volumes
+        .filter_map(|volume| volume.as_str().unwrap().strip_prefix("./"))
+        .map(|mount| mount.split_once(':').unwrap().0)
+        .collect();
+    for mount in &mounts {
+        assert!(folder.join(mount).exists(), "{mount} is missing");
+    }
+    for (name, _) in dashboards() {
+        assert!(mounts.contains(&*name), "Grafana does not see {name}");
+    }
+    let build = &compose["services"]["sterna"]["build"];
+    let context = folder.join(build["context"].as_str().unwrap());
+    let dockerfile = context.join(build["dockerfile"].as_str().unwrap());
+    assert!(dockerfile.exists());
+    // Prometheus calls the server by this name. A server without keys refuses unknown names.
+    let allowed = &compose["services"]["sterna"]["environment"]["STERNA_ALLOWED_HOST"];
+    let prometheus = fs::read_to_string(folder.join("prometheus.yml")).unwrap();
+    let target = format!("targets: [\"{}:30000\"]", allowed.as_str().unwrap());
+    assert!(prometheus.contains(&target), "{target}");
+}
+
+#[test]
 fn the_readme_lists_every_panel() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards/README.md");
     let readme = fs::read_to_string(path).unwrap();

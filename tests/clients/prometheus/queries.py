@@ -4,7 +4,8 @@
 It starts a server with tenants and a Prometheus, and sends requests with the load test: some are
 cancelled, and some are rejected by a tenant's limit. Alerts return nothing while all is well, so
 the check drops the comparisons from their expressions. With --keep both go on running until
-Ctrl-C.
+Ctrl-C. With --pictures the load lasts three minutes, and the script draws the dashboards from
+Prometheus's answers.
 """
 
 import argparse
@@ -21,9 +22,12 @@ import time
 import urllib.parse
 import urllib.request
 
+from draw import draw
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TENANTS = {"paper": "weight = 4", "ink": "", "limited": "requests_per_minute = 6"}
+TENANTS = {"paper": "weight = 4", "ink": "", "limited": "requests_per_minute = 60"}
 SECONDS = 60  # until the last query must have data
+PICTURE_SECONDS = 180
 VARIABLES = {"$__rate_interval": "30s", "$model_name": ".*", "$instance": ".*"}
 
 started = []
@@ -104,7 +108,12 @@ def start_load(options, server):
     tests = []
     for name in TENANTS:
         flags = ["--url", server, "--keys", options.work / f"{name}.key", "--ignore-eos"]
-        flags += ["--clients", "4", "--requests", "120", "--disconnect-fraction", "0.1"]
+        if options.pictures:
+            rate = {"paper": "30", "ink": "15", "limited": "2"}[name]
+            flags += ["--rate", rate, "--arrivals", "bursts:4", "--seconds", f"{PICTURE_SECONDS}"]
+        else:
+            flags += ["--clients", "4", "--requests", "120"]
+        flags += ["--disconnect-fraction", "0.1"]
         flags += ["--shared-prefix-tokens", "32", "--max-tokens", "32"]
         # The load test of the limited tenant reports rejected requests, so its status is not 0.
         log = (options.work / f"{name}.log").open("w")
@@ -129,6 +138,15 @@ def queries():
         yield f"rules.yml: {name}", promql
 
 
+def draw_dashboards(prometheus, load, start):
+    for test in load:
+        test.wait()
+    for name in ("overview", "engine", "tenants"):
+        dashboard = json.loads((ROOT / f"dashboards/{name}.json").read_text())
+        svg = draw(dashboard, prometheus, VARIABLES, start, time.time())
+        (ROOT / f"dashboards/{name}.svg").write_text(svg)
+
+
 def has_data(prometheus, promql):
     query = urllib.parse.urlencode({"query": promql})
     answer = json.loads(get(f"{prometheus}/api/v1/query?{query}"))
@@ -140,6 +158,7 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of the programs")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for files")
     parser.add_argument("--keep", action="store_true", help="keep running until Ctrl-C")
+    parser.add_argument("--pictures", action="store_true", help="draw dashboards/*.svg")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     load = []
@@ -148,6 +167,7 @@ def main():
         prometheus = start_prometheus(options, server)
         # Prometheus waits a few seconds before its first scrape, and misses a load before it.
         wait_for("the first scrape", lambda: has_data(prometheus, "up == 1"))
+        load_started = time.time()
         load = start_load(options, server)
         every = list(queries())
         assert len(every) > 80, f"only {len(every)} queries were found"
@@ -165,6 +185,8 @@ def main():
         )
         subprocess.run(["promtool", "check", "metrics"], input=ours.encode(), check=True)
         print(f"all {len(every)} queries returned data")
+        if options.pictures:
+            draw_dashboards(prometheus, load, load_started)
         if options.keep:
             for test in load:
                 test.wait()
