@@ -1,0 +1,167 @@
+//! The demo model answers its held-out questions. None of them is in its training text.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::{Server, message, run};
+
+/// The fraction of the held-out questions that must be answered correctly.
+const MIN_CORRECT: f64 = 0.85;
+
+#[derive(Deserialize)]
+struct HeldOut {
+    max_tokens: u32,
+    singles: Vec<HeldOutTurn>,
+    chats: Vec<HeldOutChat>,
+}
+
+#[derive(Deserialize)]
+struct HeldOutChat {
+    turns: Vec<HeldOutTurn>,
+}
+
+#[derive(Clone, Deserialize)]
+struct HeldOutTurn {
+    question: String,
+    /// An answer is correct if it contains all strings of one of these lists, in any case.
+    accept: Vec<Vec<String>>,
+}
+
+impl HeldOutTurn {
+    fn accepts(&self, answer: &str) -> bool {
+        let answer = answer.to_lowercase();
+        self.accept
+            .iter()
+            .any(|all| all.iter().all(|part| answer.contains(part.as_str())))
+    }
+}
+
+fn held_out() -> HeldOut {
+    serde_json::from_str(include_str!("../../src/demo/training/heldout.json")).unwrap()
+}
+
+#[tokio::test]
+async fn the_demo_model_answers_held_out_questions() {
+    let held_out = held_out();
+    assert!(held_out.singles.len() >= 200 && held_out.chats.len() >= 20);
+    let server = Arc::new(Server::start(&["--max-queued", "1000"]).await);
+    let answers: Vec<_> = held_out
+        .singles
+        .into_iter()
+        .map(|turn| {
+            let server = Arc::clone(&server);
+            tokio::spawn(async move {
+                let question = [message("user", &turn.question)];
+                let answer = server.answer(&question, held_out.max_tokens).await;
+                (turn.accepts(&answer), turn.question, answer)
+            })
+        })
+        .collect();
+    let total = answers.len();
+    let mut correct = 0;
+    for answer in answers {
+        let (is_correct, question, answer) = answer.await.unwrap();
+        correct += usize::from(is_correct);
+        if !is_correct {
+            println!("wrong: {question:?} -> {answer:?}");
+        }
+    }
+    println!("{correct} of {total} held-out questions");
+    assert!(
+        correct as f64 >= MIN_CORRECT * total as f64,
+        "only {correct} of {total}"
+    );
+}
+
+#[tokio::test]
+async fn the_demo_model_answers_held_out_chats() {
+    let held_out = held_out();
+    let server = Server::start(&[]).await;
+    let (mut correct, mut total) = (0, 0);
+    for chat in held_out.chats {
+        assert_eq!(chat.turns.len(), 3);
+        let mut messages = Vec::new();
+        for turn in chat.turns {
+            messages.push(message("user", &turn.question));
+            let answer = server.answer(&messages, held_out.max_tokens).await;
+            total += 1;
+            correct += usize::from(turn.accepts(&answer));
+            if !turn.accepts(&answer) {
+                println!("wrong: {:?} -> {answer:?}", turn.question);
+            }
+            messages.push(message("assistant", &answer));
+        }
+    }
+    println!("{correct} of {total} turns");
+    assert!(
+        correct as f64 >= MIN_CORRECT * f64::from(total),
+        "only {correct} of {total}"
+    );
+}
+
+#[tokio::test]
+async fn eight_bit_keys_and_values_hold_more_tokens_and_answer_questions() {
+    let questions = held_out().singles.into_iter().step_by(24);
+    let questions: Vec<HeldOutTurn> = questions.collect();
+    for (dtype, pages) in [
+        ("f16", 682),
+        ("int8", 1285),
+        ("fp8_e4m3", 1285),
+        ("bf16", 682),
+    ] {
+        let flags = [
+            "--threads",
+            "1",
+            "--kv-memory",
+            "16MiB",
+            "--kv-dtype",
+            dtype,
+        ];
+        let server = Server::start(&flags).await;
+        let metrics = server.client.get(format!("{}/metrics", server.address));
+        let metrics = metrics.send().await.unwrap().text().await.unwrap();
+        // A page takes 12 heads · 16 tokens · 2 · 32 values, and 64 bytes of scales a head.
+        assert!(
+            metrics.contains(&format!("num_gpu_blocks=\"{pages}\"")),
+            "{metrics}"
+        );
+        assert!(
+            metrics.contains(&format!("cache_dtype=\"{dtype}\"")),
+            "{metrics}"
+        );
+        let mut correct = 0;
+        for turn in &questions {
+            let question = [message("user", &turn.question)];
+            correct += usize::from(turn.accepts(&server.answer(&question, 64).await));
+        }
+        let least = MIN_CORRECT * questions.len() as f64 - 1.0;
+        assert!(
+            correct as f64 >= least,
+            "{dtype}: {correct} of {}",
+            questions.len()
+        );
+        assert_eq!(server.terminate().code(), Some(0));
+    }
+    let refused = run(&["--kv-dtype", "int4"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        error.contains("int4") && error.contains("fp8_e5m2"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_second_turn_finds_the_first_in_the_prefix_cache() {
+    let server = Server::start(&[]).await;
+    let mut messages = vec![message("user", "Tell me a story about a fox, please.")];
+    let first = server.answer(&messages, 200).await;
+    messages.push(message("assistant", &first));
+    messages.push(message("user", "What is the capital of France?"));
+    let usage = server.chat(&messages, 16).await["usage"].clone();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(cached >= 16, "{usage}");
+}
