@@ -10,9 +10,9 @@ use crate::kv_events::{EventFormat, Scope};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Events of the prefix cache")]
 pub struct KvEventFlags {
-    /// Tell routers over ZeroMQ which blocks of tokens are cached, as vLLM does (see
-    /// deploy/scale-out.md). Whoever reaches the address reads tokens of prompts without a key:
-    /// for example 127.0.0.1:5557.
+    /// Tell routers over ZeroMQ which blocks of tokens are cached, as vLLM does, for example at
+    /// 127.0.0.1:5557 (see deploy/scale-out.md). A client of this address reads tokens of prompts
+    /// without a key.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub kv_events: Option<SocketAddr>,
     /// Repeat earlier events here for routers that missed some, for example 127.0.0.1:5558.

@@ -34,7 +34,7 @@ pub(super) enum Control {
     ResetPrefixCache {
         done: oneshot::Sender<usize>, // The number of freed pages.
     },
-    /// Somebody wants to hear what the prefix cache gains and loses.
+    /// From now on, send what the prefix cache gains and loses.
     WatchCache {
         changes: UnboundedSender<Vec<CacheChange>>,
     },

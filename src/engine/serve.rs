@@ -120,7 +120,7 @@ struct EngineThread<F: Forward> {
     publishing: Duration, // The time that the last publication took.
     recalibration: Option<Recalibration>, // Due when the engine is idle for a while.
     recalibrated: Option<CostModel>, // Since the last publication.
-    cache_changes: Option<UnboundedSender<Vec<CacheChange>>>, // If somebody watches the cache.
+    cache_changes: Option<UnboundedSender<Vec<CacheChange>>>, // After `WatchCache`.
 }
 
 /// The engine thread's part of a request's state. The scheduler has another part, and so has the

@@ -31,11 +31,12 @@ impl History {
     }
 
     /// Returns the kept batches from a number on.
-    pub(super) fn since(&self, number: u64) -> impl Iterator<Item = (u64, &Bytes)> {
+    pub(super) fn since(&self, number: u64) -> impl Iterator<Item = (u64, Bytes)> {
         let first = self.next - self.batches.len() as u64;
         let skipped = number.saturating_sub(first).min(self.batches.len() as u64);
         let numbered = (first..).zip(&self.batches);
-        numbered.skip(skipped as usize)
+        let kept = numbered.skip(skipped as usize);
+        kept.map(|(number, batch)| (number, batch.clone()))
     }
 }
 

@@ -6,27 +6,29 @@
 //! socket repeats earlier batches: a client sends a number and gets all batches from there, then an
 //! empty one.
 //!
-//! Events carry the tokens of prompts, and whoever reaches the sockets reads them without a key. So
-//! they are off by default, and then only those of public prefixes leave.
+//! Events carry the tokens of prompts, and a client of the sockets needs no key. So they are off by
+//! default. If they are on, only those of public prefixes leave by default.
 
 mod blocks;
 mod history;
 mod message;
+mod replay;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use sterna_scheduler::CacheChange;
 use tokio::sync::mpsc::UnboundedReceiver;
-use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
+use tokio::task::JoinSet;
+use zeromq::{PubSocket, RouterSocket, Socket, SocketSend, ZmqError, ZmqMessage};
 
 pub use blocks::Scope;
 use blocks::{BlockEvent, Blocks};
 use history::History;
 pub use message::EventFormat;
-
-/// The number after the last repeated batch.
-const END: u64 = u64::MAX;
+use replay::Replay;
 
 /// What is told to whom.
 pub struct KvEventSettings {
@@ -45,12 +47,12 @@ pub struct KvEventSettings {
 /// The sockets of the events.
 pub struct KvEvents {
     events: PubSocket,
-    replay: Option<RouterSocket>,
+    replay: Option<Replay>,
     endpoints: Vec<String>,
     topic: Bytes,
     format: EventFormat,
     blocks: Blocks,
-    history: History,
+    history: Arc<Mutex<History>>,
 }
 
 impl KvEvents {
@@ -65,15 +67,17 @@ impl KvEvents {
         let bound = bound.map_err(|error| cannot("kv-events", settings.events, error))?;
         tracing::info!(%bound, scope = ?settings.scope, "events of the prefix cache");
         let mut endpoints = vec![bound.to_string()];
+        let history = Arc::new(Mutex::new(History::default()));
         let replay = match settings.replay {
             None => None,
             Some(address) => {
-                let mut router = RouterSocket::new();
-                let bound = router.bind(&format!("tcp://{address}")).await;
+                let mut socket = RouterSocket::new();
+                let bound = socket.bind(&format!("tcp://{address}")).await;
                 let bound = bound.map_err(|error| cannot("kv-events-replay", address, error))?;
                 tracing::info!(%bound, "earlier events of the prefix cache");
                 endpoints.push(bound.to_string());
-                Some(router)
+                let history = history.clone();
+                Some(Replay { socket, history })
             }
         };
         Ok(KvEvents {
@@ -83,7 +87,7 @@ impl KvEvents {
             topic: settings.topic.into(),
             format: settings.format,
             blocks: Blocks::new(settings.scope),
-            history: History::default(),
+            history,
         })
     }
 
@@ -93,23 +97,15 @@ impl KvEvents {
         &self.endpoints
     }
 
-    /// Publishes changes until the engine has ended. Never waits for a subscriber: one that reads
-    /// too slowly misses batches, sees it from their numbers, and can ask for them again.
+    /// Publishes changes until the engine has ended. Never waits for a client: a subscriber that
+    /// reads too slowly misses batches, sees it from their numbers, and can ask for them again.
     pub async fn run(mut self, mut changes: UnboundedReceiver<Vec<CacheChange>>) {
-        loop {
-            let replay = async {
-                match &mut self.replay {
-                    Some(replay) => replay.recv().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                changes = changes.recv() => match changes {
-                    Some(changes) => self.publish(&changes).await,
-                    None => return,
-                },
-                Ok(request) = replay => self.repeat(request).await,
-            }
+        let mut tasks = JoinSet::new(); // Its end aborts the task.
+        if let Some(replay) = self.replay.take() {
+            tasks.spawn(replay.run());
+        }
+        while let Some(changes) = changes.recv().await {
+            self.publish(&changes).await;
         }
     }
 
@@ -122,7 +118,7 @@ impl KvEvents {
             return;
         }
         let batch = Bytes::from(message::encode(&events, self.format));
-        let number = self.history.add(batch.clone());
+        let number = self.history.lock().add(batch.clone());
         let frames = [self.topic.clone(), frame(number), batch];
         self.send(frames).await;
     }
@@ -130,30 +126,6 @@ impl KvEvents {
     async fn send(&mut self, frames: [Bytes; 3]) {
         if let Err(error) = self.events.send(multipart(frames)).await {
             tracing::debug!(%error, "a batch of cache events is lost");
-        }
-    }
-
-    /// Answers a client that asks for the batches from a number on.
-    async fn repeat(&mut self, request: ZmqMessage) {
-        let Some(replay) = &mut self.replay else {
-            return;
-        };
-        // The last frame is the number. Those before it say whom to answer.
-        let mut envelope = request.into_vec();
-        let number = envelope.pop();
-        let number = number.and_then(|frame| <[u8; 8]>::try_from(frame.as_ref()).ok());
-        let Some(number) = number.map(u64::from_be_bytes) else {
-            tracing::debug!("a request for earlier cache events has no number of 8 bytes");
-            return;
-        };
-        let batches = self.history.since(number);
-        let batches = batches.map(|(number, batch)| (number, batch.clone()));
-        for (number, batch) in batches.chain([(END, Bytes::new())]) {
-            let frames = envelope.iter().cloned().chain([frame(number), batch]);
-            if let Err(error) = replay.send(multipart(frames)).await {
-                tracing::debug!(%error, "a client that asked for cache events has left");
-                return;
-            }
         }
     }
 }

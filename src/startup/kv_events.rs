@@ -38,7 +38,7 @@ pub(super) fn start(
         .flatten()
     {
         if !address.ip().to_canonical().is_loopback() {
-            tracing::warn!(%address, "whoever reaches this address reads tokens of prompts");
+            tracing::warn!(%address, "clients of this address read tokens of prompts");
         }
     }
     let model = &serving.model.name;

@@ -29,6 +29,7 @@ use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 use crate::api::{self, ConnectionLimits, Serving};
@@ -43,6 +44,8 @@ pub(crate) use signals::StopSignals;
 const ASYNC_THREADS: usize = 2;
 /// The exit code of a failure, as in `main.rs`.
 const START_FAILED: i32 = 2;
+/// The largest number of log lines that wait to be written: about 3 MB.
+const MAX_UNWRITTEN_LINES: usize = 8192;
 /// The example in the greeting.
 const CHAT_REQUEST: &str =
     r#"{"messages":[{"role":"user","content":"Who are you?"}],"stream":true}"#;
@@ -57,7 +60,7 @@ const ENGINE_PANICKED: &str = "the engine thread panicked; its message is above"
 /// # Errors
 /// If the flags, the checkpoint or the machine make it impossible. The error says what is wrong.
 pub fn serve(config: &ServeConfig) -> Result<(), Box<dyn Error>> {
-    start_logging(config.operation.log_json);
+    let _log = start_logging(config.operation.log_json);
     allocator::return_large_blocks();
     let addresses = listen::addresses(&config.network)?;
     let roster = tenants::roster(config, listen::are_loopback(&addresses))?;
@@ -148,18 +151,23 @@ fn start_runtime() -> Result<Runtime, Box<dyn Error>> {
     runtime.map_err(|error| format!("the async threads do not start: {error}").into())
 }
 
-fn start_logging(json: bool) {
+/// Starts the log. A thread of its own writes the lines, so a full pipe delays no request. Lines
+/// are lost while its queue is full. Dropping the guard writes what is left.
+fn start_logging(json: bool) -> WorkerGuard {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let queue = NonBlockingBuilder::default().buffered_lines_limit(MAX_UNWRITTEN_LINES);
+    let (writer, guard) = queue.thread_name("log").finish(io::stderr());
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
+        .with_writer(writer);
     // A second call in one process keeps the first logger.
     drop(if json {
         logs.json().try_init()
     } else {
         logs.try_init()
     });
+    guard
 }
 
 fn connection_limits(network: &NetworkFlags, connections: u32) -> ConnectionLimits {

@@ -210,3 +210,35 @@ async fn subscribers_hear_the_batches_that_are_repeated() {
     socket.send(ZmqMessage::from("x")).await.unwrap();
     assert!(!replay(&endpoints[1], 0, true).await.is_empty());
 }
+
+/// The answers to a client fill the queue to it, of 100,000 messages.
+#[tokio::test]
+async fn a_client_that_never_reads_delays_no_event() {
+    let server = Server::new();
+    let endpoints = start(&server, EventFormat::Arrays).await;
+    complete(&server, &prompt(5, 200)).await;
+    let mut silent = DealerSocket::new();
+    silent.connect(&endpoints[1]).await.unwrap();
+    for _ in 0..60_000 {
+        let request = ZmqMessage::from(0_u64.to_be_bytes().to_vec());
+        silent.send(request).await.unwrap();
+    }
+    let mut subscriber = SubSocket::new();
+    subscriber.connect(&endpoints[0]).await.unwrap();
+    subscriber.subscribe("kv@").await.unwrap();
+    let prompts = async {
+        for token in 0.. {
+            complete(&server, &prompt(token % 290, 40 + token as usize / 290)).await;
+        }
+    };
+    let heard = async {
+        for _ in 0..500 {
+            subscriber.recv().await.unwrap();
+        }
+    };
+    let heard = timeout(PATIENCE, heard);
+    tokio::select! {
+        heard = heard => heard.expect("the events go on"),
+        () = prompts => unreachable!(),
+    }
+}

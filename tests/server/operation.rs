@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::{PATIENCE, Server, memory, message, run};
 
@@ -222,6 +223,19 @@ fn unusable_flags_are_named_and_exit_with_2() {
         (vec!["some-owner/some-model"], "sterna some-model"),
         (vec!["./some-owner/some-model"], "No such file"),
         (vec!["--config", missing], missing),
+        (vec!["--kv-events", "127.0.0.1:0"], "--kv-events-of all"),
+        (
+            vec![
+                "--kv-events=127.0.0.1:0",
+                "--kv-events-of=all",
+                "--served-model-name=a@b",
+            ],
+            "--kv-events-topic",
+        ),
+        (
+            vec!["--kv-events=192.0.2.1:5557", "--kv-events-of=all"],
+            "--kv-events 192.0.2.1:5557",
+        ),
     ] {
         let output = run(&[&["--port", "0"], flags.as_slice()].concat());
         let message = String::from_utf8_lossy(&output.stderr);
@@ -271,4 +285,20 @@ async fn settings_come_from_the_environment_and_from_a_file() {
         message.contains("--port") && message.contains("'x'"),
         "{message}"
     );
+}
+
+/// Each request has a line in the log. A log that nobody reads delayed the requests after it.
+#[tokio::test]
+async fn a_log_that_nobody_reads_delays_no_request() {
+    let server = Server::with_log(&["--threads", "1"], &[], Stdio::piped()).await;
+    // The pipe holds 64 KiB, fewer than 1,000 lines.
+    let asking = async {
+        for _ in 0..1000 {
+            let url = format!("{}/v1/models", server.address);
+            let answer = server.client.get(url).send().await.unwrap();
+            assert_eq!(answer.status(), 200);
+        }
+    };
+    timeout(PATIENCE, asking).await.expect("each answer comes");
+    assert!(server.terminate().success());
 }

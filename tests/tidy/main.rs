@@ -114,7 +114,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("httparse", &["src/api/connection/head_scan.rs"]),
     ("libc", &["src/startup/allocator.rs"]),
     ("llguidance", &["src/constraint/"]),
-    ("parking_lot", &["src/model/pool/"]),
+    ("parking_lot", &["src/kv_events/", "src/model/pool/"]),
     ("rustix", &["src/startup/listen.rs"]),
     ("sd_notify", &["src/startup/service.rs"]),
     ("rmp_serde", &["src/kv_events/", "tests/http/"]),
@@ -143,6 +143,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ),
     ("subtle", &["src/tenants/keys.rs"]),
     ("tokenizers", &["src/text/"]),
+    ("tracing_appender", &["src/startup/mod.rs"]),
     ("toktrie", &["src/constraint/"]),
     (
         "memmap2",

@@ -33,12 +33,12 @@ pub struct StoredPage {
 pub(super) struct ChangeLog(Option<Vec<CacheChange>>);
 
 impl ChangeLog {
-    /// Returns whether somebody collects the changes.
+    /// Returns whether changes are recorded.
     pub(super) fn is_watched(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Records a change, if somebody collects them.
+    /// Adds a change, if changes are recorded.
     pub(super) fn record(&mut self, change: impl FnOnce() -> CacheChange) {
         if let Some(changes) = &mut self.0 {
             changes.push(change());

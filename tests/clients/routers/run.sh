@@ -3,7 +3,7 @@
 # PyPI, into a temporary environment.
 #
 # Requirements: `cargo build --release --workspace`, and Python 3.10 or later. The script leaves no
-# process, file or package behind. With a policy as argument, it checks only that one.
+# process, file or package behind. With `--short`, it checks one policy of each router.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here/../../.."
@@ -17,5 +17,5 @@ python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check \
     'openai==2.*' 'vllm-router==0.1.17' 'smg==1.13.*'
 for router in vllm-router smg; do
-    "$work/venv/bin/python" "$here/check.py" --bin "$bin" --router "$router" "${@/#/--policy=}"
+    "$work/venv/bin/python" "$here/check.py" --bin "$bin" --router "$router" "$@"
 done

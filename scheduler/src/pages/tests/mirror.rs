@@ -1,4 +1,4 @@
-//! What somebody knows of the cache who only hears of its changes.
+//! A copy of what the cache holds, made from its changes alone.
 
 use std::collections::HashMap;
 

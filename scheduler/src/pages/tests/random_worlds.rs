@@ -119,7 +119,7 @@ struct PoolWorld<S> {
     tenants: usize,
     running: Vec<PoolSequence>,
     started: u32,
-    mirror: Option<CacheMirror>, // From the turn on in which somebody watches the cache.
+    mirror: Option<CacheMirror>, // From the turn in which the caller starts to record.
 }
 
 impl<S> Drop for PoolWorld<S> {
@@ -468,7 +468,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         let changes = self.pool.drain_changes();
         match &mut self.mirror {
             Some(mirror) => mirror.follow(changes),
-            None => assert!(changes.is_empty(), "nobody watches"),
+            None => assert!(changes.is_empty(), "none are recorded yet"),
         }
         for page in self.reference.pages() {
             if let Some(mirror) = &self.mirror {
