@@ -30,7 +30,7 @@ use history::History;
 pub use message::EventFormat;
 use replay::Replay;
 
-/// What is told to whom.
+/// What the events show, and where they are sent.
 pub struct KvEventSettings {
     /// Where the events are published.
     pub events: SocketAddr,
@@ -40,7 +40,7 @@ pub struct KvEventSettings {
     pub topic: String,
     /// How an event is written.
     pub format: EventFormat,
-    /// Whose blocks are told.
+    /// Whose blocks the events show.
     pub scope: Scope,
 }
 

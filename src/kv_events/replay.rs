@@ -15,7 +15,7 @@ use super::{frame, multipart};
 
 /// The number after the last repeated batch.
 const END: u64 = u64::MAX;
-/// How long a client may leave a batch unread while the queue to it is full. The others wait.
+/// How long to wait for a client whose queue is full. The other clients wait as long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The socket, and the batches that it repeats.
@@ -25,14 +25,15 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// Answers requests until the task is aborted.
+    /// Answers requests until the task is aborted or the socket fails.
     pub(super) async fn run(mut self) {
-        loop {
+        let error = loop {
             match self.socket.recv().await {
                 Ok(request) => self.repeat(request).await,
-                Err(error) => tracing::debug!(%error, "a request for earlier cache events is lost"),
+                Err(error) => break error,
             }
-        }
+        };
+        tracing::error!(%error, "earlier cache events are no longer repeated");
     }
 
     /// Answers a client that asks for the batches from a number on.

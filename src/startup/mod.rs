@@ -151,8 +151,9 @@ fn start_runtime() -> Result<Runtime, Box<dyn Error>> {
     runtime.map_err(|error| format!("the async threads do not start: {error}").into())
 }
 
-/// Starts the log. A thread of its own writes the lines, so a full pipe delays no request. Lines
-/// are lost while its queue is full. Dropping the guard writes what is left.
+/// Starts the log. A thread of its own writes the lines, so a full pipe delays no request. While
+/// the queue to that thread is full, further lines are lost. When the guard is dropped, the thread
+/// writes the lines in the queue, for at most a second.
 fn start_logging(json: bool) -> WorkerGuard {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let queue = NonBlockingBuilder::default().buffered_lines_limit(MAX_UNWRITTEN_LINES);

@@ -133,6 +133,20 @@ async fn complete(server: &Server, prompt: &[u64]) {
     server.complete(body).await.ok();
 }
 
+/// Sends prompts that are not cached yet, so that there are events.
+async fn complete_forever(server: &Server) {
+    for token in 0.. {
+        complete(server, &prompt(token % 290, 40 + token as usize / 290)).await;
+    }
+}
+
+async fn subscribe(endpoint: &str) -> SubSocket {
+    let mut subscriber = SubSocket::new();
+    subscriber.connect(endpoint).await.unwrap();
+    subscriber.subscribe("kv@").await.unwrap();
+    subscriber
+}
+
 /// Asks for all batches until what they tell is `enough`. The events of a request may come a moment
 /// after its answer.
 async fn told(endpoint: &str, enough: impl Fn(&Reader) -> bool) -> Vec<Batch> {
@@ -187,18 +201,11 @@ async fn a_reader_knows_what_is_cached(format: EventFormat) {
 async fn subscribers_hear_the_batches_that_are_repeated() {
     let server = Server::new();
     let endpoints = start(&server, EventFormat::Arrays).await;
-    let mut subscriber = SubSocket::new();
-    subscriber.connect(&endpoints[0]).await.unwrap();
-    subscriber.subscribe("kv@").await.unwrap();
+    let mut subscriber = subscribe(&endpoints[0]).await;
     // The subscription reaches the server at some moment, so there are events until then.
-    let prompts = async {
-        for token in 5.. {
-            complete(&server, &prompt(token % 290, 40 + token as usize / 290)).await;
-        }
-    };
     let heard = tokio::select! {
         heard = timeout(PATIENCE, subscriber.recv()) => heard.unwrap().unwrap().into_vec(),
-        () = prompts => unreachable!(),
+        () = complete_forever(&server) => unreachable!(),
     };
     assert_eq!(heard.len(), 3);
     assert_eq!(heard[0], TOPIC);
@@ -223,14 +230,7 @@ async fn a_client_that_never_reads_delays_no_event() {
         let request = ZmqMessage::from(0_u64.to_be_bytes().to_vec());
         silent.send(request).await.unwrap();
     }
-    let mut subscriber = SubSocket::new();
-    subscriber.connect(&endpoints[0]).await.unwrap();
-    subscriber.subscribe("kv@").await.unwrap();
-    let prompts = async {
-        for token in 0.. {
-            complete(&server, &prompt(token % 290, 40 + token as usize / 290)).await;
-        }
-    };
+    let mut subscriber = subscribe(&endpoints[0]).await;
     let heard = async {
         for _ in 0..500 {
             subscriber.recv().await.unwrap();
@@ -239,6 +239,6 @@ async fn a_client_that_never_reads_delays_no_event() {
     let heard = timeout(PATIENCE, heard);
     tokio::select! {
         heard = heard => heard.expect("the events go on"),
-        () = prompts => unreachable!(),
+        () = complete_forever(&server) => unreachable!(),
     }
 }
