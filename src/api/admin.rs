@@ -7,8 +7,8 @@ use axum::http::Uri;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::app::App;
-use super::error::ApiError;
+use crate::api::app::App;
+use crate::api::error::ApiError;
 
 /// What a reset of the prefix cache has done.
 #[derive(Serialize, ToSchema)]

@@ -4,14 +4,14 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 
-use super::access::Access;
-use super::body_limits::BodyLimits;
-use super::connection::ConnectionLimits;
-use super::error::ApiError;
-use super::rate_headers::LastRates;
-use super::request_id::unix_seconds;
-use super::running::RunningRequests;
-use super::sampling_defaults::SamplingDefaults;
+use crate::api::body::limits::BodyLimits;
+use crate::api::connection::ConnectionLimits;
+use crate::api::error::ApiError;
+use crate::api::fields::sampling_defaults::SamplingDefaults;
+use crate::api::generation::running::RunningRequests;
+use crate::api::middleware::access::Access;
+use crate::api::middleware::rate_headers::LastRates;
+use crate::api::middleware::request_id::unix_seconds;
 use crate::constraint::Grammars;
 use crate::engine::{EngineHandle, Pooling, TokenId};
 use crate::metrics::Metrics;

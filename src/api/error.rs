@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::body_limits::BodyLimitReached;
+use crate::api::body::limits::BodyLimitReached;
 use crate::constraint::GrammarError;
 use crate::engine::{RateKind, Refusal, SubmitError};
 

@@ -8,65 +8,23 @@
 //! Invariant: a client that disconnects cancels its request, because the server then drops the
 //! request's handler, and the handler owns the request's `EventStream`.
 
-mod access;
 mod admin;
-mod answer_parts;
 mod anthropic;
 mod app;
-mod authentication;
 mod body;
-mod body_limits;
-mod chat;
-mod choices;
-mod chunks;
-mod completions;
 mod connection;
-mod conversation;
-mod embeddings;
-mod endpoint;
-mod envelope;
 mod error;
 mod fields;
-mod generate;
 mod generation;
-mod head_check;
-mod json;
-mod listener;
-mod llama_completion;
-mod loads;
-mod logprobs;
-mod messages;
+mod llama_server;
+mod middleware;
 mod native;
-mod open_connections;
+mod openai;
 mod openapi;
-mod operations;
 mod page;
-mod params;
-mod parsed_request;
-mod prompt_logprobs;
-mod props;
-mod rate_headers;
-mod render;
-mod request_id;
-mod request_log;
-mod respond;
-mod response_count;
-mod responses;
-mod running;
-mod sampling_defaults;
-mod schema;
-mod server_info;
-mod sse;
+mod sglang;
 mod status;
-mod structure;
-mod template_kwargs;
-mod token_ids;
 mod tokenize;
-mod tool_calls;
-mod tool_fields;
-mod trace_context;
-mod typed_events;
-mod unsupported;
 
 use std::sync::LazyLock;
 
@@ -74,22 +32,26 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::Request;
 use axum::http::header;
-use axum::middleware;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 
-use chat::ChatEndpoint;
-use completions::CompletionEndpoint;
-use generate::GenerateWriter;
-use llama_completion::LlamaWriter;
-use openapi::ApiRoute;
-use respond::respond;
+use llama_server::completion::LlamaWriter;
+use llama_server::props;
+use middleware::{authentication, head_check, request_id, request_log, response_count};
+use openai::chat::ChatEndpoint;
+use openai::completions::CompletionEndpoint;
+use openai::respond::respond;
+use openai::{embeddings, render, responses};
+use openapi::{ApiRoute, operations};
+use sglang::generate::GenerateWriter;
+use sglang::{loads, server_info};
 
-pub use access::{Access, AllowedHosts, AllowedOrigins, HostName, parse_origin};
 pub use app::{App, EmbeddingShape, ModelCard, Serving};
 pub use connection::ConnectionLimits;
+pub use connection::listener::{serve, serve_all};
 pub use error::ApiError;
-pub use listener::{serve, serve_all};
-pub use sampling_defaults::SamplingDefaults;
+pub use fields::sampling_defaults::SamplingDefaults;
+pub use middleware::access::{Access, AllowedHosts, AllowedOrigins, HostName, parse_origin};
 
 /// Returns all endpoints.
 fn routes() -> Vec<ApiRoute> {
@@ -232,25 +194,19 @@ pub fn router(app: App) -> Router {
     router
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(
+        .layer(from_fn_with_state(
             app.clone(),
             authentication::authenticate,
         ))
-        .layer(middleware::from_fn_with_state(
-            app.clone(),
-            head_check::check,
-        ))
-        .layer(middleware::from_fn_with_state(
+        .layer(from_fn_with_state(app.clone(), head_check::check))
+        .layer(from_fn_with_state(
             app.clone(),
             status::close_while_draining,
         ))
-        .layer(middleware::from_fn(request_id::identify_and_catch_panics))
-        .layer(middleware::from_fn(anthropic::error_envelope))
-        .layer(middleware::from_fn_with_state(
-            app.clone(),
-            response_count::count,
-        ))
-        .layer(middleware::from_fn(request_log::record))
+        .layer(from_fn(request_id::identify_and_catch_panics))
+        .layer(from_fn(anthropic::error_envelope))
+        .layer(from_fn_with_state(app.clone(), response_count::count))
+        .layer(from_fn(request_log::record))
         .with_state(app)
 }
 

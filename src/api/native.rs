@@ -10,16 +10,16 @@ use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use super::app::{App, Serving};
-use super::authentication::Caller;
-use super::choices::Choices;
-use super::error::ApiError;
-use super::generation::{ChoiceEnd, ChoiceOutput, Piece};
-use super::json::JsonObject;
-use super::params::ResponseMode;
-use super::parsed_request::ParsedRequest;
-use super::respond::begin;
-use super::sse::{self, FrameWriter, Frames};
+use crate::api::app::{App, Serving};
+use crate::api::body::json::JsonObject;
+use crate::api::error::ApiError;
+use crate::api::fields::params::ResponseMode;
+use crate::api::generation::choice::{ChoiceEnd, ChoiceOutput, Piece};
+use crate::api::generation::choices::Choices;
+use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::sse::{self, FrameWriter, Frames};
+use crate::api::middleware::authentication::Caller;
+use crate::api::openai::respond::begin;
 use crate::tenants::Tenant;
 
 /// Writes the answer of one request, in the shape of its endpoint.

@@ -13,9 +13,9 @@ use flate2::write::GzEncoder;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::app::{App, ModelCard};
-use super::authentication::Caller;
-use super::error::ApiError;
+use crate::api::app::{App, ModelCard};
+use crate::api::error::ApiError;
+use crate::api::middleware::authentication::Caller;
 use crate::engine::Status;
 
 /// What `/health` and `/ready` say.

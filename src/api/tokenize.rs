@@ -9,17 +9,17 @@ use axum::extract::{Extension, Request, State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::app::{App, Serving};
-use super::authentication::Caller;
-use super::body;
-use super::conversation::ConversationFields;
-use super::error::ApiError;
-use super::fields::{Bool, Given, JsonText};
-use super::json::JsonObject;
-use super::logprobs::token_text;
-use super::parsed_request::{check_length, encoding_error};
-use super::token_ids::TokenList;
-use super::unsupported;
+use crate::api::app::{App, Serving};
+use crate::api::body;
+use crate::api::body::json::JsonObject;
+use crate::api::error::ApiError;
+use crate::api::fields::conversation::ConversationFields;
+use crate::api::fields::json_field::{Bool, Given, JsonText};
+use crate::api::fields::token_ids::TokenList;
+use crate::api::fields::unsupported;
+use crate::api::generation::logprobs::token_text;
+use crate::api::generation::parsed_request::{check_length, encoding_error};
+use crate::api::middleware::authentication::Caller;
 use crate::tenants::Tenant;
 
 /// Whether a request has a conversation.

@@ -4,10 +4,10 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::choices::{FinishedChoice, Usage};
-use crate::api::generation::AnswerEnd;
-use crate::api::request_id::random_id;
-use crate::api::tool_calls::whole_calls;
+use crate::api::fields::tool_calls::whole_calls;
+use crate::api::generation::choice::AnswerEnd;
+use crate::api::generation::choices::{FinishedChoice, Usage};
+use crate::api::middleware::request_id::random_id;
 
 /// A message of the assistant.
 #[derive(Serialize, ToSchema)]

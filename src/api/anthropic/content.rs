@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::api::error::{ApiError, quoted};
-use crate::api::fields::{
+use crate::api::fields::json_field::{
     Bool, JsonField, JsonText, Object, Scalar, at_most, deserialize_fields, must_be, unsupported,
 };
-use crate::api::schema::{NamedSchemas, collect, reference};
-use crate::api::tool_calls::{arguments_object, check_id};
-use crate::api::tool_fields::check_name;
+use crate::api::fields::tool_calls::{arguments_object, check_id};
+use crate::api::fields::tool_fields::check_name;
+use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::text::Message;
 use crate::tools::{CalledTool, Turn};
 
@@ -260,7 +260,7 @@ impl<'de> Deserialize<'de> for CallInput {
 
 impl utoipa::PartialSchema for CallInput {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
-        crate::api::schema::embedded(json!({"type": "object"}))
+        crate::api::openapi::schema::embedded(json!({"type": "object"}))
     }
 }
 

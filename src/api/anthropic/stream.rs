@@ -6,10 +6,10 @@ use utoipa::ToSchema;
 
 use super::answer::{AnthropicMessage, AnthropicUsage, ContentBlock, StopReason};
 use super::envelope::AnthropicErrorBody;
-use crate::api::choices::Usage;
 use crate::api::error::ApiError;
-use crate::api::generation::{ChoiceEnd, Piece};
-use crate::api::typed_events::{EventWriter, TypedEvent};
+use crate::api::generation::choice::{ChoiceEnd, Piece};
+use crate::api::generation::choices::Usage;
+use crate::api::generation::typed_events::{EventWriter, TypedEvent};
 use crate::tools::CallDelta;
 
 /// An event of a stream. Its name is its type.

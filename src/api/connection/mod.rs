@@ -14,6 +14,8 @@ mod head_scan;
 mod io;
 mod limits;
 mod linger;
+pub(in crate::api) mod listener;
+pub(in crate::api) mod open_connections;
 mod progress;
 
 use std::convert::Infallible;
@@ -34,8 +36,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-use super::error::ApiError;
-use super::request_id::{REQUEST_ID, random_id};
+use crate::api::error::ApiError;
+use crate::api::middleware::request_id::{REQUEST_ID, random_id};
 use io::ConnectionIo;
 
 pub use limits::ConnectionLimits;

@@ -11,7 +11,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::error::ApiError;
+use crate::api::error::ApiError;
 
 /// What the paths of the page's files begin with. They need no key, because the page asks for it.
 pub(super) const FILES_PATH: &str = "/page/";

@@ -1,0 +1,181 @@
+//! Reads a request's body: checks its content type, size and deadline, and has it parsed.
+//!
+//! Invariant: a body larger than `SMALL_BYTES` is parsed, rendered and tokenized on a blocking
+//! thread, after it has waited for a parser.
+//!
+//! Invariant: `limits.rs` counts a body and its bytes until a parser takes it.
+
+pub(in crate::api) mod json;
+pub(in crate::api) mod limits;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use futures_util::StreamExt;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::api::app::{App, Serving};
+use crate::api::error::ApiError;
+use crate::api::middleware::authentication::Caller;
+use crate::metrics::RejectionReason;
+use crate::tenants::Tenant;
+use json::JsonObject;
+use limits::{ArrivingBody, BodyLimitReached};
+
+const MAX_BODY_BYTES: usize = 2 << 20;
+/// The server reads and discards a body that is too large up to this size. Many clients read their
+/// response only after they have sent the whole request.
+const MAX_DISCARDED_BYTES: usize = 8 << 20;
+const DEADLINE: Duration = Duration::from_secs(30);
+/// In each period of this length, this much of a body must arrive, or the rest of it.
+const PERIOD: Duration = Duration::from_secs(10);
+const MIN_PERIOD_BYTES: usize = 16 << 10;
+/// If the queue has no room, a body up to this size may still arrive for a moment.
+const MAX_REFUSED_BYTES: u64 = 64 << 10;
+const REFUSED_DEADLINE: Duration = Duration::from_millis(100);
+/// The server parses bodies up to this size at once, on the async thread.
+const SMALL_BYTES: usize = 1 << 10;
+
+/// Receives the body of `request`, parses it as JSON and passes it to `read`. Charges an error of
+/// the client to its tenant's rate of requests.
+///
+/// # Errors
+/// The errors of `read`, and errors for a body that:
+/// - has another content type,
+/// - is too large,
+/// - arrives incompletely or too slowly,
+/// - is not valid JSON,
+/// - exceeds the limits for bodies in flight,
+/// - is of a tenant whose requests the engine refuses now, whatever they ask for. The server then
+///   parses nothing.
+pub(in crate::api) async fn read<T: Send + 'static>(
+    app: &App,
+    caller: &Caller,
+    request: Request,
+    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let serving = app.serving()?;
+    match receive_and_parse(app, serving, caller, request, read).await {
+        Ok(request) => Ok(request),
+        Err(error) => Err(caller.charged(error, serving).await),
+    }
+}
+
+async fn receive_and_parse<T: Send + 'static>(
+    app: &App,
+    serving: &Arc<Serving>,
+    caller: &Caller,
+    request: Request,
+    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    let (serving, tenant) = (Arc::clone(serving), Arc::clone(&caller.tenant));
+    if !declares_json(request.headers()) {
+        return Err(ApiError::content_type());
+    }
+    if serving.engine.status().draining {
+        serving
+            .metrics
+            .rejected(tenant.number, RejectionReason::Draining);
+        return Err(ApiError::draining());
+    }
+    let rejected = |limit: BodyLimitReached| {
+        serving.metrics.rejected(tenant.number, limit.reason());
+        ApiError::from(limit)
+    };
+    if let Err(error) = serving.engine.check_room(tenant.number) {
+        discard_small(request.into_body()).await;
+        return Err(error.into());
+    }
+    // The server does not read a body beyond the limit: that would occupy a connection after all.
+    let body = app.body_limits().begin(&tenant).map_err(rejected)?;
+    let receive = receive(request.into_body(), &body, rejected);
+    let length = match timeout(DEADLINE, receive).await {
+        Ok(received) => received?,
+        Err(_) => return Err(too_slow()),
+    };
+    if length <= SMALL_BYTES {
+        let bytes = body.into_bytes().map_err(rejected)?;
+        return read(&serving, &tenant, JsonObject::check(&bytes)?);
+    }
+    let (bytes, parser) = body.wait_for_parser().await.map_err(rejected)?;
+    let parsed = spawn_blocking(move || {
+        // The closure holds the parser until the body is parsed, even if the client leaves.
+        let _parser = parser;
+        read(&serving, &tenant, JsonObject::check(&bytes)?)
+    });
+    parsed
+        .await
+        .unwrap_or_else(|_| Err(ApiError::internal("parsing a request body panicked")))
+}
+
+/// Discards a small body that arrives soon, so that its connection can serve the next request.
+async fn discard_small(body: Body) {
+    let upper = body.size_hint().upper();
+    if upper.is_some_and(|bytes| bytes <= MAX_REFUSED_BYTES) {
+        let mut frames = body.into_data_stream();
+        let rest = async { while let Some(Ok(_)) = frames.next().await {} };
+        // The connection of a slower client is closed after the response.
+        drop(timeout(REFUSED_DEADLINE, rest).await);
+    }
+}
+
+fn declares_json(headers: &HeaderMap) -> bool {
+    let declared = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let (kind, _) = declared.split_once(';').unwrap_or((declared, ""));
+    let kind = kind.trim().to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+}
+
+/// Receives `body` into `arriving` and returns its length.
+async fn receive(
+    body: Body,
+    arriving: &ArrivingBody<'_>,
+    rejected: impl Fn(BodyLimitReached) -> ApiError,
+) -> Result<usize, ApiError> {
+    let mut result = Ok(());
+    let (mut received, mut in_period) = (0, 0);
+    let mut period_end = Instant::now() + PERIOD;
+    let mut frames = body.into_data_stream();
+    loop {
+        let next = tokio::select! {
+            next = timeout_at(period_end, frames.next()) => next,
+            limit = arriving.taken_back() => return Err(rejected(limit)),
+        };
+        let frame = match next {
+            Ok(Some(frame)) => frame.map_err(|_| ApiError::body_incomplete())?,
+            Ok(None) => break,
+            Err(_) if in_period < MIN_PERIOD_BYTES => return Err(too_slow()),
+            Err(_) => {
+                in_period = 0;
+                period_end += PERIOD;
+                continue;
+            }
+        };
+        received += frame.len();
+        in_period += frame.len();
+        if received > MAX_DISCARDED_BYTES {
+            break;
+        }
+        let added = match &result {
+            Ok(()) if received > MAX_BODY_BYTES => Err(ApiError::too_large(MAX_BODY_BYTES)),
+            Ok(()) => arriving.add(&frame).map_err(&rejected),
+            Err(_) => continue, // The rest of the body is discarded.
+        };
+        if added.is_err() {
+            arriving.discard();
+            result = added;
+        }
+    }
+    result.map(|()| received)
+}
+
+fn too_slow() -> ApiError {
+    ApiError::body_too_slow(DEADLINE, MIN_PERIOD_BYTES, PERIOD)
+}

@@ -1,0 +1,239 @@
+//! A request that has been parsed and fits the model's context length.
+
+use std::sync::Arc;
+
+use super::prompt_logprobs::Echo;
+use crate::api::app::{ModelCard, Serving};
+use crate::api::error::ApiError;
+use crate::api::fields::params::{MaxTokens, Params, Truncation};
+use crate::engine::TokenId;
+use crate::text::{ReasoningTags, TextError};
+use crate::tools::CallParser;
+
+/// The largest number of log-probabilities of prompt tokens in an answer, alternatives included, so
+/// that its memory is bounded.
+const MAX_PROMPT_LOGPROBS: u64 = 1 << 19;
+
+/// A parsed request.
+#[derive(Clone)]
+pub(in crate::api) struct ParsedRequest {
+    pub(in crate::api) prompts: Vec<ParsedPrompt>, // At least one.
+    pub(in crate::api) params: Params,
+    /// How the answer is split, if it is.
+    pub(in crate::api) reasoning: Option<ReasoningField>,
+    /// The parser of calls, if the answer may call tools.
+    pub(in crate::api) calls: Option<CallParser>,
+}
+
+/// A prompt of a request, and how long its output may be.
+#[derive(Clone)]
+pub(in crate::api) struct ParsedPrompt {
+    pub(in crate::api) tokens: Vec<TokenId>,
+    /// At least 1. The token of a request that is about the prompt only is not part of the answer.
+    pub(in crate::api) max_new_tokens: u32,
+    /// The text of the prompt, if the answer begins with it.
+    pub(in crate::api) echo: Option<Arc<Echo>>,
+}
+
+/// How an answer is split into reasoning and the text after it.
+#[derive(Clone, Copy)]
+pub(in crate::api) struct ReasoningField {
+    pub(in crate::api) tags: ReasoningTags,
+    /// Whether the prompt ends inside of reasoning.
+    pub(in crate::api) is_opened: bool,
+    /// Whether the client wants the reasoning.
+    pub(in crate::api) is_wanted: bool,
+}
+
+impl ParsedRequest {
+    /// Sets the maximum output length of each prompt from the request, the endpoint's default and
+    /// the context.
+    ///
+    /// Without `default`, the output may use the rest of the context. `param` names the field that
+    /// holds the prompts.
+    ///
+    /// # Errors
+    /// If the model's context is too short for a prompt, or a prompt is empty.
+    pub(in crate::api) fn new(
+        prompts: Vec<Vec<TokenId>>,
+        params: Params,
+        serving: &Serving,
+        default: Option<u32>,
+        param: &str,
+    ) -> Result<ParsedRequest, ApiError> {
+        check_prompt_only(&params)?;
+        let (model, defaults) = (&serving.model, &serving.defaults);
+        let default = defaults.max_tokens().or(default);
+        let is_only = prompts.len() == 1;
+        let prompt = |(index, tokens): (usize, Vec<TokenId>)| {
+            let tokens = truncated(tokens, &params, default, model);
+            let skips_special = params.skip_special_tokens;
+            let echo = || Arc::new(Echo::new(&tokens, &serving.tokenizer, skips_special));
+            let echo = params.echo.then(echo);
+            let parsed = match is_only {
+                true => ParsedPrompt::new(tokens, &params, model, default, param),
+                false => {
+                    let param = format!("{param}[{index}]");
+                    ParsedPrompt::new(tokens, &params, model, default, &param)
+                }
+            };
+            parsed.map(|parsed| ParsedPrompt { echo, ..parsed })
+        };
+        let prompts: Result<Vec<_>, _> = prompts.into_iter().enumerate().map(prompt).collect();
+        let prompts = prompts?;
+        check_prompt_logprobs(&prompts, &params)?;
+        Ok(ParsedRequest {
+            prompts,
+            params,
+            reasoning: None,
+            calls: None,
+        })
+    }
+}
+
+/// Checks that a request without output asks for something about its prompt.
+fn check_prompt_only(params: &Params) -> Result<(), ApiError> {
+    match params.max_tokens {
+        Some(MaxTokens { field, tokens: 0 })
+            if !params.echo && params.prompt_logprobs.is_none() =>
+        {
+            let message = format!(
+                "'{field}' must be at least 1; got 0. It may be 0 with 'echo' or 'prompt_logprobs'."
+            );
+            Err(ApiError::invalid_value(field, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the log-probabilities of the prompts are not too many.
+fn check_prompt_logprobs(prompts: &[ParsedPrompt], params: &Params) -> Result<(), ApiError> {
+    let Some(alternatives) = params.sampling.prompt_logprobs else {
+        return Ok(());
+    };
+    let tokens = prompts.iter().map(|prompt| prompt.tokens.len() as u64);
+    let count = tokens.sum::<u64>() * u64::from(params.n) * (1 + u64::from(alternatives));
+    if count <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let field = match params.prompt_logprobs {
+        Some(_) => "prompt_logprobs",
+        None => "logprobs",
+    };
+    let message = format!(
+        "'{field}' asks for {count} log-probabilities of prompt tokens, alternatives included; an \
+         answer may have at most {MAX_PROMPT_LOGPROBS}. Send fewer prompts in a request, or ask \
+         for fewer alternatives."
+    );
+    Err(ApiError::invalid_value(field, message))
+}
+
+/// Returns the part of a prompt that the request wants to use.
+fn truncated(
+    mut tokens: Vec<TokenId>,
+    params: &Params,
+    default: Option<u32>,
+    model: &ModelCard,
+) -> Vec<TokenId> {
+    let kept = match params.truncation {
+        None => return tokens,
+        Some(Truncation::Tokens(kept)) => kept,
+        Some(Truncation::ToFit) => {
+            let given = params.max_tokens.map(|max| max.tokens);
+            let wanted = given.or(default.map(u64::from)).unwrap_or(1);
+            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+            model.max_model_len.saturating_sub(wanted.max(1))
+        }
+    };
+    let left_out = tokens.len().saturating_sub(kept as usize);
+    tokens.drain(..left_out);
+    tokens
+}
+
+impl ParsedPrompt {
+    fn new(
+        prompt: Vec<TokenId>,
+        params: &Params,
+        model: &ModelCard,
+        default: Option<u32>,
+        param: &str,
+    ) -> Result<ParsedPrompt, ApiError> {
+        if prompt.is_empty() {
+            return Err(ApiError::empty_prompt(param));
+        }
+        let limit = model.max_model_len;
+        let left = limit.saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
+        let max_new_tokens = match params.max_tokens {
+            _ if left == 0 => {
+                let found = format!(
+                    "The prompt has {} tokens, which leaves none for the output. \
+                     Shorten the prompt.",
+                    prompt.len()
+                );
+                return Err(ApiError::context_length(param, limit, &found));
+            }
+            Some(MaxTokens { field, tokens }) if tokens > u64::from(left) => {
+                let found = format!(
+                    "Your request needs {} tokens: {} for the prompt and {tokens} for the \
+                     output. Shorten the prompt or reduce '{field}'.",
+                    tokens.saturating_add(prompt.len() as u64),
+                    prompt.len()
+                );
+                return Err(ApiError::context_length(field, limit, &found));
+            }
+            Some(MaxTokens { tokens, .. }) => (tokens as u32).max(1), // At most `left`.
+            None => default.map_or(left, |default| left.min(default)),
+        };
+        let min_tokens = params.min_tokens;
+        if min_tokens > max_new_tokens {
+            let message = format!(
+                "'min_tokens' must be at most {max_new_tokens}, the maximum output length of this \
+                 request; got {min_tokens}."
+            );
+            return Err(ApiError::invalid_value("min_tokens", message));
+        }
+        Ok(ParsedPrompt {
+            tokens: prompt,
+            max_new_tokens,
+            echo: None,
+        })
+    }
+}
+
+/// Checks the length of a text before it is tokenized, because tokenizing a hopelessly long text
+/// would be wasted work.
+///
+/// # Errors
+/// If `bytes` bytes of text cannot fit the context, whatever tokens they become.
+pub(in crate::api) fn check_length(
+    bytes: usize,
+    serving: &Serving,
+    param: &str,
+) -> Result<(), ApiError> {
+    let limit = serving.model.max_model_len;
+    let min_tokens = bytes / serving.tokenizer.longest_token();
+    if min_tokens <= limit as usize {
+        return Ok(());
+    }
+    let found = format!(
+        "The prompt has {bytes} bytes, which are at least {min_tokens} tokens. Shorten the prompt."
+    );
+    Err(ApiError::context_length(param, limit, &found))
+}
+
+/// Returns the error for a text that cannot be encoded. `param` names the field that holds it.
+pub(in crate::api) fn encoding_error(error: &TextError, param: &str) -> ApiError {
+    match error {
+        TextError::BeyondVocabulary { vocabulary, .. } => {
+            let message = format!(
+                "'{param}' has text whose token the model does not know: its tokenizer has more \
+                 tokens than the model's vocabulary of {vocabulary}. Change the text."
+            );
+            ApiError::invalid_value(param, message)
+        }
+        TextError::BecomesControl { .. } => {
+            ApiError::invalid_value(param, format!("'{param}': {error}."))
+        }
+        other => ApiError::internal(&other.to_string()),
+    }
+}

@@ -1,0 +1,226 @@
+//! One line in the log for each request, written when its response has been sent or its client has
+//! left.
+//!
+//! Invariant: a line has no text of a prompt or an answer, and no key. Of a client's own words it
+//! has the request's id, which is printable and which the log's format quotes.
+//!
+//! Invariant: the engine thread does nothing for it. The egress thread notes the moments.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{MatchedPath, Request};
+use axum::middleware::Next;
+use axum::response::Response;
+use hyper::body::{Frame, SizeHint};
+
+use super::trace_context::TraceContext;
+use crate::api::connection::Progress;
+use crate::api::error::ApiError;
+use crate::engine::StreamAccount;
+
+/// The endpoint of a path that has none.
+const UNKNOWN: &str = "unknown";
+/// Endpoints that machines read every few seconds. A line about their success is for debugging.
+const PROBES: [&str; 3] = ["/health", "/ready", "/metrics"];
+/// The `finish` of a request whose client left before the end of the response.
+const DISCONNECTED: &str = "disconnected";
+/// The `finish` and the status of a request whose connection gave way to another one.
+const EVICTED: (&str, u16) = ("too_many_connections", 503);
+
+/// What is known of a request, among its extensions. Clones share it.
+#[derive(Clone, Default)]
+pub(in crate::api) struct RequestLog {
+    facts: Arc<Mutex<RequestFacts>>,
+}
+
+#[derive(Default)]
+struct RequestFacts {
+    id: String,
+    trace: Option<TraceContext>,
+    tenant: Option<String>,
+    generated: Option<GeneratedFacts>,
+    failure: Option<&'static str>,
+}
+
+/// What is known of the choices of a request.
+#[derive(Default)]
+struct GeneratedFacts {
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    completion_tokens: u32,
+    admitted: Option<Instant>,
+    first_token: Option<Instant>,
+    ends: Vec<&'static str>, // Each once.
+}
+
+impl RequestLog {
+    /// Notes the request's id and its sender's trace.
+    pub(super) fn identify(&self, id: &str, trace: Option<TraceContext>) {
+        let mut facts = self.lock();
+        (facts.id, facts.trace) = (id.to_owned(), trace);
+    }
+
+    /// Notes whose key the request has.
+    pub(in crate::api) fn set_tenant(&self, id: &str) {
+        self.lock().tenant = Some(id.to_owned());
+    }
+
+    /// Notes the name of the error that ended the request.
+    pub(in crate::api) fn fail(&self, code: &'static str) {
+        self.lock().failure.get_or_insert(code);
+    }
+
+    /// Adds a prompt.
+    pub(in crate::api) fn add_prompt(&self, account: &StreamAccount) {
+        let mut facts = self.lock();
+        let generated = facts.generated.get_or_insert_default();
+        generated.prompt_tokens += account.prompt_tokens;
+        generated.cached_tokens += account.cached_tokens;
+    }
+
+    /// Adds an output of a prompt, and why it ended if it did.
+    pub(in crate::api) fn add_output(
+        &self,
+        account: &StreamAccount,
+        completion_tokens: u32,
+        end: Option<&'static str>,
+    ) {
+        let mut facts = self.lock();
+        let generated = facts.generated.get_or_insert_default();
+        generated.completion_tokens += completion_tokens;
+        let first = |one: Option<Instant>, other| one.into_iter().chain(other).min();
+        generated.admitted = first(generated.admitted, account.admitted);
+        generated.first_token = first(generated.first_token, account.first_token);
+        if let Some(end) = end.filter(|end| !generated.ends.contains(end)) {
+            generated.ends.push(end);
+        }
+    }
+
+    /// Locks the facts. A thread that panicked with the lock left them valid.
+    fn lock(&self) -> MutexGuard<'_, RequestFacts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes the request's line when its response has ended.
+pub(in crate::api) async fn record(mut request: Request, next: Next) -> Response {
+    let log = RequestLog::default();
+    let mut line = LogLine {
+        log: log.clone(),
+        started: Instant::now(),
+        endpoint: request.extensions().get::<MatchedPath>().cloned(),
+        progress: request.extensions().get::<Arc<Progress>>().cloned(),
+        status: None,
+        is_complete: false,
+    };
+    request.extensions_mut().insert(log);
+    let response = next.run(request).await;
+    line.status = Some(response.status().as_u16());
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        line.log.fail(error.code());
+    }
+    response.map(|body| Body::new(LoggedBody { body, line }))
+}
+
+/// A response's body, and the line that follows it.
+struct LoggedBody {
+    body: Body, // Dropped first: an answer that is cancelled then says what it has computed.
+    line: LogLine,
+}
+
+impl HttpBody for LoggedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        self.line.is_complete |= frame.is_none();
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for LoggedBody {
+    fn drop(&mut self) {
+        // Nobody polls a body of known length after its last frame.
+        self.line.is_complete |= self.body.is_end_stream();
+    }
+}
+
+/// The line of a request. Dropping it writes it.
+struct LogLine {
+    log: RequestLog,
+    started: Instant,
+    endpoint: Option<MatchedPath>,
+    progress: Option<Arc<Progress>>,
+    status: Option<u16>, // `None` until the response has begun.
+    is_complete: bool,
+}
+
+impl Drop for LogLine {
+    fn drop(&mut self) {
+        let facts = self.log.lock();
+        let generated = facts.generated.as_ref();
+        let seconds = |at: Instant| at.saturating_duration_since(self.started).as_secs_f64();
+        let is_evicted = self.progress.as_ref().is_some_and(|one| one.is_evicted());
+        let (finish, status) = match self.status {
+            None if is_evicted => (Some(EVICTED.0.to_owned()), Some(EVICTED.1)),
+            status if !self.is_complete => (Some(DISCONNECTED.to_owned()), status),
+            status => (facts.finish(), status),
+        };
+        let endpoint = self.endpoint.as_ref().map_or(UNKNOWN, MatchedPath::as_str);
+        macro_rules! write {
+            ($level:ident) => {
+                tracing::$level!(
+                    target: "sterna::requests",
+                    parent: None,
+                    id = facts.id,
+                    trace_id = facts.trace.as_ref().map(|trace| trace.trace_id.as_str()),
+                    parent_id = facts.trace.as_ref().map(|trace| trace.parent_id.as_str()),
+                    tenant = facts.tenant,
+                    endpoint,
+                    status,
+                    finish,
+                    prompt_tokens = generated.map(|facts| facts.prompt_tokens),
+                    cached_tokens = generated.map(|facts| facts.cached_tokens),
+                    completion_tokens = generated.map(|facts| facts.completion_tokens),
+                    queue_seconds = generated.and_then(|facts| facts.admitted).map(seconds),
+                    first_token_seconds =
+                        generated.and_then(|facts| facts.first_token).map(seconds),
+                    total_seconds = self.started.elapsed().as_secs_f64(),
+                    "request"
+                )
+            };
+        }
+        if PROBES.contains(&endpoint) && status == Some(200) {
+            write!(debug);
+        } else {
+            write!(info);
+        }
+    }
+}
+
+impl RequestFacts {
+    /// Returns why the request ended: the name of its error, or the ends of its choices.
+    fn finish(&self) -> Option<String> {
+        if let Some(code) = self.failure {
+            return Some(code.to_owned());
+        }
+        let ends = &self.generated.as_ref()?.ends;
+        (!ends.is_empty()).then(|| ends.join(","))
+    }
+}
