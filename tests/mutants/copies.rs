@@ -20,7 +20,7 @@ pub(crate) struct Copy {
     pub(crate) folders: &'static [(&'static str, &'static str)],
     /// The text of `src/lib.rs`, if the folders have none.
     pub(crate) root: Option<&'static str>,
-    /// The manifest, up to the dependencies.
+    /// The manifest, up to the dependencies of the tests.
     pub(crate) manifest: &'static str,
     /// The tests as arguments of `cargo test`, up to `--`.
     pub(crate) tests: &'static [&'static str],
@@ -31,7 +31,7 @@ pub(crate) struct Copy {
 
 impl Copy {
     pub(crate) fn passes_without_mistakes(&self) {
-        let control = self.run("none", |_, text| text);
+        let control = self.run(|_, text| text);
         let passes = control.status.success();
         let report = text(&control);
         assert!(passes, "the copy without a mistake fails: {report}");
@@ -41,7 +41,7 @@ impl Copy {
 
     /// Returns what the tests say of the copy with a mistake. They must fail.
     pub(crate) fn report_of_failure(&self, mutant: &Mutant) -> String {
-        let run = self.run(mutant.name, |file, text| mutant.apply(file, text));
+        let run = self.run(|file, text| mutant.apply(file, text));
         let name = mutant.name;
         assert!(!run.status.success(), "the tests do not find {name}");
         let report = text(&run);
@@ -52,12 +52,13 @@ impl Copy {
 
     /// Copies the folders with each source changed to `edit(path below src, text)`, and runs the
     /// tests.
-    fn run(&self, mistake: &str, edit: impl Fn(&str, String) -> String) -> Output {
+    fn run(&self, edit: impl Fn(&str, String) -> String) -> Output {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
         let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"))
             .join("mutants")
             .join(self.name);
-        let copy = scratch.join(mistake);
+        // The same folder each time: cargo then compiles only what the mistake changes.
+        let copy = scratch.join("copy");
         if copy.exists() {
             // A file of an earlier run may have moved since.
             fs::remove_dir_all(&copy).expect("the target directory can be written");
@@ -79,7 +80,7 @@ impl Copy {
         );
         let random = workspace.join("tests/random");
         let manifest = self.manifest;
-        let rest = "[workspace]\n[profile.dev]\ndebug = false\n[dev-dependencies]\n";
+        let rest = "[workspace]\n[dev-dependencies]\n";
         let manifest = format!("{manifest}{rest}sterna-random = {{ path = {random:?} }}\n");
         write(&copy.join("Cargo.toml"), &manifest);
 

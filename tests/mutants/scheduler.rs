@@ -18,6 +18,10 @@ const MANIFEST: &str = r#"
 name = "sterna-scheduler"
 version = "0.0.0"
 edition = "2024"
+# The simulation takes 13 s without optimization and 1 s with it.
+[profile.dev]
+opt-level = 1
+debug = false
 [dependencies]
 slab = "0.4"
 "#;

@@ -8,6 +8,8 @@ const MANIFEST: &str = r#"
 name = "sterna-text"
 version = "0.0.0"
 edition = "2024"
+[profile.dev]
+debug = false
 [dependencies]
 aho-corasick = "1"
 chrono = { version = "0.4", default-features = false, features = ["alloc"] }
