@@ -24,7 +24,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// # Errors
 /// If the answer is not 200, or if none comes within 3 seconds. The error says which.
 pub fn run(config: &HealthcheckConfig) -> Result<(), Box<dyn Error>> {
-    let url = &config.url;
+    let url = &config.url()?;
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

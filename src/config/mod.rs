@@ -3,6 +3,7 @@
 //! Invariant: no other module reads flags. The only setting that is no flag is the log filter, in
 //! the environment variable `RUST_LOG`.
 
+mod healthcheck;
 mod kv_events;
 mod memory;
 mod settings;
@@ -12,12 +13,12 @@ use std::path::PathBuf;
 
 use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
 use clap::{Args, Parser, Subcommand, value_parser};
-use hyper::Uri;
 use sterna_scheduler::INTER_TOKEN_TARGET;
 
 use crate::cores;
 use memory::parse_size;
 
+pub use healthcheck::HealthcheckConfig;
 pub use kv_events::KvEventFlags;
 pub use memory::usable_memory;
 
@@ -453,19 +454,6 @@ pub struct KeygenConfig {
     /// of a tenant's key.
     #[arg(long)]
     pub admin: bool,
-}
-
-/// The flags of `healthcheck`.
-#[derive(Args, Clone, Debug)]
-pub struct HealthcheckConfig {
-    /// What to ask. `/ready` fails while the server loads its model or drains; `/health` fails only
-    /// if the engine stalls or has died.
-    #[arg(
-        long,
-        value_name = "URL",
-        default_value = "http://127.0.0.1:30000/ready"
-    )]
-    pub url: Uri,
 }
 
 /// Accepts a number within `limits`.

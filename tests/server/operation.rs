@@ -88,6 +88,13 @@ async fn the_healthcheck_tells_a_ready_server_from_others() {
     let server = Server::start(&["--drain-seconds", "3600"]).await;
     let ready = format!("{}/ready", server.address);
     assert_eq!(healthcheck(&ready), (Some(0), String::new()));
+    // A container gives the server and its health check the same environment.
+    let port = server.address.rsplit(':').next().unwrap();
+    let mut container = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    container.args(["healthcheck"]);
+    container.envs([("STERNA_HOST", "0.0.0.0"), ("STERNA_PORT", port)]);
+    let output = container.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
     let (code, message) = healthcheck(&format!("{}/nowhere", server.address));
     assert_eq!(code, Some(1));
     assert!(message.contains("404"), "{message}");
