@@ -12,6 +12,7 @@ use std::path::Path;
 use promql_parser::parser::{self, Expr, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
 use serde_json::Value;
+use sterna::engine::{Rate, TenantId, TenantPolicy};
 use sterna::metrics::{Identity, Metrics, names};
 
 /// The names and labels of series that rules and Prometheus itself make.
@@ -19,6 +20,11 @@ const RULE_LABELS: [&str; 1] = ["model_name"];
 
 /// Labels that Prometheus adds to every series it scrapes.
 const SCRAPE_LABELS: [&str; 2] = ["instance", "job"];
+
+const RATE: Rate = Rate {
+    per_minute: 1,
+    burst: 1,
+};
 
 /// The functions that apply only to counters.
 const COUNTER_FUNCTIONS: [&str; 3] = ["rate", "increase", "irate"];
@@ -328,7 +334,20 @@ fn catalogue() -> Catalogue {
         kv_pages: 8,
         page_tokens: 16,
     };
-    let text = Metrics::new(&identity).render();
+    let metrics = Metrics::new(&identity);
+    // Limits have a series only if the tenant has them.
+    let tenant = TenantId(1);
+    let policy = TenantPolicy {
+        max_running: 1,
+        max_queued: 1,
+        guaranteed_pages: 1,
+        max_pages: 1,
+        requests: Some(RATE),
+        tokens: Some(RATE),
+        ..TenantPolicy::default()
+    };
+    metrics.set_tenants(&[(tenant, "acme".into())], vec![(tenant, policy)]);
+    let text = metrics.render();
     let mut catalogue = Catalogue::new();
     for line in text.lines() {
         if let Some((name, kind)) = line

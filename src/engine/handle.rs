@@ -48,6 +48,7 @@ impl Engine {
         config: EngineConfig,
         metrics: Metrics,
     ) -> std::io::Result<(EngineHandle, Engine)> {
+        metrics.limits(&config.limits, &config.policy.budget);
         let kv_store = model.new_kv_store(config.limits.pages as usize)?;
         let state = Arc::new(SharedState::new(&config, model.vocabulary()));
         let (sender, commands) = command_queues(Arc::clone(&state));

@@ -4,11 +4,12 @@
 //! seconds, names of counters end in `_total`, label values come from closed sets. Each `Metrics`
 //! has its own registry, so that one process can have several.
 //!
-//! Invariant: every series exists from the start, except those of tenants named later and those of
-//! routes that have not answered yet. It starts at zero; only the two info gauges are 1, and the
-//! series of the process have their values.
+//! Invariant: every series exists from the start, except those of tenants named later, those of
+//! limits that a tenant does not have, and those of routes that have not answered yet. It starts at
+//! zero; only the two info gauges are 1, and the series of the process have their values.
 
 mod labels;
+mod limits;
 mod registry;
 mod responses;
 mod sampled;
@@ -23,9 +24,12 @@ use metrics::NoopRecorder;
 use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
-use sterna_scheduler::{CostModel, FinishReason, Snapshot, TenantId, TenantState};
+use sterna_scheduler::{
+    Budget, CostModel, FinishReason, Limits, Snapshot, TenantId, TenantPolicy, TenantState,
+};
 
 use labels::finished_reason;
+use limits::TENANT_LIMITS;
 use registry::{Definition, Registry};
 use responses::ResponseSeries;
 use sampled::{SERVICE, TextWriter};
@@ -97,10 +101,33 @@ impl Metrics {
         }
     }
 
-    /// Names tenants. The first 128 tenants get their own series; the others share the label
-    /// `other`. Tenant 0 is called `default`. No tenant is ever renamed or removed.
-    pub fn set_tenants(&self, tenants: &[(TenantId, String)]) {
-        metrics::with_local_recorder(&*self.recorder, || self.tenants().name(tenants));
+    /// Names tenants, and replaces the limits of all tenants. The first 128 tenants get their own
+    /// series; the others share the label `other`. Tenant 0 is called `default`. No tenant is ever
+    /// renamed or removed.
+    pub fn set_tenants(
+        &self,
+        tenants: &[(TenantId, String)],
+        policies: Vec<(TenantId, TenantPolicy)>,
+    ) {
+        let mut all = self.tenants();
+        metrics::with_local_recorder(&*self.recorder, || all.name(tenants));
+        all.limit(policies);
+    }
+
+    /// Records the limits of the server.
+    pub fn limits(&self, limits: &Limits, budget: &Budget) {
+        let series = &self.series.limits;
+        series.running.set(limits.max_running);
+        series.queued.set(limits.max_queued);
+        let queued_time = Duration::from_micros(limits.max_queued_time);
+        series.queued_time.set(queued_time.as_secs_f64());
+        if let Budget::Time {
+            inter_token_target, ..
+        } = *budget
+        {
+            let target = Duration::from_micros(inter_token_target);
+            series.inter_token_target.set(target.as_secs_f64());
+        }
     }
 
     /// Records a tenant's state.
@@ -117,7 +144,12 @@ impl Metrics {
     /// Returns all series in Prometheus's text format.
     pub fn render(&self) -> String {
         let mut writer = TextWriter::new(self.exporter.render(), &self.model_name);
-        writer.by_tenant(&SERVICE, self.tenants().services());
+        let tenants = self.tenants();
+        writer.by_tenant(&SERVICE, tenants.services());
+        for limit in &TENANT_LIMITS {
+            writer.by_tenant(&limit.metric, tenants.limits(limit));
+        }
+        drop(tenants);
         writer.process();
         writer.finish()
     }

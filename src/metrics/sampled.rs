@@ -1,8 +1,9 @@
-//! Metrics that are read when they are rendered: those of the process, and the service time of each
-//! tenant. They have fractions, which the counters of the metrics library do not have.
+//! Metrics that are read when they are rendered: those of the process, the limits of each tenant,
+//! and its service time. That has fractions, which the counters of the metrics library do not have.
 
 use std::fmt::Write as _;
 
+use super::limits::TENANT_LIMITS;
 use super::registry::Definition;
 
 /// A metric without buckets.
@@ -10,6 +11,13 @@ pub(super) struct SampledMetric {
     name: &'static str,
     help: &'static str,
     kind: &'static str, // As in Prometheus's text format.
+}
+
+impl SampledMetric {
+    pub(super) const fn gauge(name: &'static str, help: &'static str) -> SampledMetric {
+        let kind = "gauge";
+        SampledMetric { name, help, kind }
+    }
 }
 
 pub(super) const SERVICE: SampledMetric = SampledMetric {
@@ -57,9 +65,10 @@ const PROCESS: [SampledMetric; 7] = [
     },
 ];
 
-/// Returns the metrics of this file.
+/// Returns the metrics that are read when they are rendered.
 pub(super) fn definitions() -> impl Iterator<Item = Definition> {
-    let metrics = PROCESS.iter().chain([&SERVICE]);
+    let limits = TENANT_LIMITS.iter().map(|limit| &limit.metric);
+    let metrics = PROCESS.iter().chain([&SERVICE]).chain(limits);
     metrics.map(|metric| Definition {
         name: metric.name,
         buckets: None,

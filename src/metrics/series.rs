@@ -33,7 +33,9 @@ const LENGTH_BUCKETS: &[f64] = &[
 const STEP_TOKEN_BUCKETS: &[f64] = &[
     1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0,
 ];
-const TENANT_LATENCY_BUCKETS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+// Few, because up to 129 tenants have three such histograms. They serve objectives from 10 ms, for
+// small models, to a minute.
+const TENANT_LATENCY_BUCKETS: &[f64] = &[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0];
 
 /// Declares groups of series. The call after each `=` registers the series.
 macro_rules! groups {
@@ -68,6 +70,19 @@ groups! {
             "KV pages by state: free, private to one sequence, shared and in use (tree_pinned), \
              shared and unused (tree_cached).",
             "state", ["free", "private", "tree_pinned", "tree_cached"]);
+    }
+
+    /// The limits of the load.
+    LimitSeries {
+        running: Gauge =
+            gauge("sterna_max_running_sequences", "The most sequences in the running batch.");
+        queued: Gauge = gauge("sterna_max_queued_requests", "The most waiting requests.");
+        queued_time: Gauge = gauge(
+            "sterna_max_queued_seconds",
+            "The largest predicted machine time of all waiting requests.");
+        inter_token_target: Gauge = gauge(
+            "sterna_inter_token_target_seconds",
+            "The target for the time between two tokens of a sequence.");
     }
 
     /// The scheduler's counts since the start.
@@ -204,6 +219,7 @@ groups! {
 /// All series without a tenant.
 pub(super) struct EngineSeries {
     pub(super) load: LoadSeries,
+    pub(super) limits: LimitSeries,
     pub(super) totals: TotalSeries,
     pub(super) steps: StepSeries,
     pub(super) requests: RequestSeries,
@@ -231,6 +247,7 @@ impl EngineSeries {
         );
         EngineSeries {
             load: LoadSeries::register(to),
+            limits: LimitSeries::register(to),
             totals: TotalSeries::register(to),
             steps: StepSeries::register(to),
             requests: RequestSeries::register(to),

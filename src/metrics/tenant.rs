@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use sterna_scheduler::{Micros, TenantId, TenantState};
+use sterna_scheduler::{Micros, TenantId, TenantPolicy, TenantState};
 
+use super::limits::TenantLimit;
 use super::registry::{Definition, Registry};
 use super::series::TenantSeries;
 
@@ -20,6 +21,7 @@ pub(super) struct AllTenantSeries {
     other: TenantSeries,
     states: HashMap<TenantId, TenantState>, // The last reported ones.
     other_service: Micros,                  // The sum over the tenants that share `other`.
+    policies: HashMap<TenantId, TenantPolicy>,
 }
 
 /// A tenant with its own series.
@@ -49,6 +51,7 @@ impl AllTenantSeries {
             other,
             states: HashMap::new(),
             other_service: 0,
+            policies: HashMap::new(),
         };
         (series, registry.definitions)
     }
@@ -61,6 +64,11 @@ impl AllTenantSeries {
                 self.named.insert(*id, NamedTenant::register(name));
             }
         }
+    }
+
+    /// Replaces the limits of all tenants.
+    pub(super) fn limit(&mut self, policies: Vec<(TenantId, TenantPolicy)>) {
+        self.policies = policies.into_iter().collect();
     }
 
     pub(super) fn of(&self, id: TenantId) -> &TenantSeries {
@@ -91,6 +99,14 @@ impl AllTenantSeries {
         });
         let all = named.chain([(OTHER, self.other_service)]);
         all.map(|(name, service)| (name, service as f64 / 1e6))
+    }
+
+    /// Returns the tenants that have a limit, and the limit. Those that share `other` have none.
+    pub(super) fn limits(&self, limit: &TenantLimit) -> impl Iterator<Item = (&str, f64)> {
+        self.named.iter().filter_map(|(id, named)| {
+            let policy = self.policies.get(id)?;
+            Some((named.name.as_str(), limit.of(policy)?))
+        })
     }
 
     /// Sets all gauges to 0, because the engine has ended.

@@ -1,5 +1,7 @@
 //! Tests of the metrics: what each record function changes in the rendered text.
 
+use sterna_scheduler::Rate;
+
 use super::labels::FINISHED_REASONS;
 use super::*;
 
@@ -176,8 +178,8 @@ fn tenants_have_their_own_series_and_the_rest_share_one() {
     let names: Vec<(TenantId, String)> = (1..200)
         .map(|id| (TenantId(id), format!("t{id}")))
         .collect();
-    metrics.set_tenants(&names);
-    metrics.set_tenants(&[(TenantId(1), "renamed".into())]);
+    metrics.set_tenants(&names, Vec::new());
+    metrics.set_tenants(&[(TenantId(1), "renamed".into())], Vec::new());
     let state = |running, seconds: u64| TenantState {
         running,
         service: seconds * 1_000_000 + 600_000,
@@ -293,9 +295,61 @@ fn the_process_is_described() {
 }
 
 #[test]
+fn limits_are_gauges_and_tenants_without_one_have_no_series() {
+    let metrics = metrics();
+    let limits = Limits {
+        pages: 8,
+        max_running: 32,
+        max_queued: 64,
+        max_queued_time: 1_500_000,
+        step_tokens: 256,
+        prefill_chunk: 256,
+        max_sequence_tokens: 128,
+    };
+    metrics.limits(&limits, &Budget::within(200_000));
+    let limited = TenantPolicy {
+        max_running: 3,
+        max_queued: 4,
+        max_pages: 6,
+        guaranteed_pages: 5,
+        requests: Some(Rate {
+            per_minute: 60,
+            burst: 6,
+        }),
+        tokens: Some(Rate {
+            per_minute: 900,
+            burst: 90,
+        }),
+        ..TenantPolicy::default()
+    };
+    let names = [(TenantId(1), "acme".into()), (TenantId(2), "free".into())];
+    let free = (TenantId(2), TenantPolicy::default());
+    metrics.set_tenants(&names, vec![(TenantId(1), limited), free.clone()]);
+    let text = metrics.render();
+    assert_eq!(value(&text, "sterna_max_running_sequences"), 32.0);
+    assert_eq!(value(&text, "sterna_max_queued_requests"), 64.0);
+    assert_eq!(value(&text, "sterna_max_queued_seconds"), 1.5);
+    assert_eq!(value(&text, "sterna_inter_token_target_seconds"), 0.2);
+    let of_tenant = |name: &str| value(&text, &labelled(&text, name, &["acme"]));
+    for (name, limit) in [
+        ("sterna_tenant_max_running_sequences", 3.0),
+        ("sterna_tenant_max_queued_requests", 4.0),
+        ("sterna_tenant_max_kv_pages", 6.0),
+        ("sterna_tenant_guaranteed_kv_pages", 5.0),
+        ("sterna_tenant_max_requests_per_minute", 60.0),
+        ("sterna_tenant_max_tokens_per_minute", 900.0),
+    ] {
+        assert_eq!(of_tenant(name), limit, "{name}");
+    }
+    assert!(!text.contains("_max_kv_pages{model_name=\"toy\",engine=\"0\",tenant=\"free\""));
+    metrics.set_tenants(&names, vec![(TenantId(1), free.1.clone()), free]);
+    assert!(!metrics.render().contains("sterna_tenant_max_kv_pages{"));
+}
+
+#[test]
 fn labels_are_escaped() {
     let metrics = metrics();
-    metrics.set_tenants(&[(TenantId(1), "a\"b\\c".into())]);
+    metrics.set_tenants(&[(TenantId(1), "a\"b\\c".into())], Vec::new());
     let service = "sterna_tenant_service_seconds_total{model_name=\"toy\",engine=\"0\",\
                    tenant=\"a\\\"b\\\\c\"} 0";
     assert!(metrics.render().contains(service));

@@ -183,7 +183,7 @@ impl Reload {
             .map_err(|error| error.to_string())?;
         match self.engine.set_tenants(roster.policies()).await {
             Ok(()) => {
-                self.metrics.set_tenants(&roster.names());
+                self.metrics.set_tenants(&roster.names(), roster.policies());
                 // Either tenants of other servers, or a typing error in `models`.
                 if let Some(first) = excluded.first() {
                     let (count, model) = (excluded.len(), &self.model.name);

@@ -432,7 +432,7 @@ async fn the_metric_of_a_tenants_pages_follows_its_cached_pages() {
     let tenants = TenantServer::new(&(table("a", ALPHA, "") + &table("b", BETA, ""))).await;
     let server = &tenants.server;
     let names = [(TenantId(1), "a".to_owned()), (TenantId(2), "b".to_owned())];
-    server.metrics.set_tenants(&names);
+    server.metrics.set_tenants(&names, Vec::new());
     let pages = |server: &Server| {
         let labels = "{model_name=\"actor\",engine=\"0\",tenant=\"a\"}";
         server.metric(&format!("sterna_tenant_kv_pages{labels}"))
