@@ -190,6 +190,8 @@ fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationReques
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
+        sub_tenant: None,
+        band: None,
         arrived: Instant::now(),
         first_token_within: None,
         ends_within: None,

@@ -75,6 +75,8 @@ fn submit(engine: &EngineHandle, prompt: &[TokenId], pooling: Option<Pooling>) -
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
+        sub_tenant: None,
+        band: None,
         arrived: Instant::now(),
         first_token_within: None,
         ends_within: None,

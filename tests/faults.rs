@@ -190,6 +190,8 @@ fn request(prompt: Vec<TokenId>, sampling: SamplingParams) -> GenerationRequest 
         min_new_tokens: 12,
         stop_tokens: vec![3999],
         tenant: TenantId(0),
+        sub_tenant: None,
+        band: None,
         arrived: Instant::now(),
         first_token_within: None,
         ends_within: None,

@@ -35,6 +35,11 @@ impl SequenceId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u32);
 
+/// One of the clients that share a tenant, such as a user of its gateway. The number identifies the
+/// client and is no index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubTenant(pub u64);
+
 impl TenantId {
     pub(crate) fn index(self) -> usize {
         self.0 as usize

@@ -44,7 +44,7 @@ mod tenant;
 
 pub use batch::{Batch, PageCopy, Row, Sampled};
 pub use cost::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
-pub use ids::{Micros, SequenceId, TenantId, TokenId};
+pub use ids::{Micros, SequenceId, SubTenant, TenantId, TokenId};
 pub use limits::{Limits, MAX_DRAFTED_TOKENS};
 pub use pages::{CacheChange, PAGE_TOKENS, Page, StoredPage};
 pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, MAX_THROUGHPUT_LOSS, Order, Policy};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing in this file decides anything.
 
-use crate::{Micros, Nanos, RateKind, SequenceId, TenantId, TokenId};
+use crate::{Band, Micros, Nanos, RateKind, SequenceId, SubTenant, TenantId, TokenId};
 
 /// A request to generate tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +24,12 @@ pub struct Request {
     pub draw_time: Nanos,
     /// The tenant that is charged.
     pub tenant: TenantId,
+    /// The client of the tenant, if the tenant tells them apart. They take turns, so that one of
+    /// them cannot keep another waiting. Requests without one count as those of one more client.
+    pub sub_tenant: Option<SubTenant>,
+    /// The priority of the request, if it is lower than that of its tenant. The request then comes
+    /// after the tenant's other requests. A higher priority than the tenant's has no effect.
+    pub band: Option<Band>,
     /// The request ends with [`FinishReason::Deadline`] if it has no output token this long after
     /// `submit`.
     pub first_token_within: Option<Micros>,

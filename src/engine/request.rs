@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{FinishReason, Refusal, TenantId, TenantsError, TokenId};
+use sterna_scheduler::{Band, FinishReason, Refusal, SubTenant, TenantId, TenantsError, TokenId};
 
 use super::sampling_params::{SamplingParams, ScoredToken, TokenOutput};
 use crate::metrics::RejectionReason;
@@ -23,6 +23,10 @@ pub struct GenerationRequest {
     pub stop_tokens: Vec<TokenId>,
     /// The tenant that the request is charged to.
     pub tenant: TenantId,
+    /// The client of the tenant that the request is for, if the tenant tells them apart.
+    pub sub_tenant: Option<SubTenant>,
+    /// The priority of the request, if it is lower than that of its tenant.
+    pub band: Option<Band>,
     /// When the request reached the server. Latencies and deadlines count from here.
     pub arrived: Instant,
     /// The request ends with `FinishReason::Deadline` if it has no token by then.

@@ -282,6 +282,8 @@ mod tests {
             min_new_tokens: 0,
             stop_tokens: vec![2],
             tenant: TenantId(0),
+            sub_tenant: None,
+            band: None,
             arrived: Instant::now(),
             first_token_within: None,
             ends_within: None,

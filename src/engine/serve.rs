@@ -595,6 +595,8 @@ fn for_scheduler(
             || request.sampling.pooling == Some(Pooling::Mean),
         draw_time,
         tenant: request.tenant,
+        sub_tenant: request.sub_tenant,
+        band: request.band,
         first_token_within: request.first_token_within.map(left),
         ends_within: request.ends_within.map(left),
     };

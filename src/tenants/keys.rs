@@ -69,6 +69,7 @@ impl Tenants {
     /// Accepts every client, with or without a key, as one tenant.
     pub fn anyone(deadlines: Deadlines) -> Tenants {
         let anyone = Tenant {
+            trusted: false,
             id: "default".into(),
             number: ANYONE,
             deadlines,

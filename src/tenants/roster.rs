@@ -77,6 +77,7 @@ impl Roster {
                 number,
                 deadlines: entry.deadlines,
                 models: entry.models.clone(),
+                trusted: entry.trusted,
                 requests: entry.policy.requests,
                 tokens: entry.policy.tokens,
             });

@@ -53,6 +53,7 @@ pub(super) struct TenantEntry {
     pub(super) policy: TenantPolicy,
     pub(super) deadlines: Deadlines,
     pub(super) models: Option<Vec<String>>,
+    pub(super) trusted: bool,
 }
 
 impl TenantEntry {
@@ -90,6 +91,8 @@ pub(super) struct TenantTable {
     #[serde(default)]
     public: Vec<Spanned<String>>,
     models: Option<Spanned<Vec<Spanned<String>>>>,
+    #[serde(default)]
+    trusted: bool,
 }
 
 /// The names of bands.
@@ -199,6 +202,7 @@ impl TenantTable {
             keys: seen.add_keys(&self.key_sha256)?,
             policy: self.policy(seen, defaults)?,
             models: self.models(seen)?,
+            trusted: self.trusted,
             id: self.id.into_inner(),
         })
     }

@@ -32,6 +32,8 @@ pub struct Tenant {
     pub deadlines: Deadlines,
     /// The models that it may use, each by any of its names. `None` allows all models.
     pub models: Option<Vec<String>>,
+    /// Whether it is a gateway whose word counts: for which client a request is, and how urgent.
+    pub trusted: bool,
     /// Its rate of requests.
     pub requests: Option<Rate>,
     /// Its rate of tokens.

@@ -71,6 +71,8 @@ impl Stepped {
             min_new_tokens: max_new_tokens,
             stop_tokens: Vec::new(),
             tenant: TenantId(0),
+            sub_tenant: None,
+            band: None,
             arrived: Instant::now(),
             first_token_within: None,
             ends_within: None,

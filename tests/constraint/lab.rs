@@ -164,6 +164,8 @@ impl Lab {
             min_new_tokens: 0,
             stop_tokens: vec![END],
             tenant: TenantId(0),
+            sub_tenant: None,
+            band: None,
             arrived: Instant::now(),
             first_token_within: None,
             ends_within: None,

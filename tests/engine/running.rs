@@ -129,6 +129,8 @@ pub(crate) fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequ
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
+        sub_tenant: None,
+        band: None,
         arrived: Instant::now(),
         first_token_within: None,
         ends_within: None,

@@ -6,8 +6,9 @@ use super::copies::{Copy, Mutant};
 const STEPS: &str = "60000";
 
 /// The simulation's tests that must find the mistakes.
-const TESTS: [&str; 4] = [
+const TESTS: [&str; 5] = [
     "every_rule_holds_in_random_worlds",
+    "the_clients_of_a_tenant_take_turns",
     "busy_tenants_are_served_by_weight",
     "newcomers_do_not_bypass_a_large_request_forever",
     "a_tenant_gets_its_guaranteed_pages_from_one_that_fills_the_memory",
@@ -39,6 +40,18 @@ const MUTANTS: &[Mutant] = &[
         file: "sequence/mod.rs",
         original: "self.scored = self.scored.max(scored);",
         mistake: "self.scored = scored;",
+    },
+    Mutant {
+        name: "S17-clients-in-the-order-of-arrival",
+        file: "queue/tenant_queue.rs",
+        original: "(self.turn, self.arrival)",
+        mistake: "(QueueTurn::default(), self.arrival)",
+    },
+    Mutant {
+        name: "S17-lower-bands-in-turn",
+        file: "queue/tenant_queue.rs",
+        original: "self.turns.take(lowered, client, time)",
+        mistake: "self.turns.take(lowered.filter(|_| false), client, time)",
     },
     Mutant {
         name: "published-before-computed",

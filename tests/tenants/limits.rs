@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use axum::http::Method;
+use axum::body::Body;
+use axum::http::{Method, Request};
 use futures_util::future::select_all;
 use serde_json::json;
 use sterna::api::App;
 use sterna::engine::{TenantId, TenantsRefused};
 use tokio::task::JoinHandle;
+use tower::ServiceExt;
 
 use crate::harness::{self, Answer, Server, streamed_text};
 use crate::program;
@@ -445,4 +447,103 @@ async fn the_metric_of_a_tenants_pages_follows_its_cached_pages() {
     server
         .until("no page of the tenant", |server| pages(server) == 0.0)
         .await;
+}
+
+/// Returns in which order requests end that come one after another while one runs. Each is of a
+/// client, or has another header.
+async fn order_of_ends(trusted: bool, headers: [(&'static str, &'static str); 4]) -> Vec<u32> {
+    let more = if trusted { "trusted = true" } else { "" };
+    let tenants = TenantServer::queueing(&table("a", ALPHA, more), 1, 8).await;
+    let server = &tenants.server;
+    server.gate.close();
+    let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
+    let mut steps = 0;
+    for (number, header) in (0u32..).zip(headers) {
+        let body = json!({"prompt": "Hello", "max_tokens": 40, "temperature": 0});
+        let request = Request::post(TEXT)
+            .header(JSON.0, JSON.1)
+            .header("x-api-key", "alpha")
+            .header(header.0, header.1)
+            .body(Body::from(body.to_string()))
+            .unwrap();
+        let (router, ended) = (server.router.clone(), ended.clone());
+        tokio::spawn(async move {
+            Answer::read(router.oneshot(request).await.unwrap())
+                .await
+                .ok();
+            ended.send(number).unwrap();
+        });
+        // The engine takes new requests between two steps.
+        while server.engine.status().running + server.engine.status().queued <= number {
+            if steps > 0 {
+                server.gate.pass(1);
+            }
+            steps += 1;
+            server.gate.arrivals(steps).await;
+            tokio::task::yield_now().await;
+        }
+    }
+    let mut order = Vec::new();
+    let mut left = headers.len() as u32;
+    while left > 1 {
+        // An end is published during the next step.
+        server.gate.pass(2);
+        steps += 2;
+        server.gate.arrivals(steps).await;
+        let status = server.engine.status();
+        if status.running + status.queued < left {
+            left -= 1;
+            order.push(ends.recv().await.unwrap());
+        }
+    }
+    server.gate.open();
+    order.push(ends.recv().await.unwrap());
+    order
+}
+
+#[tokio::test]
+async fn the_clients_of_a_trusted_tenant_take_turns() {
+    let (ann, bob) = (
+        ("x-llm-d-inference-fairness-id", "ann"),
+        ("x-gateway-inference-fairness-id", "bob"),
+    );
+    assert_eq!(
+        order_of_ends(true, [ann, ann, ann, bob]).await,
+        [0, 3, 1, 2]
+    );
+    assert_eq!(
+        order_of_ends(false, [ann, ann, ann, bob]).await,
+        [0, 1, 2, 3]
+    );
+}
+
+#[tokio::test]
+async fn a_trusted_tenant_may_lower_the_priority_of_a_request() {
+    let (bulk, batch) = (
+        ("x-smg-priority", "bulk"),
+        ("x-llm-d-inference-objective", "batch"),
+    );
+    // The tenant's own band is `standard`, so `interactive` raises nothing.
+    let (usual, high) = (("x-request-id", "r"), ("x-smg-priority", "interactive"));
+    assert_eq!(
+        order_of_ends(true, [usual, bulk, usual, high]).await,
+        [0, 2, 3, 1]
+    );
+    assert_eq!(
+        order_of_ends(true, [usual, batch, usual, high]).await,
+        [0, 2, 3, 1]
+    );
+    assert_eq!(
+        order_of_ends(false, [usual, bulk, usual, high]).await,
+        [0, 1, 2, 3]
+    );
+    let trusted = TenantServer::new(&table("a", ALPHA, "trusted = true")).await;
+    let headers = [("x-api-key", "alpha"), ("x-smg-priority", "urgent")];
+    let answer = trusted
+        .ask(TEXT, &headers, &json!({"prompt": "Hello"}))
+        .await;
+    assert_eq!(
+        answer.error(),
+        (400, "invalid_value".into(), Some("x-smg-priority".into()))
+    );
 }

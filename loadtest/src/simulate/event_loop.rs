@@ -171,14 +171,11 @@ impl EventLoop {
         let request = Request {
             prompt: session.prompt(key.index),
             max_new_tokens: turn.max_tokens,
-            min_new_tokens: 0,
             stop_tokens: vec![STOP],
-            scores_prompt: false,
-            draw_time: 0,
             tenant: TenantId(tenant),
             // The client has been waiting since `at`.
             first_token_within: deadline.map(|within| within.saturating_sub(self.now - at)),
-            ends_within: None,
+            ..Request::default()
         };
         self.recorder.advance_to(self.now);
         match self.scheduler.submit(self.now, request) {

@@ -70,7 +70,8 @@ impl RunningLoad {
         let target = predictor.target(inter_token_target, is_strict);
         let extra = if is_light { target / 4 } else { 0 };
         // Decodes of the batch band pause for others, so they take no time from them.
-        let is_batch = queue.tenant(sequence.tenant).policy.band == Band::Batch;
+        let policy = &queue.tenant(sequence.tenant).policy;
+        let is_batch = sequence.band_within(policy) == Band::Batch;
         let mut step = self.decodes.plus(sequence.decode_shape());
         if is_batch {
             step = step.plus(self.batch_decodes);

@@ -1,5 +1,5 @@
 //! Which request is next: bands by their share of the machine, in a band tenants by virtual time,
-//! of a tenant requests by arrival.
+//! of a tenant requests by the turns of its clients.
 //!
 //! A tenant's virtual time is the machine time that it was charged, divided by its weight. The
 //! tenant with the least virtual time is next. This is VTC (Sheng et al., arXiv:2401.00588) in
@@ -12,12 +12,14 @@ mod bands;
 mod ranking;
 mod rates;
 mod tenant_queue;
+mod turns;
 
 use bands::Bands;
 pub(crate) use rates::{RateMeters, RateReservation};
 pub(crate) use tenant_queue::{Backlog, TenantQueue, TenantQueues, Waiting};
+pub(crate) use turns::QueueTurn;
 
-use crate::{Band, Micros, Nanos, Order, TenantId, TenantPolicy};
+use crate::{Band, Micros, Nanos, Order, SubTenant, TenantId, TenantPolicy};
 
 /// The number of waiting requests that one admission considers.
 const LOOK_AHEAD: usize = 16;
@@ -182,21 +184,38 @@ impl Queue {
         self.refresh(id);
     }
 
+    /// Gives a new request its turn among those of its tenant.
+    pub(crate) fn take_turn(
+        &mut self,
+        id: TenantId,
+        band: Option<Band>,
+        client: Option<SubTenant>,
+        time: Nanos,
+    ) -> QueueTurn {
+        self.tenants.get_mut(id).take_turn(band, client, time)
+    }
+
     /// Removes a waiting request.
     pub(crate) fn remove(&mut self, id: TenantId, arrival: u64) {
+        self.take(id, arrival);
+        self.deactivate(id);
+    }
+
+    /// Turns a waiting request into a running one.
+    pub(crate) fn begin_running(&mut self, id: TenantId, arrival: u64) {
+        let started = self.take(id, arrival);
+        self.tenants.get_mut(id).begin_running(&started);
+        self.refresh(id);
+    }
+
+    fn take(&mut self, id: TenantId, arrival: u64) -> Waiting {
         let removed = self.tenants.get_mut(id).remove(arrival);
         self.queued_time -= removed.estimate;
         self.queued_tokens -= u64::from(removed.tokens);
         self.backlog.remove(&removed);
         self.waiting -= 1;
         self.departures += 1;
-        self.deactivate(id);
-    }
-
-    /// Turns a waiting request into a running one.
-    pub(crate) fn begin_running(&mut self, id: TenantId, arrival: u64) {
-        self.tenants.get_mut(id).begin_running(); // First, so that the tenant stays active.
-        self.remove(id, arrival);
+        removed
     }
 
     /// Notes that a running sequence has ended.
@@ -230,6 +249,7 @@ impl Queue {
             self.active_weight -= tenant.weight();
             let band = self.bands.get_mut(tenant.band());
             band.leave_at(tenant.virtual_time);
+            self.tenants.get_mut(id).become_idle();
         }
         self.refresh(id);
         self.bands.level_if_idle();

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use super::rates::RateMeters;
-use crate::{Micros, Nanos, TenantId, TenantPolicy};
+use super::turns::{QueueTurn, Turns};
+use crate::{Band, Micros, Nanos, SubTenant, TenantId, TenantPolicy};
 
 /// The assumed length of an answer, in tokens, before a tenant's first answer has ended.
 const FIRST_GUESS: u64 = 128;
@@ -11,6 +12,7 @@ const FIRST_GUESS: u64 = 128;
 /// One waiting sequence: a request, or one of its choices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
+    pub(crate) turn: QueueTurn,
     pub(crate) arrival: u64,
     pub(crate) first_choice: u64, // The arrival of its request's first choice.
     pub(crate) has_run: bool,     // It was preempted.
@@ -20,6 +22,11 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
+    /// Returns its place among the waiting sequences of its tenant; the least is first.
+    fn place(&self) -> (QueueTurn, u64) {
+        (self.turn, self.arrival)
+    }
+
     /// Returns whether the sequence takes a place in the queue. A request with several choices
     /// takes one. A preempted sequence takes none.
     pub(crate) fn takes_place(&self) -> bool {
@@ -56,7 +63,7 @@ impl Backlog {
 pub(crate) struct TenantQueue {
     pub(crate) policy: TenantPolicy,
     pub(crate) rates: RateMeters,
-    pub(crate) waiting: VecDeque<Waiting>, // By arrival.
+    pub(crate) waiting: VecDeque<Waiting>, // By their turns, then by arrival.
     pub(crate) running: u32,
     pub(crate) queued_time: Nanos, // The sum of the estimates of the waiting requests.
     pub(crate) backlog: Backlog,
@@ -65,6 +72,7 @@ pub(crate) struct TenantQueue {
     remainder: u64, // Of the charges, below the weight, so that division loses nothing.
     charged: Nanos, // Not yet in `service` and `virtual_time`.
     planned: Nanos, // Counts as charged until the plan ends.
+    turns: Turns,
     mean_output: u64, // Tokens of an answer, a moving average, times 16.
 }
 
@@ -106,11 +114,8 @@ impl TenantQueue {
 
     /// Returns the choices of a request that have not started, in order.
     pub(crate) fn choices(&self, first_choice: u64) -> impl Iterator<Item = &Waiting> {
-        let place = self
-            .waiting
-            .partition_point(|waiting| waiting.arrival < first_choice);
-        let later = self.waiting.range(place..);
-        later.filter(move |waiting| waiting.first_choice == first_choice && !waiting.has_run)
+        let all = self.waiting.iter();
+        all.filter(move |waiting| waiting.first_choice == first_choice && !waiting.has_run)
     }
 
     /// Returns whether any request of the tenant runs or waits.
@@ -123,18 +128,30 @@ impl TenantQueue {
         self.running < self.policy.max_running
     }
 
-    /// Adds a waiting request in the order of arrival.
+    /// Gives a new request its turn among the tenant's requests. `time` is its predicted machine
+    /// time, and `band` its own priority, if it has one.
+    pub(super) fn take_turn(
+        &mut self,
+        band: Option<Band>,
+        client: Option<SubTenant>,
+        time: Nanos,
+    ) -> QueueTurn {
+        let lowered = band.filter(|&band| band > self.policy.band);
+        self.turns.take(lowered, client, time)
+    }
+
+    /// Adds a waiting request in its turn.
     pub(super) fn insert(&mut self, waiting: Waiting) {
         self.queued_time += waiting.estimate;
         self.backlog.add(&waiting);
         let place = self
             .waiting
-            .partition_point(|other| other.arrival < waiting.arrival);
+            .partition_point(|other| other.place() < waiting.place());
         self.waiting.insert(place, waiting);
     }
 
     pub(super) fn remove(&mut self, arrival: u64) -> Waiting {
-        let place = self.waiting.binary_search_by_key(&arrival, |w| w.arrival);
+        let place = self.waiting.iter().position(|w| w.arrival == arrival);
         let place = place.expect("a queued sequence is in the queue");
         let removed = self.waiting.remove(place).expect("it was found there");
         self.queued_time -= removed.estimate;
@@ -142,12 +159,20 @@ impl TenantQueue {
         removed
     }
 
-    pub(super) fn begin_running(&mut self) {
+    pub(super) fn begin_running(&mut self, started: &Waiting) {
         self.running += 1;
+        if !started.has_run {
+            self.turns.begin(started.turn);
+        }
     }
 
     pub(super) fn end_running(&mut self) {
         self.running -= 1;
+    }
+
+    /// Notes that no request of the tenant runs or waits any more.
+    pub(super) fn become_idle(&mut self) {
+        self.turns.level();
     }
 
     pub(super) fn set_virtual_time(&mut self, time: u64) {

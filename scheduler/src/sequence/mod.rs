@@ -19,10 +19,10 @@ pub use output_rules::OutputRules;
 pub(crate) use sequences::Sequences;
 
 use crate::pages::{PagePool, PageTable, common_prefix};
-use crate::queue::{RateReservation, Waiting};
+use crate::queue::{QueueTurn, RateReservation, Waiting};
 use crate::{
     Band, FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled,
-    SequenceId, StepShape, TenantId, TokenId,
+    SequenceId, StepShape, SubTenant, TenantId, TenantPolicy, TokenId,
 };
 
 /// A request, its tokens, and how far they are computed. Only the files of this folder change it.
@@ -38,7 +38,7 @@ pub(crate) struct Sequence {
     scored: usize,                // The prompt tokens that have given logits, or need not.
     forced: Option<Vec<TokenId>>, // What a grammar forces next; `None` without a grammar.
     pub(crate) is_running: bool,
-    pub(crate) band: Band, // Its tenant's at the admission, so that the running order is stable.
+    pub(crate) band: Band, // As of the admission, so that the running order is stable.
     kv: KvState,
     pub(crate) record: AdmissionRecord,
     pub(crate) pacing: Pacing,
@@ -66,7 +66,9 @@ struct PendingCopy {
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionRecord {
     pub(crate) first_choice: u64, // The arrival of its request's first choice.
-    pub(crate) estimate: Nanos,   // Predicted machine time of the whole sequence.
+    pub(crate) client: Option<SubTenant>,
+    pub(crate) turn: QueueTurn, // Among the requests of its tenant.
+    pub(crate) estimate: Nanos, // Predicted machine time of the whole sequence.
     pub(crate) reserved: RateReservation,
     /// Prompt tokens found in the tree at the first admission; `None` before it.
     pub(crate) cached_tokens: Option<usize>,
@@ -157,6 +159,12 @@ impl Sequence {
     /// Returns the number of known tokens.
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Returns the band in which the sequence runs: that of its tenant, or a lower one of its own.
+    pub(crate) fn band_within(&self, tenant: &TenantPolicy) -> Band {
+        let own = self.record.turn.lowered;
+        own.map_or(tenant.band, |own| own.max(tenant.band))
     }
 
     /// Returns the key of the running order: sequences of earlier bands first, then by arrival.
@@ -258,6 +266,7 @@ impl Sequence {
 
     pub(crate) fn as_waiting(&self) -> Waiting {
         Waiting {
+            turn: self.record.turn,
             arrival: self.arrival,
             first_choice: self.record.first_choice,
             has_run: self.record.cached_tokens.is_some(),

@@ -73,9 +73,13 @@ impl SchedulerState {
         let reserved = rates.reserve(now, uncached, longest as u64, expected);
         let public = self.queue.tenant(tenant).policy.public.clone();
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
+        let client = request.sub_tenant;
+        let turn = self.queue.take_turn(tenant, request.band, client, estimate);
         let sequence = self.sequences.add(|id, arrival| {
             let record = AdmissionRecord {
                 first_choice,
+                client,
+                turn,
                 estimate,
                 reserved,
                 ..AdmissionRecord::default()
@@ -94,7 +98,7 @@ impl SchedulerState {
         let now = self.conditions.now;
         let sequence = &mut self.sequences[slot];
         let (id, tenant) = (sequence.id, sequence.tenant);
-        let band = self.queue.tenant(tenant).policy.band;
+        let band = sequence.band_within(&self.queue.tenant(tenant).policy);
         sequence.begin_running(now, band, &mut self.pool, &mut self.batch.tables);
         self.queue.begin_running(tenant, sequence.arrival);
         if let Some(cached) = sequence.note_first_admission() {

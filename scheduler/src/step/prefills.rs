@@ -15,10 +15,12 @@ use crate::{Budget, Micros, Order, StepShape};
 /// A running prefill's rank; the least is first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PrefillRank {
-    band: usize,    // The band's place in the order of `Queue::bands`.
-    yields: bool,   // To another tenant's short prompt.
+    band: usize,        // The band's place in the order of `Queue::bands`.
+    yields: bool,       // To another tenant's short prompt.
     ahead: u64, // How far its tenant is ahead of the tenant served least, in units of the slack.
     turn: usize, // Its place among the prefills of its tenant.
+    is_lowered: bool, // To a lower band than its tenant's.
+    client_turn: usize, // Its place among the prefills of its client.
     remaining: i64, // Microseconds to compute, less the time waited since its last part.
     arrival: u64,
     slot: usize,
@@ -85,7 +87,28 @@ fn sort_prefills(
         }
     }
     prefills.sort_unstable();
+    take_client_turns(prefills, state);
     take_turns(prefills, state);
+}
+
+/// Lets the clients of a tenant take turns in the same way. Prompts with a lower band come last.
+fn take_client_turns(prefills: &mut [PrefillRank], state: &SchedulerState) {
+    let client = |rank: &PrefillRank| {
+        let sequence = &state.sequences[rank.slot];
+        let record = &sequence.record;
+        (sequence.tenant, record.turn.lowered, record.client)
+    };
+    let is_alone = |rank| matches!(client(rank), (_, None, None));
+    if prefills.iter().all(is_alone) {
+        return;
+    }
+    for place in 0..prefills.len() {
+        let (earlier, rest) = prefills.split_at_mut(place);
+        let own = client(&rest[0]);
+        rest[0].is_lowered = own.1.is_some();
+        rest[0].client_turn = earlier.iter().filter(|rank| client(rank) == own).count();
+    }
+    prefills.sort_unstable();
 }
 
 /// Lets tenants take turns whose prompts are equally far ahead, so that many prompts of one tenant

@@ -3,7 +3,7 @@
 use sterna_random::Random;
 use sterna_scheduler::{
     Band, CostModel, Limits, Micros, Plan, Policy, Request, SAMPLING_UNIT, Sampled, Scheduler,
-    SequenceId, TenantId, TenantPolicy, TokenId,
+    SequenceId, SubTenant, TenantId, TenantPolicy, TokenId,
 };
 
 use crate::server::{RequestTimeline, SECOND, TARGET, VirtualServer, band, weight};
@@ -236,4 +236,38 @@ fn decodes_go_on_when_the_prompt_they_pause_for_finds_no_memory() {
     for seed in [1266, 1491, 4281] {
         run_flooded_world(seed);
     }
+}
+
+/// One client of a tenant floods it. Another client of the same tenant waits for what runs already,
+/// not for the flood.
+#[test]
+fn a_flood_of_one_client_hardly_delays_another_of_its_tenant() {
+    let first_token = |flood: u32, client: Option<u64>| {
+        let mut server = VirtualServer::new(&[weight(1)]);
+        server.client = Some(SubTenant(1));
+        for _ in 0..flood {
+            server.submit(0, 300, 100);
+        }
+        for _ in 0..40 {
+            server.step();
+        }
+        server.client = client.map(SubTenant);
+        let id = server.submit(0, 200, 5);
+        while server.requests[&id].tokens.is_empty() {
+            server.step();
+        }
+        let timeline = &server.requests[&id];
+        timeline.tokens[0] - timeline.submitted
+    };
+    let alone = first_token(0, Some(2));
+    let told_apart = first_token(200, Some(2));
+    let as_one = first_token(200, Some(1));
+    assert!(
+        told_apart <= alone + 12 * SECOND,
+        "{alone} µs alone, {told_apart} µs"
+    );
+    assert!(
+        as_one > 20 * told_apart,
+        "{as_one} µs as one client, {told_apart} µs as two"
+    );
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sterna_scheduler::{
     Band, Budget, CostModel, Event, Limits, Micros, Nanos, Plan, Policy, Request, SAMPLING_UNIT,
-    Sampled, Scheduler, SequenceId, StepShape, TenantId, TenantPolicy, TokenId,
+    Sampled, Scheduler, SequenceId, StepShape, SubTenant, TenantId, TenantPolicy, TokenId,
 };
 
 pub(crate) const SECOND: Micros = 1_000_000;
@@ -27,6 +27,7 @@ pub(crate) struct VirtualServer {
     pub(crate) steps: u64,
     pub(crate) token: TokenId,
     pub(crate) draw_times: BTreeMap<TenantId, Nanos>, // Beyond plain draws.
+    pub(crate) client: Option<SubTenant>,             // Of the requests that follow.
     pub(crate) requests: BTreeMap<SequenceId, RequestTimeline>,
     pub(crate) ended: Vec<RequestTimeline>,
 }
@@ -80,6 +81,7 @@ impl VirtualServer {
             steps: 0,
             token: 0,
             draw_times: BTreeMap::new(),
+            client: None,
             requests: BTreeMap::new(),
             ended: Vec::new(),
         }
@@ -104,6 +106,7 @@ impl VirtualServer {
             max_new_tokens: output,
             draw_time: self.draw_times.get(&tenant).copied().unwrap_or(0),
             tenant,
+            sub_tenant: self.client,
             ..Request::default()
         };
         let id = self

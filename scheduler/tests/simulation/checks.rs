@@ -192,6 +192,7 @@ impl World {
         let tenant = client.request.tenant;
         let mut own = self.clients.values();
         self.terms[tenant.0 as usize].band == Band::Batch
+            || client.request.band == Some(Band::Batch)
             || client.policies < self.policies
             || own.any(|other| other.is_waiting && other.request.tenant == tenant)
     }
@@ -293,14 +294,17 @@ impl World {
         }
     }
 
-    /// S4: At most `2 * PATIENCE` later requests of the same tenant are admitted before a waiting
-    /// request. A request that may have waited for a prefix being computed is an exception.
+    /// S4: At most `2 * PATIENCE` later requests of the same client of a tenant are admitted before
+    /// a waiting request, unless that has a band of its own. A request that may have waited for a
+    /// prefix being computed is an exception.
     pub(crate) fn check_order(&mut self, id: SequenceId) {
         let admitted = &self.clients[&id];
-        let (number, tenant) = (admitted.number, admitted.request.tenant);
+        let owner = |request: &Request| (request.tenant, request.sub_tenant);
+        let (number, admitted) = (admitted.number, owner(&admitted.request));
         for client in self.clients.values_mut() {
             let is_bypassed = client.is_waiting && client.number < number;
-            if is_bypassed && client.request.tenant == tenant {
+            let is_usual = client.request.band.is_none();
+            if is_bypassed && is_usual && owner(&client.request) == admitted {
                 client.times_bypassed += 1;
                 assert!(
                     client.times_bypassed <= 2 * PATIENCE || client.may_await_prefix,

@@ -40,8 +40,9 @@
 //!   with another order.
 //! - S3: A request is accepted only if it fits in memory alone, and a plan is idle only if no
 //!   request is left.
-//! - S4: At most 64 later requests of the same tenant are admitted before a waiting request, unless
-//!   the request may have waited for a prefix that another sequence was computing.
+//! - S4: At most 64 later requests of the same client of a tenant are admitted before a waiting
+//!   request, unless that one has a band of its own, or may have waited for a prefix that another
+//!   sequence was computing.
 //! - S5: Between two tenants of one band that always have requests waiting, the lead in service is
 //!   at most the slack and the cost of what one tenant may have running.
 //! - S6: A preempted sequence comes after the sequence that takes its pages, unless that one is
@@ -63,6 +64,8 @@
 //! - S14: A tenant's output tokens exceed its token rate by at most those of one request.
 //! - S15: A tenant that uses no more than its guaranteed pages gives no page to another tenant, and
 //!   its decodes never wait for a page while it uses no more.
+//! - S17: The clients of a tenant that always have requests waiting start equally many equal ones.
+//!   Of a tenant's requests, one with a lower band starts only when no other waits.
 //! - S16: A step's prediction contains the sampling of its rows, and no tenant is charged for the
 //!   sampling of others.
 //!
@@ -71,6 +74,7 @@
 //! - D6: Equal calls give equal plans, so one seed gives one trace.
 
 mod checks;
+mod clients;
 mod clock;
 mod coverage;
 mod crowd;
@@ -85,6 +89,7 @@ mod world;
 
 use std::collections::BTreeSet;
 
+use clients::ClientWorld;
 use coverage::Coverage;
 use crowd::CrowdedWorld;
 use fair::FairWorld;
@@ -114,6 +119,14 @@ fn busy_tenants_are_served_by_weight() {
     let first = first_seed();
     for seed in first..first + 20 {
         FairWorld::new(seed).run();
+    }
+}
+
+#[test]
+fn the_clients_of_a_tenant_take_turns() {
+    let first = first_seed();
+    for seed in first..first + 20 {
+        ClientWorld::new(seed).run();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sterna_random::Random;
-use sterna_scheduler::{PAGE_TOKENS, Request, SequenceId, TenantId, TokenId};
+use sterna_scheduler::{Band, PAGE_TOKENS, Request, SequenceId, SubTenant, TenantId, TokenId};
 
 /// Output lengths of a world: mixed, or so long that memory runs out after the admission.
 pub(crate) const OUTPUT_LENGTHS: [[u32; 6]; 2] =
@@ -89,6 +89,10 @@ impl Traffic {
             scores_prompt: random.percent(8),
             draw_time: random.pick(&[0, 0, 0, 100_000, 4_000_000]),
             tenant,
+            sub_tenant: random.percent(30).then(|| SubTenant(random.below(3))),
+            band: random
+                .percent(10)
+                .then(|| random.pick(&[Band::Interactive, Band::Standard, Band::Batch])),
             first_token_within: random
                 .percent(4)
                 .then(|| random.below(20_000) * deadline_factor),

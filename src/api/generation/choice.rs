@@ -155,6 +155,8 @@ impl ChoiceGeneration {
                 min_new_tokens: params.min_tokens,
                 stop_tokens: params.stop_tokens.clone(),
                 tenant: caller.tenant.number,
+                sub_tenant: caller.precedence.sub_tenant,
+                band: caller.precedence.band,
                 arrived,
                 first_token_within: caller.tenant.deadlines.first_token,
                 ends_within: caller.tenant.deadlines.total,

@@ -20,6 +20,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Span;
 
+use super::precedence::Precedence;
 use super::rate_headers;
 use super::request_id::RequestId;
 use super::request_log::RequestLog;
@@ -46,6 +47,8 @@ const REQUESTS_PATH: &str = "/v1/requests/";
 #[derive(Clone)]
 pub(in crate::api) struct Caller {
     pub(in crate::api) tenant: Arc<Tenant>,
+    /// Its place among the requests of the tenant.
+    pub(in crate::api) precedence: Precedence,
     /// The id in `x-request-id`.
     pub(in crate::api) request_id: String,
     /// Where the request notes what its line in the log says.
@@ -131,9 +134,15 @@ pub(in crate::api) async fn authenticate(
     {
         progress.set_tenant(tenant.number);
     }
+    let precedence = match tenant.trusted.then(|| Precedence::read(request.headers())) {
+        Some(Err(error)) => return error.into_response(),
+        Some(Ok(precedence)) => precedence,
+        None => Precedence::default(),
+    };
     let id = request.extensions().get::<RequestId>();
     let caller = Caller {
         tenant,
+        precedence,
         request_id: id.map_or_else(String::new, |RequestId(id)| id.clone()),
         log,
         app: app.clone(),

@@ -3,6 +3,7 @@
 pub(in crate::api) mod access;
 pub(in crate::api) mod authentication;
 pub(in crate::api) mod head_check;
+pub(in crate::api) mod precedence;
 pub(in crate::api) mod rate_headers;
 pub(in crate::api) mod request_id;
 pub(in crate::api) mod request_log;

@@ -139,6 +139,7 @@ mod tests {
             id: "a".into(),
             number: TenantId(1),
             deadlines: crate::tenants::Deadlines::default(),
+            trusted: false,
             models: None,
             requests: Some(requests),
             tokens,

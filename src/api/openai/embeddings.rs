@@ -240,6 +240,8 @@ impl RunningTexts {
                 min_new_tokens: 0,
                 stop_tokens: Vec::new(),
                 tenant: caller.tenant.number,
+                sub_tenant: caller.precedence.sub_tenant,
+                band: caller.precedence.band,
                 arrived,
                 first_token_within: caller.tenant.deadlines.first_token,
                 ends_within: caller.tenant.deadlines.total,

@@ -109,6 +109,8 @@ fn request(tenant: u32) -> GenerationRequest {
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(tenant),
+        sub_tenant: None,
+        band: None,
         arrived: Instant::now(),
         first_token_within: None,
         ends_within: None,

@@ -76,6 +76,6 @@ pub use status::Status;
 pub use step_loop::{PhaseTimes, StepOutcome, StepSize};
 pub use sterna_scheduler::{
     Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,
-    Rates, Refusal, SequenceId, TenantId, TenantPolicy, TenantsError, TokenId,
+    Rates, Refusal, SequenceId, SubTenant, TenantId, TenantPolicy, TenantsError, TokenId,
 };
 pub use stream::EventStream;
