@@ -4,6 +4,9 @@ lm-eval asks with `local-completions` (echo with log-probabilities) and `local-c
 The tasks and the tokenizer are local; nothing is downloaded. The log-likelihoods must equal, bit
 for bit, those of a scorer here that never asks for the log-probabilities of a prompt: it forces the
 server to draw each token of the continuation and adds up what the draws report.
+
+They must also equal those of `transformers`, which `lm_eval_reference.py` stored, as closely as
+`tests/golden/` demands: within twice the worst and 1.5 times the mean spread of that reference.
 """
 
 import argparse
@@ -14,13 +17,11 @@ import tempfile
 from pathlib import Path
 
 DEMO = Path(__file__).resolve().parents[2] / "src" / "demo"
-QUESTIONS = [
-    ("Q: What is the capital of France?\nA:", [" Paris", " London", " Rome", " a river"], 0),
-    ("Q: What is the opposite of hot?\nA:", [" cold", " blue", " seven", " Monday"], 0),
-    ("Q: Which day comes after Monday?\nA:", [" Sunday", " Tuesday", " Friday", " red"], 1),
-    ("Q: What colour is the sky?\nA:", [" two", " green 🐦", " blue", ""], 2),
-]
 CHATS = ["What is the capital of France?", "What is two plus three?", "Who are you?"]
+
+# As in tests/golden/main.rs, which compares log-probabilities of single tokens.
+WORST_OF_SPREAD = 2.0
+MEAN_OF_SPREAD = 1.5
 
 flags = argparse.ArgumentParser(description=__doc__)
 flags.add_argument("--url", required=True, help="server of the demo model, without /v1")
@@ -39,10 +40,12 @@ os.environ |= {
 
 import lm_eval  # noqa: E402
 import requests  # noqa: E402
+from lm_eval_questions import QUESTIONS, requests_of  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 tokenizer = AutoTokenizer.from_pretrained(DEMO)
-questions = [(q, [c for c in choices if c], best) for q, choices, best in QUESTIONS]
+reference = json.loads(Path(__file__).with_name("lm_eval_reference.json").read_text())
+choice_requests, text_requests = requests_of(tokenizer)
 
 
 def evaluate(model, task, path, batch_size, concurrent):
@@ -107,8 +110,21 @@ def forced(context, continuation):
     return total, is_greedy
 
 
+def compare_with_transformers(kind, requests, found):
+    """Compares log-likelihoods with those of `transformers`. Returns the worst difference."""
+    entries = reference[kind]
+    stored = [(entry["context"], entry["continuation"]) for entry in entries]
+    assert stored == requests, f"run lm_eval_reference.py again: the {kind} changed"
+    wanted = [entry["log_likelihood"] for entry in entries]
+    differences = [abs(a - b) for a, b in zip(found, wanted, strict=True)]
+    worst, mean = max(differences), sum(differences) / len(differences)
+    assert worst <= WORST_OF_SPREAD * reference["spread_worst"][kind], (kind, found, wanted)
+    assert mean <= MEAN_OF_SPREAD * reference["spread_mean"][kind], (kind, found, wanted)
+    return f"at most {worst:.4f} and on average {mean:.4f} from transformers"
+
+
 def log_likelihoods_equal_those_of_draws(folder):
-    documents = [{"q": q, "choices": c, "best": best} for q, c, best in questions]
+    documents = [{"q": q, "choices": c, "best": best} for q, c, best in QUESTIONS]
     scored = task(
         "capitals",
         folder,
@@ -120,12 +136,7 @@ def log_likelihoods_equal_those_of_draws(folder):
         target_delimiter="",
         metric_list=[{"metric": "acc"}],
     )
-    expected = []
-    for question, choices, _ in questions:
-        context = tokenizer(question, add_special_tokens=False).input_ids
-        for choice in choices:
-            whole = tokenizer(question + choice, add_special_tokens=False).input_ids
-            expected.append(forced(context, whole[len(context) :]))
+    expected = [forced(*request) for request in choice_requests]
     for batch_size, concurrent in [(1, 1), (4, 1), (2, 4)]:
         result = evaluate(
             "local-completions", scored, "/v1/completions", batch_size, concurrent
@@ -133,11 +144,13 @@ def log_likelihoods_equal_those_of_draws(folder):
         samples = sorted(result["samples"]["capitals"], key=lambda sample: sample["doc_id"])
         found = [tuple(response) for sample in samples for response in sample["filtered_resps"]]
         assert found == expected, (batch_size, concurrent, found, expected)
-    return f"{len(expected)} log-likelihoods, acc {result['results']['capitals']['acc,none']}"
+    distance = compare_with_transformers("choices", choice_requests, [total for total, _ in found])
+    accuracy = result["results"]["capitals"]["acc,none"]
+    return f"{len(expected)} log-likelihoods, acc {accuracy}; {distance}"
 
 
 def perplexity_is_that_of_draws(folder):
-    texts = [question + choices[best] for question, choices, best in questions]
+    texts = [question + choices[best] for question, choices, best in QUESTIONS]
     rolling = task(
         "perplexity",
         folder,
@@ -149,11 +162,12 @@ def perplexity_is_that_of_draws(folder):
     )
     result = evaluate("local-completions", rolling, "/v1/completions", 1, 1)
     samples = sorted(result["samples"]["perplexity"], key=lambda sample: sample["doc_id"])
-    for sample, text in zip(samples, texts, strict=True):
-        tokens = tokenizer(text, add_special_tokens=False).input_ids
-        expected, _ = forced([tokenizer.bos_token_id], tokens)
+    totals = [forced(*request)[0] for request in text_requests]
+    for sample, expected in zip(samples, totals, strict=True):
         assert sample["filtered_resps"][0] in (expected, [expected]), (sample, expected)
-    return f"bits per byte {result['results']['perplexity']['bits_per_byte,none']:.4f}"
+    distance = compare_with_transformers("texts", text_requests, totals)
+    bits = result["results"]["perplexity"]["bits_per_byte,none"]
+    return f"bits per byte {bits:.4f}; {distance}"
 
 
 def chat_answers_are_the_servers(folder):
