@@ -136,6 +136,8 @@ def timeseries(panel, series, w, h, start, end):
     opacity = defaults["custom"]["fillOpacity"] / 100
     steps = defaults.get("thresholds", {}).get("steps", [])
     limits = [step["value"] for step in steps if step["value"] is not None]
+    styles = [override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]]
+    dashed = [name for name, _, _ in series if any(re.search(s.strip("/"), name) for s in styles)]
     if stacked:
         below, stack = {}, []
         for name, labels, points in series:
@@ -167,10 +169,14 @@ def timeseries(panel, series, w, h, start, end):
         parts.append(f'<path class="grid" d="M{left} {y:.0f}h{width}"/>')
         label = unit_text(i * step, unit)
         parts.append(f'<text class="axis" x="{left - 6}" y="{y + 4:.0f}">{label}</text>')
-    for i, (_, _, points) in reversed(list(enumerate(series))):
+    for i, (name, _, points) in reversed(list(enumerate(series))):
         colour = COLOURS[i % len(COLOURS)]
         for piece in pieces(points, (end - start) / 90 * 1.5):
             path = "L".join(f"{x_of(at):.0f} {y_of(value):.1f}" for at, value in bends(piece))
+            if name in dashed:
+                dashes = 'stroke-dasharray="8 8"'
+                parts.append(f'<path class="line" stroke="{colour}" {dashes} d="M{path}"/>')
+                continue
             first, last = x_of(piece[0][0]), x_of(piece[-1][0])
             floor = top + height
             area = f"M{path}L{last:.0f} {floor:.0f}L{first:.0f} {floor:.0f}Z"

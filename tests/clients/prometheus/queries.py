@@ -25,7 +25,12 @@ import urllib.request
 from draw import draw
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TENANTS = {"paper": "weight = 4", "ink": "", "limited": "requests_per_minute = 60"}
+# Each limit that a dashboard draws is one of some tenant.
+TENANTS = {
+    "paper": "weight = 4\nmax_running = 32\nguaranteed_pages = 20\nmax_pages = 2000",
+    "ink": "",
+    "limited": "requests_per_minute = 60\ntokens_per_minute = 60000",
+}
 SECONDS = 60  # until the last query must have data
 PICTURE_SECONDS = 180
 VARIABLES = {"$__rate_interval": "30s", "$model_name": ".*", "$instance": ".*"}
