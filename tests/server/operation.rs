@@ -277,8 +277,9 @@ async fn settings_come_from_the_environment_and_from_a_file() {
     assert_eq!(models["data"][0]["id"], "first");
     assert_eq!(models["data"][0]["max_model_len"], 80);
     let metrics = get("/metrics").await.text().await.unwrap();
-    let limit = metrics.lines().find(|line| line.contains("max_running"));
-    assert!(limit.is_none_or(|line| line.ends_with(" 3")), "{limit:?}");
+    let mut lines = metrics.lines();
+    let limit = lines.find(|line| line.starts_with("sterna_max_running_sequences{"));
+    assert!(limit.unwrap().ends_with(" 3"), "{limit:?}");
     assert!(server.terminate().success());
     fs::remove_file(&file).unwrap();
 
