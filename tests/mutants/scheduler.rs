@@ -48,6 +48,12 @@ const MUTANTS: &[Mutant] = &[
         mistake: "(QueueTurn::default(), self.arrival)",
     },
     Mutant {
+        name: "S17-cached-prefixes-before-turns",
+        file: "queue/turns.rs",
+        original: "self.start <= first.start.saturating_add(slack)",
+        mistake: "self.start <= u64::MAX.max(slack)",
+    },
+    Mutant {
         name: "S17-lower-bands-in-turn",
         file: "queue/tenant_queue.rs",
         original: "self.turns.take(lowered, client, time)",

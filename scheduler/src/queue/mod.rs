@@ -184,7 +184,8 @@ impl Queue {
         self.refresh(id);
     }
 
-    /// Gives a new request its turn among those of its tenant.
+    /// Gives a new request its turn among those of its tenant. Only tenants that share the machine
+    /// by weight have turns; else the order of arrival counts.
     pub(crate) fn take_turn(
         &mut self,
         id: TenantId,
@@ -192,7 +193,10 @@ impl Queue {
         client: Option<SubTenant>,
         time: Nanos,
     ) -> QueueTurn {
-        self.tenants.get_mut(id).take_turn(band, client, time)
+        match self.order {
+            Order::FairShare { .. } => self.tenants.get_mut(id).take_turn(band, client, time),
+            Order::FirstCome | Order::LongestPrefix => QueueTurn::default(),
+        }
     }
 
     /// Removes a waiting request.
@@ -340,7 +344,8 @@ impl Queue {
         let each = LOOK_AHEAD / if by_share { self.chosen.len() } else { 1 };
         let begin = out.len();
         for &id in &self.chosen {
-            out.extend(self.tenants.get(TenantId(id)).waiting.iter().take(each));
+            let tenant = self.tenants.get(TenantId(id));
+            out.extend(tenant.in_turn(slack.unwrap_or(Nanos::MAX)).take(each));
         }
         if !by_share {
             out[begin..].sort_unstable_by_key(|waiting| waiting.arrival);

@@ -140,6 +140,23 @@ impl TenantQueue {
         self.turns.take(lowered, client, time)
     }
 
+    /// Returns the waiting requests that may start now, as far as their turns say, in order. One
+    /// that was preempted has had its turn.
+    pub(super) fn in_turn(&self, slack: Nanos) -> impl Iterator<Item = &Waiting> {
+        let slack = if self.turns.have_clients() {
+            slack
+        } else {
+            Nanos::MAX
+        };
+        let new = self.waiting.iter().find(|waiting| !waiting.has_run);
+        let first = new.map(|waiting| waiting.turn);
+        let may_start = move |waiting: &&Waiting| {
+            let slack = if waiting.has_run { Nanos::MAX } else { slack };
+            first.is_none_or(|first| waiting.turn.is_within(slack, first))
+        };
+        self.waiting.iter().take_while(may_start)
+    }
+
     /// Adds a waiting request in its turn.
     pub(super) fn insert(&mut self, waiting: Waiting) {
         self.queued_time += waiting.estimate;

@@ -4,7 +4,9 @@
 //! This is start-time fair queueing (Goyal et al., SIGCOMM 1996) in predicted machine time. A
 //! request gets a start tag: the finish tag of its client's last request, but at least the clock.
 //! Its finish tag is later by its own predicted time. The clock is the start tag of the last
-//! request that started. So a client that floods its tenant delays only itself.
+//! request that started. So a client that floods its tenant delays only itself. As between
+//! tenants, a request with a long cached prefix may start earlier, as long as its client is not
+//! ahead by more than the slack of [`Order::FairShare`](crate::Order::FairShare).
 //!
 //! Invariant: the requests of one client of one band keep the order of their arrival.
 
@@ -22,6 +24,14 @@ pub(crate) struct QueueTurn {
     /// The band of the request, if it is lower than that of its tenant.
     pub(crate) lowered: Option<Band>,
     start: u64,
+}
+
+impl QueueTurn {
+    /// Returns whether a request with this turn may start while one with the turn `first` waits: it
+    /// has no lower band, and its client is not more than `slack` ahead.
+    pub(super) fn is_within(self, slack: Nanos, first: QueueTurn) -> bool {
+        self.lowered <= first.lowered && self.start <= first.start.saturating_add(slack)
+    }
 }
 
 /// The clocks and the clients of one tenant.
@@ -49,6 +59,12 @@ impl Turns {
     ) -> QueueTurn {
         let start = self.of(lowered).take(client, time);
         QueueTurn { lowered, start }
+    }
+
+    /// Returns whether the tenant has told clients apart since it was idle.
+    pub(super) fn have_clients(&self) -> bool {
+        let mut all = self.lowered.iter().chain([&self.own]);
+        all.any(|turns| !turns.finish.is_empty())
     }
 
     /// Notes that a request starts for the first time.

@@ -305,6 +305,7 @@ impl Sequence {
     }
 
     /// Commits a computed row: its tokens, except the drafts, and then what was drawn.
+    #[inline]
     pub(crate) fn commit_row(
         &mut self,
         now: Micros,

@@ -91,22 +91,22 @@ fn sort_prefills(
     take_turns(prefills, state);
 }
 
-/// Lets the clients of a tenant take turns in the same way. Prompts with a lower band come last.
+/// Lets the clients of a tenant take turns. Prompts with a lower band than the tenant's come last.
 fn take_client_turns(prefills: &mut [PrefillRank], state: &SchedulerState) {
     let client = |rank: &PrefillRank| {
         let sequence = &state.sequences[rank.slot];
         let record = &sequence.record;
         (sequence.tenant, record.turn.lowered, record.client)
     };
-    let is_alone = |rank| matches!(client(rank), (_, None, None));
-    if prefills.iter().all(is_alone) {
+    if prefills
+        .iter()
+        .all(|rank| matches!(client(rank), (_, None, None)))
+    {
         return;
     }
-    for place in 0..prefills.len() {
-        let (earlier, rest) = prefills.split_at_mut(place);
-        let own = client(&rest[0]);
-        rest[0].is_lowered = own.1.is_some();
-        rest[0].client_turn = earlier.iter().filter(|rank| client(rank) == own).count();
+    number_by(prefills, client, |rank, place| rank.client_turn = place);
+    for rank in &mut *prefills {
+        rank.is_lowered = client(rank).1.is_some();
     }
     prefills.sort_unstable();
 }
@@ -115,18 +115,26 @@ fn take_client_turns(prefills: &mut [PrefillRank], state: &SchedulerState) {
 /// do not delay the first one of another.
 fn take_turns(prefills: &mut [PrefillRank], state: &SchedulerState) {
     let tenant = |rank: &PrefillRank| state.sequences[rank.slot].tenant;
-    if prefills
-        .windows(2)
-        .all(|two| tenant(&two[0]) == tenant(&two[1]))
-    {
+    let are_of_one = |two: &[PrefillRank]| tenant(&two[0]) == tenant(&two[1]);
+    if prefills.windows(2).all(are_of_one) {
         return;
     }
+    number_by(prefills, tenant, |rank, place| rank.turn = place);
+    prefills.sort_unstable();
+}
+
+/// Tells each prefill how many with the same key come before it.
+fn number_by<K: PartialEq>(
+    prefills: &mut [PrefillRank],
+    key: impl Fn(&PrefillRank) -> K,
+    tell: impl Fn(&mut PrefillRank, usize),
+) {
     for place in 0..prefills.len() {
         let (earlier, rest) = prefills.split_at_mut(place);
-        let own = tenant(&rest[0]);
-        rest[0].turn = earlier.iter().filter(|rank| tenant(rank) == own).count();
+        let own = key(&rest[0]);
+        let before = earlier.iter().filter(|rank| key(rank) == own).count();
+        tell(&mut rest[0], before);
     }
-    prefills.sort_unstable();
 }
 
 /// Returns the length of a prompt's next chunk: as many tokens as the budget allows. The first

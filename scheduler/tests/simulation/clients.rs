@@ -4,27 +4,21 @@ use std::collections::BTreeMap;
 
 use sterna_random::Random;
 use sterna_scheduler::{
-    Band, CostModel, Event, Limits, Micros, Plan, Policy, Request, SAMPLING_UNIT, Sampled,
-    Scheduler, SequenceId, SubTenant, TokenId,
+    Band, Event, Limits, Micros, Order, Policy, Request, Scheduler, SequenceId, SubTenant, TokenId,
 };
+
+use crate::fair::{COST, run_step};
 
 const STEPS: u64 = 400;
 const PROMPT_TOKENS: usize = 40;
 const OUTPUT_TOKENS: u32 = 3;
+const SHARED_TOKENS: TokenId = 32;
 /// The requests that the client with the flood has waiting.
 const FLOOD: usize = 60;
 
-const COST: CostModel = CostModel {
-    rows: CostModel::roofline(1_000_000, 100_000),
-    kilo_decode_keys: 50_000,
-    kilo_chunk_keys: 50_000,
-    head: 500_000,
-    logit: 50_000,
-    sampling: SAMPLING_UNIT,
-};
-
-/// A tenant with two to four clients, the first of which floods it, and one request of the batch
-/// band.
+/// A tenant with two to four clients, and one request of the batch band. The first client floods
+/// the tenant. Its prompts and the batch request have a cached prefix, with which they would start
+/// before all others if there were no turns.
 pub(crate) struct ClientWorld {
     seed: u64,
     scheduler: Scheduler,
@@ -56,7 +50,12 @@ impl ClientWorld {
             prefill_chunk: 64,
             max_sequence_tokens: 1000,
         };
-        let mut scheduler = Scheduler::new(limits, Policy::default());
+        let slack = random.pick(&[0, 1_000, 20_000]);
+        let policy = Policy {
+            order: Order::FairShare { slack },
+            ..Policy::default()
+        };
+        let mut scheduler = Scheduler::new(limits, policy);
         scheduler.calibrate(COST);
         ClientWorld {
             seed,
@@ -64,7 +63,7 @@ impl ClientWorld {
             clients,
             waiting: BTreeMap::new(),
             starts: vec![0; clients],
-            last_token: 0,
+            last_token: SHARED_TOKENS,
             now: 0,
         }
     }
@@ -78,7 +77,7 @@ impl ClientWorld {
                 let waiting = waiting.filter(|&&other| other == Some(client)).count();
                 (waiting..wanted).for_each(|_| self.submit(Some(client)));
             }
-            self.step();
+            run_step(&mut self.scheduler, &mut self.now, &mut self.last_token);
             self.scheduler.check();
             self.note_starts();
         }
@@ -96,8 +95,13 @@ impl ClientWorld {
     fn submit(&mut self, client: Option<usize>) {
         let first = self.last_token + 1;
         self.last_token += PROMPT_TOKENS as TokenId;
+        let own = first..=self.last_token;
+        let prompt = match client {
+            None | Some(0) => (1..=SHARED_TOKENS).chain(own).collect(),
+            Some(_) => own.collect(),
+        };
         let request = Request {
-            prompt: (first..=self.last_token).collect(),
+            prompt,
             max_new_tokens: OUTPUT_TOKENS,
             sub_tenant: client.map(|client| SubTenant(client as u64)),
             band: client.is_none().then_some(Band::Batch),
@@ -105,19 +109,6 @@ impl ClientWorld {
         };
         let id = self.scheduler.submit(self.now, request);
         self.waiting.insert(id.expect("the queue has room"), client);
-    }
-
-    fn step(&mut self) {
-        let Plan::Step(step) = self.scheduler.plan(self.now) else {
-            panic!("S3: the plan is idle although requests are waiting");
-        };
-        self.now += COST.predict(step.shape()) / 1000;
-        let mut sampled = Vec::new();
-        for _ in 0..step.batch().logits_count() {
-            self.last_token += 1;
-            sampled.push(Sampled::Token(self.last_token));
-        }
-        step.commit(self.now, &sampled);
     }
 
     fn note_starts(&mut self) {

@@ -15,7 +15,7 @@ const MAX_PROMPT_TOKENS: u64 = 80;
 const MAX_RUNNING: u32 = 4;
 const MAX_DRAW_TIME: Nanos = 2_000_000;
 
-const COST: CostModel = CostModel {
+pub(crate) const COST: CostModel = CostModel {
     rows: CostModel::roofline(1_000_000, 100_000),
     kilo_decode_keys: 50_000,
     kilo_chunk_keys: 50_000,
@@ -103,7 +103,7 @@ impl FairWorld {
                     self.submit(tenant);
                 }
             }
-            self.step();
+            run_step(&mut self.scheduler, &mut self.now, &mut self.last_token);
             self.scheduler.check();
             self.scheduler.events().for_each(drop);
             self.check_lead();
@@ -129,19 +129,6 @@ impl FairWorld {
         };
         let answer = self.scheduler.submit(self.now, request);
         assert!(answer.is_ok(), "{answer:?}");
-    }
-
-    fn step(&mut self) {
-        let Plan::Step(step) = self.scheduler.plan(self.now) else {
-            panic!("S3: the plan is idle although requests are waiting");
-        };
-        self.now += COST.predict(step.shape()) / 1000;
-        let mut sampled = Vec::new();
-        for _ in 0..step.batch().logits_count() {
-            self.last_token += 1;
-            sampled.push(Sampled::Token(self.last_token));
-        }
-        step.commit(self.now, &sampled);
     }
 
     /// S5: Between two tenants of one band that always have requests waiting, the lead in service
@@ -172,6 +159,20 @@ impl FairWorld {
             );
         }
     }
+}
+
+/// Runs a step that takes as long as [`COST`] predicts. Each token that it draws is a new one.
+pub(crate) fn run_step(scheduler: &mut Scheduler, now: &mut Micros, last_token: &mut TokenId) {
+    let Plan::Step(step) = scheduler.plan(*now) else {
+        panic!("S3: the plan is idle although requests are waiting");
+    };
+    *now += COST.predict(step.shape()) / 1000;
+    let mut sampled = Vec::new();
+    for _ in 0..step.batch().logits_count() {
+        *last_token += 1;
+        sampled.push(Sampled::Token(*last_token));
+    }
+    step.commit(*now, &sampled);
 }
 
 fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {

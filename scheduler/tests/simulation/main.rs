@@ -64,10 +64,11 @@
 //! - S14: A tenant's output tokens exceed its token rate by at most those of one request.
 //! - S15: A tenant that uses no more than its guaranteed pages gives no page to another tenant, and
 //!   its decodes never wait for a page while it uses no more.
-//! - S17: The clients of a tenant that always have requests waiting start equally many equal ones.
-//!   Of a tenant's requests, one with a lower band starts only when no other waits.
 //! - S16: A step's prediction contains the sampling of its rows, and no tenant is charged for the
 //!   sampling of others.
+//! - S17: With fair-share order, the clients of a tenant that always have requests waiting start
+//!   equally many equal ones, apart from the slack. A request with a lower band than its tenant's
+//!   starts only when no other request of the tenant waits.
 //!
 //! Determinism, with the numbers of ARCHITECTURE.md:
 //! - D2: A request gets the same tokens as if it ran alone.
