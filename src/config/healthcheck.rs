@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use clap::Args;
 use hyper::Uri;
-use hyper::http::uri::InvalidUri;
 
 /// The flags of `healthcheck`.
 #[derive(Args, Clone, Debug)]
@@ -27,7 +26,7 @@ impl HealthcheckConfig {
     ///
     /// # Errors
     /// If the host cannot stand in a URL.
-    pub fn url(&self) -> Result<Uri, InvalidUri> {
+    pub fn url(&self) -> Result<Uri, String> {
         if let Some(url) = &self.url {
             return Ok(url.clone());
         }
@@ -38,7 +37,9 @@ impl HealthcheckConfig {
             Ok(IpAddr::V4(address)) => address.to_string(),
             Err(_) => self.host.clone(), // A name.
         };
-        format!("http://{host}:{port}/ready").parse()
+        let url = format!("http://{host}:{port}/ready");
+        let parsed = url.parse();
+        parsed.map_err(|_| format!("--host {host} is no address and no name of a server"))
     }
 }
 
@@ -55,10 +56,13 @@ fn reachable(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn url(host: &str) -> String {
+    fn read(host: &str) -> Result<Uri, String> {
         let (url, host, port) = (None, host.to_owned(), 8000);
-        let config = HealthcheckConfig { url, host, port };
-        config.url().unwrap().to_string()
+        HealthcheckConfig { url, host, port }.url()
+    }
+
+    fn url(host: &str) -> String {
+        read(host).unwrap().to_string()
     }
 
     #[test]
@@ -68,5 +72,10 @@ mod tests {
         assert_eq!(url("[::1]"), "http://[::1]:8000/ready");
         assert_eq!(url("10.1.2.3"), "http://10.1.2.3:8000/ready");
         assert_eq!(url("localhost"), "http://localhost:8000/ready");
+    }
+
+    #[test]
+    fn a_host_that_no_url_can_have_is_named() {
+        assert!(read("my server").unwrap_err().contains("--host my server"));
     }
 }

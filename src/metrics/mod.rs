@@ -197,8 +197,8 @@ impl Metrics {
         }
     }
 
-    /// Sets the gauges of load and tenants to 0, because the engine has ended. The info gauges and
-    /// the cost of a step stay.
+    /// Sets the gauges of load and tenants to 0, because the engine has ended. The info gauges, the
+    /// limits and the cost of a step stay.
     pub fn ended(&self) {
         self.snapshot(&Snapshot::default());
         self.tenants().clear();

@@ -16,11 +16,11 @@ use axum::response::{IntoResponse, Response};
 use crate::api::app::App;
 use crate::api::body;
 use crate::api::error::ApiError;
+use crate::api::generation::begin::begin;
 use crate::api::generation::sse;
 use crate::api::generation::typed_events::TypedEvents;
 use crate::api::middleware::authentication::Caller;
 use crate::api::middleware::request_id::random_id;
-use crate::api::openai::respond;
 use crate::api::openapi::{Components, Operation};
 use answer::{AnthropicMessage, TokenCount};
 use envelope::AnthropicErrorBody;
@@ -36,7 +36,7 @@ pub(super) async fn messages(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = respond::begin(&app, &caller, request, read_messages).await;
+    let begun = begin(&app, &caller, request, read_messages).await;
     let (mut choices, is_stream) = begun?;
     let (id, model) = (random_id("msg_"), app.serving()?.model.name.clone());
     choices.also_called(&id);

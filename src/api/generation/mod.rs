@@ -2,6 +2,7 @@
 //! read, through the engine, to pieces of text or a whole answer.
 
 pub(in crate::api) mod answer_parts;
+pub(in crate::api) mod begin;
 pub(in crate::api) mod choice;
 pub(in crate::api) mod choices;
 pub(in crate::api) mod logprobs;

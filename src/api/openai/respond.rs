@@ -1,7 +1,5 @@
 //! The path of a request through an endpoint: read it, run it, respond whole or as a stream.
 
-use std::time::Instant;
-
 use axum::extract::{Extension, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -10,13 +8,10 @@ use super::chunks::ChunkWriter;
 use super::endpoint::Endpoint;
 use super::envelope::{Envelope, PromptFields, UsageField};
 use crate::api::app::{App, Serving};
-use crate::api::body;
 use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
 use crate::api::fields::params::ResponseMode;
-use crate::api::fields::structure;
-use crate::api::generation::choices::Choices;
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::begin::begin;
 use crate::api::generation::sse;
 use crate::api::middleware::authentication::Caller;
 use crate::tenants::Tenant;
@@ -66,27 +61,4 @@ pub(in crate::api) async fn respond<E: Endpoint>(
     let usage = UsageField::Counts(choices.usage());
     let json = envelope.json(written, usage, prompt);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
-}
-
-/// Reads a request, and what its answer needs to know of it.
-type ReadRequest<T> = fn(&Serving, &Tenant, JsonObject<'_>) -> Result<(ParsedRequest, T), ApiError>;
-
-/// Reads a request with `read`, compiles its grammar and submits its choices.
-///
-/// # Errors
-/// If the request is invalid, or the engine rejects it at once.
-pub(in crate::api) async fn begin<T: Send + 'static>(
-    app: &App,
-    caller: &Caller,
-    request: Request,
-    read: ReadRequest<T>,
-) -> Result<(Choices, T), ApiError> {
-    let arrived = Instant::now();
-    let (request, own) = body::read(app, caller, request, read).await?;
-    let serving = app.serving()?;
-    let compiled = structure::compile(serving, request, caller.tenant.number).await;
-    match compiled {
-        Ok(request) => Ok((Choices::start(serving, request, caller, arrived)?, own)),
-        Err(error) => Err(caller.charged(error, serving).await),
-    }
 }

@@ -13,10 +13,10 @@ use axum::response::{IntoResponse, Response};
 
 use crate::api::app::App;
 use crate::api::error::ApiError;
+use crate::api::generation::begin::begin;
 use crate::api::generation::sse;
 use crate::api::generation::typed_events::TypedEvents;
 use crate::api::middleware::authentication::Caller;
-use crate::api::openai::respond;
 use crate::api::openapi::{Components, Operation};
 use answer::ResponseAnswer;
 use request::{ResponsesFields, read};
@@ -28,7 +28,7 @@ pub(in crate::api) async fn create(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (mut choices, echo) = respond::begin(&app, &caller, request, read).await?;
+    let (mut choices, echo) = begin(&app, &caller, request, read).await?;
     let is_stream = echo.is_stream;
     let answer = ResponseAnswer::begun(app.serving()?.model.name.clone(), echo);
     choices.also_called(answer.id());
