@@ -1,9 +1,38 @@
 //! Attention over one span of keys: the state into which spans are merged, and everything except
 //! the two matrix products. Those are each instruction set's own.
 //!
-//! Keys are processed in absolute spans of [`SPAN_TOKENS`] positions. Each span is reduced on its
-//! own, and spans merge in ascending order. Queries of neighbouring positions are processed
-//! together, so that a key or value that is loaded once serves many of them.
+//! Keys and values are in pages of [`PAGE_TOKENS`] tokens anywhere in memory (PagedAttention, Kwon
+//! et al., arXiv:2309.06180). Keys are processed in absolute spans of [`SPAN_TOKENS`] positions.
+//! Each span is reduced on its own, and spans merge in ascending order (online softmax, Milakov and
+//! Gimelshein, arXiv:1805.02867). Queries of neighbouring positions are processed together, so that
+//! a key or value that is loaded once serves many queries.
+//!
+//! ```text
+//! for each KV head, for up to 16 neighbouring positions of a sequence:
+//!     for each span of 256 keys, ascending:
+//!         for each query (a position and a head of the group), over the keys k that it sees:
+//!             product[k] = query · key[k]                # in ascending dimension
+//!             score[k]   = product[k] / sqrt(head_dim)
+//!             largest    = max score[k]
+//!             weight[k]  = exp(score[k] − largest)
+//!             sum        = Σ weight[k]
+//!             acc        = Σ weight[k] · value[k]        # in ascending token
+//!         merge with the past spans of the query, if there are any:
+//!             both = max(past.largest, largest)
+//!             keep = exp(past.largest − both), take = exp(largest − both)
+//!             past.sum = past.sum · keep + sum · take
+//!             past.acc = past.acc · keep + acc · take
+//!             past.largest = both
+//!     out = past.acc / past.sum
+//! ```
+//!
+//! Formats of 8 bits multiply each product by the scale of its key, and each weight of `acc` by the
+//! scale of its value.
+//!
+//! Two alternatives were rejected. If the number of threads or the ends of chunks divided the keys,
+//! as in Flash-Decoding, the result would depend on them. If a query read only the pages whose keys
+//! may matter most (Quest, arXiv:2406.10774), the outputs would change far more than by 8-bit keys
+//! and values, for about the same gain (`benches/README.md`, "Sparsity").
 //!
 //! Invariant: the result for a query depends on its position alone, not on chunks, batches or
 //! threads. Its sums run as if it were the only query.

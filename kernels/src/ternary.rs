@@ -6,6 +6,42 @@
 //!
 //! A binary weight, −1 or +1, is a ternary weight that is never 0.
 //!
+//! # The product
+//!
+//! A stored code is the weight plus 1, so 0, 1 or 2. Then Σ weight · q = Σ code · q − Σ q, where q
+//! are the 8-bit activations. The first sum multiplies unsigned by signed bytes, as the dot-product
+//! instructions do, and the second does not depend on the row. A step is two blocks: 32 rows of 4 F
+//! columns, where F is the number of fields of a byte. AVX-512 unpacks the codes in registers.
+//! Without groups:
+//!
+//! ```text
+//! for each panel of 32 rows, for each tile of up to 8 tokens:
+//!     sums[token][row] = −Σ q(token)
+//!     for each step of the panel:
+//!         packed[row] = the four bytes of the row
+//!         for f in 0..F:
+//!             codes[row] = field f of each of the four bytes: columns 4 f..4 f + 4 of the step
+//!             for each token of the tile:
+//!                 sums[token][row] += codes[row] · (the activations of these four columns)
+//!     out[token][row] = sums[token][row] · factor(token)
+//! ```
+//!
+//! In the two-bit packing, field f of a byte v is `v >> 2 f & 3`. In the five-trit packing,
+//! v = t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4, and bytes wrap around:
+//!
+//! ```text
+//! u = min(v, v − 81), then u = min(u, u − 81)   # v mod 81: a negative byte wraps to a larger one
+//! t0, t1, t2, t3 = the two-bit fields of table[u]
+//! t4 = the two highest bits of v − u            # v − u is 81 · t4
+//! ```
+//!
+//! The alternative is to unpack 256 columns once for all tokens, into a byte for each weight. This
+//! costs stores and loads. On AVX-512 it was slower with most groups and never clearly faster, so
+//! it was rejected there (`benches/record/engine.md`). AVX2 has too few registers for the fields
+//! and the sums of several tokens, so it does unpack once for three tokens or more. One or two
+//! tokens wait for memory. For them, AVX-512 multiplies each field where it is in its byte, and
+//! shifts or divides the sums at the end (`x86_64/avx512/ternary.rs`).
+//!
 //! Invariant: rows and columns that only fill the last block have weight zero.
 
 use std::ops::Range;

@@ -1,10 +1,43 @@
 //! Learns from the steps so far what steps take now: the scale of each term of the cost model.
 //!
-//! It is a Kalman filter (Kalman, 1960). Its state is the scale of each term, relative to the
-//! calibration; its measurement is the relative error of a step's prediction. The scales are
+//! The learner is a Kalman filter (Kalman, 1960). Its state is the scale of each term, relative to
+//! the calibration. Its measurement is the relative error of a step's prediction. The scales are
 //! expected to change mostly together, as when the machine becomes slower, and a little on their
-//! own, as when only its memory does. So a few steps of one shape also correct the predictions of
-//! other shapes. What steps do not determine returns slowly to the calibrated proportions.
+//! own, as when only the machine's memory becomes slower. So a few steps of one shape also correct
+//! the predictions of other shapes. What steps do not determine returns slowly to the calibrated
+//! proportions.
+//!
+//! ```text
+//! observe(shape, actual):
+//!     time[i]   = unit[i] · factor[i](shape)             # the time of term i at scale 1
+//!     predicted = Σ time[i] · scale[i]
+//!     part[i]   = time[i] · scale[i] / predicted
+//!     error     = actual / predicted − 1
+//!     learn the margin from actual / predicted
+//!     if actual is within 1.25 times predicted, either way:
+//!         update(error), and the variances too
+//!     else if such outliers persist on one side:
+//!         error = the least of them
+//!         widen the variances by error², so that the update takes in about all of it
+//!         update(error), and the variances too
+//!     else:
+//!         update(error, but at most 0.1 either way), the scales only
+//!     move each scale by 1/256 towards the calibrated proportions
+//!     limit the rises of `rows`: twice the tokens take at most twice the time
+//!
+//! update(error):                                         # P: the covariance of the scales' errors
+//!     gain     = P · part
+//!     variance = part · gain + the variance of a step
+//!     scale[i] = scale[i] · (1 + error · gain[i] / variance)
+//!     P        = P − gain · gainᵀ / variance + the drift of all together and of each
+//! ```
+//!
+//! A scale also has limits, and a part counts a small scale as `LEAST_SCALE`. The learned model
+//! has the coefficients unit · scale · margin.
+//!
+//! One factor for the whole model, which fell by 1/256 a step, was tried before and rejected. After
+//! a calibration on a busy machine, it took minutes to fall, and 16 clients got a quarter of their
+//! tokens per second meanwhile.
 //!
 //! Invariant: an observation takes the same memory and about the same time as any other, and
 //! allocates nothing. Equal observations give equal models on every machine: only sums, products
