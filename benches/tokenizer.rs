@@ -2,7 +2,8 @@
 //! with the length or faster.
 //!
 //! `cargo bench --bench tokenizer` prints, for each kind of tokenizer and each family of texts, the
-//! time of 1 MiB and its ratio to that of half as much. It exits with 1 if one is beyond its limit.
+//! time of 1 MiB, and the ratio of this time to the time of half as much text. It exits with 1 if a
+//! figure is beyond its limit.
 //! Without `--bench`, as in `cargo test --benches`, or with `--test`, everything runs once with
 //! short texts and prints nothing, since the times would mean nothing.
 
@@ -102,8 +103,8 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
     large.into_iter().chain(SMALL).map(load).collect()
 }
 
-/// Returns the tokenizer of the demo without its pre-tokenizer, as those of SentencePiece are: the
-/// merges run over the whole text.
+/// Returns the tokenizer of the demo without its pre-tokenizer. So the merges run over the whole
+/// text, as in tokenizers of SentencePiece.
 fn whole_text_bpe() -> Vec<u8> {
     let mut tokenizer: Value = serde_json::from_slice(DEMO).expect("the file is JSON");
     tokenizer["pre_tokenizer"] = json!({

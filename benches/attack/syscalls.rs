@@ -166,7 +166,8 @@ async fn starting(extent: Extent, expected: &str, findings: &mut Findings) {
     for (call, error) in STARTING {
         let (mut served, mut refused, mut others) = (0, 0, Vec::new());
         for number in 0..extent.pick(4, 60) {
-            // The calls of a short attack are spread over those of a long one. Few threads start.
+            // A short attack takes some of the calls of a long attack, spread over all. Few threads
+            // start.
             let distance = if call == "clone3" { 1 } else { 13 };
             let first = 1 + usize::from(call == "mmap");
             let number = first + number * extent.pick(distance, 1);

@@ -278,7 +278,7 @@ impl Kernels {
     }
 
     /// Multiplies one token `x`, `[columns]`, by some rows in any order, in f32. The results have
-    /// the same bits as those of [`Kernels::dense_matmul`].
+    /// the same bits as the results of [`Kernels::dense_matmul`].
     pub fn dense_dots(&self, weights: &DenseMatrix, rows: &[u32], x: &[f32], out: &mut [f32]) {
         let last = rows.iter().max();
         assert!(
@@ -326,7 +326,7 @@ impl Kernels {
     }
 
     /// Rotates the heads of one token, `[head][head_dim]`. Value i of a head pairs with value
-    /// i + head_dim / 2 (half-split). `cos` and `sin`, `[head_dim / 2]`, are those of the token's
+    /// i + head_dim / 2 (half-split). `cos` and `sin`, `[head_dim / 2]`, belong to the token's
     /// position.
     pub fn rope(&self, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
         assert!(

@@ -21,7 +21,7 @@ pub(crate) const SCALES_BYTES: usize = 2 * 2 * PAGE_TOKENS;
 /// | `Fp8E4m3`, `Fp8E5m2` | `[head_dim][16]` | `[16][head_dim]` | `[key, value][16]` |
 /// | `Int8` | `[head_dim / 4][16][4]`, plus 128 | `[4][head_dim][4]` | `[key, value][16]` |
 ///
-/// The FP8 formats are those of the Open Compute Project. A key or value with a number that is not
+/// The Open Compute Project defines the FP8 formats. A key or value with a number that is not
 /// finite has the scale NaN, so every query that sees the token becomes NaN too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvDtype {

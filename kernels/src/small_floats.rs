@@ -83,7 +83,7 @@ impl SmallFormat {
         let bits = magnitude.to_bits().wrapping_sub(rebias);
         let half_minus_one = (1 << (lost - 1)) - 1 + (bits >> lost & 1);
         let normal = bits.wrapping_add(half_minus_one) >> lost;
-        // Subnormal: the last place of `unit` is that of a subnormal number, so the addition rounds
+        // Subnormal: `unit` has the last place of a subnormal number, so the addition rounds
         // correctly.
         let unit_exponent = 127 + 1 - self.exponent_bias + lost;
         let unit = f32::from_bits(unit_exponent << 23);

@@ -131,8 +131,8 @@ fn the_median_inter_token_latency_is_near_the_target() {
 /// Sixteen clients of the 2B shape, each with one question after the other.
 const CLIENTS: &str = "--workload questions --clients 16 --requests 240 --cost 2b-2core-zen4";
 
-/// Checks the minutes after a disturbance: the throughput and the first tokens are those of a
-/// machine in peace.
+/// Checks the minutes after a disturbance: the throughput and the first tokens are as on a machine
+/// in peace.
 fn peace_returns_after(disturbance: &str) {
     let peace = simulate(CLIENTS);
     let after = simulate(&format!("{CLIENTS} {disturbance}"));

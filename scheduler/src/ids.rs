@@ -28,7 +28,7 @@ impl SequenceId {
 }
 
 /// The tenant that a request is charged to, and whose cached prefixes it may use. Tenants share no
-/// pages except those of public prefixes.
+/// pages except the pages of public prefixes.
 ///
 /// The number is an index into tables, so it should be small. Tenant 0 exists from the start, with
 /// [the default policy](crate::TenantPolicy::default).

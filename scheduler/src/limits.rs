@@ -64,7 +64,7 @@ impl Limits {
     }
 
     /// Returns the largest number of tokens in a batch that need logits: one for each sequence, one
-    /// for each draft token, and those of prompts that are scored.
+    /// for each draft token, and the tokens of scored prompts.
     pub fn max_logits(&self) -> usize {
         self.max_running as usize + MAX_DRAFTED_TOKENS + MAX_SCORED_TOKENS
     }

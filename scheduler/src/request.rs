@@ -24,10 +24,10 @@ pub struct Request {
     pub draw_time: Nanos,
     /// The tenant that is charged.
     pub tenant: TenantId,
-    /// The client of the tenant, if the tenant tells them apart. They take turns, so that one of
-    /// them cannot keep another waiting. Requests without one count as those of one more client.
+    /// The client of the tenant, if the tenant tells its clients apart. The clients take turns, so
+    /// that none can keep another waiting. Requests without a client count as one more client.
     pub sub_tenant: Option<SubTenant>,
-    /// The priority of the request, if it is lower than that of its tenant. The request then comes
+    /// The priority of the request, if it is lower than its tenant's. The request then comes
     /// after the tenant's other requests. A higher priority than the tenant's has no effect.
     pub band: Option<Band>,
     /// The request ends with [`FinishReason::Deadline`] if it has no output token this long after

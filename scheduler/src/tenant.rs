@@ -146,7 +146,7 @@ pub enum TenantsError {
     TooManyGuaranteed {
         /// The guaranteed pages of all tenants.
         guaranteed: u64,
-        /// All pages except those of the public prefixes.
+        /// All pages except the pages of the public prefixes.
         limit: u64,
     },
 }

@@ -10,7 +10,7 @@ use sterna_scheduler::{Limits, Micros, PAGE_TOKENS, Snapshot};
 use super::clock::{Clock, micros};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The throughput is that of at least so much time.
+/// The throughput is measured over at least so much time.
 const WINDOW: Duration = Duration::from_secs(1);
 /// A throughput counts until this many times its window has passed again.
 const WINDOWS_VALID: u32 = 3;

@@ -25,7 +25,7 @@ pub struct GenerationRequest {
     pub tenant: TenantId,
     /// The client of the tenant that the request is for, if the tenant tells them apart.
     pub sub_tenant: Option<SubTenant>,
-    /// The priority of the request, if it is lower than that of its tenant.
+    /// The priority of the request, if it is lower than its tenant's.
     pub band: Option<Band>,
     /// When the request reached the server. Latencies and deadlines count from here.
     pub arrived: Instant,

@@ -115,7 +115,7 @@ impl SamplingCosts {
     }
 }
 
-/// Returns a row of logits that are about normally distributed, as those of a model are.
+/// Returns a row of logits that are about normally distributed, as a model's logits are.
 fn random_row(vocabulary: usize) -> Vec<f32> {
     let mut random = Random::new(1);
     let mut logit = || {

@@ -69,8 +69,8 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Returns the parameters of choice `index` of a request: its seed is that of the request plus
-    /// `index`, wrapping.
+    /// Returns the parameters of choice `index` of a request: the choice's seed is the request's
+    /// seed plus `index`, wrapping.
     pub(super) fn of_choice(&self, index: u64) -> SamplingParams {
         SamplingParams {
             seed: self.seed.wrapping_add(index),

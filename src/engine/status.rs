@@ -29,7 +29,7 @@ pub struct Status {
     pub queued: u32,
     /// How long the engine has had work without finishing a step; zero when idle.
     pub stalled_for: Duration,
-    /// The engine counts as stalled when `stalled_for` exceeds this limit: that of
+    /// The engine counts as stalled when `stalled_for` exceeds this limit: the limit of
     /// `EngineConfig`, or `SLOW_STEPS` times the predicted time of the step if that is longer.
     pub stall_limit: Duration,
 }

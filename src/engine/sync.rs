@@ -1,5 +1,5 @@
-//! The threads, locks, atomics and channels of the engine. `tests/interleavings` puts those of
-//! shuttle in their place.
+//! The threads, locks, atomics and channels of the engine. `tests/interleavings` replaces them by
+//! shuttle's.
 
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(super) use std::sync::{Mutex, MutexGuard, OnceLock, mpsc};

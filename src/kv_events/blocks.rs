@@ -1,6 +1,7 @@
 //! Which blocks readers know, and under which hashes.
 //!
-//! Invariant: readers hear of a block after its parent, and of its end before that of its parent.
+//! Invariant: readers hear of a block after its parent, and of its removal before the removal of
+//! its parent.
 
 use std::collections::HashMap;
 

@@ -6,8 +6,8 @@
 //! socket repeats earlier batches: a client sends a number and gets all batches from there, then an
 //! empty one.
 //!
-//! Events carry the tokens of prompts, and a client of the sockets needs no key. So they are off by
-//! default. If they are on, only those of public prefixes leave by default.
+//! Events carry the tokens of prompts, and a client of the sockets needs no key. So events are off
+//! by default. If they are on, only the events of public prefixes leave by default.
 
 mod blocks;
 mod history;

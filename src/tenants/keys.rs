@@ -114,7 +114,7 @@ impl Tenants {
     }
 
     /// Returns the holder of `key`. Compares every hash in full, even after the match. If the
-    /// server needs no keys, every key is that of anyone, except that of the operator.
+    /// server needs no keys, every key belongs to anyone, except the operator's key.
     pub fn holder(&self, key: Option<&[u8]>) -> Option<KeyHolder> {
         let anyone = self.anyone.as_ref();
         self.known(key)

@@ -270,7 +270,7 @@ impl TenantTable {
 }
 
 impl Field<'_> {
-    /// Returns the number if it is set. `limits` must lie within those of `u32`.
+    /// Returns the number if it is set. `limits` must lie within the limits of `u32`.
     fn within(&self, limits: RangeInclusive<i64>) -> Result<Option<u32>, Fault> {
         let Some(spanned) = self.number else {
             return Ok(None);

@@ -430,7 +430,7 @@ pub(super) mod avx512 {
         _mm512_cvtepi32_ps(integers)
     }
 
-    /// Returns sixteen weighted sums of nothing: those of the upper and of the lower halves of
+    /// Returns sixteen weighted sums of nothing: the sums of the upper and of the lower halves of
     /// weights.
     #[target_feature(enable = "avx512f")]
     #[inline]

@@ -62,7 +62,7 @@ struct ComparedServer {
 struct ComparedFigure {
     /// The median over the rounds.
     median: f64,
-    /// The median over that of the first server.
+    /// The median, divided by the median of the first server.
     ratio: Option<f64>,
     /// The smallest ratio of a round.
     lowest_ratio: Option<f64>,

@@ -78,7 +78,7 @@ impl ServerHistograms {
         (self.end_to_end.count - before.end_to_end.count) as u64
     }
 
-    /// Returns the figures since `before`, beside those of the clients. `None`: there was no
+    /// Returns the figures since `before`, beside the figures of the clients. `None`: there was no
     /// request.
     pub(super) fn since(
         &self,

@@ -18,10 +18,10 @@ use super::record::{EndedRequest, RequestIdentity, RunRecord};
 use super::target::TargetServer;
 use crate::workload::{RecordedTrace, Session, Trace, Workload};
 
-/// The requests of a run: those of a workload or of a trace file.
+/// The requests of a run, from a workload or a trace file.
 pub(super) struct RunRequests {
     workload: Workload,
-    recorded: Option<RecordedTrace>, // Its sessions replace those of the workload.
+    recorded: Option<RecordedTrace>, // Its sessions replace the workload's sessions.
     only: Option<usize>,             // The index of the only class to send.
 }
 

@@ -80,8 +80,8 @@ impl Burst {
 }
 
 impl DisturbanceKind {
-    /// Returns the cost of steps during the disturbance. `part`, from 0 to 1, is that of the step
-    /// or of its burst.
+    /// Returns the cost of steps during the disturbance. `part` is a number from 0 to 1 that
+    /// belongs to the step or to its burst.
     pub(super) fn apply(self, cost: &CostModel, part: f64) -> CostModel {
         match self {
             DisturbanceKind::Slow(factor) => longer(cost, factor, factor),

@@ -53,7 +53,7 @@ const DEMO: CostModel = CostModel {
     sampling: SAMPLING_UNIT,
 };
 
-/// Returns the cost model of a preset, or that of a JSON file.
+/// Returns the cost model of a preset or of a JSON file.
 pub(super) fn cost_model(name: &str) -> Result<CostModel, String> {
     match name {
         "2b-2core" => Ok(TWO_CORES),

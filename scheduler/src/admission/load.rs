@@ -12,8 +12,8 @@ const PREFILL_PLACES: usize = 8;
 /// The load of the running sequences.
 #[derive(Default)]
 pub(super) struct RunningLoad {
-    decodes: StepShape, // Of all sequences once they decode, except those of the batch band.
-    batch_decodes: StepShape, // The same of the batch band.
+    decodes: StepShape, // Of all sequences outside of the batch band, once they decode.
+    batch_decodes: StepShape, // Of the sequences of the batch band, once they decode.
     promised_pages: usize, // Pages that the sequences will probably still take.
     prefills: usize,
 }

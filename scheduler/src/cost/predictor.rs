@@ -13,7 +13,7 @@ pub(crate) struct Predictor {
     learner: Learner,
     model: CostModel,       // The learned one, with its margin.
     throughput_step: Nanos, // As calibrated.
-    /// How many times as long steps take as calibrated, with the margin: the mean of the last ones.
+    /// How many times as long as calibrated the last steps took, with the margin: their mean.
     slowness: f64,
 }
 
@@ -61,9 +61,8 @@ impl Predictor {
     /// [`PLANNED_THROUGHPUT_LOSS`] of the tokens per second that the largest steps give. There is
     /// also time for two sequences.
     ///
-    /// It is that of the calibrated machine, as much longer as steps take longer now. The learned
-    /// model is not asked, because steps of about the same size tell little of what smaller or
-    /// larger ones would take.
+    /// This is the calibrated value times the current slowdown. The learned model is not asked,
+    /// because steps of about the same size tell little of the time of smaller or larger steps.
     pub(crate) fn throughput_step(&self) -> Nanos {
         (self.throughput_step as f64 * self.slowness) as Nanos
     }
@@ -103,8 +102,8 @@ impl Predictor {
         move |row| per_token * row.rows + per_logits * row.logits + self.model.keys(row)
     }
 
-    /// Returns how much longer than plain draws those take that took `draw_time` more when they
-    /// were measured.
+    /// Returns how much longer than a plain draw a draw takes now, if it took `draw_time` longer
+    /// when it was measured.
     pub(crate) fn draw_time(&self, draw_time: Nanos) -> Nanos {
         let draw = StepShape {
             sampling: draw_time,

@@ -24,7 +24,7 @@ pub struct StoredPage {
     pub parent: Option<Page>,
     /// The tenant that may find the page, or `None` if it belongs to a public prefix.
     pub tenant: Option<TenantId>,
-    /// The tokens of the page, after those of the parent.
+    /// The tokens of the page. They follow the tokens of the parent.
     pub tokens: [TokenId; PAGE_TOKENS],
 }
 

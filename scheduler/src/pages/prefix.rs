@@ -28,7 +28,7 @@ pub(crate) enum Owner {
     Tenant(TenantId),
 }
 
-/// The identity of a cached page: its tokens, after those of its parent.
+/// The identity of a cached page: its tokens, which follow the tokens of its parent.
 ///
 /// The keys and values of a token depend on all tokens before it, so the parent is part of the
 /// identity.

@@ -184,8 +184,8 @@ impl Queue {
         self.refresh(id);
     }
 
-    /// Gives a new request its turn among those of its tenant. Only tenants that share the machine
-    /// by weight have turns; else the order of arrival counts.
+    /// Gives a new request its turn among the requests of its tenant. Only tenants that share the
+    /// machine by weight have turns; else the order of arrival counts.
     pub(crate) fn take_turn(
         &mut self,
         id: TenantId,

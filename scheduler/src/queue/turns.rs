@@ -18,10 +18,10 @@ use crate::{Band, Nanos, SubTenant};
 /// that is least ahead is forgotten.
 const MAX_CLIENTS: usize = 1024;
 
-/// The place of a request among those of its tenant; the least is first.
+/// The place of a request among the requests of its tenant; the least is first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueTurn {
-    /// The band of the request, if it is lower than that of its tenant.
+    /// The band of the request, if it is lower than the tenant's band.
     pub(crate) lowered: Option<Band>,
     start: u64,
 }

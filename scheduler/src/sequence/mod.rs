@@ -161,7 +161,7 @@ impl Sequence {
         self.tokens.len()
     }
 
-    /// Returns the band in which the sequence runs: that of its tenant, or a lower one of its own.
+    /// Returns the band in which the sequence runs: its tenant's band, or a lower one of its own.
     pub(crate) fn band_within(&self, tenant: &TenantPolicy) -> Band {
         let own = self.record.turn.lowered;
         own.map_or(tenant.band, |own| own.max(tenant.band))

@@ -19,7 +19,7 @@ pub(crate) struct SchedulerState {
     pub(crate) sequences: Sequences,
     pub(crate) queue: Queue,
     pub(crate) pool: PagePool,
-    pub(crate) batch: Batch, // Its page tables are those of all running sequences.
+    pub(crate) batch: Batch, // It has the page tables of all running sequences.
     pub(crate) log: EventLog,
     deadlines: DeadlineQueue,
 }

@@ -95,7 +95,8 @@ impl Planner {
         commit_rows(state, sampled, &[]);
     }
 
-    /// Commits the planned step after its rows were computed one by one, except those of `failed`.
+    /// Commits the planned step after its rows were computed one by one, except the rows of
+    /// `failed`.
     pub(crate) fn commit_rerun(
         &self,
         state: &mut SchedulerState,

@@ -94,7 +94,7 @@ impl StepPlan {
         }
     }
 
-    /// Replaces the rows of `batch` by those of this plan.
+    /// Replaces the rows of `batch` by the rows of this plan.
     pub(super) fn fill(&self, batch: &mut Batch, sequences: &Sequences) {
         batch.clear_rows();
         for row in &self.rows {

@@ -73,7 +73,7 @@ impl World {
     /// accepted requests are within its burst and what it has earned since.
     ///
     /// S14: A tenant's output tokens are within its burst and what it has earned since, except
-    /// those of the last accepted request.
+    /// the tokens of the last accepted request.
     pub(crate) fn check_rates(&mut self, request: &Request, choices: usize, before: &Picture) {
         let tenant = request.tenant.0 as usize;
         let (_, rates) = before.1[tenant];

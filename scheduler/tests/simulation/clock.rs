@@ -111,7 +111,7 @@ impl Clock {
         predicted > calibrated * 5 / 4 || predicted < calibrated * 3 / 4
     }
 
-    /// S1: A step's predicted time is that of the cost model that the scheduler has learned. It is
+    /// S1: A step's predicted time comes from the cost model that the scheduler has learned. It is
     /// within the time budget, or the step has at most one prompt chunk, which has at most
     /// `PREFILL_FLOOR` tokens, and no draft tokens.
     pub(crate) fn check_time(

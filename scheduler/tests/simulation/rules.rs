@@ -72,8 +72,8 @@ pub(crate) fn check_decodes(
 }
 
 /// Asserts that a row holds the sequence's next known tokens and then its drafts, and M9. It has
-/// logits from the last known token on. In a prompt that is scored, it has those of all tokens that
-/// have given none, and reads no token from the cache that has given none.
+/// logits from the last known token on. In a scored prompt, it has the logits of all tokens that
+/// have given none, and reads no such token from the cache.
 pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     let known: Vec<TokenId> = (0..client.known())
         .map(|position| client.token(position))

@@ -38,7 +38,7 @@ impl LogitRows for HashedLogits {
     }
 }
 
-/// A token, the bits of its log-probability and those of the most likely tokens.
+/// A token, the bits of its log-probability, and the same for the most likely tokens.
 type Answer = (TokenId, u32, Vec<(TokenId, u32)>);
 
 struct TestSequence {
@@ -230,8 +230,8 @@ fn tokens_and_logprob_bits_are_equal_with_and_without_drafts() {
     assert!(endings.iter().all(|&count| count > 10), "{endings:?}");
 }
 
-/// Returns what a greedy sequence samples if the largest logits are those of `tokens` in turn, and
-/// the same tokens are its draft tokens.
+/// Returns what a greedy sequence samples if `tokens` have the largest logits in turn, and are its
+/// draft tokens too.
 fn sample_drafted(tokens: &[TokenId], rules: &OutputRules) -> Vec<Sampled> {
     let logits = tokens.iter().map(|&token| {
         let mut row = vec![0.0; VOCABULARY];

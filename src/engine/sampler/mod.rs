@@ -98,7 +98,7 @@ impl Sampler {
         }
         fault::pass(Place::LogitsScanned);
         let top = match context.params.logprobs {
-            // Before `adjust`, while `peaks` are those of the model's own logits.
+            // Before `adjust`, while `peaks` still belong to the model's own logits.
             Some(count) => self.most_likely(logits, raw.max, count as usize),
             None => RowLogprobs::default(),
         };

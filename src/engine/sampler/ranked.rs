@@ -5,7 +5,7 @@
 //! reached. A histogram of the row tells in which bucket that place is, and only the tokens of that
 //! bucket are compared with each other.
 //!
-//! Invariant: the draw is that of a full sort, and every sum has a fixed order.
+//! Invariant: the draw is the same as after a full sort, and every sum has a fixed order.
 
 use sterna_kernels::LogitScale;
 use sterna_scheduler::TokenId;

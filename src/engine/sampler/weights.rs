@@ -136,8 +136,8 @@ impl TokenWeights {
     /// first, that together weigh `mass`. The tokens outside together weigh at most `rest`.
     fn nucleus_end(&mut self, mass: f64, rest: f64) -> (f32, usize) {
         let mass = mass.max(f64::MIN_POSITIVE); // So that the nucleus has a token.
-        // A binary search for the last weight, over its bits: those of positive floats have the
-        // same order as the floats. All tokens lighter than the first `low` together weigh less
+        // A binary search for the last weight, over its bits: the bits of positive floats have
+        // the same order as the floats. All tokens lighter than the first `low` together weigh less
         // than `rest`.
         let mut low = ((rest / self.values.len() as f64) as f32).to_bits();
         let mut high = 1_f32.to_bits() + 1;
@@ -238,8 +238,8 @@ impl TokenWeights {
     }
 }
 
-/// Returns the token at which the sum of weights exceeds `target`. `weights` are those of the
-/// tokens from `first` on, and `sum` is the sum before them.
+/// Returns the token at which the sum of weights exceeds `target`. `weights` begin with the token
+/// `first`, and `sum` is the sum before this token.
 fn token_at(
     target: f64,
     mut sum: f64,

@@ -91,7 +91,7 @@ pub(super) struct ClientArgs {
     #[arg(long)]
     pub(super) model: Option<String>,
     /// File of API keys, one `tenant=key` per line. The first line is the key of the workload's
-    /// tenant 0, the second that of tenant 1, and so on. Reports show the names before `=`.
+    /// tenant 0, the second line the key of tenant 1, and so on. Reports show the names before `=`.
     #[arg(long, value_name = "FILE", value_parser = read_keys)]
     keys: Option<Box<[TenantKey]>>,
     /// Continue after the end-of-sequence token, so that every answer has exactly the length that
@@ -131,7 +131,7 @@ pub(super) struct LoadSchedule {
     pub(super) source: LoadSource,
     /// The seconds in which the load grows to its full size.
     pub(super) ramp_seconds: f64,
-    /// The number of requests, without those of the warm-up.
+    /// The number of requests, without the warm-up.
     pub(super) requests: Option<u64>,
     /// The time after which no session starts.
     pub(super) seconds: Option<f64>,
@@ -164,7 +164,7 @@ impl std::fmt::Display for LoadSource {
 }
 
 impl LoadSchedule {
-    /// Returns the largest number of requests, with those of the warm-up.
+    /// Returns the largest number of requests, with the warm-up.
     pub(super) fn all_requests(&self) -> u64 {
         self.warm_up
             .saturating_add(self.requests.unwrap_or(u64::MAX))

@@ -56,7 +56,7 @@ pub(crate) struct WorkloadArgs {
     /// answers equally long.
     #[arg(long, group = "described", default_value_t = 0.0, value_parser = fraction)]
     max_tokens_spread: f64,
-    /// Draw lengths as those of real chats are: log-normal. The numbers of tokens are then medians,
+    /// Draw log-normal lengths, as in real chats. The numbers of tokens are then medians,
     /// and the spreads are standard deviations of the logarithm.
     #[arg(long, group = "described")]
     log_normal: bool,
@@ -162,7 +162,7 @@ impl WorkloadArgs {
         }
     }
 
-    /// Returns whether the requests are those of a trace file.
+    /// Returns whether the requests come from a trace file.
     pub(crate) fn has_trace(&self) -> bool {
         self.trace.is_some()
     }

@@ -1,4 +1,4 @@
-//! Plots as SVG. Their colours are those of the page's style sheet, so they follow light and dark.
+//! Plots as SVG. Their colours come from the page's style sheet, so they follow light and dark.
 //!
 //! Plotting crates write colours into the picture, which then has one background only.
 

@@ -135,7 +135,7 @@ fn a_disturbed_calibration_is_forgotten_within_two_seconds_of_steps() {
     machine.assert_learned(0.12, mixed);
 }
 
-/// Steps of many tokens take as long as before; those of few take twice as long.
+/// Steps of many tokens take as long as before; steps of few tokens take twice as long.
 #[test]
 fn a_lower_bandwidth_is_learned_by_the_shape_of_steps() {
     let mut machine = Machine::new(CALIBRATED, CALIBRATED);
