@@ -435,8 +435,8 @@ impl<F: Forward> EngineThread<F> {
         }
     }
 
-    /// Adds the hidden states of the step to the embeddings that are wanted. Returns those that are
-    /// complete.
+    /// Adds the hidden states of the step to the embeddings that are wanted. Returns the complete
+    /// embeddings.
     fn take_states(&mut self) -> Vec<RequestUpdate> {
         let mut complete = Vec::new();
         for draw in self.steps.runner.sampler().draws() {

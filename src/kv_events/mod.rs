@@ -91,8 +91,8 @@ impl KvEvents {
         })
     }
 
-    /// Returns the addresses of the sockets, as ZeroMQ writes them: of the events, and of those
-    /// that are repeated.
+    /// Returns the addresses of the sockets, as ZeroMQ writes them: for the events and, if there is
+    /// one, for repeated events.
     pub fn endpoints(&self) -> &[String] {
         &self.endpoints
     }

@@ -1,7 +1,7 @@
 //! The kernels of x86-64.
 //!
-//! AVX2 and AVX-512 multiply small integers by different algorithms: `avx2/` and `avx512/` hold
-//! those. What they compute with floats, and attention, differs in the registers only: `dense.rs`,
+//! AVX2 and AVX-512 multiply small integers by different algorithms, in `avx2/` and `avx512/`.
+//! Products of floats and attention differ in the registers only: `dense.rs`,
 //! `attention.rs` and `int8_attention.rs` are written once and compiled for both.
 //!
 //! Functions are safe Rust with `#[target_feature]`. `unsafe` occurs only in `registers.rs`.
@@ -85,8 +85,8 @@ fn padded<T: Copy + Default, const N: usize>(rest: &[T]) -> [T; N] {
     chunk
 }
 
-/// Returns four neighbouring activations, those that are multiplied by the given field of a block,
-/// as the 32 bits that are broadcast to all rows.
+/// Returns the four neighbouring activations that a field of a block is multiplied by, as the 32
+/// bits that are broadcast to all rows.
 #[inline(always)]
 fn four_activations<const C: usize>(block: &[i8; C], field: usize) -> i32 {
     i32::from_le_bytes(std::array::from_fn(|i| {

@@ -1,5 +1,5 @@
-//! Every instruction set computes what the scalar kernels compute, and those compute what the
-//! formulas say, in random and adversarial cases.
+//! Every instruction set computes what the scalar kernels compute, and the scalar kernels compute
+//! what the formulas say, in random and adversarial cases.
 //!
 //! Integers and floats must have equal bits. A failing run prints its seed; `STERNA_SEED=<seed>`
 //! repeats it.

@@ -82,9 +82,9 @@ impl RunningLoad {
             || !is_strict && predictor.predict(step) <= predictor.throughput_step()
     }
 
-    /// Returns whether `needed` pages are available beside the promised pages and those that other
-    /// tenants are guaranteed. A sequence that runs alone may use all pages. A sequence within its
-    /// tenant's guarantee gets its pages from the sequences of other tenants.
+    /// Returns whether `needed` pages are available beside the promised pages and the pages that
+    /// other tenants are guaranteed. A sequence that runs alone may use all pages. A sequence
+    /// within its tenant's guarantee gets its pages from the sequences of other tenants.
     pub(super) fn has_memory_for(
         &self,
         slot: usize,

@@ -137,7 +137,8 @@ impl Sequence {
     }
 
     /// Moves the full, computed pages into the prefix tree, each under the page that now stands
-    /// for its parent. Returns how many of them the tree had already: those are redirected.
+    /// for its parent. Returns how many of these pages the tree had already; the sequence's page
+    /// table then has the tree's pages instead.
     #[inline]
     pub(crate) fn publish(&mut self, pool: &mut PagePool, tables: &mut PageTables) -> u64 {
         let (whole_pages, _) = self.tokens[..self.kv.computed].as_chunks::<PAGE_TOKENS>();

@@ -176,7 +176,7 @@ impl Sequence {
         &self.kv.table
     }
 
-    /// Returns the position where the next row begins: after the computed tokens and after those
+    /// Returns the position where the next row begins: after the computed tokens and the tokens
     /// that a pending copy brings.
     pub(crate) fn start(&self) -> usize {
         self.kv.computed + self.kv.copy.map_or(0, |copy| copy.tokens)
@@ -210,8 +210,8 @@ impl Sequence {
         (pages_for(self.max_len()) + usize::from(self.kv.copy.is_some())) as u32
     }
 
-    /// Returns the tokens whose keys and values the cache may supply: all except those whose logits
-    /// are needed, at least the last.
+    /// Returns the tokens whose keys and values the cache may supply: all except the tokens
+    /// whose logits are needed, at least the last token.
     pub(crate) fn reusable_tokens(&self) -> &[TokenId] {
         let last = self.tokens.len() - 1;
         match self.is_scoring() {

@@ -40,7 +40,8 @@ impl SchedulerState {
     }
 
     /// Sets a tenant's quota of pages by its policy. The cap stays above what each of the tenant's
-    /// living sequences may need, so that those accepted under a higher cap can still end.
+    /// living sequences may need, so that sequences that were accepted under a higher cap can
+    /// still end.
     pub(crate) fn set_page_quota(&mut self, id: TenantId) {
         let policy = &self.queue.tenant(id).policy;
         let alive = self.sequences.iter();

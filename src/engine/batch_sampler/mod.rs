@@ -214,8 +214,8 @@ fn cut(batch: &Batch, target: usize, scored: impl Fn(&Row) -> usize) -> usize {
     end
 }
 
-/// Returns how many rows of logits of a batch row are scored: those before the last of the `known`
-/// tokens of its sequence, because the next token is known.
+/// Returns how many rows of logits of a batch row are scored: the rows before the last of the
+/// `known` tokens of the sequence, because the next token is known.
 fn scored_of(row: &Row, known: usize) -> usize {
     let first = row.end() - row.logits as usize;
     (known - 1).saturating_sub(first).min(row.logits as usize)

@@ -2,8 +2,8 @@
 //!
 //! The order is: logit bias, minimum length, repetition penalty, frequency and presence penalties,
 //! the mask of a grammar, temperature, top-k, top-p, min-p, draw. From the temperature on,
-//! `weights.rs` does the steps without top-k, this file those with a small top-k, and `ranked.rs`
-//! those with a large one. Nothing sorts more than a few thousand tokens.
+//! `weights.rs` does the steps without top-k, this file the steps with a small top-k, and
+//! `ranked.rs` the steps with a large top-k. Nothing sorts more than a few thousand tokens.
 //!
 //! Invariant: the token depends only on the row, the parameters and the sequence's own tokens. The
 //! random number is a hash of the seed and the position, so no batch, preemption or order of calls

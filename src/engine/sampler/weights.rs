@@ -117,7 +117,7 @@ impl TokenWeights {
 
     /// Drops all weights below `min_weight`, and all outside the nucleus: the heaviest tokens that
     /// together have the share `top_p` of the total. The nucleus has at least one token. Among
-    /// equal weights it has those with the lowest ids.
+    /// equal weights it has the tokens with the lowest ids.
     pub(super) fn keep(&mut self, top_p: f32, min_weight: f32) {
         let (bound, last) = if top_p < 1.0 {
             let total = self.total();
@@ -193,8 +193,8 @@ impl TokenWeights {
 
     /// Drops all weights below `bound`, and the weights equal to it of tokens after `last`.
     fn drop_below(&mut self, bound: f32, last: usize) {
-        // Up to `last`, weights equal to the bound stay. This loop drops those after `last` in its
-        // block; the second call drops those in later blocks.
+        // Up to `last`, weights equal to the bound stay. This loop drops equal weights after
+        // `last` in its block; the second call drops equal weights in later blocks.
         let blocks = (last / LOGITS_BLOCK + 1).min(self.masses.len());
         let tokens = (blocks * LOGITS_BLOCK).min(self.values.len());
         for weight in self.values[..tokens]

@@ -364,7 +364,7 @@ fn add_pairs<const T: usize>(
     }
 }
 
-/// Adds the sums of 16 rows and T tokens to those in `out`, which are floats if the matrix has
+/// Adds the sums of 16 rows and T tokens to the sums in `out`, which are floats if the matrix has
 /// groups.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
@@ -406,7 +406,7 @@ fn add_scaled<const T: usize>(
     }
 }
 
-/// Widens the sums of 16 rows and T tokens and adds them to those in `out`.
+/// Widens the sums of 16 rows and T tokens, and adds them to the sums in `out`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn add_wide<const T: usize>(sums: &[[__m256i; 2]; T], half: usize, out: &mut [i32]) {

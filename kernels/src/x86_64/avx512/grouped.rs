@@ -112,7 +112,7 @@ pub(super) fn add_rest<const T: usize, const R: usize>(
     }
 }
 
-/// Defines the products of one packing with groups, beside those without.
+/// Defines the products of one packing with groups, beside the products without groups.
 macro_rules! grouped_products {
     (
         features: $features:literal,

@@ -77,8 +77,8 @@ fn multiply_panel<const T: usize>(
 }
 
 /// Prefetches the first of the two blocks that [`prefetch_step`] prefetches, for products that only
-/// wait for memory. The hardware's own prefetching brings its neighbour, and a second request would
-/// delay those that follow. With more work for each block, two requests are faster.
+/// wait for memory. The hardware's own prefetching brings the second block, and a second request
+/// would delay later requests. With more work for each block, two requests are faster.
 #[inline(always)]
 fn prefetch_one(step: &[Block; PANEL_BLOCKS]) {
     prefetch(step[0].0.as_ptr().wrapping_add(PREFETCH_BYTES));
