@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Checks a release server with real clients: the SDKs of OpenAI and Anthropic, clients that build on
-# OpenAI's API, lm-eval and schemathesis in a temporary environment, two SDKs of Node, then the load
-# test.
+# Checks a server with real clients: the SDKs of OpenAI and Anthropic, clients that build on
+# OpenAI's API, lm-eval and schemathesis in an environment of their own, two SDKs of Node, then the
+# load test.
 #
 # Requirements: `cargo build --release --workspace`, Python 3.10 or later, and Node.js 18 or later
-# with npm. The script leaves no process, file or package behind.
+# with npm. The script leaves no process behind, and no file outside of $STERNA_PACKAGES. With
+# `--install`, it only installs packages there.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here/../.."
 
+. tests/clients/packages.sh
 export NO_PROXY=127.0.0.1 no_proxy=127.0.0.1
-bin="${CARGO_TARGET_DIR:-target}/release"
 work="$(mktemp -d)"
 servers=()
 
@@ -25,7 +26,7 @@ finish() {
     if [ "$status" -ne 0 ]; then
         tail -n 40 "$work"/*.log >&2 || true
     fi
-    rm -rf "$work"
+    rm -rf "$work" "$temporary_packages"
     exit "$status"
 }
 trap finish EXIT
@@ -80,26 +81,17 @@ await_exit() {
 }
 
 command -v npm >/dev/null || fail "npm is missing; install Node.js with npm"
+# lm-eval takes its tokenizer from transformers, which needs no torch for that.
+python_packages clients 'openai==2.*' 'anthropic==2.*' 'openapi-spec-validator==0.9.*' \
+    'schemathesis==4.*' 'lm_eval[api]==0.4.13' 'transformers==5.*' 'litellm[proxy]==1.106.*' \
+    'langchain-openai==1.7.*' 'pydantic-ai-slim[openai]==2.31.*' 'llm==0.32.*'
+node_packages clients 'openai@6' 'ai@6' '@ai-sdk/openai-compatible@2' 'zod@4'
+[ "${1:-}" = --install ] && exit
+
 for binary in sterna sterna-loadtest; do
     [ -x "$bin/$binary" ] ||
         fail "$bin/$binary is missing; run: cargo build --release --workspace"
 done
-
-export UV_CACHE_DIR="$work/packages"
-
-# install PACKAGE...: installs Python packages into the temporary environment.
-install() {
-    "$work/venv/bin/uv" pip install --quiet --python "$work/venv/bin/python" "$@"
-}
-
-python3 -m venv "$work/venv"
-"$work/venv/bin/pip" install --quiet --disable-pip-version-check 'uv==0.*'
-# lm-eval takes its tokenizer from transformers, which needs no torch for that.
-install 'openai==2.*' 'anthropic==2.*' 'openapi-spec-validator==0.9.*' 'schemathesis==4.*' \
-    'lm_eval[api]==0.4.13' 'transformers==5.*' 'litellm[proxy]==1.106.*' 'langchain-openai==1.7.*' \
-    'pydantic-ai-slim[openai]==2.31.*' 'llm==0.32.*'
-npm install --silent --no-audit --no-fund --prefix "$work/node" --cache "$work/npm" \
-    'openai@6' 'ai@6' '@ai-sdk/openai-compatible@2' 'zod@4'
 
 start large
 large_url="$url" large_pid="$pid"
@@ -107,38 +99,38 @@ large_url="$url" large_pid="$pid"
 start tiny --max-running 1 --max-queued 1
 tiny_url="$url" tiny_pid="$pid"
 
-"$work/venv/bin/python" "$here/openai_sdk.py" \
+"$python" "$here/openai_sdk.py" \
     --url "$large_url" --tiny-url "$tiny_url" --tiny-pid "$tiny_pid"
 printf '\ntools, through the OpenAI SDK\n'
-"$work/venv/bin/python" "$here/openai_tools.py" --url "$large_url"
+"$python" "$here/openai_tools.py" --url "$large_url"
 printf '\nresponses, through the OpenAI SDK\n'
-"$work/venv/bin/python" "$here/openai_responses.py" --url "$large_url"
+"$python" "$here/openai_responses.py" --url "$large_url"
 printf '\nAnthropic SDK\n'
-"$work/venv/bin/python" "$here/anthropic_sdk.py" --url "$large_url"
+"$python" "$here/anthropic_sdk.py" --url "$large_url"
 await_exit "$tiny_pid" # The last check of openai_sdk.py sends SIGTERM to this server.
 
 printf '\nlitellm, langchain-openai, pydantic-ai and llm\n'
-TMPDIR="$work" "$work/venv/bin/python" "$here/python_sdks.py" --url "$large_url"
+TMPDIR="$work" "$python" "$here/python_sdks.py" --url "$large_url"
 
 printf '\nthe proxy of litellm\n'
-TMPDIR="$work" "$work/venv/bin/python" "$here/litellm_proxy.py" --url "$large_url"
+TMPDIR="$work" "$python" "$here/litellm_proxy.py" --url "$large_url"
 
 printf '\nembeddings, through the OpenAI SDK\n'
 start embedding --model tests/fixtures/embedding-qwen3
-"$work/venv/bin/python" "$here/openai_embeddings.py" --url "$url"
+"$python" "$here/openai_embeddings.py" --url "$url"
 kill -TERM "$pid"
 await_exit "$pid"
 
 printf '\nopenai and ai on Node\n'
-cp "$here/node_sdks.mjs" "$work/node" # Node looks for packages beside the file.
-node "$work/node/node_sdks.mjs" "$large_url"
+cp "$here/node_sdks.mjs" "$node_folder" # Node looks for packages beside the file.
+node "$node_folder/node_sdks.mjs" "$large_url"
 
 printf '\nlm-eval, with log-likelihoods\n'
-TMPDIR="$work" "$work/venv/bin/python" "$here/lm_eval_scores.py" --url "$large_url"
+TMPDIR="$work" "$python" "$here/lm_eval_scores.py" --url "$large_url"
 
 printf '\nschemathesis, against /openapi.json\n'
 start documented --max-model-len 96 # So that answers without a maximum length are short.
-"$work/venv/bin/python" "$here/openapi.py" --url "$url"
+"$python" "$here/openapi.py" --url "$url"
 kill -TERM "$pid"
 await_exit "$pid"
 

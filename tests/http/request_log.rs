@@ -1,7 +1,8 @@
 //! The log's line about each request: what it says, what it never says, and that there is one.
 
+use std::cell::RefCell;
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use axum::Router;
 use axum::body::{Body, BodyDataStream};
@@ -9,7 +10,6 @@ use axum::http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use sterna::api::{self, App};
 use tower::ServiceExt;
-use tracing::subscriber::DefaultGuard;
 
 use crate::harness::*;
 use crate::{CHAT, TEXT};
@@ -32,15 +32,37 @@ impl Write for Log {
     }
 }
 
+thread_local! {
+    static THREADS_LOG: RefCell<Option<Log>> = const { RefCell::new(None) };
+}
+
+/// Ends the log of this thread when it is dropped.
+struct LogGuard;
+
+impl Drop for LogGuard {
+    fn drop(&mut self) {
+        THREADS_LOG.take();
+    }
+}
+
 impl Log {
     /// Logs as `--log-json` does, until the guard is dropped.
-    async fn start() -> (Log, DefaultGuard) {
+    ///
+    /// All tests share one subscriber. With a subscriber for each thread, a line could be lost:
+    /// `tracing` asks only the thread that reaches a line first whether a subscriber wants the
+    /// line, if there is one subscriber, and keeps the answer for all threads.
+    async fn start() -> (Log, LogGuard) {
+        static SUBSCRIBER: Once = Once::new();
+        SUBSCRIBER.call_once(|| {
+            let logs = tracing_subscriber::fmt().json();
+            let logs =
+                logs.with_writer(|| THREADS_LOG.with_borrow(Clone::clone).unwrap_or_default());
+            tracing::subscriber::set_global_default(logs.finish()).unwrap();
+        });
         Document::get().await; // Its request would have a line too.
         let log = Log::default();
-        let writer = log.clone();
-        let logs = tracing_subscriber::fmt().json();
-        let logs = logs.with_writer(move || writer.clone()).finish();
-        (log, tracing::subscriber::set_default(logs))
+        THREADS_LOG.set(Some(log.clone()));
+        (log, LogGuard)
     }
 
     fn text(&self) -> String {

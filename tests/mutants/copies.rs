@@ -30,6 +30,42 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
+    /// Fails if a mutant cannot be made of today's sources.
+    pub(crate) fn has_the_place_of_each(&self, mutants: &[Mutant]) {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+        for mutant in mutants {
+            mutant.apply(mutant.file, read(&workspace.join(self.origin(mutant))));
+        }
+    }
+
+    /// Returns the mutants that `STERNA_MUTANTS` chooses: with `all`, every one; with paths of
+    /// changed files, those of these files, and every one if a test of the copy has changed.
+    pub(crate) fn chosen<'a>(&self, mutants: &'a [Mutant]) -> Vec<&'a Mutant> {
+        let choice = std::env::var("STERNA_MUTANTS").unwrap_or_default();
+        let changed: Vec<&str> = choice.split_whitespace().collect();
+        let all = choice == "all"
+            || changed.iter().any(|path| {
+                let mut tests = self
+                    .folders
+                    .iter()
+                    .filter(|(_, to)| to.starts_with("tests/"));
+                path.starts_with("tests/mutants/") || tests.any(|(from, _)| path.starts_with(from))
+            });
+        let is_chosen = |mutant: &&Mutant| all || changed.contains(&&*self.origin(mutant));
+        mutants.iter().filter(is_chosen).collect()
+    }
+
+    /// Returns the path of a mutant's file in this workspace.
+    fn origin(&self, mutant: &Mutant) -> String {
+        let inside = |(from, to): &(&str, &str)| {
+            let below = format!("src/{}", mutant.file);
+            let below = below.strip_prefix(to)?.strip_prefix('/')?;
+            Some(format!("{from}/{below}"))
+        };
+        let origin = self.folders.iter().find_map(inside);
+        origin.unwrap_or_else(|| panic!("{}: no folder has {}", mutant.name, mutant.file))
+    }
+
     pub(crate) fn passes_without_mistakes(&self) {
         let control = self.run(|_, text| text);
         let passes = control.status.success();

@@ -1,29 +1,22 @@
 #!/usr/bin/env bash
-# Checks the chat page of a release server in headless Chromium. Screenshots go to target/page/. An
-# argument selects the checks whose names contain it.
+# Checks the chat page of a server in headless Chromium. Screenshots go to target/page/. An argument
+# selects the checks whose names contain it. With `--install`, the script only installs packages.
 #
 # Requirements: `cargo build --release` and, unless the script runs as root on Debian or Ubuntu and
 # may install them, Node.js 18 or later with npm, and Chromium. $CHROMIUM names a browser that is
-# not in the path. Everything else goes into a temporary folder.
+# not in the path. Everything else goes into $STERNA_PACKAGES or a temporary folder.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 cd "$here/../../.."
 
+. tests/clients/packages.sh
 export NO_PROXY=127.0.0.1 no_proxy=127.0.0.1
 target="${CARGO_TARGET_DIR:-target}"
-work="$(mktemp -d)"
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$temporary_packages"' EXIT
 
 fail() {
     printf 'tests/clients/page: %s\n' "$*" >&2
     exit 1
-}
-
-# install PACKAGES...: installs packages of the system, or fails if it cannot.
-install() {
-    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 1
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
 }
 
 # browser: prints the path of a Chromium, if there is one.
@@ -35,19 +28,19 @@ browser() {
     return 1
 }
 
-[ -x "$target/release/sterna" ] ||
-    fail "$target/release/sterna is missing; run: cargo build --release"
-command -v npm >/dev/null || install nodejs npm || fail "install Node.js 18 or later, with npm"
-
-npm install --silent --no-audit --no-fund --prefix "$work" playwright-core@1 axe-core@4
+command -v npm >/dev/null || system_packages nodejs npm ||
+    fail "install Node.js 18 or later, with npm"
+node_packages page playwright-core@1 axe-core@4
 if ! chromium="$(browser)"; then
     # Debian's package has what Chromium needs. Elsewhere Playwright downloads its own build.
-    install chromium-headless-shell ||
-        "$work/node_modules/.bin/playwright-core" install chromium-headless-shell ||
+    system_packages chromium-headless-shell ||
+        "$node_folder/node_modules/.bin/playwright-core" install chromium-headless-shell ||
         fail "install Chromium, or set CHROMIUM to its path"
     chromium="$(browser || true)"
 fi
+[ "${1:-}" = --install ] && exit
 
+[ -x "$bin/sterna" ] || fail "$bin/sterna is missing; run: cargo build --release"
 mkdir -p "$target/page"
-STERNA="$target/release/sterna" CHROMIUM="$chromium" PACKAGES="$work" OUT="$target/page" \
+STERNA="$bin/sterna" CHROMIUM="$chromium" PACKAGES="$node_folder" OUT="$target/page" \
     node "$here/check.mjs" "$@"

@@ -27,7 +27,7 @@ POLICIES = {
     "smg": ["cache_aware", "consistent_hashing"],
 }
 flags = argparse.ArgumentParser(description=__doc__)
-flags.add_argument("--bin", required=True, help="folder of the release build")
+flags.add_argument("--bin", required=True, help="folder of the server's program")
 flags.add_argument("--router", required=True, choices=POLICIES)
 flags.add_argument("--short", action="store_true", help="check one policy of the router")
 args = flags.parse_args()
