@@ -58,10 +58,10 @@ macro_rules! attention_kernels {
             use std::ops::Range;
 
             use crate::attention::{
-                AttentionRow, AttentionState, PAGE_TOKENS, PANEL_COLUMNS, PanelRow, ProductBuffers,
-                SPAN_TOKENS, Span,
+                AttentionRow, AttentionState, PANEL_COLUMNS, PanelRow, ProductBuffers, Span,
             };
             use crate::elementwise::LANES;
+            use crate::kv_geometry::{PAGE_TOKENS, SPAN_TOKENS};
             use crate::kv_page::{FloatChunk, FloatPage, SpanScales};
             use crate::x86_64::attention::{FloatSpan, TileProduct};
             use crate::x86_64::key_prefetch::KeyPrefetch;
