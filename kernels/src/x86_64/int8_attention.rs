@@ -33,7 +33,7 @@ macro_rules! int8_attention_kernels {
             use crate::int8_rows::Int8Row;
             use crate::kv_geometry::{INT8_STEP, PAGE_TOKENS};
             use crate::kv_page::{Int8Page, SpanScales};
-            use crate::x86_64::later_pages::LaterPages;
+            use crate::x86_64::page_prefetch::LaterPages;
             use crate::x86_64::registers::$registers::{
                 add_weighted, dot_keys, first_sums, lanes, load_bytes, scaled_sums, to_floats,
                 weighted_zero,
