@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use super::TokenId;
 use super::cache::GrammarCache;
+use super::compiled::CompiledGrammar;
 use super::fair_queue::FairQueue;
 use super::grammar::Grammar;
 use super::mask_thread::MaskThreads;
@@ -106,7 +107,7 @@ impl Grammars {
         end_tokens: &[TokenId],
         threads: usize,
     ) -> io::Result<Grammars> {
-        let masks = MaskThreads::start(threads)?;
+        let masks = Arc::new(MaskThreads::start(threads)?);
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             work: Condvar::new(),
@@ -215,11 +216,11 @@ impl Shared {
 /// What turns a source into a grammar of one model.
 struct Compiler {
     factory: ParserFactory,
-    masks: MaskThreads,
+    masks: Arc<MaskThreads>,
 }
 
 impl Compiler {
-    fn new(tokenizer: Arc<Tokenizer>, end_tokens: &[TokenId], masks: MaskThreads) -> Compiler {
+    fn new(tokenizer: Arc<Tokenizer>, end_tokens: &[TokenId], masks: Arc<MaskThreads>) -> Compiler {
         let environment = vocabulary::environment(tokenizer, end_tokens);
         let slices = SlicedBiasComputer::json_slices();
         let none = InferenceCapabilities::default();
@@ -234,7 +235,8 @@ impl Compiler {
         let parser = self.factory.create_parser(source.top_level());
         let matcher = Matcher::new(Ok(parser.map_err(plain_error)?));
         let vocabulary = self.factory.tok_env().tok_trie().vocab_size();
-        Grammar::new(matcher, vocabulary, self.masks.clone())
+        let compiled = CompiledGrammar::new(matcher, vocabulary)?;
+        Ok(Grammar::new(compiled, Arc::clone(&self.masks)))
     }
 }
 
