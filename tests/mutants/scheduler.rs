@@ -96,12 +96,6 @@ impl std::hash::Hash for Edge {
 pub(crate) struct Edge {",
     },
     Mutant {
-        name: "scored-prompt-from-the-cache",
-        file: "sequence/mod.rs",
-        original: "true => &self.tokens[..self.scored],",
-        mistake: "true => &self.tokens[..last],",
-    },
-    Mutant {
         name: "whole-prompt-from-the-cache",
         file: "sequence/mod.rs",
         original: "false => &self.tokens[..last],",
