@@ -8,6 +8,7 @@
 
 mod circles;
 mod lines;
+mod modules;
 mod names;
 
 use std::fs;
@@ -152,6 +153,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("zerocopy", &["kernels/"]),
     ("zeromq", &["src/kv_events/", "tests/http/"]),
     ("metrics_exporter_prometheus", &["src/metrics/"]),
+    ("proc_macro2", &["tests/tidy/"]),
     ("procfs", &["src/metrics/"]),
     ("flate2", &["src/api/status.rs", "tests/http/"]),
     ("toml", &["src/config/", "src/tenants/"]),
