@@ -32,6 +32,7 @@ mod cost;
 mod event_log;
 mod ids;
 mod limits;
+mod meter;
 mod pages;
 mod policy;
 mod queue;
