@@ -47,6 +47,7 @@ pub use batch::{Batch, PageCopy, Row, Sampled};
 pub use cost::{CostModel, Nanos, SAMPLING_UNIT, StepShape};
 pub use ids::{Micros, SequenceId, SubTenant, TenantId, TokenId};
 pub use limits::{Limits, MAX_DRAFTED_TOKENS};
+pub use meter::Meter;
 pub use pages::{CacheChange, PAGE_TOKENS, Page, StoredPage};
 pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, MAX_THROUGHPUT_LOSS, Order, Policy};
 pub use request::{Event, FinishReason, MAX_DRAW_TIME, Refusal, Request, Snapshot};

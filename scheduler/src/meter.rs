@@ -9,26 +9,35 @@ const MINUTE: u64 = 60_000_000_000;
 ///
 /// A charge may exceed the quota left. Then no request conforms until the debt has refilled.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Meter {
+pub struct Meter {
     rate: Rate,
     unit: u64,   // The nanoseconds that earn one unit.
     earned: u64, // The time at which all charges are earned, in nanoseconds.
 }
 
 impl Meter {
-    pub(crate) fn new(rate: Rate) -> Meter {
+    /// Returns a meter that was never charged.
+    pub fn new(rate: Rate) -> Meter {
+        Meter::owing(rate, 0)
+    }
+
+    /// Returns a meter whose whole burst may be used at `reset`.
+    pub fn owing(rate: Rate, reset: Micros) -> Meter {
         Meter {
             rate,
             unit: MINUTE / u64::from(rate.per_minute),
-            earned: 0,
+            earned: nanos(reset),
         }
     }
 
-    /// Returns a meter of another rate with the same debt.
-    pub(crate) fn at_rate(self, now: Micros, rate: Rate) -> Meter {
-        let owed = self.earned.saturating_sub(nanos(now)).div_ceil(self.unit);
+    /// Returns a meter of another rate that owes as many units. A lower rate takes longer to earn
+    /// them.
+    pub fn at_rate(self, now: Micros, rate: Rate) -> Meter {
         let mut meter = Meter::new(rate);
-        meter.charge(now, owed);
+        let owed = u128::from(self.earned.saturating_sub(nanos(now)));
+        let owed = (owed * u128::from(meter.unit)).div_ceil(u128::from(self.unit));
+        let owed = u64::try_from(owed).unwrap_or(u64::MAX);
+        meter.earned = nanos(now).saturating_add(owed);
         meter
     }
 
@@ -59,7 +68,8 @@ impl Meter {
         self.earned = self.earned.saturating_sub(self.unit.saturating_mul(units));
     }
 
-    pub(crate) fn state(&self, now: Micros) -> RateState {
+    /// Returns what may be used at `now`.
+    pub fn state(&self, now: Micros) -> RateState {
         let owed = self.earned.saturating_sub(nanos(now));
         let all = self.unit.saturating_mul(u64::from(self.rate.burst));
         RateState {
@@ -109,5 +119,23 @@ mod tests {
         assert_eq!(meter.conforms(0), Err(9 * SECOND + SECOND / 10));
         assert_eq!(meter.conforms(9 * SECOND + SECOND / 10), Ok(()));
         assert_eq!(meter.state(20 * SECOND).remaining, 10);
+    }
+
+    #[test]
+    fn at_another_rate_the_same_units_are_owed() {
+        let burst = 3;
+        let rate = |per_minute| Rate { per_minute, burst };
+        let meter = Meter::owing(rate(60), 9 * SECOND / 2);
+        for (per_minute, reset) in [
+            (60, 9 * SECOND / 2),
+            (120, 9 * SECOND / 4),
+            (30, 9 * SECOND),
+        ] {
+            let other = meter.at_rate(0, rate(per_minute));
+            assert_eq!(other.state(0).reset, reset, "{per_minute}");
+        }
+        let later = meter.at_rate(4 * SECOND, rate(6)); // Half a unit is left.
+        assert_eq!(later.state(4 * SECOND).reset, 5 * SECOND);
+        assert_eq!(later.state(9 * SECOND).remaining, burst);
     }
 }
