@@ -21,10 +21,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
 use crate::api::middleware::authentication::Caller;
+use crate::engine::NoRoom;
 use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
 use json::JsonObject;
-use limits::{ArrivingBody, BodyLimitReached};
+use limits::ArrivingBody;
 
 const MAX_BODY_BYTES: usize = 2 << 20;
 /// The server reads and discards a body that is too large up to this size. Many clients read their
@@ -82,8 +83,12 @@ async fn receive_and_parse<T: Send + 'static>(
             .rejected(tenant.number, RejectionReason::Draining);
         return Err(ApiError::draining());
     }
-    let rejected = |limit: BodyLimitReached| {
-        serving.metrics.rejected(tenant.number, limit.reason());
+    let rejected = |limit: NoRoom| {
+        let reason = match limit {
+            NoRoom::OfOwner => RejectionReason::TenantQueueFull,
+            NoRoom::OfAll => RejectionReason::QueueFull,
+        };
+        serving.metrics.rejected(tenant.number, reason);
         ApiError::from(limit)
     };
     if let Err(error) = serving.engine.check_room(tenant.number) {
@@ -137,7 +142,7 @@ fn declares_json(headers: &HeaderMap) -> bool {
 async fn receive(
     body: Body,
     arriving: &ArrivingBody<'_>,
-    rejected: impl Fn(BodyLimitReached) -> ApiError,
+    rejected: impl Fn(NoRoom) -> ApiError,
 ) -> Result<usize, ApiError> {
     let mut result = Ok(());
     let (mut received, mut in_period) = (0, 0);
