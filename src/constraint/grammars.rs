@@ -32,8 +32,8 @@ use crate::text::Tokenizer;
 /// How long a request waits for its grammar.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
-/// The most grammars of a tenant that wait to be compiled.
-const MAX_WAITING: usize = 64;
+/// The most grammars that wait to be compiled.
+const MAX_WAITING: usize = 256;
 
 /// The stack of a thread that compiles. The parsers of grammars recurse.
 const STACK_BYTES: usize = 16 << 20;
@@ -81,7 +81,6 @@ struct Shared {
     work: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     cache: GrammarCache,
     waiting: FairQueue<GrammarJob>,
@@ -108,7 +107,11 @@ impl Grammars {
     ) -> io::Result<Grammars> {
         let masks = MaskThreads::start(threads)?;
         let shared = Arc::new(Shared {
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                cache: GrammarCache::new(),
+                waiting: FairQueue::new(MAX_WAITING),
+                has_ended: false,
+            }),
             work: Condvar::new(),
         });
         let service = Arc::new(Service {
@@ -143,22 +146,20 @@ impl Grammars {
             if let Some(grammar) = state.cache.get(tenant, &source) {
                 return Ok(grammar);
             }
-            if state.waiting.len_of(tenant) >= MAX_WAITING {
-                return Err(GrammarError::Busy);
-            }
             let job = GrammarJob {
                 tenant,
                 source,
                 has_begun: Arc::clone(&has_begun),
                 done,
             };
-            state.waiting.push(tenant, job);
+            // The request of a job that loses its place finds its channel closed.
+            let entered = state.waiting.push(tenant, job);
+            entered.map_err(|_| GrammarError::Busy)?;
         }
         self.service.shared.work.notify_one();
         match timeout(MAX_WAIT, compiled).await {
-            Ok(compiled) => compiled
-                .expect("every job is answered")
-                .map_err(GrammarError::Invalid),
+            Ok(Ok(compiled)) => compiled.map_err(GrammarError::Invalid),
+            Ok(Err(_)) => Err(GrammarError::Busy),
             Err(_) if has_begun.load(Ordering::Relaxed) => Err(GrammarError::TooSlow),
             Err(_) => Err(GrammarError::Busy),
         }

@@ -53,7 +53,7 @@ impl MaskThreads {
         let start = |index: usize| {
             let (sender, messages) = mpsc::channel();
             let thread = thread::Builder::new().name(format!("sterna-mask-{index}"));
-            thread.spawn(move || MaskThread::default().run(&messages))?;
+            thread.spawn(move || MaskThread::new().run(&messages))?;
             Ok(sender)
         };
         let senders: io::Result<Vec<_>> = (0..count).map(start).collect();
@@ -179,13 +179,19 @@ impl Drop for Answer {
     }
 }
 
-#[derive(Default)]
 struct MaskThread {
     answers: HashMap<u64, Box<Answer>>,
     due: FairQueue<u64>, // Answers whose next masks are needed.
 }
 
 impl MaskThread {
+    fn new() -> MaskThread {
+        MaskThread {
+            answers: HashMap::new(),
+            due: FairQueue::new(usize::MAX), // The scheduler limits the answers.
+        }
+    }
+
     fn run(&mut self, messages: &mpsc::Receiver<MaskMessage>) {
         loop {
             while let Ok(message) = messages.try_recv() {
@@ -210,7 +216,8 @@ impl MaskThread {
             MaskMessage::Drawn(id, token) => {
                 let due = self.guarded(id, |answer| answer.take(token).then_some(answer.tenant));
                 if let Some(tenant) = due.flatten() {
-                    self.due.push(tenant, id);
+                    let entered = self.due.push(tenant, id);
+                    entered.expect("the queue is never full");
                 }
             }
             MaskMessage::End(id) => drop(self.answers.remove(&id)),

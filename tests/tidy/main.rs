@@ -86,6 +86,7 @@ const HOMES: &[(&str, &[&str])] = &[
         &[
             "src/bench/",
             "src/config/",
+            "src/constraint/",
             "src/convert/",
             "src/engine/",
             "src/kv_events/",
