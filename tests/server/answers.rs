@@ -38,7 +38,7 @@ impl HeldOutTurn {
 }
 
 fn held_out() -> HeldOut {
-    serde_json::from_str(include_str!("../../src/demo/training/heldout.json")).unwrap()
+    serde_json::from_str(include_str!("../../benches/training/heldout.json")).unwrap()
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
     python train.py train --minutes 60 --work DIR --compile [--resume CHECKPOINT]
     python train.py eval DIR/checkpoint.pt --work DIR
-    python train.py export DIR/checkpoint.pt --work DIR --out ..
+    python train.py export DIR/checkpoint.pt --work DIR --out ../../src/demo
     python train.py heldout
     python train.py sample
 
