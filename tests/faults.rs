@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use sterna::checkpoint::synthetic::Shape;
 use sterna::config::Cli;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest, Limits,
@@ -23,7 +24,6 @@ use sterna::engine::{
 };
 use sterna::fault::{Hook, Place, set_hook};
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::synthetic::Shape;
 use sterna::model::{ComparedStage, KvStore, LoadOptions, Model, SelfTestError, toy};
 use sterna::startup::serve;
 use sterna_kernels::{Isa, Kernels};

@@ -7,8 +7,9 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use sterna::model::synthetic::Shape;
-use sterna::model::{LoadOptions, Model, Source, toy};
+use sterna::checkpoint::Source;
+use sterna::checkpoint::synthetic::Shape;
+use sterna::model::{LoadOptions, Model, toy};
 use sterna_kernels::{Isa, Kernels};
 
 /// A shape with the large parts of a real model: an embedding that becomes a screened head, and

@@ -15,11 +15,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use sterna::checkpoint::Source;
 use sterna::constraint::{Grammar, GrammarSource, Grammars};
 use sterna::engine::{
     Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams, StepOutcome,
 };
-use sterna::model::{KvStore, LoadOptions, Model, Source, toy};
+use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna::text::TextFiles;
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS, TokenId};

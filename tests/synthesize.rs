@@ -4,8 +4,8 @@
 
 use std::fs;
 
+use sterna::checkpoint::{ModelConfig, Source};
 use sterna::demo;
-use sterna::model::{ModelConfig, Source};
 use sterna::synthesize::synthesize;
 use sterna::text::{TextFiles, Tokenizer};
 

@@ -3,9 +3,10 @@
 
 use std::sync::LazyLock;
 
-use sterna::model::synthetic::Shape;
+use sterna::checkpoint::Source;
+use sterna::checkpoint::synthetic::Shape;
 use sterna::model::toy;
-use sterna::model::{LoadOptions, Model, Source};
+use sterna::model::{LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels};
 
 /// The shape of the model. It is loaded in microseconds.

@@ -11,10 +11,11 @@ use sterna_random::Random;
 use sterna_scheduler::PAGE_TOKENS;
 
 use super::workload::{random_tokens, untimed_limits, untimed_policy};
+use crate::checkpoint::synthetic::Shape;
+use crate::checkpoint::{LoadError, ModelConfig, Source};
 use crate::demo;
 use crate::engine::{Direct, Draw, DrawOutcome, Forward, SamplingParams, TokenId};
-use crate::model::synthetic::Shape;
-use crate::model::{LoadError, LoadOptions, Model, ModelConfig, Source, toy};
+use crate::model::{LoadOptions, Model, toy};
 
 /// Three prompts and the demo's answers, as Hugging Face `transformers` computes them. Each answer
 /// is cut before the first token that rounding errors could change (`tests/fixtures/demo`).

@@ -28,10 +28,11 @@ pub use measure::{Effort, Grid, STEP_TOKENS, Subject, measure};
 pub use report::{BenchReport, MachineInfo, ModelInfo};
 pub use roofline::{Bound, Work};
 
+use crate::checkpoint::Source;
 use crate::config::{BenchConfig, usable_memory};
 use crate::cores;
 use crate::demo;
-use crate::model::{LoadOptions, Model, Source};
+use crate::model::{LoadOptions, Model};
 use crate::startup::{kernels, kv_dtype, refuse_without_head};
 
 /// Numbers of sequences that decode together.

@@ -21,9 +21,10 @@ use std::thread;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime;
 
+use crate::checkpoint::convert::{Container, TernaryLayout, Watch, compare, write};
+use crate::checkpoint::{I2sOrder, ModelConfig, Source};
 use crate::config::ConvertConfig;
-use crate::model::convert::{Container, TernaryLayout, Watch, compare, write};
-use crate::model::{I2sOrder, LoadOptions, Model, ModelConfig, Source};
+use crate::model::{LoadOptions, Model};
 use crate::startup::{StopSignals, kernels, load_model, refuse_without_head};
 use output::Output;
 use text::ServedText;

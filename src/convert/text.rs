@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 
-use crate::model::{ModelConfig, Source};
+use crate::checkpoint::{ModelConfig, Source};
 use crate::startup::load_text;
 use crate::text::{ChatTemplate, Message, Tokenizer};
 

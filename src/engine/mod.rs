@@ -35,7 +35,7 @@ mod sync;
 mod tenant_reports;
 mod watchdog;
 
-pub use crate::model::Pooling;
+pub use crate::checkpoint::Pooling;
 pub use batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
 pub use config::EngineConfig;
 pub use direct::Direct;

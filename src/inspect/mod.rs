@@ -12,9 +12,10 @@ use std::error::Error;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use crate::checkpoint::{I2sOrder, ModelConfig, Source, Survey};
 use crate::config::InspectConfig;
 use crate::cores;
-use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source, Survey};
+use crate::model::LoadOptions;
 use crate::startup::{kernels, load_model, load_text};
 use crate::text::{ChatTemplate, Tokenizer};
 

@@ -3,11 +3,11 @@
 
 use sterna_kernels::{Isa, Kernels};
 
-use super::architecture::BITNET;
-use super::checkpoint::Source;
 use super::forward::Model;
 use super::options::LoadOptions;
-use super::synthetic::Shape;
+use crate::checkpoint::BITNET;
+use crate::checkpoint::Source;
+use crate::checkpoint::synthetic::Shape;
 
 /// The stop token of the toy.
 pub const EOS: u32 = 0;

@@ -8,7 +8,8 @@ use serde_json::Value;
 use sterna_kernels::KvDtype;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
-use crate::model::{KvStore, Model, Source};
+use crate::checkpoint::Source;
+use crate::model::{KvStore, Model};
 
 const FILE: &str = "sterna_golden.json";
 const VERSION: u64 = 1;

@@ -6,7 +6,8 @@
 
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
-use crate::model::{I2sOrder, LoadError, LoadOptions, Model, ModelConfig, Source};
+use crate::checkpoint::{I2sOrder, LoadError, ModelConfig, Source};
+use crate::model::{LoadOptions, Model};
 use crate::text::Tokenizer;
 
 /// The text that the model predicts.

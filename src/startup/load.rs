@@ -14,12 +14,13 @@ use tokio::sync::oneshot;
 
 use super::{i2s_probe, self_test, tenants};
 use crate::api::{EmbeddingShape, ModelCard, SamplingDefaults, Serving};
+use crate::checkpoint::{I2sOrder, ModelConfig, Source};
 use crate::config::ServeConfig;
 use crate::constraint::Grammars;
 use crate::demo;
 use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
-use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source};
+use crate::model::LoadOptions;
 use crate::tenants::PublicText;
 use crate::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 

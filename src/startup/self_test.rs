@@ -6,7 +6,8 @@ use std::time::Instant;
 use sterna_kernels::Isa;
 
 use super::golden_tokens::GoldenTokens;
-use crate::model::{LoadOptions, Model, Source};
+use crate::checkpoint::Source;
+use crate::model::{LoadOptions, Model};
 use crate::text::Tokenizer;
 
 /// The text that both kernels compute.

@@ -13,7 +13,7 @@ mod checkpoints;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sterna::model::{ModelConfig, Pooling, Source};
+use sterna::checkpoint::{ModelConfig, Pooling, Source};
 use sterna::text::{Message, TemplateArguments};
 
 use checkpoint_text::text_of;

@@ -28,27 +28,50 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "bench",
-        &["config", "cores", "demo", "engine", "model", "startup"],
+        &[
+            "checkpoint",
+            "config",
+            "cores",
+            "demo",
+            "engine",
+            "model",
+            "startup",
+        ],
     ),
+    ("checkpoint", &["cores"]),
     ("config", &["cores", "kv_events"]),
     ("constraint", &["text"]),
-    ("convert", &["config", "model", "startup", "text"]),
+    (
+        "convert",
+        &["checkpoint", "config", "model", "startup", "text"],
+    ),
     ("cores", &[]),
-    ("demo", &["model"]),
+    ("demo", &["checkpoint"]),
     (
         "engine",
-        &["constraint", "cores", "fault", "model", "metrics"],
+        &[
+            "checkpoint",
+            "constraint",
+            "cores",
+            "fault",
+            "model",
+            "metrics",
+        ],
     ),
     ("fault", &[]),
     ("healthcheck", &["config"]),
-    ("inspect", &["config", "cores", "model", "startup", "text"]),
+    (
+        "inspect",
+        &["checkpoint", "config", "cores", "model", "startup", "text"],
+    ),
     ("kv_events", &[]),
     ("metrics", &[]),
-    ("model", &["cores", "fault"]),
+    ("model", &["checkpoint", "cores", "fault"]),
     (
         "startup",
         &[
             "api",
+            "checkpoint",
             "config",
             "constraint",
             "demo",
@@ -60,7 +83,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "text",
         ],
     ),
-    ("synthesize", &["demo", "model"]),
+    ("synthesize", &["checkpoint", "demo"]),
     ("tenants", &["engine"]),
     ("text", &[]),
     ("tools", &["constraint", "text"]),
@@ -72,6 +95,7 @@ const HOMES: &[(&str, &[&str])] = &[
         "sterna_kernels",
         &[
             "src/bench/",
+            "src/checkpoint/",
             "src/engine/",
             "src/model/",
             "src/startup/",
@@ -131,8 +155,9 @@ const HOMES: &[(&str, &[&str])] = &[
         "sterna_random",
         &[
             "src/bench/",
+            "src/checkpoint/",
             "src/engine/",
-            "src/model/",
+            "src/model/", // Its tests.
             "benches/",
             "tests/",
             "scheduler/",
@@ -147,7 +172,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("toktrie", &["src/constraint/"]),
     (
         "memmap2",
-        &["src/model/checkpoint/files.rs", "kernels/src/huge.rs"],
+        &["src/checkpoint/files.rs", "kernels/src/huge.rs"],
     ),
     ("zerocopy", &["kernels/"]),
     ("zeromq", &["src/kv_events/", "tests/http/"]),
@@ -172,7 +197,7 @@ const UNSAFE_FILES: &[&str] = &[
     "kernels/src/x86_64/registers.rs",
     "src/model/pool/mod.rs",
     "src/model/pool/slots.rs",
-    "src/model/checkpoint/files.rs",
+    "src/checkpoint/files.rs",
     "src/startup/allocator.rs",
 ];
 

@@ -7,16 +7,13 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
-use super::groups;
-use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite};
-use super::statistics::WeightStatistics;
-use super::ternary::{TernaryForm, master_factor};
-use crate::model::architecture::ScaleDirection;
-use crate::model::attention::{Attention, HeadNorms};
-use crate::model::checkpoint::{
-    LoadResult, MappedFiles, Source, Storage, Tensor, TensorFiles, Tensors,
+use super::packing::{Packer, Rounding};
+use crate::checkpoint::{
+    LoadResult, MappedFiles, ModelConfig, ScaleDirection, Source, Storage, StoredWeights, Tensor,
+    TensorFiles, Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor, of_model,
+    one_float, read_floats, refuse_non_finite,
 };
-use crate::model::config::{ModelConfig, StoredWeights};
+use crate::model::attention::{Attention, HeadNorms};
 use crate::model::embedding::Embedding;
 use crate::model::layer::{FeedForward, Layer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
@@ -51,7 +48,7 @@ pub(crate) fn load_weights(
             "some layers attend to a window of near tokens; longer texts are not supported"
         );
     }
-    let group = groups::of_model(config, &tensors)?;
+    let group = of_model(config, &tensors)?;
     let mut loader = Loader {
         config,
         options,
@@ -210,7 +207,7 @@ impl Loader<'_> {
     /// Reads an embedding: with a scale for each group if the model has them and the tensor is
     /// ternary, otherwise as floats.
     fn embedding(&mut self, tensor: &Tensor<'_>, shape: [usize; 2]) -> LoadResult<Embedding> {
-        let is_ternary = groups::is_ternary(tensor, self.group)?;
+        let is_ternary = is_ternary(tensor, self.group)?;
         Ok(match self.group.filter(|_| is_ternary) {
             Some(group) => Embedding::Ternary(self.packer.grouped(tensor, shape, group)?),
             None => Embedding::Dense(Arc::new(self.packer.dense(tensor, shape)?)),

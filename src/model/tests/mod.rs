@@ -9,7 +9,8 @@ use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 
-use super::{KvStore, LoadError, LoadOptions, Logits, Model, Source, toy};
+use super::{KvStore, LoadOptions, Logits, Model, toy};
+use crate::checkpoint::{LoadError, Source};
 use reference::{
     BITNET_KIND, CheckpointKind, Form, HIDDEN, INTERMEDIATE, LAYERS, LLAMA_KIND, TestCheckpoint,
     VOCAB,
