@@ -14,7 +14,7 @@ fn special_tokens_are_those_of_the_demo() {
     let name = format!("sterna-synthesized-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);
     synthesize("tiny", 1, &directory).unwrap();
-    let synthesized = Source::Directory(directory.clone());
+    let synthesized = Source::directory(&directory);
     let [(tokenizer, stops), (demos, demo_stops)] = [synthesized, demo::source()].map(text);
     fs::remove_dir_all(&directory).unwrap();
 

@@ -6,10 +6,10 @@ use std::fs::File;
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::error::{LoadError, LoadResult};
-use super::source::{FileBytes, Source, regular_file};
+use super::folder::{FileBytes, Folder, regular_file};
 
 /// The contents of the files that hold tensors.
-pub(crate) struct MappedFiles<'a>(Vec<OpenedFile<'a>>);
+pub(super) struct MappedFiles<'a>(Vec<OpenedFile<'a>>);
 
 /// The content of one file.
 enum OpenedFile<'a> {
@@ -22,13 +22,13 @@ impl<'a> MappedFiles<'a> {
     ///
     /// # Errors
     /// If one of them is missing or cannot be mapped.
-    pub(crate) fn open(source: &'a Source, names: &[String]) -> LoadResult<MappedFiles<'a>> {
-        let contents = names.iter().map(|name| OpenedFile::open(source, name));
+    pub(super) fn open(folder: &'a Folder, names: &[String]) -> LoadResult<MappedFiles<'a>> {
+        let contents = names.iter().map(|name| OpenedFile::open(folder, name));
         Ok(MappedFiles(contents.collect::<Result<_, _>>()?))
     }
 
     /// Returns the bytes of each file.
-    pub(crate) fn contents(&self) -> Vec<&[u8]> {
+    pub(super) fn contents(&self) -> Vec<&[u8]> {
         self.0.iter().map(OpenedFile::bytes).collect()
     }
 
@@ -36,10 +36,10 @@ impl<'a> MappedFiles<'a> {
     /// again, the system reads the file again.
     ///
     /// Otherwise the model would be in memory twice by the time that the last tensor is packed.
-    pub(crate) fn release(&self, bytes: &[u8]) {
+    pub(super) fn release(&self, bytes: &[u8]) {
         for contents in &self.0 {
             let OpenedFile::Mapped(map) = contents else {
-                continue; // The memory belongs to the source.
+                continue; // The memory belongs to the folder.
             };
             let Some(offset) = bytes.as_ptr().addr().checked_sub(map.as_ptr().addr()) else {
                 continue;
@@ -58,15 +58,14 @@ impl<'a> MappedFiles<'a> {
 }
 
 impl<'a> OpenedFile<'a> {
-    fn open(source: &'a Source, name: &str) -> LoadResult<OpenedFile<'a>> {
-        let source = source.store();
-        let Source::Directory(directory) = source else {
-            let bytes = source.read(name)?.map(OpenedFile::Memory);
-            return bytes.ok_or_else(|| source.missing_file(name));
+    fn open(folder: &'a Folder, name: &str) -> LoadResult<OpenedFile<'a>> {
+        let Folder::Directory(directory) = folder else {
+            let bytes = folder.read(name)?.map(OpenedFile::Memory);
+            return bytes.ok_or_else(|| folder.missing_file(name));
         };
         let path = directory.join(name);
         if regular_file(&path)?.is_none() {
-            return Err(source.missing_file(name));
+            return Err(folder.missing_file(name));
         }
         let file = File::open(&path).map_err(|error| LoadError::file(path.display(), error))?;
         // SAFETY: the file is only read, and the map does not outlive the loading of the weights.

@@ -1,8 +1,9 @@
 //! Checkpoints: their files, and what the files say of a model.
 //!
 //! Where to read on:
-//! - `source.rs` opens a checkpoint, and `tensors.rs` lists its tensors by name. `gguf/`, `bin/` and
-//!   `tensors.rs` (safetensors) are the formats; `blocks.rs` decodes weights in blocks.
+//! - `source.rs` opens a checkpoint, and `tensors.rs` lists its tensors by name.
+//! - `gguf/`, `bin/` and `safetensors.rs` are the formats. Each reads from a `folder.rs` and yields
+//!   tensors (`tensor.rs`). `blocks.rs` decodes weights in blocks.
 //! - `config/` reads the hyperparameters. `architecture.rs` describes the model families.
 //! - `values/` reads the values of a tensor: floats, or ternary codes with their scales.
 //! - `convert/` writes a checkpoint into another container; `survey/` says what files hold, whether
@@ -26,11 +27,14 @@ pub mod convert;
 mod cursor;
 mod error;
 mod files;
+mod folder;
 mod gguf;
-mod index;
+mod json;
+mod safetensors;
 mod source;
 mod survey;
 pub mod synthetic;
+mod tensor;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -44,14 +48,14 @@ pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
 pub use config::{LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, StoredWeights};
 pub use error::LoadError;
+pub use folder::{FileBytes, Folder};
 pub use gguf::Gguf;
-pub use source::{FileBytes, Source};
+pub use source::Source;
 pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
 
 pub(crate) use error::LoadResult;
-pub(crate) use files::MappedFiles;
-pub(crate) use index::TensorFiles;
-pub(crate) use tensors::{INTERLEAVED_WEIGHTS, Storage, Tensor, Tensors};
+pub(crate) use tensor::{INTERLEAVED_WEIGHTS, Storage, Tensor};
+pub(crate) use tensors::{TensorFiles, Tensors};
 pub(crate) use values::{
     OneScale, RowMemory, TernaryForm, WeightStatistics, half_bits, is_ternary, master_factor,
     mean_of, of_model, one_float, read_floats, refuse_non_finite, refuse_other_than_signs,
@@ -65,5 +69,6 @@ use gguf::{
     FileNames, GgufTensor, Metadata, MetadataEntries, MetadataValue, STATED_I2S_ORDER, STOP_TOKENS,
     has_rotated_rows, head_dim, header as gguf_header, padding as gguf_padding, tokenizer_metadata,
 };
-use source::parse_json;
-use tensors::{has_tensor, interleaved_row};
+use json::parse_json;
+use tensor::interleaved_row;
+use tensors::has_tensor;

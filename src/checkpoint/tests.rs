@@ -1,10 +1,9 @@
 //! Tests of the checkpoint's files: malformed headers, indices and shards.
 
-use std::collections::BTreeMap;
-
 use sterna_random::Random;
 
-use super::tensors::{MAX_HEADER_BYTES, MAX_TENSORS};
+use super::safetensors::MAX_HEADER_BYTES;
+use super::tensor::MAX_TENSORS;
 use super::*;
 
 /// Returns a copy of a file in which one to four bytes are random.
@@ -35,14 +34,9 @@ fn one(name: &str) -> Vec<u8> {
 fn names(files: &[(&str, Vec<u8>)]) -> Result<Vec<String>, LoadError> {
     let files = files.iter();
     let source = Source::in_memory(files.map(|(name, bytes)| ((*name).to_owned(), bytes.clone())));
-    let listed = TensorFiles::list(&source)?;
-    let contents: Vec<Vec<u8>> = listed
-        .names
-        .iter()
-        .map(|name| source.read(name).unwrap().unwrap().to_vec())
-        .collect();
-    let contents: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
-    Tensors::read(&source, &listed, &contents).map(|tensors| tensors.by_name.into_keys().collect())
+    let files = TensorFiles::open(&source)?;
+    let tensors = files.tensors()?.into_list();
+    Ok(tensors.into_iter().map(|(name, _)| name).collect())
 }
 
 fn check_refused(files: &[(&str, Vec<u8>)], named: &str) {
@@ -54,9 +48,7 @@ fn check_refused(files: &[(&str, Vec<u8>)], named: &str) {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_longer_than_its_reported_length_is_an_error() {
-    let error = Source::Directory("/proc".into())
-        .read("version")
-        .unwrap_err();
+    let error = Source::directory("/proc").read("version").unwrap_err();
     assert!(error.to_string().contains("/proc/version"), "{error}");
 }
 
@@ -135,7 +127,7 @@ fn an_index_at_odds_with_its_shards_is_refused() {
 
 #[test]
 fn only_regular_files_are_read() {
-    let error = Source::Directory("/dev".into())
+    let error = Source::directory("/dev")
         .read("null")
         .expect_err("a device")
         .to_string();
@@ -144,25 +136,15 @@ fn only_regular_files_are_read() {
 
 #[test]
 fn a_tensor_that_the_loader_does_not_take_is_an_error() {
-    let (known, bytes) = (
-        TensorFiles {
-            names: vec!["f".into()],
-            shard_of: BTreeMap::new(),
-        },
-        one("x.extra"),
-    );
-    let source = Source::in_memory([]);
-    let error = Tensors::read(&source, &known, &[&bytes])
-        .unwrap()
-        .finish()
-        .expect_err("unknown")
-        .to_string();
-    assert!(error.contains("x.extra"), "{error}");
-    let bytes = one("model.layers.0.self_attn.rotary_emb.inv_freq");
-    assert!(
-        Tensors::read(&source, &known, &[&bytes])
+    let finish = |name: &str| {
+        let source = Source::in_memory([("model.safetensors".to_owned(), one(name))]);
+        TensorFiles::open(&source)
+            .unwrap()
+            .tensors()
             .unwrap()
             .finish()
-            .is_ok()
-    );
+    };
+    let error = finish("x.extra").expect_err("unknown").to_string();
+    assert!(error.contains("x.extra"), "{error}");
+    assert!(finish("model.layers.0.self_attn.rotary_emb.inv_freq").is_ok());
 }

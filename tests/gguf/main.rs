@@ -56,7 +56,7 @@ fn alone(file: &Path) -> Source {
 }
 
 fn beside(file: &Path) -> Source {
-    Source::Directory(file.parent().unwrap().to_owned())
+    Source::directory(file.parent().unwrap())
 }
 
 #[test]

@@ -17,14 +17,15 @@ mod tests;
 mod writer;
 
 use std::collections::BTreeMap;
+use std::slice;
 
 use safetensors::Dtype;
 
 use self::table::{BinEntry, BinTable};
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
-use super::source::{FileBytes, Source};
-use super::tensors::{Storage, Tensor};
+use super::folder::{FileBytes, Folder};
+use super::tensor::{Storage, Tensor};
 
 pub(super) use table::MAGIC;
 pub(crate) use writer::{entry, head};
@@ -36,7 +37,7 @@ const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 #[derive(Clone, Debug)]
 pub struct BitnetBin {
     /// Where the file is.
-    store: Source,
+    folder: Folder,
     name: String,
     /// What comes before the names of the files of the tokenizer.
     text_prefix: String,
@@ -45,13 +46,13 @@ pub struct BitnetBin {
 }
 
 impl BitnetBin {
-    /// Reads the table of the file `name` in `store`.
+    /// Reads the table of the file `name` in `folder`.
     ///
     /// # Errors
     /// If the file is missing, malformed or truncated.
-    pub(super) fn open(store: Source, name: &str) -> LoadResult<BitnetBin> {
+    pub(super) fn open(folder: Folder, name: &str) -> LoadResult<BitnetBin> {
         let names = [name.to_owned()];
-        let files = MappedFiles::open(&store, &names)?;
+        let files = MappedFiles::open(&folder, &names)?;
         let contents = files.contents();
         let table = BinTable::read(contents[0]).map_err(|why| LoadError::file(name, why))?;
         let config = contents[0][table.config.clone()].to_vec();
@@ -61,11 +62,11 @@ impl BitnetBin {
             variant = table.scale_field.name(),
             "read the table of a file"
         );
-        let folder = name.rsplit_once('.').map_or("", |(stem, _)| stem);
-        let text_prefix = format!("{folder}/");
-        let has_folder = store.has(&format!("{text_prefix}{}", TOKENIZER_FILES[0]))?;
+        let stem = name.rsplit_once('.').map_or("", |(stem, _)| stem);
+        let text_prefix = format!("{stem}/");
+        let has_folder = folder.has(&format!("{text_prefix}{}", TOKENIZER_FILES[0]))?;
         Ok(BitnetBin {
-            store,
+            folder,
             name: name.to_owned(),
             text_prefix: if has_folder {
                 text_prefix
@@ -83,13 +84,18 @@ impl BitnetBin {
     }
 
     /// Returns where the file is.
-    pub(super) fn store(&self) -> &Source {
-        &self.store
+    pub(super) fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// Returns the name of the file.
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the names of all files with tensors.
+    pub(super) fn names(&self) -> &[String] {
+        slice::from_ref(&self.name)
     }
 
     /// Returns the tensors by name. `contents` are the bytes of the file.
@@ -117,7 +123,7 @@ impl BitnetBin {
 
     /// Returns whether there is such a small file.
     pub(super) fn has(&self, name: &str) -> LoadResult<bool> {
-        self.store.has(&format!("{}{name}", self.text_prefix))
+        self.folder.has(&format!("{}{name}", self.text_prefix))
     }
 
     /// Reads a small file of Hugging Face's layout. Returns `None` if the checkpoint may lack it.
@@ -126,7 +132,7 @@ impl BitnetBin {
             return Ok(Some(FileBytes::Held(&self.config)));
         }
         let path = format!("{}{name}", self.text_prefix);
-        match self.store.read(&path)? {
+        match self.folder.read(&path)? {
             None if TOKENIZER_FILES.contains(&name) => {
                 let problem = format!(
                     "there is no such file beside {}; copy tokenizer.json, tokenizer_config.json \

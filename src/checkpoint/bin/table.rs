@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use serde::de::IgnoredAny;
 
 use crate::checkpoint::cursor::Cursor;
-use crate::checkpoint::tensors::{MAX_TENSORS, Storage};
+use crate::checkpoint::tensor::{MAX_TENSORS, Storage};
 
 /// The first bytes of each file.
 pub(in crate::checkpoint) const MAGIC: [u8; 8] = *b"SGLBITNT";

@@ -4,6 +4,7 @@ use sterna_random::Random;
 
 use super::table::ScaleField;
 use super::*;
+use crate::checkpoint::Source;
 use crate::checkpoint::tests::randomly_changed;
 
 const VARIANT_A: &[u8] = include_bytes!("../../../tests/bin/fixtures/a.bin");
@@ -12,7 +13,7 @@ const CONFIG: &str = r#"{"model_type": "bitnet"}"#;
 
 fn open(bytes: &[u8]) -> LoadResult<BitnetBin> {
     let files = [("model.bin".to_owned(), bytes.to_vec())];
-    BitnetBin::open(Source::in_memory(files), "model.bin")
+    BitnetBin::open(Source::in_memory(files).folder().clone(), "model.bin")
 }
 
 /// The storage, shape and bytes of each tensor.

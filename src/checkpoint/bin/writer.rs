@@ -4,7 +4,7 @@
 use safetensors::Dtype;
 
 use super::table::{MAGIC, VERSION};
-use crate::checkpoint::tensors::Storage;
+use crate::checkpoint::tensor::Storage;
 
 /// Returns what comes before the tensors.
 pub(crate) fn head(config: &[u8], tensors: usize) -> Vec<u8> {

@@ -11,7 +11,7 @@ use super::sink::{Sink, Watch};
 use crate::checkpoint::config::{ModelConfig, gguf_metadata};
 use crate::checkpoint::values::{RowMemory, TernaryScales, TernaryTensor, read_floats};
 use crate::checkpoint::{
-    BlockLayout, FileNames, GgufTensor, LoadResult, MetadataEntries, MetadataValue,
+    BlockLayout, FileNames, Folder, GgufTensor, LoadResult, MetadataEntries, MetadataValue,
     STATED_I2S_ORDER, STOP_TOKENS, ScaleSpan, Source, Storage, Tensor, gguf_header, gguf_padding,
     has_rotated_rows, interleaved_row, tokenizer_metadata,
 };
@@ -83,7 +83,7 @@ fn metadata(
     }
     let of_tokenizer = match source.gguf() {
         // The arrays hold more than `tokenizer.json`, such as the scores of SentencePiece.
-        Some(gguf) if !has_text_files(gguf.store())? => gguf.metadata().tokenizer_entries()?,
+        Some(gguf) if !has_text_files(gguf.folder())? => gguf.metadata().tokenizer_entries()?,
         _ => {
             let [tokenizer, words] = ["tokenizer.json", "tokenizer_config.json"];
             let (tokenizer, words) = (read_json(source, tokenizer)?, read_json(source, words)?);
@@ -107,8 +107,8 @@ fn metadata(
     Ok(entries)
 }
 
-fn has_text_files(store: &Source) -> LoadResult<bool> {
-    Ok(store.has("tokenizer.json")? || store.has("tokenizer_config.json")?)
+fn has_text_files(folder: &Folder) -> LoadResult<bool> {
+    Ok(folder.has("tokenizer.json")? || folder.has("tokenizer_config.json")?)
 }
 
 /// A tensor that is written.

@@ -19,8 +19,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{
-    BlockLayout, I2sOrder, LoadResult, MappedFiles, ModelConfig, Source, TensorFiles, Tensors,
-    parse_json, require,
+    BlockLayout, I2sOrder, LoadResult, ModelConfig, Source, TensorFiles, parse_json, require,
 };
 use parts::ModelParts;
 
@@ -150,11 +149,8 @@ fn with_parts(
     config: &ModelConfig,
     use_parts: impl FnOnce(&ModelParts<'_>) -> LoadResult<()>,
 ) -> LoadResult<()> {
-    let files = TensorFiles::list(source)?;
-    let mapped = MappedFiles::open(source, &files.names)?;
-    let contents = mapped.contents();
-    let tensors = Tensors::read(source, &files, &contents)?;
-    use_parts(&ModelParts::list(config, tensors, &mapped)?)
+    let files = TensorFiles::open(source)?;
+    use_parts(&ModelParts::list(config, &files)?)
 }
 
 /// Reads a JSON file of a checkpoint; `null` if there is none.

@@ -6,7 +6,7 @@ use sterna_kernels::GroupSize;
 
 use crate::checkpoint::config::{ModelConfig, StoredWeights};
 use crate::checkpoint::values::{TernaryForm, TernaryTensor, is_ternary, of_model, one_float};
-use crate::checkpoint::{LoadResult, MappedFiles, Storage, Tensor, Tensors};
+use crate::checkpoint::{LoadResult, Storage, Tensor, TensorFiles, Tensors};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -14,7 +14,7 @@ const HEAD: &str = "lm_head.weight";
 /// The parts of a model.
 pub(super) struct ModelParts<'a> {
     pub(super) parts: Vec<ModelPart<'a>>,
-    files: &'a MappedFiles<'a>,
+    files: &'a TensorFiles<'a>,
 }
 
 /// A tensor of a model, under the name of Hugging Face.
@@ -55,9 +55,9 @@ impl<'a> ModelParts<'a> {
     /// If a tensor is missing, unknown, mis-shaped or not ternary already.
     pub(super) fn list(
         config: &'a ModelConfig,
-        tensors: Tensors<'a>,
-        files: &'a MappedFiles<'a>,
+        files: &'a TensorFiles<'a>,
     ) -> LoadResult<ModelParts<'a>> {
+        let tensors = files.tensors()?;
         let group = of_model(config, &tensors)?;
         let mut list = PartList {
             config,
@@ -106,7 +106,7 @@ struct PartList<'a> {
     group: Option<GroupSize>,
     tensors: Tensors<'a>,
     parts: Vec<ModelPart<'a>>,
-    files: &'a MappedFiles<'a>,
+    files: &'a TensorFiles<'a>,
 }
 
 impl<'a> PartList<'a> {

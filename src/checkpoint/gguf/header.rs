@@ -2,14 +2,12 @@
 //!
 //! Source: the GGUF specification, versions 2 and 3.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::layouts;
 use super::metadata::Metadata;
 use crate::checkpoint::cursor::Cursor;
 use crate::checkpoint::error::{LoadError, LoadResult};
-use crate::checkpoint::tensors::{MAX_TENSORS, Storage};
+use crate::checkpoint::tensor::{MAX_TENSORS, Storage};
 
 /// The longest header. A vocabulary of 262,144 tokens with its merges has about 15 MB.
 const MAX_HEADER_BYTES: usize = 48 << 20;
@@ -190,21 +188,4 @@ fn place(
         });
     }
     Ok(placed)
-}
-
-/// Returns the storage of every type number that occurs in `headers`, and why there is none for
-/// others.
-pub(super) fn storages(headers: &[Header]) -> (BTreeMap<u32, Storage>, Vec<LoadError>) {
-    let mut by_type: BTreeMap<u32, Vec<&TensorEntry>> = BTreeMap::new();
-    for entry in headers.iter().flat_map(|header| &header.tensors) {
-        by_type.entry(entry.type_number).or_default().push(entry);
-    }
-    let (mut storages, mut problems) = (BTreeMap::new(), Vec::new());
-    for (type_number, entries) in by_type {
-        match layouts::storage_of(type_number, &entries) {
-            Ok(storage) => drop(storages.insert(type_number, storage)),
-            Err((name, why)) => problems.push(LoadError::tensor(&name, why)),
-        }
-    }
-    (storages, problems)
 }

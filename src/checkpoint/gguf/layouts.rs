@@ -3,11 +3,32 @@
 //! Several layouts share a number, because forks chose the same one. Their blocks differ in size,
 //! so the distance between tensors tells them apart. `general.file_type` tells nothing.
 
-use super::header::TensorEntry;
+use std::collections::BTreeMap;
+
+use safetensors::Dtype;
+
+use super::header::{Header, TensorEntry};
 use crate::checkpoint::blocks::BlockLayout::{self, *};
 use crate::checkpoint::blocks::I2sOrder;
-use crate::checkpoint::tensors::Storage;
-use safetensors::Dtype;
+use crate::checkpoint::error::LoadError;
+use crate::checkpoint::tensor::Storage;
+
+/// Returns the storage of every type number that occurs in `headers`, and why there is none for
+/// others.
+pub(super) fn storages(headers: &[Header]) -> (BTreeMap<u32, Storage>, Vec<LoadError>) {
+    let mut by_type: BTreeMap<u32, Vec<&TensorEntry>> = BTreeMap::new();
+    for entry in headers.iter().flat_map(|header| &header.tensors) {
+        by_type.entry(entry.type_number).or_default().push(entry);
+    }
+    let (mut storages, mut problems) = (BTreeMap::new(), Vec::new());
+    for (type_number, entries) in by_type {
+        match storage_of(type_number, &entries) {
+            Ok(storage) => drop(storages.insert(type_number, storage)),
+            Err((name, why)) => problems.push(LoadError::tensor(&name, why)),
+        }
+    }
+    (storages, problems)
+}
 
 /// Returns the layouts that a type number can mean, or why this engine reads none of them.
 fn candidates(type_number: u32) -> Result<&'static [Storage], &'static str> {
@@ -64,10 +85,7 @@ pub(super) fn type_number(storage: Storage) -> Option<u32> {
 ///
 /// # Errors
 /// If the number is unknown, or the sizes fit no layout or more than one. The error names a tensor.
-pub(super) fn storage_of(
-    type_number: u32,
-    entries: &[&TensorEntry],
-) -> Result<Storage, (String, String)> {
+fn storage_of(type_number: u32, entries: &[&TensorEntry]) -> Result<Storage, (String, String)> {
     let about = |entry: &TensorEntry, why: &str| {
         let problem = format!("type number {type_number}: {why}");
         (entry.name.clone(), problem)

@@ -25,8 +25,8 @@ use self::header::{Header, TensorEntry};
 use super::blocks::{BlockLayout, I2sOrder};
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
-use super::source::{FileBytes, Source};
-use super::tensors::{Storage, Tensor};
+use super::folder::{FileBytes, Folder};
+use super::tensor::{Storage, Tensor};
 
 pub(crate) use entries::{MetadataEntries, MetadataValue};
 pub(crate) use metadata::{Metadata, STATED_I2S_ORDER, STOP_TOKENS};
@@ -38,7 +38,7 @@ pub(crate) use writer::{GgufTensor, header, padding};
 #[derive(Clone, Debug)]
 pub struct Gguf {
     /// Where the files are.
-    store: Source,
+    folder: Folder,
     names: Vec<String>,
     headers: Arc<[Header]>,
     storages: BTreeMap<u32, Storage>,
@@ -58,13 +58,13 @@ pub(crate) struct UnreadTensor<'a> {
 }
 
 impl Gguf {
-    /// Reads the headers of the file `name` in `store`, and of the other parts if it is the first
+    /// Reads the headers of the file `name` in `folder`, and of the other parts if it is the first
     /// of several.
     ///
     /// # Errors
     /// If a file is missing, malformed or truncated, or has a tensor of an unknown type.
-    pub(super) fn open(store: Source, name: &str) -> LoadResult<Gguf> {
-        let (gguf, problems) = Gguf::open_leniently(store, name)?;
+    pub(super) fn open(folder: Folder, name: &str) -> LoadResult<Gguf> {
+        let (gguf, problems) = Gguf::open_leniently(folder, name)?;
         problems.into_iter().next().map_or(Ok(gguf), Err)
     }
 
@@ -73,17 +73,17 @@ impl Gguf {
     ///
     /// # Errors
     /// If a file is missing, malformed or truncated.
-    pub(super) fn open_leniently(store: Source, name: &str) -> LoadResult<(Gguf, Vec<LoadError>)> {
+    pub(super) fn open_leniently(folder: Folder, name: &str) -> LoadResult<(Gguf, Vec<LoadError>)> {
         let names = names::parts(name).map_err(|why| LoadError::file(name, why))?;
-        let files = MappedFiles::open(&store, &names)?;
+        let files = MappedFiles::open(&folder, &names)?;
         let headers = names.iter().zip(files.contents());
         let headers = headers.map(|(name, bytes)| Header::read(name, bytes));
         let headers = headers.collect::<LoadResult<Vec<_>>>()?;
         drop(files);
         check_parts(&headers)?;
-        let (storages, problems) = header::storages(&headers);
+        let (storages, problems) = layouts::storages(&headers);
         let mut gguf = Gguf {
-            store,
+            folder,
             names,
             headers: headers.into(),
             storages,
@@ -122,8 +122,8 @@ impl Gguf {
     }
 
     /// Returns where the files are.
-    pub(crate) fn store(&self) -> &Source {
-        &self.store
+    pub(crate) fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// Returns the names of the files.
@@ -209,7 +209,7 @@ impl Gguf {
     /// Reads a small file of Hugging Face's layout. A file beside the GGUF file wins; otherwise it
     /// is made from the metadata. Returns `None` if there is nothing to make it from.
     pub(super) fn read(&self, name: &str) -> LoadResult<Option<FileBytes<'_>>> {
-        if let Some(bytes) = self.store.read(name)? {
+        if let Some(bytes) = self.folder.read(name)? {
             return Ok(Some(bytes));
         }
         let json = match name {

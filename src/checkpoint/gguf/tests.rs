@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use sterna_random::Random;
 
 use super::*;
+use crate::checkpoint::Source;
 use crate::checkpoint::blocks::ScaleSpan;
 use crate::checkpoint::tests::randomly_changed;
 
@@ -42,7 +43,7 @@ const FLOATS: &[u8] = include_bytes!("../../../tests/gguf/fixtures/floats.gguf")
 
 fn open(bytes: &[u8]) -> LoadResult<Gguf> {
     let files = [("model.gguf".to_owned(), bytes.to_vec())];
-    Gguf::open(Source::in_memory(files), "model.gguf")
+    Gguf::open(Source::in_memory(files).folder().clone(), "model.gguf")
 }
 
 /// Reads all tensors, as loading a model does.

@@ -4,7 +4,7 @@
 
 use super::entries::{MetadataEntries, put_entries, put_text};
 use super::layouts;
-use crate::checkpoint::tensors::Storage;
+use crate::checkpoint::tensor::Storage;
 
 /// The alignment of tensors, which the file need not state.
 const ALIGNMENT: usize = 32;

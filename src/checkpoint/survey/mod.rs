@@ -12,10 +12,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use self::codes::{WeightCodes, codes_of_all};
-use super::{
-    LoadError, LoadResult, MappedFiles, Source, Storage, Tensor, TensorFiles, Tensors,
-    architecture, config,
-};
+use super::{LoadError, LoadResult, Source, Storage, Tensor, TensorFiles, architecture, config};
 
 pub use self::codes::{CodeCounts, ScaleSummary};
 pub use self::facts::ModelFacts;
@@ -142,12 +139,10 @@ impl Survey {
     }
 
     fn read_tensors(&mut self, source: &Source) -> LoadResult<()> {
-        let files = TensorFiles::list(source)?;
-        let mapped = MappedFiles::open(source, &files.names)?;
-        let contents = mapped.contents();
-        self.files = files.names.clone();
-        self.bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
-        let tensors = Tensors::read(source, &files, &contents)?.into_list();
+        let files = TensorFiles::open(source)?;
+        self.files = files.names().to_vec();
+        self.bytes = files.bytes();
+        let tensors = files.tensors()?.into_list();
         let types = source.gguf().map(|gguf| gguf.type_numbers());
         let types = types.unwrap_or_default();
         let codes = codes_of_all(&tensors, &self.facts);

@@ -9,9 +9,9 @@ use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
 use super::packing::{Packer, Rounding};
 use crate::checkpoint::{
-    LoadResult, MappedFiles, ModelConfig, ScaleDirection, Source, Storage, StoredWeights, Tensor,
-    TensorFiles, Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor, of_model,
-    one_float, read_floats, refuse_non_finite,
+    LoadResult, ModelConfig, ScaleDirection, Source, Storage, StoredWeights, Tensor, TensorFiles,
+    Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor, of_model, one_float,
+    read_floats, refuse_non_finite,
 };
 use crate::model::attention::{Attention, HeadNorms};
 use crate::model::embedding::Embedding;
@@ -36,11 +36,9 @@ pub(crate) fn load_weights(
     pool: &mut Pool,
     options: &LoadOptions,
 ) -> LoadResult<Weights> {
-    let files = TensorFiles::list(source)?;
-    let mapped = MappedFiles::open(source, &files.names)?;
-    let contents = mapped.contents();
-    let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
-    let tensors = Tensors::read(source, &files, &contents)?;
+    let files = TensorFiles::open(source)?;
+    let bytes = files.bytes();
+    let tensors = files.tensors()?;
     if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
         let window = local.window;
         tracing::warn!(
@@ -59,7 +57,7 @@ pub(crate) fn load_weights(
             packing: options.kernels.packing(),
             statistics: WeightStatistics::default(),
             progress: progress_bar(bytes, options.progress),
-            files: &mapped,
+            files: &files,
         },
         reported: Instant::now(),
     };

@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, GroupSize, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
 use crate::checkpoint::{
-    INTERLEAVED_WEIGHTS, LoadResult, MappedFiles, OneScale, RowMemory, Storage, Tensor,
+    INTERLEAVED_WEIGHTS, LoadResult, OneScale, RowMemory, Storage, Tensor, TensorFiles,
     WeightStatistics, half_bits, mean_of, read_floats, refuse_non_finite, refuse_other_than_signs,
     rounded_code, row_bytes, row_magnitude, take_codes,
 };
@@ -34,7 +34,7 @@ pub(super) struct Packer<'a> {
     pub(super) packing: Packing,
     pub(super) statistics: WeightStatistics,
     pub(super) progress: ProgressBar,
-    pub(super) files: &'a MappedFiles<'a>,
+    pub(super) files: &'a TensorFiles<'a>,
 }
 
 impl Packer<'_> {
