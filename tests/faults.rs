@@ -140,7 +140,7 @@ fn start(threads: usize) -> Server {
         exact_head_bytes: 0, // The head that is screened in 8 bits first.
         ..LoadOptions::new(kernels, threads)
     };
-    let model = Model::load(&toy::of_shape(&SHAPE, 1), options).unwrap();
+    let model = Model::load(&SHAPE.in_memory(1), options).unwrap();
     let config = EngineConfig {
         limits: Limits {
             pages: 64,
@@ -508,7 +508,7 @@ async fn the_self_test_finds_a_wrong_value_in_every_stage() {
             exact_head_bytes,
             ..LoadOptions::new(kernels, 2)
         };
-        let mut model = Model::load(&toy::of_shape(&SHAPE, 1), options).unwrap();
+        let mut model = Model::load(&SHAPE.in_memory(1), options).unwrap();
         for (place, row, stage) in [
             (Place::TokenEmbedded, 2, ComparedStage::Embedding),
             (Place::OutputAdded, 3, ComparedStage::Layer(0)),

@@ -24,7 +24,7 @@ const SHAPE: Shape = Shape {
 
 /// The configuration of the model, and its tensors without a header.
 static MODEL: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
-    let tiny = toy::of_shape(&SHAPE, 1);
+    let tiny = SHAPE.in_memory(1);
     let file = |name| {
         tiny.read(name)
             .expect("readable")

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use sterna_random::Random;
 
 use super::architecture::{Architecture, BITNET, LLAMA, QWEN3, ScaleDirection};
+use super::source::Source;
 
 /// The number of values that are written at once.
 const CHUNK: usize = 1 << 16;
@@ -131,6 +132,19 @@ impl Shape {
     /// Returns the shape of this name.
     pub fn named(name: &str) -> Option<Shape> {
         SHAPES.into_iter().find(|shape| shape.name == name)
+    }
+
+    /// Returns a checkpoint of this shape in memory. It has no tokenizer; its stop token is 0.
+    pub fn in_memory(&self, seed: u64) -> Source {
+        let mut config = self.config();
+        config["eos_token_id"] = 0.into();
+        let mut tensors = Vec::new();
+        self.write_tensors(seed, &mut tensors)
+            .expect("writing to memory cannot fail");
+        Source::in_memory([
+            ("config.json".to_owned(), config.to_string().into_bytes()),
+            ("model.safetensors".to_owned(), tensors),
+        ])
     }
 
     /// Returns `config.json`, without the tokens that begin and end a text.
