@@ -2,19 +2,18 @@
 //! `kernels`. Its tokens come back as events.
 //!
 //! ```text
-//!                startup
-//!                   │ builds everything, then waits
-//!     ┌─────────────┼──────────────┐
-//!     ▼             ▼              ▼
-//!    api ───────► engine        config
-//!     │             │
-//!     ▼             ├──────► scheduler (crate)
-//!   text            │            ▲
-//!                   ▼            │ Batch and Page only
-//!                 model ─────────┘
-//!                   │
-//!                   ▼
-//!                kernels (crate)
+//!                        startup
+//!                           │ builds everything, then waits
+//!         ┌─────────────────┼─────────────────┬──────────────┐
+//!         ▼                 ▼                 ▼              ▼
+//!        api ───────────► engine           opening         config
+//!         │                 │                 │ loads and tests a model
+//!         ▼                 ├───────► model ◄─┤
+//!        text               │         │ │ │   │
+//!                           ▼         │ │ │   ▼
+//!                       scheduler ◄───┘ │ └► checkpoint
+//!                                       ▼
+//!                                    kernels
 //! ```
 //!
 //! An arrow means "uses". ARCHITECTURE.md describes each module; `tests/tidy/` checks the arrows.
@@ -34,6 +33,8 @@ pub mod inspect; // `sterna inspect`: what a checkpoint holds, and whether it wo
 pub mod kv_events; // What the prefix cache holds, for routers.
 pub mod metrics; // Every metric.
 pub mod model; // The forward pass, the memory of keys and values.
+mod opening; // From a path to a tested model with its text.
+mod signals; // SIGTERM and Ctrl-C.
 pub mod startup; // Starts and stops the server.
 pub mod synthesize; // `sterna synthesize`: checkpoints with random weights.
 pub mod tenants; // Who may use the server, and within which limits.

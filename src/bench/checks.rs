@@ -15,7 +15,7 @@ use crate::checkpoint::synthetic::Shape;
 use crate::checkpoint::{LoadError, ModelConfig, Source};
 use crate::demo;
 use crate::engine::{Direct, Draw, DrawOutcome, Forward, SamplingParams, TokenId};
-use crate::model::{LoadOptions, Model, toy};
+use crate::model::{LoadOptions, Model};
 
 /// Three prompts and the demo's answers, as Hugging Face `transformers` computes them. Each answer
 /// is cut before the first token that rounding errors could change (`tests/fixtures/demo`).
@@ -284,7 +284,7 @@ fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
         tied: true,
         group: None,
     };
-    let source = toy::of_shape(&shape, 1);
+    let source = shape.in_memory(1);
     ModelConfig::read(&source)?;
     Ok(source)
 }

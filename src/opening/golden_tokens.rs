@@ -1,16 +1,25 @@
-//! Checks the model against tokens that a trusted run recorded beside its checkpoint.
+//! Golden tokens: the greedy answers of a trusted run, in `sterna_golden.json` beside a checkpoint.
 //!
-//! `sterna_golden.json` holds `{"version": 1, "cases": [{"prompt_tokens": […], "tokens": […]}]}`.
-//! The greedy tokens after each prompt must be those of the file.
+//! The file holds `{"version": 1, "cases": [{"prompt_tokens": […], "tokens": […]}]}`. `sterna
+//! convert --golden` records it. A server that loads the model computes the answers again before it
+//! is ready, and refuses to start if a token differs.
 
-use serde::Deserialize;
-use serde_json::Value;
+use std::error::Error;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use sterna_kernels::KvDtype;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 use crate::checkpoint::Source;
 use crate::model::{KvStore, Model};
+use crate::text::Tokenizer;
 
+/// The name of the file.
 const FILE: &str = "sterna_golden.json";
 const VERSION: u64 = 1;
 
@@ -18,20 +27,69 @@ const VERSION: u64 = 1;
 const MAX_BYTES: usize = 4 << 20;
 /// The largest number of tokens of all cases. The model computes each before the server is ready.
 const MAX_TOKENS: usize = 16_384;
+/// The number of tokens of an answer that is recorded.
+const NEW_TOKENS: usize = 16;
 
 /// The recorded tokens of a checkpoint.
 #[derive(Deserialize)]
-pub(super) struct GoldenTokens {
+pub(crate) struct GoldenTokens {
     cases: Vec<GoldenCase>,
 }
 
-#[derive(Deserialize)]
+/// A prompt and its greedy answer.
+#[derive(Deserialize, Serialize)]
 struct GoldenCase {
     prompt_tokens: Vec<TokenId>,
     tokens: Vec<TokenId>,
 }
 
 impl GoldenTokens {
+    /// The name of the file.
+    pub(crate) const FILE: &str = FILE;
+
+    /// Computes the greedy answers of `model` to `prompts`.
+    ///
+    /// # Errors
+    /// If a prompt cannot be encoded or is too long, or a logit is not finite.
+    pub(crate) fn record(
+        model: &mut Model,
+        tokenizer: &Tokenizer,
+        prompts: &[String],
+    ) -> Result<GoldenTokens, Box<dyn Error>> {
+        let cases = prompts.iter().map(|text| {
+            let prompt_tokens = tokenizer.encode_prompt(text)?;
+            let limit = model.config().max_position;
+            if prompt_tokens.is_empty() || prompt_tokens.len() + NEW_TOKENS > limit {
+                let tokens = prompt_tokens.len();
+                return Err(format!(
+                    "--golden: a prompt must have 1 to {} tokens; {text:?} has {tokens}",
+                    limit.saturating_sub(NEW_TOKENS)
+                )
+                .into());
+            }
+            let tokens = answer(model, &prompt_tokens)?;
+            Ok(GoldenCase {
+                prompt_tokens,
+                tokens,
+            })
+        });
+        let cases = cases.collect::<Result<_, Box<dyn Error>>>()?;
+        Ok(GoldenTokens { cases })
+    }
+
+    /// Returns the content of the file. `weights` is the file of the model that it belongs to.
+    ///
+    /// # Errors
+    /// If that file cannot be read.
+    pub(crate) fn to_json(&self, weights: &Path) -> io::Result<String> {
+        let mut hash = Sha256::new();
+        io::copy(&mut File::open(weights)?, &mut HashWriter(&mut hash))?;
+        let bytes = hash.finalize();
+        let hash: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let json = json!({"version": VERSION, "weights_sha256": hash, "cases": self.cases});
+        Ok(format!("{json}\n"))
+    }
+
     /// Reads the file of a checkpoint. Returns `None` if it has none.
     ///
     /// # Errors
@@ -192,6 +250,38 @@ impl GoldenCase {
     }
 }
 
+/// Returns the tokens with the largest logits after a prompt, one after the other.
+fn answer(model: &mut Model, prompt: &[TokenId]) -> Result<Vec<TokenId>, Box<dyn Error>> {
+    let longest = prompt.len() + NEW_TOKENS;
+    let pages = (0..).map(Page::new).take(longest.div_ceil(PAGE_TOKENS));
+    let pages: Vec<Page> = pages.collect();
+    let mut kv = model.new_kv_store(pages.len())?;
+    let mut logits = vec![0.0; model.config().vocab];
+    let (mut batch, mut text) = (Batch::new(), prompt.to_vec());
+    let mut computed = 0;
+    while text.len() < longest {
+        // Chunks of a page, so that a prompt may be longer than a step.
+        let end = text.len().min(computed + PAGE_TOKENS);
+        let is_last = end == text.len();
+        batch.clear();
+        batch.push_row(
+            SequenceId::new(0, 0),
+            computed,
+            &text[computed..end],
+            &pages[..end.div_ceil(PAGE_TOKENS)],
+            usize::from(is_last),
+        );
+        let step = model.forward(&batch, &mut kv);
+        if is_last {
+            step.copy_row(0, &mut logits);
+            let token = greedy(&logits).filter(|&token| logits[token as usize].is_finite());
+            text.push(token.ok_or("--golden: the model computes infinities or NaN")?);
+        }
+        computed = end;
+    }
+    Ok(text.split_off(prompt.len()))
+}
+
 /// Returns the token with the largest logit, the lowest of equal ones. `None` if a logit is NaN.
 fn greedy(logits: &[f32]) -> Option<TokenId> {
     let mut best = 0;
@@ -204,6 +294,20 @@ fn greedy(logits: &[f32]) -> Option<TokenId> {
         }
     }
     Some(best as TokenId)
+}
+
+/// Hashes what is written.
+struct HashWriter<'a>(&'a mut Sha256);
+
+impl io::Write for HashWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

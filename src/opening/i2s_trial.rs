@@ -6,9 +6,9 @@
 
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
-use crate::checkpoint::{I2sOrder, LoadError, ModelConfig, Source};
+use super::OpenCheckpoint;
+use crate::checkpoint::I2sOrder;
 use crate::model::{LoadOptions, Model};
-use crate::text::Tokenizer;
 
 /// The text that the model predicts.
 const TEXT: &str =
@@ -25,17 +25,15 @@ const MARGIN: f64 = 0.1;
 ///
 /// # Errors
 /// If loading fails, or the model predicts no text with any order.
-pub(crate) fn load(
-    source: Source,
+pub(super) fn load(
+    checkpoint: &OpenCheckpoint,
     order: Option<I2sOrder>,
-    tokenizer: &Tokenizer,
     options: LoadOptions,
 ) -> Result<(Model, I2sOrder), String> {
+    let source = &checkpoint.source;
     let load = |order| {
-        let source = source.clone().with_i2s_order(order);
-        let model = Model::load(&source, options);
-        let model = model.map_err(|error: LoadError| error.to_string())?;
-        Ok((model, order))
+        let model = Model::load(&source.clone().with_i2s_order(order), options);
+        Ok((model.map_err(|error| error.to_string())?, order))
     };
     if let Some(order) = order.or(source.stated_i2s_order()) {
         return load(order);
@@ -43,12 +41,13 @@ pub(crate) fn load(
     if !source.has_i2s() {
         return load(I2sOrder::X86);
     }
-    if !ModelConfig::read(&source).is_ok_and(|config| config.has_head) {
+    if !checkpoint.config.has_head {
         // Such a model predicts no text. The one program that writes such files, Microsoft's
         // converter for BitNet-embedding, has the order of x86.
         tracing::info!("a model without an output head: its I2_S weights are in the order of x86");
         return load(I2sOrder::X86);
     }
+    let tokenizer = &checkpoint.text.tokenizer;
     let tokens = tokenizer
         .encode_prompt(TEXT)
         .map_err(|error| error.to_string())?;

@@ -5,10 +5,9 @@ use std::time::Instant;
 
 use sterna_kernels::Isa;
 
+use super::OpenCheckpoint;
 use super::golden_tokens::GoldenTokens;
-use crate::checkpoint::Source;
 use crate::model::{LoadOptions, Model};
-use crate::text::Tokenizer;
 
 /// The text that both kernels compute.
 const TEXT: &str = "The capital of France is Paris.";
@@ -17,20 +16,19 @@ const TEXT: &str = "The capital of France is Paris.";
 /// second.
 const PRODUCTS: u64 = 300_000_000;
 
-/// Tests the model, which was loaded from `source` with `options`.
+/// Tests the model, which was loaded from `checkpoint` with `options`.
 ///
 /// # Errors
 /// If the kernels compute anything else than plain Rust, or the model says other tokens than the
 /// checkpoint recorded.
 pub(super) fn run(
     model: &mut Model,
-    source: &Source,
-    tokenizer: &Tokenizer,
+    checkpoint: &OpenCheckpoint,
     options: &LoadOptions,
 ) -> Result<(), String> {
     let (started, isa) = (Instant::now(), options.kernels.isa());
     if isa != Isa::Scalar {
-        let text = tokenizer.encode_prompt(TEXT);
+        let text = checkpoint.text.tokenizer.encode_prompt(TEXT);
         let mut text = text.map_err(|error| format!("the text of the self-test: {error}"))?;
         if text.is_empty() {
             text.push(0); // A tokenizer may drop what it does not know.
@@ -51,7 +49,7 @@ pub(super) fn run(
             "{isa} computes the same bits as plain Rust"
         );
     }
-    if let Some(golden) = GoldenTokens::read(source, model)? {
+    if let Some(golden) = GoldenTokens::read(&checkpoint.source, model)? {
         let max_step = options.max_step_tokens.min(options.max_logits_rows);
         golden.check(model, max_step)?;
         let cases = golden.cases();
