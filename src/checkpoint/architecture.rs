@@ -218,9 +218,10 @@ impl Architecture {
 
     /// Returns the class of a checkpoint with or without an output head.
     pub(crate) fn class_of(&self, has_head: bool) -> &'static str {
-        match has_head {
-            true => self.class,
-            false => self.headless_class,
+        if has_head {
+            self.class
+        } else {
+            self.headless_class
         }
     }
 }

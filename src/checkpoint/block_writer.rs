@@ -72,9 +72,12 @@ fn put_four_runs(codes: &[u8], shifts: [u32; 4], out: &mut Vec<u8>) {
 fn put_trits(codes: &[u8], digits: usize, out: &mut Vec<u8>) {
     let bytes = codes.len() / digits;
     out.extend((0..bytes).map(|byte| {
-        let digit = |n: usize| match n < digits {
-            true => u32::from(codes[n * bytes + byte]),
-            false => 0,
+        let digit = |n: usize| {
+            if n < digits {
+                u32::from(codes[n * bytes + byte])
+            } else {
+                0
+            }
         };
         let total = (0..5).fold(0, |total, n| total * 3 + digit(n));
         (total * 256).div_ceil(243) as u8

@@ -25,8 +25,9 @@ use crate::checkpoint::convert::{Container, TernaryLayout, Watch, compare, write
 use crate::checkpoint::{I2sOrder, Source};
 use crate::config::ConvertConfig;
 use crate::model::{LoadOptions, Model};
-use crate::opening::{GoldenTokens, OpenCheckpoint, kernels, refuse_without_head};
+use crate::opening::{GOLDEN_FILE, GoldenTokens, OpenCheckpoint, kernels, refuse_without_head};
 use crate::signals::StopSignals;
+use crate::text::ChatTemplate;
 use output::Output;
 
 /// The prompts whose answers `--golden` records if it names no file.
@@ -82,11 +83,7 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
     };
 
     let written = output.path();
-    let template = input
-        .text
-        .template
-        .as_ref()
-        .map(|template| template.source());
+    let template = input.text.template.as_ref().map(ChatTemplate::source);
     write(&source, container, &written, template, watch)?;
     let again = Source::open(&written)?;
     compare(&source, &again, watch)?;
@@ -105,7 +102,7 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
             Container::Gguf(_) | Container::Bin => written.clone(),
         };
         let content = golden.to_json(&weights)?;
-        output.add(container, GoldenTokens::FILE, content.as_bytes())?;
+        output.add(container, GOLDEN_FILE, content.as_bytes())?;
     }
     if watch.interrupted.load(Ordering::Relaxed) {
         return Err("interrupted".into());

@@ -20,7 +20,7 @@ use crate::model::{KvStore, Model};
 use crate::text::Tokenizer;
 
 /// The name of the file.
-const FILE: &str = "sterna_golden.json";
+pub(crate) const FILE: &str = "sterna_golden.json";
 const VERSION: u64 = 1;
 
 /// The largest file that is read.
@@ -44,9 +44,6 @@ struct GoldenCase {
 }
 
 impl GoldenTokens {
-    /// The name of the file.
-    pub(crate) const FILE: &str = FILE;
-
     /// Computes the greedy answers of `model` to `prompts`.
     ///
     /// # Errors

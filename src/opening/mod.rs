@@ -23,7 +23,7 @@ use crate::checkpoint::{I2sOrder, LoadError, ModelConfig, Source};
 use crate::demo;
 use crate::model::{LoadOptions, Model};
 
-pub(crate) use golden_tokens::GoldenTokens;
+pub(crate) use golden_tokens::{FILE as GOLDEN_FILE, GoldenTokens};
 pub(crate) use model_text::ModelText;
 
 /// A checkpoint whose configuration and text are read.

@@ -102,9 +102,10 @@ impl ConfigJson {
         let problem = "must be false; attention over a window is not supported";
         require(!slides, "use_sliding_window", problem)?;
         let bos = self.bos_token_id.as_ref();
-        let (rope_theta, rope_scaling) = match *architecture == BITNET_GEMMA3 {
-            true => (1.0, RopeScaling::None), // The fields of Gemma follow.
-            false => self.rope()?,
+        let (rope_theta, rope_scaling) = if *architecture == BITNET_GEMMA3 {
+            (1.0, RopeScaling::None) // The fields of Gemma follow.
+        } else {
+            self.rope()?
         };
         Ok(ModelConfig {
             architecture,
@@ -268,9 +269,10 @@ fn with_norms_of(source: &Source, architecture: &'static Architecture) -> &'stat
     };
     let norm = other.layer.input_norm_of(other.layer.query);
     let name = norm.map(|norm| format!("model.layers.0.{norm}.weight"));
-    match name.is_some_and(|name| has_tensor(source, &name)) {
-        true => other,
-        false => architecture,
+    if name.is_some_and(|name| has_tensor(source, &name)) {
+        other
+    } else {
+        architecture
     }
 }
 

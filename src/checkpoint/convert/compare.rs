@@ -77,10 +77,10 @@ fn compare_parts(expected: &ModelPart<'_>, found: &ModelPart<'_>, watch: &Watch)
         ) => compare_ternary(one, other, watch),
         (PartContent::Carried { tensor: one, .. }, PartContent::Carried { tensor: other, .. }) => {
             watch.advance(one.bytes.len())?;
-            match have_same_values(one, other)? {
-                true => Ok(()),
-                false => differs("its values were not written as they are"),
+            if have_same_values(one, other)? {
+                return Ok(());
             }
+            differs("its values were not written as they are")
         }
         _ => differs("it is ternary in one of the checkpoints only"),
     }
@@ -129,13 +129,11 @@ fn compare_ternary(
         }
         (a, b) => a == b,
     };
-    match is_same {
-        true => Ok(()),
-        false => {
-            let (expected, found) = (expected.scales(), found.scales());
-            differs(format!("its scale {expected:?} was written as {found:?}"))
-        }
+    if is_same {
+        return Ok(());
     }
+    let (expected, found) = (expected.scales(), found.scales());
+    differs(format!("its scale {expected:?} was written as {found:?}"))
 }
 
 /// Returns whether two float tensors have the same shape and values. Matrices must have the same

@@ -135,10 +135,10 @@ impl<'a> PartList<'a> {
                 let is_same = (embedding.storage, &embedding.shape, embedding.bytes)
                     == (head.storage, &head.shape, head.bytes);
                 self.embedding(EMBEDDING, embedding, shape)?;
-                match is_same {
-                    true => Ok(()),
-                    false => self.embedding(HEAD, head, shape),
+                if is_same {
+                    return Ok(());
                 }
+                self.embedding(HEAD, head, shape)
             }
             (Some(shared), None) | (None, Some(shared)) => self.embedding(EMBEDDING, shared, shape),
             (None, None) => Err(self.tensors.missing(EMBEDDING)),

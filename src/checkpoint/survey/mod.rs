@@ -12,7 +12,9 @@ use std::path::Path;
 use serde::Serialize;
 
 use self::codes::{WeightCodes, codes_of_all};
-use super::{LoadError, LoadResult, Source, Storage, Tensor, TensorFiles, architecture, config};
+use super::{
+    Gguf, LoadError, LoadResult, Source, Storage, Tensor, TensorFiles, architecture, config,
+};
 
 pub use self::codes::{CodeCounts, ScaleSummary};
 pub use self::facts::ModelFacts;
@@ -156,55 +158,57 @@ impl Survey {
             let weights = shape(tensor).iter().product::<usize>() as u64;
             self.parameters += weights;
             let number = types.get(tensor.name.as_str()).copied();
-            let kind = kinds
-                .entry(kind_of(&tensor.name))
-                .or_insert_with(|| TensorKind {
-                    kind: kind_of(&tensor.name),
-                    count: 0,
-                    layout: layout(tensor, codes.is_some()),
-                    told_by: if number.is_some() { "stride" } else { "header" },
-                    type_number: number,
-                    shape: shape(tensor),
-                    weights: 0,
-                    bytes: 0,
-                    scale_per: codes.as_ref().map(WeightCodes::scale_per),
-                    is_known: is_known(name),
-                });
-            kind.count += 1;
-            kind.weights += weights;
-            kind.bytes += tensor.bytes.len() as u64;
+            let kind = TensorKind {
+                kind: kind_of(&tensor.name),
+                count: 1,
+                layout: layout(tensor, codes.is_some()),
+                told_by: if number.is_some() { "stride" } else { "header" },
+                type_number: number,
+                shape: shape(tensor),
+                weights,
+                bytes: tensor.bytes.len() as u64,
+                scale_per: codes.as_ref().map(WeightCodes::scale_per),
+                is_known: is_known(name),
+            };
+            kind.count_among(&mut kinds);
             if let Some(codes) = codes {
                 total.add(codes);
             }
         }
-        for entry in source
-            .gguf()
-            .into_iter()
-            .flat_map(|gguf| gguf.unread_tensors())
-        {
+        let unread = source.gguf().into_iter().flat_map(Gguf::unread_tensors);
+        for entry in unread {
             let weights = entry.shape.iter().product::<usize>() as u64;
             self.parameters += weights;
-            let kind = kinds
-                .entry(kind_of(entry.name))
-                .or_insert_with(|| TensorKind {
-                    kind: kind_of(entry.name),
-                    count: 0,
-                    layout: format!("type {} (not read)", entry.type_number),
-                    told_by: "unknown",
-                    type_number: Some(entry.type_number),
-                    shape: entry.shape.to_vec(),
-                    weights: 0,
-                    bytes: 0,
-                    scale_per: None,
-                    is_known: is_known(&entry.hugging_face_name),
-                });
-            kind.count += 1;
-            kind.weights += weights;
-            kind.bytes += entry.bytes as u64;
+            let kind = TensorKind {
+                kind: kind_of(entry.name),
+                count: 1,
+                layout: format!("type {} (not read)", entry.type_number),
+                told_by: "unknown",
+                type_number: Some(entry.type_number),
+                shape: entry.shape.to_vec(),
+                weights,
+                bytes: entry.bytes as u64,
+                scale_per: None,
+                is_known: is_known(&entry.hugging_face_name),
+            };
+            kind.count_among(&mut kinds);
         }
         self.matrices = kinds.into_values().collect();
         (self.codes, self.scales) = total.summary();
         Ok(())
+    }
+}
+
+impl TensorKind {
+    /// Adds this tensor to those of its kind.
+    fn count_among(self, kinds: &mut BTreeMap<String, TensorKind>) {
+        if let Some(kind) = kinds.get_mut(&self.kind) {
+            kind.count += self.count;
+            kind.weights += self.weights;
+            kind.bytes += self.bytes;
+        } else {
+            kinds.insert(self.kind.clone(), self);
+        }
     }
 }
 

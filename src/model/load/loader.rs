@@ -104,12 +104,11 @@ impl Loader<'_> {
 
     fn weights(&mut self) -> LoadResult<Weights> {
         let config = self.config;
-        let (embedding, head, is_shared) = match config.has_head {
-            true => {
-                let (embedding, head, is_shared) = self.embedding_and_head()?;
-                (embedding, Some(head), is_shared)
-            }
-            false => (self.only_embedding()?, None, false),
+        let (embedding, head, is_shared) = if config.has_head {
+            let (embedding, head, is_shared) = self.embedding_and_head()?;
+            (embedding, Some(head), is_shared)
+        } else {
+            (self.only_embedding()?, None, false)
         };
         let layers = (0..config.layers).map(|layer| {
             self.report(layer);
