@@ -16,6 +16,7 @@ mod connection;
 mod error;
 mod fields;
 mod generation;
+mod ids;
 mod llama_server;
 mod middleware;
 mod native;

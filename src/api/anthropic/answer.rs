@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use crate::api::fields::tool_calls::whole_calls;
 use crate::api::generation::choice::AnswerEnd;
 use crate::api::generation::choices::{FinishedChoice, Usage};
-use crate::api::middleware::request_id::random_id;
+use crate::api::ids::random_id;
 
 /// A message of the assistant.
 #[derive(Serialize, ToSchema)]

@@ -18,7 +18,7 @@ use super::structure::FieldGrammar;
 use super::token_ids::{LogitBias, TokenList};
 use crate::api::app::ModelCard;
 use crate::api::error::ApiError;
-use crate::api::middleware::request_id::random_u64;
+use crate::api::ids::random_u64;
 use crate::engine::{SamplingParams, TokenId};
 
 const MAX_STOP_STRINGS: usize = 4;

@@ -15,7 +15,7 @@ use crate::api::fields::unsupported;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
 use crate::api::generation::logprobs::{MIN_LOGPROB, TokenLogprob, token_text};
 use crate::api::generation::parsed_request::ParsedRequest;
-use crate::api::middleware::request_id::random_u64;
+use crate::api::ids::random_u64;
 use crate::api::native::{AnswerTimes, AnswerWriter};
 use crate::api::openai::completions::PromptItem;
 use crate::engine::TokenId;

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use crate::api::app::ModelCard;
 use crate::api::generation::choices::Usage;
 use crate::api::generation::prompt_logprobs::PromptLogprobs;
-use crate::api::middleware::request_id::{random_id, unix_seconds};
+use crate::api::ids::{random_id, unix_seconds};
 
 /// The fields that are the same in all chunks of a response.
 pub(super) struct Envelope {

@@ -17,8 +17,8 @@ use crate::api::body;
 use crate::api::error::ApiError;
 use crate::api::fields::params::{Params, ResponseMode};
 use crate::api::generation::parsed_request::ParsedPrompt;
+use crate::api::ids::random_id;
 use crate::api::middleware::authentication::Caller;
-use crate::api::middleware::request_id::random_id;
 
 /// What the engine would get for a prompt.
 #[derive(Serialize, ToSchema)]

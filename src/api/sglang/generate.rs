@@ -19,7 +19,7 @@ use crate::api::fields::unsupported;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
 use crate::api::generation::logprobs::{MIN_LOGPROB, token_text};
 use crate::api::generation::parsed_request::{ParsedRequest, check_length, encoding_error};
-use crate::api::middleware::request_id::random_id;
+use crate::api::ids::random_id;
 use crate::api::native::{AnswerTimes, AnswerWriter};
 use crate::engine::TokenId;
 use crate::tenants::Tenant;

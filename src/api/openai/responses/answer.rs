@@ -9,7 +9,7 @@ use crate::api::error::ApiError;
 use crate::api::fields::tool_calls::whole_calls;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd};
 use crate::api::generation::choices::{FinishedChoice, Usage};
-use crate::api::middleware::request_id::{random_id, unix_seconds};
+use crate::api::ids::{random_id, unix_seconds};
 
 /// A response.
 #[derive(Clone, Serialize, ToSchema)]
