@@ -179,12 +179,12 @@ impl EventWriter for MessageEvents {
     fn end(&mut self, end: ChoiceEnd, usage: Usage) -> Vec<TypedEvent> {
         let mut events = Vec::new();
         self.close(&mut events);
-        let reason = StopReason::new(end.finish_reason, end.stop.as_ref());
+        let (reason, stop) = StopReason::of(end);
         events.push(event(MessageEvent {
             kind: "message_delta",
             delta: Some(MessageDelta {
                 stop_reason: Some(reason),
-                stop_sequence: Some(end.stop),
+                stop_sequence: Some(stop),
                 ..MessageDelta::default()
             }),
             usage: Some(usage.into()),

@@ -12,7 +12,7 @@ use crate::api::fields::json_field::{Bool, Float, Integer, Seed};
 use crate::api::fields::params::{CommonFields, MaxTokens, Params, is_set};
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::unsupported;
-use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
+use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece, Stopper};
 use crate::api::generation::logprobs::{MIN_LOGPROB, TokenLogprob, token_text};
 use crate::api::generation::parsed_request::ParsedRequest;
 use crate::api::ids::random_u64;
@@ -68,7 +68,7 @@ impl LlamaFields {
         if matches!(self.seed, Some(Seed(seed)) if RANDOM_SEEDS.contains(&seed)) {
             params.sampling.seed = random_u64();
         }
-        params.return_token_ids = true; // The last token says why the answer ended.
+        params.return_token_ids = true; // Chunks have them, that of a stop token too.
         Ok(())
     }
 }
@@ -97,7 +97,7 @@ pub(in crate::api) struct LlamaAnswer {
     /// Why the answer ended: `eos` (a stop token), `word` (a stop string) or `limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_type: Option<&'static str>,
-    /// The stop string, if the answer ended with one and the request has no other.
+    /// The stop string that ended the answer, or an empty text.
     #[serde(skip_serializing_if = "Option::is_none")]
     stopping_word: Option<String>,
     /// `false`: a prompt that does not fit is an error.
@@ -172,10 +172,7 @@ pub(in crate::api) struct LlamaWriter {
     tokenizer: Arc<Tokenizer>,
     model: String,
     prompt_tokens: u32,
-    stop_tokens: Vec<TokenId>,
-    only_stop: Option<String>, // The stop string, if there is one only.
     wants_tokens: bool,
-    last_token: Option<TokenId>,
     pending: LlamaAnswer, // The pieces that no chunk has yet.
 }
 
@@ -187,13 +184,7 @@ impl LlamaWriter {
             tokenizer: Arc::clone(&serving.tokenizer),
             model: serving.model.name.clone(),
             prompt_tokens: request.prompts[0].tokens.len() as u32,
-            stop_tokens: params.stop_tokens.clone(),
-            only_stop: match params.stop.as_slice() {
-                [only] => Some(only.clone()),
-                _ => None,
-            },
             wants_tokens,
-            last_token: None,
             pending: LlamaAnswer::default(),
         };
         writer.pending.completion_probabilities = wants_probs.then(Vec::new);
@@ -212,15 +203,14 @@ impl LlamaWriter {
         };
         std::mem::replace(&mut self.pending, next)
     }
+}
 
-    /// Returns why the answer ended, and the stop string if it is known.
-    fn stop(&self, reason: AnswerEnd) -> (&'static str, String) {
-        let is_token = (self.last_token).is_some_and(|token| self.stop_tokens.contains(&token));
-        match reason {
-            AnswerEnd::Length => ("limit", String::new()),
-            _ if is_token => ("eos", String::new()),
-            _ => ("word", self.only_stop.clone().unwrap_or_default()),
-        }
+/// Returns why an answer ended, and the stop string that ended it.
+fn stop(end: &ChoiceEnd) -> (&'static str, String) {
+    match (end.finish_reason, &end.stopped_at) {
+        (AnswerEnd::Length, _) => ("limit", String::new()),
+        (_, Some(Stopper::Text(stop))) => ("word", stop.clone()),
+        (_, Some(Stopper::Token(_)) | None) => ("eos", String::new()),
     }
 }
 
@@ -254,7 +244,6 @@ impl AnswerWriter for LlamaWriter {
     fn add(&mut self, piece: Piece, is_streamed: bool) {
         let pending = &mut self.pending;
         pending.content += &piece.text;
-        self.last_token = piece.tokens.last().copied().or(self.last_token);
         if is_streamed || self.wants_tokens {
             pending.tokens.extend(piece.tokens);
         }
@@ -271,7 +260,7 @@ impl AnswerWriter for LlamaWriter {
     }
 
     fn end(&mut self, end: ChoiceEnd, times: AnswerTimes) -> String {
-        let (stop_type, stopping_word) = self.stop(end.finish_reason);
+        let (stop_type, stopping_word) = stop(&end);
         let predicted = end.completion_tokens;
         json(&LlamaAnswer {
             stop: true,

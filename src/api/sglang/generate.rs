@@ -16,7 +16,7 @@ use crate::api::fields::params::{
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::token_ids::TokenList;
 use crate::api::fields::unsupported;
-use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
+use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece, Stopper};
 use crate::api::generation::logprobs::{MIN_LOGPROB, token_text};
 use crate::api::generation::parsed_request::{ParsedRequest, check_length, encoding_error};
 use crate::api::ids::random_id;
@@ -121,7 +121,7 @@ impl GenerateFields {
         };
         let top = self.top_logprobs_num.map_or(0, |Integer(top)| top as u32);
         params.sampling.logprobs = is_set(self.return_logprob).then_some(top);
-        params.return_token_ids = true; // `output_ids`, and the last one says why it ended.
+        params.return_token_ids = true; // `output_ids`, with a stop token.
         Ok(())
     }
 }
@@ -200,12 +200,32 @@ struct GenerateEnd {
     /// `stop` or `length`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// The stop token, or the stop string if the request has one only.
+    /// The stop token or the stop string that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     matched: Option<Matched>,
     /// The number of output tokens, if that is why it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     length: Option<u32>,
+}
+
+impl GenerateEnd {
+    fn new(end: ChoiceEnd) -> GenerateEnd {
+        match end.finish_reason {
+            AnswerEnd::Length => GenerateEnd {
+                kind: "length",
+                matched: None,
+                length: Some(end.completion_tokens),
+            },
+            AnswerEnd::Stop | AnswerEnd::ToolCalls => GenerateEnd {
+                kind: "stop",
+                matched: end.stopped_at.map(|stopper| match stopper {
+                    Stopper::Token(token) => Matched::Token(token),
+                    Stopper::Text(stop) => Matched::Text(stop),
+                }),
+                length: None,
+            },
+        }
+    }
 }
 
 /// What ended an answer.
@@ -220,9 +240,7 @@ enum Matched {
 pub(in crate::api) struct GenerateWriter {
     tokenizer: Arc<Tokenizer>,
     shows_texts: bool,
-    stop_tokens: Vec<TokenId>,
-    only_stop: Option<String>, // The stop string, if there is one only.
-    answer: GenerateAnswer,    // So far, except its tokens.
+    answer: GenerateAnswer, // So far, except its tokens.
     tokens: Vec<TokenId>,
 }
 
@@ -230,24 +248,6 @@ impl GenerateWriter {
     fn likelihood(&self, token: TokenId, logprob: f32) -> Likelihood {
         let text = self.shows_texts.then(|| token_text(&self.tokenizer, token));
         (logprob.max(MIN_LOGPROB), token, text)
-    }
-
-    fn reason(&self, end: &ChoiceEnd) -> GenerateEnd {
-        let last = self.tokens.last();
-        let token = last.filter(|token| self.stop_tokens.contains(token));
-        let text = || self.only_stop.clone().map(Matched::Text);
-        match end.finish_reason {
-            AnswerEnd::Length => GenerateEnd {
-                kind: "length",
-                matched: None,
-                length: Some(end.completion_tokens),
-            },
-            _ => GenerateEnd {
-                kind: "stop",
-                matched: token.map(|token| Matched::Token(*token)).or_else(text),
-                length: None,
-            },
-        }
     }
 }
 
@@ -286,11 +286,6 @@ impl AnswerWriter for GenerateWriter {
         let writer = GenerateWriter {
             tokenizer: Arc::clone(&serving.tokenizer),
             shows_texts: is_set(fields.return_text_in_logprobs),
-            stop_tokens: params.stop_tokens.clone(),
-            only_stop: match params.stop.as_slice() {
-                [only] => Some(only.clone()),
-                _ => None,
-            },
             tokens: Vec::new(),
             answer: GenerateAnswer {
                 text: String::new(),
@@ -339,12 +334,11 @@ impl AnswerWriter for GenerateWriter {
     }
 
     fn end(&mut self, end: ChoiceEnd, times: AnswerTimes) -> String {
-        let reason = self.reason(&end);
         self.answer.output_ids = std::mem::take(&mut self.tokens);
         let info = &mut self.answer.meta_info;
-        info.finish_reason = Some(reason);
         info.completion_tokens = end.completion_tokens;
         info.cached_tokens = Some(end.cached_tokens);
+        info.finish_reason = Some(GenerateEnd::new(end));
         info.e2e_latency = Some(times.prompt + times.output);
         self.chunk()
     }
