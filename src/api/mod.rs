@@ -23,6 +23,7 @@ mod native;
 mod openai;
 mod openapi;
 mod page;
+mod respond;
 mod sglang;
 mod status;
 mod tokenize;

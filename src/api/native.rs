@@ -11,15 +11,14 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use crate::api::app::{App, Serving};
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
-use crate::api::fields::params::ResponseMode;
-use crate::api::generation::begin::begin;
+use crate::api::fields::json_object::JsonObject;
 use crate::api::generation::choice::{ChoiceEnd, ChoiceOutput, Piece};
 use crate::api::generation::choices::Choices;
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::{ParsedRequest, ResponseMode};
 use crate::api::generation::sse::{self, FrameWriter, Frames};
 use crate::api::middleware::authentication::Caller;
+use crate::api::respond::begin;
 use crate::tenants::Tenant;
 
 /// Writes the answer of one request, in the shape of its endpoint.

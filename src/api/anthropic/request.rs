@@ -8,17 +8,17 @@ use utoipa::ToSchema;
 use super::answer::TokenCount;
 use super::content::{AnthropicMessages, TextContent};
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::{ApiError, quoted};
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::json_field::{
     Bool, Float, Integer, JsonField, JsonText, Object, Scalar, at_most, deserialize_fields,
     must_be, unsupported,
 };
+use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{BasicFields, StopStrings, is_set};
 use crate::api::fields::tool_fields::{ChoiceField, MAX_TOOLS, NewTool, ToolSchema, tool_use};
 use crate::api::fields::unsupported::{self as refused, UnsupportedField};
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::ParsedRequest;
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tenants::Tenant;
 use crate::text::{ConversationEnd, Message, TemplateArguments, TemplateValue};

@@ -5,7 +5,6 @@
 //!
 //! Invariant: `limits.rs` counts a body and its bytes until a parser takes it.
 
-pub(in crate::api) mod json;
 pub(in crate::api) mod limits;
 
 use std::sync::Arc;
@@ -20,10 +19,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
+use crate::api::fields::json_object::JsonObject;
 use crate::api::middleware::authentication::Caller;
 use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
-use json::JsonObject;
 use limits::{ArrivingBody, BodyLimitReached};
 
 const MAX_BODY_BYTES: usize = 2 << 20;

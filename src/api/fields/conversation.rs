@@ -5,15 +5,13 @@ use utoipa::ToSchema;
 
 use super::json_field::Bool;
 use super::messages::Messages;
-use super::params::Params;
-use super::structure::{FieldGrammar, check_end};
+use super::prompt::{check_length, encoding_error};
+use super::structure::check_end;
 use super::template_kwargs::TemplateKwargs;
 use super::tool_fields::Tools;
 use crate::api::app::Serving;
 use crate::api::error::ApiError;
-use crate::api::generation::parsed_request::{
-    ParsedRequest, ReasoningField, check_length, encoding_error,
-};
+use crate::api::generation::request::{FieldGrammar, Params, ParsedRequest, ReasoningField};
 use crate::constraint::GrammarSource;
 use crate::text::{ChatPrompt, ConversationEnd, Message, TemplateArguments, TemplateError};
 use crate::tools::{CallParser, Tool, ToolChoice, ToolUse, Turn};

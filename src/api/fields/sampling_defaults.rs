@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::json_field::{Float, Integer};
-use crate::api::body::json::JsonObject;
+use super::json_object::JsonObject;
 
 /// Sampling parameters of requests that do not set them. By default, there are none.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::json_field::unsupported;
-use crate::api::body::json::JsonObject;
+use super::json_object::JsonObject;
 use crate::api::error::{ApiError, quoted};
 
 /// A field that the server does not support: its name, the values that ask only for what the server

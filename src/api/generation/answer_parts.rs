@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::parsed_request::ParsedRequest;
+use super::request::ParsedRequest;
 use crate::engine::TokenId;
 use crate::text::{ReasoningSplitter, SplitText};
 use crate::tools::{CallDelta, CallParser};

@@ -20,8 +20,8 @@ use utoipa::ToSchema;
 
 use super::answer_parts::{AnswerParts, AnswerSplitter};
 use super::logprobs::TokenLogprob;
-use super::parsed_request::ParsedRequest;
 use super::prompt_logprobs::PromptPart;
+use super::request::ParsedRequest;
 use crate::api::app::Serving;
 use crate::api::error::ApiError;
 use crate::api::middleware::authentication::Caller;

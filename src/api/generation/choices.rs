@@ -18,8 +18,8 @@ use utoipa::ToSchema;
 
 use super::choice::{AnswerEnd, ChoiceEnd, ChoiceGeneration, ChoiceOutput, Piece};
 use super::logprobs::{SpelledTokens, TokenLogprob, TokenSpelling};
-use super::parsed_request::ParsedRequest;
 use super::prompt_logprobs::PromptLogprobs;
+use super::request::ParsedRequest;
 use super::running::Registration;
 use crate::api::app::Serving;
 use crate::api::error::ApiError;

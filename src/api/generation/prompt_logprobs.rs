@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::logprobs::{MIN_LOGPROB, TokenLogprob, token_text};
-use crate::api::fields::params::Params;
+use super::request::Params;
 use crate::engine::{ScoredToken, TokenId};
 use crate::text::{Detokenizer, TextOptions, Tokenizer};
 

@@ -7,18 +7,18 @@ use utoipa::ToSchema;
 
 use super::endpoint::Endpoint;
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
 use crate::api::fields::conversation::ConversationFields;
 use crate::api::fields::json_field::{Bool, Integer};
-use crate::api::fields::params::{Params, is_set};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::is_set;
 use crate::api::fields::tool_calls::ToolCall;
 use crate::api::fields::tool_fields::ToolChoiceFields;
 use crate::api::fields::unsupported::{self, UnsupportedField};
 use crate::api::generation::choice::{AnswerEnd, Piece};
 use crate::api::generation::choices::{Choices, FinishedChoice};
 use crate::api::generation::logprobs::ChatLogprobs;
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::{Params, ParsedRequest};
 use crate::api::openapi::{Components, ObjectSchema};
 
 /// The fields that only this endpoint has, beside the conversation.

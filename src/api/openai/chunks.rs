@@ -5,9 +5,9 @@
 use super::endpoint::Endpoint;
 use super::envelope::{Envelope, PromptFields, UsageField};
 use crate::api::error::ApiError;
-use crate::api::fields::params::StreamUsage;
 use crate::api::generation::choice::ChoiceOutput;
 use crate::api::generation::choices::Choices;
+use crate::api::generation::request::StreamUsage;
 use crate::api::generation::sse::{FrameWriter, Frames};
 
 /// Writes the chunks of one response.

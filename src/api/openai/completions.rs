@@ -2,34 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use serde::de::{Error, MapAccess, SeqAccess};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::endpoint::Endpoint;
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
-use crate::api::fields::json_field::{
-    Bool, Given, Integer, JsonField, Scalar, count_rest, deserialize_fields, must_be,
-};
-use crate::api::fields::params::{Params, is_set};
-use crate::api::fields::token_ids::TokenList;
+use crate::api::fields::json_field::{Bool, Integer};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::is_set;
+use crate::api::fields::prompt::{MAX_PROMPTS, Prompt, prompts};
 use crate::api::fields::unsupported::{self, UnsupportedField};
 use crate::api::generation::choice::{AnswerEnd, Piece};
 use crate::api::generation::choices::{Choices, FinishedChoice};
 use crate::api::generation::logprobs::CompletionLogprobs;
-use crate::api::generation::parsed_request::{ParsedRequest, check_length, encoding_error};
 use crate::api::generation::prompt_logprobs::PromptLogprobs;
+use crate::api::generation::request::{Params, ParsedRequest};
 use crate::api::openapi::{Components, ObjectSchema};
 use crate::engine::TokenId;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
-
-/// The maximum number of prompts of a request, and of its choices.
-const MAX_PROMPTS: usize = 128;
 
 /// The fields that only this endpoint has.
 #[derive(Deserialize, ToSchema)]
@@ -45,101 +38,6 @@ pub(super) struct CompletionFields {
     /// the prompt, `null` for its first token, and the prompt is computed whole.
     echo: Option<Bool>,
 }
-
-/// The field `prompt`.
-pub(in crate::api) enum Prompt {
-    One(PromptText),
-    Several(Vec<PromptItem>),
-    TooMany(usize),
-}
-
-/// A prompt: text or tokens.
-pub(in crate::api) enum PromptText {
-    Text(String),
-    Tokens(TokenList),
-}
-
-/// An item of the array in `prompt`, or the only prompt.
-pub(in crate::api) enum PromptItem {
-    Prompt(PromptText),
-    Other(Given),
-}
-
-impl<'de> JsonField<'de> for PromptItem {
-    const EXPECTED: &'static str = "a string or an array of token ids";
-
-    fn schema() -> Value {
-        json!({"anyOf": [{"type": "string"}, <TokenList as JsonField>::schema()]})
-    }
-
-    fn scalar<E: Error>(value: Scalar<'_>) -> Result<PromptItem, E> {
-        Ok(match value {
-            Scalar::Text(text) => PromptItem::Prompt(PromptText::Text(text.to_owned())),
-            other => PromptItem::Other(Given::scalar(other)?),
-        })
-    }
-
-    fn array<A: SeqAccess<'de>>(items: A) -> Result<PromptItem, A::Error> {
-        let tokens = TokenList::array(items)?;
-        Ok(PromptItem::Prompt(PromptText::Tokens(tokens)))
-    }
-
-    fn object<A: MapAccess<'de>>(entries: A) -> Result<PromptItem, A::Error> {
-        Given::object(entries).map(PromptItem::Other)
-    }
-}
-
-impl<'de> JsonField<'de> for Prompt {
-    const EXPECTED: &'static str = PromptItem::EXPECTED;
-
-    fn schema() -> Value {
-        let mut tokens = <TokenList as JsonField>::schema();
-        tokens["minItems"] = 1.into();
-        let text = json!({"type": "string"});
-        let prompt = json!({"anyOf": [text, tokens]});
-        let prompts =
-            json!({"type": "array", "items": prompt, "minItems": 1, "maxItems": MAX_PROMPTS});
-        json!({"anyOf": [text, tokens, prompts]})
-    }
-
-    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Prompt, E> {
-        match value {
-            Scalar::Text(text) => Ok(Prompt::One(PromptText::Text(text.to_owned()))),
-            other => Err(must_be(Self::EXPECTED, other)),
-        }
-    }
-
-    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<Prompt, A::Error> {
-        let mut prompts: Vec<PromptItem> = Vec::new();
-        while prompts.len() < MAX_PROMPTS
-            && let Some(item) = items.next_element()?
-        {
-            match item {
-                PromptItem::Other(first) if prompts.is_empty() => {
-                    let mut tokens = TokenList::default();
-                    tokens.push(&first);
-                    tokens.extend(&mut items)?;
-                    return Ok(Prompt::One(PromptText::Tokens(tokens)));
-                }
-                item => prompts.push(item),
-            }
-        }
-        let more = count_rest(&mut items)?;
-        if more > 0 {
-            return Ok(Prompt::TooMany(MAX_PROMPTS + more));
-        }
-        Ok(match prompts.pop() {
-            None => Prompt::One(PromptText::Tokens(TokenList::default())),
-            Some(PromptItem::Prompt(only)) if prompts.is_empty() => Prompt::One(only),
-            Some(last) => {
-                prompts.push(last);
-                Prompt::Several(prompts)
-            }
-        })
-    }
-}
-
-deserialize_fields!(Prompt, PromptItem);
 
 /// `POST /v1/completions`.
 #[derive(Default)]
@@ -207,27 +105,6 @@ impl Endpoint for CompletionEndpoint {
     }
 }
 
-/// Returns the tokens of each prompt in the field `param`.
-pub(in crate::api) fn prompts(
-    prompt: Prompt,
-    param: &str,
-    adds_special: bool,
-    serving: &Serving,
-) -> Result<Vec<Vec<TokenId>>, ApiError> {
-    let item = |(index, item): (usize, PromptItem)| {
-        item.tokens(&format!("{param}[{index}]"), adds_special, serving)
-    };
-    match prompt {
-        Prompt::One(prompt) => Ok(vec![prompt.tokens(param, adds_special, serving)?]),
-        Prompt::Several(items) => items.into_iter().enumerate().map(item).collect(),
-        Prompt::TooMany(count) => {
-            let message =
-                format!("'{param}' may contain at most {MAX_PROMPTS} prompts; got {count}.");
-            Err(ApiError::invalid_value(param, message))
-        }
-    }
-}
-
 /// Checks that `n` choices of each prompt are not too many.
 fn check_choices(prompts: usize, params: &Params) -> Result<(), ApiError> {
     let choices = prompts * params.n as usize;
@@ -239,50 +116,6 @@ fn check_choices(prompts: usize, params: &Params) -> Result<(), ApiError> {
         params.n
     );
     Err(ApiError::invalid_value("n", message))
-}
-
-impl PromptItem {
-    /// Returns the tokens. `param` names the prompt.
-    pub(in crate::api) fn tokens(
-        self,
-        param: &str,
-        adds_special: bool,
-        serving: &Serving,
-    ) -> Result<Vec<TokenId>, ApiError> {
-        match self {
-            PromptItem::Prompt(prompt) => prompt.tokens(param, adds_special, serving),
-            PromptItem::Other(got) => {
-                let message = format!("'{param}' must be {}; got {got}.", PromptItem::EXPECTED);
-                Err(ApiError::invalid_value(param, message))
-            }
-        }
-    }
-}
-
-impl PromptText {
-    /// Returns the tokens. `param` names the prompt.
-    fn tokens(
-        self,
-        param: &str,
-        adds_special: bool,
-        serving: &Serving,
-    ) -> Result<Vec<TokenId>, ApiError> {
-        match self {
-            PromptText::Tokens(tokens) if tokens.len() == 0 => {
-                let message = format!("'{param}' must not be an empty array.");
-                Err(ApiError::invalid_value(param, message))
-            }
-            PromptText::Tokens(tokens) => tokens.check(param, &serving.model),
-            PromptText::Text(text) => {
-                check_length(text.len(), serving, param)?;
-                let tokens = match adds_special {
-                    true => serving.tokenizer.encode_prompt(&text),
-                    false => serving.tokenizer.encode_plain(&text),
-                };
-                tokens.map_err(|error| encoding_error(&error, param))
-            }
-        }
-    }
 }
 
 /// A choice of an answer, or what a chunk of a stream adds to one.

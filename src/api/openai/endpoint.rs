@@ -4,14 +4,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
-use crate::api::fields::params::{CommonFields, Params};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::CommonFields;
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::unsupported::{self, UnsupportedField};
 use crate::api::generation::choice::{AnswerEnd, Piece};
 use crate::api::generation::choices::{Choices, FinishedChoice};
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::{Params, ParsedRequest};
 use crate::api::openapi::{Components, ObjectSchema};
 use crate::tenants::Tenant;
 

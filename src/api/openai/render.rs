@@ -15,8 +15,7 @@ use super::endpoint::Endpoint;
 use crate::api::app::{App, Serving};
 use crate::api::body;
 use crate::api::error::ApiError;
-use crate::api::fields::params::{Params, ResponseMode};
-use crate::api::generation::parsed_request::ParsedPrompt;
+use crate::api::generation::request::{Params, ParsedPrompt, ResponseMode};
 use crate::api::ids::random_id;
 use crate::api::middleware::authentication::Caller;
 

@@ -8,12 +8,12 @@ use super::chunks::ChunkWriter;
 use super::endpoint::Endpoint;
 use super::envelope::{Envelope, PromptFields, UsageField};
 use crate::api::app::{App, Serving};
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
-use crate::api::fields::params::ResponseMode;
-use crate::api::generation::begin::begin;
+use crate::api::fields::json_object::JsonObject;
+use crate::api::generation::request::ResponseMode;
 use crate::api::generation::sse;
 use crate::api::middleware::authentication::Caller;
+use crate::api::respond::begin;
 use crate::tenants::Tenant;
 
 /// Handles a request to the endpoint `E`.

@@ -7,18 +7,19 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
 use crate::api::fields::json_field::{Bool, Integer, JsonText, Seed};
-use crate::api::fields::params::{
-    CommonFields, MaxTokens, Params, ResponseMode, StreamUsage, is_set,
-};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::{CommonFields, is_set};
+use crate::api::fields::prompt::encode;
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::token_ids::TokenList;
 use crate::api::fields::unsupported;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece, Stopper};
 use crate::api::generation::logprobs::{MIN_LOGPROB, token_text};
-use crate::api::generation::parsed_request::{ParsedRequest, check_length, encoding_error};
+use crate::api::generation::request::{
+    MaxTokens, Params, ParsedRequest, ResponseMode, StreamUsage,
+};
 use crate::api::ids::random_id;
 use crate::api::native::{AnswerTimes, AnswerWriter};
 use crate::engine::TokenId;
@@ -78,11 +79,7 @@ struct SamplingObject<'a> {
 impl GenerateFields {
     fn prompt(&mut self, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
         match (self.text.take(), self.input_ids.take()) {
-            (Some(JsonText(text)), None) => {
-                check_length(text.len(), serving, "text")?;
-                let tokens = serving.tokenizer.encode_prompt(&text);
-                tokens.map_err(|error| encoding_error(&error, "text"))
-            }
+            (Some(JsonText(text)), None) => encode(&text, "text", true, serving),
             (None, Some(tokens)) => tokens.check("input_ids", &serving.model),
             (Some(_), Some(_)) => {
                 let message = "'text' and 'input_ids' exclude each other. Send one of them.";

@@ -13,11 +13,11 @@ use axum::response::{IntoResponse, Response};
 
 use crate::api::app::App;
 use crate::api::error::ApiError;
-use crate::api::generation::begin::begin;
 use crate::api::generation::sse;
 use crate::api::generation::typed_events::TypedEvents;
 use crate::api::middleware::authentication::Caller;
 use crate::api::openapi::{Components, Operation};
+use crate::api::respond::begin;
 use answer::ResponseAnswer;
 use request::{ResponsesFields, read};
 use stream::{ResponseEvent, ResponseEvents};

@@ -8,19 +8,19 @@ use utoipa::ToSchema;
 
 use super::items::InputField;
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::json_field::{
     Bool, Float, Integer, JsonField, JsonText, Object, Scalar, at_most, deserialize_fields,
 };
+use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{BasicFields, is_set};
-use crate::api::fields::structure::{FieldGrammar, FormatType, JsonSchema, check_end};
+use crate::api::fields::structure::{FormatType, JsonSchema, check_end};
 use crate::api::fields::tool_fields::{
     ChoiceField, FunctionKind, MAX_TOOLS, NewTool, ToolSchema, tool_use,
 };
 use crate::api::fields::unsupported::{self as refused, Harmless, UnsupportedField};
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::{FieldGrammar, ParsedRequest};
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tenants::Tenant;
 use crate::text::{ConversationEnd, Message, TemplateArguments, TemplateValue};

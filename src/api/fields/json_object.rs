@@ -14,8 +14,8 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 use serde_json::error::Category;
 use serde_path_to_error::{Deserializer as PathDeserializer, Path, Track};
 
+use super::json_field::{Given, UNSUPPORTED};
 use crate::api::error::ApiError;
-use crate::api::fields::json_field::{Given, UNSUPPORTED};
 
 /// The maximum number of strings, arrays and objects in a body. A string that names a field counts.
 /// Numbers do not count, because a prompt may be many token ids and each needs only four bytes.

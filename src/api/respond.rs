@@ -4,13 +4,12 @@ use std::time::Instant;
 
 use axum::extract::Request;
 
-use super::choices::Choices;
-use super::parsed_request::ParsedRequest;
 use crate::api::app::{App, Serving};
 use crate::api::body;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
-use crate::api::fields::structure;
+use crate::api::fields::json_object::JsonObject;
+use crate::api::generation::choices::Choices;
+use crate::api::generation::request::ParsedRequest;
 use crate::api::middleware::authentication::Caller;
 use crate::tenants::Tenant;
 
@@ -30,8 +29,7 @@ pub(in crate::api) async fn begin<T: Send + 'static>(
     let arrived = Instant::now();
     let (request, own) = body::read(app, caller, request, read).await?;
     let serving = app.serving()?;
-    let compiled = structure::compile(serving, request, caller.tenant.number).await;
-    match compiled {
+    match request.compile(serving, caller.tenant.number).await {
         Ok(request) => Ok((Choices::start(serving, request, caller, arrived)?, own)),
         Err(error) => Err(caller.charged(error, serving).await),
     }

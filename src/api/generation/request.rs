@@ -1,13 +1,16 @@
-//! A request that has been parsed and fits the model's context length.
+//! A request that has been read and fits the model's context length: what the engine gets, and the
+//! shape of the answer.
+//!
+//! The fields of every endpoint become this, and it knows none of them.
 
 use std::sync::Arc;
 
 use super::prompt_logprobs::Echo;
 use crate::api::app::{ModelCard, Serving};
 use crate::api::error::ApiError;
-use crate::api::fields::params::{MaxTokens, Params, Truncation};
-use crate::engine::TokenId;
-use crate::text::{ReasoningTags, TextError};
+use crate::constraint::GrammarSource;
+use crate::engine::{SamplingParams, TenantId, TokenId};
+use crate::text::ReasoningTags;
 use crate::tools::CallParser;
 
 /// The largest number of log-probabilities of prompt tokens in an answer, alternatives included, so
@@ -23,6 +26,103 @@ pub(in crate::api) struct ParsedRequest {
     pub(in crate::api) reasoning: Option<ReasoningField>,
     /// The parser of calls, if the answer may call tools.
     pub(in crate::api) calls: Option<CallParser>,
+}
+
+/// The parameters of a request, without its prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::api) struct Params {
+    pub(in crate::api) sampling: SamplingParams,
+    /// The grammar that the output follows, until it is compiled.
+    pub(in crate::api) grammar: Option<FieldGrammar>,
+    /// The number of choices.
+    pub(in crate::api) n: u32,
+    /// If `None`, the endpoint's default applies.
+    pub(in crate::api) max_tokens: Option<MaxTokens>,
+    pub(in crate::api) min_tokens: u32,
+    /// The client's stop tokens and, unless the client ignores them, the model's.
+    pub(in crate::api) stop_tokens: Vec<TokenId>,
+    pub(in crate::api) stop: Vec<String>,
+    pub(in crate::api) include_stop: bool,
+    pub(in crate::api) skip_special_tokens: bool,
+    pub(in crate::api) return_token_ids: bool,
+    /// The number of alternatives in `prompt_logprobs`. `None` leaves the field out.
+    pub(in crate::api) prompt_logprobs: Option<u32>,
+    /// Whether the text begins with that of the prompt.
+    pub(in crate::api) echo: bool,
+    /// Whether log-probabilities show the ids of tokens instead of their texts.
+    pub(in crate::api) shows_token_ids: bool,
+    /// How much of a prompt is used. `None` uses all of it.
+    pub(in crate::api) truncation: Option<Truncation>,
+    pub(in crate::api) response_mode: ResponseMode,
+}
+
+/// The maximum output length that a client gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::api) struct MaxTokens {
+    /// The field that holds it.
+    pub(in crate::api) field: &'static str,
+    pub(in crate::api) tokens: u64,
+}
+
+/// How much of a prompt is used, from its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::api) enum Truncation {
+    /// At most this many tokens.
+    Tokens(u32),
+    /// As many tokens as leave room for the output.
+    ToFit,
+}
+
+/// How the server sends the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::api) enum ResponseMode {
+    /// As one JSON object.
+    Whole,
+    /// As server-sent events.
+    Stream(StreamUsage),
+}
+
+/// Where a stream reports token counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::api) enum StreamUsage {
+    /// Nowhere.
+    Omitted,
+    /// In a chunk of its own at the end; all other chunks have `"usage": null`.
+    AtEnd,
+    /// In every chunk, and in a chunk of its own at the end.
+    InEveryChunk,
+}
+
+impl Params {
+    /// Returns whether the answer is about the prompt only.
+    pub(in crate::api) fn is_prompt_only(&self) -> bool {
+        self.max_tokens.is_some_and(|max| max.tokens == 0)
+    }
+
+    /// Checks that the request asks for one choice and for nothing about its prompt, for endpoints
+    /// whose answers have only that.
+    pub(in crate::api) fn check_plain(&self) -> Result<(), ApiError> {
+        if self.n != 1 {
+            let message = format!("'n' must be 1 for this endpoint; got {}.", self.n);
+            return Err(ApiError::unsupported("n", message));
+        }
+        if self.prompt_logprobs.is_some() {
+            let message = "'prompt_logprobs' is not supported by this endpoint. Use \
+                           POST /v1/completions.";
+            return Err(ApiError::unsupported("prompt_logprobs", message));
+        }
+        Ok(())
+    }
+}
+
+/// A grammar, and the field that gives it.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::api) struct FieldGrammar {
+    pub(in crate::api) field: &'static str,
+    pub(in crate::api) source: GrammarSource,
+    /// The parts of the grammar, by the path of their fields. If the grammar cannot be compiled,
+    /// the error names the first part that cannot.
+    pub(in crate::api) parts: Vec<(String, GrammarSource)>,
 }
 
 /// A prompt of a request, and how long its output may be.
@@ -88,6 +188,34 @@ impl ParsedRequest {
             reasoning: None,
             calls: None,
         })
+    }
+
+    /// Compiles the grammar of the request, if it has one.
+    ///
+    /// # Errors
+    /// If it cannot be compiled.
+    pub(in crate::api) async fn compile(
+        mut self,
+        serving: &Serving,
+        tenant: TenantId,
+    ) -> Result<ParsedRequest, ApiError> {
+        let Some(grammar) = self.params.grammar.take() else {
+            return Ok(self);
+        };
+        match serving.grammars.compile(tenant.0, grammar.source).await {
+            Ok(compiled) => {
+                self.params.sampling.grammar = Some(compiled);
+                Ok(self)
+            }
+            Err(of_whole) => {
+                for (path, source) in grammar.parts {
+                    if let Err(error) = serving.grammars.compile(tenant.0, source).await {
+                        return Err(ApiError::grammar(&path, &error));
+                    }
+                }
+                Err(ApiError::grammar(grammar.field, &of_whole))
+            }
+        }
     }
 }
 
@@ -197,43 +325,5 @@ impl ParsedPrompt {
             max_new_tokens,
             echo: None,
         })
-    }
-}
-
-/// Checks the length of a text before it is tokenized, because tokenizing a hopelessly long text
-/// would be wasted work.
-///
-/// # Errors
-/// If `bytes` bytes of text cannot fit the context, whatever tokens they become.
-pub(in crate::api) fn check_length(
-    bytes: usize,
-    serving: &Serving,
-    param: &str,
-) -> Result<(), ApiError> {
-    let limit = serving.model.max_model_len;
-    let min_tokens = bytes / serving.tokenizer.longest_token();
-    if min_tokens <= limit as usize {
-        return Ok(());
-    }
-    let found = format!(
-        "The prompt has {bytes} bytes, which are at least {min_tokens} tokens. Shorten the prompt."
-    );
-    Err(ApiError::context_length(param, limit, &found))
-}
-
-/// Returns the error for a text that cannot be encoded. `param` names the field that holds it.
-pub(in crate::api) fn encoding_error(error: &TextError, param: &str) -> ApiError {
-    match error {
-        TextError::BeyondVocabulary { vocabulary, .. } => {
-            let message = format!(
-                "'{param}' has text whose token the model does not know: its tokenizer has more \
-                 tokens than the model's vocabulary of {vocabulary}. Change the text."
-            );
-            ApiError::invalid_value(param, message)
-        }
-        TextError::BecomesControl { .. } => {
-            ApiError::invalid_value(param, format!("'{param}': {error}."))
-        }
-        other => ApiError::internal(&other.to_string()),
     }
 }
