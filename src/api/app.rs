@@ -104,6 +104,8 @@ pub struct Serving {
     pub tokenizer: Arc<Tokenizer>,
     /// The model's chat template. A model without a template serves completions only.
     pub chat_template: Option<ChatTemplate>,
+    /// How the model is told about tools, and how it writes calls.
+    pub tool_format: ToolFormat,
     /// The sampling parameters of requests that do not set them.
     pub defaults: SamplingDefaults,
     /// The engine that runs the model.
@@ -112,13 +114,6 @@ pub struct Serving {
     pub grammars: Grammars,
     /// The metrics that the engine records.
     pub metrics: Metrics,
-}
-
-impl Serving {
-    /// Returns how the model is told about tools, and how it writes calls.
-    pub(super) fn tool_format(&self) -> ToolFormat {
-        ToolFormat::find(self.chat_template.as_ref(), &self.tokenizer)
-    }
 }
 
 /// The state that all handlers share.

@@ -22,6 +22,7 @@ use crate::metrics::{Identity, Metrics};
 use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source};
 use crate::tenants::PublicText;
 use crate::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
+use crate::tools::ToolFormat;
 
 const DEMO_NAME: &str = "sterna-demo";
 /// A step that takes longer, and ten times as long as predicted, means that something is broken.
@@ -124,6 +125,7 @@ fn start_engine(
     })?;
     let tokenizer = Arc::new(tokenizer);
     let serving = Serving {
+        tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
         grammars: start_grammars(config, &tokenizer, &card)?,
         model: card,
         tokenizer,

@@ -86,8 +86,7 @@ impl Conversation {
             return Err(ApiError::no_chat_template(&serving.model.name));
         };
         let param = self.param;
-        let format = serving.tool_format();
-        let (messages, tools) = format.conversation(self.turns, &self.tools);
+        let (messages, tools) = serving.tool_format.conversation(self.turns, &self.tools);
         let bytes = |message: &Message| {
             let calls = message.tool_calls.iter().map(|call| call.to_string().len());
             let reasoning = message.reasoning.as_ref().map_or(0, String::len);
@@ -140,7 +139,7 @@ impl Conversation {
         });
         let calls = tools.map(|tools| {
             let names = tools.tools.into_iter().map(|tool| tool.name).collect();
-            CallParser::new(&serving.tool_format(), names)
+            CallParser::new(&serving.tool_format, names)
         });
         let request = ParsedRequest::new(vec![prompt.tokens], params, serving, None, param)?;
         Ok(ParsedRequest {
@@ -174,7 +173,7 @@ fn calls_grammar(
         parts.push(((*field).to_owned(), source.clone()));
     }
     let otherwise = otherwise.map(|grammar| grammar.source);
-    let source = serving.tool_format().grammar(tools, is_opened, otherwise);
+    let source = serving.tool_format.grammar(tools, is_opened, otherwise);
     let source = source.map_err(|why| {
         ApiError::invalid_value("tools", format!("The grammar of 'tools' {why}."))
     })?;

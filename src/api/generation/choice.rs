@@ -144,7 +144,7 @@ impl ChoiceGeneration {
     ) -> Result<Vec<ChoiceGeneration>, ApiError> {
         let splitter = || AnswerSplitter::new(&request);
         let spelled = match request.calls {
-            Some(_) => serving.tool_format().tag_tokens(),
+            Some(_) => serving.tool_format.tag_tokens(),
             None => Vec::new(),
         };
         let (prompts, params) = (&request.prompts, &request.params);
