@@ -6,7 +6,8 @@ use utoipa::ToSchema;
 
 use crate::api::fields::tool_calls::whole_calls;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Stopper};
-use crate::api::generation::choices::{FinishedChoice, Usage};
+use crate::api::generation::choices::Usage;
+use crate::api::generation::writer::FinishedChoice;
 use crate::api::ids::random_id;
 
 /// A message of the assistant.
@@ -162,7 +163,6 @@ impl AnthropicMessage {
         usage: Usage,
     ) -> AnthropicMessage {
         let FinishedChoice { output, end } = choice;
-        let end = end.expect("a finished choice has ended");
         let (stop_reason, stop_sequence) = StopReason::of(end);
         let mut content = Vec::new();
         if !output.reasoning.is_empty() {

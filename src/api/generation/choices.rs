@@ -16,7 +16,7 @@ use futures_util::future::select_all;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::choice::{AnswerEnd, ChoiceEnd, ChoiceGeneration, ChoiceOutput, Piece};
+use super::choice::{ChoiceGeneration, ChoiceOutput};
 use super::logprobs::{SpelledTokens, TokenLogprob, TokenSpelling};
 use super::prompt_logprobs::PromptLogprobs;
 use super::request::ParsedRequest;
@@ -47,21 +47,6 @@ pub(in crate::api) struct Usage {
 struct PromptDetails {
     /// The tokens of the prompt that came from the prefix cache.
     cached_tokens: u32,
-}
-
-/// The complete output of one choice.
-#[derive(Default)]
-pub(in crate::api) struct FinishedChoice {
-    pub(in crate::api) output: Piece,
-    /// `None` until the choice has ended.
-    pub(in crate::api) end: Option<ChoiceEnd>,
-}
-
-impl FinishedChoice {
-    /// Returns why the choice ended.
-    pub(in crate::api) fn finish_reason(&self) -> Option<AnswerEnd> {
-        self.end.as_ref().map(|end| end.finish_reason)
-    }
 }
 
 impl Usage {
@@ -96,6 +81,7 @@ pub(in crate::api) struct Choices {
     /// other choices found in the cache may be the work of the first one.
     cached_tokens: Vec<Option<u32>>,
     completion_tokens: Vec<u32>, // By choice.
+    arrived: Instant,
     registration: Registration,
     log: RequestLog,
 }
@@ -133,6 +119,7 @@ impl Choices {
             choices_per_prompt: params.n,
             cached_tokens: vec![None; prompts.len()],
             completion_tokens: vec![0; count],
+            arrived,
             registration,
             log: caller.log.clone(),
         };
@@ -146,6 +133,11 @@ impl Choices {
     /// Gives the request a further id, under which the operator can end it.
     pub(in crate::api) fn also_called(&mut self, id: &str) {
         self.registration.add_id(id);
+    }
+
+    /// Returns when the request arrived.
+    pub(in crate::api) fn arrived(&self) -> Instant {
+        self.arrived
     }
 
     /// Returns the number of choices, running and ended.
@@ -213,24 +205,6 @@ impl Choices {
             }
         }
         Ok(())
-    }
-
-    /// Waits until all choices have ended and returns them, ordered by index.
-    ///
-    /// # Errors
-    /// As `next`.
-    pub(in crate::api) async fn finished(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
-        let mut finished = Vec::new();
-        finished.resize_with(self.completion_tokens.len(), FinishedChoice::default);
-        while !self.all_ended() {
-            let (index, output) = self.next().await?;
-            let choice = &mut finished[index as usize];
-            match output {
-                ChoiceOutput::Piece(piece) => choice.output.extend(piece),
-                ChoiceOutput::End(end) => choice.end = Some(end),
-            }
-        }
-        Ok(finished)
     }
 
     /// Waits for the next output of any choice and returns it with the choice's index.

@@ -8,5 +8,4 @@ pub(in crate::api) mod logprobs;
 pub(in crate::api) mod prompt_logprobs;
 pub(in crate::api) mod request;
 pub(in crate::api) mod running;
-pub(in crate::api) mod sse;
-pub(in crate::api) mod typed_events;
+pub(in crate::api) mod writer;

@@ -82,6 +82,17 @@ pub(in crate::api) enum ResponseMode {
     Stream(StreamUsage),
 }
 
+impl ResponseMode {
+    /// Returns the mode of an API whose streams always report token counts in the same place.
+    pub(in crate::api) fn of_stream(is_stream: bool) -> ResponseMode {
+        if is_stream {
+            ResponseMode::Stream(StreamUsage::Omitted)
+        } else {
+            ResponseMode::Whole
+        }
+    }
+}
+
 /// Where a stream reports token counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::api) enum StreamUsage {
@@ -97,6 +108,11 @@ impl Params {
     /// Returns whether the answer is about the prompt only.
     pub(in crate::api) fn is_prompt_only(&self) -> bool {
         self.max_tokens.is_some_and(|max| max.tokens == 0)
+    }
+
+    /// Returns whether the answer is a stream.
+    pub(in crate::api) fn is_stream(&self) -> bool {
+        self.response_mode != ResponseMode::Whole
     }
 
     /// Checks that the request asks for one choice and for nothing about its prompt, for endpoints

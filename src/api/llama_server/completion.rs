@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::app::Serving;
+use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
 use crate::api::fields::json_field::{Bool, Float, Integer, Seed};
 use crate::api::fields::json_object::JsonObject;
@@ -14,10 +16,13 @@ use crate::api::fields::prompt::PromptItem;
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::unsupported;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece, Stopper};
+use crate::api::generation::choices::Choices;
 use crate::api::generation::logprobs::{MIN_LOGPROB, TokenLogprob, token_text};
 use crate::api::generation::request::{MaxTokens, Params, ParsedRequest};
+use crate::api::generation::writer::{AnswerClock, AnswerWriter, Frames};
 use crate::api::ids::random_u64;
-use crate::api::native::{AnswerTimes, AnswerWriter};
+use crate::api::middleware::authentication::Caller;
+use crate::api::respond::{ReadRequest, respond};
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 use crate::text::Tokenizer;
@@ -168,11 +173,12 @@ struct LlamaTimings {
 }
 
 /// Writes the answer of a request of `/completion`.
-pub(in crate::api) struct LlamaWriter {
+struct LlamaWriter {
     tokenizer: Arc<Tokenizer>,
     model: String,
     prompt_tokens: u32,
     wants_tokens: bool,
+    clock: AnswerClock,
     pending: LlamaAnswer, // The pieces that no chunk has yet.
 }
 
@@ -185,6 +191,7 @@ impl LlamaWriter {
             model: serving.model.name.clone(),
             prompt_tokens: request.prompts[0].tokens.len() as u32,
             wants_tokens,
+            clock: AnswerClock::default(),
             pending: LlamaAnswer::default(),
         };
         writer.pending.completion_probabilities = wants_probs.then(Vec::new);
@@ -214,37 +221,41 @@ fn stop(end: &ChoiceEnd) -> (&'static str, String) {
     }
 }
 
+/// `POST /completion`: continues a prompt.
+pub(in crate::api) async fn completion(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    respond(&app, &caller, request, read).await
+}
+
+fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<ReadRequest, ApiError> {
+    let common: CommonFields = body.read()?;
+    serving.model.check(common.model(), tenant)?;
+    unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;
+    let mut params = common.check(&serving.model, &serving.defaults)?;
+    params.check_plain()?;
+    let own: LlamaFields = body.read()?;
+    own.apply(&mut params)?;
+    params.grammar = body.read::<StructureFields>()?.check(&params)?;
+    let wants_tokens = is_set(own.return_tokens) || params.is_stream();
+    let prompt = own.prompt.tokens("prompt", true, serving)?;
+    let request = ParsedRequest::new(vec![prompt], params, serving, None, "prompt")?;
+    let writer = LlamaWriter::new(serving, &request, wants_tokens);
+    Ok((request, Box::new(writer)))
+}
+
 impl AnswerWriter for LlamaWriter {
-    const HAS_DONE: bool = false;
-
-    fn read(
-        serving: &Serving,
-        tenant: &Tenant,
-        body: JsonObject<'_>,
-    ) -> Result<(ParsedRequest, LlamaWriter), ApiError> {
-        let common: CommonFields = body.read()?;
-        serving.model.check(common.model(), tenant)?;
-        unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;
-        let mut params = common.check(&serving.model, &serving.defaults)?;
-        params.check_plain()?;
-        let own: LlamaFields = body.read()?;
-        own.apply(&mut params)?;
-        params.grammar = body.read::<StructureFields>()?.check(&params)?;
-        let wants_tokens = is_set(own.return_tokens);
-        let prompt = own.prompt.tokens("prompt", true, serving)?;
-        let request = ParsedRequest::new(vec![prompt], params, serving, None, "prompt")?;
-        let writer = LlamaWriter::new(serving, &request, wants_tokens);
-        Ok((request, writer))
-    }
-
     fn id(&self) -> Option<&str> {
         None
     }
 
-    fn add(&mut self, piece: Piece, is_streamed: bool) {
+    fn piece(&mut self, _: u32, piece: Piece, _: &Choices, frames: &mut Frames) {
+        self.clock.tick();
         let pending = &mut self.pending;
         pending.content += &piece.text;
-        if is_streamed || self.wants_tokens {
+        if self.wants_tokens {
             pending.tokens.extend(piece.tokens);
         }
         pending.tokens_predicted = piece.completion_tokens;
@@ -253,16 +264,16 @@ impl AnswerWriter for LlamaWriter {
             let entry = |entry| TokenProbability::with_top(entry, &self.tokenizer);
             probabilities.extend(entries.map(entry));
         }
+        if frames.is_stream() {
+            frames.push(&self.take());
+        }
     }
 
-    fn chunk(&mut self) -> String {
-        json(&self.take())
-    }
-
-    fn end(&mut self, end: ChoiceEnd, times: AnswerTimes) -> String {
+    fn end(&mut self, _: u32, end: ChoiceEnd, choices: &Choices, frames: &mut Frames) {
+        let times = self.clock.times(choices);
         let (stop_type, stopping_word) = stop(&end);
         let predicted = end.completion_tokens;
-        json(&LlamaAnswer {
+        frames.push(&LlamaAnswer {
             stop: true,
             tokens_predicted: predicted,
             model: Some(self.model.clone()),
@@ -279,10 +290,10 @@ impl AnswerWriter for LlamaWriter {
                 predicted_per_second: f64::from(predicted) / times.output.max(1e-6),
             }),
             ..self.take()
-        })
+        });
     }
-}
 
-fn json(answer: &LlamaAnswer) -> String {
-    serde_json::to_string(answer).expect("all keys are strings and all numbers are finite")
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.push(&error.body());
+    }
 }

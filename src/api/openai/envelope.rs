@@ -36,14 +36,14 @@ impl Envelope {
         &self.id
     }
 
-    /// Returns the JSON of a response or of a chunk.
-    pub(in crate::api) fn json<C: Serialize>(
-        &self,
+    /// Returns a response or a chunk.
+    pub(in crate::api) fn object<'a, C>(
+        &'a self,
         choices: Vec<C>,
         usage: UsageField,
-        prompt: PromptFields<'_>,
-    ) -> String {
-        let object = ResponseObject {
+        prompt: PromptFields<'a>,
+    ) -> ResponseObject<'a, C> {
+        ResponseObject {
             id: &self.id,
             object: self.object,
             created: self.created,
@@ -52,8 +52,7 @@ impl Envelope {
             usage,
             prompt_token_ids: prompt.tokens,
             prompt_logprobs: prompt.logprobs,
-        };
-        serde_json::to_string(&object).expect("all keys are strings and all numbers are finite")
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! How the OpenAPI document describes each endpoint.
 
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::{Components, Operation, SCHEMAS};
 use crate::api::admin::{Aborted, CacheReset};
@@ -10,10 +11,7 @@ use crate::api::fields::structure::StructureFields;
 use crate::api::fields::unsupported;
 use crate::api::llama_server::completion::{self, LlamaAnswer, LlamaFields};
 use crate::api::llama_server::props::{BatchSlot, Props};
-use crate::api::openai::chat::ChatEndpoint;
-use crate::api::openai::completions::CompletionEndpoint;
 use crate::api::openai::embeddings::{EmbeddingFields, EmbeddingList};
-use crate::api::openai::endpoint::Endpoint;
 use crate::api::openai::envelope::ResponseObject;
 use crate::api::openai::render::RenderedRequest;
 use crate::api::sglang::generate::{self, GenerateAnswer, GenerateFields, GenerateSampling};
@@ -27,22 +25,18 @@ use crate::api::tokenize::{
 
 const JSON: &str = "application/json";
 
-/// Describes a completion endpoint.
-pub(in crate::api) fn completion<E: Endpoint>(components: &mut Components) -> Operation {
-    let unsupported = unsupported::schemas(E::UNSUPPORTED);
-    let request = format!("{}Request", E::NAME);
-    let mut fields = vec![
-        components.fields::<CommonFields>(),
-        components.fields::<StructureFields>(),
-    ];
-    fields.extend(E::fields(components));
-    let request = components.object(&request, fields, unsupported);
-    components.schema::<E::Choice>();
-    components.schema::<E::ChunkChoice>();
-    let answer = components.schema_as::<ResponseObject<'_, E::Choice>>(E::NAME);
-    let chunk = format!("{}Chunk", E::NAME);
-    let chunk = components.schema_as::<ResponseObject<'_, E::ChunkChoice>>(&chunk);
-    Operation::new(E::SUMMARY)
+/// Describes a completion endpoint, whose answers are called `name`.
+pub(in crate::api) fn completion<C: ToSchema, K: ToSchema>(
+    components: &mut Components,
+    summary: &'static str,
+    name: &str,
+    request: Value,
+) -> Operation {
+    components.schema::<C>();
+    components.schema::<K>();
+    let answer = components.schema_as::<ResponseObject<'_, C>>(name);
+    let chunk = components.schema_as::<ResponseObject<'_, K>>(&format!("{name}Chunk"));
+    Operation::new(summary)
         .reads(request)
         .answers(200, JSON, answer)
         .streams(chunk)
@@ -191,20 +185,20 @@ pub(in crate::api) fn generate(components: &mut Components) -> Operation {
 pub(in crate::api) fn render_chat(components: &mut Components) -> Operation {
     let rendered = components.schema::<RenderedRequest>();
     Operation::new("Returns the tokens of a conversation and how it would be answered, as vLLM.")
-        .reads(request_of::<ChatEndpoint>())
+        .reads(request_of("ChatCompletion"))
         .answers(200, JSON, rendered)
 }
 
 pub(in crate::api) fn render_completion(components: &mut Components) -> Operation {
     let rendered = components.schema::<RenderedRequest>();
     Operation::new("Returns the tokens of each prompt and how it would be continued, as vLLM.")
-        .reads(request_of::<CompletionEndpoint>())
+        .reads(request_of("Completion"))
         .answers(200, JSON, json!({"type": "array", "items": rendered}))
 }
 
-/// Returns a reference to the requests of an endpoint, which `completion` describes.
-fn request_of<E: Endpoint>() -> Value {
-    json!({ "$ref": format!("{SCHEMAS}{}Request", E::NAME) })
+/// Returns a reference to the requests of a completion endpoint.
+fn request_of(name: &str) -> Value {
+    json!({ "$ref": format!("{SCHEMAS}{name}Request") })
 }
 
 pub(in crate::api) fn props(components: &mut Components) -> Operation {

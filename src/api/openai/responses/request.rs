@@ -20,7 +20,7 @@ use crate::api::fields::tool_fields::{
     ChoiceField, FunctionKind, MAX_TOOLS, NewTool, ToolSchema, tool_use,
 };
 use crate::api::fields::unsupported::{self as refused, Harmless, UnsupportedField};
-use crate::api::generation::request::{FieldGrammar, ParsedRequest};
+use crate::api::generation::request::{FieldGrammar, ParsedRequest, ResponseMode};
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tenants::Tenant;
 use crate::text::{ConversationEnd, Message, TemplateArguments, TemplateValue};
@@ -213,7 +213,6 @@ pub(super) fn refused_fields() -> impl Iterator<Item = (&'static str, Value)> {
 /// What an answer repeats of its request.
 #[derive(Clone)]
 pub(super) struct RequestEcho {
-    pub(super) is_stream: bool,
     pub(super) instructions: Option<String>,
     pub(super) max_output_tokens: Option<u64>,
     pub(super) temperature: f32,
@@ -248,6 +247,7 @@ pub(super) fn read(
         check_end(field, &params)?;
     }
     params.grammar = grammar;
+    params.response_mode = ResponseMode::of_stream(is_set(fields.stream));
     let is_parallel = fields
         .parallel_tool_calls
         .is_none_or(|Bool(several)| several);
@@ -256,7 +256,6 @@ pub(super) fn read(
     let tool_use = tool_use(&tools, &choice, is_parallel, "tool_choice")?;
     let instructions = fields.instructions.map(|JsonText(text)| text);
     let echo = RequestEcho {
-        is_stream: is_set(fields.stream),
         instructions: instructions.clone(),
         max_output_tokens: params.max_tokens.map(|max| max.tokens),
         temperature: params.sampling.temperature,
