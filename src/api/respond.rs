@@ -44,7 +44,7 @@ pub(in crate::api) async fn respond(
     app: &App,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<ReadRequest, ApiError>,
+    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<ReadRequest, ApiError>,
 ) -> Result<Response, ApiError> {
     let arrived = std::time::Instant::now();
     let (request, writer) = body::read(app, caller, request, read).await?;

@@ -151,7 +151,7 @@ pub(super) async fn detokenize(
 fn read_tokenize(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<TokenizeAnswer, ApiError> {
     let fields: TokenizeFields = body.read()?;
     check_model(fields.model, serving, tenant)?;
@@ -201,7 +201,7 @@ impl TokenizeTextFields {
 fn read_detokenize(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<DetokenizeAnswer, ApiError> {
     let DetokenizeRequest { model, tokens } = body.read()?;
     check_model(model, serving, tenant)?;

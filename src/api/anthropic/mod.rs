@@ -40,7 +40,11 @@ pub(super) async fn messages(
     respond(&app, &caller, request, read).await
 }
 
-fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<ReadRequest, ApiError> {
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
     let request = read_messages(serving, tenant, body)?;
     let (id, model) = (random_id("msg_"), serving.model.name.clone());
     let writer: Box<dyn AnswerWriter> = if request.params.is_stream() {

@@ -216,7 +216,7 @@ pub(super) fn refused_fields() -> impl Iterator<Item = (&'static str, Value)> {
 pub(super) fn read_messages(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<ParsedRequest, ApiError> {
     let shared: CountFields = body.read()?;
     let own: MessagesFields = body.read()?;
@@ -241,7 +241,7 @@ pub(super) fn read_messages(
 pub(super) fn read_count(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<TokenCount, ApiError> {
     let fields: CountFields = body.read()?;
     let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());

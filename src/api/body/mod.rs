@@ -55,7 +55,7 @@ pub(in crate::api) async fn read<T: Send + 'static>(
     app: &App,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
+    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let serving = app.serving()?;
     match receive_and_parse(app, serving, caller, request, read).await {
@@ -69,7 +69,7 @@ async fn receive_and_parse<T: Send + 'static>(
     serving: &Arc<Serving>,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
+    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let (serving, tenant) = (Arc::clone(serving), Arc::clone(&caller.tenant));
     if !declares_json(request.headers()) {
@@ -98,13 +98,13 @@ async fn receive_and_parse<T: Send + 'static>(
     };
     if length <= SMALL_BYTES {
         let bytes = body.into_bytes().map_err(rejected)?;
-        return read(&serving, &tenant, JsonObject::check(&bytes)?);
+        return read(&serving, &tenant, &JsonObject::check(&bytes)?);
     }
     let (bytes, parser) = body.wait_for_parser().await.map_err(rejected)?;
     let parsed = spawn_blocking(move || {
         // The closure holds the parser until the body is parsed, even if the client leaves.
         let _parser = parser;
-        read(&serving, &tenant, JsonObject::check(&bytes)?)
+        read(&serving, &tenant, &JsonObject::check(&bytes)?)
     });
     parsed
         .await

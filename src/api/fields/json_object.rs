@@ -1,17 +1,22 @@
 //! Reads a request's body, one JSON object, into typed structs.
 //!
 //! Invariant: the server never builds a tree of a body. It checks the whole text first and keeps
-//! nothing of it; then each typed struct reads its own fields and skips all others.
+//! nothing of it. Then it finds the text of each field, and each typed struct reads the texts of its
+//! own fields only. So every field is read once, and the structs can be read one after the other,
+//! with checks between them.
 //!
 //! Invariant: nesting and the number of values are limited before anything is kept.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
-use std::marker::PhantomData;
 
 use serde::Deserialize;
+use serde::de::value::MapDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::forward_to_deserialize_any;
 use serde_json::error::Category;
+use serde_json::value::RawValue;
 use serde_path_to_error::{Deserializer as PathDeserializer, Path, Track};
 
 use super::json_field::{Given, UNSUPPORTED};
@@ -21,12 +26,15 @@ use crate::api::error::ApiError;
 /// Numbers do not count, because a prompt may be many token ids and each needs only four bytes.
 const MAX_VALUES: usize = 1 << 16;
 
-/// The text of a JSON object, nested in at most 128 levels, with at most `MAX_VALUES` values.
-#[derive(Clone, Copy)]
+/// The fields of a JSON object, nested in at most 128 levels, with at most `MAX_VALUES` values.
 pub(in crate::api) struct JsonObject<'a> {
-    text: &'a [u8],
+    fields: Vec<(Name<'a>, &'a RawValue)>,
     place: &'static str, // The field that holds the object; empty for a whole body.
 }
+
+/// The name of a field.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> JsonObject<'a> {
     /// Checks that `text` is a JSON object within the limits. `serde_json` limits the nesting.
@@ -39,7 +47,7 @@ impl<'a> JsonObject<'a> {
         let mut json = serde_json::Deserializer::from_slice(text);
         let skimmed = Skim(&values_left).deserialize(&mut json);
         match skimmed.and_then(|is_object| json.end().map(|()| is_object)) {
-            Ok(true) => Ok(JsonObject { text, place: "" }),
+            Ok(true) => JsonObject::split(text, ""),
             Ok(false) => {
                 let given: Given =
                     serde_json::from_slice(text).map_err(|error| not_json(&error))?;
@@ -62,12 +70,34 @@ impl<'a> JsonObject<'a> {
         place: &'static str,
     ) -> Result<JsonObject<'a>, ApiError> {
         if text.starts_with('{') {
-            let text = text.as_bytes();
-            return Ok(JsonObject { text, place });
+            return JsonObject::split(text.as_bytes(), place);
         }
         let given: Given = serde_json::from_str(text).map_err(|error| not_json(&error))?;
         let message = format!("'{place}' must be an object; got {given}.");
         Err(ApiError::invalid_value(place, message))
+    }
+
+    /// Finds the fields of a checked object.
+    fn split(text: &'a [u8], place: &'static str) -> Result<JsonObject<'a>, ApiError> {
+        let mut json = serde_json::Deserializer::from_slice(text);
+        let fields = json
+            .deserialize_map(Split)
+            .map_err(|error| not_json(&error))?;
+        Ok(JsonObject { fields, place })
+    }
+
+    /// Returns the name and the text of each field.
+    pub(super) fn fields(&self) -> impl Iterator<Item = (&str, &'a str)> {
+        let fields = self.fields.iter();
+        fields.map(|(Name(name), value)| (name.as_ref(), value.get()))
+    }
+
+    /// Returns the path of a field, for errors.
+    pub(super) fn path(&self, field: &str) -> String {
+        match self.place {
+            "" => field.to_owned(),
+            place => format!("{place}.{field}"),
+        }
     }
 
     /// Reads the fields of `T`.
@@ -75,19 +105,60 @@ impl<'a> JsonObject<'a> {
     /// # Errors
     /// If a field has the wrong type or exceeds its limits. The error names the field by its path,
     /// such as `messages[1].role`.
-    pub(in crate::api) fn read<T: Deserialize<'a>>(self) -> Result<T, ApiError> {
-        self.read_with(PhantomData)
+    pub(in crate::api) fn read<T: Deserialize<'a>>(&self) -> Result<T, ApiError> {
+        let mut track = Track::new();
+        let read = T::deserialize(PathDeserializer::new(self, &mut track));
+        read.map_err(|error| field_error(self.place, &track.path(), &error))
+    }
+}
+
+/// Gives a struct its own fields.
+impl<'de> Deserializer<'de> for &JsonObject<'de> {
+    type Error = serde_json::Error;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        names: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, serde_json::Error> {
+        let own = self.fields.iter().filter_map(|(Name(name), value)| {
+            let name = names.iter().find(|own| *own == name)?;
+            Some((*name, *value))
+        });
+        visitor.visit_map(MapDeserializer::new(own))
     }
 
-    /// As `read`, with a value that knows what to read.
-    pub(in crate::api) fn read_with<S: DeserializeSeed<'a>>(
-        self,
-        seed: S,
-    ) -> Result<S::Value, ApiError> {
-        let mut json = serde_json::Deserializer::from_slice(self.text);
-        let mut track = Track::new();
-        let read = seed.deserialize(PathDeserializer::new(&mut json, &mut track));
-        read.map_err(|error| field_error(self.place, &track.path(), &error))
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, serde_json::Error> {
+        let all = self
+            .fields
+            .iter()
+            .map(|(Name(name), value)| (name.as_ref(), *value));
+        visitor.visit_map(MapDeserializer::new(all))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// Reads an object, and keeps the text of each field.
+struct Split;
+
+impl<'de> Visitor<'de> for Split {
+    type Value = Vec<(Name<'de>, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Vec::new();
+        while let Some(field) = entries.next_entry()? {
+            fields.push(field);
+        }
+        Ok(fields)
     }
 }
 

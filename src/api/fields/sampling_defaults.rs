@@ -38,7 +38,7 @@ impl SamplingDefaults {
     /// # Errors
     /// If the text is no JSON object, or a parameter exceeds its limits.
     pub fn read(json: &[u8]) -> Result<SamplingDefaults, String> {
-        let read = JsonObject::check(json).and_then(JsonObject::read);
+        let read = JsonObject::check(json).and_then(|object| object.read());
         read.map_err(|error| error.message().to_owned())
     }
 

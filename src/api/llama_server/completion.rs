@@ -230,7 +230,11 @@ pub(in crate::api) async fn completion(
     respond(&app, &caller, request, read).await
 }
 
-fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<ReadRequest, ApiError> {
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
     let common: CommonFields = body.read()?;
     serving.model.check(common.model(), tenant)?;
     unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;

@@ -91,7 +91,7 @@ pub(in crate::api) fn describe(components: &mut Components) -> Operation {
 pub(super) fn read_request(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<ParsedRequest, ApiError> {
     let mut params = read_params(serving, tenant, body, unsupported::OF_CHAT)?;
     let own: ChatFields = body.read()?;
@@ -104,7 +104,11 @@ pub(super) fn read_request(
     conversation.request(serving, params, tools, is_wanted)
 }
 
-fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<ReadRequest, ApiError> {
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
     let request = read_request(serving, tenant, body)?;
     let writer: Box<dyn AnswerWriter> = match request.params.response_mode {
         ResponseMode::Stream(usage) => Box::new(ChatStream {

@@ -83,7 +83,7 @@ pub(in crate::api) fn describe(components: &mut Components) -> Operation {
 pub(super) fn read_request(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<ParsedRequest, ApiError> {
     let mut params = read_params(serving, tenant, body, unsupported::OF_COMPLETIONS)?;
     let own: CompletionFields = body.read()?;
@@ -100,7 +100,11 @@ pub(super) fn read_request(
     ParsedRequest::new(prompts, params, serving, Some(DEFAULT_MAX_TOKENS), "prompt")
 }
 
-fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<ReadRequest, ApiError> {
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
     let request = read_request(serving, tenant, body)?;
     let envelope = Envelope::new(ID_PREFIX, "text_completion", &serving.model);
     let writer: Box<dyn AnswerWriter> = match request.params.response_mode {

@@ -162,7 +162,7 @@ pub(in crate::api) async fn embeddings(
 fn read(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<EmbeddingRequest, ApiError> {
     let fields: EmbeddingFields = body.read()?;
     let model = &serving.model;

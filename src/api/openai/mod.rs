@@ -22,7 +22,7 @@ use crate::tenants::Tenant;
 fn read_params(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
     refused: &[UnsupportedField],
 ) -> Result<Params, ApiError> {
     let model = &serving.model;

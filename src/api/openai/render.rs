@@ -130,7 +130,7 @@ async fn render(
     caller: &Caller,
     request: Request,
     id_prefix: &str,
-    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<ParsedRequest, ApiError>,
+    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<ParsedRequest, ApiError>,
 ) -> Result<Vec<RenderedRequest>, ApiError> {
     let request = body::read(app, caller, request, read).await?;
     let (serving, params) = (app.serving()?, &request.params);

@@ -258,7 +258,11 @@ pub(in crate::api) async fn generate(
     respond(&app, &caller, request, read).await
 }
 
-fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<ReadRequest, ApiError> {
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
     let mut fields: GenerateFields = body.read()?;
     let requested = fields.model.as_ref().map(|JsonText(name)| name.as_str());
     serving.model.check(requested, tenant)?;
@@ -267,7 +271,7 @@ fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<Read
     let nested = nested.map_or("{}", RawValue::get);
     let sampling = JsonObject::nested(nested, "sampling_params")?;
     let common: CommonFields = sampling.read()?;
-    unsupported::check_except(sampling, unsupported::OF_NATIVE, SUPPORTED)?;
+    unsupported::check_except(&sampling, unsupported::OF_NATIVE, SUPPORTED)?;
     let mut params = common.check(&serving.model, &serving.defaults)?;
     params.check_plain()?;
     sampling.read::<GenerateSampling>()?.apply(&mut params)?;

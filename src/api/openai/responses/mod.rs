@@ -31,7 +31,11 @@ pub(in crate::api) async fn create(
     respond(&app, &caller, request, read).await
 }
 
-fn read(serving: &Serving, tenant: &Tenant, body: JsonObject<'_>) -> Result<ReadRequest, ApiError> {
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
     let (request, echo) = request::read(serving, tenant, body)?;
     let answer = ResponseAnswer::begun(serving.model.name.clone(), echo);
     let writer: Box<dyn AnswerWriter> = if request.params.is_stream() {

@@ -227,7 +227,7 @@ pub(super) struct RequestEcho {
 pub(super) fn read(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<(ParsedRequest, RequestEcho), ApiError> {
     let fields: ResponsesFields = body.read()?;
     let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());
