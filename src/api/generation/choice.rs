@@ -181,7 +181,11 @@ impl ChoiceGeneration {
                     stop_tokens: params.stop_tokens.clone(),
                     include_stop: params.include_stop,
                     wants_tokens: params.return_token_ids,
-                    prompt: PromptPart::new(prompt.echo.clone(), params),
+                    prompt: PromptPart::new(
+                        prompt.echo.clone(),
+                        params.prompt_logprobs.is_some(),
+                        params.sampling.logprobs.is_some(),
+                    ),
                     is_prompt_only,
                     is_first: index == 0,
                     completion_tokens: 0,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::chunks::Chunks;
-use super::envelope::{Envelope, PromptFields, UsageField};
+use super::envelope::{self, Envelope, PromptFields, UsageField};
 use super::read_params;
 use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
@@ -26,7 +26,7 @@ use crate::api::generation::logprobs::ChatLogprobs;
 use crate::api::generation::request::{ParsedRequest, ResponseMode};
 use crate::api::generation::writer::{AnswerWriter, FinishedChoice, Frames, WholeAnswer};
 use crate::api::middleware::authentication::Caller;
-use crate::api::openapi::{Components, Operation, operations};
+use crate::api::openapi::{Components, Operation};
 use crate::api::respond::{ReadRequest, respond};
 use crate::tenants::Tenant;
 
@@ -79,7 +79,7 @@ pub(in crate::api) fn describe(components: &mut Components) -> Operation {
         fields,
         unsupported::schemas(unsupported::OF_CHAT),
     );
-    operations::completion::<ChatChoice, ChatChunkChoice>(
+    envelope::describe::<ChatChoice, ChatChunkChoice>(
         components,
         "Answers a conversation through the model's chat template.",
         "ChatCompletion",

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::chunks::Chunks;
-use super::envelope::{Envelope, PromptFields, UsageField};
+use super::envelope::{self, Envelope, PromptFields, UsageField};
 use super::read_params;
 use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
@@ -25,7 +25,7 @@ use crate::api::generation::prompt_logprobs::PromptLogprobs;
 use crate::api::generation::request::{Params, ParsedRequest, ResponseMode};
 use crate::api::generation::writer::{AnswerWriter, FinishedChoice, Frames, WholeAnswer};
 use crate::api::middleware::authentication::Caller;
-use crate::api::openapi::{Components, Operation, operations};
+use crate::api::openapi::{Components, Operation};
 use crate::api::respond::{ReadRequest, respond};
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
@@ -71,7 +71,7 @@ pub(in crate::api) fn describe(components: &mut Components) -> Operation {
         fields,
         unsupported::schemas(unsupported::OF_COMPLETIONS),
     );
-    operations::completion::<CompletionChoice, CompletionChoice>(
+    envelope::describe::<CompletionChoice, CompletionChoice>(
         components,
         "Continues a prompt of text or tokens.",
         "Completion",

@@ -4,7 +4,7 @@ pub(in crate::api) mod chat;
 mod chunks;
 pub(in crate::api) mod completions;
 pub(in crate::api) mod embeddings;
-pub(in crate::api) mod envelope;
+mod envelope;
 pub(in crate::api) mod render;
 pub(in crate::api) mod responses;
 

@@ -1,7 +1,6 @@
 //! How the OpenAPI document describes each endpoint.
 
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 
 use super::{Components, Operation, SCHEMAS};
 use crate::api::admin::{Aborted, CacheReset};
@@ -12,7 +11,6 @@ use crate::api::fields::unsupported;
 use crate::api::llama_server::completion::{self, LlamaAnswer, LlamaFields};
 use crate::api::llama_server::props::{BatchSlot, Props};
 use crate::api::openai::embeddings::{EmbeddingFields, EmbeddingList};
-use crate::api::openai::envelope::ResponseObject;
 use crate::api::openai::render::RenderedRequest;
 use crate::api::sglang::generate::{self, GenerateAnswer, GenerateFields, GenerateSampling};
 use crate::api::sglang::loads::{LoadReport, SECTIONS, ShortLoad};
@@ -24,24 +22,6 @@ use crate::api::tokenize::{
 };
 
 const JSON: &str = "application/json";
-
-/// Describes a completion endpoint, whose answers are called `name`.
-pub(in crate::api) fn completion<C: ToSchema, K: ToSchema>(
-    components: &mut Components,
-    summary: &'static str,
-    name: &str,
-    request: Value,
-) -> Operation {
-    components.schema::<C>();
-    components.schema::<K>();
-    let answer = components.schema_as::<ResponseObject<'_, C>>(name);
-    let chunk = components.schema_as::<ResponseObject<'_, K>>(&format!("{name}Chunk"));
-    Operation::new(summary)
-        .reads(request)
-        .answers(200, JSON, answer)
-        .streams(chunk)
-        .fails(&[504])
-}
 
 pub(in crate::api) fn tokenize(components: &mut Components) -> Operation {
     let both = components.fields::<TokenizeFields>();
