@@ -232,7 +232,7 @@ pub(super) fn read_messages(
         stop: own.stop_sequences,
     };
     let mut params = params.check(&serving.model, &serving.defaults)?;
-    params.response_mode = ResponseMode::of_stream(is_stream);
+    params.shape.mode = ResponseMode::of_stream(is_stream);
     let (conversation, tools, is_thinking) = shared.conversation(serving)?;
     conversation.request(serving, params, tools, is_thinking)
 }

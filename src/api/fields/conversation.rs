@@ -132,21 +132,16 @@ impl Conversation {
         {
             grammar.source = grammar.source.clone().after_reasoning(tags);
         }
-        let reasoning = tags.map(|tags| ReasoningField {
+        params.shape.reasoning = tags.map(|tags| ReasoningField {
             tags,
             is_opened: prompt.opens_reasoning,
             is_wanted: wants_reasoning,
         });
-        let calls = tools.map(|tools| {
+        params.shape.calls = tools.map(|tools| {
             let names = tools.tools.into_iter().map(|tool| tool.name).collect();
             CallParser::new(&serving.tool_format, names)
         });
-        let request = ParsedRequest::new(vec![prompt.tokens], params, serving, None, param)?;
-        Ok(ParsedRequest {
-            reasoning,
-            calls,
-            ..request
-        })
+        ParsedRequest::new(vec![prompt.tokens], params, serving, None, param)
     }
 }
 

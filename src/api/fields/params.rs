@@ -17,7 +17,9 @@ use super::sampling_defaults::SamplingDefaults;
 use super::token_ids::{LogitBias, TokenList};
 use crate::api::app::ModelCard;
 use crate::api::error::ApiError;
-use crate::api::generation::request::{MaxTokens, Params, ResponseMode, StreamUsage, Truncation};
+use crate::api::generation::request::{
+    AnswerShape, MaxTokens, Params, ResponseMode, StreamUsage, Truncation,
+};
 use crate::api::ids::random_u64;
 use crate::engine::SamplingParams;
 
@@ -251,15 +253,19 @@ impl CommonFields {
             max_tokens,
             min_tokens,
             stop_tokens,
-            stop: self.stop.map_or_else(Vec::new, |StopStrings(stop)| stop),
-            include_stop: is_set(self.include_stop_str_in_output),
-            skip_special_tokens: self.skip_special_tokens.is_none_or(|Bool(skip)| skip),
-            return_token_ids: is_set(self.return_token_ids),
-            prompt_logprobs,
-            echo: false,
-            shows_token_ids: is_set(self.return_tokens_as_token_ids),
             truncation: self.truncate_prompt_tokens.map(truncation).transpose()?,
-            response_mode: response_mode(is_stream, self.stream_options)?,
+            shape: AnswerShape {
+                mode: response_mode(is_stream, self.stream_options)?,
+                stop: self.stop.map_or_else(Vec::new, |StopStrings(stop)| stop),
+                include_stop: is_set(self.include_stop_str_in_output),
+                skip_special_tokens: self.skip_special_tokens.is_none_or(|Bool(skip)| skip),
+                echo: false,
+                has_token_ids: is_set(self.return_token_ids),
+                prompt_logprobs,
+                shows_token_ids: is_set(self.return_tokens_as_token_ids),
+                reasoning: None,
+                calls: None,
+            },
         })
     }
 

@@ -142,17 +142,16 @@ impl ChoiceGeneration {
         caller: &Caller,
         arrived: Instant,
     ) -> Result<Vec<ChoiceGeneration>, ApiError> {
-        let splitter = || AnswerSplitter::new(&request);
-        let spelled = match request.calls {
+        let (prompts, params, shape) = (&request.prompts, &request.params, &request.params.shape);
+        let spelled = match shape.calls {
             Some(_) => serving.tool_format.tag_tokens(),
             None => Vec::new(),
         };
-        let (prompts, params) = (&request.prompts, &request.params);
         let is_prompt_only = params.is_prompt_only();
         let options = TextOptions {
-            stop: params.stop.clone(),
-            include_stop: params.include_stop,
-            skip_special_tokens: params.skip_special_tokens,
+            stop: shape.stop.clone(),
+            include_stop: shape.include_stop,
+            skip_special_tokens: shape.skip_special_tokens,
             min_tokens: params.min_tokens,
         };
         let mut generations = Vec::with_capacity(prompts.len() * params.n as usize);
@@ -177,13 +176,13 @@ impl ChoiceGeneration {
                     caller: caller.clone(),
                     detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone())
                         .spelling(spelled.clone()),
-                    splitter: splitter(),
+                    splitter: AnswerSplitter::new(shape),
                     stop_tokens: params.stop_tokens.clone(),
-                    include_stop: params.include_stop,
-                    wants_tokens: params.return_token_ids,
+                    include_stop: shape.include_stop,
+                    wants_tokens: shape.has_token_ids,
                     prompt: PromptPart::new(
                         prompt.echo.clone(),
-                        params.prompt_logprobs.is_some(),
+                        shape.prompt_logprobs.is_some(),
                         params.sampling.logprobs.is_some(),
                     ),
                     is_prompt_only,

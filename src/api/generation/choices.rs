@@ -105,10 +105,10 @@ impl Choices {
         let mut choices = Choices {
             running: Vec::with_capacity(count),
             tokenizer: Arc::clone(&serving.tokenizer),
-            prompts: params.return_token_ids.then(|| tokens.collect()),
+            prompts: params.shape.has_token_ids.then(|| tokens.collect()),
             wants_logprobs: params.sampling.logprobs.is_some(),
-            prompt_alternatives: params.prompt_logprobs,
-            spelling: match params.shows_token_ids {
+            prompt_alternatives: params.shape.prompt_logprobs,
+            spelling: match params.shape.shows_token_ids {
                 true => TokenSpelling::Id,
                 false => TokenSpelling::Text,
             },

@@ -22,14 +22,11 @@ const MAX_PROMPT_LOGPROBS: u64 = 1 << 19;
 pub(in crate::api) struct ParsedRequest {
     pub(in crate::api) prompts: Vec<ParsedPrompt>, // At least one.
     pub(in crate::api) params: Params,
-    /// How the answer is split, if it is.
-    pub(in crate::api) reasoning: Option<ReasoningField>,
-    /// The parser of calls, if the answer may call tools.
-    pub(in crate::api) calls: Option<CallParser>,
 }
 
-/// The parameters of a request, without its prompt.
-#[derive(Clone, Debug, PartialEq)]
+/// The parameters of a request, without its prompt: what the engine needs, and beside it the shape
+/// of the answer.
+#[derive(Clone, Debug)]
 pub(in crate::api) struct Params {
     pub(in crate::api) sampling: SamplingParams,
     /// The grammar that the output follows, until it is compiled.
@@ -41,19 +38,31 @@ pub(in crate::api) struct Params {
     pub(in crate::api) min_tokens: u32,
     /// The client's stop tokens and, unless the client ignores them, the model's.
     pub(in crate::api) stop_tokens: Vec<TokenId>,
+    /// How much of a prompt is used. `None` uses all of it.
+    pub(in crate::api) truncation: Option<Truncation>,
+    pub(in crate::api) shape: AnswerShape,
+}
+
+/// The shape of an answer: what becomes of the tokens. The engine sees none of it.
+#[derive(Clone, Debug)]
+pub(in crate::api) struct AnswerShape {
+    pub(in crate::api) mode: ResponseMode,
+    /// The strings that end the text.
     pub(in crate::api) stop: Vec<String>,
     pub(in crate::api) include_stop: bool,
     pub(in crate::api) skip_special_tokens: bool,
-    pub(in crate::api) return_token_ids: bool,
-    /// The number of alternatives in `prompt_logprobs`. `None` leaves the field out.
-    pub(in crate::api) prompt_logprobs: Option<u32>,
     /// Whether the text begins with that of the prompt.
     pub(in crate::api) echo: bool,
+    /// Whether the answer has the ids of its tokens.
+    pub(in crate::api) has_token_ids: bool,
+    /// The number of alternatives in `prompt_logprobs`. `None` leaves the field out.
+    pub(in crate::api) prompt_logprobs: Option<u32>,
     /// Whether log-probabilities show the ids of tokens instead of their texts.
     pub(in crate::api) shows_token_ids: bool,
-    /// How much of a prompt is used. `None` uses all of it.
-    pub(in crate::api) truncation: Option<Truncation>,
-    pub(in crate::api) response_mode: ResponseMode,
+    /// How the answer is split, if it is.
+    pub(in crate::api) reasoning: Option<ReasoningField>,
+    /// The parser of calls, if the answer may call tools.
+    pub(in crate::api) calls: Option<CallParser>,
 }
 
 /// The maximum output length that a client gave.
@@ -112,7 +121,7 @@ impl Params {
 
     /// Returns whether the answer is a stream.
     pub(in crate::api) fn is_stream(&self) -> bool {
-        self.response_mode != ResponseMode::Whole
+        self.shape.mode != ResponseMode::Whole
     }
 
     /// Checks that the request asks for one choice and for nothing about its prompt, for endpoints
@@ -122,7 +131,7 @@ impl Params {
             let message = format!("'n' must be 1 for this endpoint; got {}.", self.n);
             return Err(ApiError::unsupported("n", message));
         }
-        if self.prompt_logprobs.is_some() {
+        if self.shape.prompt_logprobs.is_some() {
             let message = "'prompt_logprobs' is not supported by this endpoint. Use \
                            POST /v1/completions.";
             return Err(ApiError::unsupported("prompt_logprobs", message));
@@ -152,7 +161,7 @@ pub(in crate::api) struct ParsedPrompt {
 }
 
 /// How an answer is split into reasoning and the text after it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(in crate::api) struct ReasoningField {
     pub(in crate::api) tags: ReasoningTags,
     /// Whether the prompt ends inside of reasoning.
@@ -183,9 +192,9 @@ impl ParsedRequest {
         let is_only = prompts.len() == 1;
         let prompt = |(index, tokens): (usize, Vec<TokenId>)| {
             let tokens = truncated(tokens, &params, default, model);
-            let skips_special = params.skip_special_tokens;
+            let skips_special = params.shape.skip_special_tokens;
             let echo = || Arc::new(Echo::new(&tokens, &serving.tokenizer, skips_special));
-            let echo = params.echo.then(echo);
+            let echo = params.shape.echo.then(echo);
             let parsed = match is_only {
                 true => ParsedPrompt::new(tokens, &params, model, default, param),
                 false => {
@@ -198,12 +207,7 @@ impl ParsedRequest {
         let prompts: Result<Vec<_>, _> = prompts.into_iter().enumerate().map(prompt).collect();
         let prompts = prompts?;
         check_prompt_logprobs(&prompts, &params)?;
-        Ok(ParsedRequest {
-            prompts,
-            params,
-            reasoning: None,
-            calls: None,
-        })
+        Ok(ParsedRequest { prompts, params })
     }
 
     /// Compiles the grammar of the request, if it has one.
@@ -239,7 +243,7 @@ impl ParsedRequest {
 fn check_prompt_only(params: &Params) -> Result<(), ApiError> {
     match params.max_tokens {
         Some(MaxTokens { field, tokens: 0 })
-            if !params.echo && params.prompt_logprobs.is_none() =>
+            if !params.shape.echo && params.shape.prompt_logprobs.is_none() =>
         {
             let message = format!(
                 "'{field}' must be at least 1; got 0. It may be 0 with 'echo' or 'prompt_logprobs'."
@@ -260,7 +264,7 @@ fn check_prompt_logprobs(prompts: &[ParsedPrompt], params: &Params) -> Result<()
     if count <= MAX_PROMPT_LOGPROBS {
         return Ok(());
     }
-    let field = match params.prompt_logprobs {
+    let field = match params.shape.prompt_logprobs {
         Some(_) => "prompt_logprobs",
         None => "logprobs",
     };

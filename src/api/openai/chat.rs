@@ -110,7 +110,7 @@ fn read(
     body: &JsonObject<'_>,
 ) -> Result<ReadRequest, ApiError> {
     let request = read_request(serving, tenant, body)?;
-    let writer: Box<dyn AnswerWriter> = match request.params.response_mode {
+    let writer: Box<dyn AnswerWriter> = match request.params.shape.mode {
         ResponseMode::Stream(usage) => Box::new(ChatStream {
             chunks: Chunks {
                 envelope: Envelope::new(ID_PREFIX, "chat.completion.chunk", &serving.model),

@@ -89,8 +89,8 @@ pub(super) fn read_request(
     let own: CompletionFields = body.read()?;
     let logprobs = own.logprobs.map(|Integer(count)| count as u32);
     params.sampling.logprobs = logprobs;
-    params.echo = is_set(own.echo);
-    if params.echo {
+    params.shape.echo = is_set(own.echo);
+    if params.shape.echo {
         let of_prompt = &mut params.sampling.prompt_logprobs;
         *of_prompt = (*of_prompt).max(logprobs);
     }
@@ -107,7 +107,7 @@ fn read(
 ) -> Result<ReadRequest, ApiError> {
     let request = read_request(serving, tenant, body)?;
     let envelope = Envelope::new(ID_PREFIX, "text_completion", &serving.model);
-    let writer: Box<dyn AnswerWriter> = match request.params.response_mode {
+    let writer: Box<dyn AnswerWriter> = match request.params.shape.mode {
         ResponseMode::Stream(usage) => Box::new(CompletionStream {
             chunks: Chunks { envelope, usage },
             has_prompt: BTreeSet::new(),

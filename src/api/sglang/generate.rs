@@ -115,10 +115,10 @@ impl GenerateFields {
             let message = "'return_logprob' is not supported with 'stream': true. Omit one.";
             return Err(ApiError::unsupported("return_logprob", message));
         }
-        params.response_mode = ResponseMode::of_stream(is_set(self.stream));
+        params.shape.mode = ResponseMode::of_stream(is_set(self.stream));
         let top = self.top_logprobs_num.map_or(0, |Integer(top)| top as u32);
         params.sampling.logprobs = is_set(self.return_logprob).then_some(top);
-        params.return_token_ids = true; // `output_ids`, with a stop token.
+        params.shape.has_token_ids = true; // `output_ids`, with a stop token.
         Ok(())
     }
 }

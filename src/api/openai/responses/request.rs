@@ -247,7 +247,7 @@ pub(super) fn read(
         check_end(field, &params)?;
     }
     params.grammar = grammar;
-    params.response_mode = ResponseMode::of_stream(is_set(fields.stream));
+    params.shape.mode = ResponseMode::of_stream(is_set(fields.stream));
     let is_parallel = fields
         .parallel_tool_calls
         .is_none_or(|Bool(several)| several);
