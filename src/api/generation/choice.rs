@@ -241,9 +241,10 @@ impl ChoiceGeneration {
                 Some(StreamEvent::Scored(score)) => self.prompt.push(score),
                 Some(StreamEvent::Token(output)) => {
                     let of_prompt = self.of_prompt();
-                    let of_token = match self.is_prompt_only {
-                        true => None,
-                        false => self.push(output),
+                    let of_token = if self.is_prompt_only {
+                        None
+                    } else {
+                        self.push(output)
                     };
                     if let Some(piece) = joined(of_prompt, of_token) {
                         return Ok(ChoiceOutput::Piece(piece));

@@ -108,9 +108,10 @@ impl Choices {
             prompts: params.shape.has_token_ids.then(|| tokens.collect()),
             wants_logprobs: params.sampling.logprobs.is_some(),
             prompt_alternatives: params.shape.prompt_logprobs,
-            spelling: match params.shape.shows_token_ids {
-                true => TokenSpelling::Id,
-                false => TokenSpelling::Text,
+            spelling: if params.shape.shows_token_ids {
+                TokenSpelling::Id
+            } else {
+                TokenSpelling::Text
             },
             prompt_tokens: prompts
                 .iter()

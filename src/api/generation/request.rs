@@ -193,15 +193,14 @@ impl ParsedRequest {
         let prompt = |(index, tokens): (usize, Vec<TokenId>)| {
             let tokens = truncated(tokens, &params, default, model);
             let skips_special = params.shape.skip_special_tokens;
-            let echo = || Arc::new(Echo::new(&tokens, &serving.tokenizer, skips_special));
-            let echo = params.shape.echo.then(echo);
-            let parsed = match is_only {
-                true => ParsedPrompt::new(tokens, &params, model, default, param),
-                false => {
-                    let param = format!("{param}[{index}]");
-                    ParsedPrompt::new(tokens, &params, model, default, &param)
-                }
+            let echo = (params.shape.echo)
+                .then(|| Arc::new(Echo::new(&tokens, &serving.tokenizer, skips_special)));
+            let param = if is_only {
+                param.to_owned()
+            } else {
+                format!("{param}[{index}]")
             };
+            let parsed = ParsedPrompt::new(tokens, &params, model, default, &param);
             parsed.map(|parsed| ParsedPrompt { echo, ..parsed })
         };
         let prompts: Result<Vec<_>, _> = prompts.into_iter().enumerate().map(prompt).collect();

@@ -250,9 +250,10 @@ impl AnswerWriter for ResponseEvents {
         self.end_item(item_status(&end), frames);
         let done = std::mem::take(&mut self.done);
         self.answer = self.answer.clone().ended(done, &end, choices.usage());
-        let kind = match self.answer.is_complete() {
-            true => "response.completed",
-            false => "response.incomplete",
+        let kind = if self.answer.is_complete() {
+            "response.completed"
+        } else {
+            "response.incomplete"
         };
         self.of_response(kind, frames);
     }
