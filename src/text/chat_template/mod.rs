@@ -6,10 +6,7 @@
 //! Invariant: a conversation whose messages contain no control tokens gets the tokens of the
 //! reference, which renders the whole conversation and encodes the result as one text.
 
-mod byte_budget;
-mod constants;
 mod ending;
-mod guarded;
 mod jinja;
 mod placeholders;
 mod to_json;
