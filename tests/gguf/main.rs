@@ -9,6 +9,7 @@
 mod checkpoint_text;
 #[path = "../harness/checkpoints.rs"]
 mod checkpoints;
+mod split;
 
 use std::fs;
 use std::path::{Path, PathBuf};
