@@ -108,7 +108,7 @@ impl StopStrings {
                 Err(E::custom("must not contain an empty string."))
             }
             Given::Text(text) if text.len() > MAX_STOP_BYTES => Err(E::custom(format_args!(
-                "A string in 'stop' may have at most {MAX_STOP_BYTES} bytes; got {}.",
+                "may contain strings of at most {MAX_STOP_BYTES} bytes; got one of {}.",
                 text.len()
             ))),
             Given::Text(text) => Ok(text),

@@ -23,8 +23,10 @@ use crate::engine::TenantId;
 #[derive(Deserialize, ToSchema)]
 pub(in crate::api) struct StructureFields {
     /// The format of the answer.
+    #[schema(value_type = Option<ResponseFormat>)]
     response_format: Option<Object<ResponseFormat>>,
     /// The structure of the answer, in the names of vLLM.
+    #[schema(value_type = Option<StructuredOutputs>)]
     structured_outputs: Option<Object<StructuredOutputs>>,
     /// The same as `structured_outputs.json`.
     guided_json: Option<JsonSchema>,
@@ -51,6 +53,7 @@ struct ResponseFormat {
     #[serde(rename = "type")]
     format: FormatType,
     /// The schema, if the type is `json_schema`.
+    #[schema(value_type = Option<NamedSchema>)]
     json_schema: Option<Object<NamedSchema>>,
     /// A schema for the type `json_object`, as llama.cpp reads it.
     schema: Option<JsonSchema>,
