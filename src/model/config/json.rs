@@ -30,8 +30,11 @@ impl ModelConfig {
         let name = "config.json";
         let text = source.read(name)?;
         let text = text.ok_or_else(|| source.missing_file(name))?;
+        // The other fields of an unknown architecture can have any names and types.
+        let family: FamilyJson = parse_json(name, &text)?;
+        let family = family.architecture()?;
         let json: ConfigJson = parse_json(name, &text)?;
-        let mut config = json.to_config(source)?;
+        let mut config = json.to_config(source, family)?;
         config.check()?;
         if *config.architecture == BITNET_GEMMA3 {
             gemma3::apply(&mut config, name, &text)?;
@@ -62,11 +65,16 @@ pub(in crate::model) fn stop_tokens(source: &Source, vocab: usize) -> LoadResult
     stop_tokens::read(source, json.eos_token_id.as_ref(), vocab)
 }
 
+/// The fields of `config.json` that name the architecture.
+#[derive(Deserialize)]
+struct FamilyJson {
+    architectures: Option<Vec<String>>,
+    model_type: Option<String>,
+}
+
 /// The fields of `config.json`, as `transformers` 4 and 5 write them.
 #[derive(Deserialize)]
 struct ConfigJson {
-    architectures: Option<Vec<String>>,
-    model_type: Option<String>,
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -91,9 +99,45 @@ struct ConfigJson {
     bos_token_id: Option<TokenIds>,
 }
 
+impl FamilyJson {
+    /// Returns the architecture that `architectures` names, and whether it has an output head. If
+    /// that field is missing, `model_type` decides.
+    fn architecture(&self) -> LoadResult<(&'static Architecture, bool)> {
+        let named = |known: &'static Architecture| {
+            let has_head = match (&self.architectures, &self.model_type) {
+                (Some(classes), _) if classes[..] == [known.class] => Some(true),
+                (Some(classes), _) if classes[..] == [known.headless_class] => Some(false),
+                (None, Some(model_type)) if model_type == known.model_type => Some(true),
+                _ => None,
+            };
+            has_head.map(|has_head| (known, has_head))
+        };
+        architecture::ALL
+            .into_iter()
+            .find_map(named)
+            .ok_or_else(|| {
+                let mut classes: Vec<_> = architecture::ALL
+                    .iter()
+                    .flat_map(|known| [known.class, known.headless_class])
+                    .collect();
+                classes.sort_unstable();
+                classes.dedup();
+                let classes = classes.join(" or ");
+                let problem = match (&self.architectures, &self.model_type) {
+                    (Some(given), _) => format!("must be {classes}; got {given:?}"),
+                    (None, given) => format!("missing, and model_type is {given:?}; use {classes}"),
+                };
+                LoadError::config("architectures", problem)
+            })
+    }
+}
+
 impl ConfigJson {
-    fn to_config(&self, source: &Source) -> LoadResult<ModelConfig> {
-        let (architecture, has_head) = self.architecture()?;
+    fn to_config(
+        &self,
+        source: &Source,
+        (architecture, has_head): (&'static Architecture, bool),
+    ) -> LoadResult<ModelConfig> {
         let architecture = with_norms_of(source, architecture);
         self.refuse_biases(architecture)?;
         let slides = self.use_sliding_window == Some(true);
@@ -129,37 +173,6 @@ impl ConfigJson {
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
         })
-    }
-
-    /// Returns the architecture that `architectures` names, and whether it has an output head. If
-    /// that field is missing, `model_type` decides.
-    fn architecture(&self) -> LoadResult<(&'static Architecture, bool)> {
-        let named = |known: &'static Architecture| {
-            let has_head = match (&self.architectures, &self.model_type) {
-                (Some(classes), _) if classes[..] == [known.class] => Some(true),
-                (Some(classes), _) if classes[..] == [known.headless_class] => Some(false),
-                (None, Some(model_type)) if model_type == known.model_type => Some(true),
-                _ => None,
-            };
-            has_head.map(|has_head| (known, has_head))
-        };
-        architecture::ALL
-            .into_iter()
-            .find_map(named)
-            .ok_or_else(|| {
-                let mut classes: Vec<_> = architecture::ALL
-                    .iter()
-                    .flat_map(|known| [known.class, known.headless_class])
-                    .collect();
-                classes.sort_unstable();
-                classes.dedup();
-                let classes = classes.join(" or ");
-                let problem = match (&self.architectures, &self.model_type) {
-                    (Some(given), _) => format!("must be {classes}; got {given:?}"),
-                    (None, given) => format!("missing, and model_type is {given:?}; use {classes}"),
-                };
-                LoadError::config("architectures", problem)
-            })
     }
 
     /// `is_packed_file` says that the file has packed weights whatever the configuration says.

@@ -41,10 +41,7 @@ pub(super) struct TensorEntry {
 impl TensorEntry {
     /// Returns the product of all sizes but the last, and the last.
     pub(super) fn rows_and_columns(&self) -> (usize, usize) {
-        match self.shape.split_last() {
-            Some((columns, rows)) => (rows.iter().product(), *columns),
-            None => (1, 1),
-        }
+        rows_and_columns(&self.shape)
     }
 
     /// Returns the bytes up to the next tensor, or to the end of the file.
@@ -57,6 +54,13 @@ impl TensorEntry {
         let (rows, columns) = self.rows_and_columns();
         let bytes = storage.tensor_bytes(rows, columns);
         bytes.is_some_and(|bytes| bytes <= self.room() && self.room() - bytes < self.alignment)
+    }
+}
+
+fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
+    match shape.split_last() {
+        Some((columns, rows)) => (rows.iter().product(), *columns),
+        None => (1, 1),
     }
 }
 
@@ -77,6 +81,7 @@ impl Header {
         let entries = (0..tensors).map(|index| read_entry(&mut cursor, index));
         let entries = entries.collect::<Result<Vec<_>, String>>().map_err(error)?;
         let data = cursor.position().next_multiple_of(alignment);
+        check_length(&entries, data, bytes.len()).map_err(error)?;
         let tensors = place(entries, data, bytes.len(), alignment);
         Ok(Header {
             metadata,
@@ -147,7 +152,27 @@ fn read_entry(cursor: &mut Cursor<'_>, index: u64) -> Result<RawEntry, String> {
     })
 }
 
-/// Computes where each tensor is. `data` is where the data begins, `end` where the file ends.
+/// # Errors
+/// If tensors end beyond the `end` of the file. `data` is where their data begins.
+fn check_length(entries: &[RawEntry], data: usize, end: usize) -> Result<(), String> {
+    let needed = entries.iter().map(|entry| {
+        let (rows, columns) = rows_and_columns(&entry.shape);
+        let bytes = layouts::least_bytes(entry.type_number, rows, columns);
+        (data as u64)
+            .saturating_add(entry.offset)
+            .saturating_add(bytes)
+    });
+    match needed.max() {
+        Some(needed) if needed > end as u64 => Err(format!(
+            "the file is cut: its tensors need {needed} bytes, and it has {end}; download or copy \
+             it again"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Computes where each tensor is. `data` is where the data begins, `end` where the file ends. All
+/// tensors lie between.
 fn place(
     mut entries: Vec<RawEntry>,
     data: usize,
@@ -157,18 +182,13 @@ fn place(
     entries.sort_by_key(|entry| entry.offset);
     let mut placed: Vec<TensorEntry> = Vec::with_capacity(entries.len());
     for entry in entries {
-        let start = usize::try_from(entry.offset).ok();
-        let start = start.and_then(|offset| offset.checked_add(data));
         let RawEntry {
             name,
             shape,
             offset,
             ..
         } = entry;
-        let Some(start) = start.filter(|start| *start < end) else {
-            let problem = format!("its offset {offset} is beyond the end of the file");
-            return Err((name, problem));
-        };
+        let start = data + usize::try_from(offset).expect("`check_length` accepted it");
         if !offset.is_multiple_of(alignment as u64) {
             let problem = format!("its offset {offset} is not a multiple of {alignment}");
             return Err((name, problem));

@@ -46,6 +46,13 @@ fn candidates(type_number: u32) -> Result<&'static [Storage], &'static str> {
     })
 }
 
+/// Returns the fewest bytes that a tensor of this type number can have.
+pub(super) fn least_bytes(type_number: u32, rows: usize, columns: usize) -> u64 {
+    let candidates = candidates(type_number).unwrap_or_default().iter();
+    let bytes = candidates.filter_map(|storage| storage.tensor_bytes(rows, columns));
+    bytes.min().map_or(1, |bytes| bytes as u64)
+}
+
 /// Returns the type number under which a storage is written, or `None` if this engine does not
 /// write it.
 pub(super) fn type_number(storage: Storage) -> Option<u32> {
