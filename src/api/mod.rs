@@ -37,7 +37,7 @@ use axum::response::IntoResponse;
 
 use llama_server::completion::LlamaWriter;
 use llama_server::props;
-use middleware::{authentication, head_check, request_id, request_log, response_count};
+use middleware::{authentication, head_check, request_id, request_log};
 use openai::chat::ChatEndpoint;
 use openai::completions::CompletionEndpoint;
 use openai::respond::respond;
@@ -205,7 +205,7 @@ pub fn router(app: App) -> Router {
         ))
         .layer(from_fn(request_id::identify_and_catch_panics))
         .layer(from_fn(anthropic::error_envelope))
-        .layer(from_fn_with_state(app.clone(), response_count::count))
+        .layer(from_fn_with_state(app.clone(), request_log::count))
         .layer(from_fn(request_log::record))
         .with_state(app)
 }

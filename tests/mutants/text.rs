@@ -51,8 +51,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "names-in-tools-not-hidden",
         file: "text/chat_template/placeholders.rs",
-        original: "false => self.hide(name),",
-        mistake: "false => name.to_owned(),",
+        original: "self.hide(key)",
+        mistake: "key.clone()",
     },
     Mutant {
         name: "calls-not-hidden",

@@ -79,10 +79,11 @@ impl LastRates {
 ///
 /// `rate` may have changed since the report. A lower rate takes longer to recover the same debt.
 fn state(rate: Rate, debt: Option<RateDebt>, elapsed: Duration) -> RateState {
-    let debt = debt.map_or(0, |debt| {
-        debt.time.as_nanos() * u128::from(debt.per_minute) / u128::from(rate.per_minute)
-    });
-    let debt = debt.saturating_sub(elapsed.as_nanos());
+    let debt = debt
+        .map_or(0, |debt| {
+            debt.time.as_nanos() * u128::from(debt.per_minute) / u128::from(rate.per_minute)
+        })
+        .saturating_sub(elapsed.as_nanos());
     let used = (debt * u128::from(rate.per_minute)).div_ceil(MINUTE.as_nanos());
     RateState {
         limit: rate.burst,
