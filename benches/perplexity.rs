@@ -1,6 +1,6 @@
 //! Perplexity of the demo model on held-out text, for each number format of keys and values.
 //!
-//! The text is that of `src/demo/training/heldout.json`. "answers" are the tokens of the reference
+//! The text is that of `benches/training/heldout.json`. "answers" are the tokens of the reference
 //! answers, which the model was trained to predict. "joined" puts the conversations of single
 //! questions one after the other, up to the model's context, so that its tokens read many keys.
 
@@ -85,7 +85,7 @@ fn texts() -> (Vec<Text>, Vec<Text>) {
     let vocabulary = load(KvDtype::F16).config().vocab;
     let (tokenizer, template) = files.load(u32::try_from(vocabulary).unwrap()).unwrap();
     let template = template.unwrap();
-    let held_out = include_str!("../src/demo/training/heldout.json");
+    let held_out = include_str!("training/heldout.json");
     let held_out: Value = serde_json::from_str(held_out).unwrap();
     let questions = held_out["singles"].as_array().unwrap().iter();
     let singles: Vec<Text> = questions

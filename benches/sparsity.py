@@ -4,7 +4,7 @@
     pip install torch numpy safetensors tokenizers
     benches/sparsity.py
 
-The text is that of src/demo/training/heldout.json, as chats of up to 1,000 tokens. The model runs
+The text is that of benches/training/heldout.json, as chats of up to 1,000 tokens. The model runs
 in torch, with ternary weights, int8 activations, and f32 elsewhere.
 
 - Activations: the share of gates that are not positive. Such a gate makes the value of its row of
@@ -25,7 +25,8 @@ import tokenizers
 import torch
 from safetensors import safe_open
 
-DEMO = pathlib.Path(__file__).resolve().parents[1] / "src" / "demo"
+BENCHES = pathlib.Path(__file__).resolve().parent
+DEMO = BENCHES.parent / "src" / "demo"
 PAGE = 16  # Tokens.
 LATEST = 4  # Pages that every query keeps, beside the first.
 BLOCKS = [2, 4, 8, 16, 32, 64]
@@ -134,7 +135,7 @@ def chats():
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     template = json.loads((DEMO / "tokenizer_config.json").read_text())
     assert "capitalize + ':\\n'" in template["chat_template"], "the template is another"
-    held_out = json.loads((DEMO / "training" / "heldout.json").read_text())
+    held_out = json.loads((BENCHES / "training" / "heldout.json").read_text())
     order = numpy.random.default_rng(1).permutation(len(held_out["singles"]))
     ids, is_answer = [], []
     begin = tokenizer.token_to_id("<|begin_of_text|>")

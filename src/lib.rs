@@ -2,25 +2,25 @@
 //! `kernels`. Its tokens come back as events.
 //!
 //! ```text
-//!                startup
-//!                   │ builds everything, then waits
-//!     ┌─────────────┼──────────────┐
-//!     ▼             ▼              ▼
-//!    api ───────► engine        config
-//!     │             │
-//!     ▼             ├──────► scheduler (crate)
-//!   text            │            ▲
-//!                   ▼            │ Batch and Page only
-//!                 model ─────────┘
-//!                   │
-//!                   ▼
-//!                kernels (crate)
+//!                        startup
+//!                           │ builds everything, then waits
+//!         ┌─────────────────┼─────────────────┬──────────────┐
+//!         ▼                 ▼                 ▼              ▼
+//!        api ───────────► engine           opening         config
+//!         │                 │                 │ loads and tests a model
+//!         ▼                 ├───────► model ◄─┤
+//!        text               │         │ │ │   │
+//!                           ▼         │ │ │   ▼
+//!                       scheduler ◄───┘ │ └► checkpoint
+//!                                       ▼
+//!                                    kernels
 //! ```
 //!
 //! An arrow means "uses". ARCHITECTURE.md describes each module; `tests/tidy/` checks the arrows.
 
 pub mod api; // The HTTP interface: parses requests, calls the engine, writes responses.
 pub mod bench; // `sterna bench`: the speed of a model beside the limits of the machine.
+pub mod checkpoint; // The files of models: formats, configurations, conversion.
 pub mod config; // Every flag of the command line.
 pub mod constraint; // Answers that follow a JSON schema, an expression or a grammar.
 pub mod convert; // `sterna convert`: a model in another container.
@@ -32,7 +32,9 @@ pub mod healthcheck; // `sterna healthcheck`: whether a server accepts requests.
 pub mod inspect; // `sterna inspect`: what a checkpoint holds, and whether it would be served.
 pub mod kv_events; // What the prefix cache holds, for routers.
 pub mod metrics; // Every metric.
-pub mod model; // Checkpoints, the forward pass, the memory of keys and values.
+pub mod model; // The forward pass, the memory of keys and values.
+mod opening; // From a path to a tested model with its text.
+mod signals; // SIGTERM and Ctrl-C.
 pub mod startup; // Starts and stops the server.
 pub mod synthesize; // `sterna synthesize`: checkpoints with random weights.
 pub mod tenants; // Who may use the server, and within which limits.

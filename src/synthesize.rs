@@ -12,8 +12,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::checkpoint::synthetic::{SHAPES, Shape};
 use crate::demo;
-use crate::model::synthetic::{SHAPES, Shape};
 
 /// Writes a checkpoint into `directory`. Creates the directory if it does not exist.
 ///

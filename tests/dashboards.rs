@@ -5,12 +5,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+#[path = "harness/promql.rs"]
+mod promql;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use promql_parser::parser::{self, Expr, VectorSelector};
-use promql_parser::util::{ExprVisitor, walk_expr};
+use promql::Selector;
 use serde_json::Value;
 use sterna::engine::{Rate, TenantId, TenantPolicy};
 use sterna::metrics::{Identity, Metrics, names};
@@ -91,6 +93,54 @@ fn wrong_queries_are_found() {
     );
     assert!(problem("sterna_kv_pages{status=\"free\"}").contains("label status"));
     assert!(problem("sum(rate(vllm:generation_tokens_total[1m])").contains("does not parse"));
+}
+
+#[test]
+fn broken_queries_do_not_parse() {
+    let catalogue = catalogue();
+    for promql in [
+        "",
+        "sum(up",
+        "sum up)",
+        "sum(up))",
+        "up{job=\"x\"",
+        "up{job=\"x}",
+        "up{job}",
+        "up{job=x}",
+        "up{job==\"x\"}",
+        "up{job=\"x\" instance=\"y\"}",
+        "rate(up[5m)",
+        "rate(up[5])",
+        "rate(up[m])",
+        "rate(up)",
+        "rate(5)",
+        "rate(sum(up))",
+        "rate(up[5m] + up[5m])",
+        "sum(up[5m])",
+        "up[5m]",
+        "total(up)",
+        "sum()",
+        "sum(up, up)",
+        "histogram_quantile(up)",
+        "sum by (job (up)",
+        "sum by job (up)",
+        "rate by (job) (up[5m])",
+        "up +",
+        "up up",
+        "/ up",
+        "1.2.3 * up",
+        "up # 1",
+    ] {
+        let place = String::new();
+        let promql = promql.to_owned();
+        let query = Query { place, promql };
+        let problem = check(&query, &catalogue).unwrap_err();
+        assert!(
+            problem.starts_with("does not parse: "),
+            "{}: {problem}",
+            query.promql
+        );
+    }
 }
 
 #[test]
@@ -182,6 +232,26 @@ fn compose_mounts_files_that_exist_and_every_dashboard() {
     assert!(prometheus.contains(&target), "{target}");
 }
 
+/// KEDA scales by a query too.
+#[test]
+fn scaling_names_exported_metrics() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kubernetes/scaled-object.yaml");
+    let object: Value = serde_yaml_ng::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let trigger = &object["spec"]["triggers"][0];
+    let query = |promql: &str| Query {
+        place: "scaled-object.yaml".into(),
+        promql: promql.into(),
+    };
+    let catalogue = catalogue_with_rules();
+    let promql = trigger["metadata"]["query"].as_str().unwrap();
+    check(&query(promql), &catalogue).unwrap();
+    let wrong = "sum(vllm:num_requests_waiting) / up > rate(sterna_nothing_total[5m])";
+    assert_eq!(
+        check(&query(wrong), &catalogue).unwrap_err(),
+        "sterna_nothing_total is not exported"
+    );
+}
+
 #[test]
 fn the_readme_lists_every_panel() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards/README.md");
@@ -203,16 +273,13 @@ fn the_readme_lists_every_panel() {
 
 /// Returns the metrics that `query` names, or the problem with it.
 fn check(query: &Query, catalogue: &Catalogue) -> Result<BTreeSet<String>, String> {
-    let expression =
-        parser::parse(&query.promql).map_err(|error| format!("does not parse: {error}"))?;
-    let mut checker = Checker {
-        catalogue,
-        series: Vec::new(),
-        grouped_by: BTreeSet::new(),
-    };
-    walk_expr(&mut checker, &expression)?;
-    let shown: BTreeSet<String> = checker.series.iter().cloned().collect();
-    for label in &checker.grouped_by {
+    let queried =
+        promql::read(&query.promql).map_err(|problem| format!("does not parse: {problem}"))?;
+    let shown = queried.selectors.iter();
+    let shown: BTreeSet<String> = shown
+        .map(|selector| check_selector(selector, catalogue))
+        .collect::<Result<_, _>>()?;
+    for label in &queried.grouped_by {
         let known = shown.iter().all(|name| catalogue[name].has_label(label));
         if !known {
             return Err(format!(
@@ -226,91 +293,42 @@ fn check(query: &Query, catalogue: &Catalogue) -> Result<BTreeSet<String>, Strin
     Ok(shown)
 }
 
-/// Walks one expression, checks each selector, and collects the metrics.
-struct Checker<'a> {
-    catalogue: &'a Catalogue,
-    series: Vec<String>,
-    grouped_by: BTreeSet<String>,
-}
-
-impl ExprVisitor for Checker<'_> {
-    type Error = String;
-
-    fn pre_visit(&mut self, expression: &Expr) -> Result<bool, String> {
-        match expression {
-            Expr::VectorSelector(selector) if self.selector(selector)?.is_counter() => {
-                return Err(format!("{selector} is a counter: query its rate"));
-            }
-            Expr::MatrixSelector(matrix) => {
-                self.selector(&matrix.vs)?;
-            }
-            Expr::Call(call) if COUNTER_FUNCTIONS.contains(&call.func.name) => {
-                let selectors =
-                    call.args
-                        .args
-                        .iter()
-                        .filter_map(|argument| match argument.as_ref() {
-                            Expr::MatrixSelector(matrix) => Some(&matrix.vs),
-                            _ => None,
-                        });
-                for selector in selectors {
-                    if !self.selector(selector)?.is_counter() {
-                        return Err(format!(
-                            "{selector} is not a counter: {} does not apply",
-                            call.func.name
-                        ));
-                    }
-                }
-            }
-            Expr::Aggregate(aggregate) => {
-                let labels = aggregate
-                    .modifier
-                    .iter()
-                    .flat_map(|modifier| modifier.labels().labels.iter());
-                self.grouped_by.extend(labels.cloned());
-            }
-            _ => {}
+/// Returns the metric that `selector` selects, or what is wrong with its name, labels or function.
+fn check_selector(selector: &Selector, catalogue: &Catalogue) -> Result<String, String> {
+    let name = &selector.name;
+    let (metric, exported) = resolve(name, catalogue)?;
+    for label in &selector.labels {
+        if !exported.has_label(label) {
+            return Err(format!("{name} has no label {label}"));
         }
-        Ok(true)
+    }
+    match selector.range_function {
+        None if exported.is_counter() => Err(format!("{name} is a counter: query its rate")),
+        Some(function) if COUNTER_FUNCTIONS.contains(&function) && !exported.is_counter() => Err(
+            format!("{name} is not a counter: {function} does not apply"),
+        ),
+        _ => Ok(metric),
     }
 }
 
-impl<'a> Checker<'a> {
-    /// Checks the name and the labels of one selector. Returns the metric that it selects.
-    fn selector(&mut self, selector: &VectorSelector) -> Result<&'a Exported, String> {
-        let name = selector
-            .name
-            .as_deref()
-            .ok_or("a selector without a name")?;
-        let (metric, exported) = self.resolve(name)?;
-        for matcher in &selector.matchers.matchers {
-            if !exported.has_label(&matcher.name) {
-                return Err(format!("{name} has no label {}", matcher.name));
-            }
+/// Returns the metric that a series belongs to. The series of a histogram belong to it.
+fn resolve<'a>(name: &str, catalogue: &'a Catalogue) -> Result<(String, &'a Exported), String> {
+    if let Some(exported) = catalogue.get(name) {
+        if exported.kind == "histogram" {
+            return Err(format!(
+                "{name} is a histogram: query its _bucket, _sum or _count"
+            ));
         }
-        self.series.push(metric);
-        Ok(exported)
+        return Ok((name.to_owned(), exported));
     }
-
-    /// Returns the metric that a series belongs to. The series of a histogram belong to it.
-    fn resolve(&self, name: &str) -> Result<(String, &'a Exported), String> {
-        if let Some(exported) = self.catalogue.get(name) {
-            if exported.kind == "histogram" {
-                return Err(format!(
-                    "{name} is a histogram: query its _bucket, _sum or _count"
-                ));
-            }
-            return Ok((name.to_owned(), exported));
-        }
-        let parts = ["_bucket", "_sum", "_count"];
-        let base = parts
-            .iter()
-            .find_map(|part| name.strip_suffix(part))
-            .unwrap_or(name);
-        match self.catalogue.get(base) {
-            Some(exported) if exported.kind == "histogram" => Ok((base.to_owned(), exported)),
-            _ => Err(format!("{name} is not exported")),
-        }
+    let parts = ["_bucket", "_sum", "_count"];
+    let base = parts
+        .iter()
+        .find_map(|part| name.strip_suffix(part))
+        .unwrap_or(name);
+    match catalogue.get(base) {
+        Some(exported) if exported.kind == "histogram" => Ok((base.to_owned(), exported)),
+        _ => Err(format!("{name} is not exported")),
     }
 }
 

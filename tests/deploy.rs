@@ -1,4 +1,4 @@
-//! Checks that the files in `deploy/` agree with the program: routes, flags, times and metrics.
+//! Checks that the files in `deploy/` agree with the program: routes, flags and times.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -9,16 +9,10 @@ use std::path::{Path, PathBuf};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use clap::{CommandFactory, Parser};
-use promql_parser::parser::{self, Expr};
-use promql_parser::util::{ExprVisitor, walk_expr};
 use serde_json::Value;
 use sterna::api::{self, App};
 use sterna::config::{Cli, Command};
-use sterna::metrics::names;
 use tower::ServiceExt;
-
-/// What Prometheus itself records of each target.
-const OF_PROMETHEUS: &str = "up";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy")
@@ -61,38 +55,6 @@ fn unit_seconds(name: &str) -> u64 {
 /// Reads a command line as the program does.
 fn parsed<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Cli {
     Cli::try_parse_from(arguments).unwrap()
-}
-
-/// The names of metrics in a query.
-struct Selected(BTreeSet<String>);
-
-impl ExprVisitor for Selected {
-    type Error = String;
-
-    fn pre_visit(&mut self, expression: &Expr) -> Result<bool, String> {
-        let selector = match expression {
-            Expr::VectorSelector(selector) => selector,
-            Expr::MatrixSelector(matrix) => &matrix.vs,
-            _ => return Ok(true),
-        };
-        self.0.extend(selector.name.clone());
-        Ok(true)
-    }
-}
-
-/// Returns the unknown metrics of a query that names at least one metric.
-fn unknown_metrics(query: &str) -> Vec<String> {
-    let expression = parser::parse(query).unwrap_or_else(|error| panic!("{query}: {error}"));
-    let mut selected = Selected(BTreeSet::new());
-    walk_expr(&mut selected, &expression).unwrap();
-    assert!(!selected.0.is_empty(), "{query}");
-    let names = names();
-    let is_known = |name: &String| name == OF_PROMETHEUS || names.contains(&name.as_str());
-    selected
-        .0
-        .into_iter()
-        .filter(|name| !is_known(name))
-        .collect()
 }
 
 #[test]
@@ -189,18 +151,9 @@ fn a_server_may_drain_before_it_is_killed() {
     assert!(unit_seconds("TimeoutStopSec") >= drain + 10);
 }
 
-/// `tests/dashboards.rs` checks the rules themselves.
+/// `tests/dashboards.rs` checks the rules themselves, and the query of the scaling.
 #[test]
 fn the_rules_of_kubernetes_are_those_of_the_dashboards() {
     let rules = yaml("kubernetes/prometheus-rule.yaml");
     assert_eq!(rules["spec"], yaml("../dashboards/rules.yml"));
-}
-
-#[test]
-fn scaling_names_exported_metrics() {
-    let scaling = yaml("kubernetes/scaled-object.yaml")["spec"]["triggers"][0].clone();
-    let query = scaling["metadata"]["query"].as_str().unwrap();
-    assert_eq!(unknown_metrics(query), [] as [&str; 0]);
-    let wrong = "sum(vllm:num_requests_waiting) / up > rate(sterna_nothing_total[5m])";
-    assert_eq!(unknown_metrics(wrong), ["sterna_nothing_total"]);
 }

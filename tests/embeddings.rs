@@ -10,12 +10,13 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use sterna::checkpoint::Source;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, EventStream, FinishReason, GenerationRequest,
     Limits, Policy, Pooling, SamplingParams, StreamEvent, TenantId, TokenId,
 };
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::{LoadOptions, Model, Source};
+use sterna::model::{LoadOptions, Model};
 use sterna_kernels::Kernels;
 use sterna_random::Random;
 

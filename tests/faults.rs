@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use sterna::checkpoint::synthetic::Shape;
 use sterna::config::Cli;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest, Limits,
@@ -23,7 +24,6 @@ use sterna::engine::{
 };
 use sterna::fault::{Hook, Place, set_hook};
 use sterna::metrics::{Identity, Metrics};
-use sterna::model::synthetic::Shape;
 use sterna::model::{ComparedStage, KvStore, LoadOptions, Model, SelfTestError, toy};
 use sterna::startup::serve;
 use sterna_kernels::{Isa, Kernels};
@@ -140,7 +140,7 @@ fn start(threads: usize) -> Server {
         exact_head_bytes: 0, // The head that is screened in 8 bits first.
         ..LoadOptions::new(kernels, threads)
     };
-    let model = Model::load(&toy::of_shape(&SHAPE, 1), options).unwrap();
+    let model = Model::load(&SHAPE.in_memory(1), options).unwrap();
     let config = EngineConfig {
         limits: Limits {
             pages: 64,
@@ -508,7 +508,7 @@ async fn the_self_test_finds_a_wrong_value_in_every_stage() {
             exact_head_bytes,
             ..LoadOptions::new(kernels, 2)
         };
-        let mut model = Model::load(&toy::of_shape(&SHAPE, 1), options).unwrap();
+        let mut model = Model::load(&SHAPE.in_memory(1), options).unwrap();
         for (place, row, stage) in [
             (Place::TokenEmbedded, 2, ComparedStage::Embedding),
             (Place::OutputAdded, 3, ComparedStage::Layer(0)),

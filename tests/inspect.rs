@@ -392,6 +392,52 @@ fn truncated_files_are_refused_with_the_reason() {
     assert_eq!(report["model"]["hidden"], 192, "config.json is read");
 }
 
+/// A download that was interrupted ends anywhere.
+#[test]
+fn a_cut_gguf_file_says_how_long_it_should_be() {
+    for path in [
+        "bitnet-blocks/bitnet-blocks-q2_0.gguf",
+        "llama-blocks/llama-blocks-iq2_bn.gguf",
+        "embedding-qwen3/embedding-qwen3-i2_s.gguf",
+    ] {
+        let bytes = fs::read(fixture(path)).unwrap();
+        let whole = bytes.len();
+        for lost in [64, 1000, whole / 2] {
+            let cut_file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("inspect-cut-short.gguf");
+            fs::write(&cut_file, &bytes[..whole - lost]).unwrap();
+            let report = report(&cut_file, REFUSED);
+            fs::remove_file(&cut_file).unwrap();
+            let refusals = refusals(&report);
+            let has = format!("and it has {}", whole - lost);
+            assert!(
+                refusals.contains("the file is cut: its tensors need "),
+                "{report}"
+            );
+            assert!(refusals.contains(&has), "{report}");
+            let needed = refusals.split("need ").nth(1).unwrap().split(' ').next();
+            let needed: usize = needed.unwrap().parse().unwrap();
+            // The padding at the end is no part of a tensor. Q2_0 has two sizes; the smaller counts.
+            assert!(needed <= whole && whole - needed < 160, "{path}: {needed}");
+        }
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_named_whatever_its_fields_are() {
+    let folder = Folder::new("unknown-family", "bitnet-packed");
+    let mamba = json!({
+        "architectures": ["MambaForCausalLM"], "model_type": "mamba", "d_model": 768,
+        "n_layer": 24, "vocab_size": 309, "hidden_act": 5,
+    });
+    folder.change("config.json", |config| *config = mamba);
+    let report = report(&folder.0, REFUSED);
+    let refusals = refusals(&report);
+    for named in ["MambaForCausalLM", "BitNetForCausalLM", "Qwen3ForCausalLM"] {
+        assert!(refusals.contains(named), "{named}: {report}");
+    }
+    assert!(!refusals.contains("missing field"), "{report}");
+}
+
 #[test]
 fn the_text_names_the_same_and_a_missing_path_is_an_error() {
     let output = inspect(&fixture("bitnet-blocks/bitnet-blocks-q2_0.gguf"), &[]);

@@ -7,8 +7,9 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use sterna::model::synthetic::Shape;
-use sterna::model::{LoadOptions, Model, Source, toy};
+use sterna::checkpoint::Source;
+use sterna::checkpoint::synthetic::Shape;
+use sterna::model::{LoadOptions, Model, toy};
 use sterna_kernels::{Isa, Kernels};
 
 /// A shape with the large parts of a real model: an embedding that becomes a screened head, and
@@ -33,7 +34,7 @@ fn loading_takes_hardly_more_memory_than_the_loaded_model() {
         ..LoadOptions::new(kernels, 2)
     };
     let before = kilobytes("VmRSS");
-    let model = Model::load(&Source::Directory(checkpoint.0.clone()), options).unwrap();
+    let model = Model::load(&Source::directory(&checkpoint.0), options).unwrap();
     let (left, peak) = (kilobytes("VmRSS") - before, kilobytes("VmHWM") - before);
     let weights = model.weight_bytes() / 1024;
     assert!(

@@ -15,11 +15,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use sterna::checkpoint::Source;
 use sterna::constraint::{Grammar, GrammarSource, Grammars};
 use sterna::engine::{
     Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams, StepOutcome,
 };
-use sterna::model::{KvStore, LoadOptions, Model, Source, toy};
+use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna::text::TextFiles;
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS, TokenId};
@@ -166,7 +167,7 @@ fn a_steady_step_allocates_nothing() {
     }
     // The counts are of the whole process, so all cases are one test.
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let source = Source::Directory(fixtures.join("bitnet-low-rank"));
+    let source = Source::directory(fixtures.join("bitnet-low-rank"));
     for threads in [1, 2] {
         let model = model(&source, threads, usize::MAX, KvDtype::F16);
         check(model, &format!("{threads} threads, low-rank corrections"));

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::fs;
+use std::process::Command;
 
+use sterna::checkpoint::synthetic::SHAPES;
+use sterna::checkpoint::{ModelConfig, Source};
 use sterna::demo;
-use sterna::model::{ModelConfig, Source};
 use sterna::synthesize::synthesize;
 use sterna::text::{TextFiles, Tokenizer};
 
@@ -14,7 +16,7 @@ fn special_tokens_are_those_of_the_demo() {
     let name = format!("sterna-synthesized-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);
     synthesize("tiny", 1, &directory).unwrap();
-    let synthesized = Source::Directory(directory.clone());
+    let synthesized = Source::directory(&directory);
     let [(tokenizer, stops), (demos, demo_stops)] = [synthesized, demo::source()].map(text);
     fs::remove_dir_all(&directory).unwrap();
 
@@ -32,6 +34,18 @@ fn special_tokens_are_those_of_the_demo() {
         "{tokens:?} begin with a special token"
     );
     assert_eq!(tokenizer.decode(&tokens, true), text);
+}
+
+#[test]
+fn the_help_names_every_shape() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    let help = command.args(["synthesize", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let names = SHAPES.map(|shape| shape.name).join(", ");
+    assert!(
+        help.contains(&format!("[possible values: {names}]")),
+        "{help}"
+    );
 }
 
 fn text(source: Source) -> (Tokenizer, Vec<u32>) {

@@ -1,6 +1,7 @@
 //! Loads a model from a `.bin` file. The data is the file.
 
-use sterna::model::{LoadOptions, Model, ModelConfig, Source};
+use sterna::checkpoint::{ModelConfig, Source};
+use sterna::model::{LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels};
 
 /// Checks that a `.bin` file loads or is refused.

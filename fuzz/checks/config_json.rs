@@ -1,6 +1,6 @@
 //! Reads the configuration of a checkpoint from a stranger.
 
-use sterna::model::{ModelConfig, Source};
+use sterna::checkpoint::{ModelConfig, Source};
 
 /// Checks that a configuration is read or refused, and that its sizes agree.
 pub fn check(data: &[u8]) {

@@ -1,6 +1,7 @@
 //! Loads a model and its tokenizer from a GGUF file. The data is the file.
 
-use sterna::model::{LoadOptions, Model, ModelConfig, Source};
+use sterna::checkpoint::{ModelConfig, Source};
+use sterna::model::{LoadOptions, Model};
 use sterna::text::TextFiles;
 use sterna_kernels::{Isa, Kernels};
 

@@ -3,9 +3,10 @@
 
 use std::sync::LazyLock;
 
-use sterna::model::synthetic::Shape;
+use sterna::checkpoint::Source;
+use sterna::checkpoint::synthetic::Shape;
 use sterna::model::toy;
-use sterna::model::{LoadOptions, Model, Source};
+use sterna::model::{LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels};
 
 /// The shape of the model. It is loaded in microseconds.
@@ -23,7 +24,7 @@ const SHAPE: Shape = Shape {
 
 /// The configuration of the model, and its tensors without a header.
 static MODEL: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
-    let tiny = toy::of_shape(&SHAPE, 1);
+    let tiny = SHAPE.in_memory(1);
     let file = |name| {
         tiny.read(name)
             .expect("readable")

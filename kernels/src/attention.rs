@@ -42,17 +42,8 @@
 
 use crate::elementwise::{LANES, exp, larger, largest_lane, sum_lanes};
 use crate::int8_rows::Int8Row;
+use crate::kv_geometry::{MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS};
 use crate::kv_page::SpanScales;
-
-/// Tokens of a page of keys and values: as many as a vector register has lanes, and as the
-/// scheduler's pages have.
-pub const PAGE_TOKENS: usize = 16;
-
-/// Keys of a span, the unit of reduction.
-pub const SPAN_TOKENS: usize = 256;
-
-/// The largest number of values of a head.
-pub const MAX_HEAD_DIM: usize = SPAN_TOKENS;
 
 /// The pages of one span, and the pages that are read after it. A page is the bytes that
 /// [`KvDtype`](crate::KvDtype) describes.

@@ -12,13 +12,14 @@
 use std::ops::Range;
 
 use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
-use crate::attention::{AttentionState, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+use crate::attention::{AttentionState, Span};
 use crate::block::PANEL_ROWS;
 use crate::dense::DenseMatrix;
 use crate::elementwise::PanelScales;
 use crate::int8::Int8Matrix;
 use crate::isa::Isa;
 use crate::kv_dtype::KvDtype;
+use crate::kv_geometry::{MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS};
 use crate::kv_page::{Bf16Chunk, E4m3Chunk, E5m2Chunk, F16Chunk};
 use crate::packing::Packing;
 use crate::prefetch::PrefetchQueue;

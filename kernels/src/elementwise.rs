@@ -248,6 +248,19 @@ pub(crate) fn largest_magnitude(x: &[f32]) -> f32 {
         .fold(largest_lane(&lanes), |a, b| larger(b.abs(), a))
 }
 
+/// Returns whether all numbers are finite.
+#[inline(always)]
+pub(crate) fn all_finite(x: &[f32]) -> bool {
+    let mut zeros = [0.0; LANES]; // An infinity or NaN, times zero, makes a lane NaN.
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (zero, &x) in zeros.iter_mut().zip(chunk) {
+            *zero += x * 0.0;
+        }
+    }
+    zeros.iter().all(|&zero| zero == 0.0) && rest.iter().all(|x| x.is_finite())
+}
+
 #[cfg(test)]
 mod tests {
     use super::{exp, largest_magnitude};

@@ -19,10 +19,8 @@
 //! Invariant: no sum overflows. A product with a key is at most 127² · 256, a weighted sum of
 //! values at most 16,383 · 127 · 256.
 
-use crate::attention::{MAX_HEAD_DIM, SPAN_TOKENS};
-use crate::elementwise::{LANES, ROUND, largest_magnitude};
-use crate::kv_page::INT8_STEP;
-use crate::kv_store::all_finite;
+use crate::elementwise::{LANES, ROUND, all_finite, largest_magnitude};
+use crate::kv_geometry::{INT8_STEP, MAX_HEAD_DIM, SPAN_TOKENS};
 
 /// The largest magnitude of a quantized query.
 const QUERY_MAX: f32 = 127.0;

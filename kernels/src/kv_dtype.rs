@@ -3,10 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::attention::PAGE_TOKENS;
-
-/// The bytes of the scales of a page: two for each token's key, then two for each token's value.
-pub(crate) const SCALES_BYTES: usize = 2 * 2 * PAGE_TOKENS;
+use crate::kv_geometry::{PAGE_TOKENS, SCALES_BYTES};
 
 /// A number format of stored keys and values.
 ///

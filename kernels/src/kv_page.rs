@@ -5,20 +5,11 @@
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::attention::{PAGE_TOKENS, SPAN_TOKENS};
 use crate::dense::f32_from_f16;
 use crate::elementwise::LANES;
-use crate::kv_dtype::{KvDtype, SCALES_BYTES};
+use crate::kv_dtype::KvDtype;
+use crate::kv_geometry::{INT8_STEP, KEY_ZERO, PAGE_TOKENS, SCALES_BYTES, SPAN_PAGES, SPAN_TOKENS};
 use crate::small_floats::{E4M3_UNIT, f16_from_e4m3, f16_from_e5m2, f32_from_bf16};
-
-/// Pages of a span.
-pub(crate) const SPAN_PAGES: usize = SPAN_TOKENS / PAGE_TOKENS;
-
-/// Dimensions of a line of int8 keys, and tokens of a line of int8 values.
-pub(crate) const INT8_STEP: usize = 4;
-
-/// What is added to an int8 key.
-pub(crate) const KEY_ZERO: u8 = 128;
 
 /// Sixteen stored floats: one dimension of the keys of a page, or sixteen dimensions of a value.
 pub(crate) trait FloatChunk: FromBytes + Immutable + KnownLayout + Copy {

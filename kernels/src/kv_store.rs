@@ -4,10 +4,8 @@
 //!
 //! Invariant: what is stored depends on the token alone.
 
-use crate::attention::{MAX_HEAD_DIM, PAGE_TOKENS};
-use crate::elementwise::{LANES, ROUND, largest_magnitude};
-use crate::kv_dtype::SCALES_BYTES;
-use crate::kv_page::{INT8_STEP, KEY_ZERO};
+use crate::elementwise::{ROUND, all_finite, largest_magnitude};
+use crate::kv_geometry::{INT8_STEP, KEY_ZERO, MAX_HEAD_DIM, PAGE_TOKENS, SCALES_BYTES};
 use crate::small_floats::{
     E4M3_MAX, E5M2_MAX, bf16_from_f32, bf16_from_f32_upwards, e4m3_from_f32, e5m2_from_f32,
     f32_from_bf16,
@@ -138,17 +136,4 @@ fn quantize(x: &[f32], largest: f32, nearest: impl Fn(f32) -> u8) -> QuantizedHe
 #[inline(always)]
 fn nearest_integer(x: f32) -> u8 {
     (x + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as u8
-}
-
-/// Returns whether all numbers are finite.
-#[inline(always)]
-pub(crate) fn all_finite(x: &[f32]) -> bool {
-    let mut zeros = [0.0; LANES]; // An infinity or NaN, times zero, makes a lane NaN.
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (zero, &x) in zeros.iter_mut().zip(chunk) {
-            *zero += x * 0.0;
-        }
-    }
-    zeros.iter().all(|&zero| zero == 0.0) && rest.iter().all(|x| x.is_finite())
 }

@@ -57,6 +57,7 @@ mod int8;
 mod int8_rows;
 mod isa;
 mod kv_dtype;
+mod kv_geometry;
 mod kv_page;
 mod kv_store;
 mod packing;
@@ -72,7 +73,7 @@ mod x86_64;
 pub use activation::{
     QuantizedActivations, QuantizedTokenMut, QuantizedTokensMut, ScaledActivations,
 };
-pub use attention::{AttentionState, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+pub use attention::{AttentionState, Span};
 pub use block::PANEL_ROWS;
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::Kernels;
@@ -82,6 +83,7 @@ pub use huge::HugeSlice;
 pub use int8::{Int8Matrix, Int8PanelMut};
 pub use isa::Isa;
 pub use kv_dtype::KvDtype;
+pub use kv_geometry::{MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS};
 pub use packing::Packing;
 pub use prefetch::{PrefetchQueue, prefetch};
 pub use small_floats::{bf16_from_f32, e4m3_from_f32, e5m2_from_f32, f32_from_bf16};

@@ -7,13 +7,14 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use crate::activation::{QuantizedActivations, ScaledActivations};
-use crate::attention::{AttentionState, PAGE_TOKENS, ProductBuffers, Span};
+use crate::attention::{AttentionState, ProductBuffers, Span};
 use crate::block::PANEL_ROWS;
 use crate::dense::{DenseMatrix, DenseValues, f16_from_f32, f32_from_f16};
 use crate::elementwise::{LANES, sum_lanes};
 use crate::groups::GroupSize;
 use crate::int8::Int8Matrix;
 use crate::int8_rows::LOW_BITS;
+use crate::kv_geometry::PAGE_TOKENS;
 use crate::kv_page::{FloatChunk, FloatPage, Int8Page, SpanScales};
 use crate::packing::{FIVE_TRIT_COLUMNS, TWO_BIT_COLUMNS};
 use crate::prefetch::PrefetchQueue;

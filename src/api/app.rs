@@ -9,9 +9,9 @@ use crate::api::connection::ConnectionLimits;
 use crate::api::error::ApiError;
 use crate::api::fields::sampling_defaults::SamplingDefaults;
 use crate::api::generation::running::RunningRequests;
+use crate::api::ids::unix_seconds;
 use crate::api::middleware::access::Access;
 use crate::api::middleware::rate_headers::LastRates;
-use crate::api::middleware::request_id::unix_seconds;
 use crate::constraint::Grammars;
 use crate::engine::{EngineHandle, Pooling, TokenId};
 use crate::metrics::Metrics;
@@ -104,6 +104,8 @@ pub struct Serving {
     pub tokenizer: Arc<Tokenizer>,
     /// The model's chat template. A model without a template serves completions only.
     pub chat_template: Option<ChatTemplate>,
+    /// How the model is told about tools, and how it writes calls.
+    pub tool_format: ToolFormat,
     /// The sampling parameters of requests that do not set them.
     pub defaults: SamplingDefaults,
     /// The engine that runs the model.
@@ -112,13 +114,6 @@ pub struct Serving {
     pub grammars: Grammars,
     /// The metrics that the engine records.
     pub metrics: Metrics,
-}
-
-impl Serving {
-    /// Returns how the model is told about tools, and how it writes calls.
-    pub(super) fn tool_format(&self) -> ToolFormat {
-        ToolFormat::find(self.chat_template.as_ref(), &self.tokenizer)
-    }
 }
 
 /// The state that all handlers share.

@@ -15,9 +15,8 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::body::limits::BodyLimitReached;
 use crate::constraint::GrammarError;
-use crate::engine::{RateKind, Refusal, SubmitError};
+use crate::engine::{NoRoom, RateKind, Refusal, SubmitError};
 
 /// The maximum length of a client's text in a message, in characters.
 pub(super) const MAX_QUOTED_CHARS: usize = 64;
@@ -538,15 +537,15 @@ impl From<Refusal> for ApiError {
     }
 }
 
-impl From<BodyLimitReached> for ApiError {
-    fn from(limit: BodyLimitReached) -> ApiError {
+impl From<NoRoom> for ApiError {
+    fn from(limit: NoRoom) -> ApiError {
         match limit {
-            BodyLimitReached::Tenant => {
+            NoRoom::OfOwner => {
                 let message = "You have too many request bodies in flight. \
                                Wait for some to finish and retry.";
                 ApiError::new(QUOTA, message).retry_after(RETRY_SOON)
             }
-            BodyLimitReached::Server => ApiError::overloaded(RETRY_SOON),
+            NoRoom::OfAll => ApiError::overloaded(RETRY_SOON),
         }
     }
 }

@@ -16,12 +16,13 @@ mod connection;
 mod error;
 mod fields;
 mod generation;
+mod ids;
 mod llama_server;
 mod middleware;
-mod native;
 mod openai;
 mod openapi;
 mod page;
+mod respond;
 mod sglang;
 mod status;
 mod tokenize;
@@ -35,16 +36,11 @@ use axum::http::header;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 
-use llama_server::completion::LlamaWriter;
-use llama_server::props;
-use middleware::{authentication, head_check, request_id, request_log, response_count};
-use openai::chat::ChatEndpoint;
-use openai::completions::CompletionEndpoint;
-use openai::respond::respond;
-use openai::{embeddings, render, responses};
+use llama_server::{completion, props};
+use middleware::{authentication, head_check, request_id, request_log};
+use openai::{chat, completions, embeddings, render, responses};
 use openapi::{ApiRoute, operations};
-use sglang::generate::GenerateWriter;
-use sglang::{loads, server_info};
+use sglang::{generate, loads, server_info};
 
 pub use app::{App, EmbeddingShape, ModelCard, Serving};
 pub use connection::ConnectionLimits;
@@ -67,24 +63,20 @@ fn routes() -> Vec<ApiRoute> {
 /// Returns the endpoints that read prompts and texts.
 fn model_routes() -> Vec<ApiRoute> {
     vec![
-        ApiRoute::post(
-            "/v1/chat/completions",
-            respond::<ChatEndpoint>,
-            operations::completion::<ChatEndpoint>,
-        ),
+        ApiRoute::post("/v1/chat/completions", chat::chat, chat::describe),
         ApiRoute::post(
             "/v1/completions",
-            respond::<CompletionEndpoint>,
-            operations::completion::<CompletionEndpoint>,
+            completions::completions,
+            completions::describe,
         ),
         ApiRoute::post(
             "/v1/chat/completions/render",
-            render::chat,
+            render::render_chat,
             operations::render_chat,
         ),
         ApiRoute::post(
             "/v1/completions/render",
-            render::completion,
+            render::render_completion,
             operations::render_completion,
         ),
         ApiRoute::post(
@@ -94,14 +86,10 @@ fn model_routes() -> Vec<ApiRoute> {
         ),
         ApiRoute::post(
             "/completion",
-            native::respond::<LlamaWriter>,
+            completion::completion,
             operations::llama_completion,
         ),
-        ApiRoute::post(
-            "/generate",
-            native::respond::<GenerateWriter>,
-            operations::generate,
-        ),
+        ApiRoute::post("/generate", generate::generate, operations::generate),
         ApiRoute::post("/v1/responses", responses::create, responses::describe),
         ApiRoute::post(
             "/v1/messages",
@@ -205,7 +193,7 @@ pub fn router(app: App) -> Router {
         ))
         .layer(from_fn(request_id::identify_and_catch_panics))
         .layer(from_fn(anthropic::error_envelope))
-        .layer(from_fn_with_state(app.clone(), response_count::count))
+        .layer(from_fn_with_state(app.clone(), request_log::count))
         .layer(from_fn(request_log::record))
         .with_state(app)
 }

@@ -11,14 +11,14 @@ use utoipa::ToSchema;
 
 use crate::api::app::{App, Serving};
 use crate::api::body;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
 use crate::api::fields::conversation::ConversationFields;
 use crate::api::fields::json_field::{Bool, Given, JsonText};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::prompt::encode;
 use crate::api::fields::token_ids::TokenList;
 use crate::api::fields::unsupported;
 use crate::api::generation::logprobs::token_text;
-use crate::api::generation::parsed_request::{check_length, encoding_error};
 use crate::api::middleware::authentication::Caller;
 use crate::tenants::Tenant;
 
@@ -151,7 +151,7 @@ pub(super) async fn detokenize(
 fn read_tokenize(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<TokenizeAnswer, ApiError> {
     let fields: TokenizeFields = body.read()?;
     check_model(fields.model, serving, tenant)?;
@@ -192,20 +192,16 @@ impl TokenizeTextFields {
                 return Err(ApiError::invalid_value("prompt", message));
             }
         };
-        check_length(text.len(), serving, name)?;
         let wanted = self.add_special_tokens.or(self.add_special);
-        let tokens = match wanted.map_or(adds_special, |Bool(wanted)| wanted) {
-            true => serving.tokenizer.encode_prompt(&text),
-            false => serving.tokenizer.encode_plain(&text),
-        };
-        tokens.map_err(|error| encoding_error(&error, name))
+        let adds_special = wanted.map_or(adds_special, |Bool(wanted)| wanted);
+        encode(&text, name, adds_special, serving)
     }
 }
 
 fn read_detokenize(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<DetokenizeAnswer, ApiError> {
     let DetokenizeRequest { model, tokens } = body.read()?;
     check_model(model, serving, tenant)?;

@@ -5,8 +5,8 @@
 //! Invariant: a figure is compared with limits that were sampled within seconds of it, on the same
 //! threads.
 
+mod checks;
 mod figure;
-mod golden;
 mod machine_limits;
 mod measure;
 mod report;
@@ -21,18 +21,18 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 use sterna_kernels::{Kernels, KvDtype};
 
+pub use checks::{DEMO_ANSWERS, Mismatch, check, check_batching, check_demo, check_isa};
 pub use figure::{Figure, FigureKind, FigureResult, Measurement, Repetition, Spread, StepParts};
-pub use golden::{DEMO_ANSWERS, Mismatch, check, check_batching, check_demo, check_isa};
 pub use machine_limits::{LimitsProbe, MachineLimits, PROBE_BYTES};
 pub use measure::{Effort, Grid, STEP_TOKENS, Subject, measure};
 pub use report::{BenchReport, MachineInfo, ModelInfo};
 pub use roofline::{Bound, Work};
 
+use crate::checkpoint::Source;
 use crate::config::{BenchConfig, usable_memory};
 use crate::cores;
-use crate::demo;
-use crate::model::{LoadOptions, Model, Source};
-use crate::startup::{kernels, kv_dtype, refuse_without_head};
+use crate::model::{LoadOptions, Model};
+use crate::opening::{kernels, kv_dtype, refuse_without_head, source};
 
 /// Numbers of sequences that decode together.
 pub const STREAMS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -60,13 +60,10 @@ const QUICK_PROBE_BYTES: usize = 256 << 20;
 pub fn run(config: &BenchConfig) -> Result<(), Box<dyn Error>> {
     let kernels = kernels(config.machine.isa.as_deref())?;
     let json = config.json.as_deref().map(open_json).transpose()?;
-    let (name, source) = match &config.model {
-        Some(path) => (named(path)?, Source::open(path)?),
-        None => (DEMO.to_owned(), demo::source()),
-    };
+    let path = config.model.as_deref();
     let run = BenchRun {
-        name,
-        source,
+        name: path.map_or(Ok(DEMO.to_owned()), named)?,
+        source: source(path)?,
         kernels,
         threads: config.machine.threads(),
         pin_threads: config.machine.pin_threads(),

@@ -34,6 +34,9 @@ const KV_DTYPES: [&str; 5] = ["f16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"];
 /// The owners of the model that a user can state.
 const OWNERS: [&str; 3] = ["vllm", "sglang", "sterna"];
 
+/// The shapes of models that `synthesize` knows.
+const SHAPES: [&str; 5] = ["2b-4t", "falcon3-1b", "bonsai-1.7b", "bonsai-8b", "tiny"];
+
 /// More compute threads than this for a core only wait for each other.
 const MAX_THREADS_PER_CORE: usize = 4;
 
@@ -434,8 +437,8 @@ pub struct ConvertConfig {
 /// The flags of `synthesize`.
 #[derive(Args, Clone, Debug)]
 pub struct SynthesizeConfig {
-    /// Shape of the model: 2b-4t, falcon3-1b or tiny.
-    #[arg(long, default_value = "2b-4t")]
+    /// Shape of the model.
+    #[arg(long, default_value = "2b-4t", value_parser = SHAPES)]
     pub shape: String,
     /// Seed of the random weights.
     #[arg(long, default_value_t = 1)]

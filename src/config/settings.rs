@@ -156,9 +156,10 @@ fn values(key: &str, value: &Value, flag: &Arg) -> Result<Vec<String>, String> {
             items.iter().map(text).collect()
         }
         other => {
-            let expected = match takes_several {
-                true => "a string or an array of strings",
-                false => "a string or a number",
+            let expected = if takes_several {
+                "a string or an array of strings"
+            } else {
+                "a string or a number"
             };
             let got = other.type_str();
             Err(format!(

@@ -3,19 +3,22 @@
 //! Invariant: a tenant gets only grammars that it has compiled itself, so the time of a compilation
 //! tells it nothing about other tenants.
 
+use sterna_scheduler::{Ledger, Share};
+
 use super::grammar::Grammar;
 use super::source::GrammarSource;
 
 /// The most grammars of a tenant.
-const MAX_OF_TENANT: usize = 16;
+const OF_TENANT: Share = Share::with_quota(16);
 
 /// The most grammars of all tenants.
 const MAX_OF_ALL: usize = 128;
 
-/// Compiled grammars. When it is full, the one that was not used for longest leaves.
-#[derive(Default)]
+/// Compiled grammars. When it is full, the tenant with most of them loses one: that which was not
+/// used for longest. A tenant with no fewer than the others loses one of its own.
 pub(super) struct GrammarCache {
     entries: Vec<Entry>, // The most recently used is last.
+    places: Ledger<u32>,
 }
 
 struct Entry {
@@ -25,6 +28,13 @@ struct Entry {
 }
 
 impl GrammarCache {
+    pub(super) fn new() -> GrammarCache {
+        GrammarCache {
+            entries: Vec::new(),
+            places: Ledger::new(MAX_OF_ALL),
+        }
+    }
+
     /// Returns the grammar that `tenant` has compiled from `source`.
     pub(super) fn get(&mut self, tenant: u32, source: &GrammarSource) -> Option<Grammar> {
         let is_it = |entry: &Entry| entry.tenant == tenant && entry.source == *source;
@@ -40,31 +50,21 @@ impl GrammarCache {
         if self.get(tenant, &source).is_some() {
             return; // Two requests have compiled it at the same time.
         }
-        let own = |entry: &Entry| entry.tenant == tenant;
-        let own_count = self.entries.iter().filter(|entry| own(entry)).count();
-        if own_count >= MAX_OF_TENANT {
-            let oldest = self.entries.iter().position(own);
+        let leaving = match self.places.room_for(tenant, OF_TENANT, 1) {
+            Ok(largest) => largest,
+            Err(_) if self.places.used_by(tenant) > 0 => Some(tenant),
+            Err(_) => Some(self.entries[0].tenant), // Each of many tenants has one.
+        };
+        if let Some(leaving) = leaving {
+            let oldest = (self.entries.iter()).position(|entry| entry.tenant == leaving);
             self.entries.remove(oldest.expect("the tenant has some"));
-        } else if self.entries.len() >= MAX_OF_ALL {
-            let tenant = self.largest_tenant();
-            let of_tenant = |entry: &Entry| entry.tenant == tenant;
-            let oldest = self.entries.iter().position(of_tenant);
-            self.entries.remove(oldest.expect("the tenant has some"));
+            self.places.give_back(leaving, 1);
         }
+        self.places.take(tenant, OF_TENANT, 1);
         self.entries.push(Entry {
             tenant,
             source,
             grammar,
         });
-    }
-
-    /// Returns the tenant with the most grammars, so that nobody empties the cache of the others.
-    fn largest_tenant(&self) -> u32 {
-        let count = |tenant| {
-            let own = self.entries.iter().filter(|entry| entry.tenant == tenant);
-            own.count()
-        };
-        let tenants = self.entries.iter().map(|entry| entry.tenant);
-        tenants.max_by_key(|tenant| count(*tenant)).unwrap_or(0)
     }
 }

@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use super::TokenId;
 use super::cache::GrammarCache;
+use super::compiled::CompiledGrammar;
 use super::fair_queue::FairQueue;
 use super::grammar::Grammar;
 use super::mask_thread::MaskThreads;
@@ -32,8 +33,8 @@ use crate::text::Tokenizer;
 /// How long a request waits for its grammar.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
-/// The most grammars of a tenant that wait to be compiled.
-const MAX_WAITING: usize = 64;
+/// The most grammars that wait to be compiled.
+const MAX_WAITING: usize = 256;
 
 /// The stack of a thread that compiles. The parsers of grammars recurse.
 const STACK_BYTES: usize = 16 << 20;
@@ -81,7 +82,6 @@ struct Shared {
     work: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     cache: GrammarCache,
     waiting: FairQueue<GrammarJob>,
@@ -106,9 +106,13 @@ impl Grammars {
         end_tokens: &[TokenId],
         threads: usize,
     ) -> io::Result<Grammars> {
-        let masks = MaskThreads::start(threads)?;
+        let masks = Arc::new(MaskThreads::start(threads)?);
         let shared = Arc::new(Shared {
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                cache: GrammarCache::new(),
+                waiting: FairQueue::new(MAX_WAITING),
+                has_ended: false,
+            }),
             work: Condvar::new(),
         });
         let service = Arc::new(Service {
@@ -143,22 +147,20 @@ impl Grammars {
             if let Some(grammar) = state.cache.get(tenant, &source) {
                 return Ok(grammar);
             }
-            if state.waiting.len_of(tenant) >= MAX_WAITING {
-                return Err(GrammarError::Busy);
-            }
             let job = GrammarJob {
                 tenant,
                 source,
                 has_begun: Arc::clone(&has_begun),
                 done,
             };
-            state.waiting.push(tenant, job);
+            // The request of a job that loses its place finds its channel closed.
+            let entered = state.waiting.push(tenant, job);
+            entered.map_err(|_| GrammarError::Busy)?;
         }
         self.service.shared.work.notify_one();
         match timeout(MAX_WAIT, compiled).await {
-            Ok(compiled) => compiled
-                .expect("every job is answered")
-                .map_err(GrammarError::Invalid),
+            Ok(Ok(compiled)) => compiled.map_err(GrammarError::Invalid),
+            Ok(Err(_)) => Err(GrammarError::Busy),
             Err(_) if has_begun.load(Ordering::Relaxed) => Err(GrammarError::TooSlow),
             Err(_) => Err(GrammarError::Busy),
         }
@@ -215,11 +217,11 @@ impl Shared {
 /// What turns a source into a grammar of one model.
 struct Compiler {
     factory: ParserFactory,
-    masks: MaskThreads,
+    masks: Arc<MaskThreads>,
 }
 
 impl Compiler {
-    fn new(tokenizer: Arc<Tokenizer>, end_tokens: &[TokenId], masks: MaskThreads) -> Compiler {
+    fn new(tokenizer: Arc<Tokenizer>, end_tokens: &[TokenId], masks: Arc<MaskThreads>) -> Compiler {
         let environment = vocabulary::environment(tokenizer, end_tokens);
         let slices = SlicedBiasComputer::json_slices();
         let none = InferenceCapabilities::default();
@@ -234,7 +236,8 @@ impl Compiler {
         let parser = self.factory.create_parser(source.top_level());
         let matcher = Matcher::new(Ok(parser.map_err(plain_error)?));
         let vocabulary = self.factory.tok_env().tok_trie().vocab_size();
-        Grammar::new(matcher, vocabulary, self.masks.clone())
+        let compiled = CompiledGrammar::new(matcher, vocabulary)?;
+        Ok(Grammar::new(compiled, Arc::clone(&self.masks)))
     }
 }
 

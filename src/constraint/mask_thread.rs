@@ -18,16 +18,15 @@ use std::thread;
 use llguidance::Matcher;
 
 use super::TokenId;
+use super::compiled::CompiledGrammar;
 use super::fair_queue::FairQueue;
-use super::grammar::Grammar;
 use super::masks::{MaskState, TokenMasks};
 use super::window::{LastMask, Window, plain_error};
 
-/// The way to the mask threads. They end when the last clone is dropped.
-#[derive(Clone)]
+/// The way to the mask threads. They end after it is dropped, with the last answer.
 pub(super) struct MaskThreads {
     senders: Vec<mpsc::Sender<MaskMessage>>, // One for each thread.
-    next: Arc<AtomicU64>,
+    next: AtomicU64,
 }
 
 /// An answer that follows a grammar. Dropping it ends it.
@@ -53,20 +52,20 @@ impl MaskThreads {
         let start = |index: usize| {
             let (sender, messages) = mpsc::channel();
             let thread = thread::Builder::new().name(format!("sterna-mask-{index}"));
-            thread.spawn(move || MaskThread::default().run(&messages))?;
+            thread.spawn(move || MaskThread::new().run(&messages))?;
             Ok(sender)
         };
         let senders: io::Result<Vec<_>> = (0..count).map(start).collect();
         Ok(MaskThreads {
             senders: senders?,
-            next: Arc::default(),
+            next: AtomicU64::new(0),
         })
     }
 
     /// Begins an answer. Its first masks are those of the grammar, so they are ready at once.
     pub(super) fn begin(
         &self,
-        grammar: Grammar,
+        grammar: Arc<CompiledGrammar>,
         tenant: u32,
         stop_tokens: &[TokenId],
     ) -> ConstrainedOutput {
@@ -135,7 +134,7 @@ impl Drop for ConstrainedOutput {
 
 /// The thread's part of an answer.
 struct Answer {
-    grammar: Grammar,
+    grammar: Arc<CompiledGrammar>,
     matcher: Option<Matcher>, // `None` before the first mask that the grammar has not computed.
     ahead: VecDeque<TokenId>, // Forced tokens that are not drawn yet.
     tokens: u32,              // The drawn tokens.
@@ -179,13 +178,19 @@ impl Drop for Answer {
     }
 }
 
-#[derive(Default)]
 struct MaskThread {
     answers: HashMap<u64, Box<Answer>>,
     due: FairQueue<u64>, // Answers whose next masks are needed.
 }
 
 impl MaskThread {
+    fn new() -> MaskThread {
+        MaskThread {
+            answers: HashMap::new(),
+            due: FairQueue::new(usize::MAX), // The scheduler limits the answers.
+        }
+    }
+
     fn run(&mut self, messages: &mpsc::Receiver<MaskMessage>) {
         loop {
             while let Ok(message) = messages.try_recv() {
@@ -210,7 +215,8 @@ impl MaskThread {
             MaskMessage::Drawn(id, token) => {
                 let due = self.guarded(id, |answer| answer.take(token).then_some(answer.tenant));
                 if let Some(tenant) = due.flatten() {
-                    self.due.push(tenant, id);
+                    let entered = self.due.push(tenant, id);
+                    entered.expect("the queue is never full");
                 }
             }
             MaskMessage::End(id) => drop(self.answers.remove(&id)),

@@ -13,6 +13,7 @@
 //! Invariant: an answer may end exactly where its grammar may end.
 
 mod cache;
+mod compiled;
 mod fair_queue;
 mod gbnf;
 mod grammar;

@@ -6,11 +6,11 @@
 //! Invariant: OUT appears whole or not at all. The conversion is written beside it, flushed to the
 //! disk, read back and compared with the input, and then renamed.
 
-mod golden;
 mod output;
 mod text;
 
 use std::error::Error;
+use std::fs;
 use std::future;
 use std::io::{self, IsTerminal};
 use std::path::Path;
@@ -21,12 +21,22 @@ use std::thread;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime;
 
+use crate::checkpoint::convert::{Container, TernaryLayout, Watch, compare, write};
+use crate::checkpoint::{I2sOrder, Source};
 use crate::config::ConvertConfig;
-use crate::model::convert::{Container, TernaryLayout, Watch, compare, write};
-use crate::model::{I2sOrder, LoadOptions, Model, ModelConfig, Source};
-use crate::startup::{StopSignals, kernels, load_model, refuse_without_head};
+use crate::model::{LoadOptions, Model};
+use crate::opening::{GOLDEN_FILE, GoldenTokens, OpenCheckpoint, kernels, refuse_without_head};
+use crate::signals::StopSignals;
+use crate::text::ChatTemplate;
 use output::Output;
-use text::ServedText;
+
+/// The prompts whose answers `--golden` records if it names no file.
+const PROMPTS: [&str; 4] = [
+    "The capital of France is",
+    "Once upon a time there was a small house at the end of a long road. In it lived",
+    "Numbers: 1, 2, 3, 4,",
+    "fn main() {\n    println!(",
+];
 
 /// Converts a model as the flags say. Ctrl-C and SIGTERM end the conversion and leave nothing
 /// behind.
@@ -51,11 +61,10 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
     let prompts = config
         .golden
         .as_ref()
-        .map(|file| golden::read_prompts(file.as_deref()));
+        .map(|file| read_prompts(file.as_deref()));
     let prompts = prompts.transpose()?;
     let output = Output::begin(&config.input, &config.output, config.force)?;
-    let source = Source::open(&config.input)?;
-    let served = ServedText::of(&source)?;
+    let input = OpenCheckpoint::read(Source::open(&config.input)?)?;
     let options = LoadOptions {
         progress: io::stderr().is_terminal(),
         ..LoadOptions::new(
@@ -64,36 +73,36 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
         )
     };
     let order = config.i2s_order.as_deref().and_then(I2sOrder::named);
-    let (source, model) = match order.or(source.stated_i2s_order()) {
-        None if source.has_i2s() => {
-            let (model, order) = load_model(source.clone(), None, &served.tokenizer, options)?;
-            (source.with_i2s_order(order), Some(model))
+    let (source, model) = match order.or(input.source.stated_i2s_order()) {
+        None if input.source.has_i2s() => {
+            let (model, order) = input.load(None, options)?;
+            (input.source.clone().with_i2s_order(order), Some(model))
         }
-        None => (source, None),
-        Some(order) => (source.with_i2s_order(order), None),
+        None => (input.source.clone(), None),
+        Some(order) => (input.source.clone().with_i2s_order(order), None),
     };
 
     let written = output.path();
-    let template = served.template.as_ref().map(|template| template.source());
+    let template = input.text.template.as_ref().map(ChatTemplate::source);
     write(&source, container, &written, template, watch)?;
     let again = Source::open(&written)?;
     compare(&source, &again, watch)?;
-    let vocabulary = ModelConfig::read(&source)?.vocab;
-    text::compare(&served, &ServedText::of(&again)?, vocabulary)?;
+    let again = OpenCheckpoint::read(again)?;
+    text::compare(&input.text, &again.text, input.config.vocab)?;
     output.refuse_other_text(&source, container)?;
     if let Some(prompts) = prompts {
-        refuse_without_head(&ModelConfig::read(&source)?)?;
+        refuse_without_head(&input.config)?;
         let mut model = match model {
             Some(model) => model,
             None => Model::load(&source, options)?,
         };
-        let answers = golden::answers(&mut model, &served.tokenizer, &prompts)?;
+        let golden = GoldenTokens::record(&mut model, &input.text.tokenizer, &prompts)?;
         let weights = match container {
             Container::HuggingFace => written.join("model.safetensors"),
             Container::Gguf(_) | Container::Bin => written.clone(),
         };
-        let content = golden::to_json(&answers, &weights)?;
-        output.add(container, golden::FILE, content.as_bytes())?;
+        let content = golden.to_json(&weights)?;
+        output.add(container, GOLDEN_FILE, content.as_bytes())?;
     }
     if watch.interrupted.load(Ordering::Relaxed) {
         return Err("interrupted".into());
@@ -101,6 +110,24 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
     output.commit()?;
     watch.progress.finish_and_clear();
     Ok(())
+}
+
+/// Returns the prompts in a file, one in each line, or the built-in ones.
+///
+/// # Errors
+/// If the file cannot be read or has no prompt.
+fn read_prompts(file: Option<&Path>) -> Result<Vec<String>, String> {
+    let Some(file) = file else {
+        return Ok(PROMPTS.map(str::to_owned).into());
+    };
+    let text = fs::read_to_string(file);
+    let text = text.map_err(|error| format!("--golden {}: {error}", file.display()))?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let prompts: Vec<String> = lines.map(str::to_owned).collect();
+    if prompts.is_empty() {
+        return Err(format!("--golden {}: it has no prompt", file.display()));
+    }
+    Ok(prompts)
 }
 
 /// Returns the container that the flags or the name of OUT say.

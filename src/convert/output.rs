@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use crate::model::Source;
-use crate::model::convert::Container;
+use crate::checkpoint::Source;
+use crate::checkpoint::convert::Container;
 
 /// The files about text that win over the metadata of a GGUF file beside them.
 const WINNING_FILES: [&str; 3] = [

@@ -1,11 +1,9 @@
 //! Compares the text side of two checkpoints: tokenizers and chat templates.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 
-use crate::model::{ModelConfig, Source};
-use crate::startup::load_text;
-use crate::text::{ChatTemplate, Message, Tokenizer};
+use crate::opening::ModelText;
+use crate::text::{Message, Tokenizer};
 
 /// Texts in which tokenizers differ.
 const TEXTS: [&str; 8] = [
@@ -22,28 +20,11 @@ const TEXTS: [&str; 8] = [
 /// How many tokens are encoded together.
 const TOKENS_AT_ONCE: usize = 8;
 
-/// The tokenizer and the template that a checkpoint is served with.
-pub(super) struct ServedText {
-    pub(super) tokenizer: Tokenizer,
-    pub(super) template: Option<ChatTemplate>,
-}
-
-impl ServedText {
-    pub(super) fn of(source: &Source) -> Result<ServedText, Box<dyn Error>> {
-        let config = ModelConfig::read(source)?;
-        let (tokenizer, template) = load_text(source, config.vocab, &config.named_tokens())?;
-        Ok(ServedText {
-            tokenizer,
-            template,
-        })
-    }
-}
-
 /// # Errors
 /// If a token has another text, or a text or a conversation has other tokens.
 pub(super) fn compare(
-    expected: &ServedText,
-    found: &ServedText,
+    expected: &ModelText,
+    found: &ModelText,
     vocabulary: usize,
 ) -> Result<(), String> {
     let (one, other) = (&expected.tokenizer, &found.tokenizer);
@@ -73,7 +54,7 @@ pub(super) fn compare(
         &["system", "user"],
     ];
     for (roles, text) in conversations.into_iter().zip(TEXTS) {
-        let prompt = |served: &ServedText| {
+        let prompt = |served: &ModelText| {
             let message = |role: &&str| Message {
                 role: (*role).to_owned(),
                 content: text.to_owned(),

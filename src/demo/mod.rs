@@ -3,7 +3,7 @@
 //! The files beside this one are a checkpoint in Hugging Face layout. The README there tells how it
 //! was made.
 
-use crate::model::Source;
+use crate::checkpoint::Source;
 
 /// Returns the files of the checkpoint.
 pub fn source() -> Source {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sterna_scheduler::{CacheChange, Rates, Refusal, TenantId, TenantPolicy};
+use sterna_scheduler::{CacheChange, NoRoom, Rates, Refusal, TenantId, TenantPolicy};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
@@ -19,7 +19,6 @@ use super::stream::{EngineLink, EventStream};
 use super::submission::{
     RequestMoments, SharedRequest, Submission, SubmittedChoice, Ticket, event_channel,
 };
-use super::submit_queue::NoPlace;
 use super::sync::thread::{self, JoinHandle};
 use super::sync::{Ordering, mpsc};
 use super::watchdog;
@@ -137,8 +136,8 @@ impl EngineHandle {
     pub fn check_room(&self, tenant: TenantId) -> Result<(), SubmitError> {
         let of_scheduler = self.state.refused.refusal(tenant, Instant::now());
         let refusal = of_scheduler.or_else(|| {
-            let no_place = self.state.submissions.check_place(tenant).err()?;
-            Some(self.no_place(no_place))
+            let no_room = self.state.submissions.check_place(tenant).err()?;
+            Some(self.no_room(no_room))
         });
         let Some(refusal) = refusal else {
             return Ok(());
@@ -148,11 +147,11 @@ impl EngineHandle {
         Err(error)
     }
 
-    fn no_place(&self, no_place: NoPlace) -> Refusal {
+    fn no_room(&self, no_room: NoRoom) -> Refusal {
         let retry_after = self.state.load.retry_after();
-        match no_place {
-            NoPlace::OfTenant => Refusal::TenantQueueFull { retry_after },
-            NoPlace::OfAll => Refusal::Overloaded { retry_after },
+        match no_room {
+            NoRoom::OfOwner => Refusal::TenantQueueFull { retry_after },
+            NoRoom::OfAll => Refusal::Overloaded { retry_after },
         }
     }
 
@@ -197,11 +196,11 @@ impl EngineHandle {
     /// is refused.
     fn enter(&self, submission: Submission) -> Result<(), SubmitError> {
         let entered = self.state.submissions.enter(submission);
-        let displaced = entered.map_err(|no_place| self.no_place(no_place))?;
+        let displaced = entered.map_err(|no_room| self.no_room(no_room))?;
         // A bell that is full rings already. One that is disconnected is handled below.
         let _ = self.commands.bell.try_send(());
         if let Some(Submission { request, choices }) = displaced {
-            let error = SubmitError::from(self.no_place(NoPlace::OfAll));
+            let error = SubmitError::from(self.no_room(NoRoom::OfAll));
             self.metrics.rejected(request.tenant, error.label());
             for choice in choices {
                 // A client that has left needs no answer.

@@ -35,7 +35,7 @@ mod sync;
 mod tenant_reports;
 mod watchdog;
 
-pub use crate::model::Pooling;
+pub use crate::checkpoint::Pooling;
 pub use batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
 pub use config::EngineConfig;
 pub use direct::Direct;
@@ -48,7 +48,8 @@ pub use sampling_params::{SamplingParams, ScoredToken, TokenOutput};
 pub use status::Status;
 pub use step_loop::{PhaseTimes, StepOutcome, StepSize};
 pub use sterna_scheduler::{
-    Band, Budget, CostModel, FinishReason, Limits, Policy, PublicPrefix, Rate, RateKind, RateState,
-    Rates, Refusal, SequenceId, SubTenant, TenantId, TenantPolicy, TenantsError, TokenId,
+    Band, Budget, CostModel, FinishReason, Ledger, Limits, Meter, NoRoom, Policy, PublicPrefix,
+    Rate, RateKind, RateState, Rates, Refusal, SequenceId, Share, SubTenant, TenantId,
+    TenantPolicy, TenantsError, TokenId, quarter,
 };
 pub use stream::{EventStream, RequestEnder, StreamAccount};

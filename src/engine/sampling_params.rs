@@ -2,8 +2,8 @@
 
 use sterna_scheduler::TokenId;
 
+use crate::checkpoint::Pooling;
 use crate::constraint::Grammar;
-use crate::model::Pooling;
 
 /// The largest number of `SamplingParams::logprobs`.
 pub(super) const MAX_LOGPROBS: u32 = 20;

@@ -36,10 +36,11 @@ use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket};
 use super::sync::channel::TryRecvError;
 use super::sync::{mpsc, thread};
 use super::tenant_reports::TenantReports;
+use crate::checkpoint::Pooling;
 use crate::constraint::ConstrainedOutput;
 use crate::cores;
 use crate::metrics::{StepTimes, Timeline};
-use crate::model::{Pooling, TextEmbedding};
+use crate::model::TextEmbedding;
 
 /// How long the engine thread waits for a mask if it has nothing else to do.
 const MAX_MASK_WAIT: Duration = Duration::from_millis(1);

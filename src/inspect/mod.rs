@@ -12,11 +12,12 @@ use std::error::Error;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use crate::checkpoint::{I2sOrder, ModelConfig, Source, Survey};
 use crate::config::InspectConfig;
 use crate::cores;
-use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source, Survey};
-use crate::startup::{kernels, load_model, load_text};
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::model::LoadOptions;
+use crate::opening::{ModelText, OpenCheckpoint, i2s_order, kernels};
+use crate::text::ChatTemplate;
 
 pub use report::{InspectReport, StopToken, TemplateReport};
 
@@ -32,9 +33,7 @@ const TEMPLATE_COLUMNS: usize = 200;
 pub fn run(config: &InspectConfig) -> Result<bool, Box<dyn Error>> {
     std::fs::metadata(&config.path)
         .map_err(|error| format!("{}: {error}", config.path.display()))?;
-    let order = config.i2s_order.as_deref();
-    let order = order.map(|name| I2sOrder::named(name).expect("clap accepts only known names"));
-    let report = inspect(&config.path, order);
+    let report = inspect(&config.path, i2s_order(config.i2s_order.as_deref()));
     match write(&report, config.json) {
         // A reader such as `head` has seen enough.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
@@ -74,8 +73,11 @@ fn add_text(report: &mut InspectReport, source: &Source) {
         return;
     };
     let named: Vec<u32> = report.stops.iter().map(|stop| stop.id).collect();
-    match load_text(source, vocabulary, &named) {
-        Ok((tokenizer, template)) => {
+    match ModelText::read(source, vocabulary, &named) {
+        Ok(ModelText {
+            tokenizer,
+            template,
+        }) => {
             let text = |id| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
             for stop in &mut report.stops {
                 stop.text = Some(text(stop.id));
@@ -136,9 +138,10 @@ fn load(report: &mut InspectReport, source: &Source, order: Option<I2sOrder>) {
     let Some(config) = config.ok().filter(|_| report.refusals.is_empty()) else {
         return; // Loading would only repeat what is wrong.
     };
-    let loaded = text(source, &config).and_then(|(tokenizer, _)| {
+    let opened = OpenCheckpoint::read(source.clone()).map_err(|error| error.to_string());
+    let loaded = opened.and_then(|checkpoint| {
         let options = LoadOptions::new(kernels(None)?, cores::usable());
-        load_model(source.clone(), order, &tokenizer, options)
+        checkpoint.load(order, options)
     });
     match loaded {
         Ok((_, found)) if order.is_none() => {
@@ -149,11 +152,4 @@ fn load(report: &mut InspectReport, source: &Source, order: Option<I2sOrder>) {
         Err(why) => report.refuse(why),
     }
     report.served = report.refusals.is_empty();
-}
-
-fn text(
-    source: &Source,
-    config: &ModelConfig,
-) -> Result<(Tokenizer, Option<ChatTemplate>), String> {
-    load_text(source, config.vocab, &config.named_tokens()).map_err(|error| error.to_string())
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::model::{CodeCounts, I2sOrder, ModelFacts, ScaleSummary, Survey, TensorKind};
+use crate::checkpoint::{CodeCounts, I2sOrder, ModelFacts, ScaleSummary, Survey, TensorKind};
 
 /// The report of a checkpoint. What is not known is `null` or empty.
 #[derive(Clone, Debug, Serialize)]

@@ -36,9 +36,12 @@ fn line(out: &mut impl Write, name: &str, value: impl Display) -> io::Result<()>
 
 /// Returns a text of a file without characters that control the terminal.
 fn printable(text: &str) -> String {
-    let escaped = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
+    let escaped = |c: char| {
+        if c.is_control() {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
     };
     text.chars().map(escaped).collect()
 }
@@ -131,11 +134,11 @@ fn text(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
         Some(text) => format!("{} {text:?}", stop.id),
         None => stop.id.to_string(),
     });
-    let stops: Vec<String> = stops.collect();
-    match stops.is_empty() {
-        true => line(out, "stop tokens", "none")?,
-        false => line(out, "stop tokens", stops.join(", "))?,
+    let mut stops = stops.collect::<Vec<String>>().join(", ");
+    if report.stops.is_empty() {
+        stops = "none".to_owned();
     }
+    line(out, "stop tokens", stops)?;
     let Some(template) = &report.template else {
         return line(out, "chat template", "none");
     };

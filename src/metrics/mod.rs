@@ -343,6 +343,8 @@ fn definitions() -> Vec<Definition> {
         ResponseSeries::register(&mut registry);
         registry.definitions.extend(AllTenantSeries::register().1);
         registry.definitions.extend(sampled::definitions());
+        let limits = TENANT_LIMITS.iter().map(|limit| limit.metric.definition());
+        registry.definitions.extend(limits);
         registry.definitions
     })
 }

@@ -3,7 +3,6 @@
 
 use std::fmt::Write as _;
 
-use super::limits::TENANT_LIMITS;
 use super::registry::Definition;
 
 /// A metric without buckets.
@@ -17,6 +16,13 @@ impl SampledMetric {
     pub(super) const fn gauge(name: &'static str, help: &'static str) -> SampledMetric {
         let kind = "gauge";
         SampledMetric { name, help, kind }
+    }
+
+    pub(super) fn definition(&self) -> Definition {
+        Definition {
+            name: self.name,
+            buckets: None,
+        }
     }
 }
 
@@ -65,14 +71,10 @@ const PROCESS: [SampledMetric; 7] = [
     },
 ];
 
-/// Returns the metrics that are read when they are rendered.
+/// Returns the metrics of the process and the service time.
 pub(super) fn definitions() -> impl Iterator<Item = Definition> {
-    let limits = TENANT_LIMITS.iter().map(|limit| &limit.metric);
-    let metrics = PROCESS.iter().chain([&SERVICE]).chain(limits);
-    metrics.map(|metric| Definition {
-        name: metric.name,
-        buckets: None,
-    })
+    let metrics = PROCESS.iter().chain([&SERVICE]);
+    metrics.map(SampledMetric::definition)
 }
 
 /// Writes metrics in Prometheus's text format, version 0.0.4.

@@ -21,7 +21,6 @@ use std::ops::Range;
 
 use sterna_kernels::{HugeSlice, Kernels};
 
-use super::architecture::Activation;
 use super::inputs::{InputFormat, Inputs, spread_infinity};
 use super::linear::Projections;
 use super::norm::Norm;
@@ -29,6 +28,7 @@ use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::profile::Stage;
 use super::workers::{BLOCK_TOKENS, ForwardContext, Workers};
+use crate::checkpoint::Activation;
 use crate::fault::{self, Place};
 
 /// The memory of the activations, sized for the largest step. Every layer reuses it.

@@ -295,7 +295,8 @@ mod tests {
     use sterna_scheduler::{Page, SequenceId};
 
     use super::*;
-    use crate::model::{LoadOptions, Model, Source};
+    use crate::checkpoint::Source;
+    use crate::model::{LoadOptions, Model};
 
     /// What one layer's attention read and wrote, `[head][token][d]`.
     struct Observed {

@@ -7,8 +7,6 @@ use sterna_kernels::{AttentionState, Kernels, KvDtype};
 use sterna_scheduler::Batch;
 
 use super::activations::{Pending, StepBuffers};
-use super::checkpoint::{LoadError, Source};
-use super::config::ModelConfig;
 use super::kv_store::{KvShape, KvStore};
 use super::layer::Layer;
 use super::linear::Projections;
@@ -23,6 +21,8 @@ use super::weights::{Sizes, Weights};
 use super::workers::{ForwardContext, Scratch, ScratchSizes, Workers};
 #[cfg(test)]
 use super::{activations::InputRows, attention::Attention};
+use crate::checkpoint::ModelConfig;
+use crate::checkpoint::{LoadError, Source};
 use crate::fault::{self, Place};
 
 /// A loaded model, its threads, and the memory that its steps reuse.

@@ -1,11 +1,11 @@
 //! One transformer layer: attention, then feed-forward, each added to the residual.
 
 use super::activations::{InputRows, Pending};
-use super::architecture::Activation;
 use super::attention::Attention;
 use super::linear::{Linear, Projections};
 use super::norm::Norm;
 use super::workers::ForwardContext;
+use crate::checkpoint::Activation;
 
 /// One transformer layer.
 pub(super) struct Layer {

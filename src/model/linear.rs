@@ -10,7 +10,6 @@ use sterna_kernels::{
     DenseMatrix, GroupSize, Kernels, PANEL_ROWS, PrefetchQueue, ScaledActivations, TernaryMatrix,
 };
 
-use super::architecture::Activation;
 use super::gelu;
 use super::inputs::{InputFormat, Inputs, MAX_STREAMS};
 use super::low_rank::LowRankCorrection;
@@ -18,6 +17,7 @@ use super::norm::Norm;
 use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::workers::{Scratch, Workers};
+use crate::checkpoint::Activation;
 use crate::fault::{self, Place};
 
 /// One matrix of the model.

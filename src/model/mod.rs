@@ -7,12 +7,10 @@
 //! Where to read on:
 //! - `forward.rs` and `layer.rs` are the forward pass.
 //! - `activations.rs` shows how the memory of a step goes from stage to stage.
-//! - `architecture.rs` describes the model families. A new family is a constant there.
+//! - The layer follows `checkpoint/architecture.rs`, which describes the model families.
 //! - `text_embedding.rs` pools hidden states into the embedding of a text.
-//! - `synthetic.rs` and `toy.rs` make random models for measurements and tests.
-//! - `checkpoint/` reads files into named tensors; `load/` packs tensors into weights; `survey/`
-//!   says what the files hold.
-//! - `convert/` writes a checkpoint into another container.
+//! - `load/` packs the tensors of a checkpoint into weights.
+//! - `toy.rs` makes a tiny random model for tests.
 //!
 //! Invariant: the logits of a row depend only on its own sequence, bit for bit. Other rows, the
 //! cuts between the chunks of its prompt, and the number of threads do not change them.
@@ -20,11 +18,7 @@
 //! Invariant: the model has no notion of requests, tenants or text.
 
 mod activations;
-mod architecture;
 mod attention;
-mod checkpoint;
-mod config;
-pub mod convert;
 mod embedding;
 mod forward;
 mod gelu;
@@ -43,8 +37,6 @@ mod pool;
 mod product;
 mod profile;
 mod self_test;
-mod survey;
-pub mod synthetic;
 #[cfg(test)]
 mod tests;
 mod text_embedding;
@@ -52,18 +44,11 @@ pub mod toy;
 mod weights;
 mod workers;
 
-pub use architecture::{
-    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, LayerModules, QWEN3,
-    ScaleDirection,
-};
-pub use checkpoint::{BitnetBin, FileBytes, Gguf, I2sOrder, LoadError, Source};
-pub use config::{LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, StoredWeights};
 pub use forward::{HiddenStates, Model};
 pub use kv_store::KvStore;
 pub use logits::{Logits, StepLogits};
 pub use options::LoadOptions;
 pub use profile::{Profile, Stage};
 pub use self_test::{ComparedPart, ComparedStage, KernelDifference, SelfTestError};
-pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
 pub use text_embedding::TextEmbedding;
 pub use weights::Sizes;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use sterna_kernels::PAGE_TOKENS;
 use sterna_scheduler::Batch;
 
-use super::config::{ModelConfig, RopeScaling};
+use crate::checkpoint::{ModelConfig, RopeScaling};
 
 // The scheduler and the kernels have the same page size.
 const _: () = assert!(PAGE_TOKENS == sterna_scheduler::PAGE_TOKENS);

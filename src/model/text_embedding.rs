@@ -7,8 +7,8 @@ use std::io;
 
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
-use super::config::{ModelConfig, Pooling};
 use super::forward::Model;
+use crate::checkpoint::{ModelConfig, Pooling};
 
 /// The embedding of a text while its tokens are computed, in chunks of any size.
 pub struct TextEmbedding {

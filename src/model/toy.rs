@@ -3,14 +3,11 @@
 
 use sterna_kernels::{Isa, Kernels};
 
-use super::architecture::BITNET;
-use super::checkpoint::Source;
 use super::forward::Model;
 use super::options::LoadOptions;
-use super::synthetic::Shape;
-
-/// The stop token of the toy.
-pub const EOS: u32 = 0;
+use crate::checkpoint::BITNET;
+use crate::checkpoint::Source;
+use crate::checkpoint::synthetic::Shape;
 
 /// The shape of the toy: two layers of width 64, 512 tokens.
 pub const SHAPE: Shape = Shape {
@@ -31,21 +28,7 @@ pub const SHAPE: Shape = Shape {
 
 /// Returns the checkpoint of the toy.
 pub fn source() -> Source {
-    of_shape(&SHAPE, 1)
-}
-
-/// Returns a checkpoint of `shape` in memory.
-pub fn of_shape(shape: &Shape, seed: u64) -> Source {
-    let mut config = shape.config();
-    config["eos_token_id"] = EOS.into();
-    let mut tensors = Vec::new();
-    shape
-        .write_tensors(seed, &mut tensors)
-        .expect("writing to memory cannot fail");
-    Source::in_memory([
-        ("config.json".to_owned(), config.to_string().into_bytes()),
-        ("model.safetensors".to_owned(), tensors),
-    ])
+    SHAPE.in_memory(1)
 }
 
 /// Loads the toy for `threads` threads and the best instruction set.

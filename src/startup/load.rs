@@ -8,20 +8,22 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use sterna_kernels::{Isa, Kernels, KvDtype};
+use sterna_kernels::Kernels;
 use sterna_scheduler::PAGE_TOKENS;
 use tokio::sync::oneshot;
 
-use super::{i2s_probe, self_test, tenants};
+use super::tenants;
 use crate::api::{EmbeddingShape, ModelCard, SamplingDefaults, Serving};
+use crate::checkpoint::{ModelConfig, Source};
 use crate::config::ServeConfig;
 use crate::constraint::Grammars;
-use crate::demo;
 use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
 use crate::metrics::{Identity, Metrics};
-use crate::model::{I2sOrder, LoadOptions, ModelConfig, Source};
+use crate::model::LoadOptions;
+use crate::opening::{self, ModelText, OpenCheckpoint, i2s_order, kv_dtype};
 use crate::tenants::PublicText;
-use crate::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
+use crate::text::Tokenizer;
+use crate::tools::ToolFormat;
 
 const DEMO_NAME: &str = "sterna-demo";
 /// A step that takes longer, and ten times as long as predicted, means that something is broken.
@@ -29,22 +31,6 @@ const STALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// The parts of a loaded server, or the reason why it cannot be loaded.
 pub(super) type Loaded = Result<(Serving, Engine), String>;
-
-/// Returns the kernels of the named instruction set. If `isa` is `None`, it is the machine's best.
-///
-/// # Errors
-/// If there is no such instruction set, or this machine does not have it.
-pub(crate) fn kernels(isa: Option<&str>) -> Result<Kernels, String> {
-    let known = |name| Isa::named(name).expect("clap accepts only known names");
-    let isa = isa.map_or_else(Isa::best, known);
-    let missing = || format!("--isa {isa}: this machine does not have this instruction set");
-    Kernels::new(isa).ok_or_else(missing)
-}
-
-/// Returns the number format of keys and values of this name.
-pub(crate) fn kv_dtype(name: &str) -> KvDtype {
-    KvDtype::named(name).expect("clap accepts only known names")
-}
 
 /// Loads on a separate thread, so that a signal does not have to wait for it.
 pub(super) fn load(
@@ -70,30 +56,24 @@ fn start_engine(
     kernels: Kernels,
     public: &[PublicText],
 ) -> Result<(Serving, Engine), Box<dyn Error>> {
-    let source = match &config.model.path {
-        Some(path) => Source::open(path)?,
-        None => demo::source(),
-    };
-    let shape = ModelConfig::read(&source)?;
+    let checkpoint = OpenCheckpoint::read(opening::source(config.model.path.as_deref())?)?;
+    let shape = &checkpoint.config;
     if shape.has_head && shape.eos_tokens.is_empty() {
         tracing::warn!(
             "the checkpoint names no stop token, so answers end only at their maximum length; \
              name one in generation_config.json (eos_token_id)"
         );
     }
-    let (tokenizer, chat_template) = load_text(&source, shape.vocab, &shape.named_tokens())?;
-    let defaults = sampling_defaults(config, &source)?;
-    let limits = limits(config, &shape)?;
+    let defaults = sampling_defaults(config, &checkpoint.source)?;
+    let limits = limits(config, shape)?;
     let pin = config.machine.pin_threads();
     let options = load_options(config, kernels, &limits);
-    let order = config.model.i2s_order.as_deref();
-    let order = order.map(|name| I2sOrder::named(name).expect("clap accepts only known names"));
-    let (mut model, _) = i2s_probe::load(source.clone(), order, &tokenizer, options)?;
-    self_test::run(&mut model, &source, &tokenizer, &options)?;
+    let order = i2s_order(config.model.i2s_order.as_deref());
+    let model = checkpoint.load_tested(order, options)?;
     let (dtype, page) = (model.kv_dtype(), model.kv_bytes_per_page());
     let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
     let limits = Limits { pages, ..limits };
-    let card = model_card(config, &shape, &limits)?;
+    let card = model_card(config, shape, &limits)?;
     let metrics = Metrics::new(&Identity {
         model_name: card.name.clone(),
         isa: kernels.isa().to_string(),
@@ -101,6 +81,10 @@ fn start_engine(
         kv_pages: pages,
         page_tokens: PAGE_TOKENS as u32,
     });
+    let ModelText {
+        tokenizer,
+        template: chat_template,
+    } = checkpoint.text;
     let template = chat_template.as_ref();
     let public_prefixes = tenants::public_prefixes(public, template, &tokenizer, pages)?;
     let engine_config = EngineConfig {
@@ -124,6 +108,7 @@ fn start_engine(
     })?;
     let tokenizer = Arc::new(tokenizer);
     let serving = Serving {
+        tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
         grammars: start_grammars(config, &tokenizer, &card)?,
         model: card,
         tokenizer,
@@ -163,20 +148,6 @@ fn model_card(
     })
 }
 
-/// # Errors
-/// If the model has no output head, so that it generates no text.
-pub(crate) fn refuse_without_head(config: &ModelConfig) -> Result<(), String> {
-    if config.has_head {
-        return Ok(());
-    }
-    let (class, pooling) = (config.architecture.headless_class, config.pooling.name());
-    Err(format!(
-        "the checkpoint has no output head ({class}): it computes embeddings of texts (pooling: \
-         {pooling}) and generates none, but this command needs text. Give a checkpoint of {}",
-        config.architecture.class
-    ))
-}
-
 /// Starts the threads that compile grammars and compute masks. A mask takes some tens of
 /// microseconds and a step milliseconds, so a few threads are enough.
 fn start_grammars(
@@ -186,47 +157,6 @@ fn start_grammars(
 ) -> io::Result<Grammars> {
     let threads = (config.machine.threads() / 8).clamp(1, 8);
     Grammars::start(Arc::clone(tokenizer), &model.stop_tokens, threads)
-}
-
-/// Loads the tokenizer and the chat template, if there is one. `vocabulary` is the width of the
-/// logits. `named` are the tokens that the model's configuration names as begin and end of a text.
-///
-/// # Errors
-/// If a file is missing or malformed, or needs something unsupported.
-pub(crate) fn load_text(
-    source: &Source,
-    vocabulary: usize,
-    named: &[u32],
-) -> Result<(Tokenizer, Option<ChatTemplate>), Box<dyn Error>> {
-    let name = "tokenizer.json";
-    let tokenizer = source.read(name)?;
-    let tokenizer = tokenizer.ok_or_else(|| source.missing_file(name))?;
-    let config = source.read("tokenizer_config.json")?;
-    let chat_template = source.read("chat_template.jinja")?;
-    let chat_template = chat_template.as_deref().map(str::from_utf8).transpose();
-    let files = TextFiles {
-        tokenizer: &tokenizer,
-        config: config.as_deref(),
-        chat_template: chat_template.map_err(|_| "chat_template.jinja is not valid UTF-8")?,
-    };
-    let (tokenizer, chat_template) = files.load_with_named(u32::try_from(vocabulary)?, named)?;
-    warm_up(&tokenizer, chat_template.as_ref());
-    Ok((tokenizer, chat_template))
-}
-
-/// Encodes a conversation and a text. The first time takes two milliseconds longer than the next,
-/// and without this call a user would wait for that. The result does not matter, nor does a
-/// template that rejects the conversation.
-fn warm_up(tokenizer: &Tokenizer, chat_template: Option<&ChatTemplate>) {
-    let text = "Hello, it's 1 warm-up.";
-    let message = Message {
-        role: "user".into(),
-        content: text.into(),
-        ..Message::default()
-    };
-    let none = TemplateArguments::default();
-    drop(chat_template.map(|template| template.prompt(tokenizer, &[message], &none)));
-    drop(tokenizer.encode_prompt(text));
 }
 
 /// Returns the sampling parameters of requests that do not set them.
@@ -331,8 +261,8 @@ mod tests {
     use clap::Parser;
     use sterna_kernels::Isa;
 
-    use super::kernels;
     use crate::config::Cli;
+    use crate::opening::kernels;
 
     #[test]
     fn every_instruction_set_is_a_value_of_the_flag() {

@@ -6,17 +6,13 @@
 //! Invariant: while the model loads, the server answers `/health` but is not ready.
 //!
 //! Invariant: every error in flags, files or the model is found before the server is ready. That
-//! includes kernels that compute something else than plain Rust (`self_test.rs`).
+//! includes kernels that compute something else than plain Rust (`src/opening/self_test.rs`).
 
 mod allocator;
-mod golden_tokens;
-mod i2s_probe;
 mod kv_events;
 mod listen;
 mod load;
-mod self_test;
 mod service;
-mod signals;
 mod tenants;
 
 use std::error::Error;
@@ -34,10 +30,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::api::{self, ConnectionLimits, Serving};
 use crate::config::{NetworkFlags, ServeConfig};
-
-pub(crate) use i2s_probe::load as load_model;
-pub(crate) use load::{kernels, kv_dtype, load_text, refuse_without_head};
-pub(crate) use signals::StopSignals;
+use crate::opening::kernels;
+use crate::signals::StopSignals;
 
 /// The async threads parse requests, tokenise short texts and write answers. The model has its own
 /// compute threads.

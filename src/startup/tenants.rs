@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use sterna_scheduler::PAGE_TOKENS;
+use sterna_scheduler::{PAGE_TOKENS, quarter};
 use tokio::signal::unix::Signal;
 use tokio::task::spawn_blocking;
 
@@ -20,8 +20,6 @@ use crate::tenants::{
 };
 use crate::text::{ChatTemplate, Message, TemplateArguments, Tokenizer};
 
-/// By default a tenant may use this fraction of the queue, so that one tenant cannot fill it.
-const QUEUE_DIVISOR: u32 = 4;
 /// Public prefixes may use this fraction of the pages.
 const PUBLIC_DIVISOR: usize = 2;
 
@@ -83,10 +81,11 @@ fn deadlines(config: &ServeConfig) -> Deadlines {
 }
 
 fn defaults(config: &ServeConfig) -> Defaults {
+    let max_queued_millis = config.queue.max_queued_seconds as usize * 1000;
     Defaults {
         deadlines: deadlines(config),
-        max_queued: config.queue.max_queued.div_ceil(QUEUE_DIVISOR),
-        max_queued_time: Duration::from_secs(config.queue.max_queued_seconds) / QUEUE_DIVISOR,
+        max_queued: quarter(config.queue.max_queued as usize) as u32,
+        max_queued_time: Duration::from_millis(quarter(max_queued_millis) as u64),
     }
 }
 

@@ -128,13 +128,18 @@ enum Merge {
 
 impl BpeFile {
     fn build(self) -> Result<ModelWrapper> {
-        let merges = self.merges.into_iter();
-        let merges = merges.filter(|merge| !merge.is_comment()).map(Merge::pair);
-        let merges = merges.collect::<Result<Vec<_>>>()?;
+        let merges = self
+            .merges
+            .into_iter()
+            .filter(|merge| !merge.is_comment())
+            .map(Merge::pair)
+            .collect::<Result<Vec<_>>>()?;
         // The library removes the prefix and writes both tokens into a buffer as long as the
         // longest token, without a check. It would panic.
-        let prefix = self.continuing_subword_prefix.as_ref();
-        let prefix = prefix.map_or(0, String::len);
+        let prefix = self
+            .continuing_subword_prefix
+            .as_ref()
+            .map_or(0, String::len);
         let longest = self.vocab.keys().map(String::len).max().unwrap_or(0);
         for (left, right) in &merges {
             let rest = right.get(prefix..);

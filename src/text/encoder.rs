@@ -76,8 +76,11 @@ pub(super) fn added_tokens(encoder: &Encoder) -> BTreeMap<u32, AddedToken> {
 /// other added tokens.
 pub(super) fn without(encoder: &Encoder, controls: &[AddedToken]) -> Result<Encoder, TextError> {
     let mut plain = encoder.clone();
-    let hidden = controls.iter().filter(|token| !token.special);
-    let hidden: Vec<AddedToken> = hidden.map(|token| token.clone().special(true)).collect();
+    let hidden: Vec<AddedToken> = controls
+        .iter()
+        .filter(|token| !token.special)
+        .map(|token| token.clone().special(true))
+        .collect();
     if !hidden.is_empty() {
         plain
             .add_tokens(hidden)
@@ -102,10 +105,13 @@ pub(super) fn token_text(value: &Value) -> Option<&str> {
 
 /// Returns the texts of the tokens that a configuration names, such as `bos_token`, by name.
 pub(super) fn named_texts(config: &Value) -> BTreeMap<String, String> {
-    let named = config.as_object().into_iter().flatten();
-    let named = named.filter(|(key, _)| key.ends_with("_token"));
-    let texts = named.filter_map(|(key, value)| Some((key.clone(), token_text(value)?.to_owned())));
-    texts.collect()
+    config
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(key, _)| key.ends_with("_token"))
+        .filter_map(|(key, value)| Some((key.clone(), token_text(value)?.to_owned())))
+        .collect()
 }
 
 /// Adds the tokens that only `tokenizer_config.json` has. The order is that of `transformers`,

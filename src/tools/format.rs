@@ -2,20 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::frame::{CallFrame, TagTokens};
-use super::tool::ToolUse;
-use super::turn::CalledTool;
-use super::{falcon, grammar, hermes, llama};
+use super::frame::{CallFrame, Family, PYTHON_TAG, TagTokens};
+use super::grammar;
+use super::tool::{CalledTool, ToolUse};
 use crate::constraint::{GrammarSource, SourceError};
 use crate::text::{ChatTemplate, Tokenizer};
-
-/// A family of models that writes calls in its own way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
-    Hermes,
-    Falcon,
-    Llama,
-}
 
 /// How a model is told about tools, and how it writes calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,28 +24,22 @@ impl ToolFormat {
     /// the server cannot read, gets the format of Hermes in its system message.
     pub fn find(template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> ToolFormat {
         let source = template.map(ChatTemplate::source).unwrap_or_default();
-        let has_tools = source.contains("tools");
-        let family = match source {
-            _ if !has_tools => None,
-            _ if falcon::is_in(source) => Some(Family::Falcon),
-            _ if hermes::is_in(source) => Some(Family::Hermes),
-            _ if llama::is_in(source) => Some(Family::Llama),
-            _ => None,
-        };
-        let format = ToolFormat {
-            family: family.unwrap_or(Family::Hermes),
-            is_in_template: family.is_some(),
-            is_single: family.is_some() && source.contains("single tool-call"),
-            tokens: TagTokens::default(),
-        };
-        let frame = format.frame();
-        let tokens = TagTokens {
-            open: tokenizer.control_token(frame.open),
-            close: tokenizer.control_token(frame.close),
-            python: tokenizer.control_token(llama::PYTHON_TAG),
-            reasoning: tokenizer.reasoning_tags(),
-        };
-        ToolFormat { tokens, ..format }
+        let shown = Some(source)
+            .filter(|source| source.contains("tools"))
+            .and_then(Family::find);
+        let family = shown.unwrap_or(Family::Hermes);
+        let frame = family.frame();
+        ToolFormat {
+            family,
+            is_in_template: shown.is_some(),
+            is_single: shown.is_some() && source.contains("single tool-call"),
+            tokens: TagTokens {
+                open: tokenizer.control_token(frame.open),
+                close: tokenizer.control_token(frame.close),
+                python: tokenizer.control_token(PYTHON_TAG),
+                reasoning: tokenizer.reasoning_tags(),
+            },
+        }
     }
 
     /// Returns whether the chat template writes tools, calls and results itself.
@@ -69,11 +54,7 @@ impl ToolFormat {
     }
 
     pub(super) fn frame(&self) -> &'static CallFrame {
-        match self.family {
-            Family::Hermes => &hermes::FRAME,
-            Family::Falcon => &falcon::FRAME,
-            Family::Llama => &llama::FRAME,
-        }
+        self.family.frame()
     }
 
     /// Returns an earlier call as the template reads it. The template of Falcon prints calls as

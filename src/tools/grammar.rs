@@ -56,10 +56,7 @@ pub(super) fn of_calls(
         _ => 0,
     };
     let is_free = tools.choice == ToolChoice::Auto && has_text;
-    let first = match is_free {
-        true => "text | first",
-        false => "first",
-    };
+    let first = if is_free { "text | first" } else { "first" };
     let _ = writeln!(lark, "start: {think}({first})");
     match frame.open {
         "" => untagged(&mut lark, frame, tokens, tools, more),

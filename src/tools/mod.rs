@@ -1,7 +1,7 @@
 //! Tools: how a model is told which functions it may call, and how its calls are read.
 //!
 //! Each family of models writes calls in a format of its own, which the chat template shows
-//! (`format.rs`, and one file for each format). A request's tools become a part of the prompt
+//! (`format.rs`, `frame.rs`). A request's tools become a part of the prompt
 //! (`prompt.rs`), a grammar of the calls (`grammar.rs`) and a parser of the answer (`parser.rs`).
 //!
 //! Invariant: once an answer has begun a call, the grammar makes the rest of the call follow the
@@ -9,20 +9,15 @@
 //!
 //! Invariant: the parser and the grammar begin a call at the same place of an answer.
 
-mod falcon;
 mod format;
 mod frame;
 mod grammar;
-mod hermes;
-mod llama;
 mod parser;
 mod prompt;
 #[cfg(test)]
 mod tests;
 mod tool;
-mod turn;
 
 pub use format::ToolFormat;
 pub use parser::{CallDelta, CallParser, ParsedText};
-pub use tool::{Tool, ToolChoice, ToolUse};
-pub use turn::{CalledTool, Turn};
+pub use tool::{CalledTool, Tool, ToolChoice, ToolUse, Turn};

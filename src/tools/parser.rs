@@ -8,8 +8,7 @@
 //! The grammar makes the arguments valid JSON, so the parser only looks for their end.
 
 use super::format::ToolFormat;
-use super::frame::CallFrame;
-use super::llama::PYTHON_TAG;
+use super::frame::{CallFrame, PYTHON_TAG};
 
 /// The longest beginning of a call: its tags, its name and white space.
 const MAX_HEAD_BYTES: usize = 512;

@@ -6,8 +6,7 @@
 use serde_json::{Value, json};
 
 use super::format::ToolFormat;
-use super::tool::Tool;
-use super::turn::{CalledTool, Turn};
+use super::tool::{CalledTool, Tool, Turn};
 use crate::text::{Message, spaced_json};
 
 impl ToolFormat {

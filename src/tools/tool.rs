@@ -1,6 +1,8 @@
-//! What a request says about its tools.
+//! What a request says about its tools: which there are, and what was called before.
 
 use serde_json::{Map, Value, json};
+
+use crate::text::Message;
 
 /// A function that the model may call.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,4 +66,26 @@ impl ToolUse {
         let tools = self.tools.iter().enumerate();
         tools.filter(move |(index, _)| only.is_none_or(|only| only == *index))
     }
+}
+
+/// A call in an earlier message of the assistant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CalledTool {
+    /// The id that the result names.
+    pub id: String,
+    /// The name of the tool.
+    pub name: String,
+    /// The arguments.
+    pub arguments: Map<String, Value>,
+}
+
+/// A message of a conversation in which tools may be called.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Turn {
+    /// A message without calls.
+    Said(Message),
+    /// A message of the assistant with calls.
+    Called(Message, Vec<CalledTool>),
+    /// The result of a call: its id, and the text.
+    Result(String, String),
 }

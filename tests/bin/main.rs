@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Value, json};
-use sterna::model::{ModelConfig, Source};
+use sterna::checkpoint::{ModelConfig, Source};
 
 use checkpoints::{computed_bits, load};
 

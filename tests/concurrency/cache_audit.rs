@@ -4,16 +4,17 @@
 //! two distributions differ, by a Kolmogorov-Smirnov test, the prober can tell what the victim
 //! sent. It must not for another tenant. For its own tenant it must, or the audit would be blind.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use hyper::Request;
 use serde_json::{Value, json};
 use sterna::engine::Limits;
 use sterna::model::{LoadOptions, Model};
 use sterna_kernels::Kernels;
 use sterna_random::Random;
 
+use crate::client::{self, Client};
 use crate::effort;
 use crate::model::{PageModel, Rule};
 use crate::requests::words;
@@ -173,20 +174,17 @@ async fn a_prompt_of_another_tenant_leaves_no_trace_in_time() {
     };
     let server = TestServer::of_text(model, &text, limits, 0, 3).await;
     let url = format!("http://{}{COMPLETIONS}", server.listen().await);
-    let http = Arc::new(reqwest::Client::builder().no_proxy().build().unwrap());
+    let http = Client::new();
     let time_to_first_token = async |tenant: usize, prompt: &[u32]| {
         let mut body = request(prompt);
         body["stream"] = json!(true);
-        let request = http
-            .post(&url)
-            .header("content-type", "application/json")
-            .header("x-api-key", &server.keys[tenant])
-            .body(body.to_string());
+        let request = Request::post(&url).header("x-api-key", &server.keys[tenant]);
+        let body = body.to_string();
         let start = Instant::now();
-        let mut response = request.send().await.unwrap();
-        assert!(response.chunk().await.unwrap().is_some());
+        let mut response = http.send(request, body).await.unwrap();
+        assert!(client::piece(&mut response).await.is_some());
         let first = start.elapsed();
-        while response.chunk().await.unwrap().is_some() {}
+        client::text(response).await;
         first.as_secs_f64()
     };
     for prober in [OTHER, VICTIM] {

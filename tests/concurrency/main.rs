@@ -12,6 +12,8 @@
 mod cache_audit;
 mod canaries;
 mod cancel;
+#[path = "../harness/client.rs"]
+mod client;
 mod model;
 mod requests;
 mod resets;

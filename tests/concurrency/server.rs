@@ -18,6 +18,7 @@ use sterna::engine::{
 use sterna::metrics::{Identity, Metrics};
 use sterna::tenants::{Deadlines, Defaults, Roster, keygen};
 use sterna::text::TextFiles;
+use sterna::tools::ToolFormat;
 use sterna_scheduler::PAGE_TOKENS;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -113,6 +114,7 @@ impl TestServer {
         let app = App::for_tenants(roster.tenants(), false, 4096);
         let tokenizer = Arc::new(tokenizer);
         app.serve(Serving {
+            tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
             model: ModelCard {
                 name: "pages".into(),
                 aliases: Vec::new(),

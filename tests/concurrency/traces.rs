@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use hyper::Request;
 use serde_json::{Value, json};
 use sterna::engine::Limits;
 use sterna_random::Random;
 use tokio::time::{sleep, timeout};
 
+use crate::client::{self, Response};
 use crate::model::{PageModel, Rule};
 use crate::requests::{Said, events, streaming, with, words};
 use crate::server::{COMPLETIONS, ROOMY, TestServer};
@@ -91,7 +93,7 @@ fn request(random: &mut Random, tenant: usize) -> Value {
 }
 
 struct Client {
-    http: reqwest::Client,
+    http: client::Client,
     address: SocketAddr,
     keys: Arc<Vec<String>>,
     random: Random,
@@ -109,32 +111,28 @@ impl Client {
             body.clone()
         };
         sleep(Duration::from_micros(random.below(3000))).await;
-        let request = self
-            .http
-            .post(format!("http://{}{COMPLETIONS}", self.address))
-            .header("content-type", "application/json")
-            .header("x-api-key", &self.keys[tenant])
-            .body(sent.to_string());
+        let url = format!("http://{}{COMPLETIONS}", self.address);
+        let request = Request::post(url).header("x-api-key", &self.keys[tenant]);
+        let answering = self.http.send(request, sent.to_string());
         let seen = match manner {
             Manner::LeavesAfter { pieces } if !streams => {
                 // The client may leave before, while or after its request is answered.
                 let patience = Duration::from_micros(300 * pieces);
-                if let Ok(response) = timeout(patience, request.send()).await {
+                if let Ok(response) = timeout(patience, answering).await {
                     drop(response.unwrap());
                 }
                 Seen::Nothing
             }
-            manner => read(request, manner, streams).await,
+            manner => read(answering.await.unwrap(), manner, streams).await,
         };
         Tried { tenant, body, seen }
     }
 }
 
-async fn read(request: reqwest::RequestBuilder, manner: Manner, streams: bool) -> Seen {
-    let mut response = request.send().await.unwrap();
+async fn read(mut response: Response, manner: Manner, streams: bool) -> Seen {
     let status = response.status();
     let (mut bytes, mut pieces) = (Vec::new(), 0);
-    while let Some(piece) = response.chunk().await.unwrap() {
+    while let Some(piece) = client::piece(&mut response).await {
         bytes.extend_from_slice(&piece);
         pieces += 1;
         match manner {
@@ -233,7 +231,7 @@ async fn an_answer_among_others_is_that_of_the_request_alone() {
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             let mut client = Client {
-                http: reqwest::Client::builder().no_proxy().build().unwrap(),
+                http: client::Client::new(),
                 address,
                 keys: Arc::clone(&keys),
                 random: Random::new(random.next_u64()),

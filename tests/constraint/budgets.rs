@@ -1,10 +1,13 @@
 //! Hostile grammars: each is refused or served within its budget, and others are served meanwhile.
 
+use std::sync::Arc;
+
+use futures_util::FutureExt;
 use serde_json::{Value, json};
-use sterna::constraint::{GrammarError, GrammarSource};
+use sterna::constraint::{GrammarError, GrammarSource, Grammars};
 use sterna::engine::FinishReason;
 
-use super::lab::Lab;
+use super::lab::{END, Lab};
 
 /// Returns schemas and expressions that take as much work as their authors could think of.
 fn hostile() -> Vec<GrammarSource> {
@@ -86,4 +89,37 @@ async fn hostile_grammars_are_bounded_and_delay_nobody_else() {
         let answer = lab.answer(lab.request(number, Some(grammar))).await;
         assert_eq!(answer.reason, Some(FinishReason::Stop));
     }
+}
+
+#[tokio::test]
+async fn many_waiting_grammars_of_others_leave_a_place_for_a_tenant() {
+    let tokenizer = Arc::clone(&Lab::new(16, 0).tokenizer);
+    let idle = Grammars::start(tokenizer, &[END], 0).unwrap(); // Without a thread, all wait.
+    let begin = |tenant| {
+        let source = GrammarSource::regex("[a-z]{3}").unwrap();
+        let mut compiled = Box::pin(idle.compile(tenant, source));
+        let answer = (&mut compiled).now_or_never();
+        (compiled, answer.and_then(Result::err))
+    };
+    let mut floods = Vec::new();
+    for tenant in 1..=4 {
+        floods.extend((0..64).map(|_| begin(tenant)));
+        let (_, error) = begin(tenant);
+        assert_eq!(error, Some(GrammarError::Busy), "a quarter of the places");
+    }
+    assert!(floods.iter().all(|(_, error)| error.is_none()));
+    let (late, error) = begin(5);
+    assert_eq!(error, None);
+    let answers = floods
+        .into_iter()
+        .map(|(compiled, _)| compiled.now_or_never());
+    let lost: Vec<usize> = (0..)
+        .zip(answers)
+        .filter_map(|(index, answer)| match answer? {
+            Err(GrammarError::Busy) => Some(index),
+            _ => panic!("it is not compiled"),
+        })
+        .collect();
+    assert_eq!(lost, [255], "the newest of a tenant with most");
+    assert!(late.now_or_never().is_none());
 }

@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::Value;
 use sterna::bench::DEMO_ANSWERS;
+use sterna::checkpoint::Source;
+use sterna::checkpoint::convert::Watch;
 use sterna::convert::convert;
-use sterna::model::Source;
-use sterna::model::convert::Watch;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 use super::inputs::demo;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use half::bf16;
 use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors, serialize_to_file};
+use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::{Value, json};
 use sterna::demo as embedded;
 
@@ -77,6 +77,7 @@ fn floats(scratch: &Scratch, name: &str, value: impl Fn(u8) -> f32) -> PathBuf {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
         (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
     });
-    serialize_to_file(views, None, &directory.join("model.safetensors")).unwrap();
+    let file = serialize(views, None).unwrap();
+    fs::write(directory.join("model.safetensors"), file).unwrap();
     directory
 }

@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
+use sterna::checkpoint::convert::Watch;
 use sterna::config::{Cli, Command, ConvertConfig};
 use sterna::convert::convert;
-use sterna::model::convert::Watch;
 
 pub(crate) use checkpoint_text::text_of;
 pub(crate) use checkpoints::{computed_bits, fixture, load};

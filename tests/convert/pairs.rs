@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use sterna::model::{ModelConfig, Source};
+use sterna::checkpoint::{ModelConfig, Source};
 use sterna::text::Message;
 
 use super::inputs::{demo, ones, ternary_masters};

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread;
 
+use sterna::checkpoint::convert::Watch;
 use sterna::convert::convert;
-use sterna::model::convert::Watch;
 
 use super::inputs::demo;
 use super::{Scratch, converted, fixture, flags};

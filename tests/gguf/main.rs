@@ -9,11 +9,12 @@
 mod checkpoint_text;
 #[path = "../harness/checkpoints.rs"]
 mod checkpoints;
+mod split;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sterna::model::{ModelConfig, Pooling, Source};
+use sterna::checkpoint::{ModelConfig, Pooling, Source};
 use sterna::text::{Message, TemplateArguments};
 
 use checkpoint_text::text_of;
@@ -56,7 +57,7 @@ fn alone(file: &Path) -> Source {
 }
 
 fn beside(file: &Path) -> Source {
-    Source::Directory(file.parent().unwrap().to_owned())
+    Source::directory(file.parent().unwrap())
 }
 
 #[test]

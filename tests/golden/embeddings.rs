@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use sterna::model::{LoadOptions, Model, ModelConfig, Pooling, Source, TextEmbedding};
+use sterna::checkpoint::{ModelConfig, Pooling, Source};
+use sterna::model::{LoadOptions, Model, TextEmbedding};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::{Batch, TokenId};
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
-use sterna::model::{LoadOptions, Model, ModelConfig, Source};
+use sterna::checkpoint::{ModelConfig, Source};
+use sterna::model::{LoadOptions, Model};
 use sterna::text::{ChatTemplate, TextFiles, Tokenizer};
 use sterna_kernels::{Isa, Kernels};
 use sterna_scheduler::TokenId;

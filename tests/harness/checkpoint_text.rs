@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use sterna::model::{ModelConfig, Source};
+use sterna::checkpoint::{ModelConfig, Source};
 use sterna::text::{ChatTemplate, TextFiles, Tokenizer};
 
 /// Returns the tokenizer of a checkpoint, and its chat template if it has one.

@@ -4,7 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use sterna::model::{LoadOptions, Model, Source};
+use sterna::checkpoint::Source;
+use sterna::model::{LoadOptions, Model};
 use sterna_kernels::Kernels;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 

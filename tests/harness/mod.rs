@@ -20,6 +20,7 @@ use sterna::engine::{
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::text::{TextFiles, Tokenizer};
+use sterna::tools::ToolFormat;
 use sterna_scheduler::Batch;
 use tokio::time::timeout;
 use tower::ServiceExt;
@@ -270,6 +271,7 @@ impl Server {
         let stop_tokens = &model.stop_tokens;
         let grammars = Grammars::start(Arc::clone(&tokenizer), stop_tokens, 1).unwrap();
         app.serve(Serving {
+            tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
             model,
             tokenizer: Arc::clone(&tokenizer),
             chat_template,

@@ -325,6 +325,15 @@ async fn errors_have_anthropics_form_and_name_the_field() {
         (json!({"thinking": {"type": "often"}}), "'thinking.type'"),
         (json!({"mcp_servers": [{}]}), "'mcp_servers'"),
         (json!({"stop_sequences": [5]}), "'stop_sequences'"),
+        (json!({"stop_sequences": [""]}), "'stop_sequences'"),
+        (
+            json!({"stop_sequences": ["a".repeat(2000)]}),
+            "'stop_sequences'",
+        ),
+        (
+            json!({"stop_sequences": ["a", "b", "c", "d", "e"]}),
+            "'stop_sequences'",
+        ),
     ] {
         let (status, kind, message) = error(&post(&router, MESSAGES, &body(more.clone())).await);
         assert_eq!(

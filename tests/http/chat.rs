@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
 use sterna::constraint::Grammars;
 use sterna::text::TextFiles;
+use sterna::tools::ToolFormat;
 
 use crate::harness::*;
 use crate::{CHAT, TEXT};
@@ -158,6 +159,7 @@ async fn a_model_without_a_chat_template_serves_completions_only() {
     let app = App::loading();
     let tokenizer = Arc::new(tokenizer);
     app.serve(Serving {
+        tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
         model: ModelCard {
             name: "bare".into(),
             aliases: vec![],

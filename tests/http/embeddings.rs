@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sterna::api::{self, App, EmbeddingShape, ModelCard, SamplingDefaults, Serving};
 use sterna::constraint::Grammars;
 use sterna::engine::Pooling;
+use sterna::tools::ToolFormat;
 
 use crate::harness::*;
 use crate::{CHAT, TEXT};
@@ -19,6 +20,7 @@ fn embedding_router(server: &Server, pooling: Pooling) -> Router {
     let app = App::loading();
     let tokenizer = Arc::clone(&server.tokenizer);
     app.serve(Serving {
+        tool_format: ToolFormat::find(None, &tokenizer),
         model: ModelCard {
             name: "embedder".into(),
             max_model_len: MAX_MODEL_LEN - 1,

@@ -163,6 +163,31 @@ async fn a_stop_token_and_log_probabilities_are_reported() {
 }
 
 #[tokio::test]
+async fn the_stop_string_that_ended_an_answer_is_named() {
+    let server = Server::new();
+    for (stop, named) in [
+        (json!(["never said", "three"]), "three"),
+        (json!(["o", "tw"]), "tw"),
+        (json!(["e th", "e t", "naïve"]), "e t"),
+    ] {
+        let body = json!({"prompt": "Hello", "stop": stop, "temperature": 0, "n_predict": 60});
+        let llama = server.post(LLAMA, &body).await.ok();
+        let stopped = (&llama["stop_type"], &llama["stopping_word"]);
+        assert_eq!(stopped, (&json!("word"), &json!(named)), "{llama}");
+        let streamed = merged(body, json!({"stream": true}));
+        let events = frames(&server.post(LLAMA, &streamed).await, false);
+        assert_eq!(events.last().unwrap()["stopping_word"], named);
+        let params = json!({"stop": stop, "temperature": 0, "max_new_tokens": 60});
+        let body = json!({"text": "Hello", "sampling_params": params});
+        let sglang = server.post(SGLANG, &body).await.ok();
+        assert_eq!(
+            sglang["meta_info"]["finish_reason"],
+            json!({"type": "stop", "matched": named})
+        );
+    }
+}
+
+#[tokio::test]
 async fn answers_follow_grammars_there_too() {
     let server = Server::new();
     let body = json!({"prompt": "Hello", "grammar": "root ::= \"yes\"", "temperature": 0});

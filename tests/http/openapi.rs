@@ -36,7 +36,18 @@ const BEYOND_LIMITS: &[(&str, &str)] = &[
     ("stream_options", r#"[] | true | {"include_usage": 1}"#),
     ("tools", r#"[{"type": "function"}] | [5]"#),
     ("best_of", "2"),
-    ("response_format", r#""text" | 5"#),
+    (
+        "response_format",
+        r#""text" | 5 | {} | {"type": "xml"} | {"type": "json_schema", "json_schema": 5}"#,
+    ),
+    (
+        "response_format",
+        r#"{"type": "json_schema", "json_schema": {"schema": 5}}"#,
+    ),
+    (
+        "structured_outputs",
+        r#"5 | {"regex": 5} | {"choice": "a"} | {"json": 5} | {"structural_tag": {}}"#,
+    ),
     ("suffix", r#""x""#),
     ("guided_regex", "5"),
     ("tool_choice", r#""any" | {"type": "function"} | 5"#),

@@ -12,6 +12,7 @@ use sterna::engine::{
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::text::{TextFiles, Tokenizer};
+use sterna::tools::ToolFormat;
 use sterna_scheduler::Batch;
 
 use crate::CHAT;
@@ -112,6 +113,7 @@ pub(crate) fn start(
     let app = App::loading();
     let tokenizer = Arc::new(tokenizer);
     app.serve(Serving {
+        tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
         model: ModelCard {
             name: "speaker".into(),
             aliases: Vec::new(),

@@ -6,8 +6,9 @@ use super::copies::{Copy, Mutant};
 const STEPS: &str = "60000";
 
 /// The simulation's tests that must find the mistakes.
-const TESTS: [&str; 5] = [
+const TESTS: [&str; 6] = [
     "every_rule_holds_in_random_worlds",
+    "every_owner_finds_its_share_in_random_ledgers",
     "the_clients_of_a_tenant_take_turns",
     "busy_tenants_are_served_by_weight",
     "newcomers_do_not_bypass_a_large_request_forever",
@@ -94,12 +95,6 @@ impl std::hash::Hash for Edge {
 }
 #[derive(Clone, Copy, Debug, Eq)]
 pub(crate) struct Edge {",
-    },
-    Mutant {
-        name: "scored-prompt-from-the-cache",
-        file: "sequence/mod.rs",
-        original: "true => &self.tokens[..self.scored],",
-        mistake: "true => &self.tokens[..last],",
     },
     Mutant {
         name: "whole-prompt-from-the-cache",
@@ -291,6 +286,48 @@ pub(crate) struct Edge {",
         original: "page_count: pages,",
         mistake: "page_count: table.len,",
     },
+    Mutant {
+        name: "L1-new-units-not-counted",
+        file: "ledger.rs",
+        original: "(self.used + count).saturating_sub(self.size)",
+        mistake: "self.used.saturating_sub(self.size)",
+    },
+    Mutant {
+        name: "L2-quota-exceeded",
+        file: "ledger.rs",
+        original: "if used > share.quota {",
+        mistake: "if used - count > share.quota {",
+    },
+    Mutant {
+        name: "L3-the-smallest-gives-way",
+        file: "ledger.rs",
+        original: "others.max_by(",
+        mistake: "others.min_by(",
+    },
+    Mutant {
+        name: "L3-weights-ignored",
+        file: "ledger.rs",
+        original: "a.last().compare(&b.last())",
+        mistake: "a.used.cmp(&b.used)",
+    },
+    Mutant {
+        name: "L4-units-do-not-come-back",
+        file: "ledger.rs",
+        original: "self.used - before.map_or(0, |account| account.used) + used;",
+        mistake: "self.used.max(self.used - before.map_or(0, |account| account.used) + used);",
+    },
+    Mutant {
+        name: "L5-owners-give-way-in-vain",
+        file: "ledger.rs",
+        original: "if above.sum::<usize>() < missing {",
+        mistake: "if above.sum::<usize>() == 0 {",
+    },
+    Mutant {
+        name: "L5-an-owner-keeps-one-too-many",
+        file: "ledger.rs",
+        original: "usize::try_from(most + 1)",
+        mistake: "usize::try_from(most + 2)",
+    },
 ];
 
 const COPY: Copy = Copy {
@@ -333,7 +370,7 @@ fn the_simulation_catches_the_chosen_mutants() {
     }
 }
 
-/// Whether a name is that of a rule, such as `M7`, `S1` or `D2`.
+/// Whether a name is that of a rule, such as `M7`, `S1`, `L3` or `D2`.
 fn names_a_rule(name: &str) -> bool {
-    name.starts_with(|first: char| "MSD".contains(first)) && name[1..].parse::<u32>().is_ok()
+    name.starts_with(|first: char| "MSLD".contains(first)) && name[1..].parse::<u32>().is_ok()
 }

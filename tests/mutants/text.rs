@@ -15,8 +15,7 @@ aho-corasick = "1"
 chrono = { version = "0.4", default-features = false, features = ["alloc"] }
 minijinja = { version = "3", default-features = false, features = [
     "adjacent_loop_items", "builtins", "fuel", "json", "loop_controls", "macros", "multi_template",
-    "preserve_order", "serde", "std_collections", "unstable_machinery",
-    "unstable_machinery_serde",
+    "preserve_order", "serde", "std_collections",
 ] }
 minijinja-contrib = { version = "3", default-features = false, features = ["pycompat"] }
 serde = { version = "1", features = ["derive"] }
@@ -52,8 +51,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "names-in-tools-not-hidden",
         file: "text/chat_template/placeholders.rs",
-        original: "false => self.hide(name),",
-        mistake: "false => name.to_owned(),",
+        original: "self.hide(key)",
+        mistake: "key.clone()",
     },
     Mutant {
         name: "calls-not-hidden",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::{Server, message, run};
+use crate::{Server, client, message, run};
 
 /// The fraction of the held-out questions that must be answered correctly.
 const MIN_CORRECT: f64 = 0.85;
@@ -38,7 +38,7 @@ impl HeldOutTurn {
 }
 
 fn held_out() -> HeldOut {
-    serde_json::from_str(include_str!("../../src/demo/training/heldout.json")).unwrap()
+    serde_json::from_str(include_str!("../../benches/training/heldout.json")).unwrap()
 }
 
 #[tokio::test]
@@ -119,8 +119,7 @@ async fn eight_bit_keys_and_values_hold_more_tokens_and_answer_questions() {
             dtype,
         ];
         let server = Server::start(&flags).await;
-        let metrics = server.client.get(format!("{}/metrics", server.address));
-        let metrics = metrics.send().await.unwrap().text().await.unwrap();
+        let metrics = client::text(server.get("/metrics").await).await;
         // A page takes 12 heads · 16 tokens · 2 · 32 values, and 64 bytes of scales a head.
         assert!(
             metrics.contains(&format!("num_gpu_blocks=\"{pages}\"")),

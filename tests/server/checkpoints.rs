@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::{Server, message, run};
+use crate::{Server, json_of, message, run};
 
 /// A directory with the demo model and recorded tokens, removed on drop.
 struct GoldenCheckpoint(PathBuf);
@@ -50,8 +50,7 @@ impl Drop for GoldenCheckpoint {
 async fn recorded_tokens_are_checked_before_the_server_is_ready() {
     let right = GoldenCheckpoint::new(&[40, 371, 288, 530, 815, 454, 11]);
     let server = Server::start(&["--model", right.path(), "--threads", "1"]).await;
-    let ready = server.client.get(format!("{}/ready", server.address));
-    assert_eq!(ready.send().await.unwrap().status(), 200);
+    assert_eq!(server.get("/ready").await.status(), 200);
     assert!(server.terminate().success());
 
     let wrong = GoldenCheckpoint::new(&[41, 371]);
@@ -87,12 +86,8 @@ async fn a_checkpoint_without_a_head_serves_embeddings() {
         let prompts: Vec<&Value> = prompts.map(|prompt| &prompt["prompt"]).collect();
         let server = Server::start(&["--model", folder.to_str().unwrap(), "--threads", "1"]).await;
         let ask = async |path: &str, body: Value| {
-            let url = format!("{}{path}", server.address);
-            let response = server.client.post(url).json(&body).send().await.unwrap();
-            (
-                response.status().as_u16(),
-                response.json::<Value>().await.unwrap(),
-            )
+            let response = server.post(path, &body).await;
+            (response.status().as_u16(), json_of(response).await)
         };
         let (status, all) = ask("/v1/embeddings", json!({"input": prompts})).await;
         assert_eq!(status, 200, "{all}");

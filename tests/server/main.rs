@@ -7,12 +7,16 @@
 
 mod answers;
 mod checkpoints;
+#[path = "../harness/client.rs"]
+mod client;
 mod operation;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
+use client::{Client, Response};
+use hyper::Request;
 use serde_json::{Value, json};
 
 /// A timeout that only a hanging test reaches.
@@ -24,7 +28,7 @@ struct Server {
     address: String,
     /// What the program says when it is ready, up to its example.
     greeting: String,
-    client: reqwest::Client,
+    client: Client,
 }
 
 impl Server {
@@ -55,7 +59,7 @@ impl Server {
             .split_whitespace()
             .find(|word| word.starts_with("http://"));
         let address = address.expect("the server names its address").to_owned();
-        let client = reqwest::Client::new();
+        let client = Client::new();
         Server {
             process,
             address,
@@ -66,10 +70,19 @@ impl Server {
 
     async fn chat(&self, messages: &[Value], max_tokens: u32) -> Value {
         let body = json!({"messages": messages, "max_tokens": max_tokens, "temperature": 0});
-        let url = format!("{}/v1/chat/completions", self.address);
-        let response = self.client.post(url).json(&body).send().await.unwrap();
+        let response = self.post("/v1/chat/completions", &body).await;
         assert_eq!(response.status(), 200);
-        response.json().await.unwrap()
+        json_of(response).await
+    }
+
+    async fn get(&self, path: &str) -> Response {
+        let request = Request::get(format!("{}{path}", self.address));
+        self.client.send(request, String::new()).await.unwrap()
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Response {
+        let request = Request::post(format!("{}{path}", self.address));
+        self.client.send(request, body.to_string()).await.unwrap()
     }
 
     /// Returns the answer to the last of `messages`, or nothing if `max_tokens` cut it off.
@@ -100,6 +113,11 @@ impl Drop for Server {
         drop(self.process.kill());
         drop(self.process.wait());
     }
+}
+
+/// Returns the rest of the body.
+async fn json_of(response: Response) -> Value {
+    serde_json::from_str(&client::text(response).await).unwrap()
 }
 
 /// Returns a value of the process's status in MiB: `VmRSS` is its resident memory, `VmHWM` the

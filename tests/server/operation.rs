@@ -5,10 +5,11 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use hyper::Request;
+use serde_json::json;
 use tokio::time::timeout;
 
-use crate::{PATIENCE, Server, memory, message, run};
+use crate::{PATIENCE, Server, client, json_of, memory, message, run};
 
 #[tokio::test]
 async fn large_bodies_take_little_memory_and_leave_it() {
@@ -23,11 +24,9 @@ async fn large_bodies_take_little_memory_and_leave_it() {
         let items = vec![item; BODY_BYTES / (item.len() + 1)].join(",");
         let body = format!("{{\"prompt\": \"a\", \"max_tokens\": 1, \"unknown\": [{items}]}}");
         let requests = (0..BODIES).map(|_| {
-            let request = server
-                .client
-                .post(format!("{}/v1/completions", server.address));
-            let request = request.header("content-type", "application/json");
-            tokio::spawn(request.body(body.clone()).send())
+            let request = Request::post(format!("{}/v1/completions", server.address));
+            let (server, body) = (Arc::clone(&server), body.clone());
+            tokio::spawn(async move { server.client.send(request, body).await })
         });
         for request in requests.collect::<Vec<_>>() {
             let status = request.await.unwrap().unwrap().status();
@@ -62,15 +61,12 @@ async fn sigterm_lets_answers_finish_and_exits_with_0() {
         "prompt": "Count from one to ten.", "max_tokens": 300, "ignore_eos": true, "stream": true,
         "stream_options": {"include_usage": true},
     });
-    let url = format!("{}/v1/completions", server.address);
-    let mut stream = server.client.post(url).json(&body).send().await.unwrap();
+    let mut stream = server.post("/v1/completions", &body).await;
     let mut text = String::new();
-    let first = stream.chunk().await.unwrap().unwrap();
+    let first = client::piece(&mut stream).await.unwrap();
     text.push_str(&String::from_utf8_lossy(&first));
     let ended = tokio::task::spawn_blocking(move || server.terminate());
-    while let Some(piece) = stream.chunk().await.unwrap() {
-        text.push_str(&String::from_utf8_lossy(&piece));
-    }
+    text += &client::text(stream).await;
     assert!(text.contains("\"completion_tokens\":300"), "{text}");
     assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
     assert_eq!(ended.await.unwrap().code(), Some(0));
@@ -105,10 +101,9 @@ async fn the_healthcheck_tells_a_ready_server_from_others() {
     }
     // While it drains.
     let body = json!({"prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true});
-    let url = format!("{}/v1/completions", server.address);
     let mut streams = Vec::new();
     for _ in 0..32 {
-        streams.push(server.client.post(&url).json(&body).send().await.unwrap());
+        streams.push(server.post("/v1/completions", &body).await);
     }
     server.signal("-TERM");
     let message = loop {
@@ -133,24 +128,18 @@ async fn the_healthcheck_tells_a_ready_server_from_others() {
 async fn a_second_signal_exits_at_once_with_2() {
     let mut server = Server::start(&["--drain-seconds", "3600"]).await;
     let body = json!({"prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true});
-    let url = format!("{}/v1/completions", server.address);
     let mut streams = Vec::new();
     for _ in 0..32 {
-        streams.push(server.client.post(&url).json(&body).send().await.unwrap());
+        streams.push(server.post("/v1/completions", &body).await);
     }
-    let mut ready = server
-        .client
-        .get(format!("{}/ready", server.address))
-        .send()
-        .await;
+    let ready = async || {
+        let request = Request::get(format!("{}/ready", server.address));
+        let answered = server.client.send(request, String::new()).await;
+        answered.is_ok_and(|response| response.status() == 200)
+    };
+    assert!(ready().await);
     server.signal("-TERM");
-    while ready.is_ok_and(|response| response.status() == 200) {
-        ready = server
-            .client
-            .get(format!("{}/ready", server.address))
-            .send()
-            .await;
-    }
+    while ready().await {}
     server.signal("-INT");
     assert_eq!(server.process.wait().unwrap().code(), Some(2));
 }
@@ -195,8 +184,9 @@ async fn a_server_on_localhost_answers_to_its_names_only() {
         ("evil.example", 403),
     ] {
         let url = format!("http://localhost:{port}/v1/models");
-        let request = server.client.get(url).header("host", host);
-        assert_eq!(request.send().await.unwrap().status(), status, "{host}");
+        let request = Request::get(url).header("host", host);
+        let response = server.client.send(request, String::new()).await.unwrap();
+        assert_eq!(response.status(), status, "{host}");
     }
     assert_eq!(server.terminate().code(), Some(0));
 }
@@ -266,17 +256,17 @@ async fn settings_come_from_the_environment_and_from_a_file() {
     ];
     let server = Server::with_environment(&["--max-model-len", "80"], &environment).await;
     let get = async |path: &str| {
-        let request = server.client.get(format!("{}{path}", server.address));
+        let request = Request::get(format!("{}{path}", server.address));
         let request = request.header("origin", "https://example.com");
-        request.send().await.unwrap()
+        server.client.send(request, String::new()).await.unwrap()
     };
     let models = get("/v1/models").await;
     let allowed = models.headers()["access-control-allow-origin"].clone();
     assert_eq!(allowed, "https://example.com");
-    let models: Value = models.json().await.unwrap();
+    let models = json_of(models).await;
     assert_eq!(models["data"][0]["id"], "first");
     assert_eq!(models["data"][0]["max_model_len"], 80);
-    let metrics = get("/metrics").await.text().await.unwrap();
+    let metrics = client::text(get("/metrics").await).await;
     let mut lines = metrics.lines();
     let limit = lines.find(|line| line.starts_with("sterna_max_running_sequences{"));
     assert!(limit.unwrap().ends_with(" 3"), "{limit:?}");
@@ -302,8 +292,7 @@ async fn a_log_that_nobody_reads_delays_no_request() {
     // The pipe holds 64 KiB, fewer than 1,000 lines.
     let asking = async {
         for _ in 0..1000 {
-            let url = format!("{}/v1/models", server.address);
-            let answer = server.client.get(url).send().await.unwrap();
+            let answer = server.get("/v1/models").await;
             assert_eq!(answer.status(), 200);
         }
     };

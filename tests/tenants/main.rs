@@ -8,6 +8,8 @@
 mod admin;
 mod authentication;
 mod bodies;
+#[path = "../harness/client.rs"]
+mod client;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod limits;

@@ -4,9 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 
+use axum::http::Request;
+use axum::http::request::Builder;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use crate::client::{self, Client, Response};
 use crate::harness::PATIENCE;
 use crate::{ALPHA, BETA, CHAT, GAMMA, TEXT, TempFile, table};
 
@@ -15,7 +18,7 @@ struct Program {
     process: Child,
     address: String,
     log: TempFile,
-    client: reqwest::Client,
+    client: Client,
 }
 
 impl Program {
@@ -38,7 +41,7 @@ impl Program {
             process,
             address: address.expect("the server names its address"),
             log,
-            client: reqwest::Client::new(),
+            client: Client::new(),
         }
     }
 
@@ -61,9 +64,19 @@ impl Program {
         assert!(sent.unwrap().success());
     }
 
-    async fn get_models(&self, key: &str) -> reqwest::Response {
-        let request = self.client.get(format!("{}/v1/models", self.address));
-        request.bearer_auth(key).send().await.unwrap()
+    async fn get_models(&self, key: &str) -> Response {
+        let request = Request::get(format!("{}/v1/models", self.address));
+        self.send(request, key, String::new()).await
+    }
+
+    async fn post(&self, path: &str, key: &str, body: &Value) -> Response {
+        let request = Request::post(format!("{}{path}", self.address));
+        self.send(request, key, body.to_string()).await
+    }
+
+    async fn send(&self, request: Builder, key: &str, body: String) -> Response {
+        let request = request.header("authorization", format!("Bearer {key}"));
+        self.client.send(request, body).await.unwrap()
     }
 
     /// Requests the list of models and returns the status.
@@ -73,7 +86,7 @@ impl Program {
 
     /// Requests the list of models and returns it.
     async fn list(&self, key: &str) -> Value {
-        self.get_models(key).await.json().await.unwrap()
+        json_of(self.get_models(key).await).await
     }
 
     /// Waits until `holds` returns true.
@@ -91,6 +104,11 @@ impl Drop for Program {
         drop(self.process.kill());
         drop(self.process.wait());
     }
+}
+
+/// Returns the body of an answer.
+async fn json_of(response: Response) -> Value {
+    serde_json::from_str(&client::text(response).await).unwrap()
 }
 
 /// Runs the program, which must end by itself.
@@ -194,10 +212,9 @@ async fn sighup_reads_the_file_again_and_aborts_no_request() {
         "prompt": "Count.", "max_tokens": 900, "ignore_eos": true, "stream": true,
         "stream_options": {"include_usage": true},
     });
-    let request = program.client.post(format!("{}{TEXT}", program.address));
-    let request = request.bearer_auth("alpha").json(&body);
-    let mut stream = request.send().await.unwrap();
-    let mut text = Vec::from(stream.chunk().await.unwrap().unwrap());
+    let mut stream = program.post(TEXT, "alpha", &body).await;
+    let first = client::piece(&mut stream).await.unwrap();
+    let mut text = String::from_utf8(first.to_vec()).unwrap();
 
     file.write(&table("b", BETA, "weight = 0"));
     program.signal("-HUP");
@@ -214,10 +231,7 @@ async fn sighup_reads_the_file_again_and_aborts_no_request() {
     program.until("the new key", changed).await;
     assert_eq!(program.models("alpha").await, 401);
 
-    while let Some(piece) = stream.chunk().await.unwrap() {
-        text.extend_from_slice(&piece);
-    }
-    let text = String::from_utf8(text).unwrap();
+    text += &client::text(stream).await;
     assert!(text.contains("\"completion_tokens\":900"), "{text}");
     assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
     let log = program.stop();
@@ -293,9 +307,7 @@ async fn a_public_prefix_is_computed_once_for_the_tenants_that_share_it() {
         let body = json!({"max_tokens": 2, "messages": [
             {"role": "system", "content": system}, {"role": "user", "content": question}
         ]});
-        let request = program.client.post(format!("{}{CHAT}", program.address));
-        let answer = request.bearer_auth(key).json(&body).send().await.unwrap();
-        let answer: Value = answer.json().await.unwrap();
+        let answer = json_of(program.post(CHAT, key, &body).await).await;
         answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             .as_u64()
             .unwrap()

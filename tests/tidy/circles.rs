@@ -1,135 +1,229 @@
 //! Files that need each other.
 //!
-//! A file needs another one if a `use` of it names something that the other one defines. The paths
-//! are followed through re-exports by name, which works because no two types share a name. Children
-//! may use what their `mod.rs` defines.
+//! A file needs another one of its crate if its code names something that the other one defines: a
+//! type, a function, a constant, a macro. The name may stand in a `use` or be written out as a
+//! path. A path is followed through modules and re-exports to the file of the definition
+//! (`modules.rs`).
+//!
+//! These are no arrows:
+//! - A re-export by itself. It is one if the file's own code uses the name.
+//! - What a file names of the `mod.rs`, `lib.rs` or `main.rs` above it: children may use what their
+//!   parent defines.
+//! - Test code, and calls of methods, which name no type.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::names::types_of;
-use super::{Source, code_lines, product_files};
+use super::modules::mentions;
+use super::{Source, product_files};
+
+/// The names that each file needs of each other file.
+type Needs = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// Somewhat fewer arrows than there are. A gate that sees fewer has become blind to some kind.
+const FEWEST_ARROWS: usize = 1_650;
 
 #[test]
 fn no_two_files_need_each_other() {
     let sources: Vec<Source> = product_files().collect();
     let needs = needs(&sources);
-    let arrows: usize = needs.values().map(BTreeSet::len).sum();
+    let arrows: usize = needs.values().map(BTreeMap::len).sum();
     assert!(
-        arrows > 100,
+        arrows >= FEWEST_ARROWS,
         "only {arrows} arrows between files were found"
     );
-    let circle = find_circle(&needs);
-    assert!(circle.is_none(), "a circle: {circle:?}");
+    let circles = circles(&needs);
+    assert!(circles.is_empty(), "{}", describe(&needs, &circles));
+}
+
+/// A file that names others in every way.
+const USER: &str = r#"
+    use std::fmt;
+    use super::block::Second;
+    use crate::m::{self, constants::{LIMIT as MOST, OTHER}, reexported};
+    use super::globbed::*;
+
+    #[derive(Deserialize)]
+    struct Own {
+        #[serde(with = "super::serialized")]
+        field: u64,
+    }
+
+    fn own(&self) -> Globbed {
+        use super::local::inner;
+        assert!(super::written::f(m::through_module::g()) < crate::m::written_constant::C);
+        self.only_a_method();
+        macro_made!()
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::super::tested::T;
+    }
+"#;
+
+#[test]
+fn every_way_to_name_something_is_an_arrow() {
+    let root = "
+        pub(crate) use {renamed::original as reexported, unused::unused};
+        pub(super) use used_here::Used;
+        macro_rules! macro_made { () => { $crate::m::in_macro::f() } }
+        struct OfParent(Used);
+    ";
+    let defined = [
+        ("block", "pub struct Second;"),
+        (
+            "child",
+            "use super::OfParent; fn f(_: crate::m::OfParent) {}",
+        ),
+        (
+            "constants",
+            "pub const LIMIT: u8 = 1; pub static OTHER: u8 = 2;",
+        ),
+        ("globbed", "pub type Globbed = u8;"),
+        ("in_macro", "pub fn f() {}"),
+        ("local", "pub(super) const fn inner() {}"),
+        ("only_named", "pub fn only_a_method() {}"),
+        ("renamed", "pub fn original() {}"),
+        ("serialized", ""),
+        ("tested", "pub struct T;"),
+        ("through_module", "pub fn g() {}"),
+        ("unused", "pub fn unused() {}"),
+        ("used_here", "pub struct Used;"),
+        ("user", USER),
+        ("written", "pub fn f() {}"),
+        ("written_constant", "pub const C: u8 = 1;"),
+    ];
+    let needs = needs_in(root, &defined);
+    let of = |from: &str| {
+        let needed = needs.get(from).into_iter().flat_map(BTreeMap::keys);
+        needed.map(String::as_str).collect::<Vec<_>>()
+    };
+    let needed_by_user = [
+        "src/m/block.rs",
+        "src/m/constants.rs",
+        "src/m/globbed.rs",
+        "src/m/local.rs",
+        "src/m/renamed.rs",
+        "src/m/serialized.rs",
+        "src/m/through_module.rs",
+        "src/m/written.rs",
+        "src/m/written_constant.rs",
+    ];
+    assert_eq!(of("src/m/user.rs"), needed_by_user);
+    assert_eq!(
+        of("src/m/mod.rs"),
+        ["src/m/in_macro.rs", "src/m/used_here.rs"]
+    );
+    assert_eq!(needs.len(), 2, "{needs:?}");
 }
 
 #[test]
 fn a_circle_is_found() {
-    let source = |path: &str, text: &str| Source {
-        path: path.into(),
-        text: text.into(),
-    };
-    let a = source(
-        "src/m/a.rs",
-        "use super::b::{Beta, other};\npub struct Alpha;\n",
+    let needs = needs_in(
+        "pub use a::Alpha;",
+        &[
+            (
+                "a",
+                "use std::fmt;\nuse super::b::{Beta, other};\npub struct Alpha;",
+            ),
+            ("b", "use std::fmt;\nuse super::c::LIMIT;\npub struct Beta;"),
+            (
+                "c",
+                "pub const LIMIT: u8 = 1;\nfn f() { crate::m::Alpha::new() }",
+            ),
+            ("d", "use super::a::Alpha;"),
+        ],
     );
-    let b = source("src/m/b.rs", "use super::c::Gamma;\npub struct Beta;\n");
-    let c = source("src/m/c.rs", "use crate::m::Alpha;\npub struct Gamma;\n");
-    let root = source("src/m/mod.rs", "mod a; mod b; mod c;\npub use a::Alpha;\n");
-    let needs = needs(&[a, b, c, root]);
-    let circle = find_circle(&needs).expect("a needs b, b needs c, c needs a");
-    assert_eq!(circle.len(), 3, "{circle:?}");
+    let expected = ["src/m/a.rs", "src/m/b.rs", "src/m/c.rs"].into();
+    let circles = circles(&needs);
+    assert_eq!(circles, [expected]);
+    let report = describe(&needs, &circles);
+    assert!(
+        report.contains("src/m/b.rs -> src/m/c.rs: LIMIT"),
+        "{report}"
+    );
 }
 
-type Needs = BTreeMap<String, BTreeSet<String>>;
+/// Returns the arrows in a crate with one module `m`, which has these files.
+fn needs_in(root: &str, files: &[(&str, &str)]) -> Needs {
+    let mods = files.iter().map(|(name, _)| format!("mod {name};\n"));
+    let root = mods.chain([root.to_owned()]).collect();
+    let mut sources = vec![
+        source("src/lib.rs", "pub mod m;".to_owned()),
+        source("src/m/mod.rs", root),
+    ];
+    let files = files.iter();
+    sources
+        .extend(files.map(|(name, text)| source(&format!("src/m/{name}.rs"), (*text).to_owned())));
+    needs(&sources)
+}
 
-/// Returns the files that each file needs.
+fn source(path: &str, text: String) -> Source {
+    let path = path.to_owned();
+    Source { path, text }
+}
+
 fn needs(sources: &[Source]) -> Needs {
-    let mut home_of_type: BTreeMap<String, &str> = BTreeMap::new();
-    for source in sources {
-        for name in types_of(source) {
-            home_of_type.insert(name, &source.path);
-        }
-    }
     let mut needs = Needs::new();
-    for source in sources {
-        let needed = needs.entry(source.path.clone()).or_default();
-        for word in words_of_imports(&source.text) {
-            let Some(home) = home_of_type.get(&word) else {
-                continue;
-            };
-            let same_crate = crate_of(home) == crate_of(&source.path);
-            if same_crate && *home != source.path && !is_ancestor(home, &source.path) {
-                needed.insert((*home).to_owned());
-            }
+    for mention in mentions(sources) {
+        if !is_ancestor(&mention.to, &mention.from) {
+            let needed = needs.entry(mention.from).or_default();
+            needed.entry(mention.to).or_default().insert(mention.name);
         }
     }
     needs
 }
 
-fn crate_of(path: &str) -> &str {
-    path.split("src/").next().unwrap_or_default()
-}
-
-/// Is `mod_rs` the `mod.rs` or `lib.rs` of a folder that contains `path`?
-fn is_ancestor(mod_rs: &str, path: &str) -> bool {
-    ["mod.rs", "lib.rs"]
+/// Is `root` the `mod.rs`, `lib.rs` or `main.rs` of a folder that contains `path`?
+fn is_ancestor(root: &str, path: &str) -> bool {
+    ["mod.rs", "lib.rs", "main.rs"]
         .iter()
-        .filter_map(|name| mod_rs.strip_suffix(name))
+        .filter_map(|name| root.strip_suffix(name))
         .any(|folder| path.starts_with(folder))
 }
 
-/// Returns every word of the `use` declarations that name our own modules, tests excepted.
-fn words_of_imports(text: &str) -> Vec<String> {
-    let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-    let code: Vec<&str> = code_lines(product).collect();
-    let code = code.join("\n");
-    let mut words = Vec::new();
-    for (at, _) in code.match_indices("use ") {
-        let is_declaration = code[..at].lines().next_back().is_none_or(|line| {
-            let before = line.trim();
-            before.is_empty() || (before.starts_with("pub") && !before.contains(' '))
-        });
-        let declaration = &code[at + 4..][..code[at + 4..].find(';').unwrap_or(0)];
-        let is_reexport = code[..at].ends_with("pub ") || code[..at].ends_with(") ");
-        let is_ours = ["super::", "crate::", "self::"]
-            .iter()
-            .any(|start| declaration.starts_with(start));
-        if is_declaration && is_ours && !is_reexport {
-            let split = declaration.split(|c: char| !c.is_alphanumeric() && c != '_');
-            words.extend(split.filter(|word| !word.is_empty()).map(str::to_owned));
+/// Returns the largest sets of files in which each file needs each other one, over some way.
+fn circles(needs: &Needs) -> Vec<BTreeSet<&str>> {
+    let reached: BTreeMap<&str, BTreeSet<&str>> = needs
+        .keys()
+        .map(|file| (file.as_str(), reached_from(needs, file)))
+        .collect();
+    let circles = reached.iter().map(|(file, others)| {
+        let back = |other: &&str| reached.get(other).is_some_and(|way| way.contains(file));
+        others.iter().copied().filter(back).collect()
+    });
+    let circles: BTreeSet<BTreeSet<&str>> =
+        circles.filter(|set: &BTreeSet<_>| set.len() > 1).collect();
+    circles.into_iter().collect()
+}
+
+/// Returns the files that a file needs, directly or over others.
+fn reached_from<'a>(needs: &'a Needs, file: &str) -> BTreeSet<&'a str> {
+    let mut reached = BTreeSet::new();
+    let mut open = vec![file];
+    while let Some(file) = open.pop() {
+        for next in needs.get(file).into_iter().flat_map(BTreeMap::keys) {
+            if reached.insert(next.as_str()) {
+                open.push(next);
+            }
         }
     }
-    words
+    reached
 }
 
-/// Returns the files of one circle, or `None`.
-fn find_circle(needs: &Needs) -> Option<Vec<String>> {
-    let mut done = BTreeSet::new();
-    let mut path = Vec::new();
-    needs
-        .keys()
-        .find_map(|file| follow(needs, file, &mut path, &mut done))
-}
-
-fn follow(
-    needs: &Needs,
-    file: &str,
-    path: &mut Vec<String>,
-    done: &mut BTreeSet<String>,
-) -> Option<Vec<String>> {
-    if let Some(start) = path.iter().position(|other| other == file) {
-        return Some(path[start..].to_vec());
+/// Returns the arrows within each circle, and the names that cause them.
+fn describe(needs: &Needs, circles: &[BTreeSet<&str>]) -> String {
+    let mut text = format!("{} circles", circles.len());
+    for circle in circles {
+        text += &format!("\n\n{} files need each other:", circle.len());
+        for from in circle {
+            for (to, names) in &needs[*from] {
+                if circle.contains(to.as_str()) {
+                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                    text += &format!("\n  {from} -> {to}: {}", names.join(", "));
+                }
+            }
+        }
     }
-    if done.contains(file) {
-        return None;
-    }
-    path.push(file.to_owned());
-    let circle = needs
-        .get(file)
-        .into_iter()
-        .flatten()
-        .find_map(|next| follow(needs, next, path, done));
-    path.pop();
-    done.insert(file.to_owned());
-    circle
+    text
 }

@@ -8,6 +8,7 @@
 
 mod circles;
 mod lines;
+mod modules;
 mod names;
 
 use std::fs;
@@ -28,39 +29,72 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "bench",
-        &["config", "cores", "demo", "engine", "model", "startup"],
+        &[
+            "checkpoint",
+            "config",
+            "cores",
+            "demo",
+            "engine",
+            "model",
+            "opening",
+        ],
     ),
+    ("checkpoint", &["cores"]),
     ("config", &["cores", "kv_events"]),
     ("constraint", &["text"]),
-    ("convert", &["config", "model", "startup", "text"]),
+    (
+        "convert",
+        &[
+            "checkpoint",
+            "config",
+            "model",
+            "opening",
+            "signals",
+            "text",
+        ],
+    ),
     ("cores", &[]),
-    ("demo", &["model"]),
+    ("demo", &["checkpoint"]),
     (
         "engine",
-        &["constraint", "cores", "fault", "model", "metrics"],
+        &[
+            "checkpoint",
+            "constraint",
+            "cores",
+            "fault",
+            "model",
+            "metrics",
+        ],
     ),
     ("fault", &[]),
     ("healthcheck", &["config"]),
-    ("inspect", &["config", "cores", "model", "startup", "text"]),
+    (
+        "inspect",
+        &["checkpoint", "config", "cores", "model", "opening", "text"],
+    ),
     ("kv_events", &[]),
     ("metrics", &[]),
-    ("model", &["cores", "fault"]),
+    ("model", &["checkpoint", "cores", "fault"]),
+    ("opening", &["checkpoint", "demo", "model", "text"]),
+    ("signals", &[]),
     (
         "startup",
         &[
             "api",
+            "checkpoint",
             "config",
             "constraint",
-            "demo",
             "engine",
             "kv_events",
             "metrics",
             "model",
+            "opening",
+            "signals",
             "tenants",
             "text",
         ],
     ),
-    ("synthesize", &["demo", "model"]),
+    ("synthesize", &["checkpoint", "demo"]),
     ("tenants", &["engine"]),
     ("text", &[]),
     ("tools", &["constraint", "text"]),
@@ -72,8 +106,10 @@ const HOMES: &[(&str, &[&str])] = &[
         "sterna_kernels",
         &[
             "src/bench/",
+            "src/checkpoint/",
             "src/engine/",
             "src/model/",
+            "src/opening/",
             "src/startup/",
             "benches/",
             "tests/",
@@ -86,11 +122,12 @@ const HOMES: &[(&str, &[&str])] = &[
         &[
             "src/bench/",
             "src/config/",
-            "src/convert/",
+            "src/constraint/",
             "src/engine/",
             "src/kv_events/",
             "src/metrics/",
             "src/model/",
+            "src/opening/",
             "src/startup/",
             "benches/",
             "tests/",
@@ -121,8 +158,8 @@ const HOMES: &[(&str, &[&str])] = &[
     (
         "sha2",
         &[
-            "src/convert/golden.rs",
             "src/kv_events/blocks.rs",
+            "src/opening/golden_tokens.rs",
             "src/tenants/keys.rs",
         ],
     ),
@@ -131,8 +168,9 @@ const HOMES: &[(&str, &[&str])] = &[
         "sterna_random",
         &[
             "src/bench/",
+            "src/checkpoint/",
             "src/engine/",
-            "src/model/",
+            "src/model/", // Its tests.
             "benches/",
             "tests/",
             "scheduler/",
@@ -147,11 +185,12 @@ const HOMES: &[(&str, &[&str])] = &[
     ("toktrie", &["src/constraint/"]),
     (
         "memmap2",
-        &["src/model/checkpoint/files.rs", "kernels/src/huge.rs"],
+        &["src/checkpoint/files.rs", "kernels/src/huge.rs"],
     ),
     ("zerocopy", &["kernels/"]),
     ("zeromq", &["src/kv_events/", "tests/http/"]),
     ("metrics_exporter_prometheus", &["src/metrics/"]),
+    ("proc_macro2", &["tests/tidy/"]),
     ("procfs", &["src/metrics/"]),
     ("flate2", &["src/api/status.rs", "tests/http/"]),
     ("toml", &["src/config/", "src/tenants/"]),
@@ -172,7 +211,7 @@ const UNSAFE_FILES: &[&str] = &[
     "kernels/src/x86_64/registers.rs",
     "src/model/pool/mod.rs",
     "src/model/pool/slots.rs",
-    "src/model/checkpoint/files.rs",
+    "src/checkpoint/files.rs",
     "src/startup/allocator.rs",
 ];
 

@@ -54,7 +54,7 @@ fn no_type_name_stands_for_two_things() {
 }
 
 /// Returns the types and traits that a file defines. Indented ones belong to a trait or to tests.
-pub(super) fn types_of(source: &Source) -> Vec<String> {
+fn types_of(source: &Source) -> Vec<String> {
     let names = code_lines(&source.text).filter_map(|line| {
         let mut words = line.split(' ').skip_while(|word| word.starts_with("pub"));
         let is_type = matches!(words.next()?, "struct" | "enum" | "trait" | "type");

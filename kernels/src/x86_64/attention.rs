@@ -58,18 +58,17 @@ macro_rules! attention_kernels {
             use std::ops::Range;
 
             use crate::attention::{
-                AttentionRow, AttentionState, PAGE_TOKENS, PANEL_COLUMNS, PanelRow, ProductBuffers,
-                SPAN_TOKENS, Span,
+                AttentionRow, AttentionState, PANEL_COLUMNS, PanelRow, ProductBuffers, Span,
             };
             use crate::elementwise::LANES;
+            use crate::kv_geometry::{PAGE_TOKENS, SPAN_TOKENS};
             use crate::kv_page::{FloatChunk, FloatPage, SpanScales};
             use crate::x86_64::attention::{FloatSpan, TileProduct};
-            use crate::x86_64::key_prefetch::KeyPrefetch;
+            use crate::x86_64::page_prefetch::{KeyPrefetch, ValuePrefetch};
             use crate::x86_64::registers::$registers::{
                 broadcast, fused, lanes, load, narrow, widen_stored, zero,
             };
             use crate::x86_64::registers::prefetch;
-            use crate::x86_64::value_prefetch::ValuePrefetch;
             use crate::x86_64::{CACHE_LINE, blocks};
 
             /// Dimensions of a step of the product with the keys.

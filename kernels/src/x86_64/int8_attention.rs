@@ -28,11 +28,12 @@ macro_rules! int8_attention_kernels {
         prefetched_lines: [$score_lines:literal $value_lines:literal],
     ) => {
         mod int8_attention {
-            use crate::attention::{AttentionRow, AttentionState, PAGE_TOKENS, Span};
+            use crate::attention::{AttentionRow, AttentionState, Span};
             use crate::elementwise::LANES;
             use crate::int8_rows::Int8Row;
-            use crate::kv_page::{INT8_STEP, Int8Page, SpanScales};
-            use crate::x86_64::later_pages::LaterPages;
+            use crate::kv_geometry::{INT8_STEP, PAGE_TOKENS};
+            use crate::kv_page::{Int8Page, SpanScales};
+            use crate::x86_64::page_prefetch::LaterPages;
             use crate::x86_64::registers::$registers::{
                 add_weighted, dot_keys, first_sums, lanes, load_bytes, scaled_sums, to_floats,
                 weighted_zero,

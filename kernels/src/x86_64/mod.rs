@@ -29,10 +29,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 mod dense;
 mod int8_attention;
-mod key_prefetch;
-mod later_pages;
+mod page_prefetch;
 pub(crate) mod registers;
-mod value_prefetch;
 
 /// How many bytes ahead of its use a stream of weights is prefetched: enough to hide the latency of
 /// memory.

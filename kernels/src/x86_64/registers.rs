@@ -281,7 +281,8 @@ pub(super) mod avx512 {
     use crate::block::{BLOCK_ROWS, Block};
     use crate::elementwise::LANES;
     use crate::int8_rows::LOW_BITS;
-    use crate::kv_page::{KEY_ZERO, StoredFloats};
+    use crate::kv_geometry::KEY_ZERO;
+    use crate::kv_page::StoredFloats;
 
     /// Returns zero in every lane.
     #[target_feature(enable = "avx512f")]

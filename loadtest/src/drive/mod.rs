@@ -9,6 +9,7 @@ mod compare;
 mod conversation;
 mod costs;
 mod histograms;
+mod http;
 mod keys;
 mod live;
 mod objective;

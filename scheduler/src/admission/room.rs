@@ -2,7 +2,9 @@
 //!
 //! A waiting request has those of its tenant before it that arrived earlier. The request with the
 //! most before it, for its tenant's share, leaves a full queue if the new one has less before it.
-//! This is the longest-queue drop (Suter et al., INFOCOM 1998), weighted by the shares.
+//! This is the rule of the ledger (`ledger.rs`), with two differences. The queue is limited in
+//! places and in time, so what stands before a request is compared in what is lacking. Between
+//! tenants with nothing else waiting, the larger share decides, then the service so far.
 //!
 //! Invariant: a tenant with nothing waiting finds room as long as another tenant has two requests
 //! waiting that have not started.
@@ -12,6 +14,7 @@
 
 use std::cmp::Ordering;
 
+use crate::ledger::Standing;
 use crate::queue::Backlog;
 use crate::state::SchedulerState;
 use crate::{Nanos, Order, TenantId};
@@ -48,30 +51,25 @@ enum Lack {
 /// What a request may claim of a full queue.
 #[derive(Clone, Copy)]
 struct Claim {
-    before: u64, // Requests or nanoseconds of its tenant before it, by what the queue lacks.
-    share: u64,
+    /// Requests or nanoseconds of its tenant before it, by what the queue lacks.
+    standing: Standing,
     lead: i128, // How far its tenant is ahead of its turn.
 }
 
 impl Claim {
-    /// Compares what stands before the requests, each for its share.
-    fn compare_before(&self, other: &Claim) -> Ordering {
-        let own = u128::from(self.before) * u128::from(other.share);
-        own.cmp(&(u128::from(other.before) * u128::from(self.share)))
-    }
-
     /// Orders claims from the strongest to the weakest.
     fn compare(&self, other: &Claim) -> Ordering {
-        self.compare_before(other)
-            .then(other.share.cmp(&self.share))
+        (self.standing.compare(&other.standing))
+            .then(other.standing.weight.cmp(&self.standing.weight))
             .then(self.lead.cmp(&other.lead))
     }
 
     /// Returns whether the request leaves for a new one that takes `time`.
     fn gives_way_to(&self, newcomer: &Claim, time: Nanos) -> bool {
-        match self.compare_before(newcomer) {
+        let (own, new) = (&self.standing, &newcomer.standing);
+        match own.compare(new) {
             Ordering::Greater => true,
-            Ordering::Equal if newcomer.before == 0 => match self.share.cmp(&newcomer.share) {
+            Ordering::Equal if new.before == 0 => match own.weight.cmp(&new.weight) {
                 Ordering::Less => true,
                 Ordering::Equal => self.lead > newcomer.lead + i128::from(time.min(MAX_LEAD)),
                 Ordering::Greater => false,
@@ -171,14 +169,17 @@ fn claim_of_newcomer(state: &SchedulerState, id: TenantId, lack: Lack) -> Claim 
 }
 
 fn claim(state: &SchedulerState, id: TenantId, before: Backlog, lack: Lack) -> Claim {
-    let tenant = state.queue.tenant(id);
+    let policy = &state.queue.tenant(id).policy;
+    let before = match lack {
+        Lack::Places => before.places as u64,
+        Lack::Time if before.places == 0 => 0,
+        Lack::Time => before.time,
+    };
     Claim {
-        before: match lack {
-            Lack::Places => before.places as u64,
-            Lack::Time if before.places == 0 => 0,
-            Lack::Time => before.time,
+        standing: Standing {
+            before,
+            weight: policy.queue_share(state.conditions.limits.pages),
         },
-        share: tenant.policy.queue_share(state.conditions.limits.pages),
         lead: state.queue.lead(id),
     }
 }

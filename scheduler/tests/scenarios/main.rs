@@ -7,5 +7,6 @@ mod endings;
 mod forced;
 mod full_memory;
 mod prefixes;
+mod shares;
 mod steps;
 mod table;

@@ -70,6 +70,16 @@
 //!   equally many equal ones, apart from the slack. A request with a lower band than its tenant's
 //!   starts only when no other request of the tenant waits.
 //!
+//! Ledgers of shares, which worlds of their own use:
+//! - L1: The owners hold no more than the ledger's size.
+//! - L2: An owner is refused for its quota exactly if it would hold more.
+//! - L3: The owner that gives way has the most before its last unit, for its weight, and more than
+//!   the owner that gets the units.
+//! - L4: The ledger counts what each owner took and did not give back.
+//! - L5: An owner is refused only if there is too little room once all others are cut down to its
+//!   level, and then nobody has given way. One that wants no more than an equal part is not
+//!   refused, and one that holds nothing only if nobody holds two.
+//!
 //! Determinism, with the numbers of ARCHITECTURE.md:
 //! - D2: A request gets the same tokens as if it ran alone.
 //! - D6: Equal calls give equal plans, so one seed gives one trace.
@@ -84,6 +94,7 @@ mod fair;
 mod guaranteed;
 mod model;
 mod rules;
+mod shares;
 mod terms;
 mod traffic;
 mod world;
@@ -95,9 +106,12 @@ use coverage::Coverage;
 use crowd::CrowdedWorld;
 use fair::FairWorld;
 use guaranteed::GuaranteedWorld;
+use shares::{LedgerCoverage, LedgerWorld};
 use world::World;
 
 const STEPS: u64 = 600_000;
+
+const LEDGERS: u64 = 1000;
 
 #[test]
 fn every_rule_holds_in_random_worlds() {
@@ -145,6 +159,24 @@ fn a_tenant_gets_its_guaranteed_pages_from_one_that_fills_the_memory() {
     for seed in first..first + 20 {
         GuaranteedWorld::new(seed).run();
     }
+}
+
+#[test]
+fn every_owner_finds_its_share_in_random_ledgers() {
+    let first = first_seed();
+    let mut coverage = LedgerCoverage::default();
+    for seed in first..first + LEDGERS {
+        LedgerWorld::new(seed).run(&mut coverage);
+    }
+    eprintln!("STERNA_SEED={first}: {coverage:?}");
+    let LedgerCoverage {
+        taken,
+        gave_way,
+        quota_used_up,
+        full,
+    } = coverage;
+    let least = [taken, gave_way, quota_used_up, full].into_iter().min();
+    assert!(least >= Some(LEDGERS), "too little happened: {coverage:?}");
 }
 
 #[test]

@@ -5,9 +5,10 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::api::fields::tool_calls::whole_calls;
-use crate::api::generation::choice::AnswerEnd;
-use crate::api::generation::choices::{FinishedChoice, Usage};
-use crate::api::middleware::request_id::random_id;
+use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Stopper};
+use crate::api::generation::choices::Usage;
+use crate::api::generation::writer::FinishedChoice;
+use crate::api::ids::random_id;
 
 /// A message of the assistant.
 #[derive(Serialize, ToSchema)]
@@ -42,14 +43,19 @@ pub(super) enum StopReason {
 }
 
 impl StopReason {
-    /// Returns why an answer ended. `stop` is the stop sequence that ended it.
-    pub(super) fn new(end: AnswerEnd, stop: Option<&String>) -> StopReason {
-        match end {
+    /// Returns why an answer ended, and the stop sequence that ended its text.
+    pub(super) fn of(end: ChoiceEnd) -> (StopReason, Option<String>) {
+        let stop = match end.stopped_at {
+            Some(Stopper::Text(stop)) => Some(stop),
+            Some(Stopper::Token(_)) | None => None,
+        };
+        let reason = match end.finish_reason {
             AnswerEnd::ToolCalls => StopReason::ToolUse,
             AnswerEnd::Length => StopReason::MaxTokens,
             AnswerEnd::Stop if stop.is_some() => StopReason::StopSequence,
             AnswerEnd::Stop => StopReason::EndTurn,
-        }
+        };
+        (reason, stop)
     }
 }
 
@@ -157,7 +163,7 @@ impl AnthropicMessage {
         usage: Usage,
     ) -> AnthropicMessage {
         let FinishedChoice { output, end } = choice;
-        let end = end.expect("a finished choice has ended");
+        let (stop_reason, stop_sequence) = StopReason::of(end);
         let mut content = Vec::new();
         if !output.reasoning.is_empty() {
             content.push(ContentBlock::thinking(output.reasoning));
@@ -172,8 +178,8 @@ impl AnthropicMessage {
         }));
         AnthropicMessage {
             content,
-            stop_reason: Some(StopReason::new(end.finish_reason, end.stop.as_ref())),
-            stop_sequence: end.stop,
+            stop_reason: Some(stop_reason),
+            stop_sequence,
             ..AnthropicMessage::begun(id, model, usage)
         }
     }

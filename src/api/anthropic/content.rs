@@ -330,9 +330,10 @@ impl AnthropicTurn {
             reasoning: parts.reasoning,
             ..Message::default()
         };
-        turns.push(match parts.calls.is_empty() {
-            true => Turn::Said(message),
-            false => Turn::Called(message, parts.calls),
+        turns.push(if parts.calls.is_empty() {
+            Turn::Said(message)
+        } else {
+            Turn::Called(message, parts.calls)
         });
         Ok(())
     }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
-use crate::api::middleware::request_id::REQUEST_ID;
+use crate::api::ids::REQUEST_ID;
 
 /// The paths of this API begin with this.
 const PATHS: &str = "/v1/messages";

@@ -11,17 +11,18 @@ mod stream;
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
-use crate::api::app::App;
+use crate::api::app::{App, Serving};
 use crate::api::body;
 use crate::api::error::ApiError;
-use crate::api::generation::begin::begin;
-use crate::api::generation::sse;
-use crate::api::generation::typed_events::TypedEvents;
+use crate::api::fields::json_object::JsonObject;
+use crate::api::generation::writer::{AnswerWriter, WholeAnswer};
+use crate::api::ids::random_id;
 use crate::api::middleware::authentication::Caller;
-use crate::api::middleware::request_id::random_id;
 use crate::api::openapi::{Components, Operation};
+use crate::api::respond::{ReadRequest, respond};
+use crate::tenants::Tenant;
 use answer::{AnthropicMessage, TokenCount};
 use envelope::AnthropicErrorBody;
 pub(super) use envelope::error_envelope;
@@ -36,17 +37,26 @@ pub(super) async fn messages(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let begun = begin(&app, &caller, request, read_messages).await;
-    let (mut choices, is_stream) = begun?;
-    let (id, model) = (random_id("msg_"), app.serving()?.model.name.clone());
-    choices.also_called(&id);
-    if is_stream {
-        return sse::respond(choices, TypedEvents(MessageEvents::new(id, model))).await;
-    }
-    let mut finished = choices.finished().await?;
-    let choice = finished.pop().expect("the request has one choice");
-    let message = AnthropicMessage::whole(id, model, choice, choices.usage());
-    Ok(Json(message).into_response())
+    respond(&app, &caller, request, read).await
+}
+
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
+    let request = read_messages(serving, tenant, body)?;
+    let (id, model) = (random_id("msg_"), serving.model.name.clone());
+    let writer: Box<dyn AnswerWriter> = if request.params.is_stream() {
+        Box::new(MessageEvents::new(id, model))
+    } else {
+        WholeAnswer::boxed(id.clone(), move |mut finished, choices, frames| {
+            let choice = finished.pop().expect("the request has one choice");
+            let (id, model) = (id.clone(), model.clone());
+            frames.push(&AnthropicMessage::whole(id, model, choice, choices.usage()));
+        })
+    };
+    Ok((request, writer))
 }
 
 /// `POST /v1/messages/count_tokens`: the number of tokens of a prompt.

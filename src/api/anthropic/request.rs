@@ -8,17 +8,17 @@ use utoipa::ToSchema;
 use super::answer::TokenCount;
 use super::content::{AnthropicMessages, TextContent};
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::{ApiError, quoted};
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::json_field::{
     Bool, Float, Integer, JsonField, JsonText, Object, Scalar, at_most, deserialize_fields,
     must_be, unsupported,
 };
+use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{BasicFields, StopStrings, is_set};
 use crate::api::fields::tool_fields::{ChoiceField, MAX_TOOLS, NewTool, ToolSchema, tool_use};
 use crate::api::fields::unsupported::{self as refused, UnsupportedField};
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::{ParsedRequest, ResponseMode};
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tenants::Tenant;
 use crate::text::{ConversationEnd, Message, TemplateArguments, TemplateValue};
@@ -212,12 +212,12 @@ pub(super) fn refused_fields() -> impl Iterator<Item = (&'static str, Value)> {
     refused::schemas(UNSUPPORTED)
 }
 
-/// Reads a request for a message. Returns whether the answer is a stream, too.
+/// Reads a request for a message.
 pub(super) fn read_messages(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
-) -> Result<(ParsedRequest, bool), ApiError> {
+    body: &JsonObject<'_>,
+) -> Result<ParsedRequest, ApiError> {
     let shared: CountFields = body.read()?;
     let own: MessagesFields = body.read()?;
     let name = shared.model.as_ref().map(|JsonText(name)| name.as_str());
@@ -231,17 +231,17 @@ pub(super) fn read_messages(
         top_k: own.top_k,
         stop: own.stop_sequences,
     };
-    let params = params.check(&serving.model, &serving.defaults)?;
+    let mut params = params.check(&serving.model, &serving.defaults)?;
+    params.shape.mode = ResponseMode::of_stream(is_stream);
     let (conversation, tools, is_thinking) = shared.conversation(serving)?;
-    let request = conversation.request(serving, params, tools, is_thinking)?;
-    Ok((request, is_stream))
+    conversation.request(serving, params, tools, is_thinking)
 }
 
 /// Reads a request for the number of tokens of its prompt.
 pub(super) fn read_count(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<TokenCount, ApiError> {
     let fields: CountFields = body.read()?;
     let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());

@@ -8,8 +8,8 @@ use super::answer::{AnthropicMessage, AnthropicUsage, ContentBlock, StopReason};
 use super::envelope::AnthropicErrorBody;
 use crate::api::error::ApiError;
 use crate::api::generation::choice::{ChoiceEnd, Piece};
-use crate::api::generation::choices::Usage;
-use crate::api::generation::typed_events::{EventWriter, TypedEvent};
+use crate::api::generation::choices::Choices;
+use crate::api::generation::writer::{AnswerWriter, Frames};
 use crate::tools::CallDelta;
 
 /// An event of a stream. Its name is its type.
@@ -37,6 +37,19 @@ pub(super) struct MessageEvent {
     /// What went wrong, in an event of the type `error`.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Value>,
+}
+
+impl MessageEvent {
+    fn new(kind: &'static str) -> MessageEvent {
+        MessageEvent {
+            kind,
+            ..MessageEvent::default()
+        }
+    }
+
+    fn push_to(&self, frames: &mut Frames) {
+        frames.push_event(self.kind, self);
+    }
 }
 
 /// What an event adds.
@@ -88,128 +101,118 @@ impl MessageEvents {
         }
     }
 
-    fn close(&mut self, events: &mut Vec<TypedEvent>) {
+    fn close(&mut self, frames: &mut Frames) {
         if self.open.take().is_some() {
-            events.push(event(MessageEvent {
-                kind: "content_block_stop",
+            let stop = MessageEvent {
                 index: Some(self.blocks - 1),
-                ..MessageEvent::default()
-            }));
+                ..MessageEvent::new("content_block_stop")
+            };
+            stop.push_to(frames);
         }
     }
 
     /// Begins a block, and ends the one before.
-    fn begin_block(&mut self, kind: BlockKind, block: ContentBlock, events: &mut Vec<TypedEvent>) {
-        self.close(events);
+    fn begin_block(&mut self, kind: BlockKind, block: ContentBlock, frames: &mut Frames) {
+        self.close(frames);
         self.open = Some(kind);
         self.blocks += 1;
-        events.push(event(MessageEvent {
-            kind: "content_block_start",
+        let start = MessageEvent {
             index: Some(self.blocks - 1),
             content_block: Some(block),
-            ..MessageEvent::default()
-        }));
+            ..MessageEvent::new("content_block_start")
+        };
+        start.push_to(frames);
     }
 
-    fn delta(&self, delta: MessageDelta) -> TypedEvent {
-        event(MessageEvent {
-            kind: "content_block_delta",
+    fn delta(&self, delta: MessageDelta, frames: &mut Frames) {
+        let event = MessageEvent {
             index: Some(self.blocks - 1),
             delta: Some(delta),
-            ..MessageEvent::default()
-        })
-    }
-}
-
-fn event(event: MessageEvent) -> TypedEvent {
-    TypedEvent::new(event.kind, &event)
-}
-
-impl EventWriter for MessageEvents {
-    fn begin(&mut self, usage: Usage) -> Vec<TypedEvent> {
-        let message = AnthropicMessage::begun(self.id.clone(), self.model.clone(), usage);
-        let start = MessageEvent {
-            kind: "message_start",
-            message: Some(message),
-            ..MessageEvent::default()
+            ..MessageEvent::new("content_block_delta")
         };
-        vec![event(start), ping()]
+        event.push_to(frames);
+    }
+}
+
+impl AnswerWriter for MessageEvents {
+    fn id(&self) -> Option<&str> {
+        Some(&self.id)
     }
 
-    fn piece(&mut self, piece: Piece) -> Vec<TypedEvent> {
-        let mut events = Vec::new();
+    fn begin(&mut self, choices: &Choices, frames: &mut Frames) {
+        let (id, model) = (self.id.clone(), self.model.clone());
+        let start = MessageEvent {
+            message: Some(AnthropicMessage::begun(id, model, choices.usage())),
+            ..MessageEvent::new("message_start")
+        };
+        start.push_to(frames);
+        self.keep_alive(frames);
+    }
+
+    fn piece(&mut self, _: u32, piece: Piece, _: &Choices, frames: &mut Frames) {
         if !piece.reasoning.is_empty() {
             if self.open != Some(BlockKind::Thinking) {
                 let block = ContentBlock::thinking(String::new());
-                self.begin_block(BlockKind::Thinking, block, &mut events);
+                self.begin_block(BlockKind::Thinking, block, frames);
             }
-            events.push(self.delta(MessageDelta {
+            let delta = MessageDelta {
                 kind: Some("thinking_delta"),
                 thinking: Some(piece.reasoning),
                 ..MessageDelta::default()
-            }));
+            };
+            self.delta(delta, frames);
         }
         if !piece.text.is_empty() {
             if self.open != Some(BlockKind::Text) {
                 let block = ContentBlock::text(String::new());
-                self.begin_block(BlockKind::Text, block, &mut events);
+                self.begin_block(BlockKind::Text, block, frames);
             }
-            events.push(self.delta(MessageDelta {
+            let delta = MessageDelta {
                 kind: Some("text_delta"),
                 text: Some(piece.text),
                 ..MessageDelta::default()
-            }));
+            };
+            self.delta(delta, frames);
         }
         for call in piece.calls {
             match call {
                 CallDelta::Begins(name) => {
                     let block = ContentBlock::call(name, json!({}));
-                    self.begin_block(BlockKind::Call, block, &mut events);
+                    self.begin_block(BlockKind::Call, block, frames);
                 }
-                CallDelta::Arguments(part) => events.push(self.delta(MessageDelta {
-                    kind: Some("input_json_delta"),
-                    partial_json: Some(part),
-                    ..MessageDelta::default()
-                })),
+                CallDelta::Arguments(part) => {
+                    let delta = MessageDelta {
+                        kind: Some("input_json_delta"),
+                        partial_json: Some(part),
+                        ..MessageDelta::default()
+                    };
+                    self.delta(delta, frames);
+                }
             }
         }
-        events
     }
 
-    fn end(&mut self, end: ChoiceEnd, usage: Usage) -> Vec<TypedEvent> {
-        let mut events = Vec::new();
-        self.close(&mut events);
-        let reason = StopReason::new(end.finish_reason, end.stop.as_ref());
-        events.push(event(MessageEvent {
-            kind: "message_delta",
+    fn end(&mut self, _: u32, end: ChoiceEnd, choices: &Choices, frames: &mut Frames) {
+        self.close(frames);
+        let (reason, stop) = StopReason::of(end);
+        let last = MessageEvent {
             delta: Some(MessageDelta {
                 stop_reason: Some(reason),
-                stop_sequence: Some(end.stop),
+                stop_sequence: Some(stop),
                 ..MessageDelta::default()
             }),
-            usage: Some(usage.into()),
-            ..MessageEvent::default()
-        }));
-        events.push(event(MessageEvent {
-            kind: "message_stop",
-            ..MessageEvent::default()
-        }));
-        events
+            usage: Some(choices.usage().into()),
+            ..MessageEvent::new("message_delta")
+        };
+        last.push_to(frames);
+        MessageEvent::new("message_stop").push_to(frames);
     }
 
-    fn fail(&mut self, error: &ApiError) -> Vec<TypedEvent> {
-        let body = AnthropicErrorBody::new(error, None);
-        vec![TypedEvent::new("error", &body)]
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.push_event("error", &AnthropicErrorBody::new(error, None));
     }
 
-    fn keep_alive(&self) -> Option<TypedEvent> {
-        Some(ping())
+    fn keep_alive(&self, frames: &mut Frames) {
+        MessageEvent::new("ping").push_to(frames);
     }
-}
-
-fn ping() -> TypedEvent {
-    event(MessageEvent {
-        kind: "ping",
-        ..MessageEvent::default()
-    })
 }

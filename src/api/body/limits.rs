@@ -9,25 +9,23 @@
 //! Beside them are the parsers, which read, render and tokenize bodies off the async threads. Each
 //! holds one body, and a large body takes all of them.
 //!
+//! Each resource has a ledger. If it is full, the tenant that uses most loses its newest body: the
+//! server frees it at once and answers its request 429.
+//!
 //! Invariant: a tenant of the file may use at most a quarter of each resource. The server rejects
 //! the tenant's further bodies with 429.
-//!
-//! Invariant: a tenant that stays below its share of a resource always gets it, however many
-//! tenants use it. The share is the limit divided by the number of tenants that use the resource.
-//! If nothing is left, the tenant that uses most loses its newest body: the server frees it at once
-//! and answers its request 429.
 //!
 //! Invariant: the server rejects no body for lack of a parser. Bodies take parsers in the order of
 //! their arrival, and at most as many bodies of one tenant as there are parsers wait in the
 //! server's queue. So a tenant's body waits for few bodies of another tenant.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use crate::engine::TenantId;
-use crate::metrics::RejectionReason;
+use crate::engine::{Ledger, NoRoom, Share, TenantId, quarter};
 use crate::tenants::Tenant;
 
 const MAX_PARSERS: u32 = 2;
@@ -35,8 +33,6 @@ const MAX_PARSERS: u32 = 2;
 const LARGE_BYTES: usize = 256 << 10;
 const MAX_PARSE_QUEUE: usize = 256;
 const MAX_BUFFERED_BYTES: usize = 64 << 20;
-/// A tenant of the file may use the server's limit divided by this.
-const TENANT_DIVISOR: usize = 4;
 /// A tenant may always receive this many bodies at the same time, even if connections are few.
 const MIN_ARRIVING: usize = 8;
 
@@ -53,45 +49,24 @@ type Amounts = [usize; 3];
 
 /// The limits of a server, and what of them is in use.
 pub(in crate::api) struct BodyLimits {
-    of_server: Amounts,
-    of_tenant: Amounts,
-    ledger: Mutex<Ledger>,
+    quotas: Amounts, // Of each tenant of the file.
+    bodies: Mutex<Bodies>,
     parsers: Arc<Semaphore>,
     tenants_parsers: Mutex<HashMap<TenantId, Arc<Semaphore>>>, // Of tenants that have sent a body.
 }
 
-/// The limit that a body exceeds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::api) enum BodyLimitReached {
-    /// The tenant's own limit, or its share when others need theirs.
-    Tenant,
-    /// The limit of the server.
-    Server,
-}
-
-impl BodyLimitReached {
-    /// Returns the reason under which the metrics count the rejection.
-    pub(in crate::api) fn reason(self) -> RejectionReason {
-        match self {
-            BodyLimitReached::Tenant => RejectionReason::TenantQueueFull,
-            BodyLimitReached::Server => RejectionReason::QueueFull,
-        }
-    }
-}
-
-/// Who uses how much.
-#[derive(Default)]
-struct Ledger {
-    used: Amounts,
-    tenants: HashMap<TenantId, TenantBodies>, // Only tenants with a body.
+/// The bodies, and who uses how much of each resource for them.
+struct Bodies {
+    ledgers: [Ledger<TenantId>; 3],
+    entries: BTreeMap<BodyId, BodyEntry>,
     next_body: u64,
 }
 
-#[derive(Default)]
-struct TenantBodies {
-    used: Amounts,
-    bodies: BTreeMap<u64, BodyEntry>, // In the order of their arrival.
-}
+/// The parsers of a body, as its tenant's and as the server's. Dropping the permits returns them.
+pub(super) type ParserPermits = [OwnedSemaphorePermit; 2];
+
+/// The tenant of a body, and the number of the body in the order of arrival.
+type BodyId = (TenantId, u64);
 
 struct BodyEntry {
     used: Amounts,
@@ -111,59 +86,24 @@ impl BodyBuffer {
     }
 }
 
-impl Ledger {
-    /// Adds `count` of `resource` to what a body uses. Returns whether the body still has room.
-    fn add(&mut self, tenant: TenantId, body: u64, resource: Resource, count: usize) -> bool {
-        let at = resource as usize;
-        let Some(of_tenant) = self.tenants.get_mut(&tenant) else {
-            return false;
-        };
-        let Some(entry) = of_tenant.bodies.get_mut(&body) else {
-            return false;
-        };
-        for used in [&mut entry.used, &mut of_tenant.used, &mut self.used] {
-            used[at] += count;
-        }
-        true
-    }
-
+impl Bodies {
     /// Removes a body and all that it uses.
-    fn remove(&mut self, tenant: TenantId, body: u64) -> Option<BodyEntry> {
-        let of_tenant = self.tenants.get_mut(&tenant)?;
-        let entry = of_tenant.bodies.remove(&body)?;
-        for (at, count) in entry.used.iter().enumerate() {
-            of_tenant.used[at] -= count;
-            self.used[at] -= count;
-        }
-        if of_tenant.bodies.is_empty() {
-            self.tenants.remove(&tenant);
+    fn remove(&mut self, id: BodyId) -> Option<BodyEntry> {
+        let entry = self.entries.remove(&id)?;
+        for (ledger, used) in self.ledgers.iter_mut().zip(entry.used) {
+            ledger.give_back(id.0, used);
         }
         Some(entry)
     }
 
-    fn used_by(&self, tenant: TenantId) -> Amounts {
-        let of_tenant = self.tenants.get(&tenant);
-        of_tenant.map_or([0; 3], |of_tenant| of_tenant.used)
-    }
-
-    /// Returns the share of a tenant of `limit`. `tenant` counts as one that uses the resource.
-    fn share(&self, tenant: TenantId, resource: Resource, limit: usize) -> usize {
-        let uses = |(id, of_tenant): &(&TenantId, &TenantBodies)| {
-            **id != tenant && of_tenant.used[resource as usize] > 0
-        };
-        limit / (1 + self.tenants.iter().filter(uses).count())
-    }
-
-    /// Takes back the room of the newest body of the tenant that uses most of `resource`.
-    fn take_back(&mut self, resource: Resource) {
-        let at = resource as usize;
-        let most = self.tenants.iter();
-        let most = most.max_by_key(|(id, of_tenant)| (of_tenant.used[at], id.0));
-        let (&tenant, of_tenant) = most.expect("a tenant uses the resource");
-        let mut newest_first = of_tenant.bodies.iter().rev();
-        let newest = newest_first.find(|(_, entry)| entry.used[at] > 0);
-        let (&body, _) = newest.expect("a tenant uses what its bodies use");
-        let entry = self.remove(tenant, body).expect("it has just been found");
+    /// Takes back the room of the newest body with which a tenant uses a resource.
+    fn take_back(&mut self, tenant: TenantId, resource: Resource) {
+        let of_tenant = self.entries.range((tenant, 0)..=(tenant, u64::MAX));
+        let mut users = of_tenant.filter(|(_, entry)| entry.used[resource as usize] > 0);
+        let (&newest, _) = users
+            .next_back()
+            .expect("a tenant uses what its bodies use");
+        let entry = self.remove(newest).expect("it has just been found");
         *entry.buffer.bytes() = None;
         entry.buffer.taken_back.notify_one();
     }
@@ -173,16 +113,18 @@ impl BodyLimits {
     /// Returns the limits of a server that accepts at most `connections` connections.
     pub(in crate::api) fn new(connections: usize) -> BodyLimits {
         // The other connections are for heads and for the responses that say why a body must wait.
-        let arriving = (connections - connections / TENANT_DIVISOR).max(MIN_ARRIVING);
-        let tenants_arriving = (connections / TENANT_DIVISOR).max(MIN_ARRIVING);
+        let arriving = (connections - quarter(connections)).max(MIN_ARRIVING);
+        let sizes = [arriving, MAX_BUFFERED_BYTES, MAX_PARSE_QUEUE];
+        let mut quotas = [connections, MAX_BUFFERED_BYTES, MAX_PARSE_QUEUE].map(quarter);
+        quotas[Resource::Arriving as usize] = quarter(connections).max(MIN_ARRIVING);
+        let bodies = Bodies {
+            ledgers: sizes.map(Ledger::new),
+            entries: BTreeMap::new(),
+            next_body: 0,
+        };
         BodyLimits {
-            of_server: [arriving, MAX_BUFFERED_BYTES, MAX_PARSE_QUEUE],
-            of_tenant: [
-                tenants_arriving,
-                MAX_BUFFERED_BYTES / TENANT_DIVISOR,
-                MAX_PARSE_QUEUE / TENANT_DIVISOR,
-            ],
-            ledger: Mutex::default(),
+            quotas,
+            bodies: Mutex::new(bodies),
             parsers: Arc::new(Semaphore::new(MAX_PARSERS as usize)),
             tenants_parsers: Mutex::default(),
         }
@@ -192,43 +134,35 @@ impl BodyLimits {
     ///
     /// # Errors
     /// If too many bodies are arriving.
-    pub(in crate::api) fn begin(
-        &self,
-        tenant: &Tenant,
-    ) -> Result<ArrivingBody<'_>, BodyLimitReached> {
+    pub(in crate::api) fn begin(&self, tenant: &Tenant) -> Result<ArrivingBody<'_>, NoRoom> {
         let buffer = Arc::new(BodyBuffer {
             bytes: Mutex::new(Some(Vec::new())),
             taken_back: Notify::new(),
         });
-        let mut ledger = self.ledger();
-        let number = ledger.next_body;
-        ledger.next_body += 1;
-        let of_tenant = ledger.tenants.entry(tenant.number).or_default();
-        let entry = BodyEntry {
-            used: [0; 3],
-            buffer: Arc::clone(&buffer),
-        };
-        of_tenant.bodies.insert(number, entry);
-        drop(ledger);
+        let mut bodies = self.bodies();
+        let id = (tenant.number, bodies.next_body);
+        bodies.next_body += 1;
+        let (used, own) = ([0; 3], Arc::clone(&buffer));
+        bodies.entries.insert(id, BodyEntry { used, buffer: own });
+        drop(bodies);
         let body = ArrivingBody {
             limits: self,
-            tenant: tenant.number,
             is_anyone: tenant.is_anyone(),
-            number,
+            id,
             buffer,
         };
         body.take(Resource::Arriving, 1)?;
         Ok(body)
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    fn bodies(&self) -> MutexGuard<'_, Bodies> {
         // The lock's poison is harmless: a failed assertion in a change is a bug anyway.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bodies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the parsers that a body of `bytes` bytes needs, and takes them. On a server
     /// without API keys, all clients are one tenant, and it may use all parsers.
-    async fn parser(&self, tenant: TenantId, bytes: usize) -> ParserPermit {
+    async fn parser(&self, tenant: TenantId, bytes: usize) -> ParserPermits {
         let count = if bytes > LARGE_BYTES { MAX_PARSERS } else { 1 };
         let acquire = async |parsers: Arc<Semaphore>| {
             let permit = parsers.acquire_many_owned(count).await;
@@ -243,26 +177,15 @@ impl BodyLimits {
         // The tenant's permit first: while a body waits for it, the body is not in the server's
         // queue, where other tenants would wait behind it.
         let of_tenant = acquire(tenants_parsers).await;
-        let of_server = acquire(Arc::clone(&self.parsers)).await;
-        ParserPermit {
-            _of_tenant: of_tenant,
-            _of_server: of_server,
-        }
+        [of_tenant, acquire(Arc::clone(&self.parsers)).await]
     }
-}
-
-/// A parser. Dropping the permit returns it.
-pub(super) struct ParserPermit {
-    _of_tenant: OwnedSemaphorePermit,
-    _of_server: OwnedSemaphorePermit,
 }
 
 /// A body that arrives or waits for a parser. Dropping it returns its room.
 pub(in crate::api) struct ArrivingBody<'a> {
     limits: &'a BodyLimits,
-    tenant: TenantId,
     is_anyone: bool,
-    number: u64,
+    id: BodyId,
     buffer: Arc<BodyBuffer>,
 }
 
@@ -271,85 +194,78 @@ impl ArrivingBody<'_> {
     ///
     /// # Errors
     /// If they do not fit, or if the server has taken the body's room back.
-    pub(in crate::api) fn add(&self, bytes: &[u8]) -> Result<(), BodyLimitReached> {
+    pub(in crate::api) fn add(&self, bytes: &[u8]) -> Result<(), NoRoom> {
         self.take(Resource::Bytes, bytes.len())?;
         match &mut *self.buffer.bytes() {
             Some(buffer) => buffer.extend_from_slice(bytes),
-            None => return Err(BodyLimitReached::Tenant),
+            None => return Err(NoRoom::OfOwner),
         }
         Ok(())
     }
 
     /// Frees the bytes of a body that will be rejected. The body may still be arriving.
     pub(super) fn discard(&self) {
-        let mut ledger = self.limits.ledger();
-        if let Some(entry) = ledger.remove(self.tenant, self.number) {
+        let bodies = &mut *self.limits.bodies();
+        if let Some(entry) = bodies.entries.get_mut(&self.id) {
             *entry.buffer.bytes() = None;
-            let of_tenant = ledger.tenants.entry(self.tenant).or_default();
-            let buffer = Arc::clone(&self.buffer);
-            let used = [0; 3];
-            of_tenant
-                .bodies
-                .insert(self.number, BodyEntry { used, buffer });
-            ledger.add(self.tenant, self.number, Resource::Arriving, 1);
+            for resource in [Resource::Bytes, Resource::ParseQueue] {
+                let used = take(&mut entry.used[resource as usize]);
+                bodies.ledgers[resource as usize].give_back(self.id.0, used);
+            }
         }
     }
 
     /// Waits until the server takes the body's room back. It may never do so.
-    pub(super) async fn taken_back(&self) -> BodyLimitReached {
+    pub(super) async fn taken_back(&self) -> NoRoom {
         self.buffer.taken_back.notified().await;
-        BodyLimitReached::Tenant
+        NoRoom::OfOwner
     }
 
     /// Returns the bytes of a body that has arrived. From here on they count no more.
     ///
     /// # Errors
     /// If the server has taken the body's room back.
-    pub(super) fn into_bytes(self) -> Result<Vec<u8>, BodyLimitReached> {
-        let bytes = self.buffer.bytes().take();
-        bytes.ok_or(BodyLimitReached::Tenant)
+    pub(super) fn into_bytes(self) -> Result<Vec<u8>, NoRoom> {
+        self.buffer.bytes().take().ok_or(NoRoom::OfOwner)
     }
 
     /// Waits for a parser. Returns it with the bytes of the body, which count no more.
     ///
     /// # Errors
     /// If too many bodies wait, or if the server takes the body's room back meanwhile.
-    pub(super) async fn wait_for_parser(self) -> Result<(Vec<u8>, ParserPermit), BodyLimitReached> {
+    pub(super) async fn wait_for_parser(self) -> Result<(Vec<u8>, ParserPermits), NoRoom> {
         self.take(Resource::ParseQueue, 1)?;
         let bytes = self.buffer.bytes().as_ref().map_or(0, Vec::len);
         tokio::select! {
             limit = self.taken_back() => Err(limit),
-            parser = self.limits.parser(self.tenant, bytes) => Ok((self.into_bytes()?, parser)),
+            parser = self.limits.parser(self.id.0, bytes) => Ok((self.into_bytes()?, parser)),
         }
     }
 
     /// Takes `count` of `resource`, if necessary from the tenants that use most of it.
-    fn take(&self, resource: Resource, count: usize) -> Result<(), BodyLimitReached> {
-        let at = resource as usize;
-        let mut ledger = self.limits.ledger();
-        let wanted = ledger.used_by(self.tenant)[at] + count;
-        if !self.is_anyone && wanted > self.limits.of_tenant[at] {
-            return Err(BodyLimitReached::Tenant);
+    fn take(&self, resource: Resource, count: usize) -> Result<(), NoRoom> {
+        let (at, tenant) = (resource as usize, self.id.0);
+        let share = match self.is_anyone {
+            true => Share::EQUAL,
+            false => Share::with_quota(self.limits.quotas[at]),
+        };
+        let bodies = &mut *self.limits.bodies();
+        if !bodies.entries.contains_key(&self.id) {
+            return Err(NoRoom::OfOwner); // The server has taken the body's room back.
         }
-        let limit = self.limits.of_server[at];
-        if ledger.used[at] + count > limit {
-            // If this tenant stays below its share, another one is above: the shares of those that
-            // use the resource add up to the limit.
-            if wanted > ledger.share(self.tenant, resource, limit) {
-                return Err(BodyLimitReached::Server);
-            }
-            while ledger.used[at] + count > limit {
-                ledger.take_back(resource);
-            }
+        while let Some(most) = bodies.ledgers[at].room_for(tenant, share, count)? {
+            bodies.take_back(most, resource);
         }
-        let has_room = ledger.add(self.tenant, self.number, resource, count);
-        has_room.then_some(()).ok_or(BodyLimitReached::Tenant)
+        bodies.ledgers[at].take(tenant, share, count);
+        let entry = bodies.entries.get_mut(&self.id);
+        entry.expect("other tenants gave way").used[at] += count;
+        Ok(())
     }
 }
 
 impl Drop for ArrivingBody<'_> {
     fn drop(&mut self) {
-        self.limits.ledger().remove(self.tenant, self.number);
+        self.limits.bodies().remove(self.id);
     }
 }
 
@@ -361,7 +277,7 @@ mod tests {
     use crate::tenants::{Deadlines, Tenants};
 
     const CONNECTIONS: usize = 100;
-    const QUOTA: usize = MAX_BUFFERED_BYTES / TENANT_DIVISOR;
+    const QUOTA: usize = quarter(MAX_BUFFERED_BYTES);
 
     fn tenant(number: u32) -> Tenant {
         let anyone = Tenants::anyone(Deadlines::default()).find(None).unwrap();
@@ -389,18 +305,18 @@ mod tests {
     fn a_tenant_that_uses_its_quota_leaves_the_rest_to_others() {
         let limits = BodyLimits::new(CONNECTIONS);
         let many = flood(&limits, 1, 1);
-        assert_eq!(many.len(), CONNECTIONS / TENANT_DIVISOR);
+        assert_eq!(many.len(), quarter(CONNECTIONS));
         let last = &many[0];
         assert!(last.add(&vec![0; QUOTA - many.len()]).is_ok());
-        assert_eq!(last.add(b"x"), Err(BodyLimitReached::Tenant));
+        assert_eq!(last.add(b"x"), Err(NoRoom::OfOwner));
         let other = limits.begin(&tenant(2)).ok().unwrap();
         assert!(other.add(&vec![0; QUOTA]).is_ok());
         drop(many);
         let again = limits.begin(&tenant(1)).ok().unwrap();
         assert!(again.add(&vec![0; QUOTA]).is_ok());
         drop((other, again));
-        assert_eq!(limits.ledger().used, [0; 3]);
-        assert!(limits.ledger().tenants.is_empty());
+        assert!([0, 1, 2].map(|at| limits.bodies().ledgers[at].used()) == [0; 3]);
+        assert!(limits.bodies().entries.is_empty());
     }
 
     #[test]
@@ -426,16 +342,17 @@ mod tests {
             let lost = flooding.iter().flatten().filter(|body| is_taken_back(body));
             assert_eq!(lost.count(), 1, "one body makes room");
             let [oldest, newest] = flooding.last().unwrap();
-            assert_eq!(newest.add(b"x"), Err(BodyLimitReached::Tenant));
+            assert_eq!(newest.add(b"x"), Err(NoRoom::OfOwner));
             assert!(!is_taken_back(oldest));
             let whole_share = MAX_BUFFERED_BYTES / (floods + 1);
             assert_eq!(small.add(&vec![0; whole_share - 4000]), Ok(()));
-            let left = MAX_BUFFERED_BYTES - limits.ledger().used[Resource::Bytes as usize];
+            let left =
+                MAX_BUFFERED_BYTES - limits.bodies().ledgers[Resource::Bytes as usize].used();
             assert!(
                 small.add(&vec![0; left + 1]).is_err(),
                 "it is above its share"
             );
-            assert!(limits.ledger().used[Resource::Bytes as usize] <= MAX_BUFFERED_BYTES);
+            assert!(limits.bodies().ledgers[Resource::Bytes as usize].used() <= MAX_BUFFERED_BYTES);
         }
     }
 
@@ -443,8 +360,8 @@ mod tests {
     fn tenants_whose_bodies_never_end_leave_connections_for_another_tenant() {
         let limits = BodyLimits::new(CONNECTIONS);
         let floods: Vec<_> = (1..=4).map(|number| flood(&limits, number, 1)).collect();
-        let used = limits.ledger().used[Resource::Arriving as usize];
-        assert_eq!(used, CONNECTIONS - CONNECTIONS / TENANT_DIVISOR);
+        let used = limits.bodies().ledgers[Resource::Arriving as usize].used();
+        assert_eq!(used, CONNECTIONS - quarter(CONNECTIONS));
         let late: Vec<_> = (5..=8)
             .map(|number| limits.begin(&tenant(number)))
             .collect();
@@ -459,7 +376,7 @@ mod tests {
         let all = limits.begin(&tenant(0)).ok().unwrap();
         assert!(all.add(&vec![0; MAX_BUFFERED_BYTES]).is_ok());
         let more = limits.begin(&tenant(0)).ok().unwrap();
-        assert_eq!(more.add(b"x"), Err(BodyLimitReached::Server));
+        assert_eq!(more.add(b"x"), Err(NoRoom::OfAll));
         all.discard();
         assert!(more.add(&vec![0; MAX_BUFFERED_BYTES]).is_ok());
         assert!(!is_taken_back(&all));
@@ -534,6 +451,6 @@ mod tests {
         );
         let lost = floods.iter_mut().filter_map(FutureExt::now_or_never);
         let lost: Vec<_> = lost.map(Result::err).collect();
-        assert_eq!(lost, [Some(BodyLimitReached::Tenant)]);
+        assert_eq!(lost, [Some(NoRoom::OfOwner)]);
     }
 }

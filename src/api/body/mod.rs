@@ -5,7 +5,6 @@
 //!
 //! Invariant: `limits.rs` counts a body and its bytes until a parser takes it.
 
-pub(in crate::api) mod json;
 pub(in crate::api) mod limits;
 
 use std::sync::Arc;
@@ -20,11 +19,12 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
+use crate::api::fields::json_object::JsonObject;
 use crate::api::middleware::authentication::Caller;
+use crate::engine::NoRoom;
 use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
-use json::JsonObject;
-use limits::{ArrivingBody, BodyLimitReached};
+use limits::ArrivingBody;
 
 const MAX_BODY_BYTES: usize = 2 << 20;
 /// The server reads and discards a body that is too large up to this size. Many clients read their
@@ -56,7 +56,7 @@ pub(in crate::api) async fn read<T: Send + 'static>(
     app: &App,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
+    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let serving = app.serving()?;
     match receive_and_parse(app, serving, caller, request, read).await {
@@ -70,7 +70,7 @@ async fn receive_and_parse<T: Send + 'static>(
     serving: &Arc<Serving>,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, JsonObject<'_>) -> Result<T, ApiError>,
+    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
     let (serving, tenant) = (Arc::clone(serving), Arc::clone(&caller.tenant));
     if !declares_json(request.headers()) {
@@ -82,8 +82,12 @@ async fn receive_and_parse<T: Send + 'static>(
             .rejected(tenant.number, RejectionReason::Draining);
         return Err(ApiError::draining());
     }
-    let rejected = |limit: BodyLimitReached| {
-        serving.metrics.rejected(tenant.number, limit.reason());
+    let rejected = |limit: NoRoom| {
+        let reason = match limit {
+            NoRoom::OfOwner => RejectionReason::TenantQueueFull,
+            NoRoom::OfAll => RejectionReason::QueueFull,
+        };
+        serving.metrics.rejected(tenant.number, reason);
         ApiError::from(limit)
     };
     if let Err(error) = serving.engine.check_room(tenant.number) {
@@ -99,13 +103,13 @@ async fn receive_and_parse<T: Send + 'static>(
     };
     if length <= SMALL_BYTES {
         let bytes = body.into_bytes().map_err(rejected)?;
-        return read(&serving, &tenant, JsonObject::check(&bytes)?);
+        return read(&serving, &tenant, &JsonObject::check(&bytes)?);
     }
     let (bytes, parser) = body.wait_for_parser().await.map_err(rejected)?;
     let parsed = spawn_blocking(move || {
         // The closure holds the parser until the body is parsed, even if the client leaves.
         let _parser = parser;
-        read(&serving, &tenant, JsonObject::check(&bytes)?)
+        read(&serving, &tenant, &JsonObject::check(&bytes)?)
     });
     parsed
         .await
@@ -137,7 +141,7 @@ fn declares_json(headers: &HeaderMap) -> bool {
 async fn receive(
     body: Body,
     arriving: &ArrivingBody<'_>,
-    rejected: impl Fn(BodyLimitReached) -> ApiError,
+    rejected: impl Fn(NoRoom) -> ApiError,
 ) -> Result<usize, ApiError> {
     let mut result = Ok(());
     let (mut received, mut in_period) = (0, 0);

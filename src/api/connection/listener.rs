@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use super::open_connections::OpenConnections;
 use super::{ConnectionLimits, Linger, Progress, serve_connection};
 use crate::api::error::ApiError;
-use crate::api::middleware::request_id::{REQUEST_ID, random_id};
+use crate::api::ids::{REQUEST_ID, random_id};
 
 /// This many connections beyond the limit may be told so at the same time.
 const MAX_REJECTING: usize = 64;

@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use crate::api::error::ApiError;
-use crate::api::middleware::request_id::{REQUEST_ID, random_id};
+use crate::api::ids::{REQUEST_ID, random_id};
 use io::ConnectionIo;
 
 pub use limits::ConnectionLimits;

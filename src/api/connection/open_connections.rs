@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tokio::task::{AbortHandle, Id};
 
 use super::{ConnectionLimits, Phase, Progress};
-use crate::engine::TenantId;
+use crate::engine::{Ledger, Share, TenantId};
 
 /// The bits of an IPv6 address that name its network.
 const NETWORK_BITS: u128 = !0 << 64;
@@ -30,9 +30,9 @@ type Origin = Option<IpAddr>;
 /// The open connections.
 pub(super) struct OpenConnections {
     limit: usize,
-    limit_per_ip: usize,
+    of_address: Share,
     open: HashMap<Id, OpenConnection>,
-    by_origin: HashMap<IpAddr, usize>,
+    by_address: Ledger<IpAddr>,
     leaving: HashSet<Id>, // Tasks that have lost their place and have not ended.
 }
 
@@ -43,11 +43,11 @@ struct OpenConnection {
 }
 
 /// Who owns a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Client {
     Tenant(TenantId),
     Address(IpAddr),
-    Local(Id),
+    Local(Option<Id>), // `None` before the connection is accepted.
 }
 
 impl OpenConnection {
@@ -55,7 +55,7 @@ impl OpenConnection {
         match (self.progress.tenant(), self.origin) {
             (Some(tenant), _) => Client::Tenant(tenant),
             (None, Some(address)) => Client::Address(address),
-            (None, None) => Client::Local(self.task.id()),
+            (None, None) => Client::Local(Some(self.task.id())),
         }
     }
 }
@@ -64,9 +64,9 @@ impl OpenConnections {
     pub(in crate::api) fn new(limits: &ConnectionLimits) -> OpenConnections {
         OpenConnections {
             limit: limits.connections,
-            limit_per_ip: limits.connections_per_ip,
+            of_address: Share::with_quota(limits.connections_per_ip),
             open: HashMap::new(),
-            by_origin: HashMap::new(),
+            by_address: Ledger::new(usize::MAX),
             leaving: HashSet::new(),
         }
     }
@@ -74,24 +74,23 @@ impl OpenConnections {
     /// Makes room for a connection from `ip`. Returns whether there is room now.
     pub(super) fn make_room(&mut self, ip: IpAddr) -> bool {
         let origin = origin(ip);
-        let from_origin = |open: &OpenConnections| {
-            origin.and_then(|address| open.by_origin.get(&address).copied())
-        };
-        if from_origin(self) >= Some(self.limit_per_ip)
+        let room = |address| self.by_address.room_for(address, self.of_address, 1);
+        if origin.is_some_and(|address| room(address).is_err())
             && !self.close_waiting(|connection| connection.origin == origin)
         {
             return false;
         }
+        let client = origin.map_or(Client::Local(None), Client::Address);
         self.open.len() < self.limit
             || self.close_waiting(|_| true)
-            || self.close_newest_of_largest(from_origin(self).unwrap_or(0))
+            || self.close_newest_of_largest(client)
     }
 
     /// Adds a connection from `ip` that runs as `task`.
     pub(in crate::api) fn add(&mut self, task: AbortHandle, ip: IpAddr, progress: Arc<Progress>) {
         let origin = origin(ip);
         if let Some(address) = origin {
-            *self.by_origin.entry(address).or_default() += 1;
+            self.by_address.take(address, self.of_address, 1);
         }
         let connection = OpenConnection {
             origin,
@@ -112,64 +111,54 @@ impl OpenConnections {
         let connection = self.open.remove(&task);
         let connection = connection.expect("each task that ends has been added");
         if let Some(address) = connection.origin {
-            let count = self.by_origin.get_mut(&address);
-            let count = count.expect("the connection's address has been counted");
-            *count -= 1;
-            if *count == 0 {
-                self.by_origin.remove(&address);
-            }
+            self.by_address.give_back(address, 1);
         }
         connection
     }
 
-    fn by_client(&self) -> HashMap<Client, usize> {
-        let mut counts = HashMap::new();
+    /// Counts the connections of each client now: a request may have named another tenant.
+    fn by_client(&self) -> Ledger<Client> {
+        let mut clients = Ledger::new(self.limit);
         for connection in self.open.values() {
-            *counts.entry(connection.client()).or_default() += 1;
+            clients.take(connection.client(), Share::EQUAL, 1);
         }
-        counts
+        clients
     }
 
     /// Closes one of the connections that wait for a request, among those that `may_close` names:
     /// of the client that has most connections, the one that has waited longest. Returns whether
     /// there is one.
     fn close_waiting(&mut self, may_close: impl Fn(&OpenConnection) -> bool) -> bool {
-        let counts = self.by_client();
-        let waits = |connection: &OpenConnection| {
+        let clients = self.by_client();
+        self.close_last_by(|connection| {
             let phase = connection.progress.phase();
-            matches!(phase, Phase::Idle | Phase::Head | Phase::Lingering)
-        };
-        let waiting = self.open.iter();
-        let waiting = waiting.filter(|(_, connection)| waits(connection) && may_close(connection));
-        let longest = waiting.min_by_key(|(_, connection)| {
-            let count = counts[&connection.client()];
-            (Reverse(count), connection.progress.since())
-        });
-        let Some((&task, _)) = longest else {
-            return false;
-        };
-        self.close(task);
-        true
+            let waits = matches!(phase, Phase::Idle | Phase::Head | Phase::Lingering);
+            let count = clients.used_by(connection.client());
+            let order = (count, Reverse(connection.progress.since()));
+            (waits && may_close(connection)).then_some(order)
+        })
     }
 
-    /// Closes the newest connection of the client that has most, if the new connection's client
-    /// has fewer: `own` and the new one. A connection that is sending a body gives way before one
-    /// that awaits its response. Returns whether there is one.
-    fn close_newest_of_largest(&mut self, own: usize) -> bool {
-        let counts = self.by_client();
-        let most = counts.iter().max_by_key(|(_, count)| **count);
-        let Some((&client, _)) = most.filter(|(_, count)| own + 1 < **count) else {
+    /// Closes the newest connection of the client that has most, if `newcomer` has fewer even with
+    /// the new one. A connection that is sending a body gives way before one that awaits its
+    /// response. Returns whether there is one.
+    fn close_newest_of_largest(&mut self, newcomer: Client) -> bool {
+        let Ok(Some(largest)) = self.by_client().room_for(newcomer, Share::EQUAL, 1) else {
             return false;
         };
-        let of_client = self.open.iter();
-        let of_client = of_client.filter(|(_, connection)| connection.client() == client);
-        let newest = of_client.max_by_key(|(_, connection)| {
+        self.close_last_by(|connection| {
             let progress = &connection.progress;
-            (progress.phase() == Phase::Body, progress.opened())
-        });
-        let (&task, _) = newest.expect("the client has connections");
-        self.close(task);
-        true
+            let order = (progress.phase() == Phase::Body, progress.opened());
+            (connection.client() == largest).then_some(order)
+        })
+    }
+
+    /// Closes the connection that is last in an order, among those that have a place in it.
+    fn close_last_by<K: Ord>(&mut self, order: impl Fn(&OpenConnection) -> Option<K>) -> bool {
+        let ordered = self.open.iter();
+        let ordered = ordered.filter_map(|(&task, connection)| Some((order(connection)?, task)));
+        let last = ordered.max().map(|(_, task)| task);
+        last.map(|task| self.close(task)).is_some()
     }
 
     /// Takes a connection's place. A client that is sending a body gets an error first.

@@ -5,15 +5,13 @@ use utoipa::ToSchema;
 
 use super::json_field::Bool;
 use super::messages::Messages;
-use super::params::Params;
-use super::structure::{FieldGrammar, check_end};
+use super::prompt::{check_length, encoding_error};
+use super::structure::check_end;
 use super::template_kwargs::TemplateKwargs;
 use super::tool_fields::Tools;
 use crate::api::app::Serving;
 use crate::api::error::ApiError;
-use crate::api::generation::parsed_request::{
-    ParsedRequest, ReasoningField, check_length, encoding_error,
-};
+use crate::api::generation::request::{FieldGrammar, Params, ParsedRequest, ReasoningField};
 use crate::constraint::GrammarSource;
 use crate::text::{ChatPrompt, ConversationEnd, Message, TemplateArguments, TemplateError};
 use crate::tools::{CallParser, Tool, ToolChoice, ToolUse, Turn};
@@ -88,8 +86,7 @@ impl Conversation {
             return Err(ApiError::no_chat_template(&serving.model.name));
         };
         let param = self.param;
-        let format = serving.tool_format();
-        let (messages, tools) = format.conversation(self.turns, &self.tools);
+        let (messages, tools) = serving.tool_format.conversation(self.turns, &self.tools);
         let bytes = |message: &Message| {
             let calls = message.tool_calls.iter().map(|call| call.to_string().len());
             let reasoning = message.reasoning.as_ref().map_or(0, String::len);
@@ -135,21 +132,16 @@ impl Conversation {
         {
             grammar.source = grammar.source.clone().after_reasoning(tags);
         }
-        let reasoning = tags.map(|tags| ReasoningField {
+        params.shape.reasoning = tags.map(|tags| ReasoningField {
             tags,
             is_opened: prompt.opens_reasoning,
             is_wanted: wants_reasoning,
         });
-        let calls = tools.map(|tools| {
+        params.shape.calls = tools.map(|tools| {
             let names = tools.tools.into_iter().map(|tool| tool.name).collect();
-            CallParser::new(&serving.tool_format(), names)
+            CallParser::new(&serving.tool_format, names)
         });
-        let request = ParsedRequest::new(vec![prompt.tokens], params, serving, None, param)?;
-        Ok(ParsedRequest {
-            reasoning,
-            calls,
-            ..request
-        })
+        ParsedRequest::new(vec![prompt.tokens], params, serving, None, param)
     }
 }
 
@@ -176,7 +168,7 @@ fn calls_grammar(
         parts.push(((*field).to_owned(), source.clone()));
     }
     let otherwise = otherwise.map(|grammar| grammar.source);
-    let source = serving.tool_format().grammar(tools, is_opened, otherwise);
+    let source = serving.tool_format.grammar(tools, is_opened, otherwise);
     let source = source.map_err(|why| {
         ApiError::invalid_value("tools", format!("The grammar of 'tools' {why}."))
     })?;

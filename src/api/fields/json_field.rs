@@ -1,7 +1,7 @@
 //! The types of a request's fields: how each is read from JSON, and which values it may have.
 //!
 //! Invariant: a value of the wrong type is an error that says what the field must be and what the
-//! client sent. `body/json.rs` adds the name of the field.
+//! client sent. `json_object.rs` adds the name of the field.
 //!
 //! Invariant: a number lies within the limits of its type.
 //!

@@ -131,9 +131,10 @@ impl MessageFields {
                 .map(|JsonText(text)| text),
             ..Message::default()
         };
-        Ok(match calls.is_empty() {
-            true => Turn::Said(message),
-            false => Turn::Called(message, calls),
+        Ok(if calls.is_empty() {
+            Turn::Said(message)
+        } else {
+            Turn::Called(message, calls)
         })
     }
 }

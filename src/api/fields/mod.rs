@@ -5,8 +5,10 @@
 
 pub(in crate::api) mod conversation;
 pub(in crate::api) mod json_field;
+pub(in crate::api) mod json_object;
 pub(in crate::api) mod messages;
 pub(in crate::api) mod params;
+pub(in crate::api) mod prompt;
 pub(in crate::api) mod sampling_defaults;
 pub(in crate::api) mod structure;
 pub(in crate::api) mod template_kwargs;

@@ -14,12 +14,14 @@ use super::json_field::{
     deserialize_fields, may_contain, must_be,
 };
 use super::sampling_defaults::SamplingDefaults;
-use super::structure::FieldGrammar;
 use super::token_ids::{LogitBias, TokenList};
 use crate::api::app::ModelCard;
 use crate::api::error::ApiError;
-use crate::api::middleware::request_id::random_u64;
-use crate::engine::{SamplingParams, TokenId};
+use crate::api::generation::request::{
+    AnswerShape, MaxTokens, Params, ResponseMode, StreamUsage, Truncation,
+};
+use crate::api::ids::random_u64;
+use crate::engine::SamplingParams;
 
 const MAX_STOP_STRINGS: usize = 4;
 const MAX_STOP_BYTES: usize = 256;
@@ -108,7 +110,7 @@ impl StopStrings {
                 Err(E::custom("must not contain an empty string."))
             }
             Given::Text(text) if text.len() > MAX_STOP_BYTES => Err(E::custom(format_args!(
-                "A string in 'stop' may have at most {MAX_STOP_BYTES} bytes; got {}.",
+                "may contain strings of at most {MAX_STOP_BYTES} bytes; got one of {}.",
                 text.len()
             ))),
             Given::Text(text) => Ok(text),
@@ -150,93 +152,6 @@ impl<'de> JsonField<'de> for StopStrings {
 }
 
 deserialize_fields!(StopStrings);
-
-/// The parameters of a request, without its prompt.
-#[derive(Clone, Debug, PartialEq)]
-pub(in crate::api) struct Params {
-    pub(in crate::api) sampling: SamplingParams,
-    /// The grammar that the output follows, until it is compiled.
-    pub(in crate::api) grammar: Option<FieldGrammar>,
-    /// The number of choices.
-    pub(in crate::api) n: u32,
-    /// If `None`, the endpoint's default applies.
-    pub(in crate::api) max_tokens: Option<MaxTokens>,
-    pub(in crate::api) min_tokens: u32,
-    /// The client's stop tokens and, unless the client ignores them, the model's.
-    pub(in crate::api) stop_tokens: Vec<TokenId>,
-    pub(in crate::api) stop: Vec<String>,
-    pub(in crate::api) include_stop: bool,
-    pub(in crate::api) skip_special_tokens: bool,
-    pub(in crate::api) return_token_ids: bool,
-    /// The number of alternatives in `prompt_logprobs`. `None` leaves the field out.
-    pub(in crate::api) prompt_logprobs: Option<u32>,
-    /// Whether the text begins with that of the prompt.
-    pub(in crate::api) echo: bool,
-    /// Whether log-probabilities show the ids of tokens instead of their texts.
-    pub(in crate::api) shows_token_ids: bool,
-    /// How much of a prompt is used. `None` uses all of it.
-    pub(in crate::api) truncation: Option<Truncation>,
-    pub(in crate::api) response_mode: ResponseMode,
-}
-
-/// The maximum output length that a client gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::api) struct MaxTokens {
-    /// The field that holds it.
-    pub(in crate::api) field: &'static str,
-    pub(in crate::api) tokens: u64,
-}
-
-/// How much of a prompt is used, from its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::api) enum Truncation {
-    /// At most this many tokens.
-    Tokens(u32),
-    /// As many tokens as leave room for the output.
-    ToFit,
-}
-
-/// How the server sends the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::api) enum ResponseMode {
-    /// As one JSON object.
-    Whole,
-    /// As server-sent events.
-    Stream(StreamUsage),
-}
-
-/// Where a stream reports token counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::api) enum StreamUsage {
-    /// Nowhere.
-    Omitted,
-    /// In a chunk of its own at the end; all other chunks have `"usage": null`.
-    AtEnd,
-    /// In every chunk, and in a chunk of its own at the end.
-    InEveryChunk,
-}
-
-impl Params {
-    /// Returns whether the answer is about the prompt only.
-    pub(in crate::api) fn is_prompt_only(&self) -> bool {
-        self.max_tokens.is_some_and(|max| max.tokens == 0)
-    }
-
-    /// Checks that the request asks for one choice and for nothing about its prompt, for endpoints
-    /// whose answers have only that.
-    pub(in crate::api) fn check_plain(&self) -> Result<(), ApiError> {
-        if self.n != 1 {
-            let message = format!("'n' must be 1 for this endpoint; got {}.", self.n);
-            return Err(ApiError::unsupported("n", message));
-        }
-        if self.prompt_logprobs.is_some() {
-            let message = "'prompt_logprobs' is not supported by this endpoint. Use \
-                           POST /v1/completions.";
-            return Err(ApiError::unsupported("prompt_logprobs", message));
-        }
-        Ok(())
-    }
-}
 
 /// The fields that the endpoints of other APIs have too, in the limits of their names here.
 pub(in crate::api) struct BasicFields {
@@ -338,15 +253,19 @@ impl CommonFields {
             max_tokens,
             min_tokens,
             stop_tokens,
-            stop: self.stop.map_or_else(Vec::new, |StopStrings(stop)| stop),
-            include_stop: is_set(self.include_stop_str_in_output),
-            skip_special_tokens: self.skip_special_tokens.is_none_or(|Bool(skip)| skip),
-            return_token_ids: is_set(self.return_token_ids),
-            prompt_logprobs,
-            echo: false,
-            shows_token_ids: is_set(self.return_tokens_as_token_ids),
             truncation: self.truncate_prompt_tokens.map(truncation).transpose()?,
-            response_mode: response_mode(is_stream, self.stream_options)?,
+            shape: AnswerShape {
+                mode: response_mode(is_stream, self.stream_options)?,
+                stop: self.stop.map_or_else(Vec::new, |StopStrings(stop)| stop),
+                include_stop: is_set(self.include_stop_str_in_output),
+                skip_special_tokens: self.skip_special_tokens.is_none_or(|Bool(skip)| skip),
+                echo: false,
+                has_token_ids: is_set(self.return_token_ids),
+                prompt_logprobs,
+                shows_token_ids: is_set(self.return_tokens_as_token_ids),
+                reasoning: None,
+                calls: None,
+            },
         })
     }
 

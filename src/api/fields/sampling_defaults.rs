@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::json_field::{Float, Integer};
-use crate::api::body::json::JsonObject;
+use super::json_object::JsonObject;
 
 /// Sampling parameters of requests that do not set them. By default, there are none.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -38,7 +38,7 @@ impl SamplingDefaults {
     /// # Errors
     /// If the text is no JSON object, or a parameter exceeds its limits.
     pub fn read(json: &[u8]) -> Result<SamplingDefaults, String> {
-        let read = JsonObject::check(json).and_then(JsonObject::read);
+        let read = JsonObject::check(json).and_then(|object| object.read());
         read.map_err(|error| error.message().to_owned())
     }
 

@@ -12,19 +12,18 @@ use utoipa::ToSchema;
 use super::json_field::{
     Bool, Given, JsonField, JsonText, Object, Scalar, deserialize_fields, must_be, unsupported,
 };
-use super::params::Params;
-use crate::api::app::Serving;
 use crate::api::error::ApiError;
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::{FieldGrammar, Params};
 use crate::constraint::{GrammarSource, SourceError};
-use crate::engine::TenantId;
 
 /// The structure of an answer. At most one field may be given.
 #[derive(Deserialize, ToSchema)]
 pub(in crate::api) struct StructureFields {
     /// The format of the answer.
+    #[schema(value_type = Option<ResponseFormat>)]
     response_format: Option<Object<ResponseFormat>>,
     /// The structure of the answer, in the names of vLLM.
+    #[schema(value_type = Option<StructuredOutputs>)]
     structured_outputs: Option<Object<StructuredOutputs>>,
     /// The same as `structured_outputs.json`.
     guided_json: Option<JsonSchema>,
@@ -51,6 +50,7 @@ struct ResponseFormat {
     #[serde(rename = "type")]
     format: FormatType,
     /// The schema, if the type is `json_schema`.
+    #[schema(value_type = Option<NamedSchema>)]
     json_schema: Option<Object<NamedSchema>>,
     /// A schema for the type `json_object`, as llama.cpp reads it.
     schema: Option<JsonSchema>,
@@ -200,16 +200,6 @@ fn not_supported<E: Error>() -> E {
 }
 
 deserialize_fields!(FormatType, JsonSchema, ChoiceTexts, NotSupported);
-
-/// A grammar, and the field that gives it.
-#[derive(Clone, Debug, PartialEq)]
-pub(in crate::api) struct FieldGrammar {
-    pub(in crate::api) field: &'static str,
-    pub(in crate::api) source: GrammarSource,
-    /// The parts of the grammar, by the path of their fields. If the grammar cannot be compiled,
-    /// the error names the first part that cannot.
-    pub(in crate::api) parts: Vec<(String, GrammarSource)>,
-}
 
 impl FieldGrammar {
     /// Returns the grammar of JSON objects, which `field` asks for.
@@ -391,32 +381,4 @@ pub(in crate::api) fn check_end(field: &str, params: &Params) -> Result<(), ApiE
          Omit 'ignore_eos' or set 'stop_token_ids'."
     );
     Err(ApiError::invalid_value(field, message))
-}
-
-/// Compiles the grammar of a request, if it has one.
-///
-/// # Errors
-/// If it cannot be compiled.
-pub(in crate::api) async fn compile(
-    serving: &Serving,
-    mut request: ParsedRequest,
-    tenant: TenantId,
-) -> Result<ParsedRequest, ApiError> {
-    let Some(grammar) = request.params.grammar.take() else {
-        return Ok(request);
-    };
-    match serving.grammars.compile(tenant.0, grammar.source).await {
-        Ok(compiled) => {
-            request.params.sampling.grammar = Some(compiled);
-            Ok(request)
-        }
-        Err(of_whole) => {
-            for (path, source) in grammar.parts {
-                if let Err(error) = serving.grammars.compile(tenant.0, source).await {
-                    return Err(ApiError::grammar(&path, &error));
-                }
-            }
-            Err(ApiError::grammar(grammar.field, &of_whole))
-        }
-    }
 }

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::json_field::{JsonField, JsonText, Object, at_most, deserialize_fields};
 use super::tool_fields::{FunctionKind, check_name};
 use crate::api::error::ApiError;
-use crate::api::middleware::request_id::random_id;
+use crate::api::ids::random_id;
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tools::{CallDelta, CalledTool};
 

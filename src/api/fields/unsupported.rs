@@ -4,15 +4,9 @@
 //! length or its log-probabilities. Fields that only another field of the list gives a meaning are
 //! not in it, nor are fields about speed, caches and identities: ignoring them changes no answer.
 
-use std::fmt;
-
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::json_field::unsupported;
-use crate::api::body::json::JsonObject;
+use super::json_object::JsonObject;
 use crate::api::error::{ApiError, quoted};
 
 /// A field that the server does not support: its name, the values that ask only for what the server
@@ -235,7 +229,7 @@ pub(in crate::api) fn schemas_except(
 /// # Errors
 /// If an unsupported field has a value that is not harmless.
 pub(in crate::api) fn check(
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
     own: &[UnsupportedField],
 ) -> Result<(), ApiError> {
     check_except(body, own, &[])
@@ -246,65 +240,24 @@ pub(in crate::api) fn check(
 /// # Errors
 /// As `check`.
 pub(in crate::api) fn check_except(
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
     own: &[UnsupportedField],
     supported: &[&str],
 ) -> Result<(), ApiError> {
-    body.read_with(Check { own, supported })
-}
-
-/// Reads a body and looks only at the fields that the server does not support.
-struct Check<'a> {
-    own: &'a [UnsupportedField],
-    supported: &'a [&'a str],
-}
-
-impl<'de> DeserializeSeed<'de> for Check<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, body: D) -> Result<(), D::Error> {
-        body.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Check<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
-        while let Some(name) = entries.next_key::<String>()? {
-            let mut fields = UNSUPPORTED.iter().chain(self.own);
-            match fields.find(|(unsupported, _, _)| *unsupported == name) {
-                Some((name, _, _)) if self.supported.contains(name) => {
-                    entries.next_value::<IgnoredAny>()?;
-                }
-                Some(field) => entries.next_value_seed(CheckValue(field))?,
-                None => drop(entries.next_value::<IgnoredAny>()?),
-            }
+    for (field, text) in body.fields() {
+        let mut refused = UNSUPPORTED.iter().chain(own);
+        let Some((name, harmless, reason)) = refused.find(|(name, _, _)| *name == field) else {
+            continue;
+        };
+        let is_short = text.len() <= MAX_HARMLESS_BYTES;
+        if supported.contains(name) || is_short && harmless.allows(&known(text)) {
+            continue;
         }
-        Ok(())
-    }
-}
-
-/// Reads the value of an unsupported field. A value that is not harmless is an error.
-struct CheckValue<'a>(&'a UnsupportedField);
-
-impl<'de> DeserializeSeed<'de> for CheckValue<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
-        let (name, harmless, reason) = self.0;
-        let text = <&RawValue>::deserialize(value)?.get();
-        let short = (text.len() <= MAX_HARMLESS_BYTES).then(|| known(text));
-        if short.is_some_and(|value| harmless.allows(&value)) {
-            return Ok(());
-        }
-        Err(unsupported(format_args!(
+        let message = format!(
             "'{name}' does not support the value {}: {reason}. Omit the field.",
             quoted(text)
-        )))
+        );
+        return Err(ApiError::unsupported(body.path(name), message));
     }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::parsed_request::ParsedRequest;
+use super::request::AnswerShape;
 use crate::engine::TokenId;
 use crate::text::{ReasoningSplitter, SplitText};
 use crate::tools::{CallDelta, CallParser};
@@ -30,13 +30,13 @@ pub(super) struct AnswerSplitter {
 }
 
 impl AnswerSplitter {
-    /// Starts an answer to `request`.
-    pub(in crate::api) fn new(request: &ParsedRequest) -> AnswerSplitter {
-        let reasoning = request.reasoning;
+    /// Starts an answer of this shape.
+    pub(in crate::api) fn new(shape: &AnswerShape) -> AnswerSplitter {
+        let reasoning = shape.reasoning;
         AnswerSplitter {
             reasoning: reasoning.map(|field| ReasoningSplitter::new(field.tags, field.is_opened)),
             drops_reasoning: reasoning.is_some_and(|field| !field.is_wanted),
-            calls: request.calls.clone(),
+            calls: shape.calls.clone(),
         }
     }
 

@@ -20,8 +20,8 @@ use utoipa::ToSchema;
 
 use super::answer_parts::{AnswerParts, AnswerSplitter};
 use super::logprobs::TokenLogprob;
-use super::parsed_request::ParsedRequest;
 use super::prompt_logprobs::PromptPart;
+use super::request::ParsedRequest;
 use crate::api::app::Serving;
 use crate::api::error::ApiError;
 use crate::api::middleware::authentication::Caller;
@@ -85,12 +85,21 @@ impl AnswerEnd {
     }
 }
 
-/// How a choice ended, and its token counts.
+/// What a text stopped at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::api) enum Stopper {
+    /// A stop token.
+    Token(TokenId),
+    /// A stop string.
+    Text(String),
+}
+
+/// How a choice ended, and its token counts. Each endpoint translates it, and decides nothing.
 #[derive(Clone, Debug)]
 pub(in crate::api) struct ChoiceEnd {
     pub(in crate::api) finish_reason: AnswerEnd,
-    /// The stop string that ended the text.
-    pub(in crate::api) stop: Option<String>,
+    /// What the text stopped at. A stop string can end it at the maximum output length too.
+    pub(in crate::api) stopped_at: Option<Stopper>,
     /// The prompt tokens that came from the prefix cache.
     pub(in crate::api) cached_tokens: u32,
     pub(in crate::api) completion_tokens: u32,
@@ -117,9 +126,9 @@ pub(super) struct ChoiceGeneration {
     completion_tokens: u32,
     pending_logprobs: VecDeque<TokenLogprob>, // The detokenizer still holds their text back.
     pending_tokens: Vec<TokenId>,             // The tokens since the last piece.
-    stopped: bool,                            // A stop string has ended the text.
-    end: Option<ChoiceEnd>,                   // `next` returns it after the last piece.
-    ended: Option<&'static str>,              // Why it ended, for the log.
+    stopped_at: Option<Stopper>,
+    end: Option<ChoiceEnd>,      // `next` returns it after the last piece.
+    ended: Option<&'static str>, // Why it ended, for the log.
 }
 
 impl ChoiceGeneration {
@@ -133,17 +142,16 @@ impl ChoiceGeneration {
         caller: &Caller,
         arrived: Instant,
     ) -> Result<Vec<ChoiceGeneration>, ApiError> {
-        let splitter = || AnswerSplitter::new(&request);
-        let spelled = match request.calls {
-            Some(_) => serving.tool_format().tag_tokens(),
+        let (prompts, params, shape) = (&request.prompts, &request.params, &request.params.shape);
+        let spelled = match shape.calls {
+            Some(_) => serving.tool_format.tag_tokens(),
             None => Vec::new(),
         };
-        let (prompts, params) = (&request.prompts, &request.params);
         let is_prompt_only = params.is_prompt_only();
         let options = TextOptions {
-            stop: params.stop.clone(),
-            include_stop: params.include_stop,
-            skip_special_tokens: params.skip_special_tokens,
+            stop: shape.stop.clone(),
+            include_stop: shape.include_stop,
+            skip_special_tokens: shape.skip_special_tokens,
             min_tokens: params.min_tokens,
         };
         let mut generations = Vec::with_capacity(prompts.len() * params.n as usize);
@@ -168,17 +176,21 @@ impl ChoiceGeneration {
                     caller: caller.clone(),
                     detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone())
                         .spelling(spelled.clone()),
-                    splitter: splitter(),
+                    splitter: AnswerSplitter::new(shape),
                     stop_tokens: params.stop_tokens.clone(),
-                    include_stop: params.include_stop,
-                    wants_tokens: params.return_token_ids,
-                    prompt: PromptPart::new(prompt.echo.clone(), params),
+                    include_stop: shape.include_stop,
+                    wants_tokens: shape.has_token_ids,
+                    prompt: PromptPart::new(
+                        prompt.echo.clone(),
+                        shape.prompt_logprobs.is_some(),
+                        params.sampling.logprobs.is_some(),
+                    ),
                     is_prompt_only,
                     is_first: index == 0,
                     completion_tokens: 0,
                     pending_logprobs: VecDeque::new(),
                     pending_tokens: Vec::new(),
-                    stopped: false,
+                    stopped_at: None,
                     end: None,
                     ended: None,
                 }
@@ -229,9 +241,10 @@ impl ChoiceGeneration {
                 Some(StreamEvent::Scored(score)) => self.prompt.push(score),
                 Some(StreamEvent::Token(output)) => {
                     let of_prompt = self.of_prompt();
-                    let of_token = match self.is_prompt_only {
-                        true => None,
-                        false => self.push(output),
+                    let of_token = if self.is_prompt_only {
+                        None
+                    } else {
+                        self.push(output)
                     };
                     if let Some(piece) = joined(of_prompt, of_token) {
                         return Ok(ChoiceOutput::Piece(piece));
@@ -243,21 +256,16 @@ impl ChoiceGeneration {
                     completion_tokens,
                     ..
                 }) => {
-                    let end = match finish_reason(reason)? {
-                        _ if self.is_prompt_only => ChoiceEnd {
-                            finish_reason: AnswerEnd::Length,
-                            cached_tokens,
-                            completion_tokens: 0,
-                            stop: None,
-                        },
-                        finish_reason => ChoiceEnd {
-                            finish_reason,
-                            cached_tokens,
-                            completion_tokens,
-                            stop: None,
-                        },
+                    let (finish_reason, completion_tokens) = match finish_reason(reason)? {
+                        _ if self.is_prompt_only => (AnswerEnd::Length, 0),
+                        finish_reason => (finish_reason, completion_tokens),
                     };
-                    return Ok(self.finish(end));
+                    return Ok(self.finish(ChoiceEnd {
+                        finish_reason,
+                        stopped_at: None,
+                        cached_tokens,
+                        completion_tokens,
+                    }));
                 }
                 Some(StreamEvent::Embedding(_)) => {
                     let why = "a request for text got an embedding";
@@ -288,7 +296,11 @@ impl ChoiceGeneration {
         self.completion_tokens += 1;
         self.pending_tokens.push(token);
         let start = self.detokenizer.decoded_chars();
-        let is_hidden = self.stop_tokens.contains(&token) && !self.include_stop;
+        let is_stop = self.stop_tokens.contains(&token);
+        if is_stop {
+            self.stopped_at.get_or_insert(Stopper::Token(token));
+        }
+        let is_hidden = is_stop && !self.include_stop;
         if is_hidden && !self.prompt.echoes_logprobs() {
             return None;
         }
@@ -305,7 +317,8 @@ impl ChoiceGeneration {
         }
         let delta = self.detokenizer.push(token);
         if delta.stopped {
-            self.stopped = true;
+            let stop = self.stop_string();
+            self.stopped_at = self.stopped_at.take().or(stop);
             self.events.finish(FinishReason::Stop);
         }
         let end = self.detokenizer.decoded_chars();
@@ -334,6 +347,11 @@ impl ChoiceGeneration {
             scores: Vec::new(),
             completion_tokens: self.completion_tokens,
         })
+    }
+
+    /// Returns the stop string that has ended the text.
+    fn stop_string(&self) -> Option<Stopper> {
+        (self.detokenizer.stop()).map(|stop| Stopper::Text(stop.to_owned()))
     }
 
     /// Takes the first pending log-probabilities.
@@ -366,18 +384,19 @@ impl ChoiceGeneration {
             tokens: std::mem::take(&mut self.pending_tokens),
             ..Piece::default()
         };
-        if !self.stopped {
+        if self.detokenizer.stop().is_none() {
             let delta = self.detokenizer.finish();
             let parts = self.splitter.push(&delta.text, true);
             (piece.text, piece.reasoning) = (parts.text, parts.reasoning);
             piece.calls = parts.calls;
             if delta.stopped {
                 end.finish_reason = AnswerEnd::Stop;
+                self.stopped_at = self.stop_string();
             }
             // No text follows, so the log-probabilities of tokens without text are due now.
             piece.logprobs = self.take_logprobs(self.pending_logprobs.len());
         }
-        end.stop = self.detokenizer.stop().map(str::to_owned);
+        end.stopped_at = self.stopped_at.take();
         if end.finish_reason == AnswerEnd::Stop && self.splitter.has_calls() {
             end.finish_reason = AnswerEnd::ToolCalls;
         }

@@ -16,10 +16,10 @@ use futures_util::future::select_all;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::choice::{AnswerEnd, ChoiceEnd, ChoiceGeneration, ChoiceOutput, Piece};
+use super::choice::{ChoiceGeneration, ChoiceOutput};
 use super::logprobs::{SpelledTokens, TokenLogprob, TokenSpelling};
-use super::parsed_request::ParsedRequest;
 use super::prompt_logprobs::PromptLogprobs;
+use super::request::ParsedRequest;
 use super::running::Registration;
 use crate::api::app::Serving;
 use crate::api::error::ApiError;
@@ -47,21 +47,6 @@ pub(in crate::api) struct Usage {
 struct PromptDetails {
     /// The tokens of the prompt that came from the prefix cache.
     cached_tokens: u32,
-}
-
-/// The complete output of one choice.
-#[derive(Default)]
-pub(in crate::api) struct FinishedChoice {
-    pub(in crate::api) output: Piece,
-    /// `None` until the choice has ended.
-    pub(in crate::api) end: Option<ChoiceEnd>,
-}
-
-impl FinishedChoice {
-    /// Returns why the choice ended.
-    pub(in crate::api) fn finish_reason(&self) -> Option<AnswerEnd> {
-        self.end.as_ref().map(|end| end.finish_reason)
-    }
 }
 
 impl Usage {
@@ -96,6 +81,7 @@ pub(in crate::api) struct Choices {
     /// other choices found in the cache may be the work of the first one.
     cached_tokens: Vec<Option<u32>>,
     completion_tokens: Vec<u32>, // By choice.
+    arrived: Instant,
     registration: Registration,
     log: RequestLog,
 }
@@ -119,12 +105,13 @@ impl Choices {
         let mut choices = Choices {
             running: Vec::with_capacity(count),
             tokenizer: Arc::clone(&serving.tokenizer),
-            prompts: params.return_token_ids.then(|| tokens.collect()),
+            prompts: params.shape.has_token_ids.then(|| tokens.collect()),
             wants_logprobs: params.sampling.logprobs.is_some(),
-            prompt_alternatives: params.prompt_logprobs,
-            spelling: match params.shows_token_ids {
-                true => TokenSpelling::Id,
-                false => TokenSpelling::Text,
+            prompt_alternatives: params.shape.prompt_logprobs,
+            spelling: if params.shape.shows_token_ids {
+                TokenSpelling::Id
+            } else {
+                TokenSpelling::Text
             },
             prompt_tokens: prompts
                 .iter()
@@ -133,6 +120,7 @@ impl Choices {
             choices_per_prompt: params.n,
             cached_tokens: vec![None; prompts.len()],
             completion_tokens: vec![0; count],
+            arrived,
             registration,
             log: caller.log.clone(),
         };
@@ -146,6 +134,11 @@ impl Choices {
     /// Gives the request a further id, under which the operator can end it.
     pub(in crate::api) fn also_called(&mut self, id: &str) {
         self.registration.add_id(id);
+    }
+
+    /// Returns when the request arrived.
+    pub(in crate::api) fn arrived(&self) -> Instant {
+        self.arrived
     }
 
     /// Returns the number of choices, running and ended.
@@ -213,24 +206,6 @@ impl Choices {
             }
         }
         Ok(())
-    }
-
-    /// Waits until all choices have ended and returns them, ordered by index.
-    ///
-    /// # Errors
-    /// As `next`.
-    pub(in crate::api) async fn finished(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
-        let mut finished = Vec::new();
-        finished.resize_with(self.completion_tokens.len(), FinishedChoice::default);
-        while !self.all_ended() {
-            let (index, output) = self.next().await?;
-            let choice = &mut finished[index as usize];
-            match output {
-                ChoiceOutput::Piece(piece) => choice.output.extend(piece),
-                ChoiceOutput::End(end) => choice.end = Some(end),
-            }
-        }
-        Ok(finished)
     }
 
     /// Waits for the next output of any choice and returns it with the choice's index.

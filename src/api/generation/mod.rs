@@ -2,12 +2,10 @@
 //! read, through the engine, to pieces of text or a whole answer.
 
 pub(in crate::api) mod answer_parts;
-pub(in crate::api) mod begin;
 pub(in crate::api) mod choice;
 pub(in crate::api) mod choices;
 pub(in crate::api) mod logprobs;
-pub(in crate::api) mod parsed_request;
 pub(in crate::api) mod prompt_logprobs;
+pub(in crate::api) mod request;
 pub(in crate::api) mod running;
-pub(in crate::api) mod sse;
-pub(in crate::api) mod typed_events;
+pub(in crate::api) mod writer;

@@ -8,7 +8,6 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::logprobs::{MIN_LOGPROB, TokenLogprob, token_text};
-use crate::api::fields::params::Params;
 use crate::engine::{ScoredToken, TokenId};
 use crate::text::{Detokenizer, TextOptions, Tokenizer};
 
@@ -127,10 +126,15 @@ pub(super) struct PromptPiece {
 }
 
 impl PromptPart {
-    pub(in crate::api) fn new(echo: Option<Arc<Echo>>, params: &Params) -> PromptPart {
+    /// `wants_scores` and `wants_logprobs` say what the answer has of prompt and output.
+    pub(in crate::api) fn new(
+        echo: Option<Arc<Echo>>,
+        wants_scores: bool,
+        wants_logprobs: bool,
+    ) -> PromptPart {
         PromptPart {
-            is_due: echo.is_some() || params.prompt_logprobs.is_some(),
-            echoes_logprobs: echo.is_some() && params.sampling.logprobs.is_some(),
+            is_due: echo.is_some() || wants_scores,
+            echoes_logprobs: echo.is_some() && wants_logprobs,
             echo,
             scores: Vec::new(),
         }

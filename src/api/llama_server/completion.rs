@@ -2,22 +2,27 @@
 
 use std::sync::Arc;
 
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
+use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
 use crate::api::fields::json_field::{Bool, Float, Integer, Seed};
-use crate::api::fields::params::{CommonFields, MaxTokens, Params, is_set};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::{CommonFields, is_set};
+use crate::api::fields::prompt::PromptItem;
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::unsupported;
-use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
+use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece, Stopper};
+use crate::api::generation::choices::Choices;
 use crate::api::generation::logprobs::{MIN_LOGPROB, TokenLogprob, token_text};
-use crate::api::generation::parsed_request::ParsedRequest;
-use crate::api::middleware::request_id::random_u64;
-use crate::api::native::{AnswerTimes, AnswerWriter};
-use crate::api::openai::completions::PromptItem;
+use crate::api::generation::request::{MaxTokens, Params, ParsedRequest};
+use crate::api::generation::writer::{AnswerClock, AnswerWriter, Frames};
+use crate::api::ids::random_u64;
+use crate::api::middleware::authentication::Caller;
+use crate::api::respond::{ReadRequest, respond};
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 use crate::text::Tokenizer;
@@ -68,7 +73,7 @@ impl LlamaFields {
         if matches!(self.seed, Some(Seed(seed)) if RANDOM_SEEDS.contains(&seed)) {
             params.sampling.seed = random_u64();
         }
-        params.return_token_ids = true; // The last token says why the answer ended.
+        params.shape.has_token_ids = true; // Chunks have them, that of a stop token too.
         Ok(())
     }
 }
@@ -97,7 +102,7 @@ pub(in crate::api) struct LlamaAnswer {
     /// Why the answer ended: `eos` (a stop token), `word` (a stop string) or `limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_type: Option<&'static str>,
-    /// The stop string, if the answer ended with one and the request has no other.
+    /// The stop string that ended the answer, or an empty text.
     #[serde(skip_serializing_if = "Option::is_none")]
     stopping_word: Option<String>,
     /// `false`: a prompt that does not fit is an error.
@@ -168,14 +173,12 @@ struct LlamaTimings {
 }
 
 /// Writes the answer of a request of `/completion`.
-pub(in crate::api) struct LlamaWriter {
+struct LlamaWriter {
     tokenizer: Arc<Tokenizer>,
     model: String,
     prompt_tokens: u32,
-    stop_tokens: Vec<TokenId>,
-    only_stop: Option<String>, // The stop string, if there is one only.
     wants_tokens: bool,
-    last_token: Option<TokenId>,
+    clock: AnswerClock,
     pending: LlamaAnswer, // The pieces that no chunk has yet.
 }
 
@@ -187,13 +190,8 @@ impl LlamaWriter {
             tokenizer: Arc::clone(&serving.tokenizer),
             model: serving.model.name.clone(),
             prompt_tokens: request.prompts[0].tokens.len() as u32,
-            stop_tokens: params.stop_tokens.clone(),
-            only_stop: match params.stop.as_slice() {
-                [only] => Some(only.clone()),
-                _ => None,
-            },
             wants_tokens,
-            last_token: None,
+            clock: AnswerClock::default(),
             pending: LlamaAnswer::default(),
         };
         writer.pending.completion_probabilities = wants_probs.then(Vec::new);
@@ -212,50 +210,56 @@ impl LlamaWriter {
         };
         std::mem::replace(&mut self.pending, next)
     }
+}
 
-    /// Returns why the answer ended, and the stop string if it is known.
-    fn stop(&self, reason: AnswerEnd) -> (&'static str, String) {
-        let is_token = (self.last_token).is_some_and(|token| self.stop_tokens.contains(&token));
-        match reason {
-            AnswerEnd::Length => ("limit", String::new()),
-            _ if is_token => ("eos", String::new()),
-            _ => ("word", self.only_stop.clone().unwrap_or_default()),
-        }
+/// Returns why an answer ended, and the stop string that ended it.
+fn stop(end: &ChoiceEnd) -> (&'static str, String) {
+    match (end.finish_reason, &end.stopped_at) {
+        (AnswerEnd::Length, _) => ("limit", String::new()),
+        (_, Some(Stopper::Text(stop))) => ("word", stop.clone()),
+        (_, Some(Stopper::Token(_)) | None) => ("eos", String::new()),
     }
 }
 
+/// `POST /completion`: continues a prompt.
+pub(in crate::api) async fn completion(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    respond(&app, &caller, request, read).await
+}
+
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
+    let common: CommonFields = body.read()?;
+    serving.model.check(common.model(), tenant)?;
+    unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;
+    let mut params = common.check(&serving.model, &serving.defaults)?;
+    params.check_plain()?;
+    let own: LlamaFields = body.read()?;
+    own.apply(&mut params)?;
+    params.grammar = body.read::<StructureFields>()?.check(&params)?;
+    let wants_tokens = is_set(own.return_tokens) || params.is_stream();
+    let prompt = own.prompt.tokens("prompt", true, serving)?;
+    let request = ParsedRequest::new(vec![prompt], params, serving, None, "prompt")?;
+    let writer = LlamaWriter::new(serving, &request, wants_tokens);
+    Ok((request, Box::new(writer)))
+}
+
 impl AnswerWriter for LlamaWriter {
-    const HAS_DONE: bool = false;
-
-    fn read(
-        serving: &Serving,
-        tenant: &Tenant,
-        body: JsonObject<'_>,
-    ) -> Result<(ParsedRequest, LlamaWriter), ApiError> {
-        let common: CommonFields = body.read()?;
-        serving.model.check(common.model(), tenant)?;
-        unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;
-        let mut params = common.check(&serving.model, &serving.defaults)?;
-        params.check_plain()?;
-        let own: LlamaFields = body.read()?;
-        own.apply(&mut params)?;
-        params.grammar = body.read::<StructureFields>()?.check(&params)?;
-        let wants_tokens = is_set(own.return_tokens);
-        let prompt = own.prompt.tokens("prompt", true, serving)?;
-        let request = ParsedRequest::new(vec![prompt], params, serving, None, "prompt")?;
-        let writer = LlamaWriter::new(serving, &request, wants_tokens);
-        Ok((request, writer))
-    }
-
     fn id(&self) -> Option<&str> {
         None
     }
 
-    fn add(&mut self, piece: Piece, is_streamed: bool) {
+    fn piece(&mut self, _: u32, piece: Piece, _: &Choices, frames: &mut Frames) {
+        self.clock.tick();
         let pending = &mut self.pending;
         pending.content += &piece.text;
-        self.last_token = piece.tokens.last().copied().or(self.last_token);
-        if is_streamed || self.wants_tokens {
+        if self.wants_tokens {
             pending.tokens.extend(piece.tokens);
         }
         pending.tokens_predicted = piece.completion_tokens;
@@ -264,16 +268,16 @@ impl AnswerWriter for LlamaWriter {
             let entry = |entry| TokenProbability::with_top(entry, &self.tokenizer);
             probabilities.extend(entries.map(entry));
         }
+        if frames.is_stream() {
+            frames.push(&self.take());
+        }
     }
 
-    fn chunk(&mut self) -> String {
-        json(&self.take())
-    }
-
-    fn end(&mut self, end: ChoiceEnd, times: AnswerTimes) -> String {
-        let (stop_type, stopping_word) = self.stop(end.finish_reason);
+    fn end(&mut self, _: u32, end: ChoiceEnd, choices: &Choices, frames: &mut Frames) {
+        let times = self.clock.times(choices);
+        let (stop_type, stopping_word) = stop(&end);
         let predicted = end.completion_tokens;
-        json(&LlamaAnswer {
+        frames.push(&LlamaAnswer {
             stop: true,
             tokens_predicted: predicted,
             model: Some(self.model.clone()),
@@ -290,10 +294,10 @@ impl AnswerWriter for LlamaWriter {
                 predicted_per_second: f64::from(predicted) / times.output.max(1e-6),
             }),
             ..self.take()
-        })
+        });
     }
-}
 
-fn json(answer: &LlamaAnswer) -> String {
-    serde_json::to_string(answer).expect("all keys are strings and all numbers are finite")
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.push(&error.body());
+    }
 }

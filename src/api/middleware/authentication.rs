@@ -126,8 +126,11 @@ pub(in crate::api) async fn authenticate(
         Some(KeyHolder::Tenant(tenant)) => tenant,
     };
     Span::current().record("tenant", &tenant.id);
-    let log = request.extensions().get::<RequestLog>().cloned();
-    let log = log.unwrap_or_default();
+    let log = request
+        .extensions()
+        .get::<RequestLog>()
+        .cloned()
+        .unwrap_or_default();
     log.set_tenant(&tenant.id);
     if let Some(progress) = request.extensions().get::<Arc<Progress>>()
         && !tenant.is_anyone()

@@ -7,5 +7,4 @@ pub(in crate::api) mod precedence;
 pub(in crate::api) mod rate_headers;
 pub(in crate::api) mod request_id;
 pub(in crate::api) mod request_log;
-pub(in crate::api) mod response_count;
 pub(in crate::api) mod trace_context;

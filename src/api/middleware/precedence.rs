@@ -50,8 +50,9 @@ impl Precedence {
     /// # Errors
     /// If the name of the client has more than 256 bytes, or the priority is none of SMG's.
     pub(super) fn read(headers: &HeaderMap) -> Result<Precedence, ApiError> {
-        let mut named = CLIENT.iter().copied();
-        let named = named.find_map(|name| Some((name, headers.get(name)?)));
+        let named = CLIENT
+            .iter()
+            .find_map(|name| Some((*name, headers.get(*name)?)));
         let sub_tenant = match named {
             Some((name, client)) if client.len() > MAX_CLIENT_BYTES => {
                 let why = format!("the header {name} has more than {MAX_CLIENT_BYTES} bytes");
@@ -60,8 +61,9 @@ impl Precedence {
             Some((_, client)) if !client.is_empty() => Some(number_of(client)),
             _ => None,
         };
-        let objective = headers.get(OBJECTIVE);
-        let objective = objective.and_then(|value| find(value, &OBJECTIVES));
+        let objective = headers
+            .get(OBJECTIVE)
+            .and_then(|value| find(value, &OBJECTIVES));
         let priority = match headers.get(PRIORITY) {
             None => None,
             Some(value) => Some(find(value, &PRIORITIES).ok_or_else(|| {

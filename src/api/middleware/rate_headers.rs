@@ -11,10 +11,8 @@ use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::engine::{Rate, RateState, Rates, TenantId};
+use crate::engine::{Meter, Rate, RateState, Rates, TenantId};
 use crate::tenants::Tenant;
-
-const MINUTE: Duration = Duration::from_mins(1);
 
 /// The scheduler's last report for each tenant that has a rate limit.
 #[derive(Default)]
@@ -22,34 +20,24 @@ pub(in crate::api) struct LastRates {
     reports: Mutex<HashMap<TenantId, RateReport>>,
 }
 
+/// The meters' clocks begin with the report.
 #[derive(Clone, Copy)]
 struct RateReport {
     at: Instant,
-    requests: Option<RateDebt>,
-    tokens: Option<RateDebt>,
-}
-
-/// What a tenant has used of a rate, as the time until the rate has fully recovered.
-#[derive(Clone, Copy)]
-struct RateDebt {
-    per_minute: u32,
-    time: Duration,
+    requests: Option<Meter>,
+    tokens: Option<Meter>,
 }
 
 impl LastRates {
     /// Records the scheduler's report for `tenant`, made at `at`.
     pub(in crate::api) fn record(&self, tenant: &Tenant, rates: Rates, at: Instant) {
-        let debt = |rate: Option<Rate>, state: Option<RateState>| {
-            let (rate, state) = rate.zip(state)?;
-            Some(RateDebt {
-                per_minute: rate.per_minute,
-                time: Duration::from_micros(state.reset),
-            })
+        let meter = |rate: Option<Rate>, state: Option<RateState>| {
+            (rate.zip(state)).map(|(rate, state)| Meter::owing(rate, state.reset))
         };
         let report = RateReport {
             at,
-            requests: debt(tenant.requests, rates.requests),
-            tokens: debt(tenant.tokens, rates.tokens),
+            requests: meter(tenant.requests, rates.requests),
+            tokens: meter(tenant.tokens, rates.tokens),
         };
         if report.requests.is_some() || report.tokens.is_some() {
             let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,27 +55,16 @@ impl LastRates {
         let elapsed = report.map_or(Duration::ZERO, |report| {
             at.saturating_duration_since(report.at)
         });
-        let state = |rate: Option<Rate>, debt: Option<RateDebt>| Some(state(rate?, debt, elapsed));
+        // A rate may have changed since the report.
+        let state = |rate: Option<Rate>, last: Option<Meter>| {
+            let rate = rate?;
+            let meter = last.map_or(Meter::new(rate), |last| last.at_rate(0, rate));
+            Some(meter.state(elapsed.as_micros() as u64))
+        };
         Rates {
             requests: state(tenant.requests, report.and_then(|report| report.requests)),
             tokens: state(tenant.tokens, report.and_then(|report| report.tokens)),
         }
-    }
-}
-
-/// Returns the state of `rate`, `elapsed` after the report of `debt`.
-///
-/// `rate` may have changed since the report. A lower rate takes longer to recover the same debt.
-fn state(rate: Rate, debt: Option<RateDebt>, elapsed: Duration) -> RateState {
-    let debt = debt.map_or(0, |debt| {
-        debt.time.as_nanos() * u128::from(debt.per_minute) / u128::from(rate.per_minute)
-    });
-    let debt = debt.saturating_sub(elapsed.as_nanos());
-    let used = (debt * u128::from(rate.per_minute)).div_ceil(MINUTE.as_nanos());
-    RateState {
-        limit: rate.burst,
-        remaining: rate.burst - u32::try_from(used).map_or(rate.burst, |used| used.min(rate.burst)),
-        reset: u64::try_from(debt.div_ceil(1000)).unwrap_or(u64::MAX),
     }
 }
 

@@ -1,11 +1,9 @@
-//! Ids of requests and responses, and the middleware that gives each response its `x-request-id`.
+//! Gives each response its `x-request-id`.
 
-use std::hash::{BuildHasher, RandomState};
 use std::panic::AssertUnwindSafe;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
@@ -14,8 +12,8 @@ use tracing::Instrument;
 use super::request_log::RequestLog;
 use super::trace_context::TraceContext;
 use crate::api::error::ApiError;
+use crate::api::ids::{REQUEST_ID, random_id};
 
-pub(in crate::api) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// The id of a request, among its extensions.
@@ -61,23 +59,4 @@ fn request_id(request: &Request) -> HeaderValue {
         Some(id) => id.clone(),
         None => HeaderValue::try_from(random_id("req-")).expect("hexadecimal digits are printable"),
     }
-}
-
-/// Returns a unique id that starts with `prefix`.
-pub(in crate::api) fn random_id(prefix: &str) -> String {
-    format!("{prefix}{:016x}{:016x}", random_u64(), random_u64())
-}
-
-/// Returns a random number. Not for secrets.
-///
-/// The standard library's hash keys are random for each thread and differ from call to call.
-pub(in crate::api) fn random_u64() -> u64 {
-    RandomState::new().hash_one(0)
-}
-
-/// Returns the current time in Unix seconds.
-pub(in crate::api) fn unix_seconds() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
 }

@@ -1,5 +1,5 @@
-//! One line in the log for each request, written when its response has been sent or its client has
-//! left.
+//! What is recorded of each request: a line in the log, written when its response has been sent or
+//! its client has left, and the count of its endpoint and status.
 //!
 //! Invariant: a line has no text of a prompt or an answer, and no key. Of a client's own words it
 //! has the request's id, which is printable and which the log's format quotes.
@@ -12,12 +12,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::{MatchedPath, Request};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
 use super::trace_context::TraceContext;
+use crate::api::app::App;
 use crate::api::connection::Progress;
 use crate::api::error::ApiError;
 use crate::engine::StreamAccount;
@@ -124,6 +125,21 @@ pub(in crate::api) async fn record(mut request: Request, next: Next) -> Response
         line.log.fail(error.code());
     }
     response.map(|body| Body::new(LoggedBody { body, line }))
+}
+
+/// Counts each response in the metrics. While the model loads there are none.
+pub(in crate::api) async fn count(
+    State(app): State<App>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let response = next.run(request).await;
+    if let Ok(serving) = app.serving() {
+        let route = route.as_ref().map(MatchedPath::as_str);
+        serving.metrics.responded(route, response.status().as_u16());
+    }
+    response
 }
 
 /// A response's body, and the line that follows it.

@@ -2,28 +2,40 @@
 
 use std::collections::BTreeMap;
 
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::endpoint::Endpoint;
-use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
+use super::chunks::Chunks;
+use super::envelope::{self, Envelope, PromptFields, UsageField};
+use super::read_params;
+use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
 use crate::api::fields::conversation::ConversationFields;
 use crate::api::fields::json_field::{Bool, Integer};
-use crate::api::fields::params::{Params, is_set};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::{CommonFields, is_set};
+use crate::api::fields::structure::StructureFields;
 use crate::api::fields::tool_calls::ToolCall;
 use crate::api::fields::tool_fields::ToolChoiceFields;
-use crate::api::fields::unsupported::{self, UnsupportedField};
-use crate::api::generation::choice::{AnswerEnd, Piece};
-use crate::api::generation::choices::{Choices, FinishedChoice};
+use crate::api::fields::unsupported;
+use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
+use crate::api::generation::choices::Choices;
 use crate::api::generation::logprobs::ChatLogprobs;
-use crate::api::generation::parsed_request::ParsedRequest;
-use crate::api::openapi::{Components, ObjectSchema};
+use crate::api::generation::request::{ParsedRequest, ResponseMode};
+use crate::api::generation::writer::{AnswerWriter, FinishedChoice, Frames, WholeAnswer};
+use crate::api::middleware::authentication::Caller;
+use crate::api::openapi::{Components, Operation};
+use crate::api::respond::{ReadRequest, respond};
+use crate::tenants::Tenant;
+
+/// The prefix of the answer's id.
+pub(super) const ID_PREFIX: &str = "chatcmpl-";
 
 /// The fields that only this endpoint has, beside the conversation.
 #[derive(Deserialize, ToSchema)]
-pub(super) struct ChatFields {
+struct ChatFields {
     /// Whether to return the log-probability of each token.
     logprobs: Option<Bool>,
     /// Number of alternatives for each token. Above 0, it needs `logprobs`.
@@ -45,80 +57,118 @@ impl ChatFields {
     }
 }
 
-/// `POST /v1/chat/completions`.
-#[derive(Default)]
-pub(in crate::api) struct ChatEndpoint {
+/// `POST /v1/chat/completions`: answers a conversation.
+pub(in crate::api) async fn chat(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    respond(&app, &caller, request, read).await
+}
+
+pub(in crate::api) fn describe(components: &mut Components) -> Operation {
+    let fields = vec![
+        components.fields::<CommonFields>(),
+        components.fields::<StructureFields>(),
+        components.fields::<ConversationFields>(),
+        components.fields::<ToolChoiceFields>(),
+        components.fields::<ChatFields>(),
+    ];
+    let request = components.object(
+        "ChatCompletionRequest",
+        fields,
+        unsupported::schemas(unsupported::OF_CHAT),
+    );
+    envelope::describe::<ChatChoice, ChatChunkChoice>(
+        components,
+        "Answers a conversation through the model's chat template.",
+        "ChatCompletion",
+        request,
+    )
+}
+
+/// Reads a request.
+pub(super) fn read_request(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ParsedRequest, ApiError> {
+    let mut params = read_params(serving, tenant, body, unsupported::OF_CHAT)?;
+    let own: ChatFields = body.read()?;
+    params.sampling.logprobs = own.top_logprobs()?;
+    let conversation = body.read::<ConversationFields>()?.check()?;
+    let tools = body
+        .read::<ToolChoiceFields>()?
+        .check(conversation.tools())?;
+    let is_wanted = own.include_reasoning.is_none_or(|Bool(wanted)| wanted);
+    conversation.request(serving, params, tools, is_wanted)
+}
+
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
+    let request = read_request(serving, tenant, body)?;
+    let writer: Box<dyn AnswerWriter> = match request.params.shape.mode {
+        ResponseMode::Stream(usage) => Box::new(ChatStream {
+            chunks: Chunks {
+                envelope: Envelope::new(ID_PREFIX, "chat.completion.chunk", &serving.model),
+                usage,
+            },
+            calls: BTreeMap::new(),
+        }),
+        ResponseMode::Whole => {
+            let envelope = Envelope::new(ID_PREFIX, "chat.completion", &serving.model);
+            WholeAnswer::boxed(
+                envelope.id().to_owned(),
+                move |finished, choices, frames| {
+                    let prompt = PromptFields {
+                        tokens: choices.prompt(0),
+                        logprobs: choices.prompt_logprobs(&finished[0].output.scores),
+                    };
+                    let choice = |(index, choice)| ChatChoice::new(index, choice, choices);
+                    let written = (0..).zip(finished).map(choice).collect();
+                    let usage = UsageField::Counts(choices.usage());
+                    frames.push(&envelope.object::<ChatChoice>(written, usage, prompt));
+                },
+            )
+        }
+    };
+    Ok((request, writer))
+}
+
+/// Writes the stream of a chat.
+struct ChatStream {
+    chunks: Chunks,
     calls: BTreeMap<u32, u32>, // The calls that each choice has begun.
 }
 
-impl Endpoint for ChatEndpoint {
-    const ID_PREFIX: &'static str = "chatcmpl-";
-    const OBJECT: &'static str = "chat.completion";
-    const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
-    const PROMPT_BESIDE_CHOICES: bool = true;
-    const UNSUPPORTED: &[UnsupportedField] = unsupported::OF_CHAT;
-    const NAME: &'static str = "ChatCompletion";
-    const SUMMARY: &'static str = "Answers a conversation through the model's chat template.";
-    type Choice = ChatChoice;
-    type ChunkChoice = ChatChunkChoice;
-
-    fn fields(components: &mut Components) -> Vec<ObjectSchema> {
-        vec![
-            components.fields::<ConversationFields>(),
-            components.fields::<ToolChoiceFields>(),
-            components.fields::<ChatFields>(),
-        ]
+impl AnswerWriter for ChatStream {
+    fn id(&self) -> Option<&str> {
+        Some(self.chunks.envelope.id())
     }
 
-    fn read_own(
-        serving: &Serving,
-        body: JsonObject<'_>,
-        mut params: Params,
-    ) -> Result<ParsedRequest, ApiError> {
-        let own: ChatFields = body.read()?;
-        params.sampling.logprobs = own.top_logprobs()?;
-        let conversation = body.read::<ConversationFields>()?.check()?;
-        let tools = body
-            .read::<ToolChoiceFields>()?
-            .check(conversation.tools())?;
-        let is_wanted = own.include_reasoning.is_none_or(|Bool(wanted)| wanted);
-        conversation.request(serving, params, tools, is_wanted)
-    }
-
-    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> ChatChoice {
-        let finish_reason = choice.finish_reason();
-        let FinishedChoice { output, .. } = choice;
-        let calls = ToolCall::whole(output.calls);
-        let is_text = calls.is_empty() && output.reasoning.is_empty();
-        let message = ChatText {
-            role: Some("assistant"),
-            content: Some(Some(output.text).filter(|text| !text.is_empty() || is_text)),
-            tool_calls: Some(calls).filter(|calls| !calls.is_empty()),
-            ..ChatText::reasoning(output.reasoning)
-        };
-        ChatChoice {
-            index,
-            message,
-            logprobs: choices.logprobs(&output.logprobs, ChatLogprobs::new),
-            finish_reason,
-            token_ids: choices.wants_token_ids().then_some(output.tokens),
+    fn begin(&mut self, choices: &Choices, frames: &mut Frames) {
+        for index in 0..choices.count() {
+            let opening = ChatChunkChoice {
+                index,
+                delta: ChatText {
+                    role: Some("assistant"),
+                    content: Some(Some(String::new())),
+                    ..ChatText::default()
+                },
+                ..ChatChunkChoice::default()
+            };
+            let prompt = PromptFields {
+                tokens: choices.prompt(index).filter(|_| index == 0),
+                logprobs: None,
+            };
+            self.chunks.push_with(opening, prompt, choices, frames);
         }
     }
 
-    fn opening(&self, index: u32) -> Option<ChatChunkChoice> {
-        let delta = ChatText {
-            role: Some("assistant"),
-            content: Some(Some(String::new())),
-            ..ChatText::default()
-        };
-        Some(ChatChunkChoice {
-            index,
-            delta,
-            ..ChatChunkChoice::default()
-        })
-    }
-
-    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> Vec<ChatChunkChoice> {
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices, frames: &mut Frames) {
         let has_reasoning = !piece.reasoning.is_empty();
         let is_text = !has_reasoning && piece.calls.is_empty();
         let mut deltas = Vec::with_capacity(1 + piece.calls.len());
@@ -134,31 +184,37 @@ impl Endpoint for ChatEndpoint {
             tool_calls: Some(vec![ToolCall::of_delta(call, begun)]),
             ..ChatText::default()
         }));
-        let mut chunks = deltas.into_iter().map(|delta| ChatChunkChoice {
-            index,
-            delta,
-            ..ChatChunkChoice::default()
-        });
-        let first = chunks.next().map(|first| ChatChunkChoice {
-            logprobs: choices.logprobs(&piece.logprobs, ChatLogprobs::new),
-            token_ids: choices.wants_token_ids().then_some(piece.tokens),
-            ..first
-        });
-        first.into_iter().chain(chunks).collect()
+        let mut logprobs = choices.logprobs(&piece.logprobs, ChatLogprobs::new);
+        let mut token_ids = choices.wants_token_ids().then_some(piece.tokens);
+        for delta in deltas {
+            let choice = ChatChunkChoice {
+                index,
+                delta,
+                logprobs: logprobs.take(),
+                finish_reason: None,
+                token_ids: token_ids.take(),
+            };
+            self.chunks.push(choice, choices, frames);
+        }
     }
 
-    fn end(&self, index: u32, finish_reason: AnswerEnd) -> ChatChunkChoice {
-        ChatChunkChoice {
+    fn end(&mut self, index: u32, end: ChoiceEnd, choices: &Choices, frames: &mut Frames) {
+        let choice = ChatChunkChoice {
             index,
-            finish_reason: Some(finish_reason),
+            finish_reason: Some(end.finish_reason),
             ..ChatChunkChoice::default()
-        }
+        };
+        self.chunks.end(choice, choices, frames);
+    }
+
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        Chunks::fail(error, frames);
     }
 }
 
 /// A choice of an answer.
 #[derive(Serialize, ToSchema)]
-pub(in crate::api) struct ChatChoice {
+struct ChatChoice {
     /// The number of the choice.
     index: u32,
     /// The answer.
@@ -172,9 +228,30 @@ pub(in crate::api) struct ChatChoice {
     token_ids: Option<Vec<u32>>,
 }
 
+impl ChatChoice {
+    fn new(index: u32, choice: FinishedChoice, choices: &Choices) -> ChatChoice {
+        let FinishedChoice { output, end } = choice;
+        let calls = ToolCall::whole(output.calls);
+        let is_text = calls.is_empty() && output.reasoning.is_empty();
+        let message = ChatText {
+            role: Some("assistant"),
+            content: Some(Some(output.text).filter(|text| !text.is_empty() || is_text)),
+            tool_calls: Some(calls).filter(|calls| !calls.is_empty()),
+            ..ChatText::reasoning(output.reasoning)
+        };
+        ChatChoice {
+            index,
+            message,
+            logprobs: choices.logprobs(&output.logprobs, ChatLogprobs::new),
+            finish_reason: Some(end.finish_reason),
+            token_ids: choices.wants_token_ids().then_some(output.tokens),
+        }
+    }
+}
+
 /// What a chunk of a stream adds to a choice.
 #[derive(Default, Serialize, ToSchema)]
-pub(in crate::api) struct ChatChunkChoice {
+struct ChatChunkChoice {
     /// The number of the choice.
     index: u32,
     /// What the chunk adds to the message.

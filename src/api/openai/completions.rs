@@ -2,38 +2,43 @@
 
 use std::collections::BTreeSet;
 
-use serde::de::{Error, MapAccess, SeqAccess};
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::endpoint::Endpoint;
-use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
+use super::chunks::Chunks;
+use super::envelope::{self, Envelope, PromptFields, UsageField};
+use super::read_params;
+use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
-use crate::api::fields::json_field::{
-    Bool, Given, Integer, JsonField, Scalar, count_rest, deserialize_fields, must_be,
-};
-use crate::api::fields::params::{Params, is_set};
-use crate::api::fields::token_ids::TokenList;
-use crate::api::fields::unsupported::{self, UnsupportedField};
-use crate::api::generation::choice::{AnswerEnd, Piece};
-use crate::api::generation::choices::{Choices, FinishedChoice};
+use crate::api::fields::json_field::{Bool, Integer};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::{CommonFields, is_set};
+use crate::api::fields::prompt::{MAX_PROMPTS, Prompt, prompts};
+use crate::api::fields::structure::StructureFields;
+use crate::api::fields::unsupported;
+use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
+use crate::api::generation::choices::Choices;
 use crate::api::generation::logprobs::CompletionLogprobs;
-use crate::api::generation::parsed_request::{ParsedRequest, check_length, encoding_error};
 use crate::api::generation::prompt_logprobs::PromptLogprobs;
-use crate::api::openapi::{Components, ObjectSchema};
+use crate::api::generation::request::{Params, ParsedRequest, ResponseMode};
+use crate::api::generation::writer::{AnswerWriter, FinishedChoice, Frames, WholeAnswer};
+use crate::api::middleware::authentication::Caller;
+use crate::api::openapi::{Components, Operation};
+use crate::api::respond::{ReadRequest, respond};
 use crate::engine::TokenId;
+use crate::tenants::Tenant;
+
+/// The prefix of the answer's id.
+pub(super) const ID_PREFIX: &str = "cmpl-";
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// The maximum number of prompts of a request, and of its choices.
-const MAX_PROMPTS: usize = 128;
-
 /// The fields that only this endpoint has.
 #[derive(Deserialize, ToSchema)]
-pub(super) struct CompletionFields {
+struct CompletionFields {
     /// The prompt: a string, an array of token ids, or an array of those. Each prompt of an array
     /// has `n` choices, in the order of the prompts; at most 128 in total.
     prompt: Prompt,
@@ -46,185 +51,118 @@ pub(super) struct CompletionFields {
     echo: Option<Bool>,
 }
 
-/// The field `prompt`.
-pub(in crate::api) enum Prompt {
-    One(PromptText),
-    Several(Vec<PromptItem>),
-    TooMany(usize),
+/// `POST /v1/completions`: continues prompts.
+pub(in crate::api) async fn completions(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    respond(&app, &caller, request, read).await
 }
 
-/// A prompt: text or tokens.
-pub(in crate::api) enum PromptText {
-    Text(String),
-    Tokens(TokenList),
+pub(in crate::api) fn describe(components: &mut Components) -> Operation {
+    let fields = vec![
+        components.fields::<CommonFields>(),
+        components.fields::<StructureFields>(),
+        components.fields::<CompletionFields>(),
+    ];
+    let request = components.object(
+        "CompletionRequest",
+        fields,
+        unsupported::schemas(unsupported::OF_COMPLETIONS),
+    );
+    envelope::describe::<CompletionChoice, CompletionChoice>(
+        components,
+        "Continues a prompt of text or tokens.",
+        "Completion",
+        request,
+    )
 }
 
-/// An item of the array in `prompt`, or the only prompt.
-pub(in crate::api) enum PromptItem {
-    Prompt(PromptText),
-    Other(Given),
+/// Reads a request.
+pub(super) fn read_request(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ParsedRequest, ApiError> {
+    let mut params = read_params(serving, tenant, body, unsupported::OF_COMPLETIONS)?;
+    let own: CompletionFields = body.read()?;
+    let logprobs = own.logprobs.map(|Integer(count)| count as u32);
+    params.sampling.logprobs = logprobs;
+    params.shape.echo = is_set(own.echo);
+    if params.shape.echo {
+        let of_prompt = &mut params.sampling.prompt_logprobs;
+        *of_prompt = (*of_prompt).max(logprobs);
+    }
+    let adds_special = own.add_special_tokens.is_none_or(|Bool(adds)| adds);
+    let prompts = prompts(own.prompt, "prompt", adds_special, serving)?;
+    check_choices(prompts.len(), &params)?;
+    ParsedRequest::new(prompts, params, serving, Some(DEFAULT_MAX_TOKENS), "prompt")
 }
 
-impl<'de> JsonField<'de> for PromptItem {
-    const EXPECTED: &'static str = "a string or an array of token ids";
-
-    fn schema() -> Value {
-        json!({"anyOf": [{"type": "string"}, <TokenList as JsonField>::schema()]})
-    }
-
-    fn scalar<E: Error>(value: Scalar<'_>) -> Result<PromptItem, E> {
-        Ok(match value {
-            Scalar::Text(text) => PromptItem::Prompt(PromptText::Text(text.to_owned())),
-            other => PromptItem::Other(Given::scalar(other)?),
-        })
-    }
-
-    fn array<A: SeqAccess<'de>>(items: A) -> Result<PromptItem, A::Error> {
-        let tokens = TokenList::array(items)?;
-        Ok(PromptItem::Prompt(PromptText::Tokens(tokens)))
-    }
-
-    fn object<A: MapAccess<'de>>(entries: A) -> Result<PromptItem, A::Error> {
-        Given::object(entries).map(PromptItem::Other)
-    }
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
+    let request = read_request(serving, tenant, body)?;
+    let envelope = Envelope::new(ID_PREFIX, "text_completion", &serving.model);
+    let writer: Box<dyn AnswerWriter> = match request.params.shape.mode {
+        ResponseMode::Stream(usage) => Box::new(CompletionStream {
+            chunks: Chunks { envelope, usage },
+            has_prompt: BTreeSet::new(),
+        }),
+        ResponseMode::Whole => WholeAnswer::boxed(
+            envelope.id().to_owned(),
+            move |finished, choices, frames| {
+                let choice = |(index, choice): (u32, FinishedChoice)| CompletionChoice {
+                    finish_reason: Some(choice.end.finish_reason),
+                    ..CompletionChoice::of_piece(
+                        index,
+                        choice.output,
+                        choices,
+                        choices.prompt(index),
+                    )
+                };
+                let written = (0..).zip(finished).map(choice).collect();
+                let usage = UsageField::Counts(choices.usage());
+                let prompt = PromptFields::default();
+                frames.push(&envelope.object::<CompletionChoice>(written, usage, prompt));
+            },
+        ),
+    };
+    Ok((request, writer))
 }
 
-impl<'de> JsonField<'de> for Prompt {
-    const EXPECTED: &'static str = PromptItem::EXPECTED;
-
-    fn schema() -> Value {
-        let mut tokens = <TokenList as JsonField>::schema();
-        tokens["minItems"] = 1.into();
-        let text = json!({"type": "string"});
-        let prompt = json!({"anyOf": [text, tokens]});
-        let prompts =
-            json!({"type": "array", "items": prompt, "minItems": 1, "maxItems": MAX_PROMPTS});
-        json!({"anyOf": [text, tokens, prompts]})
-    }
-
-    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Prompt, E> {
-        match value {
-            Scalar::Text(text) => Ok(Prompt::One(PromptText::Text(text.to_owned()))),
-            other => Err(must_be(Self::EXPECTED, other)),
-        }
-    }
-
-    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<Prompt, A::Error> {
-        let mut prompts: Vec<PromptItem> = Vec::new();
-        while prompts.len() < MAX_PROMPTS
-            && let Some(item) = items.next_element()?
-        {
-            match item {
-                PromptItem::Other(first) if prompts.is_empty() => {
-                    let mut tokens = TokenList::default();
-                    tokens.push(&first);
-                    tokens.extend(&mut items)?;
-                    return Ok(Prompt::One(PromptText::Tokens(tokens)));
-                }
-                item => prompts.push(item),
-            }
-        }
-        let more = count_rest(&mut items)?;
-        if more > 0 {
-            return Ok(Prompt::TooMany(MAX_PROMPTS + more));
-        }
-        Ok(match prompts.pop() {
-            None => Prompt::One(PromptText::Tokens(TokenList::default())),
-            Some(PromptItem::Prompt(only)) if prompts.is_empty() => Prompt::One(only),
-            Some(last) => {
-                prompts.push(last);
-                Prompt::Several(prompts)
-            }
-        })
-    }
-}
-
-deserialize_fields!(Prompt, PromptItem);
-
-/// `POST /v1/completions`.
-#[derive(Default)]
-pub(in crate::api) struct CompletionEndpoint {
+/// Writes the stream of a completion.
+struct CompletionStream {
+    chunks: Chunks,
     has_prompt: BTreeSet<u32>, // The choices whose chunks have shown the prompt's tokens.
 }
 
-impl Endpoint for CompletionEndpoint {
-    const ID_PREFIX: &'static str = "cmpl-";
-    const OBJECT: &'static str = "text_completion";
-    const CHUNK_OBJECT: &'static str = "text_completion";
-    const PROMPT_BESIDE_CHOICES: bool = false;
-    const UNSUPPORTED: &[UnsupportedField] = unsupported::OF_COMPLETIONS;
-    const NAME: &'static str = "Completion";
-    const SUMMARY: &'static str = "Continues a prompt of text or tokens.";
-    type Choice = CompletionChoice;
-    type ChunkChoice = CompletionChoice;
-
-    fn fields(components: &mut Components) -> Vec<ObjectSchema> {
-        vec![components.fields::<CompletionFields>()]
+impl AnswerWriter for CompletionStream {
+    fn id(&self) -> Option<&str> {
+        Some(self.chunks.envelope.id())
     }
 
-    fn read_own(
-        serving: &Serving,
-        body: JsonObject<'_>,
-        mut params: Params,
-    ) -> Result<ParsedRequest, ApiError> {
-        let own: CompletionFields = body.read()?;
-        let logprobs = own.logprobs.map(|Integer(count)| count as u32);
-        params.sampling.logprobs = logprobs;
-        params.echo = is_set(own.echo);
-        if params.echo {
-            let of_prompt = &mut params.sampling.prompt_logprobs;
-            *of_prompt = (*of_prompt).max(logprobs);
-        }
-        let adds_special = own.add_special_tokens.is_none_or(|Bool(adds)| adds);
-        let prompts = prompts(own.prompt, "prompt", adds_special, serving)?;
-        check_choices(prompts.len(), &params)?;
-        ParsedRequest::new(prompts, params, serving, Some(DEFAULT_MAX_TOKENS), "prompt")
-    }
-
-    fn whole(&self, index: u32, choice: FinishedChoice, choices: &Choices) -> CompletionChoice {
-        CompletionChoice {
-            finish_reason: choice.finish_reason(),
-            ..CompletionChoice::of_piece(index, choice.output, choices, choices.prompt(index))
-        }
-    }
-
-    fn opening(&self, _: u32) -> Option<CompletionChoice> {
-        None
-    }
-
-    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices) -> Vec<CompletionChoice> {
+    fn piece(&mut self, index: u32, piece: Piece, choices: &Choices, frames: &mut Frames) {
         let is_first = self.has_prompt.insert(index);
         let prompt = choices.prompt(index).filter(|_| is_first);
-        vec![CompletionChoice::of_piece(index, piece, choices, prompt)]
+        let choice = CompletionChoice::of_piece(index, piece, choices, prompt);
+        self.chunks.push(choice, choices, frames);
     }
 
-    fn end(&self, index: u32, finish_reason: AnswerEnd) -> CompletionChoice {
-        CompletionChoice {
+    fn end(&mut self, index: u32, end: ChoiceEnd, choices: &Choices, frames: &mut Frames) {
+        let choice = CompletionChoice {
             index,
-            finish_reason: Some(finish_reason),
+            finish_reason: Some(end.finish_reason),
             ..CompletionChoice::default()
-        }
+        };
+        self.chunks.end(choice, choices, frames);
     }
-}
 
-/// Returns the tokens of each prompt in the field `param`.
-pub(in crate::api) fn prompts(
-    prompt: Prompt,
-    param: &str,
-    adds_special: bool,
-    serving: &Serving,
-) -> Result<Vec<Vec<TokenId>>, ApiError> {
-    let item = |(index, item): (usize, PromptItem)| {
-        item.tokens(&format!("{param}[{index}]"), adds_special, serving)
-    };
-    match prompt {
-        Prompt::One(prompt) => Ok(vec![prompt.tokens(param, adds_special, serving)?]),
-        Prompt::Several(items) => items.into_iter().enumerate().map(item).collect(),
-        Prompt::TooMany(count) => {
-            let message =
-                format!("'{param}' may contain at most {MAX_PROMPTS} prompts; got {count}.");
-            Err(ApiError::invalid_value(param, message))
-        }
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        Chunks::fail(error, frames);
     }
 }
 
@@ -241,53 +179,9 @@ fn check_choices(prompts: usize, params: &Params) -> Result<(), ApiError> {
     Err(ApiError::invalid_value("n", message))
 }
 
-impl PromptItem {
-    /// Returns the tokens. `param` names the prompt.
-    pub(in crate::api) fn tokens(
-        self,
-        param: &str,
-        adds_special: bool,
-        serving: &Serving,
-    ) -> Result<Vec<TokenId>, ApiError> {
-        match self {
-            PromptItem::Prompt(prompt) => prompt.tokens(param, adds_special, serving),
-            PromptItem::Other(got) => {
-                let message = format!("'{param}' must be {}; got {got}.", PromptItem::EXPECTED);
-                Err(ApiError::invalid_value(param, message))
-            }
-        }
-    }
-}
-
-impl PromptText {
-    /// Returns the tokens. `param` names the prompt.
-    fn tokens(
-        self,
-        param: &str,
-        adds_special: bool,
-        serving: &Serving,
-    ) -> Result<Vec<TokenId>, ApiError> {
-        match self {
-            PromptText::Tokens(tokens) if tokens.len() == 0 => {
-                let message = format!("'{param}' must not be an empty array.");
-                Err(ApiError::invalid_value(param, message))
-            }
-            PromptText::Tokens(tokens) => tokens.check(param, &serving.model),
-            PromptText::Text(text) => {
-                check_length(text.len(), serving, param)?;
-                let tokens = match adds_special {
-                    true => serving.tokenizer.encode_prompt(&text),
-                    false => serving.tokenizer.encode_plain(&text),
-                };
-                tokens.map_err(|error| encoding_error(&error, param))
-            }
-        }
-    }
-}
-
 /// A choice of an answer, or what a chunk of a stream adds to one.
 #[derive(Default, Serialize, ToSchema)]
-pub(in crate::api) struct CompletionChoice {
+struct CompletionChoice {
     /// The number of the choice.
     index: u32,
     /// The text.

@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::completions::{Prompt, prompts};
 use crate::api::app::{App, EmbeddingShape, Serving};
 use crate::api::body;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
 use crate::api::fields::json_field::{
     Bool, Integer, JsonField, JsonText, Scalar, deserialize_fields, must_be,
 };
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::prompt::{Prompt, prompts};
 use crate::api::fields::unsupported;
 use crate::api::generation::choice::finish_reason;
 use crate::api::middleware::authentication::Caller;
@@ -162,7 +162,7 @@ pub(in crate::api) async fn embeddings(
 fn read(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<EmbeddingRequest, ApiError> {
     let fields: EmbeddingFields = body.read()?;
     let model = &serving.model;

@@ -1,12 +1,14 @@
 //! The JSON around the choices of a response or a chunk.
 
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::api::app::ModelCard;
 use crate::api::generation::choices::Usage;
 use crate::api::generation::prompt_logprobs::PromptLogprobs;
-use crate::api::middleware::request_id::{random_id, unix_seconds};
+use crate::api::ids::{random_id, unix_seconds};
+use crate::api::openapi::{Components, Operation};
 
 /// The fields that are the same in all chunks of a response.
 pub(super) struct Envelope {
@@ -36,14 +38,14 @@ impl Envelope {
         &self.id
     }
 
-    /// Returns the JSON of a response or of a chunk.
-    pub(in crate::api) fn json<C: Serialize>(
-        &self,
+    /// Returns a response or a chunk.
+    pub(in crate::api) fn object<'a, C>(
+        &'a self,
         choices: Vec<C>,
         usage: UsageField,
-        prompt: PromptFields<'_>,
-    ) -> String {
-        let object = ResponseObject {
+        prompt: PromptFields<'a>,
+    ) -> ResponseObject<'a, C> {
+        ResponseObject {
             id: &self.id,
             object: self.object,
             created: self.created,
@@ -52,8 +54,7 @@ impl Envelope {
             usage,
             prompt_token_ids: prompt.tokens,
             prompt_logprobs: prompt.logprobs,
-        };
-        serde_json::to_string(&object).expect("all keys are strings and all numbers are finite")
+        }
     }
 }
 
@@ -105,4 +106,22 @@ pub(in crate::api) struct ResponseObject<'a, C> {
     /// The log-probabilities of the prompt of a chat, if the request asked for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<PromptLogprobs>,
+}
+
+/// Describes a completion endpoint, whose answers are called `name`.
+pub(super) fn describe<C: ToSchema, K: ToSchema>(
+    components: &mut Components,
+    summary: &'static str,
+    name: &str,
+    request: Value,
+) -> Operation {
+    components.schema::<C>();
+    components.schema::<K>();
+    let answer = components.schema_as::<ResponseObject<'_, C>>(name);
+    let chunk = components.schema_as::<ResponseObject<'_, K>>(&format!("{name}Chunk"));
+    Operation::new(summary)
+        .reads(request)
+        .answers(200, "application/json", answer)
+        .streams(chunk)
+        .fails(&[504])
 }

@@ -1,11 +1,35 @@
 //! OpenAI's endpoints, in its shapes, and those that show what they would compute (`render.rs`).
 
 pub(in crate::api) mod chat;
-pub(in crate::api) mod chunks;
+mod chunks;
 pub(in crate::api) mod completions;
 pub(in crate::api) mod embeddings;
-pub(in crate::api) mod endpoint;
-pub(in crate::api) mod envelope;
+mod envelope;
 pub(in crate::api) mod render;
-pub(in crate::api) mod respond;
 pub(in crate::api) mod responses;
+
+use super::app::Serving;
+use super::error::ApiError;
+use super::fields::json_object::JsonObject;
+use super::fields::params::CommonFields;
+use super::fields::structure::StructureFields;
+use super::fields::unsupported::{self, UnsupportedField};
+use super::generation::request::Params;
+use crate::tenants::Tenant;
+
+/// Reads the fields that both completion endpoints have. `refused` are those that the endpoint does
+/// not support, beside those that neither supports.
+fn read_params(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+    refused: &[UnsupportedField],
+) -> Result<Params, ApiError> {
+    let model = &serving.model;
+    let common: CommonFields = body.read()?;
+    model.check(common.model(), tenant)?;
+    unsupported::check(body, refused)?;
+    let mut params = common.check(model, &serving.defaults)?;
+    params.grammar = body.read::<StructureFields>()?.check(&params)?;
+    Ok(params)
+}

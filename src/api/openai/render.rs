@@ -2,23 +2,22 @@
 //! for a request, without running it. The shape is vLLM's; routers that look for cached prefixes
 //! read `token_ids`.
 //!
-//! Invariant: the tokens are those of the real endpoint, because its `Endpoint::read` makes them.
+//! Invariant: the tokens are those of the real endpoint, because the same function reads the request.
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::chat::ChatEndpoint;
-use super::completions::CompletionEndpoint;
-use super::endpoint::Endpoint;
+use super::{chat, completions};
 use crate::api::app::{App, Serving};
 use crate::api::body;
 use crate::api::error::ApiError;
-use crate::api::fields::params::{Params, ResponseMode};
-use crate::api::generation::parsed_request::ParsedPrompt;
+use crate::api::fields::json_object::JsonObject;
+use crate::api::generation::request::{Params, ParsedPrompt, ParsedRequest};
+use crate::api::ids::random_id;
 use crate::api::middleware::authentication::Caller;
-use crate::api::middleware::request_id::random_id;
+use crate::tenants::Tenant;
 
 /// What the engine would get for a prompt.
 #[derive(Serialize, ToSchema)]
@@ -75,10 +74,10 @@ struct RenderedSampling {
 }
 
 impl RenderedRequest {
-    fn new<E: Endpoint>(prompt: ParsedPrompt, params: &Params, serving: &Serving) -> Self {
+    fn new(id: &str, prompt: ParsedPrompt, params: &Params, serving: &Serving) -> Self {
         let sampling = &params.sampling;
         RenderedRequest {
-            request_id: random_id(E::ID_PREFIX),
+            request_id: random_id(id),
             token_ids: prompt.tokens,
             sampling_params: RenderedSampling {
                 n: params.n,
@@ -92,48 +91,50 @@ impl RenderedRequest {
                 repetition_penalty: sampling.repetition_penalty,
                 frequency_penalty: sampling.frequency_penalty,
                 presence_penalty: sampling.presence_penalty,
-                stop: params.stop.clone(),
+                stop: params.shape.stop.clone(),
                 stop_token_ids: params.stop_tokens.clone(),
-                include_stop_str_in_output: params.include_stop,
-                skip_special_tokens: params.skip_special_tokens,
+                include_stop_str_in_output: params.shape.include_stop,
+                skip_special_tokens: params.shape.skip_special_tokens,
                 logprobs: sampling.logprobs,
                 prompt_logprobs: sampling.prompt_logprobs,
             },
             model: serving.model.name.clone(),
-            stream: params.response_mode != ResponseMode::Whole,
+            stream: params.is_stream(),
         }
     }
 }
 
 /// `POST /v1/chat/completions/render`: what the engine would get for a conversation.
-pub(in crate::api) async fn chat(
+pub(in crate::api) async fn render_chat(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<RenderedRequest>, ApiError> {
-    let rendered = render::<ChatEndpoint>(&app, &caller, request).await?;
+    let rendered = render(&app, &caller, request, chat::ID_PREFIX, chat::read_request).await?;
     let only = rendered.into_iter().next();
     Ok(Json(only.expect("a conversation is a prompt")))
 }
 
 /// `POST /v1/completions/render`: what the engine would get for each prompt.
-pub(in crate::api) async fn completion(
+pub(in crate::api) async fn render_completion(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<Vec<RenderedRequest>>, ApiError> {
-    let rendered = render::<CompletionEndpoint>(&app, &caller, request).await?;
-    Ok(Json(rendered))
+    let (prefix, read) = (completions::ID_PREFIX, completions::read_request);
+    render(&app, &caller, request, prefix, read).await.map(Json)
 }
 
-async fn render<E: Endpoint>(
+async fn render(
     app: &App,
     caller: &Caller,
     request: Request,
+    id_prefix: &str,
+    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<ParsedRequest, ApiError>,
 ) -> Result<Vec<RenderedRequest>, ApiError> {
-    let request = body::read(app, caller, request, E::read).await?;
+    let request = body::read(app, caller, request, read).await?;
     let (serving, params) = (app.serving()?, &request.params);
     let prompts = request.prompts.into_iter();
-    let render = |prompt| RenderedRequest::new::<E>(prompt, params, serving);
+    let render = |prompt| RenderedRequest::new(id_prefix, prompt, params, serving);
     Ok(prompts.map(render).collect())
 }

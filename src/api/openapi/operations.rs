@@ -10,11 +10,7 @@ use crate::api::fields::structure::StructureFields;
 use crate::api::fields::unsupported;
 use crate::api::llama_server::completion::{self, LlamaAnswer, LlamaFields};
 use crate::api::llama_server::props::{BatchSlot, Props};
-use crate::api::openai::chat::ChatEndpoint;
-use crate::api::openai::completions::CompletionEndpoint;
 use crate::api::openai::embeddings::{EmbeddingFields, EmbeddingList};
-use crate::api::openai::endpoint::Endpoint;
-use crate::api::openai::envelope::ResponseObject;
 use crate::api::openai::render::RenderedRequest;
 use crate::api::sglang::generate::{self, GenerateAnswer, GenerateFields, GenerateSampling};
 use crate::api::sglang::loads::{LoadReport, SECTIONS, ShortLoad};
@@ -26,28 +22,6 @@ use crate::api::tokenize::{
 };
 
 const JSON: &str = "application/json";
-
-/// Describes a completion endpoint.
-pub(in crate::api) fn completion<E: Endpoint>(components: &mut Components) -> Operation {
-    let unsupported = unsupported::schemas(E::UNSUPPORTED);
-    let request = format!("{}Request", E::NAME);
-    let mut fields = vec![
-        components.fields::<CommonFields>(),
-        components.fields::<StructureFields>(),
-    ];
-    fields.extend(E::fields(components));
-    let request = components.object(&request, fields, unsupported);
-    components.schema::<E::Choice>();
-    components.schema::<E::ChunkChoice>();
-    let answer = components.schema_as::<ResponseObject<'_, E::Choice>>(E::NAME);
-    let chunk = format!("{}Chunk", E::NAME);
-    let chunk = components.schema_as::<ResponseObject<'_, E::ChunkChoice>>(&chunk);
-    Operation::new(E::SUMMARY)
-        .reads(request)
-        .answers(200, JSON, answer)
-        .streams(chunk)
-        .fails(&[504])
-}
 
 pub(in crate::api) fn tokenize(components: &mut Components) -> Operation {
     let both = components.fields::<TokenizeFields>();
@@ -191,20 +165,20 @@ pub(in crate::api) fn generate(components: &mut Components) -> Operation {
 pub(in crate::api) fn render_chat(components: &mut Components) -> Operation {
     let rendered = components.schema::<RenderedRequest>();
     Operation::new("Returns the tokens of a conversation and how it would be answered, as vLLM.")
-        .reads(request_of::<ChatEndpoint>())
+        .reads(request_of("ChatCompletion"))
         .answers(200, JSON, rendered)
 }
 
 pub(in crate::api) fn render_completion(components: &mut Components) -> Operation {
     let rendered = components.schema::<RenderedRequest>();
     Operation::new("Returns the tokens of each prompt and how it would be continued, as vLLM.")
-        .reads(request_of::<CompletionEndpoint>())
+        .reads(request_of("Completion"))
         .answers(200, JSON, json!({"type": "array", "items": rendered}))
 }
 
-/// Returns a reference to the requests of an endpoint, which `completion` describes.
-fn request_of<E: Endpoint>() -> Value {
-    json!({ "$ref": format!("{SCHEMAS}{}Request", E::NAME) })
+/// Returns a reference to the requests of a completion endpoint.
+fn request_of(name: &str) -> Value {
+    json!({ "$ref": format!("{SCHEMAS}{name}Request") })
 }
 
 pub(in crate::api) fn props(components: &mut Components) -> Operation {

@@ -109,9 +109,10 @@ fn respond(name: &str, text: &'static str, request: &HeaderMap) -> Response {
         (header::CACHE_CONTROL, "no-cache".to_owned()),
         (header::ETAG, tag),
     ];
-    match is_known {
-        true => (StatusCode::NOT_MODIFIED, headers).into_response(),
-        false => (headers, text).into_response(),
+    if is_known {
+        (StatusCode::NOT_MODIFIED, headers).into_response()
+    } else {
+        (headers, text).into_response()
     }
 }
 

@@ -2,25 +2,29 @@
 
 use std::sync::Arc;
 
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
+use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
 use crate::api::fields::json_field::{Bool, Integer, JsonText, Seed};
-use crate::api::fields::params::{
-    CommonFields, MaxTokens, Params, ResponseMode, StreamUsage, is_set,
-};
+use crate::api::fields::json_object::JsonObject;
+use crate::api::fields::params::{CommonFields, is_set};
+use crate::api::fields::prompt::encode;
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::token_ids::TokenList;
 use crate::api::fields::unsupported;
-use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
+use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece, Stopper};
+use crate::api::generation::choices::Choices;
 use crate::api::generation::logprobs::{MIN_LOGPROB, token_text};
-use crate::api::generation::parsed_request::{ParsedRequest, check_length, encoding_error};
-use crate::api::middleware::request_id::random_id;
-use crate::api::native::{AnswerTimes, AnswerWriter};
+use crate::api::generation::request::{MaxTokens, Params, ParsedRequest, ResponseMode};
+use crate::api::generation::writer::{AnswerClock, AnswerWriter, Frames};
+use crate::api::ids::random_id;
+use crate::api::middleware::authentication::Caller;
+use crate::api::respond::{ReadRequest, respond};
 use crate::engine::TokenId;
 use crate::tenants::Tenant;
 use crate::text::Tokenizer;
@@ -78,11 +82,7 @@ struct SamplingObject<'a> {
 impl GenerateFields {
     fn prompt(&mut self, serving: &Serving) -> Result<Vec<TokenId>, ApiError> {
         match (self.text.take(), self.input_ids.take()) {
-            (Some(JsonText(text)), None) => {
-                check_length(text.len(), serving, "text")?;
-                let tokens = serving.tokenizer.encode_prompt(&text);
-                tokens.map_err(|error| encoding_error(&error, "text"))
-            }
+            (Some(JsonText(text)), None) => encode(&text, "text", true, serving),
             (None, Some(tokens)) => tokens.check("input_ids", &serving.model),
             (Some(_), Some(_)) => {
                 let message = "'text' and 'input_ids' exclude each other. Send one of them.";
@@ -115,13 +115,10 @@ impl GenerateFields {
             let message = "'return_logprob' is not supported with 'stream': true. Omit one.";
             return Err(ApiError::unsupported("return_logprob", message));
         }
-        params.response_mode = match is_set(self.stream) {
-            true => ResponseMode::Stream(StreamUsage::Omitted),
-            false => ResponseMode::Whole,
-        };
+        params.shape.mode = ResponseMode::of_stream(is_set(self.stream));
         let top = self.top_logprobs_num.map_or(0, |Integer(top)| top as u32);
         params.sampling.logprobs = is_set(self.return_logprob).then_some(top);
-        params.return_token_ids = true; // `output_ids`, and the last one says why it ended.
+        params.shape.has_token_ids = true; // `output_ids`, with a stop token.
         Ok(())
     }
 }
@@ -200,12 +197,32 @@ struct GenerateEnd {
     /// `stop` or `length`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// The stop token, or the stop string if the request has one only.
+    /// The stop token or the stop string that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     matched: Option<Matched>,
     /// The number of output tokens, if that is why it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     length: Option<u32>,
+}
+
+impl GenerateEnd {
+    fn new(end: ChoiceEnd) -> GenerateEnd {
+        match end.finish_reason {
+            AnswerEnd::Length => GenerateEnd {
+                kind: "length",
+                matched: None,
+                length: Some(end.completion_tokens),
+            },
+            AnswerEnd::Stop | AnswerEnd::ToolCalls => GenerateEnd {
+                kind: "stop",
+                matched: end.stopped_at.map(|stopper| match stopper {
+                    Stopper::Token(token) => Matched::Token(token),
+                    Stopper::Text(stop) => Matched::Text(stop),
+                }),
+                length: None,
+            },
+        }
+    }
 }
 
 /// What ended an answer.
@@ -217,13 +234,12 @@ enum Matched {
 }
 
 /// Writes the answer of a request of `/generate`.
-pub(in crate::api) struct GenerateWriter {
+struct GenerateWriter {
     tokenizer: Arc<Tokenizer>,
     shows_texts: bool,
-    stop_tokens: Vec<TokenId>,
-    only_stop: Option<String>, // The stop string, if there is one only.
-    answer: GenerateAnswer,    // So far, except its tokens.
+    answer: GenerateAnswer, // So far, except its tokens.
     tokens: Vec<TokenId>,
+    clock: AnswerClock,
 }
 
 impl GenerateWriter {
@@ -231,90 +247,75 @@ impl GenerateWriter {
         let text = self.shows_texts.then(|| token_text(&self.tokenizer, token));
         (logprob.max(MIN_LOGPROB), token, text)
     }
+}
 
-    fn reason(&self, end: &ChoiceEnd) -> GenerateEnd {
-        let last = self.tokens.last();
-        let token = last.filter(|token| self.stop_tokens.contains(token));
-        let text = || self.only_stop.clone().map(Matched::Text);
-        match end.finish_reason {
-            AnswerEnd::Length => GenerateEnd {
-                kind: "length",
-                matched: None,
-                length: Some(end.completion_tokens),
+/// `POST /generate`: continues a prompt.
+pub(in crate::api) async fn generate(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    respond(&app, &caller, request, read).await
+}
+
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
+    let mut fields: GenerateFields = body.read()?;
+    let requested = fields.model.as_ref().map(|JsonText(name)| name.as_str());
+    serving.model.check(requested, tenant)?;
+    unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;
+    let nested = body.read::<SamplingObject<'_>>()?.sampling_params;
+    let nested = nested.map_or("{}", RawValue::get);
+    let sampling = JsonObject::nested(nested, "sampling_params")?;
+    let common: CommonFields = sampling.read()?;
+    unsupported::check_except(&sampling, unsupported::OF_NATIVE, SUPPORTED)?;
+    let mut params = common.check(&serving.model, &serving.defaults)?;
+    params.check_plain()?;
+    sampling.read::<GenerateSampling>()?.apply(&mut params)?;
+    fields.apply(&mut params)?;
+    params.grammar = sampling.read::<StructureFields>()?.check(&params)?;
+    let param = if fields.text.is_some() {
+        "text"
+    } else {
+        "input_ids"
+    };
+    let (id, prompt) = (fields.id()?, fields.prompt(serving)?);
+    let default = Some(DEFAULT_MAX_TOKENS);
+    let request = ParsedRequest::new(vec![prompt], params, serving, default, param)?;
+    let reports = request.params.sampling.logprobs;
+    let writer = GenerateWriter {
+        tokenizer: Arc::clone(&serving.tokenizer),
+        shows_texts: is_set(fields.return_text_in_logprobs),
+        tokens: Vec::new(),
+        clock: AnswerClock::default(),
+        answer: GenerateAnswer {
+            text: String::new(),
+            output_ids: Vec::new(),
+            meta_info: MetaInfo {
+                id,
+                finish_reason: None,
+                prompt_tokens: request.prompts[0].tokens.len() as u32,
+                completion_tokens: 0,
+                cached_tokens: None,
+                e2e_latency: None,
+                output_token_logprobs: reports.map(|_| Vec::new()),
+                output_top_logprobs: reports.filter(|top| *top > 0).map(|_| Vec::new()),
             },
-            _ => GenerateEnd {
-                kind: "stop",
-                matched: token.map(|token| Matched::Token(*token)).or_else(text),
-                length: None,
-            },
-        }
-    }
+        },
+    };
+    Ok((request, Box::new(writer)))
 }
 
 impl AnswerWriter for GenerateWriter {
-    const HAS_DONE: bool = true;
-
-    fn read(
-        serving: &Serving,
-        tenant: &Tenant,
-        body: JsonObject<'_>,
-    ) -> Result<(ParsedRequest, GenerateWriter), ApiError> {
-        let mut fields: GenerateFields = body.read()?;
-        let requested = fields.model.as_ref().map(|JsonText(name)| name.as_str());
-        serving.model.check(requested, tenant)?;
-        unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;
-        let nested = body.read::<SamplingObject<'_>>()?.sampling_params;
-        let nested = nested.map_or("{}", RawValue::get);
-        let sampling = JsonObject::nested(nested, "sampling_params")?;
-        let common: CommonFields = sampling.read()?;
-        unsupported::check_except(sampling, unsupported::OF_NATIVE, SUPPORTED)?;
-        let mut params = common.check(&serving.model, &serving.defaults)?;
-        params.check_plain()?;
-        sampling.read::<GenerateSampling>()?.apply(&mut params)?;
-        fields.apply(&mut params)?;
-        params.grammar = sampling.read::<StructureFields>()?.check(&params)?;
-        let param = if fields.text.is_some() {
-            "text"
-        } else {
-            "input_ids"
-        };
-        let (id, prompt) = (fields.id()?, fields.prompt(serving)?);
-        let default = Some(DEFAULT_MAX_TOKENS);
-        let request = ParsedRequest::new(vec![prompt], params, serving, default, param)?;
-        let params = &request.params;
-        let reports = params.sampling.logprobs;
-        let writer = GenerateWriter {
-            tokenizer: Arc::clone(&serving.tokenizer),
-            shows_texts: is_set(fields.return_text_in_logprobs),
-            stop_tokens: params.stop_tokens.clone(),
-            only_stop: match params.stop.as_slice() {
-                [only] => Some(only.clone()),
-                _ => None,
-            },
-            tokens: Vec::new(),
-            answer: GenerateAnswer {
-                text: String::new(),
-                output_ids: Vec::new(),
-                meta_info: MetaInfo {
-                    id,
-                    finish_reason: None,
-                    prompt_tokens: request.prompts[0].tokens.len() as u32,
-                    completion_tokens: 0,
-                    cached_tokens: None,
-                    e2e_latency: None,
-                    output_token_logprobs: reports.map(|_| Vec::new()),
-                    output_top_logprobs: reports.filter(|top| *top > 0).map(|_| Vec::new()),
-                },
-            },
-        };
-        Ok((request, writer))
-    }
-
     fn id(&self) -> Option<&str> {
         Some(&self.answer.meta_info.id)
     }
 
-    fn add(&mut self, piece: Piece, _: bool) {
+    fn piece(&mut self, _: u32, piece: Piece, _: &Choices, frames: &mut Frames) {
+        self.clock.tick();
         for entry in &piece.logprobs {
             let logprob = entry.logprob.expect("a token of the output has one");
             let chosen = self.likelihood(entry.token, logprob);
@@ -332,20 +333,25 @@ impl AnswerWriter for GenerateWriter {
         self.answer.text += &piece.text;
         self.tokens.extend(piece.tokens);
         self.answer.meta_info.completion_tokens = piece.completion_tokens;
+        if frames.is_stream() {
+            frames.push(&self.answer);
+        }
     }
 
-    fn chunk(&mut self) -> String {
-        serde_json::to_string(&self.answer).expect("all keys are strings, all numbers finite")
-    }
-
-    fn end(&mut self, end: ChoiceEnd, times: AnswerTimes) -> String {
-        let reason = self.reason(&end);
+    fn end(&mut self, _: u32, end: ChoiceEnd, choices: &Choices, frames: &mut Frames) {
+        let times = self.clock.times(choices);
         self.answer.output_ids = std::mem::take(&mut self.tokens);
         let info = &mut self.answer.meta_info;
-        info.finish_reason = Some(reason);
         info.completion_tokens = end.completion_tokens;
         info.cached_tokens = Some(end.cached_tokens);
+        info.finish_reason = Some(GenerateEnd::new(end));
         info.e2e_latency = Some(times.prompt + times.output);
-        self.chunk()
+        frames.push(&self.answer);
+        frames.push_done();
+    }
+
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.push(&error.body());
+        frames.push_done();
     }
 }

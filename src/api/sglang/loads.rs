@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use crate::api::app::App;
 use crate::api::error::{ApiError, quoted};
-use crate::api::middleware::request_id::unix_seconds;
+use crate::api::ids::unix_seconds;
 use crate::engine::Load;
 
 /// The sections that a client can ask for. This server reports what is in `core`, always; it has no

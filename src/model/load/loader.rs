@@ -7,16 +7,13 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
-use super::groups;
-use super::packing::{Packer, Rounding, one_float, read_floats, refuse_non_finite};
-use super::statistics::WeightStatistics;
-use super::ternary::{TernaryForm, master_factor};
-use crate::model::architecture::ScaleDirection;
-use crate::model::attention::{Attention, HeadNorms};
-use crate::model::checkpoint::{
-    LoadResult, MappedFiles, Source, Storage, Tensor, TensorFiles, Tensors,
+use super::packing::{Packer, Rounding};
+use crate::checkpoint::{
+    LoadResult, ModelConfig, ScaleDirection, Source, Storage, StoredWeights, Tensor, TensorFiles,
+    Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor, of_model, one_float,
+    read_floats, refuse_non_finite,
 };
-use crate::model::config::{ModelConfig, StoredWeights};
+use crate::model::attention::{Attention, HeadNorms};
 use crate::model::embedding::Embedding;
 use crate::model::layer::{FeedForward, Layer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
@@ -39,11 +36,9 @@ pub(crate) fn load_weights(
     pool: &mut Pool,
     options: &LoadOptions,
 ) -> LoadResult<Weights> {
-    let files = TensorFiles::list(source)?;
-    let mapped = MappedFiles::open(source, &files.names)?;
-    let contents = mapped.contents();
-    let bytes = contents.iter().map(|bytes| bytes.len() as u64).sum();
-    let tensors = Tensors::read(source, &files, &contents)?;
+    let files = TensorFiles::open(source)?;
+    let bytes = files.bytes();
+    let tensors = files.tensors()?;
     if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
         let window = local.window;
         tracing::warn!(
@@ -51,7 +46,7 @@ pub(crate) fn load_weights(
             "some layers attend to a window of near tokens; longer texts are not supported"
         );
     }
-    let group = groups::of_model(config, &tensors)?;
+    let group = of_model(config, &tensors)?;
     let mut loader = Loader {
         config,
         options,
@@ -62,7 +57,7 @@ pub(crate) fn load_weights(
             packing: options.kernels.packing(),
             statistics: WeightStatistics::default(),
             progress: progress_bar(bytes, options.progress),
-            files: &mapped,
+            files: &files,
         },
         reported: Instant::now(),
     };
@@ -109,12 +104,11 @@ impl Loader<'_> {
 
     fn weights(&mut self) -> LoadResult<Weights> {
         let config = self.config;
-        let (embedding, head, is_shared) = match config.has_head {
-            true => {
-                let (embedding, head, is_shared) = self.embedding_and_head()?;
-                (embedding, Some(head), is_shared)
-            }
-            false => (self.only_embedding()?, None, false),
+        let (embedding, head, is_shared) = if config.has_head {
+            let (embedding, head, is_shared) = self.embedding_and_head()?;
+            (embedding, Some(head), is_shared)
+        } else {
+            (self.only_embedding()?, None, false)
         };
         let layers = (0..config.layers).map(|layer| {
             self.report(layer);
@@ -210,7 +204,7 @@ impl Loader<'_> {
     /// Reads an embedding: with a scale for each group if the model has them and the tensor is
     /// ternary, otherwise as floats.
     fn embedding(&mut self, tensor: &Tensor<'_>, shape: [usize; 2]) -> LoadResult<Embedding> {
-        let is_ternary = groups::is_ternary(tensor, self.group)?;
+        let is_ternary = is_ternary(tensor, self.group)?;
         Ok(match self.group.filter(|_| is_ternary) {
             Some(group) => Embedding::Ternary(self.packer.grouped(tensor, shape, group)?),
             None => Embedding::Dense(Arc::new(self.packer.dense(tensor, shape)?)),

@@ -12,10 +12,11 @@ use indicatif::ProgressBar;
 use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, GroupSize, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
-use super::groups::{self, OneScale, RowMemory};
-use super::statistics::WeightStatistics;
-use super::ternary::{refuse_other_than_signs, rounded_code};
-use crate::model::checkpoint::{INTERLEAVED_WEIGHTS, LoadResult, MappedFiles, Storage, Tensor};
+use crate::checkpoint::{
+    INTERLEAVED_WEIGHTS, LoadResult, OneScale, RowMemory, Storage, Tensor, TensorFiles,
+    WeightStatistics, half_bits, mean_of, read_floats, refuse_non_finite, refuse_other_than_signs,
+    rounded_code, row_bytes, row_magnitude, take_codes,
+};
 use crate::model::pool::{Pool, ranges, split_rows};
 
 /// The smallest magnitude that rounds to infinity in half precision.
@@ -33,7 +34,7 @@ pub(super) struct Packer<'a> {
     pub(super) packing: Packing,
     pub(super) statistics: WeightStatistics,
     pub(super) progress: ProgressBar,
-    pub(super) files: &'a MappedFiles<'a>,
+    pub(super) files: &'a TensorFiles<'a>,
 }
 
 impl Packer<'_> {
@@ -107,7 +108,7 @@ impl Packer<'_> {
         self.pack(tensor, matrix, |panel, row, memory| {
             memory.read(tensor, row, Some(group))?;
             let bits = memory.scales.iter();
-            let bits = bits.map(|scale| groups::half_bits(tensor, row, *scale));
+            let bits = bits.map(|scale| half_bits(tensor, row, *scale));
             let bits = bits.collect::<LoadResult<Vec<u16>>>()?;
             panel.set_row(row, &memory.codes);
             panel.set_scales(row, &bits);
@@ -321,72 +322,6 @@ pub(super) enum Rounding {
     MustBeTernary,
 }
 
-/// Extracts the codes of one quarter of the rows (0..4) from packed bytes. Returns whether none of
-/// them is 3. Without an early exit, so that the compiler vectorizes the loop.
-pub(in crate::model) fn take_codes(bytes: &[u8], quarter: usize, codes: &mut [u8]) -> bool {
-    let mut largest = 0;
-    for (code, byte) in codes.iter_mut().zip(bytes) {
-        *code = byte >> (2 * quarter) & 3;
-        largest = largest.max(*code);
-    }
-    largest < 3
-}
-
-/// Returns the bytes of a row of a float tensor.
-pub(in crate::model) fn row_bytes(tensor: &Tensor<'_>, columns: usize) -> LoadResult<usize> {
-    match tensor.storage {
-        Storage::Plain(Dtype::F32) => Ok(columns * 4),
-        Storage::Plain(Dtype::F16 | Dtype::BF16) => Ok(columns * 2),
-        Storage::Blocks(layout) if layout.scale_span().is_none() => {
-            let (weights, bytes) = layout.block();
-            Ok(columns / weights * bytes)
-        }
-        storage => {
-            let name = storage.name();
-            Err(tensor.error(format!("its values must be floats; its type is {name}")))
-        }
-    }
-}
-
-/// Converts values of a float tensor.
-pub(in crate::model) fn read_floats(
-    tensor: &Tensor<'_>,
-    bytes: &[u8],
-    out: &mut [f32],
-) -> LoadResult<()> {
-    assert_eq!(
-        bytes.len(),
-        row_bytes(tensor, out.len())?,
-        "the bytes of the values of `out`"
-    );
-    if let Storage::Blocks(layout) = tensor.storage {
-        layout.read_floats(bytes, out);
-        return Ok(());
-    }
-    if tensor.storage == Storage::Plain(Dtype::F32) {
-        for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-            *out = f32::from_le_bytes(*bytes);
-        }
-        return Ok(());
-    }
-    if tensor.storage == Storage::Plain(Dtype::BF16) {
-        for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-            // BF16 is the upper half of an f32.
-            *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
-        }
-        return Ok(());
-    }
-    let mut halves = [0; CHUNK];
-    for (out, bytes) in out.chunks_mut(CHUNK).zip(bytes.chunks(2 * CHUNK)) {
-        let halves = &mut halves[..out.len()];
-        for (half, bytes) in halves.iter_mut().zip(bytes.as_chunks().0) {
-            *half = u16::from_le_bytes(*bytes);
-        }
-        halves.reinterpret_cast::<f16>().convert_to_f32_slice(out);
-    }
-    Ok(())
-}
-
 /// Converts values of a tensor to the bits of IEEE half precision.
 fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> LoadResult<()> {
     let mut floats = [0.0; CHUNK];
@@ -399,68 +334,6 @@ fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> LoadResult
             .convert_from_f32_slice(floats);
     }
     Ok(())
-}
-
-/// # Errors
-/// If a value is not finite, or its magnitude is `limit` or more.
-pub(super) fn refuse_non_finite(tensor: &Tensor<'_>, values: &[f32], limit: f32) -> LoadResult<()> {
-    let fits = |value: &f32| value.abs() < limit; // False for NaN.
-    // Without an early exit, the compiler checks several values at once.
-    if values.iter().fold(true, |all, value| all & fits(value)) {
-        return Ok(());
-    }
-    let value = values.iter().find(|value| !fits(value));
-    let value = value.unwrap_or(&f32::NAN);
-    let problem = format!("its value {value} must be finite and below {limit} in magnitude");
-    Err(tensor.error(problem))
-}
-
-/// Returns the value of a scale.
-pub(in crate::model) fn one_float(tensor: &Tensor<'_>) -> LoadResult<f32> {
-    let shape = &tensor.shape;
-    let problem = format_args!("its shape is {shape:?}, but a scale is one value");
-    tensor.require(shape.iter().product::<usize>() == 1, problem)?;
-    let mut value = [0.0];
-    read_floats(tensor, tensor.bytes, &mut value)?;
-    let [scale] = value;
-    let problem = format_args!("a scale must be positive and finite; got {scale}");
-    tensor.require(scale.is_normal() && scale > 0.0, problem)?;
-    Ok(scale)
-}
-
-/// Computes Σ|w| of a row of masters.
-pub(super) fn row_magnitude(
-    tensor: &Tensor<'_>,
-    row: usize,
-    floats: &mut [f32],
-) -> LoadResult<f64> {
-    let row_bytes = row_bytes(tensor, floats.len())?;
-    read_floats(
-        tensor,
-        &tensor.bytes[row * row_bytes..][..row_bytes],
-        floats,
-    )?;
-    Ok(sum_magnitudes(floats))
-}
-
-/// Returns the mean magnitude of masters from the sums of their rows, added in order.
-pub(super) fn mean_of(tensor: &Tensor<'_>, sums: &[f64], columns: usize) -> LoadResult<f32> {
-    let sum: f64 = sums.iter().sum();
-    let mean = (sum / (sums.len() * columns) as f64) as f32;
-    tensor.require(mean.is_finite(), "it has infinite or NaN values")?;
-    Ok(mean)
-}
-
-/// Computes Σ|x| over eight lanes, in double precision.
-fn sum_magnitudes(values: &[f32]) -> f64 {
-    let (chunks, rest) = values.as_chunks::<8>();
-    let mut lanes = [0.0; 8];
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(value.abs());
-        }
-    }
-    lanes.iter().sum::<f64>() + rest.iter().map(|value| f64::from(value.abs())).sum::<f64>()
 }
 
 #[cfg(test)]
@@ -500,38 +373,5 @@ mod tests {
                 .expect_err("too large");
             assert!(error.to_string().contains("tensor t"), "{error}");
         }
-    }
-
-    #[test]
-    fn codes_come_from_their_quarter_and_a_3_is_found_anywhere() {
-        for columns in [1, 7, 8, 9, 40, 67] {
-            let code = |quarter: usize, column: usize| ((quarter + column * column) % 3) as u8;
-            let byte = |column| {
-                (0..4).fold(0, |byte, quarter| {
-                    byte | code(quarter, column) << (2 * quarter)
-                })
-            };
-            let bytes: Vec<u8> = (0..columns).map(byte).collect();
-            for quarter in 0..4 {
-                let mut codes = vec![9; columns];
-                assert!(take_codes(&bytes, quarter, &mut codes));
-                let expected: Vec<u8> = (0..columns).map(|column| code(quarter, column)).collect();
-                assert_eq!(codes, expected, "quarter {quarter} of {columns}");
-                for wrong in 0..columns {
-                    let mut bytes = bytes.clone();
-                    bytes[wrong] |= 3 << (2 * quarter);
-                    assert!(!take_codes(&bytes, quarter, &mut codes), "{wrong}");
-                    assert!(take_codes(&bytes, (quarter + 1) % 4, &mut codes), "{wrong}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn magnitudes_of_all_values_are_summed() {
-        let values: Vec<f32> = (0..1003)
-            .map(|i| if i % 2 == 0 { i as f32 } else { -(i as f32) })
-            .collect();
-        assert_eq!(sum_magnitudes(&values), f64::from((0..1003).sum::<i32>()));
     }
 }

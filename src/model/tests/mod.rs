@@ -9,7 +9,8 @@ use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, Page, PageCopy, SequenceId};
 
-use super::{KvStore, LoadError, LoadOptions, Logits, Model, Source, toy};
+use super::{KvStore, LoadOptions, Logits, Model, toy};
+use crate::checkpoint::{LoadError, Source};
 use reference::{
     BITNET_KIND, CheckpointKind, Form, HIDDEN, INTERMEDIATE, LAYERS, LLAMA_KIND, TestCheckpoint,
     VOCAB,
@@ -564,7 +565,7 @@ fn tensors_that_are_missing_unknown_or_misshapen_are_named() {
 #[test]
 fn a_missing_directory_and_a_missing_file_have_different_errors() {
     let error = |directory: &std::path::Path| {
-        let source = Source::Directory(directory.to_owned());
+        let source = Source::directory(directory);
         let result = Model::load(&source, options(1));
         result.err().expect("nothing to load").to_string()
     };

@@ -8,8 +8,8 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use sterna_random::Random;
 
-use crate::model::architecture::{Activation, Architecture, BITNET, LLAMA};
-use crate::model::checkpoint::Source;
+use crate::checkpoint::Source;
+use crate::checkpoint::{Activation, Architecture, BITNET, LLAMA};
 
 /// How a checkpoint holds its ternary weights.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,22 +1,24 @@
 //! Compiles and runs a Jinja template as `transformers` does.
 //!
-//! Invariant: a template is a program from a stranger, so its steps, the bytes that it builds and
-//! its output are limited. It sees nothing except the conversation and the time.
+//! The template is part of the checkpoint and is trusted as the weights are. What it reads is not:
+//! each message is a stranger's text. A template that copies each message a few times, or joins
+//! them one by one, takes time and memory within a small multiple of the request. The number of
+//! steps and the length of the output are limited too, so a mistake in a template ends with an
+//! error. No limit stops one that doubles a string in a loop: `minijinja` has no hook for operators.
+//!
+//! Invariant: a template sees nothing except the conversation and the time.
 
 use std::fmt::{self, Write as _};
+use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::DateTime;
 use chrono::format::StrftimeItems;
-use minijinja::machinery::{eval, get_compiled_template, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value as JinjaValue;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, escape_formatter};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::byte_budget::{charge, charge_output};
-use super::constants::check_constants;
-use super::guarded::{CHARGE, guarded};
 use super::to_json::to_json;
 use crate::text::error::TemplateError;
 
@@ -34,20 +36,15 @@ impl JinjaTemplate {
     /// Compiles a template with the settings of `transformers`.
     pub(super) fn compile(source: &str) -> Result<JinjaTemplate, Error> {
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()?;
-        check_constants(source, syntax.clone())?;
-        environment.set_syntax(syntax);
+        environment.set_syntax(
+            SyntaxConfig::builder()
+                .trim_blocks(true)
+                .lstrip_blocks(true)
+                .build()?,
+        );
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(unknown_method_callback);
-        environment.add_filter(CHARGE, charge);
         environment.add_filter("tojson", to_json);
-        environment.set_formatter(|output, state, value| {
-            charge_output(state, value)?;
-            escape_formatter(output, state, value)
-        });
         environment.remove_global("debug"); // It prints everything at once.
         environment.add_function("raise_exception", |why: String| -> Result<String, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, why).with_source(RaisedByTemplate))
@@ -58,46 +55,47 @@ impl JinjaTemplate {
         });
         environment.set_fuel(Some(FUEL));
         environment.add_template_owned(NAME, source.to_owned())?;
-        let template = environment.get_template(NAME)?;
-        guarded(get_compiled_template(&template)).map_err(unsupported)?;
         Ok(JinjaTemplate { environment })
     }
 
     /// Renders the template with these variables.
     pub(super) fn render(&self, variables: JinjaValue) -> Result<String, TemplateError> {
-        let output = self.evaluate(variables);
-        let output = output.map_err(|error| template_error(&error))?;
-        if output.len() > MAX_OUTPUT_BYTES {
-            let why = "the rendered conversation is too long";
-            return Err(TemplateError::Failed(why.to_owned()));
+        let mut output = LimitedOutput::default();
+        let rendered = self.environment.get_template(NAME).and_then(|template| {
+            template
+                .render_captured_to(variables, &mut output)
+                .map(drop)
+        });
+        match rendered {
+            Ok(()) => Ok(String::from_utf8(output.bytes).expect("a template writes text")),
+            Err(_) if output.is_full => Err(TemplateError::Failed(format!(
+                "the rendered conversation has more than {MAX_OUTPUT_BYTES} bytes"
+            ))),
+            Err(error) => Err(template_error(&error)),
         }
-        Ok(output)
-    }
-
-    /// Runs the template. The charges are added to its instructions each time, because instructions
-    /// borrow from the environment.
-    fn evaluate(&self, variables: JinjaValue) -> Result<String, Error> {
-        let template = self.environment.get_template(NAME)?;
-        let compiled = get_compiled_template(&template);
-        let instructions = guarded(compiled).map_err(unsupported)?;
-        let mut text = String::new();
-        let mut output = make_string_output(&mut text);
-        let escape = compiled.initial_auto_escape.clone();
-        let blocks = &compiled.blocks;
-        eval(
-            &self.environment,
-            &instructions,
-            variables,
-            blocks,
-            &mut output,
-            escape,
-        )?;
-        Ok(text)
     }
 }
 
-fn unsupported(why: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidOperation, why)
+/// What a template has written, up to the limit.
+#[derive(Default)]
+struct LimitedOutput {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl io::Write for LimitedOutput {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        if text.len() > MAX_OUTPUT_BYTES - self.bytes.len() {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Marks the errors that a template raises on purpose.

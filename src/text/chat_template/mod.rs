@@ -6,10 +6,7 @@
 //! Invariant: a conversation whose messages contain no control tokens gets the tokens of the
 //! reference, which renders the whole conversation and encodes the result as one text.
 
-mod byte_budget;
-mod constants;
 mod ending;
-mod guarded;
 mod jinja;
 mod placeholders;
 mod to_json;
@@ -87,8 +84,10 @@ impl Message {
                 self.tool_call_id.as_deref().map(JinjaValue::from),
             ),
         ];
-        let fields = fields.into_iter();
-        JinjaValue::from_pairs(fields.filter_map(|(name, value)| Some((name, value?))))
+        let given = fields
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
+        JinjaValue::from_pairs(given)
     }
 }
 
@@ -223,12 +222,14 @@ impl ChatTemplate {
         } = conversation;
         let last = messages.last().map_or("", |last| last.content.as_str());
         let messages: Vec<JinjaValue> = messages.iter().map(Message::to_jinja).collect();
-        let arguments = arguments.iter();
-        let arguments = arguments.map(|(name, value)| (name.as_str(), value.to_jinja()));
-        let tokens = self.tokens.iter();
-        let tokens = tokens.map(|(name, text)| (name.as_str(), text.as_str().into()));
         // A token takes the place of an argument of its name.
-        let beside: BTreeMap<&str, JinjaValue> = arguments.chain(tokens).collect();
+        let mut beside: BTreeMap<&str, JinjaValue> = BTreeMap::new();
+        for (name, value) in arguments {
+            beside.insert(name, value.to_jinja());
+        }
+        for (name, text) in &self.tokens {
+            beside.insert(name, text.as_str().into());
+        }
         let beside = JinjaValue::from_pairs(beside);
         let tools_value = (!tools.is_empty()).then(|| JinjaValue::from(Serde(tools)));
         let rendered = self.template.render(context! {
@@ -302,10 +303,14 @@ impl ChatTemplate {
         let texts = conversation.texts();
         let placeholders = Placeholders::new(controls.alphabet(), texts.iter().copied())
             .ok_or(TemplateError::NoPlaceholder)?;
-        let hidden = messages.iter().map(|message| message.hidden(&placeholders));
-        let hidden: Vec<Message> = hidden.collect();
-        let hidden_tools = tools.iter().map(|tool| placeholders.hide_json(tool));
-        let hidden_tools: Vec<Value> = hidden_tools.collect();
+        let hidden: Vec<Message> = messages
+            .iter()
+            .map(|message| message.hidden(&placeholders))
+            .collect();
+        let hidden_tools: Vec<Value> = tools
+            .iter()
+            .map(|tool| placeholders.hide_json(tool))
+            .collect();
         let rendered_hidden = self.render_until(Rendering {
             messages: &hidden,
             tools: &hidden_tools,
@@ -344,8 +349,9 @@ impl ChatTemplate {
             clean && ids(&marked.control_tokens()) == ids(&found)
         };
         if only_the_templates_own {
-            let tokens = tokenizer.encode_recognising(rendered);
-            let tokens = tokens.map_err(TemplateError::Text)?;
+            let tokens = tokenizer
+                .encode_recognising(rendered)
+                .map_err(TemplateError::Text)?;
             // The tokenizer's normalizer and model can make more control tokens of the text.
             let became = tokens.iter().filter(|token| controls.contains(**token));
             if became.eq(found.iter().map(|control| &control.token)) {

@@ -102,12 +102,14 @@ impl Placeholders {
             Value::String(text) => self.hide(text).into(),
             Value::Array(items) => items.iter().map(|item| self.hide_json(item)).collect(),
             Value::Object(members) => {
-                let name = |name: &str| match is_word(name) {
-                    true => name.to_owned(),
-                    false => self.hide(name),
-                };
-                let members = members.iter();
-                let hidden = members.map(|(key, value)| (name(key), self.hide_json(value)));
+                let hidden = members.iter().map(|(key, value)| {
+                    let key = if is_word(key) {
+                        key.clone()
+                    } else {
+                        self.hide(key)
+                    };
+                    (key, self.hide_json(value))
+                });
                 Value::Object(hidden.collect())
             }
             other => other.clone(),

@@ -152,112 +152,87 @@ fn a_template_that_reads_the_messages_sees_their_original_text() {
 }
 
 #[test]
-fn a_template_can_reject_messages_and_has_limits() {
-    let render = |source: &str| load(source).1.render(&user_messages(&["x"]), &none());
+fn a_template_can_reject_messages() {
+    let (_, template) = load("{{ raise_exception('roles must alternate') }}");
     assert_eq!(
-        render("{{ raise_exception('roles must alternate') }}"),
+        template.render(&user_messages(&["x"]), &none()),
         Err(TemplateError::Rejected("roles must alternate".into()))
     );
-    let endless = "{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}";
-    assert!(matches!(render(endless), Err(TemplateError::Failed(_))));
-    let long = "{% set ns = namespace(text='x' * 1000000) %}\
-        {% for a in range(40) %}{{ ns.text }}{% endfor %}";
-    assert!(matches!(render(long), Err(TemplateError::Failed(_))));
 }
 
-/// A template that doubles a string or a list, or multiplies one, is stopped before it has built
-/// the byte budget.
-#[test]
-fn a_template_cannot_exhaust_memory() {
-    let times = |count: usize, step: &str| step.repeat(count);
-    let start = "{% set t = 'x' * 1000 %}{% set ns = namespace(t=t) %}";
-    let loops = [
-        "{% set ns.t = ns.t ~ ns.t %}",
-        "{% set ns.t = ns.t + ns.t %}",
-        "{% set ns.t = ns.t * 2 %}",
-        "{% set ns.t = [ns.t, ns.t] | join %}",
-        "{% set ns.t = ns.t.replace('x', 'xx') %}",
-        "{% set ns.t = ns.t | replace('x', 'xx') %}",
-        "{% set ns.t = '%s%s' | format(ns.t, ns.t) %}",
-        "{% set ns.t = '{}{}'.format(ns.t, ns.t) %}",
-        "{% set ns.t %}{{ ns.t }}{{ ns.t }}{% endset %}",
-        "{% set ns.t = ns.t | indent(10000000) ~ '\n' %}",
-        "{% set ns.t = [ns.t, ns.t] | string %}",
-        "{% set ns.t = [ns.t, ns.t] | tojson %}",
-        "{% set ns.t = ''.join([ns.t, ns.t]) %}",
-    ]
-    .map(|step| format!("{start}{{% for i in range(25) %}}{step}{{% endfor %}}done"));
-    let others = [
-        format!("{start}{}", times(25, "{% set t = t ~ t %}")),
-        "{% macro m(t, n) %}{{ m(t ~ t, n - 1) if n else t }}{% endmacro %}{{ m('xxxx', 25) }}"
-            .to_owned(),
-        "{% set t = [1] %}".to_owned() + &times(40, "{% set t = [t, t] %}") + "{{ t }}",
-        "{% set t = [1] %}".to_owned() + &times(40, "{% set t = t + t %}") + "{{ t | list }}",
-        "{% set n = 90000000 %}{{ (('x',) * n) | length }}".to_owned(),
-        "{% set n = 90000000 %}{{ ([1] * n) | list | length }}".to_owned(),
-        "{% set n = 90000000 %}{{ ('x' * n) | length }}".to_owned(),
-        "{{ '%900000000d' | format(1) | length }}".to_owned(),
-        "{{ '{:900000000}'.format(1) | length }}".to_owned(),
-        "{{ [1] | batch(900000000, 'x') | list | length }}".to_owned(),
-        "{{ [1] | tojson(indent=900000000) }}".to_owned(),
-        "{{ ['a', 'a'] | map('replace', 'a', 'b') | list }}".to_owned(),
-        "{% set ns = namespace(t=[]) %}{% for i in range(9999) %}{% set ns.t = [ns.t] %}\
-         {% endfor %}{{ ns.t }}"
-            .to_owned(),
-        "{% set ns = namespace(t=1) %}{% set ns.t = [ns] %}{{ ns }}".to_owned(),
-    ];
-    for source in loops.into_iter().chain(others) {
-        let (_, template) = load(&source);
-        let result = template.render(&user_messages(&["x"]), &none());
-        let length = result.as_ref().map(String::len);
-        assert!(
-            matches!(result, Err(TemplateError::Failed(_))),
-            "{source}: {length:?}"
-        );
+/// Asserts that rendering a message with `source` fails, and that the error contains `why`.
+fn assert_fails(source: &str, why: &str) {
+    let (_, template) = load(source);
+    match template.render(&user_messages(&["x"]), &none()) {
+        Err(TemplateError::Failed(error)) => assert!(error.contains(why), "{source}: {error}"),
+        Err(error) => panic!("{source}: {error}"),
+        Ok(text) => panic!("{source}: {} bytes", text.len()),
     }
 }
 
 #[test]
-fn large_constants_are_refused_at_load() {
-    let find = |source| ChatTemplate::find(&Value::Null, Some(source));
+fn a_template_that_does_not_end_runs_out_of_fuel() {
     for source in [
+        "{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}",
+        "{% for a in [1] * 90000000 %}{% if a == 2 %}{% break %}{% endif %}{% endfor %}",
+        "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}\
+         {% endmacro %}{{ twice(40) }}",
+        "{% for a in range(2000) recursive %}{{ loop(range(2000)) if loop.depth < 9 }}{% endfor %}",
+    ] {
+        assert_fails(source, "out of fuel");
+    }
+}
+
+#[test]
+fn the_output_of_a_template_is_limited() {
+    for source in [
+        "{% set t = 'x' * 1000000 %}{% for a in range(40) %}{{ t }}{% endfor %}",
+        "{% for a in range(40) %}{{ 'x' * 1000000 }}{% endfor %}",
         "{{ 'x' * 90000000 }}",
-        "{{ 90000000 * 'x' }}",
-        "{{ ('x', 1) * 90000000 }}",
-        "{% if a %}{{ f([1] * 1000 * 1000 * 1000) }}{% endif %}",
-        "{{ ('x' ~ 'y') * 2 ** 30 }}",
-        "{{ 'x' * (1000 + 1000) * 1000 }}",
+        "{{ ('abcdefghij,' * 100000).split(',') | join('-' * 300) }}",
+        "{{ range(100000) | join('-' * 300) }}",
+        "{% set t = ['x' * 1000] * 1000 %}{{ [t | join, t | join] * 9 | int }}",
+        "{{ (['x' * 1000] * 20000) | tojson }}",
+        "{% set t %}{% for a in range(20000) %}{{ 'x' * 1000 }}{% endfor %}{% endset %}{{ t }}",
     ] {
-        assert!(
-            matches!(find(source), Err(TextError::BadFile { .. })),
-            "{source}"
-        );
-    }
-    for source in ["{{ '-' * 80 }}", "{{ 1000000 * 1000000 }}", "{{ 2 ** 62 }}"] {
-        assert!(find(source).is_ok(), "{source}");
-    }
-}
-
-#[test]
-fn arguments_that_cannot_be_charged_are_refused_at_load() {
-    let find = |source| ChatTemplate::find(&Value::Null, Some(source));
-    for source in [
-        "{{ dict(**x) }}",
-        "{{ range(*x) }}",
-        "{% include 'chat_template' %}",
-        "{% import 'chat_template' as x %}",
-        "{% block x %}{% endblock %}",
-    ] {
-        assert!(
-            matches!(find(source), Err(TextError::BadFile { .. })),
-            "{source}"
+        assert_fails(
+            source,
+            "the rendered conversation has more than 16777216 bytes",
         );
     }
 }
 
-/// The expected text is that of minijinja without charges.
 #[test]
-fn charges_do_not_change_what_a_template_writes() {
+fn large_values_and_deep_recursion_are_refused() {
+    for (source, why) in [
+        ("{{ 'x' * 1000000000 }}", "repeated string is too large"),
+        (
+            "{% set n = 1000000000 %}{{ ('x' * n) | length }}",
+            "repeated string is too large",
+        ),
+        (
+            "{{ ([1] * 1000000000) | length }}",
+            "repeated sequence is too large",
+        ),
+        (
+            "{{ range(1000000) | list | length }}",
+            "range has too many elements",
+        ),
+        (
+            "{{ [1] | tojson(indent=900000000) }}",
+            "the indentation is too deep",
+        ),
+        (
+            "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+            "recursion limit",
+        ),
+    ] {
+        assert_fails(source, why);
+    }
+}
+
+#[test]
+fn a_template_writes_what_jinja_writes() {
     let source = "{% macro tag(name, text='-') %}<{{ name }}>{{ text }}{% endmacro -%}
         {%- set ns = namespace(seen=[], all='') -%}
         {%- for m in messages if m.content -%}
@@ -285,13 +260,56 @@ fn charges_do_not_change_what_a_template_writes() {
     assert_eq!(text, expected);
 }
 
+/// The longest request that the server reads, with templates that real checkpoints have.
 #[test]
-fn a_long_conversation_stays_within_the_byte_budget() {
-    let text = "word ".repeat(2000);
-    let contents = [text.as_str(); 200];
-    let (_, template) = load(LLAMA);
-    let rendered = template.render(&user_messages(&contents), &none()).unwrap();
-    assert!(rendered.len() > 1_900_000, "{}", rendered.len());
+fn a_long_conversation_stays_within_the_limits() {
+    let text = "to do ".repeat(340);
+    let messages = user_messages(&[text.as_str(); 1024]);
+    // DeepSeek R1 joins the system messages before it writes anything.
+    let joining = "{% set ns = namespace(all='') %}{% for message in messages %}\
+        {% set ns.all = ns.all + '\n\n' + message.content %}{% endfor %}\
+        {{ bos_token }}{{ ns.all }}<|eot_id|>";
+    // Qwen3 looks for the final question from the end, and splits each answer.
+    let splitting = "{% set ns = namespace(last=0) %}{% for message in messages[::-1] %}\
+        {% if message.content.startswith('to') and not ns.last %}\
+        {% set ns.last = messages | length - loop.index %}{% endif %}{% endfor %}{{ bos_token }}\
+        {% for message in messages %}{% set content = message.content %}\
+        {% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}\
+        {{ message.role + '\n' + content.strip('\n') + '<|eot_id|>' }}{% endfor %}";
+    for source in [LLAMA, joining, splitting] {
+        let rendered = load(source).1.render(&messages, &none()).unwrap();
+        assert!(rendered.len() > 2_000_000, "{source}: {}", rendered.len());
+    }
+    let (tokenizer, template) = load(joining);
+    let prompt = template.prompt(&tokenizer, &messages, &none());
+    assert!(prompt.unwrap().tokens.len() > 2_000_000);
+}
+
+/// gpt-oss writes the schemas of tools with a macro that calls itself. A body nests at most 128
+/// levels.
+#[test]
+fn a_template_descends_into_schemas_without_a_crash() {
+    let source = "{{ bos_token }}{% macro type(schema) %}\
+        {% if schema['items'] is mapping %}{{ type(schema['items']) }}[]\
+        {% else %}{{ schema.type }}{% endif %}{% endmacro %}\
+        {% for tool in tools %}{{ type(tool) }}{{ tool | tojson | length }}{% endfor %}<|eot_id|>";
+    let (tokenizer, template) = load(source);
+    let prompt = |depth: usize| {
+        let mut tool = json!({"type": "string"});
+        for _ in 0..depth {
+            tool = json!({"items": tool});
+        }
+        let (end, messages) = (ConversationEnd::NextMessage, user_messages(&["x"]));
+        template.prompt_with_tools(end, &tokenizer, &messages, &[tool], &none())
+    };
+    let text = tokenizer.decode(&prompt(40).unwrap().tokens, false);
+    let expected = format!("<|bos|>string{}", "[]".repeat(40));
+    assert!(text.starts_with(&expected), "{text}");
+    match prompt(125) {
+        Ok(_) => {}
+        Err(TemplateError::Failed(why)) => assert!(why.contains("recursion limit"), "{why}"),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[test]

@@ -78,8 +78,9 @@ impl Formatter for Spaced {
 }
 
 fn separate<W: io::Write + ?Sized>(writer: &mut W, first: bool) -> io::Result<()> {
-    match first {
-        true => Ok(()),
-        false => writer.write_all(b", "),
+    if first {
+        Ok(())
+    } else {
+        writer.write_all(b", ")
     }
 }

@@ -43,11 +43,17 @@ impl Tokenizer {
     ) -> Result<Tokenizer, TextError> {
         let recognising = encoder::read(json, config)?;
         let added = encoder::added_tokens(&recognising);
-        let special = added.iter().filter(|(_, token)| token.special);
-        let special = special.map(|(id, _)| *id).collect();
-        let named = named.iter().filter(|id| !added.contains_key(id));
-        let named = named.filter_map(|id| Some((*id, recognising.id_to_token(*id)?)));
-        let named: Vec<(u32, String)> = named.filter(|(_, text)| has_control_form(text)).collect();
+        let special = added
+            .iter()
+            .filter(|(_, token)| token.special)
+            .map(|(id, _)| *id)
+            .collect();
+        let named: Vec<(u32, String)> = named
+            .iter()
+            .filter(|id| !added.contains_key(id))
+            .filter_map(|id| Some((*id, recognising.id_to_token(*id)?)))
+            .filter(|(_, text)| has_control_form(text))
+            .collect();
         let reasoning_tags = ReasoningTags::find(added.iter(), chat_template);
         let (ids, controls): (Vec<u32>, Vec<AddedToken>) = added
             .into_iter()

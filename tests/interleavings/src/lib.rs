@@ -29,4 +29,4 @@ mod wake;
 
 // What the engine uses and no schedule of threads changes.
 #[cfg(not(test))]
-pub use sterna::{constraint, cores, metrics, model};
+pub use sterna::{checkpoint, constraint, cores, metrics, model};

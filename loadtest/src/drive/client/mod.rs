@@ -3,17 +3,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use reqwest::{RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 
+use super::http::HttpClient;
 use super::outcome::{ChatOutcome, Failure};
 use super::sse::SseParser;
-use super::stream::{AnswerStream, code_of};
+use super::stream::AnswerStream;
 
 /// A client of one server and model.
 pub(super) struct ChatClient {
-    http: reqwest::Client,
-    base: String,
+    http: HttpClient,
     model: String,
     key: Option<String>,
     options: ChatOptions,
@@ -70,14 +69,8 @@ impl ChatClient {
         options: ChatOptions,
     ) -> Result<ChatClient, Failure> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        // A proxy would add its own latency to the measurement.
-        let http = reqwest::Client::builder()
-            .no_proxy()
-            .build()
-            .map_err(connection)?;
         let mut client = ChatClient {
-            http,
-            base,
+            http: HttpClient::new(base)?,
             model: String::new(),
             key,
             options,
@@ -92,7 +85,8 @@ impl ChatClient {
 
     /// Returns the server's metrics in Prometheus's text format.
     pub(super) async fn metrics(&self) -> Result<String, Failure> {
-        let bytes = self.get("/metrics").await?;
+        let answer = self.http.get("/metrics", self.key.as_ref()).await?;
+        let bytes = answer.rest().await?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -128,7 +122,7 @@ impl ChatClient {
             _ => (self.options.timeout, ChatOutcome::Failed(Failure::TimedOut)),
         };
         let pieces = request.disconnect.map(|disconnect| disconnect.pieces);
-        let reading = self.read(self.post(request), intended, request.is_slow, pieces);
+        let reading = self.read(request, intended, pieces);
         // At the limit the future is dropped, which closes the connection.
         match tokio::time::timeout(limit, reading).await {
             Ok(Ok(outcome)) => outcome,
@@ -141,22 +135,22 @@ impl ChatClient {
     /// After `[DONE]` the body must end too.
     async fn read(
         &self,
-        sending: RequestBuilder,
+        request: &ChatRequest,
         intended: Instant,
-        is_slow: bool,
         pieces: Option<u32>,
     ) -> Result<ChatOutcome, Failure> {
-        let mut response = send(sending).await?;
+        let (key, body) = (request.key.as_ref(), self.body(request));
+        let mut answer = self.http.post("/v1/chat/completions", key, &body).await?;
         let mut parser = SseParser::default();
         let mut stream = AnswerStream::default();
         loop {
             if pieces.is_some_and(|pieces| stream.pieces() >= pieces) {
                 return Ok(ChatOutcome::Disconnected);
             }
-            if is_slow {
+            if request.is_slow {
                 tokio::time::sleep(self.options.slow_pause).await;
             }
-            let Some(bytes) = response.chunk().await.map_err(connection)? else {
+            let Some(bytes) = answer.piece().await? else {
                 return stream.end().map(ChatOutcome::Complete);
             };
             let now = intended.elapsed();
@@ -168,12 +162,6 @@ impl ChatClient {
             let arrived = u64::from(stream.pieces() - before);
             self.pieces.fetch_add(arrived, Ordering::Relaxed);
         }
-    }
-
-    fn post(&self, request: &ChatRequest) -> RequestBuilder {
-        let url = format!("{}/v1/chat/completions", self.base);
-        let post = self.http.post(url).json(&self.body(request));
-        with_key(post, request.key.as_ref())
     }
 
     fn body(&self, request: &ChatRequest) -> Value {
@@ -194,53 +182,12 @@ impl ChatClient {
     }
 
     async fn first_model(&self) -> Result<String, Failure> {
-        let list: Value = serde_json::from_slice(&self.get("/v1/models").await?)
+        let answer = self.http.get("/v1/models", self.key.as_ref()).await?;
+        let list: Value = serde_json::from_slice(&answer.rest().await?)
             .map_err(|error| Failure::Protocol(format!("/v1/models: {error}")))?;
         let model = list["data"][0]["id"].as_str();
         let model = model.ok_or_else(|| Failure::Protocol("/v1/models lists no model".into()))?;
         Ok(model.to_owned())
-    }
-
-    /// Returns the body of a GET request.
-    async fn get(&self, path: &str) -> Result<Vec<u8>, Failure> {
-        let get = self.http.get(format!("{}{path}", self.base));
-        let response = send(with_key(get, self.key.as_ref())).await?;
-        Ok(response.bytes().await.map_err(connection)?.into())
-    }
-}
-
-fn with_key(request: RequestBuilder, key: Option<&String>) -> RequestBuilder {
-    match key {
-        Some(key) => request.bearer_auth(key),
-        None => request,
-    }
-}
-
-/// Sends a request. Every status except 200 is a failure.
-async fn send(request: RequestBuilder) -> Result<Response, Failure> {
-    let response = request.send().await.map_err(connection)?;
-    let status = response.status();
-    if status != StatusCode::OK {
-        let body = response.bytes().await.map_err(connection)?;
-        return Err(Failure::Status(status.as_u16(), error_code(&body)));
-    }
-    Ok(response)
-}
-
-/// Returns the innermost cause, such as "connection refused". The outer ones repeat the address.
-fn connection(error: reqwest::Error) -> Failure {
-    let mut cause: &dyn std::error::Error = &error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    Failure::Connection(cause.to_string())
-}
-
-/// Returns the code of an OpenAI error body, or the start of any other body.
-fn error_code(body: &[u8]) -> String {
-    match serde_json::from_slice::<Value>(body) {
-        Ok(value) if value.get("error").is_some() => code_of(&value["error"]),
-        _ => String::from_utf8_lossy(body).chars().take(80).collect(),
     }
 }
 

@@ -8,8 +8,9 @@ use super::request::RequestEcho;
 use crate::api::error::ApiError;
 use crate::api::fields::tool_calls::whole_calls;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd};
-use crate::api::generation::choices::{FinishedChoice, Usage};
-use crate::api::middleware::request_id::{random_id, unix_seconds};
+use crate::api::generation::choices::Usage;
+use crate::api::generation::writer::FinishedChoice;
+use crate::api::ids::{random_id, unix_seconds};
 
 /// A response.
 #[derive(Clone, Serialize, ToSchema)]
@@ -300,7 +301,6 @@ impl ResponseAnswer {
     /// Returns the response with its output.
     pub(super) fn whole(self, choice: FinishedChoice, usage: Usage) -> ResponseAnswer {
         let FinishedChoice { output, end } = choice;
-        let end = end.expect("a finished choice has ended");
         let mut items = Vec::new();
         if !output.reasoning.is_empty() {
             items.push((OutputItem::reasoning(), output.reasoning));

@@ -7,19 +7,19 @@ mod items;
 mod request;
 mod stream;
 
-use axum::Json;
 use axum::extract::{Extension, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
-use crate::api::app::App;
+use crate::api::app::{App, Serving};
 use crate::api::error::ApiError;
-use crate::api::generation::begin::begin;
-use crate::api::generation::sse;
-use crate::api::generation::typed_events::TypedEvents;
+use crate::api::fields::json_object::JsonObject;
+use crate::api::generation::writer::{AnswerWriter, WholeAnswer};
 use crate::api::middleware::authentication::Caller;
 use crate::api::openapi::{Components, Operation};
+use crate::api::respond::{ReadRequest, respond};
+use crate::tenants::Tenant;
 use answer::ResponseAnswer;
-use request::{ResponsesFields, read};
+use request::ResponsesFields;
 use stream::{ResponseEvent, ResponseEvents};
 
 /// `POST /v1/responses`: answers a conversation.
@@ -28,16 +28,28 @@ pub(in crate::api) async fn create(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (mut choices, echo) = begin(&app, &caller, request, read).await?;
-    let is_stream = echo.is_stream;
-    let answer = ResponseAnswer::begun(app.serving()?.model.name.clone(), echo);
-    choices.also_called(answer.id());
-    if is_stream {
-        return sse::respond(choices, TypedEvents(ResponseEvents::new(answer))).await;
-    }
-    let mut finished = choices.finished().await?;
-    let choice = finished.pop().expect("the request has one choice");
-    Ok(Json(answer.whole(choice, choices.usage())).into_response())
+    respond(&app, &caller, request, read).await
+}
+
+fn read(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ReadRequest, ApiError> {
+    let (request, echo) = request::read(serving, tenant, body)?;
+    let answer = ResponseAnswer::begun(serving.model.name.clone(), echo);
+    let writer: Box<dyn AnswerWriter> = if request.params.is_stream() {
+        Box::new(ResponseEvents::new(answer))
+    } else {
+        WholeAnswer::boxed(
+            answer.id().to_owned(),
+            move |mut finished, choices, frames| {
+                let choice = finished.pop().expect("the request has one choice");
+                frames.push(&answer.clone().whole(choice, choices.usage()));
+            },
+        )
+    };
+    Ok((request, writer))
 }
 
 pub(in crate::api) fn describe(components: &mut Components) -> Operation {

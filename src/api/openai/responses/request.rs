@@ -8,19 +8,19 @@ use utoipa::ToSchema;
 
 use super::items::InputField;
 use crate::api::app::Serving;
-use crate::api::body::json::JsonObject;
 use crate::api::error::ApiError;
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::json_field::{
     Bool, Float, Integer, JsonField, JsonText, Object, Scalar, at_most, deserialize_fields,
 };
+use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{BasicFields, is_set};
-use crate::api::fields::structure::{FieldGrammar, FormatType, JsonSchema, check_end};
+use crate::api::fields::structure::{FormatType, JsonSchema, check_end};
 use crate::api::fields::tool_fields::{
     ChoiceField, FunctionKind, MAX_TOOLS, NewTool, ToolSchema, tool_use,
 };
 use crate::api::fields::unsupported::{self as refused, Harmless, UnsupportedField};
-use crate::api::generation::parsed_request::ParsedRequest;
+use crate::api::generation::request::{FieldGrammar, ParsedRequest, ResponseMode};
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tenants::Tenant;
 use crate::text::{ConversationEnd, Message, TemplateArguments, TemplateValue};
@@ -213,7 +213,6 @@ pub(super) fn refused_fields() -> impl Iterator<Item = (&'static str, Value)> {
 /// What an answer repeats of its request.
 #[derive(Clone)]
 pub(super) struct RequestEcho {
-    pub(super) is_stream: bool,
     pub(super) instructions: Option<String>,
     pub(super) max_output_tokens: Option<u64>,
     pub(super) temperature: f32,
@@ -228,7 +227,7 @@ pub(super) struct RequestEcho {
 pub(super) fn read(
     serving: &Serving,
     tenant: &Tenant,
-    body: JsonObject<'_>,
+    body: &JsonObject<'_>,
 ) -> Result<(ParsedRequest, RequestEcho), ApiError> {
     let fields: ResponsesFields = body.read()?;
     let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());
@@ -248,6 +247,7 @@ pub(super) fn read(
         check_end(field, &params)?;
     }
     params.grammar = grammar;
+    params.shape.mode = ResponseMode::of_stream(is_set(fields.stream));
     let is_parallel = fields
         .parallel_tool_calls
         .is_none_or(|Bool(several)| several);
@@ -256,7 +256,6 @@ pub(super) fn read(
     let tool_use = tool_use(&tools, &choice, is_parallel, "tool_choice")?;
     let instructions = fields.instructions.map(|JsonText(text)| text);
     let echo = RequestEcho {
-        is_stream: is_set(fields.stream),
         instructions: instructions.clone(),
         max_output_tokens: params.max_tokens.map(|max| max.tokens),
         temperature: params.sampling.temperature,

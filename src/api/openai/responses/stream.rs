@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use super::answer::{OutputItem, OutputPart, ResponseAnswer, item_status};
 use crate::api::error::ApiError;
 use crate::api::generation::choice::{ChoiceEnd, Piece};
-use crate::api::generation::choices::Usage;
-use crate::api::generation::typed_events::{EventWriter, TypedEvent};
+use crate::api::generation::choices::Choices;
+use crate::api::generation::writer::{AnswerWriter, Frames};
 use crate::tools::CallDelta;
 
 /// An event of a stream. Its name is its type.
@@ -79,48 +79,47 @@ impl ResponseEvents {
         }
     }
 
-    fn event(&mut self, event: ResponseEvent) -> TypedEvent {
+    fn event(&mut self, event: ResponseEvent, frames: &mut Frames) {
         let event = ResponseEvent {
             sequence_number: self.events,
             ..event
         };
         self.events += 1;
-        TypedEvent::new(event.kind, &event)
+        frames.push_event(event.kind, &event);
     }
 
     /// Writes an event about the response.
-    fn of_response(&mut self, kind: &'static str) -> TypedEvent {
-        let response = Some(self.answer.clone());
-        self.event(ResponseEvent {
+    fn of_response(&mut self, kind: &'static str, frames: &mut Frames) {
+        let event = ResponseEvent {
             kind,
-            response,
+            response: Some(self.answer.clone()),
             ..ResponseEvent::default()
-        })
+        };
+        self.event(event, frames);
     }
 
     /// Writes an event about the open item.
-    fn of_item(&mut self, kind: &'static str, more: ResponseEvent) -> TypedEvent {
-        let item_id = self.open.as_ref().map(|open| open.item.id.clone());
-        let output_index = Some(self.done.len() as u32);
-        self.event(ResponseEvent {
+    fn of_item(&mut self, kind: &'static str, more: ResponseEvent, frames: &mut Frames) {
+        let event = ResponseEvent {
             kind,
-            item_id,
-            output_index,
+            item_id: self.open.as_ref().map(|open| open.item.id.clone()),
+            output_index: Some(self.done.len() as u32),
             ..more
-        })
+        };
+        self.event(event, frames);
     }
 
     /// Begins an item after the one that is open.
-    fn begin_item(&mut self, item: OutputItem, events: &mut Vec<TypedEvent>) {
-        self.end_item("completed", events);
+    fn begin_item(&mut self, item: OutputItem, frames: &mut Frames) {
+        self.end_item("completed", frames);
         let is_message = item.kind == "message";
-        let output_index = Some(self.done.len() as u32);
-        events.push(self.event(ResponseEvent {
+        let added = ResponseEvent {
             kind: "response.output_item.added",
-            output_index,
+            output_index: Some(self.done.len() as u32),
             item: Some(item.clone()),
             ..ResponseEvent::default()
-        }));
+        };
+        self.event(added, frames);
         self.open = Some(OpenItem {
             item,
             text: String::new(),
@@ -131,12 +130,12 @@ impl ResponseEvents {
                 part: Some(OutputPart::text(String::new())),
                 ..ResponseEvent::default()
             };
-            events.push(self.of_item("response.content_part.added", part));
+            self.of_item("response.content_part.added", part, frames);
         }
     }
 
     /// Adds to the open item.
-    fn add(&mut self, text: String, events: &mut Vec<TypedEvent>) {
+    fn add(&mut self, text: String, frames: &mut Frames) {
         let Some(open) = &mut self.open else {
             return;
         };
@@ -152,10 +151,10 @@ impl ResponseEvents {
             logprobs,
             ..ResponseEvent::default()
         };
-        events.push(self.of_item(kind, more));
+        self.of_item(kind, more, frames);
     }
 
-    fn end_item(&mut self, status: &'static str, events: &mut Vec<TypedEvent>) {
+    fn end_item(&mut self, status: &'static str, frames: &mut Frames) {
         let Some(OpenItem { item, text }) = &self.open else {
             return;
         };
@@ -168,13 +167,13 @@ impl ResponseEvents {
                     logprobs: Some(Vec::new()),
                     ..ResponseEvent::default()
                 };
-                events.push(self.of_item("response.output_text.done", done));
+                self.of_item("response.output_text.done", done, frames);
                 let part = ResponseEvent {
                     content_index: Some(0),
                     part: Some(OutputPart::text(text.clone())),
                     ..ResponseEvent::default()
                 };
-                events.push(self.of_item("response.content_part.done", part));
+                self.of_item("response.content_part.done", part, frames);
             }
             "reasoning" => {
                 let done = ResponseEvent {
@@ -182,7 +181,7 @@ impl ResponseEvents {
                     text: Some(text.clone()),
                     ..ResponseEvent::default()
                 };
-                events.push(self.of_item("response.reasoning_text.done", done));
+                self.of_item("response.reasoning_text.done", done, frames);
             }
             _ => {
                 let done = ResponseEvent {
@@ -190,17 +189,17 @@ impl ResponseEvents {
                     name: item.name.clone(),
                     ..ResponseEvent::default()
                 };
-                events.push(self.of_item("response.function_call_arguments.done", done));
+                self.of_item("response.function_call_arguments.done", done, frames);
             }
         }
         let item = item.finished(text, status);
-        let output_index = Some(self.done.len() as u32);
-        events.push(self.event(ResponseEvent {
+        let done = ResponseEvent {
             kind: "response.output_item.done",
-            output_index,
+            output_index: Some(self.done.len() as u32),
             item: Some(item.clone()),
             ..ResponseEvent::default()
-        }));
+        };
+        self.event(done, frames);
         self.done.push(item);
         self.open = None;
     }
@@ -213,57 +212,54 @@ impl ResponseEvents {
     }
 }
 
-impl EventWriter for ResponseEvents {
-    fn begin(&mut self, _: Usage) -> Vec<TypedEvent> {
-        let created = self.of_response("response.created");
-        vec![created, self.of_response("response.in_progress")]
+impl AnswerWriter for ResponseEvents {
+    fn id(&self) -> Option<&str> {
+        Some(self.answer.id())
     }
 
-    fn piece(&mut self, piece: Piece) -> Vec<TypedEvent> {
-        let mut events = Vec::new();
+    fn begin(&mut self, _: &Choices, frames: &mut Frames) {
+        self.of_response("response.created", frames);
+        self.of_response("response.in_progress", frames);
+    }
+
+    fn piece(&mut self, _: u32, piece: Piece, _: &Choices, frames: &mut Frames) {
         if !piece.reasoning.is_empty() {
             if !self.is_open("reasoning") {
-                self.begin_item(OutputItem::reasoning(), &mut events);
+                self.begin_item(OutputItem::reasoning(), frames);
             }
-            self.add(piece.reasoning, &mut events);
+            self.add(piece.reasoning, frames);
         }
         if !piece.text.is_empty() {
             if !self.is_open("message") {
-                self.begin_item(OutputItem::message(), &mut events);
+                self.begin_item(OutputItem::message(), frames);
             }
-            self.add(piece.text, &mut events);
+            self.add(piece.text, frames);
         }
         for call in piece.calls {
             match call {
-                CallDelta::Begins(name) => self.begin_item(OutputItem::call(name), &mut events),
-                CallDelta::Arguments(part) => self.add(part, &mut events),
+                CallDelta::Begins(name) => self.begin_item(OutputItem::call(name), frames),
+                CallDelta::Arguments(part) => self.add(part, frames),
             }
         }
-        events
     }
 
-    fn end(&mut self, end: ChoiceEnd, usage: Usage) -> Vec<TypedEvent> {
-        let mut events = Vec::new();
+    fn end(&mut self, _: u32, end: ChoiceEnd, choices: &Choices, frames: &mut Frames) {
         if self.open.is_none() && self.done.is_empty() {
-            self.begin_item(OutputItem::message(), &mut events);
+            self.begin_item(OutputItem::message(), frames);
         }
-        self.end_item(item_status(&end), &mut events);
+        self.end_item(item_status(&end), frames);
         let done = std::mem::take(&mut self.done);
-        self.answer = self.answer.clone().ended(done, &end, usage);
-        let kind = match self.answer.is_complete() {
-            true => "response.completed",
-            false => "response.incomplete",
+        self.answer = self.answer.clone().ended(done, &end, choices.usage());
+        let kind = if self.answer.is_complete() {
+            "response.completed"
+        } else {
+            "response.incomplete"
         };
-        events.push(self.of_response(kind));
-        events
+        self.of_response(kind, frames);
     }
 
-    fn fail(&mut self, error: &ApiError) -> Vec<TypedEvent> {
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
         self.answer = self.answer.clone().failed(error);
-        vec![self.of_response("response.failed")]
-    }
-
-    fn keep_alive(&self) -> Option<TypedEvent> {
-        None
+        self.of_response("response.failed", frames);
     }
 }

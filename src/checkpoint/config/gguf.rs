@@ -1,0 +1,346 @@
+//! The hyperparameters in the metadata of a GGUF file, read and written.
+
+use std::collections::BTreeSet;
+
+use super::gemma3;
+use super::hyperparameters::{ModelConfig, Quantization};
+use super::pooling::{self, Pooling};
+use super::rope::{RopeScaling, yarn_attention_factor};
+use crate::checkpoint::architecture::{
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, QWEN3,
+};
+use crate::checkpoint::{
+    Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS, head_dim,
+    require,
+};
+
+/// The base of rotary frequencies if a file does not state it, as in llama.cpp.
+const DEFAULT_ROPE_BASE: f64 = 10_000.0;
+
+/// Control tokens that end an answer, whatever the metadata names as EOS. Files name one token, but
+/// chat models have another for the end of a turn.
+const END_TOKENS: [&str; 5] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|end|>",
+];
+
+/// The architectures by the names that GGUF files give them. Those named `bitnet` have SiLU, the
+/// ones of Microsoft squared ReLU. The tensors tell architectures of one name apart.
+const ARCHITECTURES: [(&str, &Architecture, Activation); 7] = [
+    ("bitnet-b1.58", &BITNET, Activation::Relu2),
+    ("bitnet-25", &BITNET, Activation::Relu2),
+    ("bitnet", &BITNET, Activation::Silu),
+    ("llama", &LLAMA, Activation::Silu),
+    ("qwen3", &QWEN3, Activation::Silu),
+    ("qwen3", &BITNET_QWEN3, Activation::Silu),
+    ("gemma3", &BITNET_GEMMA3, Activation::GeluTanh),
+];
+
+/// Reads the configuration of a GGUF file.
+pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
+    let metadata = gguf.metadata();
+    let (name, architecture, activation) = architecture(gguf)?;
+    let size = |key: &str| metadata.require_size(&format!("{name}.{key}"));
+    let key = format!("{name}.attention.head_count_kv");
+    let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
+    let head_dim = head_dim(metadata, name)?;
+    check_rotation(metadata, name, head_dim)?;
+    let embedding = "model.embed_tokens.weight";
+    let vocab = gguf.shape(embedding).and_then(<[usize]>::first);
+    let vocab = *vocab.ok_or_else(|| LoadError::missing_tensor("token_embd.weight"))?;
+    let theta = metadata.float(&format!("{name}.rope.freq_base"))?;
+    let eps = format!("{name}.attention.layer_norm_rms_epsilon");
+    let has_own_head = gguf.shape("lm_head.weight").is_some();
+    let stated = pooling::of_gguf(gguf, name)?;
+    let mut config = ModelConfig {
+        architecture,
+        vocab,
+        hidden: size("embedding_length")?,
+        intermediate: size("feed_forward_length")?,
+        layers: size("block_count")?,
+        heads,
+        kv_heads: kv_heads.unwrap_or(heads),
+        head_dim,
+        max_position: size("context_length")?,
+        rope_theta: theta.unwrap_or(DEFAULT_ROPE_BASE),
+        rope_scaling: rope_scaling(metadata, name, size("context_length")?)?,
+        local: None,
+        query_factor: 1.0,
+        norm_eps: metadata
+            .float(&eps)?
+            .map_or(architecture.norm_eps, |eps| eps as f32),
+        activation,
+        // A file that states how to pool is that of an embedding model, which lacks a head.
+        has_head: has_own_head || stated.is_none(),
+        tied: !has_own_head,
+        pooling: pooling_of(architecture, stated),
+        quantization: Quantization::UNPACKED,
+        eos_tokens: end_tokens(metadata, vocab)?,
+        bos_token: token_id(metadata, "bos")?,
+    };
+    if *architecture == BITNET_GEMMA3 {
+        config.check()?; // Its sizes are used.
+        let window = metadata.size(&window_key(name))?;
+        let theta = metadata.float(&format!("{name}.rope.freq_base_swa"))?;
+        let scalar = format!("{name}.attention.query_pre_attn_scalar");
+        let scalar = metadata.float(&scalar)?;
+        gemma3::apply_to_gguf(&mut config, window, theta, scalar)?;
+    }
+    Ok(config)
+}
+
+/// Returns the key of the number of tokens that a token attends to.
+fn window_key(name: &str) -> String {
+    format!("{name}.attention.sliding_window")
+}
+
+/// Returns the pooling of a file that states `stated`.
+///
+/// The published files of BitNet-embedding state mean pooling, because their converter does so if
+/// it finds no statement. The models were trained with the last token, as their documentation says.
+fn pooling_of(architecture: &Architecture, stated: Option<Pooling>) -> Pooling {
+    let is_doubtful = architecture.layer.input_norm.is_some() && stated == Some(Pooling::Mean);
+    if is_doubtful {
+        tracing::warn!(
+            "the file states mean pooling, but models with input norms are trained with the last \
+             token: using the last token"
+        );
+        return Pooling::LastToken;
+    }
+    stated.unwrap_or_default()
+}
+
+/// Returns the metadata of a configuration, without that of the tokenizer.
+///
+/// # Errors
+/// If GGUF has no name for the architecture with this activation, or no keys for how the rotary
+/// frequencies are scaled.
+pub(crate) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
+    let is_named = |named: &&(&str, &Architecture, Activation)| {
+        named.1 == config.architecture && named.2 == config.activation
+    };
+    let (name, ..) = ARCHITECTURES.iter().find(is_named).ok_or_else(|| {
+        let class = config.architecture.class;
+        let activation = config.activation;
+        let problem = format!("GGUF has no name for {class} with {activation:?}");
+        LoadError::config("hidden_act", problem)
+    })?;
+    let mut entries = vec![
+        (
+            "general.architecture".to_owned(),
+            MetadataValue::Text((*name).to_owned()),
+        ),
+        (
+            "general.type".to_owned(),
+            MetadataValue::Text("model".to_owned()),
+        ),
+        (
+            "general.quantization_version".to_owned(),
+            MetadataValue::Size(2),
+        ),
+    ];
+    for (key, size) in [
+        ("vocab_size", config.vocab),
+        ("context_length", config.max_position),
+        ("embedding_length", config.hidden),
+        ("block_count", config.layers),
+        ("feed_forward_length", config.intermediate),
+        ("attention.head_count", config.heads),
+        ("attention.head_count_kv", config.kv_heads),
+        ("attention.key_length", config.head_dim),
+        ("attention.value_length", config.head_dim),
+        ("rope.dimension_count", config.head_dim),
+    ] {
+        // `ModelConfig::check` limits every size.
+        entries.push((format!("{name}.{key}"), MetadataValue::Size(size as u32)));
+    }
+    let eps = format!("{name}.attention.layer_norm_rms_epsilon");
+    entries.push((eps, MetadataValue::Float(config.norm_eps)));
+    if !config.has_head {
+        let number = MetadataValue::Size(config.pooling.gguf_number());
+        entries.push((format!("{name}.pooling_type"), number));
+    }
+    let theta = exact("rope_theta", config.rope_theta)?;
+    entries.push((
+        format!("{name}.rope.freq_base"),
+        MetadataValue::Float(theta),
+    ));
+    for (key, value) in scaling_metadata(&config.rope_scaling)? {
+        entries.push((format!("{name}.rope.scaling.{key}"), value));
+    }
+    Ok(entries)
+}
+
+/// Returns the keys after `rope.scaling.`, with their values.
+fn scaling_metadata(scaling: &RopeScaling) -> LoadResult<Vec<(&'static str, MetadataValue)>> {
+    let field = "rope_scaling";
+    let float = |value: f64| exact(field, value).map(MetadataValue::Float);
+    let kind = |name: &str| ("type", MetadataValue::Text(name.to_owned()));
+    match *scaling {
+        RopeScaling::None => Ok(Vec::new()),
+        RopeScaling::Linear { factor } => Ok(vec![kind("linear"), ("factor", float(factor)?)]),
+        RopeScaling::Yarn {
+            factor,
+            original,
+            beta_fast,
+            beta_slow,
+            attention_factor,
+        } => {
+            let mut entries = vec![
+                kind("yarn"),
+                ("factor", float(factor)?),
+                (
+                    "original_context_length",
+                    MetadataValue::Size(original as u32),
+                ),
+                ("yarn_beta_fast", float(beta_fast)?),
+                ("yarn_beta_slow", float(beta_slow)?),
+            ];
+            let usual = yarn_attention_factor(factor);
+            if attention_factor != usual {
+                entries.push(("yarn_attn_factor", float(attention_factor / usual)?));
+            }
+            Ok(entries)
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => {
+            let problem = "GGUF has keys for linear and yarn only";
+            Err(LoadError::config(field, problem))
+        }
+    }
+}
+
+/// Returns a number in single precision.
+fn exact(field: &str, value: f64) -> LoadResult<f32> {
+    let single = value as f32;
+    let problem = format_args!("{value} is not exact in single precision, which GGUF has");
+    require(f64::from(single) == value, field, problem)?;
+    Ok(single)
+}
+
+fn architecture(gguf: &Gguf) -> LoadResult<(&'static str, &'static Architecture, Activation)> {
+    let (metadata, key) = (gguf.metadata(), "general.architecture");
+    let given = metadata.require_text(key)?;
+    let has_norms = |architecture: &Architecture| {
+        let query = architecture.layer.query;
+        let norm = architecture.layer.input_norm_of(query);
+        norm.is_some_and(|norm| {
+            let name = format!("model.layers.0.{norm}.weight");
+            gguf.shape(&name).is_some()
+        })
+    };
+    let mut named = ARCHITECTURES.iter().filter(|(name, ..)| *name == given);
+    let with_norms = named.clone().find(|(_, known, _)| has_norms(known));
+    with_norms.or_else(|| named.next()).copied().ok_or_else(|| {
+        let mut names = ARCHITECTURES.map(|(name, ..)| name).to_vec();
+        names.dedup();
+        let names = names.join(", ");
+        metadata.error(key, format!("must be one of {names}; got {given:?}"))
+    })
+}
+
+/// # Errors
+/// If the file asks for another rotation than that of all values of a head by plain frequencies.
+fn check_rotation(metadata: &Metadata, name: &str, head_dim: usize) -> LoadResult<()> {
+    let key = format!("{name}.rope.dimension_count");
+    let rotated = metadata.size(&key)?.unwrap_or(head_dim);
+    if rotated != head_dim {
+        let problem = format!("must be the size of a head, {head_dim}; got {rotated}");
+        return Err(metadata.error(&key, problem));
+    }
+    Ok(())
+}
+
+/// Reads how the frequencies are scaled. `max_position` is the longest context.
+fn rope_scaling(metadata: &Metadata, name: &str, max_position: usize) -> LoadResult<RopeScaling> {
+    let key = |key: &str| format!("{name}.rope.scaling.{key}");
+    let number = |name: &str| -> LoadResult<Option<f64>> {
+        let number = metadata.float(&key(name))?;
+        let is_usable = |number: &f64| number.is_finite() && *number > 0.0;
+        match number {
+            Some(number) if !is_usable(&number) => {
+                let problem = format!("must be positive; got {number}");
+                Err(metadata.error(&key(name), problem))
+            }
+            number => Ok(number),
+        }
+    };
+    let window = window_key(name);
+    let has_window = metadata.size(&window)?.is_some_and(|window| window > 0);
+    if has_window && name != "gemma3" {
+        return Err(metadata.error(&window, "attention over a window is not supported"));
+    }
+    // Without a type, the factor is a linear one. Old files have another name for it.
+    let old = metadata.float(&format!("{name}.rope.scale_linear"))?;
+    let linear = number("factor")?.or(old).unwrap_or(1.0);
+    match metadata.text(&key("type"))? {
+        Some("none") => Ok(RopeScaling::None),
+        None if linear == 1.0 => Ok(RopeScaling::None),
+        None | Some("linear") => Ok(RopeScaling::Linear { factor: linear }),
+        Some("yarn") => {
+            let factor = number("factor")?.unwrap_or(1.0);
+            let original = metadata.size(&key("original_context_length"))?;
+            let attention = number("yarn_attn_factor")?.or(number("attn_factor")?);
+            if number("yarn_ext_factor")?.is_some_and(|factor| factor != 1.0) {
+                return Err(metadata.error(&key("yarn_ext_factor"), "must be 1"));
+            }
+            // llama.cpp reads it for other architectures only, and Sterna computes none of them.
+            let log = metadata.float(&key("yarn_log_multiplier"))?.unwrap_or(0.0);
+            if log != 0.0 {
+                let problem = format!("must be 0 for this architecture; got {log}");
+                return Err(metadata.error(&key("yarn_log_multiplier"), problem));
+            }
+            Ok(RopeScaling::Yarn {
+                factor,
+                original: original.unwrap_or(max_position) as f64,
+                beta_fast: number("yarn_beta_fast")?.unwrap_or(32.0),
+                beta_slow: number("yarn_beta_slow")?.unwrap_or(1.0),
+                attention_factor: attention.unwrap_or(1.0) * yarn_attention_factor(factor),
+            })
+        }
+        Some(other) => {
+            let problem = format!("must be none, linear or yarn; got {other:?}");
+            Err(metadata.error(&key("type"), problem))
+        }
+    }
+}
+
+fn token_id(metadata: &Metadata, role: &str) -> LoadResult<Option<u32>> {
+    let key = format!("tokenizer.ggml.{role}_token_id");
+    let id = metadata.size(&key)?.map(|id| {
+        let problem = || metadata.error(&key, format!("{id} is too large"));
+        u32::try_from(id).map_err(|_| problem())
+    });
+    id.transpose()
+}
+
+/// Returns the stop tokens: those that the metadata names, and control tokens that end a turn.
+pub(super) fn end_tokens(metadata: &Metadata, vocab: usize) -> LoadResult<Vec<u32>> {
+    const CONTROL: f64 = 3.0;
+    let mut ends = BTreeSet::new();
+    if let Some(stated) = metadata.numbers(STOP_TOKENS)? {
+        // A file that Sterna wrote lists all of them.
+        let id = |id: &f64| (0.0..vocab as f64).contains(id).then_some(*id as u32);
+        let problem = || metadata.error(STOP_TOKENS, format!("must be below {vocab}"));
+        let ids = stated.iter().map(|stated| id(stated).ok_or_else(problem));
+        return Ok(ids
+            .collect::<LoadResult<BTreeSet<u32>>>()?
+            .into_iter()
+            .collect());
+    }
+    for role in ["eos", "eot", "eom"] {
+        ends.extend(token_id(metadata, role)?);
+    }
+    if let Some(types) = metadata.numbers("tokenizer.ggml.token_type")? {
+        let tokens = metadata.require_texts("tokenizer.ggml.tokens")?;
+        for ((id, token), kind) in (0_u32..).zip(tokens).zip(types) {
+            if *kind == CONTROL && END_TOKENS.contains(&&**token) {
+                ends.insert(id);
+            }
+        }
+    }
+    ends.retain(|id| (*id as usize) < vocab);
+    Ok(ends.into_iter().collect())
+}

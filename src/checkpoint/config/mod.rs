@@ -1,0 +1,25 @@
+//! The configuration of a checkpoint: its hyperparameters, read from the JSON files beside the
+//! weights, from the `config.json` in a `.bin` file, or from the metadata of a GGUF file.
+//!
+//! Invariant: the sizes of a [`ModelConfig`] agree with each other, and this engine computes every
+//! setting in it. Any other setting is an error that names the field; nothing is guessed.
+
+mod gemma3;
+mod gguf;
+mod hyperparameters;
+mod json;
+mod json_writer;
+mod pooling;
+mod rope;
+mod rope_json;
+mod stop_tokens;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use gguf::metadata as gguf_metadata;
+pub(crate) use json::stop_tokens;
+
+pub use hyperparameters::{LocalLayers, ModelConfig, Quantization, StoredWeights};
+pub(crate) use json_writer::{config_json, generation_json, quantization_json};
+pub use pooling::Pooling;
+pub use rope::RopeScaling;

@@ -1,0 +1,162 @@
+//! Writes the tensors and the configuration of a checkpoint into another container.
+//!
+//! Invariant: nothing is rounded. What is ternary keeps its codes and scales, every other tensor
+//! keeps its values and their type, and what the container cannot hold so is an error that names
+//! the tensor or the field.
+//!
+//! Invariant: one tensor at a time is in memory, so the size of the model does not matter.
+
+mod bin_file;
+mod compare;
+mod gguf_file;
+mod hugging_face;
+mod parts;
+mod sink;
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{
+    BlockLayout, I2sOrder, LoadResult, ModelConfig, Source, TensorFiles, parse_json, require,
+};
+use parts::ModelParts;
+
+pub use compare::compare;
+pub use sink::Watch;
+
+/// A container that a checkpoint can be converted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Container {
+    /// A directory in the layout of Hugging Face, with four weights in a byte.
+    HuggingFace,
+    /// A `.bin` file of sgl-kernel, and a folder with the files of its tokenizer.
+    Bin,
+    /// A GGUF file with this layout of its ternary weights.
+    Gguf(TernaryLayout),
+}
+
+/// The layouts of ternary weights in the GGUF files that are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TernaryLayout {
+    /// One scale for each tensor, in single precision. The order of the weights is that of x86.
+    I2S,
+    /// 256 weights in 54 bytes.
+    Tq1,
+    /// 256 weights in 66 bytes.
+    Tq2,
+    /// 64 weights in 18 bytes.
+    Q2,
+    /// 128 weights in 34 bytes.
+    Pq2,
+}
+
+impl TernaryLayout {
+    /// All layouts.
+    pub const ALL: [TernaryLayout; 5] = [
+        TernaryLayout::I2S,
+        TernaryLayout::Tq1,
+        TernaryLayout::Tq2,
+        TernaryLayout::Q2,
+        TernaryLayout::Pq2,
+    ];
+
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            TernaryLayout::I2S => "i2_s",
+            TernaryLayout::Tq1 => "tq1_0",
+            TernaryLayout::Tq2 => "tq2_0",
+            TernaryLayout::Q2 => "q2_0",
+            TernaryLayout::Pq2 => "pq2_0",
+        }
+    }
+
+    /// Returns the layout of this name.
+    pub fn named(name: &str) -> Option<TernaryLayout> {
+        TernaryLayout::ALL
+            .into_iter()
+            .find(|layout| layout.name() == name)
+    }
+
+    fn blocks(self) -> BlockLayout {
+        match self {
+            TernaryLayout::I2S => BlockLayout::I2s(I2sOrder::X86),
+            TernaryLayout::Tq1 => BlockLayout::Tq1,
+            TernaryLayout::Tq2 => BlockLayout::Tq2,
+            TernaryLayout::Q2 => BlockLayout::Q2Group64,
+            TernaryLayout::Pq2 => BlockLayout::Q2Group128,
+        }
+    }
+}
+
+impl fmt::Display for Container {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Container::HuggingFace => f.write_str("a Hugging Face directory"),
+            Container::Bin => f.write_str("a .bin file"),
+            Container::Gguf(layout) => write!(f, "GGUF with {}", layout.blocks().name()),
+        }
+    }
+}
+
+/// Writes the checkpoint `source` to `out`, a directory or a file that does not exist yet.
+/// `chat_template` is the one that the checkpoint is served with.
+///
+/// # Errors
+/// If the checkpoint is malformed or not ternary already, the container cannot hold a part of it,
+/// or writing fails.
+pub fn write(
+    source: &Source,
+    container: Container,
+    out: &Path,
+    chat_template: Option<&str>,
+    watch: &Watch,
+) -> LoadResult<()> {
+    let config = ModelConfig::read(source)?;
+    let (class, offset) = (
+        config.architecture.class_of(config.has_head),
+        config.architecture.norm_offset,
+    );
+    // Adding or subtracting the offset would round the weights of norms.
+    let problem = format_args!("models of {class} are not converted");
+    require(offset == 0.0, "architectures", problem)?;
+    with_parts(source, &config, |model| match container {
+        Container::HuggingFace => hugging_face::write(source, &config, model, out, watch),
+        Container::Bin => bin_file::write(source, &config, model, out, watch),
+        Container::Gguf(layout) => {
+            let text = gguf_file::FileText {
+                name: out
+                    .file_stem()
+                    .map(|stem| stem.to_string_lossy().into_owned()),
+                chat_template,
+            };
+            gguf_file::write(
+                (source, &config),
+                model,
+                layout.blocks(),
+                (out, &text),
+                watch,
+            )
+        }
+    })
+}
+
+/// Calls `use_parts` with the parts of a checkpoint.
+fn with_parts(
+    source: &Source,
+    config: &ModelConfig,
+    use_parts: impl FnOnce(&ModelParts<'_>) -> LoadResult<()>,
+) -> LoadResult<()> {
+    let files = TensorFiles::open(source)?;
+    use_parts(&ModelParts::list(config, &files)?)
+}
+
+/// Reads a JSON file of a checkpoint; `null` if there is none.
+fn read_json(source: &Source, name: &str) -> LoadResult<Value> {
+    match source.read(name)? {
+        Some(text) => parse_json(name, &text),
+        None => Ok(Value::Null),
+    }
+}

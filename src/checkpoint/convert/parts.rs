@@ -1,0 +1,265 @@
+//! The parts of a model in the order in which they are written: what is ternary, and the rest.
+//!
+//! The loader reads the same tensors in the same way; `tests/convert/` holds both together.
+
+use sterna_kernels::GroupSize;
+
+use crate::checkpoint::config::{ModelConfig, StoredWeights};
+use crate::checkpoint::values::{TernaryForm, TernaryTensor, is_ternary, of_model, one_float};
+use crate::checkpoint::{LoadResult, Storage, Tensor, TensorFiles, Tensors};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// The parts of a model.
+pub(super) struct ModelParts<'a> {
+    pub(super) parts: Vec<ModelPart<'a>>,
+    files: &'a TensorFiles<'a>,
+}
+
+/// A tensor of a model, under the name of Hugging Face.
+pub(super) struct ModelPart<'a> {
+    pub(super) name: String,
+    pub(super) content: PartContent<'a>,
+}
+
+/// What a part holds.
+pub(super) enum PartContent<'a> {
+    /// A linear, or an embedding or head in groups.
+    Ternary {
+        weights: TernaryTensor<'a>,
+        /// The scale in a tensor beside it, if it has one.
+        stored_scale: Option<Tensor<'a>>,
+    },
+    /// A float tensor that keeps its values.
+    Carried { tensor: Tensor<'a>, role: PartRole },
+}
+
+/// What a float tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartRole {
+    /// A norm that all checkpoints of the architecture have.
+    Norm,
+    /// A norm before a linear (`use_rms_norm`).
+    InputNorm,
+    /// The embedding or the head.
+    Embedding,
+    /// A linear that stays float (`modules_to_not_convert`).
+    Linear,
+}
+
+impl<'a> ModelParts<'a> {
+    /// Lists the parts of a checkpoint.
+    ///
+    /// # Errors
+    /// If a tensor is missing, unknown, mis-shaped or not ternary already.
+    pub(super) fn list(
+        config: &'a ModelConfig,
+        files: &'a TensorFiles<'a>,
+    ) -> LoadResult<ModelParts<'a>> {
+        let tensors = files.tensors()?;
+        let group = of_model(config, &tensors)?;
+        let mut list = PartList {
+            config,
+            group,
+            tensors,
+            parts: Vec::new(),
+            files,
+        };
+        list.embedding_and_head()?;
+        for layer in 0..config.layers {
+            list.layer(layer)?;
+        }
+        list.norm("model.norm", config.hidden)?;
+        list.tensors.finish()?;
+        Ok(ModelParts {
+            parts: list.parts,
+            files,
+        })
+    }
+
+    /// Returns the bytes of all tensors in the files.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = self.parts.iter().map(|part| part.bytes().len() as u64);
+        bytes.sum()
+    }
+
+    /// Returns the memory of a part's file to the system.
+    pub(super) fn release(&self, part: &ModelPart<'a>) {
+        self.files.release(part.bytes());
+    }
+}
+
+impl<'a> ModelPart<'a> {
+    /// Returns the bytes of the tensor in its file.
+    pub(super) fn bytes(&self) -> &'a [u8] {
+        match &self.content {
+            PartContent::Ternary { weights, .. } => weights.bytes(),
+            PartContent::Carried { tensor, .. } => tensor.bytes,
+        }
+    }
+}
+
+/// The parts that are listed already, and the tensors that are left.
+struct PartList<'a> {
+    config: &'a ModelConfig,
+    group: Option<GroupSize>,
+    tensors: Tensors<'a>,
+    parts: Vec<ModelPart<'a>>,
+    files: &'a TensorFiles<'a>,
+}
+
+impl<'a> PartList<'a> {
+    fn embedding_and_head(&mut self) -> LoadResult<()> {
+        let shape = [self.config.vocab, self.config.hidden];
+        if !self.config.has_head {
+            let embedding = self.tensors.require(EMBEDDING)?;
+            return self.embedding(EMBEDDING, embedding, shape);
+        }
+        // Such a head is computed with, even if the configuration ties it to the embedding.
+        let head = self.tensors.get(HEAD);
+        let has_packed_head = head.is_some_and(|head| head.storage == Storage::Interleaved);
+        if !self.config.tied || has_packed_head {
+            let embedding = self.tensors.require(EMBEDDING)?;
+            self.embedding(EMBEDDING, embedding, shape)?;
+            if self.config.quantization.stored != StoredWeights::Unpacked {
+                return self.linear("lm_head", shape);
+            }
+            let head = self.tensors.require(HEAD)?;
+            return self.embedding(HEAD, head, shape);
+        }
+        // Either name may hold the shared matrix.
+        let (embedding, head) = (self.tensors.take(EMBEDDING), self.tensors.take(HEAD));
+        match (embedding, head) {
+            (Some(embedding), Some(head)) => {
+                let is_same = (embedding.storage, &embedding.shape, embedding.bytes)
+                    == (head.storage, &head.shape, head.bytes);
+                self.embedding(EMBEDDING, embedding, shape)?;
+                if is_same {
+                    return Ok(());
+                }
+                self.embedding(HEAD, head, shape)
+            }
+            (Some(shared), None) | (None, Some(shared)) => self.embedding(EMBEDDING, shared, shape),
+            (None, None) => Err(self.tensors.missing(EMBEDDING)),
+        }
+    }
+
+    fn embedding(&mut self, name: &str, tensor: Tensor<'a>, shape: [usize; 2]) -> LoadResult<()> {
+        tensor.expect_shape(&shape)?;
+        let is_ternary = is_ternary(&tensor, self.group)?;
+        match self.group.filter(|_| is_ternary) {
+            Some(group) => self.ternary(name, tensor, shape, TernaryForm::Groups(group)),
+            None => {
+                self.carried(name, tensor, PartRole::Embedding);
+                Ok(())
+            }
+        }
+    }
+
+    fn layer(&mut self, layer: usize) -> LoadResult<()> {
+        let (config, modules) = (self.config, &self.config.architecture.layer);
+        let (hidden, intermediate) = (config.hidden, config.intermediate);
+        let q = config.heads * config.head_dim;
+        let kv = config.kv_heads * config.head_dim;
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
+        for (module, rows, columns) in [
+            (modules.query, q, hidden),
+            (modules.key, kv, hidden),
+            (modules.value, kv, hidden),
+            (modules.attention_output, hidden, q),
+            (modules.gate, intermediate, hidden),
+            (modules.up, intermediate, hidden),
+            (modules.down, hidden, intermediate),
+        ] {
+            self.linear(&name(module), [rows, columns])?;
+        }
+        for (module, width) in [
+            (Some(modules.attention_norm), hidden),
+            (modules.query_norm, config.head_dim),
+            (modules.key_norm, config.head_dim),
+            (modules.attention_sub_norm, q),
+            (Some(modules.feed_forward_norm), hidden),
+            (modules.feed_forward_sub_norm, intermediate),
+        ] {
+            if let Some(module) = module {
+                self.norm(&name(module), width)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn linear(&mut self, module: &str, shape: [usize; 2]) -> LoadResult<()> {
+        let name = format!("{module}.weight");
+        let tensor = self.tensors.require(&name)?;
+        if self.config.is_float(module) && !tensor.storage.is_ternary_blocks() {
+            tensor.expect_shape(&shape)?;
+            let role = match module {
+                "lm_head" => PartRole::Embedding,
+                _ => PartRole::Linear,
+            };
+            self.carried(&name, tensor, role);
+            return Ok(());
+        }
+        for part in ["lrc_U", "lrc_V"] {
+            if let Some(tensor) = self.tensors.take(&format!("{module}.{part}")) {
+                return Err(tensor.error("low-rank corrections cannot be converted"));
+            }
+        }
+        let stored_scale = self.tensors.take(&format!("{name}_scale"));
+        let scale = stored_scale.as_ref().map(one_float).transpose()?;
+        let form = TernaryForm::of(&tensor, scale, &self.config.quantization, self.group)?;
+        self.ternary(&name, tensor, shape, form)?;
+        if let Some(part) = self.parts.last_mut()
+            && let PartContent::Ternary {
+                stored_scale: own, ..
+            } = &mut part.content
+        {
+            *own = stored_scale;
+        }
+        if let Some((norm, _)) = self.config.input_norm(module) {
+            let name = format!("{norm}.weight");
+            let tensor = self.tensors.require(&name)?;
+            tensor.expect_shape(&shape[1..])?;
+            let role = match self.config.architecture.layer.input_norm {
+                Some(_) => PartRole::Norm,
+                None => PartRole::InputNorm,
+            };
+            self.carried(&name, tensor, role);
+        }
+        Ok(())
+    }
+
+    fn ternary(
+        &mut self,
+        name: &str,
+        tensor: Tensor<'a>,
+        shape: [usize; 2],
+        form: TernaryForm,
+    ) -> LoadResult<()> {
+        let bytes = tensor.bytes;
+        let content = PartContent::Ternary {
+            weights: TernaryTensor::new(tensor, shape, form)?,
+            stored_scale: None,
+        };
+        self.files.release(bytes); // Reading the scale may have read the whole tensor.
+        let name = name.to_owned();
+        self.parts.push(ModelPart { name, content });
+        Ok(())
+    }
+
+    fn norm(&mut self, module: &str, width: usize) -> LoadResult<()> {
+        let name = format!("{module}.weight");
+        let tensor = self.tensors.require(&name)?;
+        tensor.expect_shape(&[width])?;
+        self.carried(&name, tensor, PartRole::Norm);
+        Ok(())
+    }
+
+    fn carried(&mut self, name: &str, tensor: Tensor<'a>, role: PartRole) {
+        self.parts.push(ModelPart {
+            name: name.to_owned(),
+            content: PartContent::Carried { tensor, role },
+        });
+    }
+}

@@ -1,0 +1,159 @@
+//! The names of tensors and files: those of GGUF, and those of Hugging Face that they stand for.
+
+use super::metadata::Metadata;
+use crate::checkpoint::error::LoadResult;
+
+/// The tensors outside of layers.
+const OUTER: [(&str, &str); 3] = [
+    ("token_embd.weight", "model.embed_tokens.weight"),
+    ("output_norm.weight", "model.norm.weight"),
+    ("output.weight", "lm_head.weight"),
+];
+
+/// The modules of layers, after `blk.N.` and `model.layers.N.`.
+const MODULES: [(&str, &str); 20] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_sub_norm", "self_attn.attn_sub_norm"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_sub_norm", "mlp.ffn_sub_norm"),
+    ("ffn_down", "mlp.down_proj"),
+    ("attn_q_norm_in", "self_attn.q_proj.norm"),
+    ("attn_k_norm_in", "self_attn.k_proj.norm"),
+    ("attn_v_norm_in", "self_attn.v_proj.norm"),
+    ("attn_output_norm_in", "self_attn.o_proj.norm"),
+    ("ffn_gate_norm_in", "mlp.gate_proj.norm"),
+    ("ffn_up_norm_in", "mlp.up_proj.norm"),
+    ("ffn_down_norm_in", "mlp.down_proj.norm"),
+];
+
+/// The modules of Gemma's layers that have other names than those of the other architectures.
+const GEMMA_MODULES: [(&str, &str); 3] = [
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
+/// The tensors of a module. The names of low-rank corrections are those of WrinkleFree's fork of
+/// llama.cpp; its documentation has capitals.
+const PARTS: [(&str, &str); 6] = [
+    ("weight", "weight"),
+    ("scale", "weight_scale"),
+    ("lrc_u", "lrc_U"),
+    ("lrc_v", "lrc_V"),
+    ("lrc_U", "lrc_U"),
+    ("lrc_V", "lrc_V"),
+];
+
+/// How the files of a checkpoint name its tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum FileNames {
+    HuggingFace,
+    /// Those of a model without an output head: the prefix `model.` is missing.
+    Headless,
+    Gguf,
+    /// Those of Gemma in GGUF.
+    GgufGemma,
+}
+
+impl FileNames {
+    /// Returns what the files call the tensor that Hugging Face calls `name`.
+    pub(crate) fn of(self, name: &str) -> String {
+        match self {
+            FileNames::HuggingFace => name.to_owned(),
+            FileNames::Headless => name.strip_prefix("model.").unwrap_or(name).to_owned(),
+            FileNames::Gguf | FileNames::GgufGemma => {
+                self.gguf_name(name).unwrap_or_else(|| name.to_owned())
+            }
+        }
+    }
+
+    /// Returns what Hugging Face calls the tensor `name` of a GGUF file. A name that GGUF does not
+    /// have becomes one that no loader takes.
+    pub(super) fn hugging_face_name(self, name: &str) -> String {
+        if let Some((_, outer)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
+            return (*outer).to_owned();
+        }
+        let renamed = || {
+            let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+            let (module, part) = rest.rsplit_once('.')?;
+            let (_, module) = self.modules().find(|(gguf, _)| *gguf == module)?;
+            let (_, part) = PARTS.iter().find(|(gguf, _)| *gguf == part)?;
+            Some(format!("model.layers.{layer}.{module}.{part}"))
+        };
+        renamed().unwrap_or_else(|| format!("unknown {name}"))
+    }
+
+    fn gguf_name(self, name: &str) -> Option<String> {
+        if let Some((gguf, _)) = OUTER.iter().find(|(_, outer)| *outer == name) {
+            return Some((*gguf).to_owned());
+        }
+        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        let (module, part) = rest.rsplit_once('.')?;
+        let (module, _) = self.modules().find(|(_, hf)| *hf == module)?;
+        let (part, _) = PARTS.iter().find(|(_, hf)| *hf == part)?;
+        Some(format!("blk.{layer}.{module}.{part}"))
+    }
+
+    /// Returns the modules of layers, those of the family first.
+    fn modules(self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        let own: &[_] = match self {
+            FileNames::GgufGemma => &GEMMA_MODULES,
+            _ => &[],
+        };
+        own.iter().chain(&MODULES)
+    }
+}
+
+/// Returns whether the rows of a tensor are those of query or key heads, which are rotated.
+pub(crate) fn has_rotated_rows(name: &str) -> bool {
+    name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight")
+}
+
+/// Returns the number of values in a head.
+pub(crate) fn head_dim(metadata: &Metadata, architecture: &str) -> LoadResult<usize> {
+    let key = format!("{architecture}.attention.key_length");
+    if let Some(head_dim) = metadata.size(&key)? {
+        return Ok(head_dim);
+    }
+    let hidden = metadata.require_size(&format!("{architecture}.embedding_length"))?;
+    let key = format!("{architecture}.attention.head_count");
+    let heads = metadata.require_size(&key)?;
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        let problem = format!("must divide the embedding length {hidden}; got {heads}");
+        return Err(metadata.error(&key, problem));
+    }
+    Ok(hidden / heads)
+}
+
+/// Returns the names of all parts of a checkpoint, given one of them. Parts are called
+/// `NAME-00001-of-00003.gguf`.
+pub(crate) fn parts(name: &str) -> Result<Vec<String>, String> {
+    let parsed = || {
+        let (stem, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let (stem, number) = stem.rsplit_once('-')?;
+        let digits = |text: &str| (text.len() == 5).then(|| text.parse::<usize>().ok())?;
+        Some((stem, digits(number)?, digits(count)?))
+    };
+    let Some((stem, number, count)) = parsed() else {
+        return Ok(vec![name.to_owned()]);
+    };
+    if count == 0 {
+        return Err("the name says that there are no parts".to_owned());
+    }
+    if number != 1 {
+        let first = format!("{stem}-00001-of-{count:05}.gguf");
+        return Err(format!(
+            "this is part {number} of {count}; give the first part, {first}"
+        ));
+    }
+    let names = (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf"));
+    Ok(names.collect())
+}

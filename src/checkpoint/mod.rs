@@ -1,0 +1,74 @@
+//! Checkpoints: their files, and what the files say of a model.
+//!
+//! Where to read on:
+//! - `source.rs` opens a checkpoint, and `tensors.rs` lists its tensors by name.
+//! - `gguf/`, `bin/` and `safetensors.rs` are the formats. Each reads from a `folder.rs` and yields
+//!   tensors (`tensor.rs`). `blocks.rs` decodes weights in blocks.
+//! - `config/` reads the hyperparameters. `architecture.rs` describes the model families.
+//! - `values/` reads the values of a tensor: floats, or ternary codes with their scales.
+//! - `convert/` writes a checkpoint into another container; `survey/` says what files hold, whether
+//!   or not this engine can load them; `synthetic.rs` makes random checkpoints.
+//!
+//! To add a file format: write a reader that yields named [`Tensor`]s. Nothing outside of this
+//! module knows formats.
+//!
+//! Invariant: whatever is wrong with a file is an error that names the file or the tensor. Nothing
+//! here trusts a length that a file states.
+//!
+//! Invariant: this module knows nothing of kernels' layouts, threads or forward passes. `model`
+//! packs what it reads.
+
+mod architecture;
+mod bin;
+mod block_writer;
+mod blocks;
+mod config;
+pub mod convert;
+mod cursor;
+mod error;
+mod files;
+mod folder;
+mod gguf;
+mod json;
+mod safetensors;
+mod source;
+mod survey;
+pub mod synthetic;
+mod tensor;
+mod tensors;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use architecture::{
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, LayerModules, QWEN3,
+    ScaleDirection,
+};
+pub use bin::BitnetBin;
+pub use blocks::I2sOrder;
+pub use config::{LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, StoredWeights};
+pub use error::LoadError;
+pub use folder::{FileBytes, Folder};
+pub use gguf::Gguf;
+pub use source::Source;
+pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
+
+pub(crate) use error::LoadResult;
+pub(crate) use tensor::{INTERLEAVED_WEIGHTS, Storage, Tensor};
+pub(crate) use tensors::{TensorFiles, Tensors};
+pub(crate) use values::{
+    OneScale, RowMemory, TernaryForm, WeightStatistics, half_bits, is_ternary, master_factor,
+    mean_of, of_model, one_float, read_floats, refuse_non_finite, refuse_other_than_signs,
+    rounded_code, row_bytes, row_magnitude, take_codes,
+};
+
+use bin::{entry as bin_entry, head as bin_head};
+use blocks::{BlockLayout, ScaleSpan};
+use error::require;
+use gguf::{
+    FileNames, GgufTensor, Metadata, MetadataEntries, MetadataValue, STATED_I2S_ORDER, STOP_TOKENS,
+    has_rotated_rows, head_dim, header as gguf_header, padding as gguf_padding, tokenizer_metadata,
+};
+use json::parse_json;
+use tensor::interleaved_row;
+use tensors::has_tensor;

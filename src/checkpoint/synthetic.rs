@@ -1,0 +1,465 @@
+//! Checkpoints with random ternary weights in the shapes of real models: for measurements, and for
+//! tests that need no trained weights.
+//!
+//! Invariant: one seed and one shape give the same bytes.
+//!
+//! Invariant: −1, 0 and 1 are equally frequent, and the scales keep the magnitude of hidden states
+//! through the layers.
+
+use std::io::{self, Write};
+
+use serde_json::{Map, Value, json};
+use sterna_random::Random;
+
+use super::architecture::{Architecture, BITNET, LLAMA, QWEN3, ScaleDirection};
+use super::source::Source;
+
+/// The number of values that are written at once.
+const CHUNK: usize = 1 << 16;
+
+/// The sizes of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// The model family.
+    pub architecture: &'static Architecture,
+    /// The number of token ids.
+    pub vocab: usize,
+    /// The number of values in a hidden state.
+    pub hidden: usize,
+    /// The number of values between gate and down in the feed-forward half.
+    pub intermediate: usize,
+    /// The number of layers.
+    pub layers: usize,
+    /// The number of query heads.
+    pub heads: usize,
+    /// The number of key-value heads.
+    pub kv_heads: usize,
+    /// The number of values in a head.
+    pub head_dim: usize,
+    /// The number of positions.
+    pub max_position: usize,
+    /// The base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Whether the output head is the embedding.
+    pub tied: bool,
+    /// The number of weights of a scale, if a matrix has several. Then the embedding and the output
+    /// head are ternary too, all weights are stored as floats, and YaRN extends the context.
+    pub group: Option<usize>,
+}
+
+/// The shapes that `sterna synthesize` knows by name.
+pub const SHAPES: [Shape; 5] = [
+    Shape {
+        name: "2b-4t",
+        architecture: &BITNET,
+        vocab: 128_256,
+        hidden: 2560,
+        intermediate: 6912,
+        layers: 30,
+        heads: 20,
+        kv_heads: 5,
+        head_dim: 128,
+        max_position: 4096,
+        rope_theta: 500_000.0,
+        tied: true,
+        group: None,
+    },
+    Shape {
+        name: "falcon3-1b",
+        architecture: &LLAMA,
+        vocab: 131_072,
+        hidden: 2048,
+        intermediate: 8192,
+        layers: 18,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 256,
+        max_position: 4096,
+        rope_theta: 1_000_042.0,
+        tied: false,
+        group: None,
+    },
+    BONSAI,
+    Shape {
+        name: "bonsai-8b",
+        hidden: 4096,
+        intermediate: 12_288,
+        layers: 36,
+        heads: 32,
+        tied: false,
+        ..BONSAI
+    },
+    Shape {
+        name: "tiny",
+        architecture: &BITNET,
+        vocab: 4096,
+        hidden: 256,
+        intermediate: 640,
+        layers: 4,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 32,
+        max_position: 2048,
+        rope_theta: 10_000.0,
+        tied: true,
+        group: None,
+    },
+];
+
+/// The smallest shape of the Bonsai family.
+const BONSAI: Shape = Shape {
+    name: "bonsai-1.7b",
+    architecture: &QWEN3,
+    vocab: 151_936,
+    hidden: 2048,
+    intermediate: 6144,
+    layers: 28,
+    heads: 16,
+    kv_heads: 8,
+    head_dim: 128,
+    max_position: 32_768,
+    rope_theta: 1_000_000.0,
+    tied: true,
+    group: Some(64),
+};
+
+/// The factor by which YaRN extends the context of a shape with groups.
+const YARN_FACTOR: usize = 4;
+
+impl Shape {
+    /// Returns the shape of this name.
+    pub fn named(name: &str) -> Option<Shape> {
+        SHAPES.into_iter().find(|shape| shape.name == name)
+    }
+
+    /// Returns a checkpoint of this shape in memory. It has no tokenizer; its stop token is 0.
+    pub fn in_memory(&self, seed: u64) -> Source {
+        let mut config = self.config();
+        config["eos_token_id"] = 0.into();
+        let mut tensors = Vec::new();
+        self.write_tensors(seed, &mut tensors)
+            .expect("writing to memory cannot fail");
+        Source::in_memory([
+            ("config.json".to_owned(), config.to_string().into_bytes()),
+            ("model.safetensors".to_owned(), tensors),
+        ])
+    }
+
+    /// Returns `config.json`, without the tokens that begin and end a text.
+    pub fn config(&self) -> Value {
+        let mut config = json!({
+            "architectures": [self.architecture.class],
+            "model_type": self.architecture.model_type,
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": self.architecture.activation,
+            "max_position_embeddings": self.max_position,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": self.tied,
+            "attention_bias": false,
+            "mlp_bias": false,
+            "torch_dtype": "bfloat16",
+        });
+        if self.group.is_some() {
+            config["rope_scaling"] = json!({
+                "rope_type": "yarn",
+                "factor": YARN_FACTOR,
+                "original_max_position_embeddings": self.max_position / YARN_FACTOR,
+            });
+        } else {
+            config["quantization_config"] = json!({
+                "quant_method": "bitnet",
+                "linear_class": self.architecture.scale.linear_class(),
+                "quantization_mode": "offline",
+                "modules_to_not_convert": ["lm_head"],
+            });
+        }
+        config
+    }
+
+    /// Writes `model.safetensors`.
+    ///
+    /// # Errors
+    /// If `out` fails.
+    pub fn write_tensors(&self, seed: u64, mut out: impl Write) -> io::Result<()> {
+        let tensors = self.tensors();
+        let mut header = Map::new();
+        let mut offset = 0;
+        for tensor in &tensors {
+            let (dtype, bytes) = tensor.content.dtype();
+            let end = offset + tensor.values() * bytes;
+            let entry = json!({
+                "dtype": dtype,
+                "shape": tensor.shape,
+                "data_offsets": [offset, end],
+            });
+            header.insert(tensor.name.clone(), entry);
+            offset = end;
+        }
+        let mut header = Value::Object(header).to_string();
+        header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(header.as_bytes())?;
+        let mut random = Random::new(seed);
+        for tensor in &tensors {
+            tensor.write(&mut random, &mut out)?;
+        }
+        out.flush()
+    }
+
+    /// Lists all tensors. Those of two bytes per value come last, so that all are aligned.
+    fn tensors(&self) -> Vec<RandomTensor> {
+        let modules = &self.architecture.layer;
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut tensors = Vec::new();
+        let mut push = |name: &str, shape: &[usize], content| {
+            tensors.push(RandomTensor {
+                name: name.to_owned(),
+                shape: shape.to_vec(),
+                content,
+            });
+        };
+        push("model.norm.weight", &[self.hidden], Content::Norm);
+        for layer in 0..self.layers {
+            let name = |module: &str| format!("model.layers.{layer}.{module}.weight");
+            let norms = [
+                (Some(modules.attention_norm), self.hidden),
+                (Some(modules.feed_forward_norm), self.hidden),
+                (modules.attention_sub_norm, q),
+                (modules.feed_forward_sub_norm, self.intermediate),
+                (modules.query_norm, self.head_dim),
+                (modules.key_norm, self.head_dim),
+            ];
+            for (module, width) in norms {
+                if let Some(module) = module {
+                    push(&name(module), &[width], Content::Norm);
+                }
+            }
+            let linears = [
+                (modules.query, q, self.hidden),
+                (modules.key, kv, self.hidden),
+                (modules.value, kv, self.hidden),
+                (modules.attention_output, self.hidden, q),
+                (modules.gate, self.intermediate, self.hidden),
+                (modules.up, self.intermediate, self.hidden),
+                (modules.down, self.hidden, self.intermediate),
+            ];
+            for (module, rows, columns) in linears {
+                if let Some(group) = self.group {
+                    let scale = self.stored_scale(columns);
+                    let content = Content::Groups { group, scale };
+                    push(&name(module), &[rows, columns], content);
+                    continue;
+                }
+                let scale = Content::Scale(self.stored_scale(columns));
+                push(&(name(module) + "_scale"), &[1], scale);
+                push(&name(module), &[rows / 4, columns], Content::Codes);
+            }
+        }
+        let shape = [self.vocab, self.hidden];
+        let content = match self.group {
+            Some(group) => Content::Groups {
+                group,
+                scale: EMBEDDING_RANGE / 2.0,
+            },
+            None => Content::Embedding,
+        };
+        push("model.embed_tokens.weight", &shape, content);
+        if !self.tied {
+            push("lm_head.weight", &shape, content);
+        }
+        tensors
+    }
+
+    /// Returns the stored scale of a ternary linear.
+    fn stored_scale(&self, columns: usize) -> f32 {
+        // Two thirds of the weights are not zero, so with this scale products have the magnitude of
+        // their inputs.
+        let scale = 1.0 / (columns as f32 * 2.0 / 3.0).sqrt();
+        match self.architecture.scale {
+            ScaleDirection::Multiply => scale,
+            ScaleDirection::Divide => 1.0 / scale,
+        }
+    }
+}
+
+/// The greatest magnitude of an embedding's values.
+const EMBEDDING_RANGE: f32 = 0.04;
+
+/// What a tensor is filled with.
+#[derive(Clone, Copy)]
+enum Content {
+    /// F32 near 1.
+    Norm,
+    /// F32, this value.
+    Scale(f32),
+    /// U8, four codes of 0, 1 or 2 each.
+    Codes,
+    /// BF16 around 0.
+    Embedding,
+    /// BF16 of 0 and of one magnitude for each group of neighbours, about `scale`.
+    Groups { group: usize, scale: f32 },
+}
+
+/// A tensor of random values.
+struct RandomTensor {
+    name: String,
+    shape: Vec<usize>,
+    content: Content,
+}
+
+impl Content {
+    /// Returns the name of the type of the values, and its bytes.
+    fn dtype(&self) -> (&'static str, usize) {
+        match self {
+            Content::Norm | Content::Scale(_) => ("F32", 4),
+            Content::Codes => ("U8", 1),
+            Content::Embedding | Content::Groups { .. } => ("BF16", 2),
+        }
+    }
+}
+
+impl RandomTensor {
+    fn values(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn write(&self, random: &mut Random, out: &mut impl Write) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(2 * CHUNK);
+        let mut left = self.values();
+        while left > 0 {
+            let count = left.min(CHUNK);
+            bytes.clear();
+            match self.content {
+                Content::Scale(scale) => bytes.extend_from_slice(&scale.to_le_bytes()),
+                Content::Norm => {
+                    let mut value = || 0.9 + 0.2 * random.fraction_f32();
+                    bytes.extend((0..count).flat_map(|_| value().to_le_bytes()));
+                }
+                Content::Codes => push_codes(random, count, &mut bytes),
+                Content::Embedding => push_bf16(random, count, &mut bytes),
+                Content::Groups { group, scale } => {
+                    push_groups(random, count / group, group, scale, &mut bytes);
+                }
+            }
+            out.write_all(&bytes)?;
+            left -= count;
+        }
+        Ok(())
+    }
+}
+
+/// Appends `count` bytes of four random codes of 0, 1 or 2.
+fn push_codes(random: &mut Random, count: usize, bytes: &mut Vec<u8>) {
+    // A random byte picks one of the 81 possible bytes. The frequencies of the codes differ by
+    // about a percent.
+    const PICKED: [u8; 256] = {
+        let mut picked = [0; 256];
+        let mut i = 0;
+        while i < 256 {
+            let n = i * 81 / 256;
+            let trits = [n % 3, n / 3 % 3, n / 9 % 3, n / 27];
+            picked[i] = (trits[0] + 4 * trits[1] + 16 * trits[2] + 64 * trits[3]) as u8;
+            i += 1;
+        }
+        picked
+    };
+    let end = bytes.len() + count;
+    while bytes.len() < end {
+        let random = random.next_u64().to_le_bytes();
+        bytes.extend(random.map(|byte| PICKED[usize::from(byte)]));
+    }
+    bytes.truncate(end);
+}
+
+/// Appends `count` groups of bf16 values that are ternary. Their magnitudes are within a tenth of
+/// `scale`.
+fn push_groups(random: &mut Random, count: usize, group: usize, scale: f32, bytes: &mut Vec<u8>) {
+    let mut codes = Vec::with_capacity(group.div_ceil(4));
+    for _ in 0..count {
+        let magnitude = upper_half(scale * (0.9 + 0.2 * random.fraction_f32()));
+        // The sign is the upper bit.
+        let values = [magnitude | 0x8000, 0, magnitude].map(u16::to_le_bytes);
+        codes.clear();
+        push_codes(random, group.div_ceil(4), &mut codes);
+        let code = |at: usize| usize::from(codes[at / 4] >> (2 * (at % 4)) & 3);
+        bytes.extend((0..group).flat_map(|at| values[code(at)]));
+    }
+}
+
+/// Returns the bf16 that truncating a value gives.
+fn upper_half(value: f32) -> u16 {
+    (value.to_bits() >> 16) as u16
+}
+
+/// Appends `count` bf16 values, uniform in ± [`EMBEDDING_RANGE`].
+fn push_bf16(random: &mut Random, count: usize, bytes: &mut Vec<u8>) {
+    let end = bytes.len() + 2 * count;
+    while bytes.len() < end {
+        for bits in random.next_u64().to_le_bytes().as_chunks::<2>().0 {
+            let value = f32::from(i16::from_le_bytes(*bits)) * (EMBEDDING_RANGE / 32_768.0);
+            bytes.extend_from_slice(&upper_half(value).to_le_bytes());
+        }
+    }
+    bytes.truncate(end);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_seeds_give_equal_files() {
+        let write = |seed| {
+            let mut bytes = Vec::new();
+            let shape = Shape::named("tiny").unwrap();
+            shape.write_tensors(seed, &mut bytes).unwrap();
+            bytes
+        };
+        assert!(write(1) == write(1));
+        assert!(write(1) != write(2));
+    }
+
+    #[test]
+    fn each_group_has_one_magnitude_which_half_precision_holds() {
+        let mut bytes = Vec::new();
+        push_groups(&mut Random::new(4), 100, 64, 0.03, &mut bytes);
+        let pairs = bytes.as_chunks::<2>().0.iter();
+        let values: Vec<f32> = pairs
+            .map(|bits| f32::from_bits(u32::from(u16::from_le_bytes(*bits)) << 16))
+            .collect();
+        assert_eq!(values.len(), 6400);
+        for group in values.chunks(64) {
+            let magnitude = group.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+            assert!((0.026..0.034).contains(&magnitude), "{magnitude}");
+            assert_eq!(half::f16::from_f32(magnitude).to_f32(), magnitude);
+            assert!(group.iter().all(|v| *v == 0.0 || v.abs() == magnitude));
+            assert!(
+                [-1.0, 0.0, 1.0]
+                    .iter()
+                    .all(|sign| group.contains(&(sign * magnitude)))
+            );
+        }
+    }
+
+    #[test]
+    fn every_code_is_valid_and_the_codes_are_equally_frequent() {
+        let mut bytes = Vec::new();
+        push_codes(&mut Random::new(3), 30_001, &mut bytes);
+        let mut counts = [0; 4];
+        for byte in &bytes {
+            (0..4).for_each(|i| counts[usize::from(byte >> (2 * i) & 3)] += 1);
+        }
+        assert_eq!((bytes.len(), counts[3]), (30_001, 0));
+        let is_fair = |&count: &i32| (38_000..42_000).contains(&count);
+        assert!(counts[..3].iter().all(is_fair), "{counts:?}");
+    }
+}
