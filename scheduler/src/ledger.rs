@@ -2,14 +2,15 @@
 //! full.
 //!
 //! Connections, bodies, places in queues and cached grammars have a ledger each, of their own size
-//! (ARCHITECTURE.md lists them). A ledger only counts. Whoever keeps the things that it counts
-//! decides which of an owner's things leaves.
+//! (ARCHITECTURE.md lists them). A ledger only counts. Its user keeps the things that are counted,
+//! and decides which of an owner's things leaves.
 //!
-//! A unit has those of its owner before it that the owner took earlier. A full ledger has room for
-//! an owner if everything fits once each other owner is cut down to its level: none keeps a unit
-//! with more before it, for its owner's weight, than the last new unit has. The owner with the most
-//! before its last unit gives way. This is the longest-queue drop (Suter et al., INFOCOM 1998),
-//! weighted, and the result is max-min fair.
+//! The units of an owner are in the order in which the owner took them. The number of units before
+//! a unit counts relative to the owner's weight. A full ledger has room for an owner if everything
+//! fits once each other owner is cut down to this owner's level: no other owner keeps a unit with
+//! more before it than the last new unit has. The owner whose last unit has the most before it
+//! gives way. This is the longest-queue drop (Suter et al., INFOCOM 1998), weighted, and the result
+//! is max-min fair.
 //!
 //! ```text
 //! room_for(owner, count):
@@ -136,7 +137,7 @@ impl<O: Copy + Ord> Ledger<O> {
     /// they fit. Of owners that are equally far above, it is the last one.
     ///
     /// # Errors
-    /// If there is no room, whoever gives way.
+    /// If there is no room, even if others give way.
     pub fn room_for(&self, owner: O, share: Share, count: usize) -> Result<Option<O>, NoRoom> {
         let (used, weight) = (self.used_by(owner) + count, share.weight);
         if used > share.quota {

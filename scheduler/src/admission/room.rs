@@ -1,16 +1,17 @@
 //! Makes room in a full queue for a tenant that has less of it than its share.
 //!
-//! A waiting request has those of its tenant before it that arrived earlier. The request with the
-//! most before it, for its tenant's share, leaves a full queue if the new one has less before it.
-//! This is the rule of the ledger (`ledger.rs`), with two differences. The queue is limited in
-//! places and in time, so what stands before a request is compared in what is lacking. Between
-//! tenants with nothing else waiting, the larger share decides, then the service so far.
+//! A waiting request stands behind the earlier waiting requests of its tenant. What stands before
+//! it counts relative to the tenant's share. If the queue is full, the request with the most before
+//! it leaves, provided that the new request has less before it. This is the rule of the ledger
+//! (`ledger.rs`), with two differences. The queue is limited in places and in time, so requests are
+//! compared by the resource that the queue lacks. Between tenants with nothing else waiting, the
+//! larger share decides, then the service so far.
 //!
 //! Invariant: a tenant with nothing waiting finds room as long as another tenant has two requests
 //! waiting that have not started.
 //!
-//! Invariant: a request that leaves has never run, and less stands before the one that replaces
-//! it. So tenants that flood the queue cannot displace each other in turns.
+//! Invariant: a request that leaves has never run, and the new request has the stronger claim. So
+//! tenants that flood the queue cannot displace each other in turns.
 
 use std::cmp::Ordering;
 
@@ -21,9 +22,9 @@ use crate::{Nanos, Order, TenantId};
 
 /// The greatest lead that a request keeps over the tenant of a new one.
 ///
-/// Of two tenants with nothing else waiting and equal shares, the one gives way that is ahead by
-/// more than the new request takes. So the other is still behind when its request has been served,
-/// and two tenants do not displace each other in turns.
+/// If two tenants have equal shares and nothing else waiting, a tenant gives way only if it is
+/// ahead of the other by more than the new request takes. So the other tenant is still behind after
+/// its request has been served, and the two tenants do not displace each other in turns.
 const MAX_LEAD: Nanos = 1_000_000_000;
 
 /// A waiting request that leaves the queue, with all its choices.
@@ -122,8 +123,8 @@ fn without<'a>(backlog: Backlog, leaving: impl Iterator<Item = &'a Leaving>) -> 
     })
 }
 
-/// Returns the waiting request with the weakest claim among those of other tenants. Only a queue
-/// that is shared by weight has any.
+/// Returns the waiting request with the weakest claim of all other tenants. Returns `None` if the
+/// queue is not shared by weight.
 fn weakest(
     state: &SchedulerState,
     newcomer: TenantId,

@@ -20,7 +20,7 @@ const COMPARED: usize = 8;
 struct Accepted {
     uncached: usize, // Prompt tokens that are not cached.
     first: Nanos,    // The predicted machine time of the first choice.
-    further: Nanos,  // That of each other choice.
+    further: Nanos,  // The same for each other choice.
 }
 
 /// Adds a request of one choice to the queue.

@@ -14,7 +14,8 @@ pub(crate) struct Deadline {
     pub(crate) is_for_first_token: bool,
 }
 
-/// All deadlines, earliest first. Those of ended sequences stay until they are most of the queue.
+/// All deadlines, earliest first. Deadlines of ended sequences stay until they fill most of the
+/// queue.
 #[derive(Default)]
 pub(crate) struct DeadlineQueue {
     heap: BinaryHeap<Reverse<Deadline>>,

@@ -70,7 +70,7 @@ pub(super) fn plan_leader(plan: &mut StepPlan, state: &mut SchedulerState) {
 /// Which running sequences may give their pages to another one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Givers {
-    /// Those of other tenants that use more than they are guaranteed, wherever they stand: the
+    /// Sequences of other tenants that use more than their guarantee, wherever they stand: the
     /// taker is within its own guarantee.
     AnyBeyondGuarantee,
     /// Later ones of the taker's tenant, which is at its page cap.

@@ -61,7 +61,7 @@
 //!
 //! - S13: With fair-share order, a tenant with nothing waiting is refused for lack of room only if
 //!   no other tenant has two requests waiting. Only a request that has never run is displaced.
-//! - S14: A tenant's output tokens exceed its token rate by at most those of one request.
+//! - S14: A tenant's output tokens exceed its token rate by at most the output of one request.
 //! - S15: A tenant that uses no more than its guaranteed pages gives no page to another tenant, and
 //!   its decodes never wait for a page while it uses no more.
 //! - S16: A step's prediction contains the sampling of its rows, and no tenant is charged for the
