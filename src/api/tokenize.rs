@@ -1,8 +1,8 @@
-//! `POST /tokenize` and `POST /detokenize`: text to token ids and back; `GET /tokenizer_info`: what
-//! does that. The model does not run.
+//! `POST /tokenize` and `POST /detokenize`: text to token ids and back; `GET /tokenizer_info`: the
+//! tokenizer itself. The model does not run.
 //!
-//! The requests are those of vLLM. Text may also come as `content`, as clients of llama.cpp send
-//! it, and then no special tokens are added by default.
+//! The requests have vLLM's fields. Text may also come as `content`, as clients of llama.cpp send
+//! it. In this case, no special tokens are added by default.
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};

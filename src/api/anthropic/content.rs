@@ -27,7 +27,7 @@ const BETWEEN: &str = "\n\n";
 pub(super) struct AnthropicMessages(Vec<Object<AnthropicTurn>>);
 
 impl AnthropicMessages {
-    /// Returns the messages after those in `turns`.
+    /// Returns the conversation: `turns`, and then the messages.
     ///
     /// # Errors
     /// If there is no message, or one is not valid.

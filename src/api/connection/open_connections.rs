@@ -1,6 +1,6 @@
 //! The open connections: how many there may be, and which one gives way to a new one.
 //!
-//! Invariant: a new connection finds a place, if need be that of another connection, as long as
+//! Invariant: a new connection finds a place, if need be by taking another connection's, as long as
 //! - a connection waits for a request, or
 //! - the new connection's client has fewer connections than another client.
 //!
@@ -125,9 +125,9 @@ impl OpenConnections {
         clients
     }
 
-    /// Closes one of the connections that wait for a request, among those that `may_close` names:
-    /// of the client that has most connections, the one that has waited longest. Returns whether
-    /// there is one.
+    /// Closes one of the connections that wait for a request and that `may_close` accepts. Of their
+    /// clients, the one with most connections loses the connection that has waited longest. Returns
+    /// whether there was such a connection.
     fn close_waiting(&mut self, may_close: impl Fn(&OpenConnection) -> bool) -> bool {
         let clients = self.by_client();
         self.close_last_by(|connection| {
@@ -153,7 +153,8 @@ impl OpenConnections {
         })
     }
 
-    /// Closes the connection that is last in an order, among those that have a place in it.
+    /// Closes the connection that is last in an order. Connections without a place in the order
+    /// stay.
     fn close_last_by<K: Ord>(&mut self, order: impl Fn(&OpenConnection) -> Option<K>) -> bool {
         let ordered = self.open.iter();
         let ordered = ordered.filter_map(|(&task, connection)| Some((order(connection)?, task)));

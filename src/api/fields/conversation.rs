@@ -101,9 +101,9 @@ impl Conversation {
         prompt.map_err(|error| template_error(error, param))
     }
 
-    /// Returns the request for an answer to the conversation, which may call `tools`. The others
-    /// of the conversation are not offered. `wants_reasoning` says whether the client wants the
-    /// reasoning of the answer.
+    /// Returns the request for an answer to the conversation, which may call `tools`. The model
+    /// does not see other tools of the conversation. `wants_reasoning` says whether the client
+    /// wants the reasoning of the answer.
     ///
     /// # Errors
     /// As [`prompt`](Self::prompt), and if the prompt does not fit, or the calls and another field

@@ -17,7 +17,8 @@ pub struct SamplingDefaults {
     max_new_tokens: Option<Integer<1, { i64::MAX }>>,
 }
 
-/// Sampling parameters that requests need not set. Those that are `null` have the neutral values.
+/// Sampling parameters that requests need not set. A parameter that is `null` has its neutral
+/// value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub(in crate::api) struct PreferredSampling {
     /// The temperature.
@@ -26,14 +27,14 @@ pub(in crate::api) struct PreferredSampling {
     pub(in crate::api) top_p: Option<f32>,
     /// The number of tokens that are drawn from.
     pub(in crate::api) top_k: Option<i64>,
-    /// The least probability of a token, relative to that of the most likely one.
+    /// The least probability of a token, relative to the probability of the most likely token.
     pub(in crate::api) min_p: Option<f32>,
     /// The penalty of tokens of prompt and output.
     pub(in crate::api) repetition_penalty: Option<f32>,
 }
 
 impl SamplingDefaults {
-    /// Reads a `generation_config.json`. The limits are those of requests.
+    /// Reads a `generation_config.json`. Its values have the same limits as the fields of requests.
     ///
     /// # Errors
     /// If the text is no JSON object, or a parameter exceeds its limits.

@@ -201,14 +201,15 @@ pub(in crate::api) const OF_NATIVE: &[UnsupportedField] = &[
     ),
 ];
 
-/// Returns the schemas of the unsupported fields, by name. `own` are those of an endpoint.
+/// Returns the schemas of the unsupported fields, by name. `own` are the fields that one endpoint
+/// adds to the list.
 pub(in crate::api) fn schemas(
     own: &[UnsupportedField],
 ) -> impl Iterator<Item = (&'static str, Value)> {
     schemas_except(own, &[])
 }
 
-/// As `schemas`, without those of the fields that an endpoint supports.
+/// As `schemas`, without the fields that an endpoint supports.
 pub(in crate::api) fn schemas_except(
     own: &[UnsupportedField],
     supported: &'static [&'static str],
@@ -224,7 +225,8 @@ pub(in crate::api) fn schemas_except(
         })
 }
 
-/// Checks that a request uses no unsupported field. `own` are those of its endpoint.
+/// Checks that a request uses no unsupported field. `own` are the fields that the endpoint adds to
+/// the list.
 ///
 /// # Errors
 /// If an unsupported field has a value that is not harmless.

@@ -135,7 +135,7 @@ impl ChoiceGeneration {
     /// Submits `request` to the engine: each prompt with all its choices.
     ///
     /// # Errors
-    /// If the engine rejects a prompt at once. Those before it are cancelled.
+    /// If the engine rejects a prompt at once. The earlier prompts are then cancelled.
     pub(super) fn start_all(
         serving: &Serving,
         request: ParsedRequest,

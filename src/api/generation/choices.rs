@@ -77,8 +77,8 @@ pub(in crate::api) struct Choices {
     spelling: TokenSpelling,
     prompt_tokens: u32,
     choices_per_prompt: u32,
-    /// The cached tokens of the first choice of each prompt, known when it has ended. What the
-    /// other choices found in the cache may be the work of the first one.
+    /// The cached tokens of the first choice of each prompt, known when it has ended. Later choices
+    /// may have found pages in the cache that the first choice computed.
     cached_tokens: Vec<Option<u32>>,
     completion_tokens: Vec<u32>, // By choice.
     arrived: Instant,

@@ -1,5 +1,5 @@
-//! The log-probabilities of a prompt's tokens: the field `prompt_logprobs`, and those that precede
-//! the answer's in a completion with `echo`.
+//! The log-probabilities of a prompt's tokens: the field `prompt_logprobs`, and the beginning of
+//! the log-probabilities of a completion with `echo`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -51,7 +51,7 @@ pub(in crate::api) struct AnswerShape {
     pub(in crate::api) stop: Vec<String>,
     pub(in crate::api) include_stop: bool,
     pub(in crate::api) skip_special_tokens: bool,
-    /// Whether the text begins with that of the prompt.
+    /// Whether the text begins with the text of the prompt.
     pub(in crate::api) echo: bool,
     /// Whether the answer has the ids of its tokens.
     pub(in crate::api) has_token_ids: bool,

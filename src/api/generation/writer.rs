@@ -38,8 +38,8 @@ pub(in crate::api) trait AnswerWriter: Send {
     }
 }
 
-/// The frames that are ready: at most those before all output and those of one output. A whole
-/// answer is one frame.
+/// The frames that are ready: at most the frames before all output, and the frames of one output. A
+/// whole answer is one frame.
 pub(in crate::api) struct Frames {
     is_stream: bool,
     ready: VecDeque<Bytes>,

@@ -73,7 +73,7 @@ impl LlamaFields {
         if matches!(self.seed, Some(Seed(seed)) if RANDOM_SEEDS.contains(&seed)) {
             params.sampling.seed = random_u64();
         }
-        params.shape.has_token_ids = true; // Chunks have them, that of a stop token too.
+        params.shape.has_token_ids = true; // Chunks have the ids, even of a stop token.
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
-//! What a gateway in front of the server says of a request: for which of its clients it is, and how
-//! urgent. Only tenants that the tenants file calls `trusted` are believed.
+//! What a gateway in front of the server says of a request: which client it comes from, and how
+//! urgent it is. Only tenants that the tenants file calls `trusted` are believed.
 //!
-//! The headers are those of llm-d's endpoint picker and of SMG.
+//! The headers come from llm-d's endpoint picker and from SMG.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -35,10 +35,10 @@ const PRIORITIES: [(&str, Band); 4] = [
     ("bulk", Band::Batch),
 ];
 
-/// The place of a request among those of its tenant.
+/// The place of a request among the requests of its tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::api) struct Precedence {
-    /// For which client of the tenant the request is.
+    /// The client of the tenant that the request comes from.
     pub(in crate::api) sub_tenant: Option<SubTenant>,
     /// The priority that the gateway gives the request. The scheduler never exceeds the tenant's.
     pub(in crate::api) band: Option<Band>,

@@ -38,7 +38,8 @@ impl Chunks {
         frames.push(&self.envelope.object(vec![choice], usage, prompt));
     }
 
-    /// Writes the last chunk of a choice, and after that of the last choice the end of the stream.
+    /// Writes the last chunk of a choice. If all choices have ended, writes the end of the stream
+    /// too.
     pub(super) fn end(&self, choice: impl Serialize, choices: &Choices, frames: &mut Frames) {
         self.push(choice, choices, frames);
         if !choices.all_ended() {

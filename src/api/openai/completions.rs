@@ -39,15 +39,15 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// The fields that only this endpoint has.
 #[derive(Deserialize, ToSchema)]
 struct CompletionFields {
-    /// The prompt: a string, an array of token ids, or an array of those. Each prompt of an array
-    /// has `n` choices, in the order of the prompts; at most 128 in total.
+    /// The prompt: a string, an array of token ids, or an array of strings and arrays of token ids.
+    /// Each prompt of an array has `n` choices, in the order of the prompts; at most 128 in total.
     prompt: Prompt,
     /// Whether to add the special tokens of a prompt to text. Default: true.
     add_special_tokens: Option<Bool>,
     /// Return the log-probability of each token, and this many alternatives.
     logprobs: Option<Integer<0, 5>>,
-    /// Whether the text begins with that of the prompt. With `logprobs`, they begin with those of
-    /// the prompt, `null` for its first token, and the prompt is computed whole.
+    /// Whether the text begins with the text of the prompt. With `logprobs`, the log-probabilities
+    /// begin with the prompt's too, `null` for its first token, and the prompt is computed whole.
     echo: Option<Bool>,
 }
 

@@ -36,11 +36,12 @@ use crate::tenants::Tenant;
 pub(in crate::api) struct EmbeddingFields {
     /// A name of the served model. Default: the served model.
     model: Option<JsonText>,
-    /// The texts: a string, an array of token ids, or an array of at most 128 of those.
+    /// The texts: a string, an array of token ids, or an array of at most 128 strings and arrays of
+    /// token ids.
     input: Prompt,
     /// `float` (the default) for numbers, `base64` for their 32 bits each, the lowest byte first.
     encoding_format: Option<EncodingFormat>,
-    /// The number of dimensions. It must be that of the model.
+    /// The number of dimensions, which must equal the model's.
     dimensions: Option<Integer<1, { i64::MAX }>>,
     /// Whether to add the special tokens of a prompt to text. Default: true.
     add_special_tokens: Option<Bool>,

@@ -1,4 +1,5 @@
-//! OpenAI's endpoints, in its shapes, and those that show what they would compute (`render.rs`).
+//! OpenAI's endpoints, in its shapes, and endpoints that show what the engine would get
+//! (`render.rs`).
 
 pub(in crate::api) mod chat;
 mod chunks;
@@ -17,8 +18,8 @@ use super::fields::unsupported::{self, UnsupportedField};
 use super::generation::request::Params;
 use crate::tenants::Tenant;
 
-/// Reads the fields that both completion endpoints have. `refused` are those that the endpoint does
-/// not support, beside those that neither supports.
+/// Reads the fields that both completion endpoints have. `refused` are the fields that only this
+/// endpoint does not support.
 fn read_params(
     serving: &Serving,
     tenant: &Tenant,

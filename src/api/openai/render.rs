@@ -2,7 +2,7 @@
 //! for a request, without running it. The shape is vLLM's; routers that look for cached prefixes
 //! read `token_ids`.
 //!
-//! Invariant: the tokens are those of the real endpoint, because the same function reads the request.
+//! Invariant: the tokens equal the real endpoint's, because the same function reads the request.
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};
@@ -61,7 +61,7 @@ struct RenderedSampling {
     presence_penalty: f32,
     /// Strings that end the output.
     stop: Vec<String>,
-    /// Tokens that end the output, those of the model included.
+    /// Tokens that end the output, the model's stop tokens included.
     stop_token_ids: Vec<u32>,
     /// Whether the text keeps the stop string or stop token that ends it.
     include_stop_str_in_output: bool,

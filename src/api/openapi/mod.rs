@@ -156,7 +156,7 @@ impl Operation {
     }
 
     /// Adds an answer that is a stream of events. `data` is the schema of the JSON in an event. As
-    /// in OpenAPI 3.2, the schema of a stream is that of an event.
+    /// in OpenAPI 3.2, the schema of a stream describes one event.
     pub(in crate::api) fn streams(self, data: Value) -> Operation {
         // Without `contentMediaType`, because the last event of a stream can be `[DONE]`.
         let data = json!({
@@ -296,7 +296,7 @@ impl Components {
         json!({ "$ref": format!("{SCHEMAS}{name}") })
     }
 
-    /// Returns the schemas by name. Those of fields stand where the document uses them.
+    /// Returns the schemas by name. The schemas of fields stand where the document uses them.
     fn json(self) -> Value {
         let raw: BTreeMap<String, Value> = (self.schemas.into_iter())
             .map(|(name, schema)| {

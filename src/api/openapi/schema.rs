@@ -26,7 +26,7 @@ pub(in crate::api) fn reference<T: ToSchema>() -> Value {
     json!({ "$ref": Ref::from_schema_name(T::name()).ref_location })
 }
 
-/// Adds the schema of `T`, and those that it refers to.
+/// Adds the schema of `T`, and the schemas that it refers to.
 pub(in crate::api) fn collect<T: ToSchema>(schemas: &mut NamedSchemas) {
     schemas.push((T::name().into_owned(), T::schema()));
     T::schemas(schemas);

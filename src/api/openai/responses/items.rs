@@ -27,7 +27,7 @@ pub(super) enum InputField {
 }
 
 impl InputField {
-    /// Returns the conversation after what is in `turns`.
+    /// Returns the conversation: `turns`, and then the input.
     ///
     /// # Errors
     /// If an item lacks something that its type requires.
@@ -83,7 +83,7 @@ pub(super) struct InputItem {
 }
 
 impl InputItem {
-    /// Adds the item at `param`. `reasoning` is that of the assistant's next message.
+    /// Adds the item at `param`. `reasoning` belongs to the assistant's next message.
     fn add_to(
         self,
         turns: &mut Vec<Turn>,
