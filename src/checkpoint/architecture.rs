@@ -6,8 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// All families that this engine computes. Those that follow another one of the same class have
-/// norms that it lacks, so the tensors of a checkpoint tell them apart.
+/// All families that this engine computes. Two families may have the same class. The later family
+/// in this list has norms that the earlier family lacks, so the tensors of a checkpoint tell the
+/// families apart.
 pub(crate) const ALL: [&Architecture; 5] = [&BITNET, &LLAMA, &QWEN3, &BITNET_QWEN3, &BITNET_GEMMA3];
 
 /// BitNet b1.58, as in Microsoft's 2B-4T: Llama with squared ReLU, and a norm before each output

@@ -6,7 +6,7 @@ use super::blocks::{BlockLayout, I2sOrder, ScaleSpan};
 
 impl BlockLayout {
     /// Appends a row of codes. `scales` has one scale for each block, or one for all blocks. A row
-    /// of I2_S contains no scale: [`BlockLayout::finish_ternary`] appends the one of the tensor.
+    /// of I2_S contains no scale: [`BlockLayout::finish_ternary`] appends the scale of the tensor.
     ///
     /// # Panics
     /// If this layout is not written, a scale is not exact in half precision, or the row is not
@@ -67,8 +67,8 @@ fn put_four_runs(codes: &[u8], shifts: [u32; 4], out: &mut Vec<u8>) {
     }));
 }
 
-/// Appends bytes of `digits` base-3 digits each. Digit n of byte m is the code n · bytes + m. The
-/// digits are those after the point of byte / 256, and the byte is rounded up.
+/// Appends bytes of `digits` base-3 digits each. Digit n of byte m is the code n · bytes + m. In
+/// base 3, byte / 256 has these digits after the point. The byte is rounded up.
 fn put_trits(codes: &[u8], digits: usize, out: &mut Vec<u8>) {
     let bytes = codes.len() / digits;
     out.extend((0..bytes).map(|byte| {

@@ -43,14 +43,13 @@ pub(crate) enum BlockLayout {
 /// The orders of weights that I2_S tensors have. Nothing in a file tells them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum I2sOrder {
-    /// 128 weights in 32 bytes: bits 7:6 of byte j are the code of weight j, bits 5:4 that of
-    /// j + 32, and so on.
+    /// 128 weights in 32 bytes: bits 7:6 of byte j are the code of weight j, bits 5:4 the code of
+    /// weight j + 32, and so on.
     X86,
-    /// 64 weights in 16 bytes: bits 7:6 of byte j are the code of weight j, bits 5:4 that of
-    /// j + 16, and so on.
+    /// 64 weights in 16 bytes: bits 7:6 of byte j are the code of weight j, bits 5:4 the code of
+    /// weight j + 16, and so on.
     Arm,
-    /// Byte c of a group of four rows has the codes of column c: bits 7:6 are those of the first
-    /// row.
+    /// Byte c of a group of four rows has the codes of column c, with the first row in bits 7:6.
     FourRows,
 }
 
@@ -157,7 +156,7 @@ impl BlockLayout {
     }
 
     /// Writes the codes of a row of a ternary tensor, and appends the scales of the row to
-    /// `scales`. `bytes` are those of the whole tensor. A code of 3 stays for the caller to refuse.
+    /// `scales`. `bytes` are the whole tensor. A code of 3 stays for the caller to refuse.
     pub(crate) fn read_ternary_row(
         self,
         bytes: &[u8],

@@ -252,8 +252,8 @@ fn is_bin(name: &str) -> bool {
     name.to_lowercase().ends_with(".bin")
 }
 
-/// Returns the names of the GGUF and `.bin` files in a directory, ascending. Of the parts of a
-/// split file it names the first. Other `.bin` files, such as those of PyTorch, do not count.
+/// Returns the names of the GGUF and `.bin` files in a directory, ascending. A split file counts
+/// once, under the name of its first part. Other `.bin` files, such as PyTorch's, do not count.
 fn model_files(directory: &Path) -> LoadResult<Vec<String>> {
     let error = |error| LoadError::file(directory.display(), error);
     let mut names = Vec::new();

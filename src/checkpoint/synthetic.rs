@@ -215,7 +215,7 @@ impl Shape {
         out.flush()
     }
 
-    /// Lists all tensors. Those of two bytes per value come last, so that all are aligned.
+    /// Lists all tensors. Tensors of two bytes per value come last, so that all are aligned.
     fn tensors(&self) -> Vec<RandomTensor> {
         let modules = &self.architecture.layer;
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 use super::blocks::{self, BlockLayout};
 use super::error::{LoadError, LoadResult};
 
-/// The maximum number of tensors in one file: about 20 times those of the largest models.
+/// The maximum number of tensors in one file: about 20 times as many as the largest models have.
 pub(super) const MAX_TENSORS: usize = 1 << 16;
 
 /// The weights of a block of [`Storage::Interleaved`].
@@ -20,8 +20,8 @@ pub(crate) enum Storage {
     Plain(Dtype),
     Blocks(BlockLayout),
     /// Ternary weights of the rows one after the other, each padded to a multiple of 128 columns.
-    /// 128 weights have 32 bytes: bits 7:6 of byte j are the code of weight j, bits 5:4 that of
-    /// j + 32, and so on. A code is a weight + 1. The tensor `weight_scale` has the scale.
+    /// 128 weights have 32 bytes: bits 7:6 of byte j are the code of weight j, bits 5:4 the code of
+    /// weight j + 32, and so on. A code is a weight + 1. The tensor `weight_scale` has the scale.
     Interleaved,
 }
 

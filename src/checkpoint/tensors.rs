@@ -97,7 +97,7 @@ impl<'a> Tensors<'a> {
         self.by_name.into_iter().collect()
     }
 
-    /// Returns whether the tensors are those of a GGUF file.
+    /// Returns whether the tensors come from a GGUF file.
     pub(crate) fn are_gguf(&self) -> bool {
         matches!(self.file_names, FileNames::Gguf | FileNames::GgufGemma)
     }

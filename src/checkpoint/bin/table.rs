@@ -1,8 +1,9 @@
 //! The table of a `.bin` file: its configuration, and where each tensor is.
 //!
-//! Nothing specifies the format. Two programs write it, under the same magic and version, and
-//! disagree about tensors without a scale: one leaves the scale out, the other writes four bytes
-//! that mean nothing. So both readings are tried, and the one that ends where the file ends counts.
+//! The format has no specification. Two programs write it, under the same magic and version, and
+//! disagree about tensors without a scale: one program omits the scale, the other writes four bytes
+//! that mean nothing. So both readings are tried, and the reading that ends where the file ends
+//! counts.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,9 +30,9 @@ const MAX_DIMENSIONS: u32 = 4;
 /// Which tensors have the bytes of a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScaleField {
-    /// Those whose `has_scale` is 1.
+    /// The tensors whose `has_scale` is 1.
     IfPresent,
-    /// All.
+    /// All tensors.
     Always,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct BinTable {
 pub(super) struct BinEntry {
     pub(super) name: String,
     pub(super) storage: Storage,
-    /// The sizes, the outermost first. Those of packed weights count weights, not bytes.
+    /// The sizes, the outermost first. The sizes of packed weights count weights, not bytes.
     pub(super) shape: Vec<usize>,
     /// The bytes of the scale of packed weights.
     pub(super) scale: Option<Range<usize>>,
@@ -68,7 +69,7 @@ pub(super) struct BinEntry {
 }
 
 impl BinTable {
-    /// Reads the table of a file. `bytes` are those of the whole file.
+    /// Reads the table of a file from the `bytes` of the whole file.
     pub(super) fn read(bytes: &[u8]) -> Result<BinTable, String> {
         let mut cursor = Cursor::new(bytes);
         check_version(&mut cursor)?;

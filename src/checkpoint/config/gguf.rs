@@ -27,8 +27,8 @@ const END_TOKENS: [&str; 5] = [
     "<|end|>",
 ];
 
-/// The architectures by the names that GGUF files give them. Those named `bitnet` have SiLU, the
-/// ones of Microsoft squared ReLU. The tensors tell architectures of one name apart.
+/// The architectures by the names that GGUF files give them. The name `bitnet` means SiLU, and
+/// Microsoft's names mean squared ReLU. The tensors tell architectures of one name apart.
 const ARCHITECTURES: [(&str, &Architecture, Activation); 7] = [
     ("bitnet-b1.58", &BITNET, Activation::Relu2),
     ("bitnet-25", &BITNET, Activation::Relu2),
@@ -73,7 +73,7 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
             .float(&eps)?
             .map_or(architecture.norm_eps, |eps| eps as f32),
         activation,
-        // A file that states how to pool is that of an embedding model, which lacks a head.
+        // Only the file of an embedding model, which lacks a head, states how to pool.
         has_head: has_own_head || stated.is_none(),
         tied: !has_own_head,
         pooling: pooling_of(architecture, stated),
@@ -113,7 +113,7 @@ fn pooling_of(architecture: &Architecture, stated: Option<Pooling>) -> Pooling {
     stated.unwrap_or_default()
 }
 
-/// Returns the metadata of a configuration, without that of the tokenizer.
+/// Returns the metadata of a configuration, without the tokenizer's metadata.
 ///
 /// # Errors
 /// If GGUF has no name for the architecture with this activation, or no keys for how the rotary
@@ -242,7 +242,7 @@ fn architecture(gguf: &Gguf) -> LoadResult<(&'static str, &'static Architecture,
 }
 
 /// # Errors
-/// If the file asks for another rotation than that of all values of a head by plain frequencies.
+/// If the file asks for anything else than a rotation of all values of a head by plain frequencies.
 fn check_rotation(metadata: &Metadata, name: &str, head_dim: usize) -> LoadResult<()> {
     let key = format!("{name}.rope.dimension_count");
     let rotated = metadata.size(&key)?.unwrap_or(head_dim);
@@ -316,7 +316,7 @@ fn token_id(metadata: &Metadata, role: &str) -> LoadResult<Option<u32>> {
     id.transpose()
 }
 
-/// Returns the stop tokens: those that the metadata names, and control tokens that end a turn.
+/// Returns the stop tokens: the tokens that the metadata names, and control tokens that end a turn.
 pub(super) fn end_tokens(metadata: &Metadata, vocab: usize) -> LoadResult<Vec<u32>> {
     const CONTROL: f64 = 3.0;
     let mut ends = BTreeSet::new();

@@ -36,8 +36,7 @@ impl Pooling {
     }
 }
 
-/// Reads the pooling that a Hugging Face directory states. Without a statement it is that of the
-/// last token.
+/// Reads the pooling that a Hugging Face directory states. The default is the last token.
 ///
 /// # Errors
 /// If the embedding is computed in another way.

@@ -1,5 +1,5 @@
-//! How the frequencies of the rotary embedding are changed for contexts that are longer than those
-//! of the first training.
+//! How the frequencies of the rotary embedding are changed for contexts that are longer than the
+//! contexts of the first training.
 //!
 //! Sources: YaRN, <https://arxiv.org/abs/2309.00071>; LongRoPE, <https://arxiv.org/abs/2402.13753>;
 //! Llama 3's rule as in `transformers`. Frequencies are computed in single precision, as there.
@@ -42,8 +42,8 @@ pub enum RopeScaling {
         high: f64,
     },
     /// LongRoPE: each frequency has a divisor of its own. Checkpoints have a list for contexts as
-    /// long as those of the first training and one for longer ones; the longest context of the
-    /// model decides, so that a sequence keeps its keys when it grows.
+    /// long as in the first training, and a list for longer contexts. The longest context of the
+    /// model decides which list counts, so that a sequence keeps its keys when it grows.
     LongRope {
         /// The divisors, one for each pair of values in a head.
         divisors: Vec<f64>,

@@ -15,7 +15,7 @@ const ROPE_TYPES: [&str; 5] = ["default", "linear", "yarn", "llama3", "longrope"
 #[derive(Clone, Copy)]
 pub(super) struct Positions {
     pub(super) max: f64,
-    /// Those of the first training.
+    /// The positions of the first training.
     pub(super) original: f64,
 }
 

@@ -40,7 +40,7 @@ pub enum Container {
 /// The layouts of ternary weights in the GGUF files that are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TernaryLayout {
-    /// One scale for each tensor, in single precision. The order of the weights is that of x86.
+    /// One scale for each tensor, in single precision. The weights are in the order of x86.
     I2S,
     /// 256 weights in 54 bytes.
     Tq1,

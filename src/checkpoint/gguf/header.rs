@@ -66,7 +66,7 @@ fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
 }
 
 impl Header {
-    /// Reads the header of a file. `bytes` are those of the whole file.
+    /// Reads the header of a file from the `bytes` of the whole file.
     pub(super) fn read(file: &str, bytes: &[u8]) -> LoadResult<Header> {
         let error = |why: String| LoadError::file(file, why);
         let mut cursor = Cursor::new(&bytes[..bytes.len().min(MAX_HEADER_BYTES)]);

@@ -18,7 +18,7 @@ const MAX_ELEMENTS: usize = 1 << 22;
 /// The key of a whole `tokenizer.json`.
 pub(super) const HUGGING_FACE_TOKENIZER: &str = "tokenizer.huggingface.json";
 
-/// The longest `tokenizer.json` in the metadata. That of a vocabulary of 128 K has 9 MB.
+/// The longest `tokenizer.json` in the metadata. One with 128 K tokens has 9 MB.
 const MAX_TOKENIZER_BYTES: u64 = 32 << 20;
 
 /// The key of all stop tokens, in files that Sterna wrote. Other keys name at most three.

@@ -1,4 +1,4 @@
-//! The names of tensors and files: those of GGUF, and those of Hugging Face that they stand for.
+//! The names of tensors and files in GGUF, and the Hugging Face names that they stand for.
 
 use super::metadata::Metadata;
 use crate::checkpoint::error::LoadResult;
@@ -34,15 +34,15 @@ const MODULES: [(&str, &str); 20] = [
     ("ffn_down_norm_in", "mlp.down_proj.norm"),
 ];
 
-/// The modules of Gemma's layers that have other names than those of the other architectures.
+/// The modules of Gemma's layers whose names differ from other architectures.
 const GEMMA_MODULES: [(&str, &str); 3] = [
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// The tensors of a module. The names of low-rank corrections are those of WrinkleFree's fork of
-/// llama.cpp; its documentation has capitals.
+/// The tensors of a module. The names of low-rank corrections come from WrinkleFree's fork of
+/// llama.cpp, whose documentation writes them in capitals.
 const PARTS: [(&str, &str); 6] = [
     ("weight", "weight"),
     ("scale", "weight_scale"),
@@ -56,10 +56,10 @@ const PARTS: [(&str, &str); 6] = [
 #[derive(Clone, Copy)]
 pub(crate) enum FileNames {
     HuggingFace,
-    /// Those of a model without an output head: the prefix `model.` is missing.
+    /// As in Hugging Face, for a model without an output head: the prefix `model.` is missing.
     Headless,
     Gguf,
-    /// Those of Gemma in GGUF.
+    /// As in GGUF, for Gemma.
     GgufGemma,
 }
 
@@ -102,7 +102,7 @@ impl FileNames {
         Some(format!("blk.{layer}.{module}.{part}"))
     }
 
-    /// Returns the modules of layers, those of the family first.
+    /// Returns the modules of layers, the family's own modules first.
     fn modules(self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         let own: &[_] = match self {
             FileNames::GgufGemma => &GEMMA_MODULES,
@@ -112,7 +112,7 @@ impl FileNames {
     }
 }
 
-/// Returns whether the rows of a tensor are those of query or key heads, which are rotated.
+/// Returns whether the rows of a tensor belong to query or key heads, which are rotated.
 pub(crate) fn has_rotated_rows(name: &str) -> bool {
     name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight")
 }

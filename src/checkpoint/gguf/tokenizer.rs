@@ -45,7 +45,7 @@ const BITNET_TEMPLATE: &str = "{% for message in messages %}{% if loop.first %}{
     {% endif %}{{ message['role'] | capitalize }}: {{ message['content'] | trim }}<|eot_id|>\
     {% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}";
 
-/// How a family's BPE differs from that of others.
+/// How a family's BPE differs from other families.
 struct BpeFamily {
     names: &'static [&'static str],
     words: Words,

@@ -49,7 +49,7 @@ pub struct ScaleSummary {
 #[derive(Default)]
 pub(super) struct WeightCodes {
     statistics: WeightStatistics,
-    /// Those of layouts without zeros, which are usual there.
+    /// The weights in layouts that cannot store 0, where a lack of zeros is usual.
     signs: WeightStatistics,
     /// How often each scale occurs, by its bits. Positive floats are in the order of their bits.
     scales: BTreeMap<u32, u64>,
@@ -57,7 +57,7 @@ pub(super) struct WeightCodes {
 }
 
 impl WeightCodes {
-    /// Adds those of other tensors.
+    /// Adds the codes and scales of other tensors.
     pub(super) fn add(&mut self, other: WeightCodes) {
         self.statistics.add(other.statistics);
         self.signs.add(other.signs);

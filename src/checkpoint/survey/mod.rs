@@ -79,7 +79,7 @@ impl Survey {
     /// Surveys the checkpoint at `path`, and returns the checkpoint too.
     ///
     /// # Errors
-    /// If its files are not those of a checkpoint, or are malformed.
+    /// If there is no checkpoint at `path`, or its files are malformed.
     pub fn open(path: &Path) -> Result<(Survey, Source), LoadError> {
         let (source, problems) = Source::open_leniently(path)?;
         let survey = Survey::of(&source, problems);
@@ -200,7 +200,7 @@ impl Survey {
 }
 
 impl TensorKind {
-    /// Adds this tensor to those of its kind.
+    /// Counts this tensor among the tensors of its kind.
     fn count_among(self, kinds: &mut BTreeMap<String, TensorKind>) {
         if let Some(kind) = kinds.get_mut(&self.kind) {
             kind.count += self.count;

@@ -283,8 +283,8 @@ impl OneScale {
             || self.bits.load(order) == bits
     }
 
-    /// Compares the scale of a group with that of the groups before. The scale of a group whose
-    /// weights are all zero does not matter.
+    /// Compares the scale of a group with the scale of the earlier groups. The scale of a group
+    /// whose weights are all zero does not matter.
     pub(crate) fn accept(&self, tensor: &Tensor<'_>, codes: &[u8], scale: f32) -> LoadResult<()> {
         if codes.iter().all(|code| *code == 1) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Weight statistics: they tell whether ternary weights look like those of a trained model.
+//! Weight statistics: they tell whether ternary weights look like a trained model's.
 
 /// How many weights are −1, 0 and 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl WeightStatistics {
         (total > 0.0 && !is_usual).then_some(fractions)
     }
 
-    /// Logs a warning if the weights do not look like those of a trained model.
+    /// Logs a warning if the weights do not look like a trained model's.
     pub(crate) fn warn_if_unusual(self) {
         if let Some([minus, zero, plus]) = self.unusual() {
             tracing::warn!(
