@@ -39,9 +39,9 @@ pub(super) struct StepBuffers {
 }
 
 impl StepBuffers {
-    /// Allocates the memory for steps of up to `max_tokens` tokens. `formats` are those of all
-    /// linears, `product_width` is the largest of their products, and attention writes
-    /// `attended_width` values per token.
+    /// Allocates the memory for steps of up to `max_tokens` tokens. `formats` are the input formats
+    /// of all linears, `product_width` is the size of a token's largest product, and attention
+    /// writes `attended_width` values per token.
     pub(super) fn new<'a>(
         max_tokens: usize,
         formats: impl Iterator<Item = InputFormat<'a>> + Clone,

@@ -1,9 +1,10 @@
 //! The attention half of a layer: it walks the pages of each sequence and calls the kernels on runs
-//! of them.
+//! of pages.
 //!
 //! Invariant: a query reads every key and value from its page, as the format of the KV store rounds
-//! it, including those of its own step. Keys are reduced in spans of 256 absolute positions, in
-//! ascending order. So neither chunks nor neighbours nor threads change a result.
+//! it. This includes the keys and values of the query's own step. Keys are reduced in spans of 256
+//! absolute positions, in ascending order. So neither chunks nor neighbours nor threads change a
+//! result.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -224,7 +225,8 @@ impl Attention {
         });
     }
 
-    /// Copies one token's attended heads, in the order of the heads, from those of `tokens` tokens.
+    /// Copies one token's heads, in the order of the heads, from `attended`, which has `tokens`
+    /// tokens.
     fn gather(&self, attended: &[f32], tokens: usize, token: usize, out: &mut [f32]) {
         let width = self.group() * self.head_dim;
         for (head, out) in out.chunks_exact_mut(width).enumerate() {

@@ -173,7 +173,7 @@ impl Model {
         self.new_kv_store_in(self.kv_dtype, pages)
     }
 
-    /// Computes with other kernels from now on. Returns those of before.
+    /// Computes with other kernels from now on. Returns the previous kernels.
     pub(super) fn use_kernels(&mut self, kernels: Kernels) -> Kernels {
         std::mem::replace(&mut self.workers.kernels, kernels)
     }
@@ -202,7 +202,7 @@ impl Model {
 
     /// Computes a step: copies the pages that the batch asks for, writes the keys and values of the
     /// batch's tokens into `kv`, and returns the logits. Logits are in the order of the rows and of
-    /// their tokens. Those of a model without an output head are 0.
+    /// their tokens. A model without an output head returns logits of 0.
     ///
     /// # Panics
     /// If one of these holds:

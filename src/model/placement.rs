@@ -30,7 +30,7 @@ pub(super) struct PageWrite {
 
 /// The placement of the tokens of a batch. Steps reuse its buffers.
 pub(super) struct Placement {
-    rotaries: Vec<Rotary>, // Those of local layers are the last.
+    rotaries: Vec<Rotary>, // The second is for local layers.
     max_tokens: usize,
     rows: Vec<usize>,      // By token: the index of its row in the batch.
     positions: Vec<usize>, // By token.
@@ -177,7 +177,8 @@ impl Placement {
         self.positions[token]
     }
 
-    /// Returns the cosines and sines of a token's angles. `rotary` is that of the layer.
+    /// Returns the cosines and sines of a token's angles. `rotary` is the index of the layer's
+    /// frequencies.
     pub(super) fn rotation(&self, rotary: usize, token: usize) -> (&[f32], &[f32]) {
         let rotary = &self.rotaries[rotary];
         let half = rotary.frequencies.len();

@@ -62,7 +62,7 @@ pub enum SelfTestError {
     Difference(KernelDifference),
 }
 
-/// The first value that differs from that of plain Rust.
+/// The first value that differs from plain Rust's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelDifference {
     /// The instruction set.

@@ -1,8 +1,8 @@
 //! A large output head in two passes: all rows in 8 bits, then the best rows of each token again
 //! from the floats.
 //!
-//! Most of the bytes that a step reads are those of the output head. In 8 bits they are half as
-//! many, and the product runs on the integer multipliers; but rounding moves a logit by some
+//! Most of the bytes that a step reads belong to the output head. In 8 bits the head has half as
+//! many bytes, and the product runs on the integer multipliers. But rounding moves a logit by some
 //! hundredths. So the [`EXACT_ROWS`] rows that the first pass ranks highest are multiplied again
 //! from the floats. Likely tokens and reported top log-probabilities are therefore exact. The other
 //! logits matter only in the sum of all exponentials, or if such a token is sampled by chance or

@@ -28,7 +28,7 @@ impl TopSearch {
     }
 
     /// Returns the `count` largest values with their rows, in no order. There must be at least
-    /// `count` values. Of equal values, those of the lower rows win. NaN is below all others.
+    /// `count` values. Among equal values, lower rows win. NaN is below all others.
     ///
     /// `panel(i)` is a panel of [`PANEL_ROWS`] values; the last may be shorter. `maxima` are the
     /// maxima of the panels.

@@ -1,4 +1,4 @@
-//! The atomics and locks of the handoff. `tests/interleavings` puts those of loom in their place.
+//! The atomics and locks of the handoff. `tests/interleavings` uses loom's instead.
 
 pub(super) use std::hint::spin_loop;
 pub(super) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
