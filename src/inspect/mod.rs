@@ -1,7 +1,7 @@
 //! `sterna inspect`: what a checkpoint holds, and whether this server would serve it.
 //!
 //! The command reads the files without regard to the architecture, and then loads the model as the
-//! server does. So its verdict is that of the server.
+//! server does. So its verdict equals the server's.
 //!
 //! Invariant: what cannot be read is missing in the report, with the reason among the refusals.
 
@@ -50,7 +50,8 @@ fn write(report: &InspectReport, json: bool) -> io::Result<()> {
     table::write(report, &mut out)
 }
 
-/// Returns the report of the checkpoint at `path`. `order` is that of I2_S weights, if it is known.
+/// Returns the report of the checkpoint at `path`. `order` is the order of I2_S weights, if it is
+/// known.
 pub fn inspect(path: &Path, order: Option<I2sOrder>) -> InspectReport {
     match Survey::open(path) {
         Ok((survey, source)) => {

@@ -110,7 +110,7 @@ impl GoldenTokens {
         self.cases.len()
     }
 
-    /// Compares the greedy tokens of the model with those of the file. A step computes at most
+    /// Compares the greedy tokens of the model with the tokens in the file. A step computes at most
     /// `max_step` tokens, and as many rows of logits.
     ///
     /// # Errors

@@ -14,9 +14,9 @@ use crate::model::{LoadOptions, Model};
 const TEXT: &str =
     "The capital of France is Paris. The sun rises in the east and sets in the west.";
 
-/// The loss of a trained model, as a share of that of chance, is below this.
+/// A trained model's loss, as a share of the loss of chance, is below this.
 const TRAINED: f64 = 0.75;
-/// With the right order the share is lower than with any other by at least this.
+/// The right order's share is lower than any other order's share by at least this.
 const MARGIN: f64 = 0.1;
 
 /// Loads the model, and returns the order of its I2_S weights too. If its file has I2_S weights,
@@ -81,8 +81,8 @@ pub(super) fn load(
     let shares = shares.map(|(share, order)| format!("{} {share:.2}", order.name()));
     let shares = shares.collect::<Vec<_>>().join(", ");
     Err(format!(
-        "with no order of its I2_S weights does the model predict text clearly better than with \
-         the others (loss as a share of chance: {shares}). If you know the order, give --i2s-order"
+        "no I2_S weight order predicts text clearly better than the others (loss as a share of \
+         chance: {shares}). If you know the order, give --i2s-order"
     ))
 }
 

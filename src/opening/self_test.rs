@@ -1,5 +1,5 @@
 //! Tests the loaded model before the server is ready: its kernels against plain Rust, and its
-//! tokens against those that a trusted run recorded.
+//! tokens against the tokens that a trusted run recorded.
 
 use std::time::Instant;
 

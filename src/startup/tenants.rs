@@ -89,8 +89,8 @@ fn defaults(config: &ServeConfig) -> Defaults {
     }
 }
 
-/// Returns the tokens of each public prefix: those that every conversation with this system message
-/// begins with.
+/// Returns the tokens of each public prefix: every conversation with this system message begins
+/// with them.
 ///
 /// # Errors
 /// If a prefix cannot be rendered or is too short, or if all of them take too many pages.
