@@ -14,8 +14,8 @@ const OF_TENANT: Share = Share::with_quota(16);
 /// The most grammars of all tenants.
 const MAX_OF_ALL: usize = 128;
 
-/// Compiled grammars. When it is full, the tenant with most of them loses one: that which was not
-/// used for longest. A tenant with no fewer than the others loses one of its own.
+/// Compiled grammars. When the cache is full, the tenant with most grammars loses the one that was
+/// not used for longest. A tenant with no fewer than the others loses one of its own.
 pub(super) struct GrammarCache {
     entries: Vec<Entry>, // The most recently used is last.
     places: Ledger<u32>,

@@ -96,8 +96,8 @@ struct GrammarJob {
 }
 
 impl Grammars {
-    /// Starts the threads that compile grammars and compute masks, `threads` of each.
-    /// `end_tokens` are those that end an answer of the model.
+    /// Starts the threads that compile grammars and compute masks, `threads` of each. `end_tokens`
+    /// end an answer of the model.
     ///
     /// # Errors
     /// If the system does not start a thread.

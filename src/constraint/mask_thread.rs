@@ -62,7 +62,7 @@ impl MaskThreads {
         })
     }
 
-    /// Begins an answer. Its first masks are those of the grammar, so they are ready at once.
+    /// Begins an answer. The first masks come from the compiled grammar, so they are ready at once.
     pub(super) fn begin(
         &self,
         grammar: Arc<CompiledGrammar>,

@@ -44,7 +44,7 @@ pub enum MaskState<'a> {
 pub enum Mask<'a> {
     /// This token.
     Only(TokenId),
-    /// Those whose bit is set.
+    /// The tokens whose bit is set.
     Allowed(&'a [AtomicU32]),
 }
 

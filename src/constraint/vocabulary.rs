@@ -18,7 +18,7 @@ struct Vocabulary {
     trie: TokTrie,
 }
 
-/// Returns the tokens of `tokenizer`. `end_tokens` are those that end an answer of the model.
+/// Returns the tokens of `tokenizer`. `end_tokens` end an answer of the model.
 pub(super) fn environment(tokenizer: Arc<Tokenizer>, end_tokens: &[TokenId]) -> TokEnv {
     let vocabulary = tokenizer.vocabulary();
     let words: Vec<Vec<u8>> = (0..vocabulary)
@@ -33,8 +33,8 @@ pub(super) fn environment(tokenizer: Arc<Tokenizer>, end_tokens: &[TokenId]) -> 
     Arc::new(Vocabulary { tokenizer, trie })
 }
 
-/// Returns the bytes of a token. Those of a control token begin with a marker, so that no text of a
-/// grammar matches it. A token that no grammar may use has none.
+/// Returns the bytes of a token. The bytes of a control token begin with a marker, so that no text
+/// of a grammar matches them. A token that no grammar may use has no bytes.
 fn word(tokenizer: &Tokenizer, token: TokenId, end_tokens: &[TokenId]) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(token);
     let marker = TokTrie::SPECIAL_TOKEN_MARKER;

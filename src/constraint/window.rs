@@ -1,4 +1,5 @@
-//! The next masks of an answer: those of the tokens that its grammar forces, and the one after.
+//! The next masks of an answer: one for each token that its grammar forces, and one for the token
+//! after them.
 //!
 //! A forced token is the only one that its mask allows, so the parser can go on before it is drawn.
 

@@ -12,9 +12,9 @@ use sterna_scheduler::{CacheChange, PAGE_TOKENS, Page, StoredPage, TenantId, Tok
 /// Whose blocks readers hear of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Scope {
-    /// Those of the public prefixes.
+    /// The blocks of the public prefixes.
     Public,
-    /// Those of every tenant.
+    /// The blocks of every tenant.
     All,
 }
 

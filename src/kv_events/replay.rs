@@ -38,7 +38,7 @@ impl Replay {
 
     /// Answers a client that asks for the batches from a number on.
     async fn repeat(&mut self, request: ZmqMessage) {
-        // The last frame is the number. Those before it say whom to answer.
+        // The last frame is the number. The frames before it say whom to answer.
         let mut envelope = request.into_vec();
         let number = envelope.pop();
         let number = number.and_then(|frame| <[u8; 8]>::try_from(frame.as_ref()).ok());

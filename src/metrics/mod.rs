@@ -4,9 +4,11 @@
 //! seconds, names of counters end in `_total`, label values come from closed sets. Each `Metrics`
 //! has its own registry, so that one process can have several.
 //!
-//! Invariant: every series exists from the start, except those of tenants named later, those of
-//! limits that a tenant does not have, and those of routes that have not answered yet. It starts at
-//! zero; only the two info gauges are 1, and the series of the process have their values.
+//! Invariant: every series exists from the start, except the series of tenants that are named
+//! later, of limits that a tenant does not have, and of routes that have not answered yet.
+//!
+//! Invariant: every series starts at zero. The exceptions are the two info gauges, which are 1, and
+//! the series of the process, which have their values.
 
 mod labels;
 mod limits;

@@ -1,5 +1,6 @@
-//! Metrics that are read when they are rendered: those of the process, the limits of each tenant,
-//! and its service time. That has fractions, which the counters of the metrics library do not have.
+//! Metrics that are read when they are rendered: the state of the process, and the limits and the
+//! service time of each tenant. A service time has fractions, which the counters of the metrics
+//! library do not have.
 
 use std::fmt::Write as _;
 

@@ -76,8 +76,8 @@ impl AllTenantSeries {
         named.map_or(&self.other, |named| &named.series)
     }
 
-    /// Changes the series by the difference to the tenant's last state, so that those of tenants
-    /// that share series add up.
+    /// Changes the series by the difference to the tenant's last state, so that the states of
+    /// tenants that share series add up.
     pub(super) fn set(&mut self, id: TenantId, now: TenantState) {
         let before = self.states.insert(id, now).unwrap_or_default();
         if !self.named.contains_key(&id) {
@@ -101,7 +101,7 @@ impl AllTenantSeries {
         all.map(|(name, service)| (name, service as f64 / 1e6))
     }
 
-    /// Returns the tenants that have a limit, and the limit. Those that share `other` have none.
+    /// Returns the tenants that have a limit, and the limit. Tenants that share `other` have none.
     pub(super) fn limits(&self, limit: &TenantLimit) -> impl Iterator<Item = (&str, f64)> {
         self.named.iter().filter_map(|(id, named)| {
             let policy = self.policies.get(id)?;

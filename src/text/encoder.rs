@@ -1,6 +1,6 @@
 //! Reads the encoder that `tokenizer.json` and `tokenizer_config.json` describe together.
 //!
-//! Invariant: the ids of added tokens are those that `transformers` gives them.
+//! Invariant: added tokens have the ids that `transformers` gives them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic;
@@ -114,9 +114,9 @@ pub(super) fn named_texts(config: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Adds the tokens that only `tokenizer_config.json` has. The order is that of `transformers`,
-/// because it determines the ids. An entry of `tokenizer.json` stays as it is, except that the
-/// configuration can make its token special.
+/// Adds the tokens that only `tokenizer_config.json` has. They are in the order of `transformers`,
+/// because the order determines the ids. An entry of `tokenizer.json` stays as it is, except that
+/// the configuration can make its token special.
 fn add_configured_tokens(encoder: &mut Encoder, config: &Value) -> Result<(), String> {
     let listed = listed_tokens(config)?;
     let mut known: HashMap<String, AddedToken> = encoder

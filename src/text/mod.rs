@@ -1,7 +1,7 @@
 //! Turns text into token ids and token ids into text.
 //!
 //! Invariant: text that a user wrote never becomes a control token, whichever way the tokenizer
-//! would read it. The control tokens are those of `control_tokens`.
+//! would read it. `control_tokens` says which tokens are control tokens.
 //!
 //! Invariant: every token id that leaves this module is in the model's vocabulary.
 //!

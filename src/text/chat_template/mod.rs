@@ -115,7 +115,7 @@ impl<'a> Rendering<'a> {
 }
 
 /// Variables for the template beside the conversation, such as `enable_thinking`, by name. A
-/// template ignores those that it does not know.
+/// template ignores variables that it does not know.
 pub type TemplateArguments = BTreeMap<String, TemplateValue>;
 
 /// A value of a template's variable.

@@ -50,7 +50,7 @@ fn a_prompt_gets_one_bos_and_no_other_special_token() {
     assert_eq!(tokenizer.decode(&spelled, false), "<|bos|><|bos|>");
 }
 
-/// The expected tokens are those of transformers 5.23, for each tokenizer class named here.
+/// The expected tokens come from transformers 5.23, for each tokenizer class named here.
 #[test]
 fn only_the_post_processor_adds_tokens_to_a_prompt() {
     for class in ["PreTrainedTokenizerFast", "LlamaTokenizerFast"] {
@@ -70,7 +70,7 @@ fn only_the_post_processor_adds_tokens_to_a_prompt() {
     }
 }
 
-/// The expected ids are those of transformers 5.23.
+/// The expected ids come from transformers 5.23.
 #[test]
 fn tokens_of_the_configuration_alone_are_added() {
     let json = byte_level_json(&[]);
