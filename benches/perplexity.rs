@@ -1,6 +1,6 @@
 //! Perplexity of the demo model on held-out text, for each number format of keys and values.
 //!
-//! The text is that of `benches/training/heldout.json`. "answers" are the tokens of the reference
+//! The text comes from `benches/training/heldout.json`. "answers" are the tokens of the reference
 //! answers, which the model was trained to predict. "joined" puts the conversations of single
 //! questions one after the other, up to the model's context, so that its tokens read many keys.
 

@@ -74,7 +74,7 @@ pub(super) fn add_scaled(
 /// Adds the products of T tokens and R groups of four columns that do not fill a step.
 #[expect(
     clippy::needless_range_loop,
-    reason = "the number is also that of the field, in both halves"
+    reason = "the number selects the field too, in both halves"
 )]
 #[target_feature(enable = "avx512f,avx512vnni")]
 #[inline]
