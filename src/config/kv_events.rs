@@ -18,8 +18,8 @@ pub struct KvEventFlags {
     /// Repeat earlier events here for routers that missed some, for example 127.0.0.1:5558.
     #[arg(long, value_name = "ADDRESS:PORT", requires = "kv_events")]
     pub kv_events_replay: Option<SocketAddr>,
-    /// Blocks that the events show: those of the public prefixes of the tenants file, or those of
-    /// all prompts.
+    /// Blocks that the events show: only blocks of the public prefixes in the tenants file, or
+    /// blocks of all prompts.
     #[arg(long, value_enum, value_name = "BLOCKS", default_value_t = Scope::Public)]
     pub kv_events_of: Scope,
     /// First frame of each batch, by which readers subscribe. If omitted, kv@ADDRESS@MODEL, as

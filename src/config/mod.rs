@@ -85,11 +85,11 @@ pub enum Command {
     ///
     /// The report names the container and the layout of each kind of tensors, how the layout was
     /// told, the architecture, the sizes, the shares of -1, 0 and 1, the scales, the stop tokens
-    /// and the chat template. It works on an architecture that Sterna does not compute, too. The
-    /// command loads the model as the server does, so it needs as much memory.
+    /// and the chat template. The command also works on an architecture that Sterna does not
+    /// compute. The command loads the model as the server does, so it needs as much memory.
     ///
-    /// It exits with 0 if the server would serve the checkpoint, with 1 if it would refuse it (the
-    /// report says why), and with 2 if the path does not exist.
+    /// The command exits with 0 if the server would serve the checkpoint, with 1 if the server
+    /// would refuse it (the report says why), and with 2 if the path does not exist.
     ///
     /// The fields of the JSON are path, served, refusals, warnings, container (huggingface, gguf,
     /// sglbitnt or unknown), container_detail, files, bytes, parameters, model (architecture,
@@ -98,8 +98,8 @@ pub enum Command {
     /// is_known), unknown_tensors, codes (minus, zero, plus, unusual), scales (per, count, min,
     /// median, max), stops (id, text), template (source, first_lines), computes (text, or
     /// embeddings for a checkpoint without an output head) and pooling (last token or mean, for
-    /// embeddings). What is unknown is null or empty. Later versions may add fields. They rename
-    /// and remove none.
+    /// embeddings). What is unknown is null or empty. Later versions may add fields, but
+    /// rename and remove none.
     Inspect(InspectConfig),
     /// Write a model into another container, without rounding anything.
     ///
@@ -116,12 +116,12 @@ pub enum Command {
     ///   GGUF with i2_s: one scale for each tensor, in single precision.
     ///
     ///   GGUF with tq1_0 or tq2_0, q2_0, pq2_0: a scale for each group of 256, 64, 128 columns, in
-    ///   half precision. The groups must be those of IN. One scale for a tensor stands in each
-    ///   block, or beside it (a tensor *.scale) if half precision would round it. Norms become
-    ///   F32; embeddings and heads stay as they are.
+    ///   half precision. The groups must be the same as in IN. If IN has one scale for each tensor,
+    ///   each block repeats it, or a tensor *.scale has it if half precision would round it. Norms
+    ///   become F32; embeddings and heads stay as they are.
     ///
-    /// What OUT cannot hold exactly is refused, and the error names the tensor. So are weights that
-    /// are not ternary already. OUT is written under another name, flushed, read back, compared
+    /// The command refuses what OUT cannot hold exactly, and weights that are not ternary already.
+    /// The error names the tensor. OUT is written under another name, flushed, read back, compared
     /// with IN, and then renamed. If the conversion fails or is interrupted, nothing is left.
     #[command(verbatim_doc_comment)]
     Convert(ConvertConfig),
@@ -134,8 +134,8 @@ pub enum Command {
     Keygen(KeygenConfig),
     /// Ask a server whether it accepts requests, for the health check of a container.
     ///
-    /// It exits with 0 if the server answers 200, and with 1 if it answers something else or
-    /// nothing within 3 seconds. The message says which.
+    /// The command exits with 0 if the server answers 200, and with 1 if the server answers
+    /// something else or nothing within 3 seconds. The message says which.
     Healthcheck(HealthcheckConfig),
 }
 
@@ -143,7 +143,7 @@ pub enum Command {
 #[derive(Args, Clone, Debug)]
 pub struct ServeConfig {
     /// TOML file of settings: a key for each flag, such as port = 8000 or served-model-name = ["a",
-    /// "b"]. A flag on the command line precedes its environment variable, and that the file.
+    /// "b"]. The command line wins over the environment variable, which wins over the file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The flags about the model.
@@ -153,7 +153,7 @@ pub struct ServeConfig {
     #[command(flatten)]
     pub machine: MachineFlags,
     /// Memory for keys and values, for example 4GiB or 512MiB. If omitted, it is half of the memory
-    /// that this process may still use, and at most what --max-running sequences of full length
+    /// that this process may still use, but at most what --max-running sequences of full length
     /// need. --kv-dtype says how many bytes a token takes.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
     pub kv_memory: Option<u64>,
@@ -198,13 +198,13 @@ pub struct ModelFlags {
     )]
     #[arg(num_args = 1.., value_parser = model_name)]
     pub names: Vec<String>,
-    /// `owned_by` in the list of models. Routers tell from it whose API to use with this server:
-    /// that of vLLM (load in /metrics) or that of SGLang (load in /v1/loads). This server has both.
+    /// `owned_by` in the list of models. It tells routers whose API to use with this server: vLLM's
+    /// (load in /metrics) or SGLang's (load in /v1/loads). This server has both.
     #[arg(long, value_name = "OWNER", default_value = "vllm", value_parser = OWNERS)]
     pub owned_by: String,
-    /// Sampling parameters of requests that do not set them: auto takes those in the checkpoint's
+    /// Sampling parameters of requests that do not set them: auto reads them from the checkpoint's
     /// generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty,
-    /// max_new_tokens), none takes the neutral ones of the API, and a directory takes those in its
+    /// max_new_tokens), none takes the neutral values of the API, and a directory stands for its
     /// generation_config.json. vllm means the same as none.
     #[arg(long, value_name = "auto|none|DIR", default_value = "none")]
     pub generation_config: String,
@@ -230,9 +230,10 @@ pub struct MachineFlags {
     /// Instruction set of the kernels. If omitted, it is the best that this machine has.
     #[arg(long, value_parser = ISAS)]
     pub isa: Option<String>,
-    /// Number format of keys and values. Those of 8 bits have one scale for each token and KV head,
-    /// hold nearly twice the tokens in the same memory, and read half of it. int8 is the fastest;
-    /// answers differ slightly from those of f16 (figures in benches/README.md).
+    /// Number format of keys and values. The 8-bit formats have one scale for each token and KV
+    /// head, hold nearly twice the tokens in the same memory, and read half the bytes. int8 is the
+    /// fastest of them. Answers in 8 bits differ slightly from answers in f16 (figures in
+    /// benches/README.md).
     #[arg(long, value_name = "FORMAT", default_value = "f16", value_parser = KV_DTYPES)]
     pub kv_dtype: String,
 }
@@ -248,7 +249,7 @@ pub struct NetworkFlags {
     /// Port to listen on. With 0 the system chooses a free port, and the start message names it.
     #[arg(long, default_value_t = 30000)]
     pub port: u16,
-    /// Maximum number of open connections. Further ones are answered 503 and closed.
+    /// Maximum number of open connections. Further connections are answered 503 and closed.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = count(1..))]
     pub max_connections: u32,
     /// Maximum number of open connections from one address. Loopback addresses have no such limit.
@@ -283,13 +284,15 @@ pub struct AccessFlags {
     #[arg(long, value_name = "FILE")]
     pub tenants: Option<PathBuf>,
     /// TOML file with the hash of an admin key, for a server without --tenants (sterna keygen
-    /// --admin > FILE). The key may reset the prefix cache and end requests. Without it nobody may.
+    /// --admin > FILE). The key may reset the prefix cache and end requests. Without the key,
+    /// nobody may.
     #[arg(long, value_name = "FILE", conflicts_with = "tenants")]
     pub admin_key_file: Option<PathBuf>,
     /// Serve without keys on a --host that other machines can reach.
     #[arg(long)]
     pub insecure: bool,
-    /// Serve /metrics without a key. Otherwise it needs the admin key of the tenants file.
+    /// Serve /metrics without a key. Without this flag, /metrics needs the admin key of the tenants
+    /// file.
     #[arg(long)]
     pub metrics_open: bool,
 }
@@ -327,9 +330,9 @@ pub struct SchedulingFlags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Queue and deadlines")]
 pub struct QueueFlags {
-    /// Maximum number of waiting requests; several choices (n) are one. Further ones are answered
-    /// 503 with Retry-After. If a tenant has less of the full queue than its share, the newest
-    /// request of the tenant with the most gets the 503 instead.
+    /// Maximum number of waiting requests; several choices (n) are one request. Further requests
+    /// are answered 503 with Retry-After. If the new request's tenant has less of the full queue
+    /// than its share, the newest request of the tenant with the most gets the 503 instead.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1..=65536))]
     pub max_queued: u32,
     /// Maximum predicted machine time of all waiting requests, in seconds. Further requests are
@@ -337,12 +340,12 @@ pub struct QueueFlags {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds(1))]
     pub max_queued_seconds: u64,
     /// Time limit for a request's first token, in seconds from its arrival. A request that misses
-    /// it is ended with 504. One that is predicted to miss it is rejected at once. If omitted,
-    /// there is no limit. A tenant's first_token_seconds takes precedence.
+    /// the limit is ended with 504. A request that is predicted to miss the limit is rejected at
+    /// once. If omitted, there is no limit. A tenant's first_token_seconds takes precedence.
     #[arg(long, value_name = "SECONDS", value_parser = seconds(1))]
     pub first_token_seconds: Option<u64>,
-    /// Time limit for a whole request, in seconds from its arrival. A request that exceeds it is
-    /// ended with 504. A tenant's total_seconds takes precedence.
+    /// Time limit for a whole request, in seconds from its arrival. A request that exceeds the
+    /// limit is ended with 504. A tenant's total_seconds takes precedence.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds(1))]
     pub request_seconds: u64,
 }
