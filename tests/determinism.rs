@@ -166,7 +166,7 @@ impl Server {
     }
 }
 
-/// Each token with the bits of its log-probability and those of the three most likely tokens.
+/// Each token with the bits of its log-probability, and the three most likely tokens with theirs.
 type Answer = Vec<(u32, u32, Vec<(u32, u32)>)>;
 
 fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationRequest {

@@ -1,5 +1,5 @@
-//! Embeddings through the engine: each is bit for bit that of its text alone, in any company, in
-//! any chunks, on models with and without an output head.
+//! Embeddings through the engine: each equals, bit for bit, the embedding of its text alone, in any
+//! company, in any chunks, on models with and without an output head.
 
 #![allow(
     clippy::unwrap_used,

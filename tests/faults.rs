@@ -53,7 +53,7 @@ struct Marked {
     sequence: Option<SequenceId>,
     is_inside: bool,
     is_decode: bool,
-    tokens: Range<usize>, // Among those of the batch.
+    tokens: Range<usize>, // Among the batch's tokens.
     logits: Range<usize>, // Among the batch's rows of logits.
 }
 

@@ -26,7 +26,7 @@ const MAX_IDLE_BYTES: usize = 24_000;
 const MAX_DELAY: f64 = 1.05;
 /// What a client may hold that reads nothing of its stream.
 const MAX_UNREAD_BYTES: usize = 64 << 10;
-/// Files that the server may open beside its connections, such as those of its timers.
+/// Files that the server may open beside its connections, such as the files of its timers.
 const OTHER_FILES: usize = 4;
 
 fn is_long() -> bool {

@@ -47,8 +47,8 @@ fn alone(file: &Path) -> Source {
     opened(file, fs::read(file).unwrap()).unwrap()
 }
 
-/// Variant A and B; a float and a packed head; scales that multiply, that divide, and those of
-/// masters; rows with and without padding; linears that stay float.
+/// Variant A and B; a float and a packed head; scales that multiply, scales that divide, and scales
+/// of masters; rows with and without padding; linears that stay float.
 #[test]
 fn a_file_computes_the_bits_of_the_checkpoint_it_was_made_from() {
     for (fixture, name) in [

@@ -78,7 +78,7 @@ struct Audit {
 }
 
 /// Audits with `samples` probes of each kind. Time is the number of tokens that the model computes
-/// until the prober's first token, those of other requests included.
+/// until the prober's first token, for other requests too.
 async fn audit(
     server: &TestServer,
     computed: &AtomicU64,

@@ -1,5 +1,5 @@
 //! Timed traces over real HTTP: clients read, read slowly, or leave; pages run out; tenants are
-//! reloaded. Each answer is then compared with that of the same request alone.
+//! reloaded. Each answer is then compared with the answer to the same request alone.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -196,7 +196,7 @@ fn what_is_missing_or_unknown_is_named_as_in_the_file() {
     assert!(error.contains("mamba"), "{error}");
 }
 
-/// Files of models that compute embeddings say how to pool. Those of BitNet-embedding say it
+/// Files of models that compute embeddings say how to pool. The files of BitNet-embedding say it
 /// wrongly.
 #[test]
 fn a_file_that_states_its_pooling_has_no_head() {

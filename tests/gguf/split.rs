@@ -132,7 +132,7 @@ fn text_end(bytes: &[u8], at: usize) -> usize {
     at + 8 + size(number(bytes, at, 8))
 }
 
-/// Returns where the value at `at` ends. The types are those of the GGUF specification.
+/// Returns where the value at `at` ends. `kind` is a type number of the GGUF specification.
 fn value_end(bytes: &[u8], at: usize, kind: u64) -> usize {
     match kind {
         0 | 1 | 7 => at + 1,

@@ -1,4 +1,4 @@
-//! The embeddings of texts are those of the reference, and depend on the text alone.
+//! The embeddings of texts agree with the reference, and depend on the text alone.
 
 use std::fs;
 

@@ -5,8 +5,8 @@ use super::fixture::Prompt;
 use super::steps::follow;
 use super::{for_each_fixture, log_softmax};
 
-/// The limit of the distance to plain float, in units of that of the reference whose activations
-/// are rounded in the same groups.
+/// The limit of the distance to plain float, in units of the distance of a reference whose
+/// activations are rounded in the same groups.
 const OF_THE_SAME_GROUPS: f64 = 1.15;
 
 /// Prints how far plain float is, beside activations in groups of 32, as llama.cpp has them.

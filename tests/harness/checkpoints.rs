@@ -24,8 +24,8 @@ pub(crate) fn load(source: &Source) -> Result<Model, String> {
     Model::load(source, options).map_err(|error| error.to_string())
 }
 
-/// Returns the bits of the logits after each of some tokens. Without an output head they are those
-/// of the hidden states.
+/// Returns the bits of the logits after each of some tokens. Without an output head, returns the
+/// bits of the hidden states.
 pub(crate) fn computed_bits(source: &Source) -> Vec<Vec<u32>> {
     let mut model = load(source).unwrap();
     let vocab = model.config().vocab;

@@ -15,7 +15,7 @@ use crate::{CHAT, TEXT};
 
 const PATH: &str = "/v1/embeddings";
 
-/// Returns a router that serves the states of the scripted model as those of an embedding model.
+/// Returns a router that serves the states of the scripted model as an embedding model's.
 fn embedding_router(server: &Server, pooling: Pooling) -> Router {
     let app = App::loading();
     let tokenizer = Arc::clone(&server.tokenizer);

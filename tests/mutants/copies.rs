@@ -39,7 +39,8 @@ impl Copy {
     }
 
     /// Returns the mutants that `STERNA_MUTANTS` chooses: with `all`, every one; with paths of
-    /// changed files, those of these files, and every one if a test of the copy has changed.
+    /// changed files, the mutants of these files, and every mutant if a test of the copy has
+    /// changed.
     pub(crate) fn chosen<'a>(&self, mutants: &'a [Mutant]) -> Vec<&'a Mutant> {
         let choice = std::env::var("STERNA_MUTANTS").unwrap_or_default();
         let changed: Vec<&str> = choice.split_whitespace().collect();

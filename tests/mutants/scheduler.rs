@@ -370,7 +370,7 @@ fn the_simulation_catches_the_chosen_mutants() {
     }
 }
 
-/// Whether a name is that of a rule, such as `M7`, `S1`, `L3` or `D2`.
+/// Returns whether a name belongs to a rule, such as `M7`, `S1`, `L3` or `D2`.
 fn names_a_rule(name: &str) -> bool {
     name.starts_with(|first: char| "MSLD".contains(first)) && name[1..].parse::<u32>().is_ok()
 }

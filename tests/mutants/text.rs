@@ -2,7 +2,7 @@
 
 use super::copies::{Copy, Mutant};
 
-/// The features are those of the workspace's manifest.
+/// The features are the same as in the workspace's manifest.
 const MANIFEST: &str = r#"
 [package]
 name = "sterna-text"

@@ -75,7 +75,7 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The embeddings are those of the reference, within what rounding allows.
+/// The embeddings agree with the reference, within what rounding allows.
 #[tokio::test]
 async fn a_checkpoint_without_a_head_serves_embeddings() {
     for name in ["embedding-qwen3", "embedding-gemma3"] {

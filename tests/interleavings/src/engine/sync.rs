@@ -31,7 +31,7 @@ impl<T> OnceLock<T> {
     }
 }
 
-/// Channels of which one thread receives, as those of `crossbeam`.
+/// Channels from which one thread receives, as from `crossbeam`'s.
 pub(super) mod channel {
     use std::collections::VecDeque;
     use std::sync::Arc;
