@@ -1,5 +1,5 @@
 //! Attention over one span of keys: the state into which spans are merged, and everything except
-//! the two matrix products. Those are each instruction set's own.
+//! the two matrix products. Each instruction set has its own matrix products.
 //!
 //! Keys and values are in pages of [`PAGE_TOKENS`] tokens anywhere in memory (PagedAttention, Kwon
 //! et al., arXiv:2309.06180). Keys are processed in absolute spans of [`SPAN_TOKENS`] positions.
@@ -8,7 +8,7 @@
 //! a key or value that is loaded once serves many queries.
 //!
 //! ```text
-//! for each KV head, for up to 16 neighbouring positions of a sequence:
+//! for each KV head, for up to 16 neighbouring positions of a sequence in one page:
 //!     for each span of 256 keys, ascending:
 //!         for each query (a position and a head of the group), over the keys k that it sees:
 //!             product[k] = query · key[k]                # in ascending dimension
@@ -27,12 +27,14 @@
 //! ```
 //!
 //! Formats of 8 bits multiply each product by the scale of its key, and each weight of `acc` by the
-//! scale of its value.
+//! scale of its value. The format of 8-bit integers also rounds queries to 8 bits and weights to 14
+//! (`int8_rows.rs`).
 //!
-//! Two alternatives were rejected. If the number of threads or the ends of chunks divided the keys,
-//! as in Flash-Decoding, the result would depend on them. If a query read only the pages whose keys
-//! may matter most (Quest, arXiv:2406.10774), the outputs would change far more than by 8-bit keys
-//! and values, for about the same gain (`benches/README.md`, "Sparsity").
+//! Two alternatives were rejected. If the keys were divided by the number of threads or at the ends
+//! of chunks, as in Flash-Decoding, the result would depend on threads and chunks. If a query read
+//! only the pages whose keys may matter most (Quest, arXiv:2406.10774), the outputs would change
+//! far more than by 8-bit keys and values, for about the same gain (`benches/README.md`,
+//! "Sparsity").
 //!
 //! Invariant: the result for a query depends on its position alone, not on chunks, batches or
 //! threads. Its sums run as if it were the only query.

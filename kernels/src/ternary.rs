@@ -1,8 +1,8 @@
 //! A matrix of ternary weights, with two bits a weight or five weights a byte.
 //!
-//! The whole matrix has one scale, which the factors of a product contain, or each group of columns
-//! has one in every row ([`GroupSize`]). The scales of groups are stored beside the weights, as
-//! half-precision numbers, because that is what files have.
+//! A matrix without groups has one scale, which is part of the factors of a product. In a matrix
+//! with groups, each row has a scale for each group of columns ([`GroupSize`]). These scales are
+//! stored beside the weights, in half precision as in files.
 //!
 //! A binary weight, −1 or +1, is a ternary weight that is never 0.
 //!
@@ -15,7 +15,7 @@
 //! Without groups:
 //!
 //! ```text
-//! for each panel of 32 rows, for each tile of up to 8 tokens:
+//! for each 256 tokens, for each panel of 32 rows, for each tile of up to 8 of these tokens:
 //!     sums[token][row] = −Σ q(token)
 //!     for each step of the panel:
 //!         packed[row] = the four bytes of the row
@@ -35,12 +35,18 @@
 //! t4 = the two highest bits of v − u            # v − u is 81 · t4
 //! ```
 //!
+//! With groups, each group has sums of its own, which start at −Σ q of the group. Then
+//! `out[token][row] += sums[token][row] · (scale(row) · factor(token))`, with the scale and the
+//! factor of the group.
+//!
+//! One or two tokens wait for memory, not for the multiplications. For them, AVX-512 multiplies
+//! each field where it is in its byte, and shifts or divides the sums at the end
+//! (`x86_64/avx512/ternary.rs`).
+//!
 //! The alternative is to unpack 256 columns once for all tokens, into a byte for each weight. This
-//! costs stores and loads. On AVX-512 it was slower with most groups and never clearly faster, so
-//! it was rejected there (`benches/record/engine.md`). AVX2 has too few registers for the fields
-//! and the sums of several tokens, so it does unpack once for three tokens or more. One or two
-//! tokens wait for memory. For them, AVX-512 multiplies each field where it is in its byte, and
-//! shifts or divides the sums at the end (`x86_64/avx512/ternary.rs`).
+//! costs stores and loads. On AVX-512 the alternative was slower with most groups and never clearly
+//! faster, so it was rejected there (`benches/record/engine.md`). AVX2 has too few registers for
+//! the fields and the sums of several tokens, so AVX2 does unpack once for three tokens or more.
 //!
 //! Invariant: rows and columns that only fill the last block have weight zero.
 
