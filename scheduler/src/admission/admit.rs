@@ -14,37 +14,42 @@
 //!
 //! ```text
 //! while the server has a place:
+//!     if choose() returns a request: start it, and add its load
+//!     else: stop
+//!
+//! choose():
 //!     for each band, the band furthest behind its share first:
 //!         candidates = the blocked head, if it was bypassed 256 times; then 16 requests in turn
-//!         for each candidate, except those that are barred or lack time behind a head:
+//!         for each candidate that is not barred, and that has time if the band has a head:
 //!             if it awaits a prefix: go on with the next candidate
 //!             if it is the first that awaits no prefix: it is the head of the band
-//!                 if it lacks pages: it is the blocked head, unless the band has one
+//!                 if it lacks pages: it is the blocked head too, unless the band has one
 //!                 if it was bypassed 32 times, or the policy is first come, first served:
-//!                     if it is ready: start it
-//!                     if it lacks pages: bar its tenant, and all that is beyond a guarantee
-//!                     if it is at its tenant's cap, or lacks time: bar its tenant
-//!                     if it lacks time and was bypassed 256 times: stop
-//!             if it is ready: remember it, if it has more cached pages than the remembered one
-//!         if a candidate is remembered:
-//!             start it, and count a bypass for every other head and blocked head so far
-//!             choose again, with the load that it adds
-//!     if no band started a request: stop
+//!                     if it is ready: return it
+//!                     if it is at its tenant's cap: bar its tenant
+//!                     if it lacks pages: bar its tenant, and from now on all beyond a guarantee
+//!                     if it lacks time: bar its tenant; return none instead if it was bypassed
+//!                         256 times, or the policy is first come, first served
+//!             if it is ready: best = the candidate, if it has more cached pages than best
+//!         if there is a best: return it
+//!     return none
 //! ```
 //!
-//! A start within a guarantee counts no bypass while a head without memory bars all else.
+//! When `choose` returns a request, every other head and blocked head so far counts a bypass, except
+//! a blocked head that awaits a prefix. A start within a guarantee counts no bypass while a head
+//! without memory bars all else.
 //!
 //! Three alternatives were rejected. If nothing could bypass a request that does not fit, places
-//! would stay empty while a long prompt waits for memory. If requests could bypass it without a
-//! limit, a stream of short prompts would keep it waiting for ever (rule S11 of the simulation). If
-//! memory were reserved for `max_tokens` instead of the usual length, fewer answers would run at a
-//! time (`memory-pressure` in `benches/README.md`).
+//! would stay empty while a long prompt waits for memory. If requests could bypass a long prompt
+//! without a limit, a stream of short ones would keep it waiting for ever (rule S11 of the
+//! simulation). If memory were reserved for `max_tokens` instead of the usual length, fewer answers
+//! would run at a time (`memory-pressure` in `benches/README.md`).
 //!
 //! Invariant: choosing a request changes no page. Its cached pages are pinned when it starts.
 //!
 //! Invariant: the first request of its band that does not fit is bypassed a limited number of
-//! times. Then no request of its band starts before it. If it waits only for sequences of its own
-//! tenant, only its tenant waits with it.
+//! times. Then no request of its band starts before it, except within a guarantee. If it waits only
+//! for sequences of its own tenant, only its tenant waits with it.
 
 use super::load::{RunningLoad, is_guaranteed};
 use crate::queue::Waiting;

@@ -11,33 +11,37 @@
 //! observe(shape, actual):
 //!     time[i]   = unit[i] · factor[i](shape)             # the time of term i at scale 1
 //!     predicted = Σ time[i] · scale[i]
-//!     part[i]   = time[i] · scale[i] / predicted
+//!     part[i]   = time[i] · max(scale[i], LEAST_SCALE) / predicted
 //!     error     = actual / predicted − 1
 //!     learn the margin from actual / predicted
 //!     if actual is within 1.25 times predicted, either way:
+//!         forget the outliers so far: in a row, and among steps of this size
 //!         update(error), and the variances too
-//!     else if such outliers persist on one side:
-//!         error = the least of them
+//!     else if outliers persist on one side, in a row or among steps of this size:
+//!         error = the least of these outliers
 //!         widen the variances by error², so that the update takes in about all of it
 //!         update(error), and the variances too
 //!     else:
 //!         update(error, but at most 0.1 either way), the scales only
 //!     move each scale by 1/256 towards the calibrated proportions
 //!     limit the rises of `rows`: twice the tokens take at most twice the time
+//!     excess  = actual / (Σ time[i] · scale[i] · margin) # with the new scales and margin
+//!     caution = 1 if excess is at most 1.1, else excess, but at most 4
 //!
 //! update(error):                                         # P: the covariance of the scales' errors
 //!     gain     = P · part
 //!     variance = part · gain + the variance of a step
-//!     scale[i] = scale[i] · (1 + error · gain[i] / variance)
+//!     scale[i] = scale[i] + max(scale[i], LEAST_SCALE) · max(error · gain[i] / variance, −0.9)
 //!     P        = P − gain · gainᵀ / variance + the drift of all together and of each
 //! ```
 //!
-//! A scale also has limits, and a part counts a small scale as `LEAST_SCALE`. The learned model
-//! has the coefficients unit · scale · margin.
+//! Outliers in a row widen mostly the variance of all scales together; outliers of one size widen
+//! the variance of each scale on its own. A scale has limits, and a scale with a variance of
+//! `MAX_VARIANCE` has no drift. The learned model has the coefficients unit · scale · margin.
 //!
 //! One factor for the whole model, which fell by 1/256 a step, was tried before and rejected. After
-//! a calibration on a busy machine, it took minutes to fall, and 16 clients got a quarter of their
-//! tokens per second meanwhile.
+//! a calibration on a busy machine, the factor took minutes to fall, and 16 clients got a quarter
+//! of their tokens per second meanwhile.
 //!
 //! Invariant: an observation takes the same memory and about the same time as any other, and
 //! allocates nothing. Equal observations give equal models on every machine: only sums, products
@@ -81,9 +85,9 @@ const OUTLIER: f64 = 1.25;
 /// The relative error as which an outlier counts until outliers persist.
 const OUTLIER_ERROR: f64 = 0.1;
 
-/// Outliers persist after this many in a row on one side,
+/// Outliers persist after this many in a row on one side.
 const PERSISTENT_STEPS: u32 = 4;
-/// or after two of them that took this time.
+/// Outliers also persist after two or more in a row on one side that took this time together.
 const PERSISTENT_TIME: Nanos = 800_000_000;
 
 /// The part of a term's deviation from the proportions of the calibration that each step restores.
@@ -95,11 +99,11 @@ const MAX_MARGIN: f64 = 1.6;
 /// One step in 200 may take more than this many times its prediction.
 const RARE_EXCESS: f64 = 1.25;
 
-/// The steps for which a disturbance may last and count once.
+/// A disturbance counts once if it lasts at most this many steps.
 const DISTURBANCE_STEPS: u32 = 16;
 
-/// A step that takes more than this many times its prediction calls for caution, and the greatest
-/// caution.
+/// A step that takes more than the first of these times its prediction calls for caution. The
+/// second is the greatest caution.
 const CAUTION: [f64; 2] = [1.1, 4.0];
 
 /// The learned scales and how sure they are.
@@ -113,9 +117,9 @@ pub(super) struct Learner {
     /// another size do not hide that steps of one size persist in taking longer.
     runs: [OutlierRun; ROW_KNOTS],
     run_of_all: OutlierRun,
-    usual_margin: f64, // Nine steps in ten are within it,
-    rare_margin: f64,  // and 199 in 200 within it times `RARE_EXCESS`.
-    since_rare: u32,   // Steps since one beyond that counted.
+    usual_margin: f64, // Nine steps in ten are within this margin.
+    rare_margin: f64,  // 199 steps in 200 are within this margin times `RARE_EXCESS`.
+    since_rare: u32,   // Steps since the last one that raised the rare margin.
     caution: f64,
 }
 
@@ -124,7 +128,7 @@ pub(super) struct Learner {
 struct OutlierRun {
     steps: u32,
     time: Nanos,
-    error: f64, // The least relative error of them, with its sign.
+    error: f64, // The least relative error of the outliers, with its sign.
 }
 
 /// What changed when outliers persist.
@@ -219,10 +223,10 @@ impl Learner {
     }
 
     /// Learns the margin, so that steps rarely exceed their budget: about the 90th percentile of
-    /// the ratio of a step's time to its learned time, or more if one step in 200 exceeds that by
-    /// far. A ratio above the margin raises it 9 times as much as a ratio below lowers it, so it
-    /// settles where one ratio in ten is above. A disturbance counts once, so that a bad moment
-    /// leaves no trace.
+    /// the ratio of a step's time to its learned time, or more if one step in 200 exceeds this
+    /// percentile by far. A ratio above the margin raises the margin 9 times as much as a ratio
+    /// below lowers it, so the margin settles where one ratio in ten is above. A disturbance counts
+    /// once, so that a bad moment leaves no trace.
     fn learn_margin(&mut self, ratio: f64) {
         let change = if ratio > self.usual_margin { 9.0 } else { -1.0 };
         let margin = self.usual_margin * (1.0 + change / 256.0);
@@ -240,7 +244,8 @@ impl Learner {
 
     /// Moves the scales a little towards the proportions of the calibration, without a change of
     /// the prediction of a step with these `times` at scale 1. Steps of about the same size tell
-    /// little of how their time divides into terms. Without this, their noise would add up in that.
+    /// little of how their time divides into terms. Without this method, the noise of such steps
+    /// would add up in the proportions.
     fn restore_proportions(&mut self, times: &Terms) {
         let speed = dot(times, &self.scales) / dot(times, &self.first_scales);
         for (scale, first) in self.scales.iter_mut().zip(&self.first_scales) {
