@@ -3,8 +3,8 @@
 //! The keys and values are stored as 8-bit integers with a scale for each token. Both products of
 //! attention are sums of integers, so they are exact in any order:
 //!
-//! 1. A query is quantized to 8 bits with one scale for the head. Its product with a key, divided
-//!    by the scales, is the score.
+//! 1. A query is quantized to 8 bits with one scale for the head. The product of its integers with
+//!    a key's, times both scales and 1 / √head_dim, is the score.
 //! 2. The softmax is in single precision. Each weight is multiplied by the scale of its token's
 //!    value. The results are quantized to 14 bits with one scale for the query and span.
 //! 3. The weighted sum of the values is a sum of integers, times the scale of the weights.

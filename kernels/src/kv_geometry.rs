@@ -1,5 +1,4 @@
-//! How keys and values are cut and laid out: what those who store them, read them and multiply them
-//! agree on.
+//! How keys and values are cut and laid out, for the code that stores, reads and multiplies them.
 
 /// Tokens of a page of keys and values: as many as a vector register has lanes, and as the
 /// scheduler's pages have.

@@ -1,6 +1,6 @@
 //! bfloat16 and FP8: conversions from and to single precision.
 //!
-//! Invariant: conversions from f32 round to nearest, ties to even. Those to FP8 saturate.
+//! Invariant: conversions from f32 round to nearest, ties to even. Conversions to FP8 saturate.
 
 /// Returns the bits of the bfloat16 number nearest to `value`, ties to even. NaN becomes quiet.
 #[inline(always)]

@@ -9,7 +9,7 @@
 //!
 //! A span is computed faster than its memory arrives. So each span prefetches all of the next one,
 //! at an even pace. The float kernels prefetch the values of a span during its first product. Here
-//! that was 1.4 times slower: half of the memory would have to arrive in a quarter of the time.
+//! this was 1.4 times slower: half of the memory would have to arrive in a quarter of the time.
 
 /// Defines the module `int8_attention` for one instruction set. `registers` is its module in
 /// `registers.rs`. The numbers set how many sums stay in registers:

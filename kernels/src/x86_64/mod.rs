@@ -64,8 +64,8 @@ fn blocks(count: usize, max: usize) -> impl Iterator<Item = Range<usize>> {
     (0..blocks).map(move |block| block * count / blocks..(block + 1) * count / blocks)
 }
 
-/// Returns where each of some rows of a matrix begins, and the distance from there to the next of
-/// them. The last row is its own next.
+/// Returns where each of some rows of a matrix begins, and the distance from each row to the next
+/// one. The last row is its own next.
 fn starts_and_nexts(rows: &[u32], columns: usize) -> impl Iterator<Item = (usize, isize)> {
     let start = move |row: &u32| *row as usize * columns;
     let nexts = rows.iter().skip(1).chain(rows.last());

@@ -407,8 +407,8 @@ pub(super) mod avx512 {
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), sums) }
     }
 
-    /// Returns what the products of keys and a query start with: what [`KEY_ZERO`] in each key adds
-    /// to them, subtracted.
+    /// Returns the start of the products of keys and a query: minus what [`KEY_ZERO`] in each key
+    /// adds.
     #[target_feature(enable = "avx512f")]
     #[inline]
     pub(crate) fn first_sums(query_sum: i32) -> __m512i {

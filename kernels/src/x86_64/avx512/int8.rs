@@ -39,7 +39,7 @@ pub(crate) fn int8_matmul(
 }
 
 /// Multiplies the 32 rows of a panel by T tokens from `first` on. The bytes are multiplied as they
-/// are, and the sums start with what the 128 in each adds up to, subtracted.
+/// are. The sums start at −128 · Σ q, because a byte is the weight plus 128.
 ///
 /// Each step prefetches a block of `ahead`, or the blocks [`PREFETCH_BYTES`] further on if `ahead`
 /// is empty.
