@@ -21,15 +21,17 @@
 //!     refuse
 //! ```
 //!
-//! Rejected: a part for each owner, the size divided by the number of owners. It rounds to nothing
-//! if the owners are many, and what small owners leave of their parts would need rules of its own.
+//! A fixed part for each owner, the size divided by the number of owners, was rejected. With many
+//! owners a part rounds to nothing, and the unused rest of small owners' parts would need rules of
+//! its own.
 //!
-//! Invariant: of `n` owners of equal weight, one that wants at most the size divided by `n` always
-//! finds room. One that holds nothing finds room for a unit as long as another one holds two.
+//! Invariant: of `n` owners of equal weight, an owner that wants at most the size divided by `n`
+//! always finds room. An owner that holds nothing finds room for a unit as long as another owner
+//! holds two.
 //!
-//! Invariant: an owner gives way only to one that stays below it, and never in vain: once an owner
-//! has given way, the same request finds room, perhaps after more owners have given way. So owners
-//! that flood a ledger cannot displace each other in turns.
+//! Invariant: an owner gives way only to an owner that stays below it, and never in vain: once an
+//! owner has given way, the same request finds room, perhaps after more owners have given way. So
+//! owners that flood a ledger cannot displace each other in turns.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -134,7 +136,7 @@ impl<O: Copy + Ord> Ledger<O> {
     }
 
     /// Returns the owner that must give way before `owner` can take `count` more units, `None` if
-    /// they fit. Of owners that are equally far above, it is the last one.
+    /// they fit. If several owners are equally far above, the last of them gives way.
     ///
     /// # Errors
     /// If there is no room, even if others give way.

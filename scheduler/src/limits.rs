@@ -10,12 +10,13 @@ pub struct Limits {
     /// The largest number of sequences that run at the same time.
     pub max_running: u32,
     /// The largest number of waiting requests, at least 1. The choices of a request take one place.
-    /// Preempted sequences wait too, but take none. Beyond it the scheduler refuses a request, or
-    /// displaces one of a tenant that has more of the queue than its share.
+    /// Preempted sequences wait too, but take no place. Beyond this limit the scheduler refuses a
+    /// request, or displaces a request of a tenant that has more of the queue than its share.
     pub max_queued: u32,
-    /// The largest predicted machine time of the requests that take a place. Beyond it the
+    /// The largest predicted machine time of the requests that take a place. Beyond this limit the
     /// scheduler refuses or displaces as for `max_queued`. A single request may always wait. For a
-    /// tenant with nothing waiting, only the time of the others counts, and one of them leaves.
+    /// tenant with nothing waiting, only the time of other tenants counts, and one of their
+    /// requests leaves.
     pub max_queued_time: Micros,
     /// The number of tokens that a step should have at most. Decodes always run, and prefills
     /// always get a few tokens, so a step may have more: see [`Limits::max_batch_tokens`].
@@ -33,8 +34,8 @@ pub(crate) const PREFILL_FLOOR: usize = 8;
 
 /// Returns how many prompt tokens a step of this many decodes computes even if they leave no time.
 /// It is a quarter of the decodes, at least 2 and at most [`PREFILL_FLOOR`]. On a machine that is
-/// too slow for its inter-token target, more would lengthen each step by far. Without decodes,
-/// nobody waits for the step, so it is [`PREFILL_FLOOR`].
+/// too slow for its inter-token target, more would lengthen each step by far. Without decodes the
+/// number is [`PREFILL_FLOOR`], because no sequence waits for the step.
 pub(crate) fn prefill_floor(decodes: usize) -> usize {
     match decodes {
         0 => PREFILL_FLOOR,

@@ -11,9 +11,9 @@ pub const INTER_TOKEN_TARGET: Micros = 200_000;
 pub const MAX_THROUGHPUT_LOSS: u64 = 25;
 
 /// The share of the tokens per second, in percent, that a step is planned to cost for a target that
-/// gives way. It is less than [`MAX_THROUGHPUT_LOSS`], because the machine that has to give way is
-/// one that other work disturbs: its steps differ from the predictions, and prompts that wait leave
-/// decodes out of steps.
+/// gives way. It is less than [`MAX_THROUGHPUT_LOSS`], because other work usually disturbs a
+/// machine that has to give way: its steps differ from the predictions, and steps omit decodes for
+/// prompts that wait.
 pub(crate) const PLANNED_THROUGHPUT_LOSS: u64 = MAX_THROUGHPUT_LOSS * 3 / 5;
 
 /// The default of [`Policy::max_draft`]. Measured: see `benches/record/scheduler.md`.

@@ -111,8 +111,8 @@ pub enum Event {
         /// The number of prompt tokens found in the prefix tree.
         cached_tokens: u32,
     },
-    /// The request gave its place in the full queue to one of a tenant that had less of the queue
-    /// than its share. It never ran, and its handle is dead.
+    /// The request gave its place in the full queue to a request of a tenant that had less of the
+    /// queue than its share. It never ran, and its handle is dead.
     Displaced {
         /// The request.
         id: SequenceId,

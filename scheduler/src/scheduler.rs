@@ -126,16 +126,16 @@ impl Scheduler {
     }
 
     /// Says which tokens must come next in the output of a sequence, because a grammar forces them.
-    /// They are the only drafts of the sequence until its next step commits, and no others follow.
-    /// A sequence that has ended is ignored.
+    /// These tokens are the only drafts of the sequence until its next step commits, and no others
+    /// follow. A sequence that has ended is ignored.
     pub fn force(&mut self, id: SequenceId, tokens: impl Iterator<Item = TokenId>) {
         if self.state.sequences.get(id).is_some() {
             self.state.sequences[id.slot()].force(tokens);
         }
     }
 
-    /// Accepts a request. It waits until a plan admits it. If the queue is full, requests of
-    /// tenants that have more of it than their share may leave: see [`Event::Displaced`].
+    /// Accepts a request. The request waits until a plan admits it. If the queue is full, requests
+    /// of tenants that have more of the queue than their share may leave: see [`Event::Displaced`].
     ///
     /// # Errors
     /// A [`Refusal`] if it can never run, or not now. Then nothing changes.

@@ -99,9 +99,9 @@ enum Readiness {
 /// Whether other requests may still bypass a candidate.
 enum HeadPatience {
     Ample,
-    /// None may, except while the candidate lacks only time.
+    /// No other request may bypass it, except while the candidate lacks only time.
     Short,
-    /// None may.
+    /// No other request may bypass it.
     Exhausted,
 }
 

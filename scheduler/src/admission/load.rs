@@ -44,8 +44,8 @@ impl RunningLoad {
     /// A target that is not strict gives way if it would leave too few decodes for the throughput:
     /// on a slow machine, the least chunk of a prompt alone takes most of the target.
     ///
-    /// For a tenant that runs less than its share the target is a quarter wider. It need not wait
-    /// until sequences of other tenants end.
+    /// For a tenant that runs less than its share the target is a quarter wider. So the tenant need
+    /// not wait until sequences of other tenants end.
     pub(super) fn has_time_for(&self, slot: usize, state: &SchedulerState) -> bool {
         let running = state.sequences.running().len();
         if running == 0 {
@@ -69,7 +69,7 @@ impl RunningLoad {
         };
         let target = predictor.target(inter_token_target, is_strict);
         let extra = if is_light { target / 4 } else { 0 };
-        // Decodes of the batch band pause for others, so they take no time from them.
+        // Decodes of the batch band pause for other decodes, and take no time from them.
         let policy = &queue.tenant(sequence.tenant).policy;
         let is_batch = sequence.band_within(policy) == Band::Batch;
         let mut step = self.decodes.plus(sequence.decode_shape());

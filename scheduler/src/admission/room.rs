@@ -98,7 +98,8 @@ pub(super) fn find_room(state: &SchedulerState, newcomer: Newcomer) -> Option<Ve
 /// Returns what the queue lacks for a new request once the `leaving` requests have left.
 ///
 /// For a tenant with nothing waiting, only the time of the others counts, and the time of one of
-/// them is enough. Otherwise a long request of a tenant that waits alone would keep it out.
+/// them is enough. Otherwise another tenant's long request, which waits alone, would keep this
+/// tenant out.
 fn lack(state: &SchedulerState, newcomer: Newcomer, leaving: &[Leaving]) -> Option<Lack> {
     let limits = &state.conditions.limits;
     let left = without(state.queue.backlog(), leaving.iter());

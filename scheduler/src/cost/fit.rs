@@ -12,8 +12,8 @@ impl CostModel {
     ///
     /// - No coefficient is negative, and `rows` never falls.
     /// - A few rounds of reweighting reduce the weight of samples that are far off.
-    /// - A quantity that occurs in no sample costs nothing. But `rows` rises beyond the samples
-    ///   without a history as it does before, and `sampling` takes what the caller has measured.
+    /// - A quantity that occurs in no sample costs nothing. But beyond the samples without a
+    ///   history, `rows` keeps its slope, and `sampling` takes what the caller has measured.
     pub fn fit(samples: &[(StepShape, Nanos)]) -> CostModel {
         let reached = last_knot(samples);
         let equations: Vec<Terms> = samples
@@ -50,8 +50,8 @@ const REWEIGHTINGS: usize = 6;
 /// The relative error below which all samples have the same weight.
 const ORDINARY_ERROR: f64 = 0.02;
 
-/// Returns the last knot that samples determine, at least the second. Beyond it `rows` continues as
-/// before it. A step with a history does not count, because its time may come from its keys.
+/// Returns the last knot that samples determine, at least the second. Beyond this knot `rows` keeps
+/// its slope. A step with a history does not count, because its time may come from its keys.
 fn last_knot(samples: &[(StepShape, Nanos)]) -> usize {
     let shapes = samples.iter().map(|(shape, _)| shape);
     let without_history = shapes.filter(|shape| {

@@ -38,7 +38,7 @@ pub(crate) const ROW_KNOTS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostModel {
     /// The time of a step of 1, 2, 4, up to 128 tokens without attention and logits; never falling.
-    /// It is linear between these knots, and continues beyond the last as before it.
+    /// The time is linear between these knots. Beyond the last knot it rises as before that knot.
     pub rows: [Nanos; ROW_KNOTS],
     /// The time of 1024 keys that decodes attend to.
     pub kilo_decode_keys: Nanos,

@@ -13,7 +13,8 @@ pub(crate) struct Predictor {
     learner: Learner,
     model: CostModel,       // The learned one, with its margin.
     throughput_step: Nanos, // As calibrated.
-    /// How many times as long as calibrated the last steps took, with the margin: their mean.
+    /// The mean slowdown of the last steps: the time with the margin, divided by the calibrated
+    /// time.
     slowness: f64,
 }
 
@@ -102,8 +103,8 @@ impl Predictor {
         move |row| per_token * row.rows + per_logits * row.logits + self.model.keys(row)
     }
 
-    /// Returns how much longer than a plain draw a draw takes now, if it took `draw_time` longer
-    /// when it was measured.
+    /// Returns how much longer than a plain draw a draw takes now. At the measurement it took
+    /// `draw_time` longer.
     pub(crate) fn draw_time(&self, draw_time: Nanos) -> Nanos {
         let draw = StepShape {
             sampling: draw_time,

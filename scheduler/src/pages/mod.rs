@@ -218,7 +218,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     }
 
     /// Returns the coldest page of `tenant` or of a tenant that holds more than it is guaranteed.
-    /// It is also the coldest page of its payer, so it is a leaf.
+    /// This page is also the coldest page of its payer, so it is a leaf.
     fn coldest_unguaranteed(&self, tenant: TenantId) -> Option<Page> {
         if self.holdings.guaranteed().is_empty() {
             return None;

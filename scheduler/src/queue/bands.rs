@@ -1,7 +1,7 @@
 //! The bands' virtual times, and the tenants of each band in order.
 //!
-//! Invariant: a band's `active` tenants are those that run or wait, ordered by virtual time. Its
-//! `eligible` tenants wait and may run one more sequence, ordered by what the policy orders by.
+//! Invariant: a band's `active` tenants run or wait, ordered by virtual time. Its `eligible`
+//! tenants wait and may run one more sequence, ordered by what the policy orders by.
 
 use super::ranking::Ranking;
 use crate::tenant::BAND_PERCENT;

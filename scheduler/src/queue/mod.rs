@@ -1,5 +1,5 @@
-//! Which request is next: bands by their share of the machine, in a band tenants by virtual time,
-//! of a tenant requests by the turns of its clients.
+//! Which request is next: bands by their share of the machine, the tenants of a band by virtual
+//! time, the requests of a tenant by the turns of its clients.
 //!
 //! A tenant's virtual time is the machine time that it was charged, divided by its weight. The
 //! tenant with the least virtual time is next. This is VTC (Sheng et al., arXiv:2401.00588) in
@@ -173,7 +173,7 @@ impl Queue {
         self.refresh(id);
     }
 
-    /// Adds a request. A preempted one returns to the place of its arrival.
+    /// Adds a request. A preempted request returns to the place of its arrival.
     pub(crate) fn insert(&mut self, id: TenantId, waiting: Waiting) {
         self.activate(id);
         self.waiting += 1;

@@ -140,8 +140,8 @@ impl TenantQueue {
         self.turns.take(lowered, client, time)
     }
 
-    /// Returns the waiting requests that may start now, as far as their turns say, in order. One
-    /// that was preempted has had its turn.
+    /// Returns the waiting requests that may start now, as far as their turns say, in order. A
+    /// preempted request has had its turn.
     pub(super) fn in_turn(&self, slack: Nanos) -> impl Iterator<Item = &Waiting> {
         let slack = if self.turns.have_clients() {
             slack

@@ -1,12 +1,12 @@
-//! The order in which the requests of one tenant wait: those with a lower band of their own come
+//! The order in which the requests of one tenant wait: requests with a lower band of their own come
 //! last, and the clients of the tenant take turns.
 //!
 //! This is start-time fair queueing (Goyal et al., SIGCOMM 1996) in predicted machine time. A
 //! request gets a start tag: the finish tag of its client's last request, but at least the clock.
-//! Its finish tag is later by its own predicted time. The clock is the start tag of the last
-//! request that started. So a client that floods its tenant delays only itself. As between
-//! tenants, a request with a long cached prefix may start earlier, as long as its client is not
-//! ahead by more than the slack of [`Order::FairShare`](crate::Order::FairShare).
+//! The finish tag of a request is its start tag plus its predicted time. The clock is the start tag
+//! of the last request that started. So a client that floods its tenant delays only itself. As
+//! between tenants, a request with a long cached prefix may start earlier, as long as its client is
+//! not ahead by more than the slack of [`Order::FairShare`](crate::Order::FairShare).
 //!
 //! Invariant: the requests of one client of one band keep the order of their arrival.
 
@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 use crate::{Band, Nanos, SubTenant};
 
-/// The number of clients of one tenant and band whose finish tags are kept. Beyond it, the client
-/// that is least ahead is forgotten.
+/// The number of clients of one tenant and band whose finish tags are kept. Beyond this number, the
+/// client that is least ahead is forgotten.
 const MAX_CLIENTS: usize = 1024;
 
 /// The place of a request among the requests of its tenant; the least is first.

@@ -88,7 +88,7 @@ impl Sequence {
         pool.discard(&own);
     }
 
-    /// Notes that the sequence lost its pages to an earlier one, and stops running.
+    /// Notes that the sequence lost its pages to an earlier sequence, and stops running.
     pub(crate) fn preempt(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
         self.record.times_preempted += 1;
         self.stop_running(pool, tables);

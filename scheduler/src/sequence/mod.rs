@@ -47,7 +47,7 @@ pub(crate) struct Sequence {
 /// Which tokens of a sequence are in KV memory, and where.
 #[derive(Debug, Default)]
 struct KvState {
-    public: Vec<PublicPrefix>, // Those that the tenant could use at `submit`.
+    public: Vec<PublicPrefix>, // The prefixes that the tenant could use at `submit`.
     public_tokens: usize,      // Prompt tokens that a public prefix covers; whole pages.
     computed: usize,
     table: PageTable,

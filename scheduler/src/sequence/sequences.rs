@@ -1,7 +1,7 @@
-//! All sequences that are alive, and the order of those that run.
+//! All sequences that are alive, and the order of the running ones.
 //!
-//! Invariant: the running sequences stand in the order of their band and arrival. The first of them
-//! is the leader.
+//! Invariant: the running sequences stand in the order of their band and arrival. The first running
+//! sequence is the leader.
 
 use std::ops::{Index, IndexMut};
 

@@ -1,6 +1,6 @@
 //! The decodes of a step, the time that they leave for the rest, and which of them pause.
 //!
-//! Invariant: every decode that has its page is in every step, except those that pause. No decode
+//! Invariant: every decode that has its page is in every step, except decodes that pause. No decode
 //! pauses in more than [`MAX_PAUSES_FOR_SHORT_PROMPTS`] consecutive steps.
 
 use super::plan::StepPlan;
@@ -90,8 +90,8 @@ fn pauses_for_time(
 }
 
 /// Returns how long this step may take if `oldest_token` is the earliest time of a last token among
-/// its decodes. After a step that took much longer than predicted it is less, because other work
-/// may go on.
+/// its decodes. After a step that took much longer than predicted, the next one may take less,
+/// because other work may go on.
 fn step_budget(oldest_token: Micros, conditions: &Conditions) -> Nanos {
     let Budget::Time {
         inter_token_target,

@@ -1,8 +1,8 @@
-//! Memory for the running sequences: an earlier one gets pages that later ones lose, and one within
-//! its tenant's guarantee gets pages from tenants beyond theirs.
+//! Memory for the running sequences: an earlier sequence gets pages that later ones lose. A
+//! sequence within its tenant's guarantee gets pages from tenants that exceed their guarantees.
 //!
-//! Invariant: a tenant that uses fewer pages than it is guaranteed gets its next page. Tenants that
-//! use more than they are guaranteed give it, and only they give pages to other tenants.
+//! Invariant: a tenant that uses fewer pages than its guarantee gets its next page. Tenants that
+//! use more than their guarantee give the page, and only such tenants give pages to other tenants.
 //!
 //! Invariant: when no sequence could advance, the leader, which is the earliest arrival in the
 //! highest band that runs, takes its page from the last one. Apart from guarantees, the leader gets
@@ -18,7 +18,7 @@ use crate::pages::PagePool;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
 
-/// Times that a sequence may lose its pages while others could give theirs.
+/// Times that a sequence may lose its pages while other sequences could give theirs.
 const MAX_PREEMPTIONS: u32 = 3;
 
 /// Adds the next `tokens` tokens of a running sequence to the plan, or as many as it gets pages
@@ -73,9 +73,9 @@ enum Givers {
     /// Sequences of other tenants that use more than their guarantee, wherever they stand: the
     /// taker is within its own guarantee.
     AnyBeyondGuarantee,
-    /// Later ones of the taker's tenant, which is at its page cap.
+    /// Later sequences of the taker's tenant, which is at its page cap.
     OwnLater,
-    /// Later ones of the taker's tenant, and of tenants that use more than they are guaranteed.
+    /// Later sequences of the taker's tenant, and of tenants that use more than their guarantee.
     Later,
 }
 
@@ -111,8 +111,8 @@ impl Givers {
 /// 6. It arrived last.
 ///
 /// A tenant at its page cap takes pages only from itself. If no single end frees a page, because
-/// several sequences share each page, the first sequence (of all, or of a tenant at its cap) takes
-/// from the last one, and so does one within a guarantee.
+/// several sequences share each page, the first sequence (of all, or of a tenant at its cap) and a
+/// sequence within a guarantee take from the last one.
 fn victim_of(slot: usize, state: &SchedulerState) -> Option<usize> {
     let tenant = state.sequences[slot].tenant;
     let givers = Givers::of(tenant, &state.pool);
@@ -162,9 +162,9 @@ fn exclusive_pages(sequence: &Sequence, state: &SchedulerState) -> usize {
 
 /// S15: a tenant gives pages to another one only if it uses more than it is guaranteed.
 ///
-/// S6: a sequence gives its pages only to an earlier one, so the leader never gives any, or to a
-/// tenant within its guarantee. After `MAX_PREEMPTIONS` losses it gives them only if no sequence
-/// with fewer losses could give a page.
+/// S6: a sequence gives its pages only to an earlier sequence, or to a tenant within its guarantee.
+/// So the leader gives pages only to such a tenant. After `MAX_PREEMPTIONS` losses a sequence gives
+/// pages only if no sequence with fewer losses could give a page.
 #[cfg(debug_assertions)]
 fn check_victim(slot: usize, victim: usize, state: &SchedulerState) {
     let taker = &state.sequences[slot];
