@@ -124,8 +124,8 @@ struct EngineThread<F: Forward> {
     cache_changes: Option<UnboundedSender<Vec<CacheChange>>>, // After `WatchCache`.
 }
 
-/// The engine thread's part of a request's state. The scheduler has another part, and so has the
-/// egress thread.
+/// The engine thread's part of a request's state. The scheduler and the egress thread have the
+/// other parts.
 struct RequestState {
     ticket: Ticket,
     sampling: SamplingParams,

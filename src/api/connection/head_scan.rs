@@ -1,7 +1,7 @@
 //! Finds requests whose head has both a `content-length` and a `transfer-encoding`.
 //!
 //! If a proxy believed one and the server the other, a client could smuggle a request past the
-//! proxy. RFC 9112 (6.1) lets a server reject such a request, and so does this one. The HTTP
+//! proxy. RFC 9112 (6.1) lets a server reject such a request, and this server does. The HTTP
 //! library removes the length before any handler sees the head, so this file reads the connection's
 //! input beside it, with the library's own parser.
 

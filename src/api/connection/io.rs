@@ -3,8 +3,8 @@
 //!
 //! Invariant: the server notices a client that disconnects while its response is being produced.
 //! The server reads the connection all the while and keeps what arrives for the next request. The
-//! end of the input means that the client has left. A client that closes only its sending direction
-//! counts as gone, and so does a client that sends more ahead than the server buffers.
+//! end of the input means that the client has left. A client counts as gone if it closes only its
+//! sending direction, or if it sends more ahead than the server buffers.
 //!
 //! Invariant: an idle connection, an incomplete head, and a response that waits for its client have
 //! time limits, however many bytes arrive or leave meanwhile.

@@ -1,8 +1,8 @@
 //! Fields that the server knows but does not support, and their harmless values.
 //!
 //! The list has the fields of OpenAI, vLLM, SGLang and llama.cpp that would change the text, its
-//! length or its log-probabilities. Fields that only another field of the list gives a meaning are
-//! not in it, nor are fields about speed, caches and identities: ignoring them changes no answer.
+//! length or its log-probabilities. The list omits fields that only another field of the list gives
+//! a meaning, and fields about speed, caches and identities: ignoring them changes no answer.
 
 use serde_json::{Value, json};
 

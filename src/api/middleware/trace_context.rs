@@ -19,7 +19,7 @@ pub(super) struct TraceContext {
 }
 
 impl TraceContext {
-    /// Returns the context in `headers`. A missing or malformed one is `None`, and so are several.
+    /// Returns the context in `headers`. Without exactly one valid header, this is `None`.
     pub(in crate::api) fn read(headers: &HeaderMap) -> Option<TraceContext> {
         let mut given = headers.get_all(TRACEPARENT).iter();
         let value = given.next().filter(|_| given.next().is_none())?;
