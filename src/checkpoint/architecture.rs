@@ -114,7 +114,8 @@ pub const BITNET_GEMMA3: Architecture = Architecture {
 pub struct Architecture {
     /// The name in `architectures` of `config.json`.
     pub class: &'static str,
-    /// The name there of checkpoints without an output head. They compute embeddings of texts.
+    /// The name in `architectures` of checkpoints without an output head, which compute embeddings
+    /// of texts.
     pub headless_class: &'static str,
     /// The name in `model_type` of `config.json`.
     pub model_type: &'static str,

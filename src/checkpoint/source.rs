@@ -269,7 +269,7 @@ fn model_files(directory: &Path) -> LoadResult<Vec<String>> {
     Ok(names)
 }
 
-/// Returns whether a file begins as the `.bin` files do that this engine reads.
+/// Returns whether a file begins like the `.bin` files that this engine reads.
 fn has_magic(path: &Path) -> bool {
     let mut bytes = [0; bin::MAGIC.len()];
     let is_regular = regular_file(path).is_ok_and(|length| length.is_some());

@@ -67,7 +67,7 @@ pub(crate) struct Tensor<'a> {
     /// The sizes, the outermost first.
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: &'a [u8],
-    /// If the rows of each head of this many values are in the order for rotations of neighbouring
+    /// The size of a head, if the rows of each head are in the order for rotations of neighbouring
     /// values. This engine rotates value i together with value i + head_dim / 2.
     pub(crate) interleaved_head_dim: Option<usize>,
 }

@@ -1,7 +1,7 @@
 //! The compiled grammars of each tenant.
 //!
 //! Invariant: a tenant gets only grammars that it has compiled itself, so the time of a compilation
-//! tells it nothing about other tenants.
+//! tells the tenant nothing about other tenants.
 
 use sterna_scheduler::{Ledger, Share};
 

@@ -23,7 +23,8 @@ use super::fair_queue::FairQueue;
 use super::masks::{MaskState, TokenMasks};
 use super::window::{LastMask, Window, plain_error};
 
-/// The way to the mask threads. They end after it is dropped, with the last answer.
+/// The senders to the mask threads. The threads end once the senders are dropped and the last
+/// answer has ended.
 pub(super) struct MaskThreads {
     senders: Vec<mpsc::Sender<MaskMessage>>, // One for each thread.
     next: AtomicU64,

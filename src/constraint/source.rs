@@ -1,7 +1,7 @@
 //! What a request constrains its answer to, within budgets.
 //!
-//! The budgets are on the text of a grammar: its length and its depth. Those on the work of
-//! compiling it are in `grammars.rs`.
+//! The budgets are on the text of a grammar: its length and its depth. `grammars.rs` has the
+//! budgets on the work of compiling it.
 
 use std::fmt;
 

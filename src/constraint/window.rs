@@ -18,9 +18,9 @@ const MAX_ERROR_CHARS: usize = 200;
 /// The masks that are known ahead.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
-    /// Tokens of which each is the only one allowed in its place.
+    /// The forced tokens: each is the only token allowed in its place.
     pub(super) forced: Vec<TokenId>,
-    /// The mask after them.
+    /// The mask after the forced tokens.
     pub(super) last: LastMask,
 }
 

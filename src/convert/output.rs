@@ -108,7 +108,7 @@ impl Output {
         Ok(())
     }
 
-    /// Gives the conversion its name, and what belongs beside it.
+    /// Gives the conversion and the files beside it their final names.
     pub(super) fn commit(self) -> Result<(), String> {
         let named = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
         let entries = fs::read_dir(&self.temporary).and_then(|entries| {

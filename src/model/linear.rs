@@ -31,8 +31,8 @@ pub(super) enum Linear {
 /// Ternary weights: y = (W·q) · scale / s, where q is the quantized input and s is its scale. A
 /// low-rank correction of the input as it was before quantization is added.
 ///
-/// If the weights have a scale for each group of columns, so has the input, and y is the sum of
-/// these products over the groups.
+/// If the weights have a scale for each group of columns, the input has one for each group too, and
+/// y is the sum of these products over the groups.
 pub(super) struct TernaryLinear {
     pub(super) weights: TernaryMatrix,
     /// The scale of all weights; 1 if each group has its own.

@@ -56,7 +56,7 @@ pub struct StepLogits<'a> {
     pub(super) kernels: Kernels,
     pub(super) pool: &'a mut Pool,
     pub(super) hidden: &'a [f32], // After the last layer, [token][width].
-    pub(super) tokens: &'a [usize], // Those with logits.
+    pub(super) tokens: &'a [usize], // The tokens with logits.
     pub(super) norm: &'a Norm,
 }
 

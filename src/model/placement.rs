@@ -259,9 +259,9 @@ impl Placement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AttentionBlock {
     pub(super) kv_head: usize,
-    /// Their indices in the group.
+    /// The indices of the heads in the group.
     pub(super) heads: Range<usize>,
-    /// Their indices in the batch.
+    /// The indices of the tokens in the batch.
     pub(super) tokens: Range<usize>,
 }
 

@@ -21,7 +21,7 @@ const MARGIN: f64 = 0.1;
 
 /// Loads the model, and returns the order of its I2_S weights too. If its file has I2_S weights,
 /// does not state their order, and `order` is `None`, tries the orders until the model predicts
-/// text. A model without an output head has the order of x86 then.
+/// text. A model without an output head gets the order of x86, without a trial.
 ///
 /// # Errors
 /// If loading fails, or the model predicts no text with any order.

@@ -48,8 +48,8 @@ const EMBEDDING_REQUEST: &str = r#"{"input":"Who are you?"}"#;
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 const ENGINE_PANICKED: &str = "the engine thread panicked; its message is above";
 
-/// Serves until SIGTERM or Ctrl-C, then drains. A signal while the model loads ends the server at
-/// once, and so does a second signal.
+/// Serves until SIGTERM or Ctrl-C, then drains. A signal while the model loads and a second signal
+/// end the server at once.
 ///
 /// # Errors
 /// If the flags, the checkpoint or the machine make it impossible. The error says what is wrong.

@@ -62,9 +62,9 @@ enum CallPlace {
 
 /// How a text begins with other texts, with white space before each.
 enum Beginning {
-    /// It does, in this many bytes.
+    /// The text begins with the others, in this many bytes.
     Whole(usize),
-    /// It may, if more follows.
+    /// The text may begin with the others, if more follows.
     Partial,
     No,
 }

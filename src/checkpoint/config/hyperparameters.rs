@@ -35,12 +35,12 @@ pub struct ModelConfig {
     pub max_position: usize,
     /// The base of the frequencies of the rotary embedding.
     pub rope_theta: f64,
-    /// How these frequencies are changed for long contexts.
+    /// How the frequencies of the rotary embedding are changed for long contexts.
     pub rope_scaling: RopeScaling,
     /// The layers that attend to near tokens only, if there are such layers.
     pub local: Option<LocalLayers>,
     /// What the products of query and key are multiplied by, as a multiple of 1 / √head_dim.
-    /// Architectures with norms of the query heads may have another one than 1.
+    /// Architectures with norms of the query heads may have another factor than 1.
     pub query_factor: f32,
     /// The epsilon of the norms.
     pub norm_eps: f32,
@@ -72,7 +72,7 @@ impl ModelConfig {
 /// The layers that attend to near tokens only. Their frequencies are not scaled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalLayers {
-    /// Which layers these are.
+    /// Whether each layer of the model attends to near tokens only.
     pub is_local: Vec<bool>,
     /// The base of their rotary frequencies.
     pub rope_theta: f64,
@@ -99,7 +99,7 @@ pub struct Quantization {
 }
 
 impl Quantization {
-    /// How checkpoints are stored that say nothing of it.
+    /// How a checkpoint is stored if its configuration does not say it.
     pub(super) const UNPACKED: Quantization = Quantization {
         scale: ScaleDirection::Multiply,
         stored: StoredWeights::Unpacked,
@@ -107,7 +107,7 @@ impl Quantization {
         float_modules: Vec::new(),
     };
 
-    /// How checkpoints with input norms are stored that say nothing of it.
+    /// How a checkpoint with input norms is stored if its configuration does not say it.
     pub(super) fn masters() -> Quantization {
         Quantization {
             stored: StoredWeights::Masters,
@@ -116,8 +116,8 @@ impl Quantization {
         }
     }
 
-    /// How a `.bin` file is stored whose configuration does not say it: its converter made the
-    /// linears ternary, and the scale of each is a factor.
+    /// How a `.bin` file is stored if its configuration does not say it: the converter made the
+    /// linears ternary, and the scale of each linear is a factor.
     pub(super) fn packed_file() -> Quantization {
         Quantization {
             stored: StoredWeights::Packed,

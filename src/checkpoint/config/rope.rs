@@ -9,10 +9,10 @@ use std::f64::consts::TAU;
 /// How frequencies are changed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// They are not.
+    /// Frequencies are not changed.
     #[default]
     None,
-    /// All are divided by a factor.
+    /// All frequencies are divided by a factor.
     Linear {
         /// The divisor.
         factor: f64,

@@ -1,4 +1,4 @@
-//! Compares a checkpoint that was written with the one that it was made from.
+//! Compares a written checkpoint with the checkpoint that it was made from.
 
 use super::parts::{ModelPart, PartContent};
 use super::sink::Watch;

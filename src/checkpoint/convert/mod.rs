@@ -1,8 +1,8 @@
 //! Writes the tensors and the configuration of a checkpoint into another container.
 //!
-//! Invariant: nothing is rounded. What is ternary keeps its codes and scales, every other tensor
-//! keeps its values and their type, and what the container cannot hold so is an error that names
-//! the tensor or the field.
+//! Invariant: nothing is rounded. Ternary tensors keep their codes and scales, and other tensors
+//! keep their values and type. If the container cannot hold a tensor or field exactly, the error
+//! names it.
 //!
 //! Invariant: one tensor at a time is in memory, so the size of the model does not matter.
 

@@ -95,7 +95,7 @@ fn is_bitnet(metadata: &Metadata) -> LoadResult<bool> {
     Ok(["bitnet-b1.58", "bitnet-25"].contains(&architecture))
 }
 
-/// Makes `tokenizer.json`. If the file has a whole one, that is it.
+/// Makes `tokenizer.json`. If the file has a whole `tokenizer.json`, returns that.
 pub(super) fn tokenizer_json(metadata: &Metadata) -> LoadResult<Value> {
     if let Some(whole) = metadata.text(HUGGING_FACE_TOKENIZER)? {
         let error = |error| metadata.error(HUGGING_FACE_TOKENIZER, error);

@@ -124,8 +124,8 @@ pub(crate) fn has_one_magnitude(tensor: &Tensor<'_>, group: Option<GroupSize>) -
     Ok(true)
 }
 
-/// Returns the one magnitude of all values that are not zero, or 0 if all are. `None` if there are
-/// several.
+/// Returns the one magnitude of all values that are not zero, or 0 if all values are zero. Returns
+/// `None` if there are several magnitudes.
 fn one_magnitude(values: &[f32]) -> Option<f32> {
     let largest = values
         .iter()
@@ -272,7 +272,7 @@ pub(crate) struct OneScale {
 }
 
 impl OneScale {
-    /// Returns whether a group has the scale of the groups before. A group of zeros always has.
+    /// Returns whether a group has the scale of the groups before. A group of zeros fits any scale.
     fn is_same(&self, codes: &[u8], scale: f32) -> bool {
         let (order, bits) = (Ordering::Relaxed, scale.to_bits());
         codes.iter().all(|code| *code == 1)

@@ -179,8 +179,8 @@ impl Loader<'_> {
         Ok((embedding, head, own_head.is_none()))
     }
 
-    /// Returns whether the file has a packed output head beside a float embedding. Such a head is
-    /// the one that the file's own program computes with, even if the configuration ties them.
+    /// Returns whether the file has a packed output head beside a float embedding. The file's own
+    /// program computes with such a head, even if the configuration ties the head to the embedding.
     fn has_packed_head(&self, name: &str) -> LoadResult<bool> {
         let head = self.tensors.get(name);
         let Some(head) = head.filter(|head| head.storage == Storage::Interleaved) else {

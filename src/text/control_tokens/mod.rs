@@ -1,9 +1,10 @@
 //! Says which tokens are control tokens, and finds them in a text.
 //!
-//! A control token gives a prompt its structure, so no text of a user may become one. These are
-//! the tokens that the checkpoint calls special, and added tokens that look or act like them. Other
-//! added tokens, such as runs of spaces, `<table>` or words, are ordinary text. So is a word that a
-//! template writes, such as `User:`: users write it too, and it has no other token.
+//! A control token gives a prompt its structure, so no text of a user may become one. These are the
+//! tokens that the checkpoint calls special, and added tokens that look or act like them. Other
+//! added tokens, such as runs of spaces, `<table>` or words, are ordinary text. A word that a
+//! template writes, such as `User:`, is ordinary text too, because users also write it, and it has
+//! no other token.
 //!
 //! A model's configuration names tokens that begin and end a text. They are control tokens too if
 //! they look like one, even if they are no added tokens. A line break that ends answers is not.
