@@ -1,7 +1,7 @@
 //! `sterna convert`: writes a model into another container.
 //!
-//! `model::convert` writes the tensors; this module decides what is written where, checks the text
-//! side, and puts the result in place.
+//! `checkpoint::convert` writes the tensors; this module decides what is written where, checks the
+//! text side, and puts the result in place.
 //!
 //! Invariant: OUT appears whole or not at all. The conversion is written beside it, flushed to the
 //! disk, read back and compared with the input, and then renamed.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// A share of the processors or of the time beyond which work was disturbed.
 const LIMIT: f64 = 0.03;
 
-/// The counters at one moment. Those that the system does not have are 0.
+/// The counters at one moment. Counters that the system does not have are 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InterferenceCounters {
     at: Instant,

@@ -131,7 +131,7 @@ pub struct TokenOutput {
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// A token of a prompt, and how likely the model finds it after those before it.
+/// A token of a prompt, and how likely the model finds it after the tokens before it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
     /// The token.

@@ -1,8 +1,8 @@
 //! Runs one step: plan, forward, sample, commit.
 //!
 //! Invariant: a panic of the model or of the sampler ends the requests that cause it and nothing
-//! else. The rows of a step that panicked are computed one by one, and only those that panic again
-//! fail. The answers of the others do not change by a bit.
+//! else. The rows of a step that panicked are computed one by one, and only rows that panic again
+//! fail. The answers of other rows do not change by a bit.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};

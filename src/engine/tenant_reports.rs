@@ -9,7 +9,7 @@ use sterna_scheduler::{TenantId, TenantState};
 /// The time between two reports of all active tenants.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The tenants with work or pages, and those with a request that has just ended.
+/// The tenants with work or pages, and the tenants with a request that has just ended.
 #[derive(Default)]
 pub(super) struct TenantReports {
     active: HashSet<TenantId>,

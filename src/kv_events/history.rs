@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 /// The largest number of batches that are kept.
 const MAX_BATCHES: usize = 10_000;
-/// Their largest size together, in bytes.
+/// The largest size of all kept batches together, in bytes.
 const MAX_BYTES: usize = 16 << 20;
 
 /// The last batches, and the number of the next.

@@ -1,11 +1,11 @@
 //! Sets up the memory allocator of a server.
 
 /// Makes glibc return large blocks to the system as soon as they are freed. Call it before the
-/// process starts threads. Other C libraries do so anyway.
+/// process starts threads. Other C libraries return such blocks anyway.
 ///
 /// By default, each freed block that is larger than any before raises the size from which glibc
-/// does so, up to 32 MiB. After large requests it then takes such blocks from the heaps of threads,
-/// which keep them. mimalloc was tried and kept more.
+/// returns blocks, up to 32 MiB. After large requests glibc then takes such blocks from the heaps
+/// of threads, which keep them. mimalloc was tried and kept more.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[expect(unsafe_code, reason = "a call of the C library")]
 pub(super) fn return_large_blocks() {

@@ -10,8 +10,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::engine::{EngineHandle, Status};
 
-/// Tells systemd that the server is ready, and from now on that it lives, if systemd waits for
-/// signs of life: twice in its limit.
+/// Tells systemd that the server is ready. If systemd waits for signs of life, sends them from now
+/// on, twice in systemd's limit.
 pub(super) fn ready(runtime: &Runtime, engine: &EngineHandle) {
     notify(NotifyState::Ready);
     if let Some(limit) = sd_notify::watchdog_enabled() {
@@ -25,8 +25,8 @@ pub(super) fn stopping() {
 }
 
 /// Sends a sign of life in each `period`, as long as the engine makes progress or is idle. So
-/// systemd restarts a server whose engine hangs. It also restarts one whose async threads hang,
-/// because they send the signs.
+/// systemd restarts a server whose engine hangs. It also restarts a server whose async threads
+/// hang, because these threads send the signs.
 async fn send_signs_of_life(period: Duration, engine: EngineHandle) {
     let mut ticks = interval(period.max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

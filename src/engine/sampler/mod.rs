@@ -277,7 +277,8 @@ fn logprob(logit: f32, max: f32, log_sum: f64) -> f32 {
     (f64::from(logit) - f64::from(max) - log_sum) as f32
 }
 
-/// Weighs the candidates of top-k, largest first, and keeps those that top-p and min-p allow.
+/// Weighs the candidates of top-k, largest first, and keeps the candidates that top-p and min-p
+/// allow.
 fn keep_likely(candidates: &mut Vec<Candidate>, max: f32, params: &SamplingParams) {
     let scale = scale(max, params.temperature);
     for candidate in candidates.iter_mut() {

@@ -161,8 +161,8 @@ impl RankedDraw {
         self.histogram.iter().map(|lanes| lanes[0])
     }
 
-    /// Returns the shortest prefix of which `is_reached` holds. It must hold of all tokens, and of
-    /// every longer prefix than one of which it holds.
+    /// Returns the shortest prefix of which `is_reached` holds. It must hold of all tokens. If it
+    /// holds of a prefix, it must hold of every longer one.
     fn first(&mut self, row: WeightedRow<'_>, is_reached: impl Fn(TokenSum) -> bool) -> Prefix {
         let mut before = TokenSum::EMPTY;
         let mut found = None;
