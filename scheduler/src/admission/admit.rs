@@ -35,9 +35,9 @@
 //!     return none
 //! ```
 //!
-//! When `choose` returns a request, every other head and blocked head so far counts a bypass, except
-//! a blocked head that awaits a prefix. A start within a guarantee counts no bypass while a head
-//! without memory bars all else.
+//! When `choose` returns a request, every other head and blocked head so far counts a bypass,
+//! except a blocked head that awaits a prefix. A start within a guarantee counts no bypass while a
+//! head without memory bars all else.
 //!
 //! Three alternatives were rejected. If nothing could bypass a request that does not fit, places
 //! would stay empty while a long prompt waits for memory. If requests could bypass a long prompt
