@@ -27,11 +27,10 @@ beside() {
     local name="$1"
     shift
     (
+        trap - TERM INT
+        trap 'printf -- "-- %s took %s s\n" "$name" "$((SECONDS - began))"' EXIT
         began=$SECONDS
-        status=0
-        "$@" || status=$?
-        printf -- '-- %s took %s s\n' "$name" "$((SECONDS - began))"
-        exit "$status"
+        "$@" # Without `||`: bash would ignore errors inside the command.
     ) >"$logs/$name.log" 2>&1 </dev/null &
     beside[$name]=$!
     printf '== %s begins after %s s, beside the others\n' "$name" "$SECONDS"
@@ -44,7 +43,9 @@ await() {
     unset "beside[$1]"
     printf '\n== %s\n' "$1"
     cat "$logs/$1.log"
-    took+=("$(printf '%5s s  %s, beside others' "$(tail -n1 "$logs/$1.log" | grep -o '[0-9]*' | tail -n1)" "$1")")
+    local seconds
+    seconds=$(tail -n1 "$logs/$1.log" | grep -o '[0-9]*' | tail -n1) || true
+    took+=("$(printf '%5s s  %s, beside others' "$seconds" "$1")")
     return "$status"
 }
 
@@ -78,7 +79,6 @@ need() {
 
 # Installs all that the checks need.
 install_all() {
-    set -e
     need valgrind valgrind
     need strace strace
     need npm npm

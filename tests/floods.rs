@@ -239,7 +239,7 @@ async fn unread_streams(server: &Server, count: usize, ended: usize) -> (Vec<Tcp
 /// A client that asked for a long stream and read nothing held its connection and its tokens.
 #[tokio::test]
 async fn clients_that_never_read_hold_little_and_are_closed() {
-    let count = size(60, 1000);
+    let count = size(24, 1000);
     let server = Server::start(&[
         "--max-queued",
         "1000",
@@ -252,7 +252,7 @@ async fn clients_that_never_read_hold_little_and_are_closed() {
     let files = server.files();
     let calm = server.median_answer().await;
     // The first clients also fill what all share, such as the batch and the allocator's arenas.
-    let few = 16;
+    let few = 8;
     let answers = 1 + size(5, 201);
     let (first, base) = unread_streams(&server, few, answers + few).await;
     let (unread, most) = unread_streams(&server, count, answers + few + count).await;

@@ -416,7 +416,8 @@ fn a_cut_gguf_file_says_how_long_it_should_be() {
             assert!(refusals.contains(&has), "{report}");
             let needed = refusals.split("need ").nth(1).unwrap().split(' ').next();
             let needed: usize = needed.unwrap().parse().unwrap();
-            // The padding at the end is no part of a tensor. Q2_0 has two sizes; the smaller counts.
+            // The padding at the end is no part of a tensor. Q2_0 has two sizes; the smaller one
+            // counts.
             assert!(needed <= whole && whole - needed < 160, "{path}: {needed}");
         }
     }

@@ -5,8 +5,8 @@ use crate::text::ReasoningTags;
 /// A family of models that writes calls in its own way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    /// Hermes and Qwen: each call in tags of its own. Models whose template has no tools are told to
-    /// write calls in this format too.
+    /// Hermes and Qwen: each call in tags of its own. Models whose template has no tools are told
+    /// to write calls in this format too.
     ///
     /// ```text
     /// <tool_call>

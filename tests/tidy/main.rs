@@ -92,6 +92,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "signals",
             "tenants",
             "text",
+            "tools",
         ],
     ),
     ("synthesize", &["checkpoint", "demo"]),

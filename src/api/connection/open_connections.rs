@@ -143,9 +143,16 @@ impl OpenConnections {
     /// the new one. A connection that is sending a body gives way before one that awaits its
     /// response. Returns whether there is one.
     fn close_newest_of_largest(&mut self, newcomer: Client) -> bool {
-        let Ok(Some(largest)) = self.by_client().room_for(newcomer, Share::EQUAL, 1) else {
+        let clients = self.by_client();
+        let Ok(Some(largest)) = clients.room_for(newcomer, Share::EQUAL, 1) else {
             return false;
         };
+        // Its first request may name the tenant that has its address's other connections.
+        if let Client::Address(address) = newcomer
+            && self.by_address.used_by(address) + 1 >= clients.used_by(largest)
+        {
+            return false;
+        }
         self.close_last_by(|connection| {
             let progress = &connection.progress;
             let order = (progress.phase() == Phase::Body, progress.opened());
@@ -310,6 +317,21 @@ mod tests {
             assert!(server.is_open(&late) && server.is_open(&again));
             assert_eq!(server.open.open.len(), 4096);
         }
+    }
+
+    #[tokio::test]
+    async fn a_tenant_with_its_share_displaces_no_other() {
+        let mut server = Connections::new(4, 4);
+        let of_tenant = |server: &mut Connections, ip, number| {
+            let connection = server.connect(ip, Phase::Response).unwrap();
+            connection.set_tenant(TenantId(number));
+            connection
+        };
+        let first = [0, 1].map(|_| of_tenant(&mut server, "192.0.2.1", 1));
+        let second = [0, 1].map(|_| of_tenant(&mut server, "192.0.2.2", 2));
+        assert!(server.connect("192.0.2.1", Phase::Response).is_none());
+        assert!(server.connect("192.0.2.2", Phase::Response).is_none());
+        assert!(first.iter().chain(&second).all(|one| server.is_open(one)));
     }
 
     #[tokio::test]

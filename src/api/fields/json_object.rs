@@ -1,9 +1,9 @@
 //! Reads a request's body, one JSON object, into typed structs.
 //!
 //! Invariant: the server never builds a tree of a body. It checks the whole text first and keeps
-//! nothing of it. Then it finds the text of each field, and each typed struct reads the texts of its
-//! own fields only. So every field is read once, and the structs can be read one after the other,
-//! with checks between them.
+//! nothing of it. Then it finds the text of each field, and each typed struct reads the texts of
+//! its own fields only. So every field is read once, and the structs can be read one after the
+//! other, with checks between them.
 //!
 //! Invariant: nesting and the number of values are limited before anything is kept.
 

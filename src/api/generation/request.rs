@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::prompt_logprobs::Echo;
 use crate::api::app::{ModelCard, Serving};
 use crate::api::error::ApiError;
-use crate::constraint::GrammarSource;
+use crate::constraint::{GrammarError, GrammarSource};
 use crate::engine::{SamplingParams, TenantId, TokenId};
 use crate::text::ReasoningTags;
 use crate::tools::CallParser;
@@ -226,6 +226,8 @@ impl ParsedRequest {
                 self.params.sampling.grammar = Some(compiled);
                 Ok(self)
             }
+            // The parts would only wait in the full queue too.
+            Err(error @ GrammarError::Busy) => Err(ApiError::grammar(grammar.field, &error)),
             Err(of_whole) => {
                 for (path, source) in grammar.parts {
                     if let Err(error) = serving.grammars.compile(tenant.0, source).await {

@@ -8,6 +8,7 @@
 
 mod ending;
 mod jinja;
+mod output;
 mod placeholders;
 mod to_json;
 

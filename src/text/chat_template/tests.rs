@@ -202,6 +202,24 @@ fn the_output_of_a_template_is_limited() {
     }
 }
 
+/// A request of a few kilobytes can be 20 MB of JSON, because each number has a line of its own.
+#[test]
+fn json_is_limited_while_it_is_written() {
+    let (tokenizer, template) = load("{{ tools | tojson(indent=16) | length }}");
+    let mut tool = json!(vec![1; 20_000]);
+    for _ in 0..60 {
+        tool = json!([tool]);
+    }
+    let (end, messages) = (ConversationEnd::NextMessage, user_messages(&["x"]));
+    match template.prompt_with_tools(end, &tokenizer, &messages, &[tool], &none()) {
+        Err(TemplateError::Failed(why)) => {
+            assert!(why.contains("more than 16777216 bytes"), "{why}");
+        }
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("the JSON is longer than the limit"),
+    }
+}
+
 #[test]
 fn large_values_and_deep_recursion_are_refused() {
     for (source, why) in [

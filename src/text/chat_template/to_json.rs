@@ -1,5 +1,8 @@
 //! Writes JSON as `transformers` does in chat templates: with a space after commas and colons, and
 //! without escapes for HTML.
+//!
+//! Invariant: the JSON in a template is as long as the output may be, at most. Indentation makes
+//! numbers that a request nests deeply a hundred times as long.
 
 use std::io;
 
@@ -9,12 +12,17 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
+use super::output::LimitedOutput;
+
 /// The deepest indentation that a template may ask for.
 const MAX_INDENT: usize = 16;
 
 /// Returns a JSON value as text, with one space after each comma and colon.
 pub fn spaced_json(value: &Value) -> String {
-    written(value, Spaced)
+    let mut text = Vec::new();
+    let written = write(value, Spaced, &mut text);
+    written.expect("a JSON value can be written to memory");
+    String::from_utf8(text).expect("JSON is UTF-8")
 }
 
 /// The filter `tojson`.
@@ -33,23 +41,24 @@ pub(super) fn to_json(
     }
     options.assert_all_used()?;
     let value = serde_json::to_value(value).map_err(|error| failed(&error.to_string()))?;
-    let text = match indent {
-        None => spaced_json(&value),
+    let mut output = LimitedOutput::default();
+    let written = match indent {
+        None => write(&value, Spaced, &mut output),
         Some(indent) if indent <= MAX_INDENT => {
             let indent = " ".repeat(indent);
-            written(&value, PrettyFormatter::with_indent(indent.as_bytes()))
+            let format = PrettyFormatter::with_indent(indent.as_bytes());
+            write(&value, format, &mut output)
         }
         Some(_) => return Err(failed("the indentation is too deep")),
     };
-    Ok(text.into())
+    match written {
+        Ok(()) => Ok(output.into_text().into()),
+        Err(error) => Err(failed(&output.error().unwrap_or_else(|| error.to_string()))),
+    }
 }
 
-fn written(value: &Value, format: impl Formatter) -> String {
-    let mut text = Vec::new();
-    let mut serializer = Serializer::with_formatter(&mut text, format);
-    let written = value.serialize(&mut serializer);
-    written.expect("a JSON value can be written to memory");
-    String::from_utf8(text).expect("JSON is UTF-8")
+fn write(value: &Value, format: impl Formatter, output: impl io::Write) -> serde_json::Result<()> {
+    value.serialize(&mut Serializer::with_formatter(output, format))
 }
 
 /// Writes one line.
