@@ -9,8 +9,8 @@
 //! - `convert/` writes a checkpoint into another container; `survey/` says what files hold, whether
 //!   or not this engine can load them; `synthetic.rs` makes random checkpoints.
 //!
-//! To add a file format: write a reader that yields named [`Tensor`]s. Nothing outside of this
-//! module knows formats.
+//! To add a file format: write a reader that yields named tensors. Nothing outside of this module
+//! knows formats.
 //!
 //! Invariant: whatever is wrong with a file is an error that names the file or the tensor. Nothing
 //! here trusts a length that a file states.
