@@ -1,7 +1,8 @@
 # Steps with their times, for the scripts that read this file.
 
-export STERNA_PACKAGES="$PWD/${CARGO_TARGET_DIR:-target}/ci/packages"
-logs="$PWD/${CARGO_TARGET_DIR:-target}/ci"
+target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+export STERNA_PACKAGES="$target/ci/packages"
+logs="$target/ci"
 mkdir -p "$STERNA_PACKAGES"
 took=()     # A line for each step that has ended.
 step=""     # The step that runs now.
