@@ -81,6 +81,7 @@ fn texts() -> (Vec<Text>, Vec<Text>) {
         tokenizer: &tokenizer,
         config: Some(&config),
         chat_template: None,
+        tool_template: None,
     };
     let vocabulary = load(KvDtype::F16).config().vocab;
     let (tokenizer, template) = files.load(u32::try_from(vocabulary).unwrap()).unwrap();

@@ -91,6 +91,7 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
             tokenizer: json,
             config: None,
             chat_template: None,
+            tool_template: None,
         };
         let loaded = files.load(VOCABULARY);
         (kind, loaded.expect("the tokenizer is valid").0)

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use sterna::bench;
 use sterna::config::{Cli, Command};
+use sterna::constraint;
 use sterna::convert;
 use sterna::healthcheck;
 use sterna::inspect;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
                 return ExitCode::from(UNHEALTHY);
             }
         },
+        Command::GrammarTemplate => constraint::run_template(),
         Command::Inspect(config) => match inspect::run(&config) {
             Ok(false) => return ExitCode::from(REFUSED),
             other => other.map(drop),

@@ -187,6 +187,7 @@ fn request(seed: u64, prompt_tokens: usize, new_tokens: u32) -> GenerationReques
             ..SamplingParams::default()
         },
         max_new_tokens: new_tokens,
+        is_length_given: false,
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
@@ -314,7 +315,7 @@ async fn in_turn(requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answe
     let mut answers = Vec::new();
     for request in requests {
         answers.push(answer(server.submit(request)).await);
-        server.handle.reset_prefix_cache();
+        server.handle.reset_prefix_cache().await.unwrap();
     }
     answers
 }
@@ -645,7 +646,8 @@ fn check_all_conditions(kv_dtype: KvDtype) {
                 let name = condition.name;
                 assert_eq!(answer, expected, "{kv_dtype}, {name}, request {index}");
             }
-            server.handle.reset_prefix_cache();
+            let reset = server.handle.reset_prefix_cache();
+            runtime.block_on(reset).unwrap();
         }
     }
 }

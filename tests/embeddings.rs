@@ -73,6 +73,7 @@ fn submit(engine: &EngineHandle, prompt: &[TokenId], pooling: Option<Pooling>) -
             ..SamplingParams::greedy()
         },
         max_new_tokens: if pooling.is_some() { 1 } else { 20 },
+        is_length_given: false,
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),
@@ -142,7 +143,7 @@ async fn an_embedding_is_that_of_its_text_alone() {
             let mut generated = Vec::new();
             if has_head {
                 for text in &texts[..4] {
-                    engine.reset_prefix_cache();
+                    engine.reset_prefix_cache().await.unwrap();
                     generated.push(answer(submit(&engine, text, None)).await);
                 }
             }
@@ -167,7 +168,7 @@ async fn an_embedding_is_that_of_its_text_alone() {
             drop(submit(&engine, &texts[0], Some(pooling)));
             let free = async {
                 while engine.load().used_tokens > 0 || engine.load().queued > 0 {
-                    engine.free_cached_pages().await.unwrap();
+                    engine.reset_prefix_cache().await.unwrap();
                 }
             };
             tokio::time::timeout(PATIENCE, free).await.unwrap();

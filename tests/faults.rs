@@ -187,6 +187,7 @@ fn request(prompt: Vec<TokenId>, sampling: SamplingParams) -> GenerationRequest 
         prompt,
         sampling,
         max_new_tokens: 24,
+        is_length_given: false,
         min_new_tokens: 12,
         stop_tokens: vec![3999],
         tenant: TenantId(0),
@@ -313,7 +314,7 @@ impl Server {
         if let Some((_, tokens)) = known {
             return tokens;
         }
-        self.handle.reset_prefix_cache();
+        self.handle.reset_prefix_cache().await.unwrap();
         let answer = answer(self.submit(request)).await;
         assert!(!answer.has_failed);
         let entry = (request.clone(), answer.tokens.clone());
@@ -323,7 +324,7 @@ impl Server {
 
     /// Answers the neighbours and the marked request, the last, side by side.
     async fn together(&self, requests: &[GenerationRequest]) -> Vec<Answer> {
-        self.handle.reset_prefix_cache();
+        self.handle.reset_prefix_cache().await.unwrap();
         self.gate.close();
         let streams: Vec<EventStream> = requests.iter().map(|one| self.submit(one)).collect();
         self.gate.open();

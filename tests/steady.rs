@@ -10,13 +10,16 @@
     reason = "a test that unwraps fails, as it should"
 )]
 
+#[path = "harness/grammars.rs"]
+mod grammars;
+
 use std::alloc::System;
 use std::path::Path;
 use std::sync::Arc;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use sterna::checkpoint::Source;
-use sterna::constraint::{Grammar, GrammarSource, Grammars};
+use sterna::constraint::{Grammar, GrammarSource};
 use sterna::engine::{
     Direct, DrawOutcome, Forward, Limits, LogitRows, Policy, SamplingParams, StepOutcome,
 };
@@ -70,9 +73,10 @@ fn grammar(vocabulary: usize) -> Grammar {
         tokenizer: include_bytes!("fixtures/bitnet-packed/tokenizer.json"),
         config: None,
         chat_template: None,
+        tool_template: None,
     };
     let (tokenizer, _) = files.load(vocabulary as u32).unwrap();
-    let grammars = Grammars::start(Arc::new(tokenizer), &[], 1).unwrap();
+    let grammars = grammars::start(&Arc::new(tokenizer), &[]);
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();
     let source = GrammarSource::regex("([a-z]{1,8} )*").unwrap();
     runtime.block_on(grammars.compile(0, source)).unwrap()

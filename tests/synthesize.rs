@@ -56,6 +56,7 @@ fn text(source: Source) -> (Tokenizer, Vec<u32>) {
         tokenizer: &tokenizer,
         config: Some(&words),
         chat_template: None,
+        tool_template: None,
     };
     let vocabulary = u32::try_from(config.vocab).unwrap();
     (files.load(vocabulary).unwrap().0, config.eos_tokens)

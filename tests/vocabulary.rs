@@ -25,6 +25,7 @@ fn reading_a_vocabulary_allocates_at_most_three_times_what_it_keeps() {
         tokenizer: &json,
         config: None,
         chat_template: None,
+        tool_template: None,
     };
     let (tokenizer, _) = files.load(TOKENS as u32).unwrap();
     let memory = region.change();

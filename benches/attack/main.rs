@@ -3,27 +3,43 @@
 //! `cargo bench --bench attack` runs every attack for as long as `tests/README.md` says.
 //! `-- soak sigterm` runs only these two. `-- --short` runs each for seconds; it prints times but
 //! does not judge them, because a machine that tests run on may be busy.
-//! `-- --server=PATH` attacks another build of the server. `-- --model=DIR` lets `overload`
-//! and `neighbour` serve this checkpoint instead of the demo. The program exits with 1 if a check
-//! fails.
+//! `-- --server=PATH` attacks another build of the server. `-- --model=DIR` lets `overload`,
+//! `neighbour`, `text` and `grammars` serve this checkpoint instead of the demo. The program exits
+//! with 1 if a check fails.
 //!
 //! Without `--bench` (so in `cargo test --benches`) it does nothing: a debug server is too slow for
 //! figures.
 
 mod client;
 mod ending;
+mod grammars;
 mod memory;
 mod outcome;
 mod overload;
 mod process;
+mod quiet_tenant;
 mod soak;
 mod syscalls;
+mod text;
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use outcome::Tally;
+
+/// The attacks, in the order in which they run.
+const KNOWN: [&str; 9] = [
+    "soak",
+    "sigterm",
+    "sigkill",
+    "overload",
+    "neighbour",
+    "text",
+    "grammars",
+    "memory",
+    "syscalls",
+];
 
 /// How much an attack does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,17 +131,8 @@ fn main() {
         .iter()
         .filter(|argument| !argument.starts_with("--"));
     let words: Vec<&str> = words.map(String::as_str).collect();
-    let known = [
-        "soak",
-        "sigterm",
-        "sigkill",
-        "overload",
-        "neighbour",
-        "memory",
-        "syscalls",
-    ];
-    if let Some(word) = words.iter().find(|word| !known.contains(word)) {
-        eprintln!("'{word}' is not an attack; there are: {}", known.join(", "));
+    if let Some(word) = words.iter().find(|word| !KNOWN.contains(word)) {
+        eprintln!("'{word}' is not an attack; there are: {}", KNOWN.join(", "));
         std::process::exit(2);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -136,7 +143,7 @@ fn main() {
         .iter()
         .find_map(|argument| argument.strip_prefix("--model="));
     let mut failures = 0;
-    for name in known
+    for name in KNOWN
         .into_iter()
         .filter(|name| words.is_empty() || words.contains(name))
     {
@@ -154,6 +161,8 @@ fn main() {
                 "sigkill" => ending::kill(extent, &mut findings).await,
                 "overload" => overload::overload(extent, model, &mut findings).await,
                 "neighbour" => overload::neighbour(extent, model, &mut findings).await,
+                "text" => text::run(extent, model, &mut findings).await,
+                "grammars" => grammars::run(extent, model, &mut findings).await,
                 "syscalls" => syscalls::run(extent, &mut findings).await,
                 _ => memory::run(extent, &mut findings).await,
             }

@@ -61,7 +61,7 @@ impl Load {
     }
 }
 
-fn percentile(times: &mut [Duration], percent: usize) -> f64 {
+pub(crate) fn percentile(times: &mut [Duration], percent: usize) -> f64 {
     times.sort_unstable();
     let at = (times.len() * percent / 100).min(times.len().saturating_sub(1));
     times
@@ -172,14 +172,14 @@ pub(crate) async fn neighbour(extent: Extent, model: Option<&str>, findings: &mu
     }
 }
 
-async fn start(model: Option<&str>, flags: &[&str]) -> Arc<Process> {
+pub(crate) async fn start(model: Option<&str>, flags: &[&str]) -> Arc<Process> {
     let model = model.into_iter().flat_map(|folder| ["--model", folder]);
     let flags: Vec<&str> = model.chain(flags.iter().copied()).collect();
     Arc::new(Process::start(&flags).await)
 }
 
 /// Makes a tenant. Returns its key and its table for the tenants file.
-fn keygen(tenant: &str) -> (String, String) {
+pub(crate) fn keygen(tenant: &str) -> (String, String) {
     let made = Command::new(program()).args(["keygen", tenant]).output();
     let made = made.expect("keygen runs");
     let shown = String::from_utf8_lossy(&made.stderr).into_owned();

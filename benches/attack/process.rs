@@ -77,6 +77,18 @@ fn processor_time(folder: &Path) -> Option<(String, f64)> {
     Some((name.to_owned(), ticks / TICKS_PER_SECOND))
 }
 
+/// Returns the processes that `parent` has started.
+fn children(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |id: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        let after_name = stat.rsplit_once(") ").map_or("", |(_, after)| after);
+        after_name.split(' ').nth(1) == Some(&parent.to_string())
+    };
+    ids.filter(is_child).collect()
+}
+
 impl Process {
     /// Starts the server with `flags` and waits until it is ready.
     pub(crate) async fn start(flags: &[&str]) -> Process {
@@ -201,6 +213,23 @@ impl Process {
             }
         }
         time
+    }
+
+    /// Returns the memory that each worker of a grammar shares with no other process, in KiB, and
+    /// the worker's processor time in seconds. The server's children start the workers.
+    pub(crate) fn workers(&self) -> Vec<(u64, f64)> {
+        let folders = children(self.id()).into_iter().flat_map(children);
+        let folders = folders.map(|id| PathBuf::from(format!("/proc/{id}")));
+        folders
+            .filter_map(|folder| {
+                let (_, time) = processor_time(&folder)?; // It may have ended.
+                let maps = fs::read_to_string(folder.join("smaps_rollup")).ok()?;
+                let own = maps.lines().filter(|line| line.starts_with("Private_"));
+                let own =
+                    own.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+                Some((own.sum(), time))
+            })
+            .collect()
     }
 
     pub(crate) fn signal(&self, signal: &str) {

@@ -22,6 +22,7 @@ pub fn check(data: &[u8]) {
             tokenizer: &tokenizer,
             config: Some(&config),
             chat_template: None,
+            tool_template: None,
         };
         drop(files.load(vocabulary).map(drop));
     }

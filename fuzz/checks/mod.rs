@@ -7,6 +7,7 @@
 pub mod bin;
 pub mod config_json;
 pub mod gguf;
+pub mod grammars;
 pub mod http;
 pub mod requests;
 pub mod safetensors;

@@ -14,6 +14,7 @@ static LOADED: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
         tokenizer: TOKENIZER,
         config: Some(CONFIG),
         chat_template: None,
+        tool_template: None,
     };
     Arc::new(files.load(VOCABULARY).expect("a valid tokenizer").0)
 });

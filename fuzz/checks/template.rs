@@ -42,7 +42,7 @@ pub fn check(data: &[u8]) {
     let (choice, texts) = data.split_first().unwrap_or((&0, &[]));
     let source = TEMPLATES[usize::from(*choice) % TEMPLATES.len()];
     let config = json!({"bos_token": "<s>", "eos_token": "</s>"});
-    let template = ChatTemplate::find(&config, Some(source)).expect("the template compiles");
+    let template = ChatTemplate::find(&config, Some(source), None).expect("the template compiles");
     let template = template.expect("there is a template");
     let roles = ["user", "assistant", "user", "system"].into_iter().cycle();
     let messages: Vec<Message> = String::from_utf8_lossy(texts)

@@ -13,6 +13,7 @@ pub fn check(data: &[u8]) {
         tokenizer: &data[..end],
         config: data.get(end + 1..),
         chat_template: None,
+        tool_template: None,
     };
     let Ok((tokenizer, _)) = files.load(1000) else {
         return;

@@ -26,6 +26,7 @@ static TOKENIZERS: LazyLock<Vec<(Tokenizer, ChatTemplate)>> = LazyLock::new(|| {
             tokenizer,
             config: None,
             chat_template: Some(TEMPLATE),
+            tool_template: None,
         };
         let (tokenizer, template) = files.load(1000).expect("a valid file");
         (tokenizer, template.expect("a template"))

@@ -1,4 +1,7 @@
 //! Fuzzes [`sterna_fuzz::checks::http`].
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| sterna_fuzz::checks::http::check(data));
+libfuzzer_sys::fuzz_target!(
+    init: sterna_fuzz::run_template_if_asked(),
+    |data: &[u8]| sterna_fuzz::checks::http::check(data)
+);

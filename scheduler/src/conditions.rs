@@ -39,6 +39,10 @@ impl Conditions {
         self.predictor = Predictor::new(model);
     }
 
+    pub(crate) fn calibrate_unsure(&mut self, model: CostModel) {
+        self.predictor = Predictor::unsure(model);
+    }
+
     pub(crate) fn drain(&mut self) {
         self.is_draining = true;
     }

@@ -34,10 +34,10 @@ impl Meter {
     /// them.
     pub fn at_rate(self, now: Micros, rate: Rate) -> Meter {
         let mut meter = Meter::new(rate);
-        let owed = u128::from(self.earned.saturating_sub(nanos(now)));
-        let owed = (owed * u128::from(meter.unit)).div_ceil(u128::from(self.unit));
-        let owed = u64::try_from(owed).unwrap_or(u64::MAX);
-        meter.earned = nanos(now).saturating_add(owed);
+        let before = u128::from(self.earned.saturating_sub(nanos(now)));
+        let after = (before * u128::from(meter.unit)).div_ceil(u128::from(self.unit));
+        let after = u64::try_from(after).unwrap_or(u64::MAX);
+        meter.earned = nanos(now).saturating_add(after);
         meter
     }
 
@@ -49,7 +49,7 @@ impl Meter {
     }
 
     /// Returns `Ok` if a unit may be used now, otherwise the time until then.
-    pub(crate) fn conforms(&self, now: Micros) -> Result<(), Micros> {
+    pub fn conforms(&self, now: Micros) -> Result<(), Micros> {
         let at_once = self.unit.saturating_mul(u64::from(self.rate.burst - 1));
         let latest = nanos(now).saturating_add(at_once);
         match self.earned.saturating_sub(latest) {
@@ -59,7 +59,7 @@ impl Meter {
     }
 
     /// Adds to the debt.
-    pub(crate) fn charge(&mut self, now: Micros, units: u64) {
+    pub fn charge(&mut self, now: Micros, units: u64) {
         let cost = self.unit.saturating_mul(units);
         self.earned = self.earned.max(nanos(now)).saturating_add(cost);
     }

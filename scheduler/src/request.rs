@@ -12,6 +12,9 @@ pub struct Request {
     /// The largest number of output tokens, at least 1. The request ends with
     /// [`FinishReason::Length`] when it has this many.
     pub max_new_tokens: u32,
+    /// Whether the client asked for outputs of `max_new_tokens`. If so, all of it counts as used
+    /// in what a tenant that has used up its rate is told.
+    pub is_length_given: bool,
     /// A stop token ends the request only if the output then has at least this many tokens.
     pub min_new_tokens: u32,
     /// The tokens that end the request with [`FinishReason::Stop`].

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::admission::{Admission, places_for, submit, submit_choices};
+use crate::admission::{Admission, places_for, submit, submit_prompts};
 use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
 use crate::{
-    Batch, CacheChange, CostModel, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Page, Policy,
-    PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StepShape, TenantId,
-    TenantPolicy, TenantState, TenantsError, TokenId,
+    Batch, CacheChange, CostModel, Event, FinishReason, Limits, Micros, Nanos, PAGE_TOKENS, Page,
+    Policy, PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StepShape,
+    TenantId, TenantPolicy, TenantState, TenantsError, TokenId,
 };
 
 /// Decides the steps of a continuous batch.
@@ -125,6 +125,12 @@ impl Scheduler {
         self.state.conditions.calibrate(cost);
     }
 
+    /// As [`calibrate`](Scheduler::calibrate), with coefficients whose measurement other work has
+    /// disturbed. The queue is not limited by its predicted time until steps have taught others.
+    pub fn calibrate_unsure(&mut self, cost: CostModel) {
+        self.state.conditions.calibrate_unsure(cost);
+    }
+
     /// Says which tokens must come next in the output of a sequence, because a grammar forces them.
     /// These tokens are the only drafts of the sequence until its next step commits, and no others
     /// follow. A sequence that has ended is ignored.
@@ -148,8 +154,7 @@ impl Scheduler {
         submit(&mut self.state, request)
     }
 
-    /// Accepts a request with several choices: sequences of the same prompt. They take one place in
-    /// the queue, and the tenant's rates count one request and one prompt. Returns the handle of
+    /// Accepts a request with several choices: sequences of the same prompt. Returns the handle of
     /// each choice.
     ///
     /// # Errors
@@ -165,7 +170,27 @@ impl Scheduler {
         choices: usize,
     ) -> Result<Vec<SequenceId>, Refusal> {
         self.state.conditions.advance(now);
-        submit_choices(&mut self.state, request, choices)
+        submit_prompts(&mut self.state, vec![request], choices)
+    }
+
+    /// Accepts a request of several prompts, each with as many choices. All of them take one place
+    /// in the queue, and the tenant's rates count one request and each prompt once. Returns the
+    /// handles of the choices, those of the first prompt first.
+    ///
+    /// # Errors
+    /// A [`Refusal`] if the request can never run, or not now. Then nothing changes.
+    ///
+    /// # Panics
+    /// If there is no prompt or no choice, the prompts are of several tenants, the tenant was never
+    /// set, draws take longer than [`MAX_DRAW_TIME`](crate::MAX_DRAW_TIME), or time runs backwards.
+    pub fn submit_prompts(
+        &mut self,
+        now: Micros,
+        prompts: Vec<Request>,
+        choices: usize,
+    ) -> Result<Vec<SequenceId>, Refusal> {
+        self.state.conditions.advance(now);
+        submit_prompts(&mut self.state, prompts, choices)
     }
 
     /// Returns how many more requests of a tenant find places in the queue now. Each may still be
@@ -182,12 +207,12 @@ impl Scheduler {
         places_for(&self.state, tenant)
     }
 
-    /// Charges a request that has failed before its submission, for example because it is
-    /// malformed. It counts as one request and as no tokens.
+    /// Charges a request that is never submitted: it has failed before, or it is about text only.
+    /// It counts as one request and as no tokens.
     ///
     /// # Errors
     /// If the tenant's rates allow no request now. Then nothing is charged.
-    pub fn charge_failed(&mut self, now: Micros, tenant: TenantId) -> Result<(), Refusal> {
+    pub fn charge_request(&mut self, now: Micros, tenant: TenantId) -> Result<(), Refusal> {
         self.state.conditions.advance(now);
         let rates = self.state.queue.rates_mut(tenant);
         match rates.conforms(now) {
@@ -195,6 +220,15 @@ impl Scheduler {
             Err((rate, retry_after)) => return Err(Refusal::RateLimited { rate, retry_after }),
         }
         Ok(())
+    }
+
+    /// Charges a tenant for processor time that its requests took outside of steps, such as the
+    /// encoding of a text or the compilation of a grammar.
+    ///
+    /// # Panics
+    /// If the tenant was never set.
+    pub fn charge_time(&mut self, tenant: TenantId, time: Nanos) {
+        self.state.queue.charge_outside_of_steps(tenant, time);
     }
 
     /// Ends a request with this reason, whether it waits or runs. Returns `false` if it has ended
@@ -252,7 +286,7 @@ impl Scheduler {
         state.pool.add_counts(Snapshot {
             running: state.sequences.running().len(),
             queued: state.queue.len(),
-            queued_time: state.queue.queued_time() / 1000,
+            queued_time: state.queued_time(),
             queued_tokens: state.queue.queued_tokens(),
             ..state.log.counts().clone()
         })

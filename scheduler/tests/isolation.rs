@@ -242,9 +242,10 @@ fn a_client_gets_its_share_beside_more_flooding_tenants_than_places() {
             }
         }
         if server.of(41) == 0 {
-            match server.submit(41, 20, 4) {
-                true => accepted += 1,
-                false => refused += 1,
+            if server.submit(41, 20, 4) {
+                accepted += 1;
+            } else {
+                refused += 1;
             }
         }
         server.step();
@@ -489,6 +490,224 @@ fn a_tenant_with_a_small_token_rate_runs_requests_without_a_length_limit() {
         assert!(server.now <= retry_at);
         server.now = retry_at;
     }
+}
+
+/// Returns the costs of a machine that needs `times` the time of `COST`.
+fn slower(times: u64) -> CostModel {
+    CostModel {
+        rows: COST.rows.map(|time| time * times),
+        kilo_decode_keys: COST.kilo_decode_keys * times,
+        kilo_chunk_keys: COST.kilo_chunk_keys * times,
+        head: COST.head * times,
+        logit: COST.logit * times,
+        ..COST
+    }
+}
+
+/// A server was calibrated while other work ran, which then ended. Before, it refused requests for
+/// as long as they would have taken then.
+#[test]
+fn the_queue_forgets_a_disturbed_calibration() {
+    for (of_server, of_tenant) in [(60 * SECOND, Micros::MAX), (Micros::MAX, 60 * SECOND)] {
+        let limits = Limits {
+            pages: 10_000,
+            max_running: 4,
+            max_queued: 1000,
+            max_queued_time: of_server,
+            max_sequence_tokens: 8192,
+            ..LIMITS
+        };
+        let policy = TenantPolicy {
+            max_queued: 1000,
+            max_queued_time: of_tenant,
+            ..TenantPolicy::default()
+        };
+        let submit = |server: &mut Server| {
+            server.token += 10_000;
+            let request = Request {
+                prompt: (server.token..).take(128).collect(),
+                max_new_tokens: 32,
+                ..Request::default()
+            };
+            let id = server.scheduler.submit(server.now, request).ok();
+            id.is_some_and(|id| server.alive.insert(id, 0).is_none())
+        };
+        // Returns the predicted times of a waiting request at first and later, and how many wait
+        // when the queue is full.
+        let run = |disturbed: Option<CostModel>| {
+            let mut server = Server::new(limits.clone(), &[(0, policy.clone())]);
+            if let Some(cost) = disturbed {
+                server.scheduler.calibrate_unsure(cost);
+            }
+            for request in 0..16 {
+                assert!(submit(&mut server), "request {request} of 16 at once");
+            }
+            let at_first = server.scheduler.snapshot().queued_time / 16;
+            for _ in 0..100 {
+                server.step();
+            }
+            let state = server.scheduler.snapshot();
+            assert!(state.queued > 0, "some still wait");
+            let later = state.queued_time / state.queued as u64;
+            let more = (0..1000).take_while(|_| submit(&mut server)).count();
+            (at_first, later, state.queued + more)
+        };
+        let (_, _, usual) = run(None);
+        let (at_first, later, places) = run(Some(slower(8)));
+        assert!(later * 5 < at_first, "{at_first} -> {later} µs");
+        assert!(
+            places.abs_diff(usual) * 4 < usual,
+            "{usual} places undisturbed, {places} now"
+        );
+    }
+}
+
+#[test]
+fn time_outside_of_steps_counts_as_service() {
+    let limits = Limits {
+        max_running: 1,
+        ..LIMITS
+    };
+    let mut server = Server::new(
+        limits,
+        &[(0, TenantPolicy::default()), (1, TenantPolicy::default())],
+    );
+    let request = |tenant| Request {
+        prompt: vec![7 + tenant; 20],
+        max_new_tokens: 3,
+        tenant: TenantId(tenant),
+        ..Request::default()
+    };
+    server.scheduler.charge_time(TenantId(0), 1_000_000_000);
+    assert_eq!(server.scheduler.tenant(TenantId(0)).service, SECOND);
+    for tenant in [0, 0, 1, 1] {
+        let id = server.scheduler.submit(server.now, request(tenant));
+        server.alive.insert(id.expect("there is room"), tenant);
+    }
+    while server.of(1) > 0 {
+        assert_eq!(server.of(0), 2, "the tenant whose texts were encoded waits");
+        server.step();
+    }
+}
+
+/// A tenant whose texts were read for an hour, while nobody else was there, comes a little later,
+/// not an hour later. Nobody else pays.
+#[test]
+fn an_hour_outside_of_steps_delays_one_tenant_a_little() {
+    let limits = Limits {
+        max_running: 1,
+        ..LIMITS
+    };
+    let batch = TenantPolicy {
+        band: Band::Batch,
+        ..TenantPolicy::default()
+    };
+    let request = |tenant| Request {
+        prompt: vec![7 + tenant; 20],
+        max_new_tokens: 3,
+        tenant: TenantId(tenant),
+        ..Request::default()
+    };
+    let standard = TenantPolicy::default();
+    let mut server = Server::new(limits, &[(0, standard.clone()), (1, standard), (2, batch)]);
+    server.scheduler.charge_time(TenantId(0), 3_600_000_000_000);
+    let submit = |server: &mut Server, tenant| {
+        let id = server.scheduler.submit(server.now, request(tenant));
+        server.alive.insert(id.expect("there is room"), tenant);
+    };
+    for tenant in [2, 2, 2, 2, 1] {
+        submit(&mut server, tenant);
+    }
+    while server.of(1) > 0 {
+        server.step();
+    }
+    assert!(server.of(2) >= 3, "the band of the tenant has paid");
+    let began = server.now;
+    submit(&mut server, 0);
+    while server.of(0) > 0 {
+        while server.of(1) < 2 {
+            submit(&mut server, 1);
+        }
+        server.step();
+    }
+    let waited = server.now - began;
+    assert!(
+        waited < 20 * SECOND,
+        "the tenant has waited for {waited} µs"
+    );
+}
+
+/// Before, each prompt of a request took a place, and a request of more prompts than places was
+/// told to come back later, for ever.
+#[test]
+fn a_request_of_many_prompts_takes_one_place() {
+    let limits = Limits {
+        pages: 1000,
+        max_queued: 8,
+        max_queued_time: 1,
+        ..LIMITS
+    };
+    let policy = TenantPolicy {
+        max_queued: 4,
+        max_queued_time: 1,
+        requests: Some(Rate {
+            per_minute: 1,
+            burst: 1,
+        }),
+        ..TenantPolicy::default()
+    };
+    let mut server = Server::new(limits, &[(0, policy)]);
+    let prompt = |token| Request {
+        prompt: vec![token; 40],
+        max_new_tokens: 3,
+        ..Request::default()
+    };
+    let prompts: Vec<Request> = (0..70).map(prompt).collect();
+    let ids = server.scheduler.submit_prompts(0, prompts, 2);
+    let ids = ids.expect("the queue is empty");
+    assert_eq!(ids.len(), 140);
+    for id in ids {
+        server.alive.insert(id, 0);
+    }
+    let refused = server.scheduler.submit(0, prompt(99));
+    assert!(matches!(refused, Err(Refusal::RateLimited { .. })));
+    while server.of(0) > 0 {
+        server.step();
+    }
+}
+
+/// A client that asked for 900 tokens may get them all. So another request is told when the rate
+/// has earned them, not when answers of the usual length would leave room.
+#[test]
+fn the_retry_time_counts_the_whole_length_that_a_client_asked_for() {
+    let (per_minute, burst) = (100, 100);
+    let rated = TenantPolicy {
+        tokens: Some(Rate { per_minute, burst }),
+        ..TenantPolicy::default()
+    };
+    let limits = Limits {
+        pages: 1000,
+        max_sequence_tokens: 8192,
+        ..LIMITS
+    };
+    let mut server = Server::new(limits, &[(0, rated)]);
+    let request = Request {
+        prompt: vec![1; 4],
+        max_new_tokens: 900,
+        is_length_given: true,
+        stop_tokens: vec![100, 200, 300],
+        ..Request::default()
+    };
+    let ids = server.scheduler.submit_choices(0, request.clone(), 8);
+    for id in ids.expect("the rate is not used up") {
+        server.alive.insert(id, 0);
+    }
+    let Err(Refusal::RateLimited { retry_after, .. }) = server.scheduler.submit(0, request.clone())
+    else {
+        panic!("all tokens are reserved");
+    };
+    // 7,204 tokens less the burst, at 100 a minute, and one token to spend.
+    assert_eq!(retry_after, (7204 - 99) * 600_000);
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub(super) async fn reset_prefix_cache(
     State(app): State<App>,
 ) -> Result<Json<CacheReset>, ApiError> {
     let engine = &app.serving()?.engine;
-    match engine.free_cached_pages().await {
+    match engine.reset_prefix_cache().await {
         Some(freed_pages) => Ok(Json(CacheReset { freed_pages })),
         None if engine.status().draining => Err(ApiError::draining()),
         None => Err(ApiError::dead()),

@@ -278,11 +278,11 @@ impl ApiError {
         ApiError::new(TOO_LARGE, message)
     }
 
-    /// The body has more than `limit` strings, arrays and objects.
+    /// The body has more than `limit` values.
     pub(super) fn too_many_values(limit: usize) -> ApiError {
         let message = format!(
-            "The request body may have at most {limit} strings, arrays and objects, names of \
-             fields included. Shorten it."
+            "The request body may have at most {limit} JSON values, names of fields included. The \
+             numbers of a prompt do not count; JSON in a string counts. Shorten it."
         );
         ApiError::new(TOO_LARGE, message)
     }
@@ -405,10 +405,12 @@ impl ApiError {
     pub(super) fn grammar(field: &str, error: &GrammarError) -> ApiError {
         let message = format!("'{field}' {error}.");
         match error {
-            GrammarError::Invalid(_) | GrammarError::TooSlow => {
+            GrammarError::Invalid(_) | GrammarError::TooCostly(_) | GrammarError::TooSlow => {
                 ApiError::invalid_value(field, message)
             }
-            GrammarError::Busy => ApiError::new(BUSY, message).retry_after(RETRY_SOON),
+            GrammarError::Busy | GrammarError::NoProcess(_) => {
+                ApiError::new(BUSY, message).retry_after(RETRY_SOON)
+            }
         }
     }
 

@@ -64,6 +64,13 @@ fn routes() -> Vec<ApiRoute> {
 fn model_routes() -> Vec<ApiRoute> {
     vec![
         ApiRoute::post("/v1/chat/completions", chat::chat, chat::describe),
+        // Clients whose base URL lacks `/v1` get what llama-server answers.
+        ApiRoute::post("/chat/completions", chat::chat, chat::describe),
+        ApiRoute::post(
+            "/completions",
+            completion::completion,
+            operations::llama_completion,
+        ),
         ApiRoute::post(
             "/v1/completions",
             completions::completions,
@@ -92,6 +99,11 @@ fn model_routes() -> Vec<ApiRoute> {
         ApiRoute::post("/generate", generate::generate, operations::generate),
         ApiRoute::post("/v1/responses", responses::create, responses::describe),
         ApiRoute::post(
+            "/v1/responses/input_tokens",
+            responses::input_tokens,
+            responses::describe_count,
+        ),
+        ApiRoute::post(
             "/v1/messages",
             anthropic::messages,
             anthropic::describe_messages,
@@ -110,6 +122,7 @@ fn model_routes() -> Vec<ApiRoute> {
 fn server_routes() -> Vec<ApiRoute> {
     vec![
         ApiRoute::get("/v1/models", status::models, operations::models),
+        ApiRoute::get("/models", status::models, operations::models),
         ApiRoute::get("/v1/models/{*id}", status::model, operations::model),
         ApiRoute::get("/health", status::health, operations::health),
         ApiRoute::get("/ready", status::ready, operations::ready),

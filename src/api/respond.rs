@@ -19,6 +19,7 @@ use tracing::{Instrument, Span};
 
 use crate::api::app::{App, Serving};
 use crate::api::body;
+use crate::api::connection::arrival;
 use crate::api::error::ApiError;
 use crate::api::fields::json_object::JsonObject;
 use crate::api::generation::choice::ChoiceOutput;
@@ -46,8 +47,8 @@ pub(in crate::api) async fn respond(
     request: Request,
     read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<ReadRequest, ApiError>,
 ) -> Result<Response, ApiError> {
-    let arrived = std::time::Instant::now();
-    let (request, writer) = body::read(app, caller, request, read).await?;
+    let arrived = arrival(&request);
+    let ((request, writer), reading) = body::read_for_engine(app, caller, request, read).await?;
     let serving = app.serving()?;
     let request = match request.compile(serving, caller.tenant.number).await {
         Ok(request) => request,
@@ -58,13 +59,17 @@ pub(in crate::api) async fn respond(
     if let Some(id) = writer.id() {
         choices.also_called(id);
     }
+    let patience = Instant::now() + KEEP_ALIVE;
+    let accepted = timeout_at(patience, choices.accepted()).await;
+    accepted.unwrap_or(Ok(()))?;
+    reading.answered();
     let answer = RunningAnswer {
         choices,
         writer,
         frames: Frames::new(is_stream),
     };
     if is_stream {
-        answer.stream().await
+        answer.stream(patience).await
     } else {
         answer.whole().await
     }
@@ -90,10 +95,8 @@ impl RunningAnswer {
         Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
     }
 
-    async fn stream(mut self) -> Result<Response, ApiError> {
-        let patience = Instant::now() + KEEP_ALIVE;
-        let accepted = timeout_at(patience, self.choices.accepted()).await;
-        accepted.unwrap_or(Ok(()))?;
+    /// Waits for the first output, but not after `patience`.
+    async fn stream(mut self, patience: Instant) -> Result<Response, ApiError> {
         self.writer.begin(&self.choices, &mut self.frames);
         if let Ok(first) = timeout_at(patience, self.choices.next()).await {
             self.write(first?);

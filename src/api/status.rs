@@ -16,7 +16,8 @@ use utoipa::ToSchema;
 use crate::api::app::{App, ModelCard};
 use crate::api::error::ApiError;
 use crate::api::middleware::authentication::Caller;
-use crate::engine::Status;
+use crate::engine::{Status, TenantId};
+use crate::metrics::GrammarFigures;
 
 /// What `/health` and `/ready` say.
 #[derive(Serialize, ToSchema)]
@@ -140,7 +141,20 @@ pub(super) async fn metrics(
     );
     // A cache between must not give a compressed answer to a client that takes none.
     let vary = (header::VARY, "accept-encoding");
-    let text = app.serving()?.metrics.render();
+    let serving = app.serving()?;
+    let grammars = serving.grammars.usage();
+    serving.metrics.grammars(GrammarFigures {
+        values: [
+            grammars.workers,
+            grammars.deaths,
+            grammars.waiting,
+            grammars.cache_bytes,
+        ],
+        times: (grammars.times.into_iter())
+            .map(|(tenant, times)| (TenantId(tenant), times))
+            .collect(),
+    });
+    let text = serving.metrics.render();
     if !takes_gzip(&headers) {
         return Ok(([content_type, vary], text).into_response());
     }

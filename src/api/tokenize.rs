@@ -15,7 +15,7 @@ use crate::api::error::ApiError;
 use crate::api::fields::conversation::ConversationFields;
 use crate::api::fields::json_field::{Bool, Given, JsonText};
 use crate::api::fields::json_object::JsonObject;
-use crate::api::fields::prompt::encode;
+use crate::api::fields::prompt::{check_length, encode, encoding_error};
 use crate::api::fields::token_ids::TokenList;
 use crate::api::fields::unsupported;
 use crate::api::generation::logprobs::token_text;
@@ -40,6 +40,9 @@ pub(super) struct TokenizeTextFields {
     add_special_tokens: Option<Bool>,
     /// The same as `add_special_tokens`, as clients of llama.cpp name it.
     add_special: Option<Bool>,
+    /// Whether the texts of control tokens become these tokens, as clients of llama.cpp ask for it.
+    /// Default: false.
+    parse_special: Option<Bool>,
 }
 
 /// The fields of both kinds of requests.
@@ -132,7 +135,7 @@ pub(super) async fn tokenize(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<TokenizeAnswer>, ApiError> {
-    body::read(&app, &caller, request, read_tokenize)
+    body::read_text_only(&app, &caller, request, read_tokenize)
         .await
         .map(Json)
 }
@@ -143,7 +146,7 @@ pub(super) async fn detokenize(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<DetokenizeAnswer>, ApiError> {
-    body::read(&app, &caller, request, read_detokenize)
+    body::read_text_only(&app, &caller, request, read_detokenize)
         .await
         .map(Json)
 }
@@ -194,7 +197,12 @@ impl TokenizeTextFields {
         };
         let wanted = self.add_special_tokens.or(self.add_special);
         let adds_special = wanted.map_or(adds_special, |Bool(wanted)| wanted);
-        encode(&text, name, adds_special, serving)
+        if !matches!(self.parse_special, Some(Bool(true))) {
+            return encode(&text, name, adds_special, serving);
+        }
+        check_length(text.len(), serving, name)?;
+        let tokens = serving.tokenizer.encode_with_controls(&text, adds_special);
+        tokens.map_err(|error| encoding_error(&error, name))
     }
 }
 

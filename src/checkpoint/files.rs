@@ -68,9 +68,9 @@ impl<'a> OpenedFile<'a> {
             return Err(folder.missing_file(name));
         }
         let file = File::open(&path).map_err(|error| LoadError::file(path.display(), error))?;
-        // SAFETY: the file is only read, and the map does not outlive the loading of the weights.
-        // Truncating the file meanwhile ends the process by a signal, before it serves.
-        // Overwriting it changes weights, which are plain numbers with no invalid bit patterns.
+        // SAFETY: nobody changes the file while it is mapped: deploy/README.md asks the operator to
+        // replace model files instead of writing into them. The map ends before the server serves.
+        // Truncating the file meanwhile would end the process by a signal.
         let map =
             unsafe { Mmap::map(&file) }.map_err(|error| LoadError::file(path.display(), error))?;
         // Only a hint: without it, reading is a little slower.

@@ -79,7 +79,14 @@ impl Folder {
             Folder::Directory(directory) if !directory.exists() => "directory",
             _ => "such file in",
         };
-        LoadError::file(name, format!("there is no {what} {self}"))
+        let expected = match name {
+            "config.json" => {
+                ". A model is a directory with config.json, tokenizer.json and *.safetensors, or \
+                 a .gguf or .bin file"
+            }
+            _ => "",
+        };
+        LoadError::file(name, format!("there is no {what} {self}{expected}"))
     }
 }
 

@@ -50,7 +50,7 @@ pub use config::{LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, S
 pub use error::LoadError;
 pub use folder::{FileBytes, Folder};
 pub use gguf::Gguf;
-pub use source::Source;
+pub use source::{Source, TOOL_TEMPLATE_FILE};
 pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
 
 pub(crate) use error::LoadResult;
@@ -67,7 +67,8 @@ use blocks::{BlockLayout, ScaleSpan};
 use error::require;
 use gguf::{
     FileNames, GgufTensor, Metadata, MetadataEntries, MetadataValue, STATED_I2S_ORDER, STOP_TOKENS,
-    has_rotated_rows, head_dim, header as gguf_header, padding as gguf_padding, tokenizer_metadata,
+    TOOL_TEMPLATE, has_rotated_rows, head_dim, header as gguf_header, padding as gguf_padding,
+    tokenizer_metadata,
 };
 use json::parse_json;
 use tensor::interleaved_row;

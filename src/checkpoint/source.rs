@@ -14,6 +14,9 @@ use super::folder::{FileBytes, Folder, regular_file};
 use super::gguf::{self, Gguf};
 use super::safetensors::{INDEX, SINGLE};
 
+/// The file of the chat template of conversations with tools, if they have one of their own.
+pub const TOOL_TEMPLATE_FILE: &str = "additional_chat_templates/tool_use.jinja";
+
 /// A checkpoint. It reads as the files of a directory of Hugging Face.
 #[derive(Clone, Debug)]
 pub enum Source {
@@ -134,16 +137,16 @@ impl Source {
 
     /// Returns files that are part of the binary.
     pub fn embedded(files: &[(&str, &'static [u8])]) -> Source {
-        let files = files.iter();
-        let files = files.map(|&(name, bytes)| (name.to_owned(), Cow::Borrowed(bytes)));
-        Source::Files(Folder::Memory(Arc::new(files.collect())))
+        let own = |&(name, bytes): &(&str, _)| (name.to_owned(), Cow::Borrowed(bytes));
+        Source::Files(Folder::Memory(Arc::new(files.iter().map(own).collect())))
     }
 
     /// Returns files that were made at run time.
     pub fn in_memory(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Source {
-        let files = files.into_iter();
-        let files = files.map(|(name, bytes)| (name, Cow::Owned(bytes)));
-        Source::Files(Folder::Memory(Arc::new(files.collect())))
+        let own = |(name, bytes)| (name, Cow::Owned(bytes));
+        Source::Files(Folder::Memory(Arc::new(
+            files.into_iter().map(own).collect(),
+        )))
     }
 
     /// Reads a small file such as `tokenizer.json`. Returns `None` if there is no such file.
@@ -192,6 +195,11 @@ impl fmt::Display for Source {
 fn locate(path: &Path) -> LoadResult<(Folder, Option<String>)> {
     let metadata = std::fs::metadata(path).map_err(|error| match hub_name(path) {
         Some(name) if error.kind() == ErrorKind::NotFound => not_downloaded(name),
+        None if error.kind() == ErrorKind::NotFound => {
+            let problem = "there is no such file or directory. Give the path of a model, or one of \
+                           the commands that sterna --help lists";
+            LoadError::file(path.display(), problem)
+        }
         _ => LoadError::file(path.display(), error),
     })?;
     if metadata.is_file() {

@@ -65,6 +65,9 @@ pub struct Cli {
 pub enum Command {
     /// Serve a model over HTTP (the default command).
     Serve(Box<ServeConfig>),
+    /// Be the process from which a server forks the workers of grammars. Only a server starts it.
+    #[command(hide = true)]
+    GrammarTemplate,
     /// Measure how fast a model runs on this machine and compare it with the machine's limits.
     ///
     /// The command first checks that the engine computes correct results. If it does not, the

@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 use toml::{Table, Value};
 
-use super::Cli;
+use super::{Cli, ModelFlags};
 
 /// The name of the command whose flags have other sources than the command line.
 const SERVE: &str = "serve";
@@ -52,7 +52,19 @@ impl Cli {
         };
         let positional = serve.model.positional.take();
         serve.model.path = positional.or(serve.model.path.take());
+        take_model_from_names(&mut serve.model);
         Ok(cli)
+    }
+}
+
+/// Makes the last name the model, if the command line gives several names, no model, and the last
+/// name is a path. `--served-model-name` takes all values that follow it, so it has taken the path
+/// of `--served-model-name mymodel /path/model` too.
+fn take_model_from_names(model: &mut ModelFlags) {
+    let is_path = |name: &String| PathBuf::from(name).is_absolute() || Path::new(name).exists();
+    let has_more = model.names.len() > 1;
+    if model.path.is_none() && has_more && model.names.last().is_some_and(is_path) {
+        model.path = model.names.pop().map(PathBuf::from);
     }
 }
 
@@ -240,6 +252,15 @@ mod tests {
         assert_eq!(path(&["serve", "dir/model.gguf", "--port", "0"]), expected);
         assert_eq!(path(&["--model", "dir/model.gguf"]), expected);
         assert_eq!(path(&[]), None);
+        let named = read(&["--served-model-name", "a", "/dir/model"])
+            .unwrap()
+            .model;
+        assert_eq!(
+            (named.names, named.path),
+            (vec!["a".to_owned()], Some("/dir/model".into()))
+        );
+        let names = read(&["--served-model-name", "a", "org/b"]).unwrap().model;
+        assert_eq!((names.names.len(), names.path), (2, None));
         let twice = read(&["a", "--model", "b"]).unwrap_err();
         assert!(twice.contains("given twice: 'a' and --model"), "{twice}");
         let late = read(&["--port", "0", "bench"]).unwrap_err();

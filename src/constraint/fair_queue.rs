@@ -23,6 +23,11 @@ impl<T> FairQueue<T> {
         }
     }
 
+    /// Returns the number of items.
+    pub(super) fn len(&self) -> usize {
+        self.places.used()
+    }
+
     /// Adds an item of `tenant`. Returns the item that loses its place, if any.
     pub(super) fn push(&mut self, tenant: u32, item: T) -> Result<Option<T>, NoRoom> {
         let most = self.places.room_for(tenant, self.quota, 1)?;
@@ -36,9 +41,10 @@ impl<T> FairQueue<T> {
         Ok(displaced)
     }
 
-    /// Takes the first item of the tenant whose turn it is.
-    pub(super) fn pop(&mut self) -> Option<T> {
-        let (tenant, mut items) = self.tenants.pop_front()?;
+    /// Takes the first item of the tenant whose turn it is. Tenants that are not `free` wait.
+    pub(super) fn pop(&mut self, is_free: impl Fn(u32) -> bool) -> Option<T> {
+        let place = self.tenants.iter().position(|(id, _)| is_free(*id))?;
+        let (tenant, mut items) = self.tenants.remove(place)?;
         self.places.give_back(tenant, 1);
         let item = items.pop_front();
         if !items.is_empty() {
@@ -64,13 +70,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tenants_take_turns_and_keep_their_order() {
+    fn free_tenants_take_turns_and_keep_their_order() {
         let mut queue = FairQueue::new(100);
         for (tenant, item) in [(1, "a"), (1, "b"), (1, "c"), (2, "d"), (3, "e"), (2, "f")] {
             assert_eq!(queue.push(tenant, item), Ok(None));
         }
-        let taken: Vec<&str> = std::iter::from_fn(|| queue.pop()).collect();
-        assert_eq!(taken, ["a", "d", "e", "b", "f", "c"]);
+        let taken: Vec<&str> = std::iter::from_fn(|| queue.pop(|tenant| tenant != 3)).collect();
+        assert_eq!(taken, ["a", "d", "b", "f", "c"]);
+        assert_eq!(queue.pop(|_| true), Some("e"));
     }
 
     #[test]
@@ -82,7 +89,7 @@ mod tests {
         assert_eq!(queue.push(4, 34), Err(NoRoom::OfOwner));
         assert_eq!(queue.push(5, 15), Ok(Some(24)));
         assert_eq!(queue.push(5, 25), Err(NoRoom::OfAll));
-        let taken: Vec<u32> = std::iter::from_fn(|| queue.pop()).collect();
+        let taken: Vec<u32> = std::iter::from_fn(|| queue.pop(|_| true)).collect();
         assert_eq!(taken, [11, 12, 13, 14, 15, 21, 22, 23]);
         assert_eq!(queue.places.used(), 0);
     }

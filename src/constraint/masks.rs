@@ -1,7 +1,7 @@
-//! The masks of one answer: written by a mask thread, read by the threads that draw tokens.
+//! The masks of one answer: written by a grammar's thread, read by the threads that draw tokens.
 //!
-//! Invariant: the mask thread writes only after the token at the last written place was drawn, so
-//! nobody reads what it writes. Everything is atomic anyway, and no reader waits.
+//! Invariant: the grammar's thread writes only after the token at the last written place was drawn,
+//! so nobody reads what it writes. Everything is atomic anyway, and no reader waits.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -31,7 +31,7 @@ pub struct TokenMasks {
 /// What is known of the mask at a place.
 #[derive(Clone, Copy)]
 pub enum MaskState<'a> {
-    /// The mask thread has not computed it yet.
+    /// The worker has not computed it yet.
     Pending,
     /// The tokens that may be drawn.
     Ready(Mask<'a>),
@@ -85,9 +85,9 @@ impl TokenMasks {
         self.header.store(header, Ordering::Release);
     }
 
-    /// Says that no further mask comes.
-    pub(super) fn abandon(&self) {
-        self.fail("the thread that computes masks has ended");
+    /// Says that no further mask comes, for this reason.
+    pub(super) fn abandon(&self, why: &str) {
+        self.fail(why);
         self.header.store(ABANDONED, Ordering::Release);
     }
 
@@ -226,7 +226,7 @@ mod tests {
         assert!(matches!(masks.at(1), MaskState::DeadEnd));
         assert!(masks.failure().unwrap().contains("stop token"));
         let masks = TokenMasks::new(70, &window(&[], &[1], false), &[]);
-        masks.abandon();
+        masks.abandon("no reason");
         assert!(matches!(masks.at(5), MaskState::DeadEnd));
     }
 }

@@ -14,12 +14,12 @@ const MAX_TOKEN_BYTES: usize = 512;
 const SEPARATOR: &str = "\n";
 
 struct Vocabulary {
-    tokenizer: Arc<Tokenizer>,
+    tokenizer: Tokenizer,
     trie: TokTrie,
 }
 
 /// Returns the tokens of `tokenizer`. `end_tokens` end an answer of the model.
-pub(super) fn environment(tokenizer: Arc<Tokenizer>, end_tokens: &[TokenId]) -> TokEnv {
+pub(super) fn environment(tokenizer: Tokenizer, end_tokens: &[TokenId]) -> TokEnv {
     let vocabulary = tokenizer.vocabulary();
     let words: Vec<Vec<u8>> = (0..vocabulary)
         .map(|token| word(&tokenizer, token, end_tokens))

@@ -8,6 +8,7 @@ use std::fmt::Display;
 use llguidance::Matcher;
 
 use super::TokenId;
+use super::time_limit::TimeLimit;
 
 /// The largest number of forced tokens in a window.
 pub(super) const MAX_FORCED: usize = 16;
@@ -35,11 +36,30 @@ pub(super) enum LastMask {
 }
 
 impl Window {
+    /// Computes the window after `token` was drawn. The parser has then consumed the forced tokens
+    /// too.
+    pub(super) fn after(token: TokenId, matcher: &mut Matcher, limit: &TimeLimit) -> Window {
+        let consume = |matcher: &mut Matcher| matcher.consume_token(token).map_err(plain_error);
+        match limit.run(matcher, consume) {
+            Ok(()) => Window::next(matcher, limit),
+            Err(why) => Window::dead_end(&why),
+        }
+    }
+
+    /// Returns the window of an answer that cannot go on, for this reason.
+    pub(super) fn dead_end(why: &str) -> Window {
+        Window {
+            forced: Vec::new(),
+            last: LastMask::DeadEnd(why.to_owned()),
+        }
+    }
+
     /// Computes the next window. The parser has then consumed the forced tokens.
-    pub(super) fn next(matcher: &mut Matcher) -> Window {
+    pub(super) fn next(matcher: &mut Matcher, limit: &TimeLimit) -> Window {
         let mut forced = Vec::new();
         loop {
-            match Window::step(matcher, forced.len() < MAX_FORCED) {
+            let may_force = forced.len() < MAX_FORCED;
+            match limit.run(matcher, |matcher| Window::step(matcher, may_force)) {
                 Ok(NextMask::Forced(token)) => forced.push(token),
                 Ok(NextMask::Last { bits, may_end }) => {
                     let last = LastMask::Allowed { bits, may_end };

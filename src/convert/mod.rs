@@ -21,7 +21,7 @@ use std::thread;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::runtime;
 
-use crate::checkpoint::convert::{Container, TernaryLayout, Watch, compare, write};
+use crate::checkpoint::convert::{ChatTemplates, Container, TernaryLayout, Watch, compare, write};
 use crate::checkpoint::{I2sOrder, Source};
 use crate::config::ConvertConfig;
 use crate::model::{LoadOptions, Model};
@@ -83,8 +83,12 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
     };
 
     let written = output.path();
-    let template = input.text.template.as_ref().map(ChatTemplate::source);
-    write(&source, container, &written, template, watch)?;
+    let template = input.text.template.as_ref();
+    let templates = ChatTemplates {
+        default: template.map(ChatTemplate::source),
+        tool_use: template.and_then(ChatTemplate::tool_source),
+    };
+    write(&source, container, &written, templates, watch)?;
     let again = Source::open(&written)?;
     compare(&source, &again, watch)?;
     let again = OpenCheckpoint::read(again)?;

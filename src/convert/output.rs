@@ -8,14 +8,15 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use crate::checkpoint::Source;
 use crate::checkpoint::convert::Container;
+use crate::checkpoint::{Source, TOOL_TEMPLATE_FILE};
 
 /// The files about text that win over the metadata of a GGUF file beside them.
-const WINNING_FILES: [&str; 3] = [
+const WINNING_FILES: [&str; 4] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    TOOL_TEMPLATE_FILE,
 ];
 
 /// A conversion that is not in place yet.

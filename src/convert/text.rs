@@ -53,6 +53,13 @@ pub(super) fn compare(
         &["user", "assistant", "user"],
         &["system", "user"],
     ];
+    let of_tools = |served: &ModelText| {
+        let template = served.template.as_ref();
+        template.and_then(|template| template.tool_source().map(str::to_owned))
+    };
+    if of_tools(expected) != of_tools(found) {
+        return Err("chat template: in the container the one of tools is another".to_owned());
+    }
     for (roles, text) in conversations.into_iter().zip(TEXTS) {
         let prompt = |served: &ModelText| {
             let message = |role: &&str| Message {

@@ -2,7 +2,8 @@
 //!
 //! The submit queue is bounded; a bell tells the engine thread of new submissions. The control
 //! queue holds everything that must not wait behind submissions. Its type is unbounded, but it
-//! holds at most one `End` or one `ChargeFailed` for each request, and the operator's messages.
+//! holds at most one `End` or `ChargeRequest` and one `ChargeTime` for each request, one
+//! `ChargeTime` for each millisecond that grammars have taken, and the operator's messages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,10 +27,15 @@ pub(super) enum Control {
         tenants: Vec<(TenantId, TenantPolicy)>,
         done: oneshot::Sender<Result<(), TenantsError>>,
     },
-    /// A request of this tenant has failed before its submission.
-    ChargeFailed {
+    /// A request of this tenant is never submitted.
+    ChargeRequest {
         tenant: TenantId,
-        done: oneshot::Sender<FailedCharge>,
+        done: oneshot::Sender<RequestCharge>,
+    },
+    /// Reading the requests of this tenant, or its grammars, took this time.
+    ChargeTime {
+        tenant: TenantId,
+        time: Duration,
     },
     ResetPrefixCache {
         done: oneshot::Sender<usize>, // The number of freed pages.
@@ -40,8 +46,8 @@ pub(super) enum Control {
     },
 }
 
-/// The answer to `Control::ChargeFailed`.
-pub(super) struct FailedCharge {
+/// The answer to `Control::ChargeRequest`.
+pub(super) struct RequestCharge {
     pub(super) charged: Result<(), Refusal>,
     pub(super) rates: Rates,
 }

@@ -31,7 +31,7 @@ pub struct Direct<'a, F: Forward> {
 struct DirectRequest {
     params: SamplingParams,
     constrained: Option<ConstrainedOutput>,
-    untold: Vec<TokenId>, // Drawn tokens that the mask thread does not know yet.
+    untold: Vec<TokenId>, // Drawn tokens that the grammar's thread does not know yet.
 }
 
 impl DirectRequest {
@@ -103,7 +103,7 @@ impl<'a, F: Forward> Direct<'a, F> {
         let now = self.clock.micros(Instant::now());
         let id = self.steps.scheduler.submit(now, request)?;
         let grammar = params.grammar.as_ref();
-        let constrained = grammar.map(|grammar| grammar.begin(0, &[]));
+        let constrained = grammar.map(|grammar| grammar.begin(&[]));
         let request = DirectRequest {
             params,
             constrained,
@@ -113,7 +113,7 @@ impl<'a, F: Forward> Direct<'a, F> {
         Ok(id)
     }
 
-    /// Tells the mask threads which tokens were drawn, and waits for the next masks.
+    /// Tells the threads of grammars which tokens were drawn, and waits for the next masks.
     pub fn wait_for_masks(&mut self) {
         for (&id, request) in &mut self.requests {
             if let Some(constrained) = &request.constrained {

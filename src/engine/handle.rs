@@ -1,13 +1,13 @@
 //! The engine's interface: submit a request, cancel it, drain, set tenants, read the status.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna_scheduler::{CacheChange, NoRoom, Rates, Refusal, TenantId, TenantPolicy};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
-use super::commands::{CommandSender, Control, FailedCharge, command_queues};
+use super::commands::{CommandSender, Control, RequestCharge, command_queues};
 use super::config::EngineConfig;
 use super::egress;
 use super::forward::Forward;
@@ -101,30 +101,31 @@ impl EngineHandle {
     /// Puts a request into the submit queue. Never blocks.
     ///
     /// # Errors
-    /// As for [`submit_choices`](EngineHandle::submit_choices).
+    /// As for [`submit_prompts`](EngineHandle::submit_prompts).
     pub fn submit(&self, request: GenerationRequest) -> Result<EventStream, SubmitError> {
-        let mut streams = self.submit_choices(request, 1)?;
+        let mut streams = self.submit_prompts(vec![request], 1)?;
         Ok(streams.remove(0))
     }
 
-    /// Puts a request with several choices into the submit queue. Choice `i` draws with the seed of
-    /// the request plus `i`, wrapping. The engine accepts or refuses all choices together. Returns
-    /// the stream of each choice. Never blocks.
+    /// Puts a request of several prompts, each with several choices, into the submit queue. Choice
+    /// `i` of a prompt draws with the seed of the prompt plus `i`, wrapping. The engine accepts or
+    /// refuses all prompts and choices together. Returns the stream of each choice, those of the
+    /// first prompt first. Never blocks.
     ///
     /// # Errors
     /// If the engine can refuse the request without the scheduler. If the scheduler refuses it, the
     /// first event of each stream says so; see `EventStream::accepted`.
     ///
     /// # Panics
-    /// If `choices` is 0.
-    pub fn submit_choices(
+    /// If there is no prompt or no choice.
+    pub fn submit_prompts(
         &self,
-        request: GenerationRequest,
+        prompts: Vec<GenerationRequest>,
         choices: u32,
     ) -> Result<Vec<EventStream>, SubmitError> {
         assert!(choices > 0, "a request has a choice");
-        let tenant = request.tenant;
-        self.try_submit(request, choices)
+        let tenant = prompts.first().expect("a request has a prompt").tenant;
+        self.try_submit(prompts, choices)
             .inspect_err(|error| self.metrics.rejected(tenant, error.label()))
     }
 
@@ -157,38 +158,41 @@ impl EngineHandle {
 
     fn try_submit(
         &self,
-        request: GenerationRequest,
+        prompts: Vec<GenerationRequest>,
         choices: u32,
     ) -> Result<Vec<EventStream>, SubmitError> {
-        request.check(self.state.vocabulary)?;
+        for request in &prompts {
+            request.check(self.state.vocabulary)?;
+        }
         if self.state.draining.load(Ordering::SeqCst) {
             return Err(Refusal::Draining.into());
         }
-        let prompt_tokens = request.prompt.len() as u32;
-        let mut receivers = Vec::with_capacity(choices as usize);
-        let choices = (0..choices).map(|_| {
+        let mut receivers = Vec::with_capacity(prompts.len() * choices as usize);
+        let of_choices = prompts
+            .iter()
+            .flat_map(|prompt| (0..choices).map(move |_| prompt));
+        let submitted = of_choices.map(|request| {
             let ticket = Ticket(self.state.tickets.fetch_add(1, Ordering::Relaxed));
             let (events, receiver) = event_channel();
             let shared = Arc::new(SharedRequest::default());
             let moments = Arc::new(RequestMoments::default());
-            receivers.push((ticket, receiver, Arc::clone(&shared), Arc::clone(&moments)));
+            let stream = (ticket, receiver, Arc::clone(&shared), Arc::clone(&moments));
+            receivers.push((stream, request.prompt.len() as u32));
             let grammar = request.sampling.grammar.as_ref();
             SubmittedChoice {
                 ticket,
                 events,
                 shared,
                 moments,
-                constrained: grammar
-                    .map(|grammar| grammar.begin(request.tenant.0, &request.stop_tokens)),
+                constrained: grammar.map(|grammar| grammar.begin(&request.stop_tokens)),
             }
         });
-        let choices = choices.collect();
-        self.enter(Submission { request, choices })?;
-        let streams = receivers
-            .into_iter()
-            .map(|(ticket, events, shared, moments)| {
-                EventStream::new(ticket, events, shared, moments, prompt_tokens, self.link())
-            });
+        let choices = submitted.collect();
+        self.enter(Submission { prompts, choices })?;
+        let streams = receivers.into_iter().map(|(stream, prompt_tokens)| {
+            let (ticket, events, shared, moments) = stream;
+            EventStream::new(ticket, events, shared, moments, prompt_tokens, self.link())
+        });
         Ok(streams.collect())
     }
 
@@ -199,10 +203,10 @@ impl EngineHandle {
         let displaced = entered.map_err(|no_room| self.no_room(no_room))?;
         // A bell that is full rings already. One that is disconnected is handled below.
         let _ = self.commands.bell.try_send(());
-        if let Some(Submission { request, choices }) = displaced {
+        if let Some(displaced) = displaced {
             let error = SubmitError::from(self.no_room(NoRoom::OfAll));
-            self.metrics.rejected(request.tenant, error.label());
-            for choice in choices {
+            self.metrics.rejected(displaced.tenant(), error.label());
+            for choice in displaced.choices {
                 // A client that has left needs no answer.
                 let _ = choice.events.send(StreamEvent::Refused(error.clone()));
             }
@@ -248,33 +252,38 @@ impl EngineHandle {
         }
     }
 
-    /// Charges a request of this tenant that has failed before its submission, and returns the
-    /// tenant's rates. Waits for the current step. Returns `None` if the engine has ended.
+    /// Charges a request of this tenant that is never submitted, and returns the tenant's rates.
+    /// Waits for the current step. Returns `None` if the engine has ended.
     ///
     /// # Errors
     /// If the tenant's rates allow no request now.
-    pub async fn charge_failed(
+    pub fn charge_request(
         &self,
         tenant: TenantId,
-    ) -> Option<(Result<(), SubmitError>, Rates)> {
+    ) -> impl Future<Output = Option<(Result<(), SubmitError>, Rates)>> + use<> {
         let (done, answer) = oneshot::channel();
-        self.send(Control::ChargeFailed { tenant, done });
-        let FailedCharge { charged, rates } = answer.await.ok()?;
-        let charged = charged.map_err(SubmitError::from);
-        if let Err(error) = &charged {
-            self.metrics.rejected(tenant, error.label());
+        self.send(Control::ChargeRequest { tenant, done });
+        let metrics = self.metrics.clone();
+        async move {
+            let RequestCharge { charged, rates } = answer.await.ok()?;
+            let charged = charged.map_err(SubmitError::from);
+            if let Err(error) = &charged {
+                metrics.rejected(tenant, error.label());
+            }
+            Some((charged, rates))
         }
-        Some((charged, rates))
+    }
+
+    /// Charges a tenant for the processor time that its requests took outside of steps: reading
+    /// them, and their grammars.
+    pub fn charge_time(&self, tenant: TenantId, time: Duration) {
+        self.send(Control::ChargeTime { tenant, time });
     }
 
     /// Drops the cached prefixes that no running sequence uses, as soon as the current step ends.
-    pub fn reset_prefix_cache(&self) {
-        drop(self.free_cached_pages());
-    }
-
-    /// As [`reset_prefix_cache`](Self::reset_prefix_cache), and waits until it is done. Returns the
-    /// number of freed pages, or `None` if the engine has ended.
-    pub fn free_cached_pages(&self) -> impl Future<Output = Option<usize>> + use<> {
+    /// Returns the number of freed pages, or `None` if the engine has ended. A request that is
+    /// submitted before the answer may still find a cached prefix: it comes by another queue.
+    pub fn reset_prefix_cache(&self) -> impl Future<Output = Option<usize>> + use<> {
         let (done, freed) = oneshot::channel();
         self.send(Control::ResetPrefixCache { done });
         async { freed.await.ok() }
@@ -295,6 +304,12 @@ impl EngineHandle {
         self.state.load.read(self.state.clock)
     }
 
+    /// Returns what says whether the engine computes answers. It keeps no engine alive.
+    pub fn busy_reader(&self) -> impl Fn() -> bool + Send + Sync + use<> {
+        let state = Arc::clone(&self.state);
+        move || state.load.running() > 0
+    }
+
     /// Returns the engine's gauges. Never waits for a step.
     pub fn status(&self) -> Status {
         self.state.status()
@@ -308,8 +323,6 @@ impl EngineHandle {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use sterna_scheduler::{Limits, Policy};
 
     use super::*;
@@ -343,6 +356,7 @@ mod tests {
             prompt: vec![1],
             sampling: SamplingParams::default(),
             max_new_tokens: 1,
+            is_length_given: false,
             min_new_tokens: 0,
             stop_tokens: Vec::new(),
             tenant: TenantId(0),

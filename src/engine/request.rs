@@ -16,6 +16,8 @@ pub struct GenerationRequest {
     pub sampling: SamplingParams,
     /// The maximum number of generated tokens, at least 1.
     pub max_new_tokens: u32,
+    /// Whether the client asked for `max_new_tokens`: see `Request::is_length_given`.
+    pub is_length_given: bool,
     /// Stop tokens are not drawn before the output has this many tokens.
     pub min_new_tokens: u32,
     /// Tokens that end the output: end of text, end of turn, the client's own. If empty, no token
@@ -27,7 +29,8 @@ pub struct GenerationRequest {
     pub sub_tenant: Option<SubTenant>,
     /// The priority of the request, if it is lower than its tenant's.
     pub band: Option<Band>,
-    /// When the request reached the server. Latencies and deadlines count from here.
+    /// When the first byte of the request reached the server. Latencies and deadlines count from
+    /// here.
     pub arrived: Instant,
     /// The request ends with `FinishReason::Deadline` if it has no token by then.
     pub first_token_within: Option<Duration>,

@@ -279,6 +279,7 @@ mod tests {
             prompt: vec![1; 30],
             sampling: SamplingParams::default(),
             max_new_tokens: 20,
+            is_length_given: false,
             min_new_tokens: 0,
             stop_tokens: vec![2],
             tenant: TenantId(0),

@@ -3,7 +3,7 @@
 use sterna_scheduler::TokenId;
 
 use crate::checkpoint::Pooling;
-use crate::constraint::Grammar;
+use crate::constraint::{Grammar, ThinkingBudget};
 
 /// The largest number of `SamplingParams::logprobs`.
 pub(super) const MAX_LOGPROBS: u32 = 20;
@@ -40,6 +40,8 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// The grammar that the output follows.
     pub grammar: Option<Grammar>,
+    /// After how many tokens the reasoning of the output is ended.
+    pub thinking: Option<ThinkingBudget>,
     /// The number of most likely tokens to report for each token of the prompt after the first,
     /// beside that token. `None` reports nothing.
     pub prompt_logprobs: Option<u32>,
@@ -62,6 +64,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             logprobs: None,
             grammar: None,
+            thinking: None,
             prompt_logprobs: None,
             pooling: None,
         }

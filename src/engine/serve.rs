@@ -23,7 +23,7 @@ use super::batch_runner::BatchRunner;
 use super::batch_sampler::{Draw, DrawOutcome};
 use super::calibrate::{Recalibration, calibrate};
 use super::clock::micros;
-use super::commands::{CommandReceiver, Control, FailedCharge};
+use super::commands::{CommandReceiver, Control, RequestCharge};
 use super::config::EngineConfig;
 use super::egress::{EndedSequence, RequestUpdate, StepOutput};
 use super::forward::Forward;
@@ -68,7 +68,10 @@ pub(super) fn serve<F: Forward>(
         }
     };
     let mut scheduler = Scheduler::new(config.limits, config.policy);
-    scheduler.calibrate(cost);
+    match recalibration {
+        Some(_) => scheduler.calibrate_unsure(cost),
+        None => scheduler.calibrate(cost),
+    }
     for prefix in config.public_prefixes {
         scheduler.declare_public(&prefix);
     }
@@ -186,8 +189,8 @@ impl<F: Forward> EngineThread<F> {
             || (draws.iter()).any(|draw| matches!(draw.outcome, DrawOutcome::Token(_)))
     }
 
-    /// Lets the mask threads work, because a step now would draw no token either. Returns after a
-    /// millisecond at the latest: prompts may be left to compute.
+    /// Lets the workers of grammars work, because a step now would draw no token either. Returns
+    /// after a millisecond at the latest: prompts may be left to compute.
     fn wait_for_masks(&self) {
         let began = Instant::now();
         let outputs = || self.requests.values().flat_map(|own| &own.constrained);
@@ -232,12 +235,20 @@ impl<F: Forward> EngineThread<F> {
                     // The caller may have stopped waiting.
                     let _ = done.send(answer);
                 }
-                Ok(Control::ChargeFailed { tenant, done }) => {
+                Ok(Control::ChargeRequest { tenant, done }) => {
                     let scheduler = &mut self.steps.scheduler;
-                    let charged = scheduler.charge_failed(now, tenant);
+                    let charged = scheduler.charge_request(now, tenant);
                     let rates = scheduler.rates(now, tenant);
+                    if charged.is_err() {
+                        self.refused_now.push(tenant); // HTTP threads refuse the next ones.
+                    }
                     // The client may have left.
-                    let _ = done.send(FailedCharge { charged, rates });
+                    let _ = done.send(RequestCharge { charged, rates });
+                }
+                Ok(Control::ChargeTime { tenant, time }) => {
+                    let time = Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX);
+                    self.steps.scheduler.charge_time(tenant, time);
+                    self.tenants.ended(tenant);
                 }
                 Ok(Control::ResetPrefixCache { done }) => {
                     let freed = self.steps.scheduler.reset_prefix_cache();
@@ -289,14 +300,21 @@ impl<F: Forward> EngineThread<F> {
     }
 
     fn take(&mut self, submission: Submission, now: Micros) {
-        let Submission { request, choices } = submission;
-        let (tenant, arrived) = (request.tenant, request.arrived);
-        let prompt_tokens = request.prompt.len() as u32;
-        let waited = now.saturating_sub(self.commands.shared.clock.micros(request.arrived));
-        let draw_time = self.sampling_costs.of(&request);
-        let (request, sampling) = for_scheduler(request, draw_time, waited);
+        let tenant = submission.tenant();
+        let Submission { prompts, choices } = submission;
+        let of_prompt = choices.len() / prompts.len();
+        let (mut scheduled, mut samplings) = (Vec::new(), Vec::new());
+        for request in prompts {
+            let (arrived, prompt_tokens) = (request.arrived, request.prompt.len() as u32);
+            let timeline = move || Timeline::new(arrived, tenant, prompt_tokens);
+            let waited = now.saturating_sub(self.commands.shared.clock.micros(arrived));
+            let draw_time = self.sampling_costs.of(&request);
+            let (request, sampling) = for_scheduler(request, draw_time, waited);
+            scheduled.push(request);
+            samplings.push((sampling, timeline));
+        }
         let scheduler = &mut self.steps.scheduler;
-        let answer = scheduler.submit_choices(now, request, choices.len());
+        let answer = scheduler.submit_prompts(now, scheduled, of_prompt);
         let rates = scheduler.rates(now, tenant);
         for choice in &choices {
             choice.shared.rates.get_or_init(|| rates);
@@ -304,9 +322,10 @@ impl<F: Forward> EngineThread<F> {
         match answer {
             Ok(ids) => {
                 self.tenants.begun(tenant);
-                for (index, (id, choice)) in (0..).zip(ids.into_iter().zip(choices)) {
-                    let timeline = Timeline::new(arrived, tenant, prompt_tokens);
-                    self.begin(id, choice, timeline, sampling.of_choice(index));
+                for (index, (id, choice)) in ids.into_iter().zip(choices).enumerate() {
+                    let (sampling, timeline) = &samplings[index / of_prompt];
+                    let sampling = sampling.of_choice((index % of_prompt) as u64);
+                    self.begin(id, choice, timeline(), sampling);
                 }
             }
             Err(refusal) => {
@@ -590,6 +609,7 @@ fn for_scheduler(
     let scheduled = Request {
         prompt: request.prompt,
         max_new_tokens: request.max_new_tokens,
+        is_length_given: request.is_length_given,
         min_new_tokens: request.min_new_tokens,
         stop_tokens: request.stop_tokens,
         scores_prompt: request.sampling.prompt_logprobs.is_some()

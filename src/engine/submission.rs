@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use sterna_scheduler::{FinishReason, Rates};
+use sterna_scheduler::{FinishReason, Rates, TenantId};
 
 use super::request::{GenerationRequest, StreamEvent};
 use super::sync::OnceLock;
@@ -44,10 +44,16 @@ pub(super) struct RequestMoments {
     pub(super) first_token: OnceLock<Instant>,
 }
 
-/// A request on its way to the engine thread, with all its choices.
+/// A request on its way to the engine thread, with all its prompts and their choices.
 pub(super) struct Submission {
-    pub(super) request: GenerationRequest,
-    pub(super) choices: Vec<SubmittedChoice>, // At least one.
+    pub(super) prompts: Vec<GenerationRequest>, // At least one, all of one tenant.
+    pub(super) choices: Vec<SubmittedChoice>,   // As many of each prompt, at least one.
+}
+
+impl Submission {
+    pub(super) fn tenant(&self) -> TenantId {
+        self.prompts[0].tenant
+    }
 }
 
 /// One choice of a request: where its events go.

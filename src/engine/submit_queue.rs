@@ -61,7 +61,7 @@ impl SubmitQueue {
     /// If there is no place for it. Then nothing changes.
     pub(super) fn enter(&self, submission: Submission) -> Result<Option<Submission>, NoRoom> {
         let mut state = self.state();
-        let tenant = submission.request.tenant;
+        let tenant = submission.tenant();
         let share = self.share(&state, tenant);
         let weakest = state.find_place(tenant, share)?;
         let displaced = weakest.and_then(|weakest| state.remove_newest_of(weakest));
@@ -116,7 +116,7 @@ impl QueuedSubmissions {
     }
 
     fn remove_newest_of(&mut self, tenant: TenantId) -> Option<Submission> {
-        let place = (self.all.iter()).rposition(|other| other.request.tenant == tenant)?;
+        let place = (self.all.iter()).rposition(|other| other.tenant() == tenant)?;
         self.places.give_back(tenant, 1);
         self.all.remove(place)
     }

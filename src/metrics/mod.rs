@@ -34,11 +34,12 @@ use labels::finished_reason;
 use limits::TENANT_LIMITS;
 use registry::{Definition, Registry};
 use responses::ResponseSeries;
-use sampled::{SERVICE, TextWriter};
+use sampled::{GRAMMAR_TIMES, SERVICE, TextWriter};
 use series::EngineSeries;
 use tenant::AllTenantSeries;
 
 pub use labels::{Identity, RejectionReason};
+pub use sampled::GrammarFigures;
 pub use timeline::Timeline;
 
 /// The durations of a step.
@@ -67,7 +68,8 @@ pub struct Metrics {
     series: Arc<EngineSeries>,
     tenants: Arc<Mutex<AllTenantSeries>>,
     responses: Arc<Mutex<ResponseSeries>>,
-    recorder: Arc<PrometheusRecorder>, // To register more tenants and routes.
+    grammars: Arc<Mutex<GrammarFigures>>, // As last reported.
+    recorder: Arc<PrometheusRecorder>,    // To register more tenants and routes.
     exporter: PrometheusHandle,
     model_name: Arc<str>,
 }
@@ -97,6 +99,7 @@ impl Metrics {
             series: Arc::new(series),
             tenants: Arc::new(Mutex::new(tenants)),
             responses: Arc::new(Mutex::new(responses)),
+            grammars: Arc::default(),
             model_name: identity.model_name.as_str().into(),
             recorder: Arc::new(recorder),
             exporter,
@@ -132,6 +135,12 @@ impl Metrics {
         }
     }
 
+    /// Records what grammars have taken and take.
+    pub fn grammars(&self, now: GrammarFigures) {
+        let grammars = self.grammars.lock();
+        *grammars.unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
     /// Records a tenant's state.
     pub fn tenant(&self, id: TenantId, now: TenantState) {
         self.tenants().set(id, now);
@@ -151,6 +160,15 @@ impl Metrics {
         for limit in &TENANT_LIMITS {
             writer.by_tenant(&limit.metric, tenants.limits(limit));
         }
+        let grammars = self.grammars.lock();
+        let grammars = grammars.unwrap_or_else(PoisonError::into_inner);
+        writer.grammars(grammars.values);
+        for (kind, metric) in GRAMMAR_TIMES.iter().enumerate() {
+            let times = grammars.times.iter();
+            let seconds = times.map(|(id, times)| (*id, times[kind].as_secs_f64()));
+            writer.by_tenant(metric, tenants.by_name(seconds).into_iter());
+        }
+        drop(grammars);
         drop(tenants);
         writer.process();
         writer.finish()

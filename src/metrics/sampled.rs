@@ -1,8 +1,11 @@
-//! Metrics that are read when they are rendered: the state of the process, and the limits and the
-//! service time of each tenant. A service time has fractions, which the counters of the metrics
-//! library do not have.
+//! Metrics that are read when they are rendered: the state of the process, grammars, and the limits
+//! and the service time of each tenant. A service time has fractions, which the counters of the
+//! metrics library do not have.
 
 use std::fmt::Write as _;
+use std::time::Duration;
+
+use sterna_scheduler::TenantId;
 
 use super::registry::Definition;
 
@@ -32,6 +35,50 @@ pub(super) const SERVICE: SampledMetric = SampledMetric {
     help: "Machine time charged to a tenant.",
     kind: "counter",
 };
+
+/// The metrics of grammars, as in [`GrammarFigures::values`].
+const GRAMMARS: [SampledMetric; 4] = [
+    SampledMetric::gauge(
+        "sterna_grammar_workers",
+        "Processes that compile a grammar or compute its masks.",
+    ),
+    SampledMetric {
+        name: "sterna_grammar_deaths_total",
+        help: "Processes of grammars that ended before their grammar was given up.",
+        kind: "counter",
+    },
+    SampledMetric::gauge(
+        "sterna_grammars_waiting",
+        "Grammars that wait to be compiled.",
+    ),
+    SampledMetric::gauge(
+        "sterna_grammar_cache_bytes",
+        "Memory that compiled grammars count in the cache.",
+    ),
+];
+
+/// The processor time of a tenant's grammars, as in [`GrammarFigures::times`].
+pub(super) const GRAMMAR_TIMES: [SampledMetric; 2] = [
+    SampledMetric {
+        name: "sterna_tenant_grammar_compilation_seconds_total",
+        help: "Processor time of the compilations of a tenant's grammars.",
+        kind: "counter",
+    },
+    SampledMetric {
+        name: "sterna_tenant_grammar_mask_seconds_total",
+        help: "Processor time of the masks of a tenant's grammars.",
+        kind: "counter",
+    },
+];
+
+/// What the processes of grammars have taken and take.
+#[derive(Clone, Debug, Default)]
+pub struct GrammarFigures {
+    /// The processes, the deaths so far, the grammars that wait, and the bytes of the cache.
+    pub values: [u64; 4],
+    /// The processor time of each tenant: for compilations and for masks.
+    pub times: Vec<(TenantId, [Duration; 2])>,
+}
 
 /// What Prometheus's client libraries say of a process, under the same names.
 const PROCESS: [SampledMetric; 7] = [
@@ -74,7 +121,8 @@ const PROCESS: [SampledMetric; 7] = [
 
 /// Returns the metrics of the process and the service time.
 pub(super) fn definitions() -> impl Iterator<Item = Definition> {
-    let metrics = PROCESS.iter().chain([&SERVICE]);
+    let grammars = GRAMMARS.iter().chain(&GRAMMAR_TIMES);
+    let metrics = PROCESS.iter().chain([&SERVICE]).chain(grammars);
     metrics.map(SampledMetric::definition)
 }
 
@@ -111,15 +159,25 @@ impl TextWriter {
 
     /// Writes the metrics of this process, if the system tells them.
     pub(super) fn process(&mut self) {
-        let Some(values) = process_values() else {
-            return;
-        };
-        for (metric, value) in PROCESS.iter().zip(values) {
-            self.head(metric);
-            let (name, labels) = (metric.name, &self.labels);
-            let line = writeln!(self.text, "{name}{{{labels}}} {value}");
-            line.expect("strings take all text");
+        let values = process_values().into_iter().flatten();
+        PROCESS
+            .iter()
+            .zip(values)
+            .for_each(|(metric, value)| self.plain(metric, value));
+    }
+
+    /// Writes the metrics of grammars.
+    pub(super) fn grammars(&mut self, values: [u64; 4]) {
+        for (metric, value) in GRAMMARS.iter().zip(values) {
+            self.plain(metric, value as f64);
         }
+    }
+
+    fn plain(&mut self, metric: &SampledMetric, value: f64) {
+        self.head(metric);
+        let (name, labels) = (metric.name, &self.labels);
+        let line = writeln!(self.text, "{name}{{{labels}}} {value}");
+        line.expect("strings take all text");
     }
 
     fn head(&mut self, SampledMetric { name, help, kind }: &SampledMetric) {

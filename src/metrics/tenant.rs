@@ -1,7 +1,7 @@
 //! The series with a tenant's name. At most [`MAX_NAMED`] tenants have their own series; the others
 //! share the tenant label `other`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use sterna_scheduler::{Micros, TenantId, TenantPolicy, TenantState};
 
@@ -99,6 +99,20 @@ impl AllTenantSeries {
         });
         let all = named.chain([(OTHER, self.other_service)]);
         all.map(|(name, service)| (name, service as f64 / 1e6))
+    }
+
+    /// Adds up values of tenants by label. Every label has a value.
+    pub(super) fn by_name(
+        &self,
+        values: impl Iterator<Item = (TenantId, f64)>,
+    ) -> BTreeMap<&str, f64> {
+        let names = self.named.values().map(|named| named.name.as_str());
+        let mut all: BTreeMap<&str, f64> = names.chain([OTHER]).map(|name| (name, 0.0)).collect();
+        for (id, value) in values {
+            let name = self.named.get(&id).map_or(OTHER, |named| &named.name);
+            *all.entry(name).or_default() += value;
+        }
+        all
     }
 
     /// Returns the tenants that have a limit, and the limit. Tenants that share `other` have none.

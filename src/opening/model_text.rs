@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use crate::checkpoint::Source;
+use crate::checkpoint::{Source, TOOL_TEMPLATE_FILE};
 use crate::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 
 /// The tokenizer and the chat template that a checkpoint is served with.
@@ -28,10 +28,14 @@ impl ModelText {
         let config = source.read("tokenizer_config.json")?;
         let chat_template = source.read("chat_template.jinja")?;
         let chat_template = chat_template.as_deref().map(str::from_utf8).transpose();
+        let tool_template = source.read(TOOL_TEMPLATE_FILE)?;
+        let tool_template = tool_template.as_deref().map(str::from_utf8).transpose();
         let files = TextFiles {
             tokenizer: &tokenizer,
             config: config.as_deref(),
             chat_template: chat_template.map_err(|_| "chat_template.jinja is not valid UTF-8")?,
+            tool_template: tool_template
+                .map_err(|_| format!("{TOOL_TEMPLATE_FILE} is not valid UTF-8"))?,
         };
         let (tokenizer, template) = files.load_with_named(u32::try_from(vocabulary)?, named)?;
         let text = ModelText {

@@ -10,12 +10,15 @@ use crate::api::{Access, AllowedHosts, AllowedOrigins, HostName, parse_origin};
 use crate::config::NetworkFlags;
 
 /// The bytes of responses that the system keeps for a client that does not read. The system doubles
-/// the number, for its own use.
-const SEND_BUFFER_BYTES: u32 = 32 << 10;
+/// the number, for its own use. It has to hold several segments of loopback, of 64 KiB each: a
+/// client delays the acknowledgement of a single one by 40 ms.
+const SEND_BUFFER_BYTES: u32 = 256 << 10;
 /// Connections that the system may hold until the server accepts them.
 const BACKLOG: u32 = 4096;
 /// Files that the process needs beside its connections.
 const OTHER_FILES: u64 = 256;
+/// Files of the processes of grammars, three for each. With fewer, the last grammars get 503.
+const GRAMMAR_FILES: u64 = 768;
 /// Allows all hosts or origins.
 const ANY: &str = "*";
 
@@ -63,7 +66,7 @@ pub(super) fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, Strin
         match bind(address) {
             Ok(listener) => listeners.push(listener),
             Err(error) => {
-                let message = format!("cannot listen on {address}: {error}");
+                let message = format!("cannot listen on {address}: {error}{}", advice(&error));
                 if error.kind() == io::ErrorKind::AddrInUse || addresses.len() == 1 {
                     return Err(message);
                 }
@@ -78,6 +81,17 @@ pub(super) fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, Strin
             Ok(listeners)
         }
         None => Ok(listeners),
+    }
+}
+
+/// Returns what to do about an address that cannot be used.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            ". Another program listens there: end it, or choose another --port (0 takes a free one)"
+        }
+        io::ErrorKind::PermissionDenied => ". Choose a --port of 1024 or more",
+        _ => ". Give a --host that belongs to this machine",
     }
 }
 
@@ -96,7 +110,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// Raises this process's limit of open files to what `connections` connections need, as far as the
 /// system allows. Returns how many connections the limit allows.
 pub(super) fn allow_files(connections: u32) -> u32 {
-    let wanted = u64::from(connections) + OTHER_FILES;
+    let wanted = u64::from(connections) + OTHER_FILES + GRAMMAR_FILES;
     let limit = getrlimit(Resource::Nofile);
     let allowed = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
     if allowed(limit.current) < wanted {

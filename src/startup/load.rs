@@ -1,9 +1,10 @@
 //! Loads the model and starts its engine, as the flags say.
 
+use std::env;
 use std::error::Error;
 use std::fs;
 use std::io::{self, IsTerminal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -16,8 +17,8 @@ use super::tenants;
 use crate::api::{EmbeddingShape, ModelCard, SamplingDefaults, Serving};
 use crate::checkpoint::{ModelConfig, Source};
 use crate::config::ServeConfig;
-use crate::constraint::Grammars;
-use crate::engine::{Budget, Engine, EngineConfig, Limits, Policy};
+use crate::constraint::{GrammarOptions, Grammars};
+use crate::engine::{Budget, Engine, EngineConfig, EngineHandle, Limits, Policy, TenantId};
 use crate::metrics::{Identity, Metrics};
 use crate::model::LoadOptions;
 use crate::opening::{self, ModelText, OpenCheckpoint, i2s_order, kv_dtype};
@@ -26,6 +27,8 @@ use crate::text::Tokenizer;
 use crate::tools::ToolFormat;
 
 const DEMO_NAME: &str = "sterna-demo";
+/// How many grammars are compiled at a time, each of another tenant.
+const MAX_COMPILATIONS: usize = 16;
 /// A step that takes longer, and ten times as long as predicted, means that something is broken.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -106,10 +109,10 @@ fn start_engine(
              --kv-memory if this is too much"
         )
     })?;
-    let tokenizer = Arc::new(tokenizer);
+    let tokenizer = Arc::new(tokenizer.with_context(card.max_model_len));
     let serving = Serving {
         tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
-        grammars: start_grammars(config, &tokenizer, &card)?,
+        grammars: start_grammars(config, &tokenizer, &card, &engine)?,
         model: card,
         tokenizer,
         chat_template,
@@ -148,15 +151,34 @@ fn model_card(
     })
 }
 
-/// Starts the threads that compile grammars and compute masks. A mask takes some tens of
-/// microseconds and a step milliseconds, so a few threads are enough.
+/// Starts the processes of grammars. A mask takes some tens of microseconds and a step
+/// milliseconds, so a few at a time are enough.
 fn start_grammars(
     config: &ServeConfig,
     tokenizer: &Arc<Tokenizer>,
     model: &ModelCard,
+    engine: &EngineHandle,
 ) -> io::Result<Grammars> {
-    let threads = (config.machine.threads() / 8).clamp(1, 8);
-    Grammars::start(Arc::clone(tokenizer), &model.stop_tokens, threads)
+    let options = GrammarOptions {
+        program: &own_program()?,
+        end_tokens: &model.stop_tokens,
+        masks_at_once: (config.machine.threads() / 8).clamp(1, 8),
+        compilations_at_once: MAX_COMPILATIONS,
+    };
+    let is_busy = engine.busy_reader();
+    let engine = engine.clone();
+    let charge = move |tenant, time| engine.charge_time(TenantId(tenant), time);
+    let tokenizer = Arc::clone(tokenizer);
+    Ok(Grammars::start(tokenizer, &options, is_busy, charge))
+}
+
+/// Returns the path of this program. On Linux the path is right even if an update has replaced the
+/// file.
+fn own_program() -> io::Result<PathBuf> {
+    match cfg!(target_os = "linux") {
+        true => Ok(PathBuf::from("/proc/self/exe")),
+        false => env::current_exe(),
+    }
 }
 
 /// Returns the sampling parameters of requests that do not set them.
@@ -208,9 +230,10 @@ fn load_options(config: &ServeConfig, kernels: Kernels, limits: &Limits) -> Load
 fn policy(config: &ServeConfig) -> Policy {
     let target = config.scheduling.itl_target_ms * 1000;
     Policy {
-        budget: match config.scheduling.itl_strict {
-            true => Budget::strictly_within(target),
-            false => Budget::within(target),
+        budget: if config.scheduling.itl_strict {
+            Budget::strictly_within(target)
+        } else {
+            Budget::within(target)
         },
         max_draft: config.scheduling.speculate,
         ..Policy::default()
@@ -245,7 +268,13 @@ fn model_name(config: &ServeConfig) -> Result<String, Box<dyn Error>> {
     let Some(path) = &config.model.path else {
         return Ok(DEMO_NAME.to_owned());
     };
-    let path = path.canonicalize()?;
+    let path = path.canonicalize().map_err(|error| {
+        let shown = path.display();
+        format!(
+            "{shown}: {error}. Give the path of a model, or one of the commands that sterna --help \
+             lists"
+        )
+    })?;
     let name = if path.is_dir() {
         path.file_name()
     } else {

@@ -32,6 +32,28 @@ impl SharedModel {
     pub(super) fn unknown_token(&self) -> Option<u32> {
         self.unknown
     }
+
+    /// Returns whether the text of each token, except the unknown one, is the part of a text that
+    /// becomes the token.
+    pub(super) fn spells_text(&self) -> bool {
+        let is_none = |mark: &Option<String>| mark.as_ref().is_none_or(String::is_empty);
+        match &*self.model {
+            ModelWrapper::BPE(bpe) => {
+                is_none(&bpe.continuing_subword_prefix) && is_none(&bpe.end_of_word_suffix)
+            }
+            ModelWrapper::Unigram(_) => true,
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
+        }
+    }
+
+    /// Returns whether a character that is no token becomes the tokens of its bytes.
+    pub(super) fn falls_back_to_bytes(&self) -> bool {
+        match &*self.model {
+            ModelWrapper::BPE(bpe) => bpe.byte_fallback,
+            ModelWrapper::Unigram(unigram) => unigram.byte_fallback(),
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for SharedModel {

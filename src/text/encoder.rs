@@ -90,6 +90,32 @@ pub(super) fn without(encoder: &Encoder, controls: &[AddedToken]) -> Result<Enco
     Ok(plain)
 }
 
+/// Returns an encoder that reads a text as `encoder` reads it behind an added token. There is none
+/// if `encoder` reads both alike.
+///
+/// `Metaspace` can mark the beginning of a text, and does not do so behind a token.
+pub(super) fn behind_tokens(encoder: &Encoder) -> Result<Option<Encoder>, TextError> {
+    let error = |error: serde_json::Error| bad(error.to_string());
+    let old = serde_json::to_value(encoder.get_pre_tokenizer()).map_err(error)?;
+    let mut new = old.clone();
+    let steps = match new.get("pretokenizers").is_some() {
+        true => new["pretokenizers"].as_array_mut().map(Vec::as_mut_slice),
+        false => Some(std::slice::from_mut(&mut new)),
+    };
+    for step in steps.unwrap_or_default() {
+        if step["type"] == "Metaspace" && step["prepend_scheme"] == "first" {
+            step["prepend_scheme"] = "never".into();
+        }
+    }
+    if new == old {
+        return Ok(None);
+    }
+    let pre_tokenizer: PreTokenizerWrapper = serde_json::from_value(new).map_err(error)?;
+    let mut behind = encoder.clone();
+    behind.with_pre_tokenizer(Some(pre_tokenizer));
+    Ok(Some(behind))
+}
+
 /// Returns the error of a `tokenizer.json` that cannot be used.
 pub(super) fn bad(why: String) -> TextError {
     TextError::BadFile {

@@ -21,6 +21,15 @@ pub enum TextError {
         /// The control token.
         token: String,
     },
+    /// The text has so many tokens that it was not encoded: see `Tokenizer::with_context`.
+    TooLong {
+        /// The length of the text.
+        bytes: usize,
+        /// A number of tokens that the text has at least.
+        min_tokens: usize,
+        /// The context length in tokens.
+        context: u32,
+    },
     /// The tokenizer produced a token that the model does not have.
     BeyondVocabulary {
         /// The token.
@@ -39,6 +48,15 @@ impl fmt::Display for TextError {
                 f,
                 "the model's tokenizer turns {text:?} into its control token {token:?}; leave \
                  this character out"
+            ),
+            TextError::TooLong {
+                bytes,
+                min_tokens,
+                context,
+            } => write!(
+                f,
+                "the text of {bytes} bytes has at least {min_tokens} tokens; the context has \
+                 {context}"
             ),
             TextError::BeyondVocabulary { token, vocabulary } => write!(
                 f,

@@ -27,8 +27,8 @@ pub use chat_template::{
 };
 pub use detokenizer::{Detokenizer, TextDelta, TextOptions};
 pub use error::{TemplateError, TextError};
-pub use reasoning::{ReasoningSplitter, ReasoningTags, SplitText};
-pub use tokenizer::Tokenizer;
+pub use reasoning::{ReasoningSplitter, ReasoningStart, ReasoningTags, SplitText};
+pub use tokenizer::{Tokenizer, TokenizerSource};
 
 /// The contents of a checkpoint's files about text.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +39,8 @@ pub struct TextFiles<'a> {
     pub config: Option<&'a [u8]>,
     /// `chat_template.jinja`. It takes precedence over a template in the configuration.
     pub chat_template: Option<&'a str>,
+    /// `additional_chat_templates/tool_use.jinja`, the template of conversations with tools.
+    pub tool_template: Option<&'a str>,
 }
 
 impl TextFiles<'_> {
@@ -68,9 +70,14 @@ impl TextFiles<'_> {
             })?,
             None => Value::Null,
         };
-        let template = ChatTemplate::find(&config, self.chat_template)?;
-        let source = template.as_ref().map(ChatTemplate::source);
-        let tokenizer = Tokenizer::new(self.tokenizer, &config, source, (vocabulary, named))?;
+        let template = ChatTemplate::find(&config, self.chat_template, self.tool_template)?;
+        let tokenizer = Tokenizer::load(TokenizerSource {
+            json: self.tokenizer.to_vec(),
+            config,
+            chat_template: template.as_ref().map(ChatTemplate::sources),
+            vocabulary,
+            named: named.to_vec(),
+        })?;
         Ok((tokenizer, template))
     }
 }

@@ -5,6 +5,9 @@
 //! can also open it at the end of the prompt. Reasoning that the model does not close is all of the
 //! answer. Tags anywhere else are text, so a model can write about them.
 //!
+//! White space before the reasoning and line breaks after it belong to the tags. The text begins
+//! behind them, because chat templates write earlier answers so.
+//!
 //! Invariant: the parts of all pieces together are the parts of the whole answer, however it is cut
 //! into pieces.
 
@@ -31,6 +34,12 @@ pub enum ReasoningTags {
 }
 
 impl ReasoningTags {
+    /// The text of the tag that opens reasoning.
+    pub const OPEN: &'static str = OPEN;
+
+    /// The text of the tag that closes reasoning.
+    pub const CLOSE: &'static str = CLOSE;
+
     /// Returns the tags of a checkpoint; `None` if neither its added tokens nor its chat template
     /// have them.
     pub(super) fn find<'a>(
@@ -62,9 +71,29 @@ impl ReasoningTags {
     }
 }
 
-/// Returns whether a prompt ends inside of reasoning.
-pub(super) fn is_opened(prompt: &str) -> bool {
-    prompt.trim_end().ends_with(OPEN)
+/// Where the reasoning of an answer begins, as the end of the prompt says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningStart {
+    /// The prompt ends inside of reasoning.
+    Opened,
+    /// The model may open reasoning.
+    Possible,
+    /// The prompt has closed the reasoning, or the answer goes on after it.
+    Over,
+}
+
+impl ReasoningStart {
+    /// Returns how a prompt ends at which an answer begins.
+    pub(super) fn of(prompt: &str) -> ReasoningStart {
+        let prompt = prompt.trim_end();
+        if prompt.ends_with(OPEN) {
+            ReasoningStart::Opened
+        } else if prompt.ends_with(CLOSE) {
+            ReasoningStart::Over
+        } else {
+            ReasoningStart::Possible
+        }
+    }
 }
 
 /// A piece of an answer, split.
@@ -86,6 +115,7 @@ pub struct ReasoningSplitter {
     tokens: VecDeque<(u32, Range<usize>)>,
     tag_end: usize, // Where the text of the last tag ends.
     held: String,   // The beginning of a tag, if tags are text.
+    space: String,  // The white space at the start, until it is known whether a tag follows.
 }
 
 /// Where in the answer the splitter is.
@@ -94,6 +124,8 @@ enum Place {
     /// Before everything except white space.
     Start,
     Reasoning,
+    /// Behind the closing tag, before everything except line breaks.
+    Closed,
     Answer,
 }
 
@@ -108,6 +140,7 @@ impl ReasoningSplitter {
             tokens: VecDeque::new(),
             tag_end: 0,
             held: String::new(),
+            space: String::new(),
         }
     }
 
@@ -131,14 +164,15 @@ impl ReasoningSplitter {
 
     /// Returns the text that was held, because it might have been the beginning of a tag.
     pub fn finish(&mut self) -> SplitText {
-        let (held, mut split) = (std::mem::take(&mut self.held), SplitText::default());
+        let mut split = SplitText::default();
+        let held = std::mem::take(&mut self.space) + &std::mem::take(&mut self.held);
         self.part(&mut split).push_str(&held);
         split
     }
 
     /// Returns the number of characters that are held.
     pub fn held_chars(&self) -> usize {
-        self.held.chars().count()
+        self.held.chars().count() + self.space.chars().count()
     }
 
     fn push_beside_tokens(&mut self, text: &str, split: &mut SplitText) {
@@ -147,36 +181,46 @@ impl ReasoningSplitter {
                 && text.start <= self.position
             {
                 self.tokens.pop_front();
-                if self.is_tag(token) {
+                if self.is_tag(token, split) {
                     self.tag_end = text.end;
                 }
             }
             if self.position >= self.tag_end {
-                if !char.is_whitespace() {
-                    self.leave_start();
-                }
-                self.part(split).push(char);
+                self.push_char(char, split);
             }
             self.position += 1;
         }
     }
 
+    fn push_char(&mut self, char: char, split: &mut SplitText) {
+        match self.place {
+            Place::Start if char.is_whitespace() => self.space.push(char),
+            Place::Closed if char == '\n' => {}
+            _ => {
+                self.leave_start(split);
+                self.part(split).push(char);
+            }
+        }
+    }
+
     /// Passes a token that may be a tag. Returns whether it is one at this place.
-    fn is_tag(&mut self, token: u32) -> bool {
+    fn is_tag(&mut self, token: u32, split: &mut SplitText) -> bool {
         let ReasoningTags::Tokens { open, close } = self.tags else {
             return false;
         };
         let may_close = match self.place {
             Place::Start => self.is_opened,
             Place::Reasoning => true,
-            Place::Answer => false,
+            Place::Closed | Place::Answer => false,
         };
         if token == open && self.place == Place::Start {
             self.place = Place::Reasoning;
+            self.space.clear();
             return true;
         }
         if token == close && may_close {
-            self.place = Place::Answer;
+            self.leave_start(split);
+            self.place = Place::Closed;
             return true;
         }
         false
@@ -185,18 +229,18 @@ impl ReasoningSplitter {
     fn push_with_tags(&mut self, text: &str, split: &mut SplitText) {
         let mut text = std::mem::take(&mut self.held) + text;
         if self.place == Place::Start {
-            let space = text.len() - text.trim_start().len();
-            let rest = text.split_off(space);
-            self.part(split).push_str(&text);
+            let rest = text.split_off(text.len() - text.trim_start().len());
+            self.space.push_str(&text);
             text = rest;
             if let Some(rest) = text.strip_prefix(OPEN) {
                 self.place = Place::Reasoning;
+                self.space.clear();
                 text = rest.to_owned();
             } else if OPEN.starts_with(&text) {
                 self.held = text;
                 return;
             } else {
-                self.leave_start();
+                self.leave_start(split);
             }
         }
         if self.place == Place::Reasoning {
@@ -208,20 +252,22 @@ impl ReasoningSplitter {
             };
             split.reasoning.push_str(reasoning);
             text = answer.to_owned();
-            self.place = Place::Answer;
+            self.place = Place::Closed;
         }
-        split.answer.push_str(&text);
+        for char in text.chars() {
+            self.push_char(char, split);
+        }
     }
 
-    /// Goes on after the start of the answer, which has no tag.
-    fn leave_start(&mut self) {
-        if self.place == Place::Start {
-            self.place = if self.is_opened {
-                Place::Reasoning
-            } else {
-                Place::Answer
-            };
-        }
+    /// Goes on after white space at the start or behind the closing tag: what follows is no tag.
+    fn leave_start(&mut self, split: &mut SplitText) {
+        self.place = match self.place {
+            Place::Start if self.is_opened => Place::Reasoning,
+            Place::Start | Place::Closed => Place::Answer,
+            place => place,
+        };
+        let space = std::mem::take(&mut self.space);
+        self.part(split).push_str(&space);
     }
 
     /// Returns the part to which text at this place belongs.
@@ -229,7 +275,7 @@ impl ReasoningSplitter {
         match self.place {
             Place::Reasoning => &mut split.reasoning,
             Place::Start if self.is_opened => &mut split.reasoning,
-            Place::Start | Place::Answer => &mut split.answer,
+            Place::Start | Place::Closed | Place::Answer => &mut split.answer,
         }
     }
 }
@@ -294,9 +340,9 @@ mod tests {
         whole
     }
 
-    const CASES: [(&str, bool, &str, &str); 14] = [
-        ("<think>a b</think>\n\nc", false, "a b", "\n\nc"),
-        (" \n<think>ä</think>", false, "ä", " \n"),
+    const CASES: [(&str, bool, &str, &str); 18] = [
+        ("<think>a b</think>\n\nc", false, "a b", "c"),
+        (" \n<think>ä</think>\n", false, "ä", ""),
         ("<think>never closed", false, "never closed", ""),
         ("<think></think>x", false, "", "x"),
         ("plain", false, "", "plain"),
@@ -307,6 +353,10 @@ mod tests {
         ("<think>a</think>b", true, "a", "b"),
         ("never closed", true, "never closed", ""),
         ("x <think>y</think>", false, "", "x <think>y</think>"),
+        ("\n x\n\ny", false, "", "\n x\n\ny"),
+        ("\n x</think>\n\n y\n\nz", true, "\n x", " y\n\nz"),
+        ("\n</think>\ny", true, "\n", "y"),
+        ("\n<think>x</think>\n</think>", true, "x", "</think>"),
         ("</think>x", false, "", "</think>x"),
         (
             "<think>a<think></think>b</think><think>",
@@ -342,7 +392,7 @@ mod tests {
         // A special token has no text if the client skips such tokens.
         for delay in 0..5 {
             let text = "<think>a b</think>\n\nc";
-            let expected = ("a b".to_owned(), "\n\nc".to_owned());
+            let expected = ("a b".to_owned(), "c".to_owned());
             assert_eq!(split_tokens(text, false, delay, false), expected);
         }
     }
@@ -375,9 +425,13 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_opened_by_its_last_tag() {
-        assert!(is_opened("<|im_start|>assistant\n<think>\n"));
-        assert!(!is_opened("assistant\n<think>\n\n</think>\n\n"));
-        assert!(!is_opened("assistant\n"));
+    fn the_last_tag_of_a_prompt_says_where_reasoning_begins() {
+        for (prompt, start) in [
+            ("<|im_start|>assistant\n<think>\n", ReasoningStart::Opened),
+            ("assistant\n<think>\n\n</think>\n\n", ReasoningStart::Over),
+            ("assistant\n", ReasoningStart::Possible),
+        ] {
+            assert_eq!(ReasoningStart::of(prompt), start, "{prompt}");
+        }
     }
 }

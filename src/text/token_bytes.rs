@@ -7,6 +7,7 @@ pub(super) struct TokenBytes {
     bytes: Vec<u8>,
     ends: Vec<u32>, // Indexed by token.
     longest: usize,
+    marks_spaces: bool,
     strips_first_space: bool,
 }
 
@@ -26,6 +27,7 @@ impl TokenBytes {
             bytes: Vec::new(),
             ends: Vec::with_capacity(vocabulary as usize),
             longest: 1,
+            marks_spaces: matches!(spelling, Spelling::SentencePiece { .. }),
             strips_first_space: matches!(
                 spelling,
                 Spelling::SentencePiece {
@@ -61,6 +63,11 @@ impl TokenBytes {
     /// Returns the length of the longest token in bytes, at least 1.
     pub(super) fn longest(&self) -> usize {
         self.longest
+    }
+
+    /// Returns whether `▁` stands for a space in the tokens' spelling.
+    pub(super) fn marks_spaces(&self) -> bool {
+        self.marks_spaces
     }
 
     /// Returns whether the encoder puts a space before every text, so that decoding a complete text

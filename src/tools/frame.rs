@@ -1,7 +1,5 @@
 //! What stands around calls in an answer, in the format of each family of models.
 
-use crate::text::ReasoningTags;
-
 /// A family of models that writes calls in its own way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
@@ -32,6 +30,19 @@ pub(super) enum Family {
     /// {"name": "get_weather", "parameters": {"city": "Paris"}}
     /// ```
     Llama,
+    /// Qwen 3.5, Qwen3-Coder and Nemotron 3: each call in tags of its own, and each argument too. A
+    /// value that is a text stands there as it is, all others are JSON.
+    ///
+    /// ```text
+    /// <tool_call>
+    /// <function=get_weather>
+    /// <parameter=city>
+    /// Paris
+    /// </parameter>
+    /// </function>
+    /// </tool_call>
+    /// ```
+    Xml,
 }
 
 /// The token that may stand before the first call of Llama 3.
@@ -42,7 +53,9 @@ impl Family {
     pub(super) fn find(template: &str) -> Option<Family> {
         let has = |text: &str| template.contains(text);
         // A list opens after the tag of Falcon. The line break between them can be escaped.
-        if has("<tool_call>\n[") || has("<tool_call>\\n[") {
+        if has("<function=") && has("<parameter=") && has("<tool_call>") {
+            Some(Family::Xml)
+        } else if has("<tool_call>\n[") || has("<tool_call>\\n[") {
             Some(Family::Falcon)
         } else if has("<tool_call>") && (has("\"arguments\\\"") || has("\"arguments\"")) {
             Some(Family::Hermes)
@@ -56,7 +69,7 @@ impl Family {
     /// Returns what stands around the calls of the family.
     pub(super) fn frame(self) -> &'static CallFrame {
         match self {
-            Family::Hermes => &HERMES,
+            Family::Hermes | Family::Xml => &HERMES,
             Family::Falcon => &FALCON,
             Family::Llama => &LLAMA,
         }
@@ -123,5 +136,4 @@ pub(super) struct TagTokens {
     pub(super) open: Option<u32>,
     pub(super) close: Option<u32>,
     pub(super) python: Option<u32>,
-    pub(super) reasoning: Option<ReasoningTags>,
 }

@@ -9,11 +9,14 @@ use serde_json::{Value, json};
 
 use super::frame::{CallFrame, TagTokens};
 use super::tool::{Tool, ToolChoice, ToolUse};
+use super::xml_arguments::{VALUE_END, XmlArguments, XmlValue};
 use crate::constraint::GrammarSource;
-use crate::text::ReasoningTags;
 
 /// The largest number of calls in an answer. A model that repeats itself ends there.
 const MAX_CALLS: usize = 16;
+
+/// The largest number of arguments of a call that its schema does not list.
+const MAX_OTHERS: usize = 32;
 
 /// Keywords that say which properties an object may have beside `properties`.
 const OPENING: [&str; 8] = [
@@ -28,51 +31,87 @@ const OPENING: [&str; 8] = [
 ];
 
 /// Returns the grammar of an answer that calls tools. With `ToolChoice::Auto` and `has_text`, it
-/// may be text without a call too, and may have text before the first call. `reasoning` are the
-/// tags of reasoning that may come first.
+/// may be text without a call too, and may have text before the first call.
 pub(super) fn of_calls(
-    frame: &CallFrame,
+    (frame, add_call): (&CallFrame, AddCall),
     tokens: &TagTokens,
     tools: &ToolUse,
-    reasoning: Option<ReasoningTags>,
     has_text: bool,
 ) -> String {
     let mut lark = String::new();
-    let think = match reasoning {
-        Some(ReasoningTags::Tokens { open, close }) => {
-            lark += &format!("think: <[{open}]> text <[{close}]> /[ \\n]{{0,2}}/\n");
-            "think? "
-        }
-        Some(ReasoningTags::Text) => {
-            lark += "think: think_open think_close /[ \\n]{0,2}/\n\
-                think_open[lazy]: /\\s{0,8}<think>/\n\
-                think_close[lazy]: TEXT \"</think>\"\n";
-            "think? "
-        }
-        None => "",
-    };
     let more = match tools.choice {
         ToolChoice::Auto | ToolChoice::Required if tools.is_parallel => MAX_CALLS - 1,
         _ => 0,
     };
     let is_free = tools.choice == ToolChoice::Auto && has_text;
     let first = if is_free { "text | first" } else { "first" };
-    let _ = writeln!(lark, "start: {think}({first})");
+    let _ = writeln!(lark, "start: {first}");
     match frame.open {
         "" => untagged(&mut lark, frame, tokens, tools, more),
         _ => tagged(&mut lark, frame, tokens, (is_free, more)),
     }
-    let text = json!(format!(", \"{}\": ", frame.arguments));
     let mut names = Vec::new();
     for (index, tool) in tools.callable() {
-        let head = json!(format!("{{\"name\": \"{}\"", tool.name));
-        let _ = writeln!(lark, "call_{index}: {head} {text} args_{index} \"}}\"");
-        let _ = writeln!(lark, "args_{index}: %json {}", arguments(tool));
+        add_call(&mut lark, frame, index, tool);
         names.push(format!("call_{index}"));
     }
     let _ = writeln!(lark, "call: {}", names.join(" | "));
     lark += "text: TEXT\nTEXT: /(?s:.*)/\n";
     lark
+}
+
+/// Adds the rules of a call of a tool: its name and its arguments.
+type AddCall = fn(&mut String, &CallFrame, usize, &Tool);
+
+/// Adds the rules of a call that is JSON.
+pub(super) fn json_call(lark: &mut String, frame: &CallFrame, index: usize, tool: &Tool) {
+    let text = json!(format!(", \"{}\": ", frame.arguments));
+    let head = json!(format!("{{\"name\": \"{}\"", tool.name));
+    let _ = writeln!(lark, "call_{index}: {head} {text} args_{index} \"}}\"");
+    let _ = writeln!(lark, "args_{index}: %json {}", arguments(tool));
+}
+
+/// Adds the rules of a call that is XML. Its arguments are in the order of the schema.
+pub(super) fn xml_call(lark: &mut String, _: &CallFrame, index: usize, tool: &Tool) {
+    let arguments = XmlArguments::of(tool);
+    let head = json!(format!("<function={}>\n", tool.name));
+    let mut call = format!("call_{index}: {head}");
+    let end = json!(format!("{VALUE_END}\n"));
+    for (place, argument) in arguments.listed.iter().enumerate() {
+        if GrammarSource::is_too_long(lark) {
+            return; // It is refused, however much longer it is.
+        }
+        let rule = format!("argument_{index}_{place}");
+        let value = match &argument.value {
+            XmlValue::Text { .. } | XmlValue::Any => format!("value_{index}"),
+            XmlValue::Choice { texts, is_nullable } => {
+                let null = is_nullable.then_some("null");
+                let texts = texts.iter().map(String::as_str).chain(null);
+                let texts: Vec<String> = texts.map(|text| json!(text).to_string()).collect();
+                format!("({}) {end}", texts.join(" | "))
+            }
+            XmlValue::Json(schema) => {
+                let schema = arguments.with_definitions(schema);
+                let schema = GrammarSource::with_json_style(schema, !tool.is_strict);
+                let _ = writeln!(lark, "json_{index}_{place}: %json {schema}");
+                format!("json_{index}_{place} {end}")
+            }
+        };
+        let open = json!(format!("<parameter={}>\n", argument.name));
+        let _ = writeln!(lark, "{rule}: {open} {value}");
+        let optional = if argument.is_required { "" } else { "?" };
+        let _ = write!(call, " {rule}{optional}");
+    }
+    let _ = writeln!(lark, "value_{index}[suffix={end}]: /(?s:.*)/");
+    if arguments.is_open {
+        let name = "/[^>\\n]{1,64}/";
+        let _ = writeln!(
+            lark,
+            "other_{index}: \"<parameter=\" {name} \">\\n\" value_{index}"
+        );
+        let _ = write!(call, " other_{index}{{0,{MAX_OTHERS}}}");
+    }
+    let _ = writeln!(lark, "{call} \"</function>\"");
 }
 
 impl Tool {
@@ -166,17 +205,15 @@ fn repeated(rule: &str, times: usize) -> String {
 /// properties has no others, unless its schema speaks of them: a model that makes up arguments
 /// would not end.
 fn arguments(tool: &Tool) -> Value {
-    let mut schema = match &tool.parameters {
-        Some(Value::Object(schema)) => schema.clone(),
-        _ => serde_json::Map::new(),
-    };
-    if !OPENING.iter().any(|keyword| schema.contains_key(*keyword)) {
+    let given = tool.parameters.as_ref();
+    let speaks_of_others = OPENING
+        .iter()
+        .any(|keyword| given.is_some_and(|schema| schema.get(keyword).is_some()));
+    let mut schema = tool.schema();
+    if !speaks_of_others {
         schema.entry("type").or_insert_with(|| json!("object"));
-        let properties = schema.entry("properties").or_insert_with(|| json!({}));
-        let is_listed = properties
-            .as_object()
-            .is_some_and(|listed| !listed.is_empty());
-        if is_listed || tool.parameters.is_none() {
+        if schema.contains_key("properties") || tool.parameters.is_none() {
+            schema.entry("properties").or_insert_with(|| json!({}));
             schema.insert("additionalProperties".to_owned(), false.into());
         }
     }

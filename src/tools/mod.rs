@@ -12,12 +12,18 @@
 mod format;
 mod frame;
 mod grammar;
+mod json_parser;
+mod parsed;
 mod parser;
+mod printing;
 mod prompt;
 #[cfg(test)]
 mod tests;
 mod tool;
+mod xml_arguments;
+mod xml_parser;
 
-pub use format::ToolFormat;
-pub use parser::{CallDelta, CallParser, ParsedText};
+pub use format::{CallFormat, ToolFormat};
+pub use parsed::{CallDelta, ParsedText};
+pub use parser::CallParser;
 pub use tool::{CalledTool, Tool, ToolChoice, ToolUse, Turn};

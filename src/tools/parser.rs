@@ -4,326 +4,64 @@
 //!
 //! Invariant: no part of a call is text. What looks like the beginning of a call and does not go on
 //! as one is text.
-//!
-//! The grammar makes the arguments valid JSON, so the parser only looks for their end.
 
-use super::format::ToolFormat;
-use super::frame::{CallFrame, PYTHON_TAG};
-
-/// The longest beginning of a call: its tags, its name and white space.
-const MAX_HEAD_BYTES: usize = 512;
-
-/// What a piece of an answer says about a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CallDelta {
-    /// A call of the tool with this name begins.
-    Begins(String),
-    /// The next part of the arguments of the last call.
-    Arguments(String),
-}
-
-/// A piece of an answer, split.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ParsedText {
-    /// The text that is no call. It stands before the calls.
-    pub text: String,
-    /// The calls.
-    pub calls: Vec<CallDelta>,
-}
+use super::format::CallFormat;
+use super::json_parser::JsonCallParser;
+use super::parsed::ParsedText;
+use super::tool::ToolUse;
+use super::xml_parser::XmlCallParser;
 
 /// Splits one answer.
 #[derive(Clone, Debug)]
 pub struct CallParser {
-    frame: &'static CallFrame,
-    names: Vec<String>,
-    place: CallPlace,
-    held: String, // What is neither text nor a part of a call yet.
-    complete: u32,
+    of_family: FamilyParser,
+    tag_tokens: Vec<u32>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CallPlace {
-    /// In text in which a call may begin. Without tags, that is the beginning of the answer.
-    Text,
-    /// In text in which no call may begin.
-    Plain,
-    /// From the beginning of a call to its arguments. `is_next` says that a separator came before.
-    Head { is_next: bool },
-    Arguments {
-        depth: u32,
-        in_string: bool,
-        is_escaped: bool,
-    },
-    /// From the end of the arguments to the end of the call.
-    Tail,
-    /// After a call, inside of the tags.
-    After,
-}
-
-/// How a text begins with other texts, with white space before each.
-enum Beginning {
-    /// The text begins with the others, in this many bytes.
-    Whole(usize),
-    /// The text may begin with the others, if more follows.
-    Partial,
-    No,
+#[derive(Clone, Debug)]
+enum FamilyParser {
+    Json(JsonCallParser),
+    Xml(XmlCallParser),
 }
 
 impl CallParser {
-    /// Starts an answer that may call the tools of these names.
-    pub fn new(format: &ToolFormat, names: Vec<String>) -> CallParser {
+    /// Starts an answer that may call `tools`.
+    pub fn new(format: &CallFormat, tools: &ToolUse) -> CallParser {
         CallParser {
-            frame: format.frame(),
-            names,
-            place: CallPlace::Text,
-            held: String::new(),
-            complete: 0,
+            of_family: match format.is_xml() {
+                true => FamilyParser::Xml(XmlCallParser::new(format.frame(), tools)),
+                false => FamilyParser::Json(JsonCallParser::new(format.frame(), tools)),
+            },
+            tag_tokens: format.tag_tokens(),
         }
+    }
+
+    /// Returns the tokens of the tags around calls.
+    pub fn tag_tokens(&self) -> &[u32] {
+        &self.tag_tokens
     }
 
     /// Returns the number of calls that are complete.
     pub fn complete_calls(&self) -> u32 {
-        self.complete
+        match &self.of_family {
+            FamilyParser::Json(parser) => parser.complete_calls(),
+            FamilyParser::Xml(parser) => parser.complete_calls(),
+        }
     }
 
     /// Splits the next piece of the answer.
     pub fn push(&mut self, text: &str) -> ParsedText {
-        self.held += text;
-        let mut parsed = ParsedText::default();
-        while self.step(&mut parsed) {}
-        parsed
+        match &mut self.of_family {
+            FamilyParser::Json(parser) => parser.push(text),
+            FamilyParser::Xml(parser) => parser.push(text),
+        }
     }
 
     /// Ends the answer. Returns the text that was held, because a call might have begun there.
     pub fn finish(&mut self) -> ParsedText {
-        let held = std::mem::take(&mut self.held);
-        let is_rest = matches!(self.place, CallPlace::Tail | CallPlace::After);
-        let text = match self.place {
-            // The end of a call is cut off, or its closing tag is.
-            _ if is_rest && !matches!(self.tail_of(&held), Beginning::No) => String::new(),
-            CallPlace::Text if self.complete > 0 && held.trim().is_empty() => String::new(),
-            _ => held,
-        };
-        ParsedText {
-            text,
-            calls: Vec::new(),
+        match &mut self.of_family {
+            FamilyParser::Json(parser) => parser.finish(),
+            FamilyParser::Xml(parser) => parser.finish(),
         }
     }
-
-    fn tail_of(&self, held: &str) -> Beginning {
-        let (end, close) = (self.frame.end, self.frame.close);
-        match self.place {
-            CallPlace::Tail => begins_with(held, &["}", end, close]),
-            _ => begins_with(held, &[end, close]),
-        }
-    }
-
-    /// Takes what can be decided from the beginning of the held text. Returns whether more can be.
-    fn step(&mut self, parsed: &mut ParsedText) -> bool {
-        match self.place {
-            CallPlace::Plain => {
-                parsed.text.push_str(&std::mem::take(&mut self.held));
-                false
-            }
-            CallPlace::Text if self.frame.open.is_empty() => self.step_untagged(),
-            CallPlace::Text => self.step_text(parsed),
-            CallPlace::Head { is_next } => self.step_head(is_next, parsed),
-            CallPlace::Arguments { .. } => self.step_arguments(parsed),
-            CallPlace::Tail => match begins_with(&self.held, &["}"]) {
-                Beginning::Whole(bytes) => {
-                    self.held.drain(..bytes);
-                    self.complete += 1;
-                    self.place = CallPlace::After;
-                    true
-                }
-                Beginning::Partial => false,
-                Beginning::No => self.give_up(parsed),
-            },
-            CallPlace::After => self.step_after(parsed),
-        }
-    }
-
-    /// Looks for the tag that opens a call. White space before the tag is a part of the call.
-    fn step_text(&mut self, parsed: &mut ParsedText) -> bool {
-        let open = self.frame.open;
-        if let Some(start) = self.held.find(open) {
-            let text = self.held[..start].trim_end().len();
-            parsed.text.push_str(&self.held[..text]);
-            // The tag stays: if this is no call, all of it is text.
-            self.held.drain(..text);
-            self.place = CallPlace::Head { is_next: false };
-            return true;
-        }
-        let lengths = (1..open.len()).rev();
-        let mut beginnings = lengths.filter(|length| self.held.ends_with(&open[..*length]));
-        let tag = beginnings.next().unwrap_or(0);
-        let text = self.held[..self.held.len() - tag].trim_end().len();
-        parsed.text.push_str(&self.held[..text]);
-        self.held.drain(..text);
-        false
-    }
-
-    /// Looks whether the answer begins with a call.
-    fn step_untagged(&mut self) -> bool {
-        let text = self.held.trim_start();
-        let text = text.strip_prefix(PYTHON_TAG).unwrap_or(text).trim_start();
-        if text.is_empty() || PYTHON_TAG.starts_with(text) {
-            return false;
-        }
-        self.place = match text.starts_with('{') {
-            true => CallPlace::Head { is_next: false },
-            false => CallPlace::Plain,
-        };
-        true
-    }
-
-    fn step_head(&mut self, is_next: bool, parsed: &mut ParsedText) -> bool {
-        let mut may_follow = false;
-        for name in &self.names {
-            match self.head_of(name, is_next) {
-                Beginning::Whole(bytes) => {
-                    parsed.calls.push(CallDelta::Begins(name.clone()));
-                    self.held.drain(..bytes);
-                    self.place = CallPlace::Arguments {
-                        depth: 0,
-                        in_string: false,
-                        is_escaped: false,
-                    };
-                    return true;
-                }
-                Beginning::Partial => may_follow = true,
-                Beginning::No => {}
-            }
-        }
-        if may_follow && self.held.len() <= MAX_HEAD_BYTES {
-            return false;
-        }
-        self.give_up(parsed)
-    }
-
-    /// Matches the beginning of a call of `name`, up to the bracket that opens its arguments.
-    fn head_of(&self, name: &str, is_next: bool) -> Beginning {
-        let name = format!("\"{name}\"");
-        let key = format!("\"{}\"", self.frame.arguments);
-        let call = ["{", "\"name\"", ":", &name, ",", &key, ":"];
-        let before = match self.frame.open {
-            _ if is_next => ["", ""],
-            "" if self.held.trim_start().starts_with(PYTHON_TAG) => [PYTHON_TAG, ""],
-            open => [open, self.frame.begin],
-        };
-        let pieces = [before.as_slice(), &call].concat();
-        let bytes = match begins_with(&self.held, &pieces) {
-            Beginning::Whole(bytes) => bytes,
-            other => return other,
-        };
-        match begins_with(&self.held[bytes..], &["{"]) {
-            Beginning::Whole(until) => Beginning::Whole(bytes + until - 1),
-            other => other,
-        }
-    }
-
-    /// What began as a call is none. Its first character is text, and the rest is looked at again.
-    fn give_up(&mut self, parsed: &mut ParsedText) -> bool {
-        if self.frame.open.is_empty() {
-            self.place = CallPlace::Plain;
-            return true;
-        }
-        let space = self.held.len() - self.held.trim_start().len();
-        let first = self.held[space..].chars().next().map_or(0, char::len_utf8);
-        let text: String = self.held.drain(..space + first).collect();
-        parsed.text.push_str(&text);
-        self.place = CallPlace::Text;
-        true
-    }
-
-    /// Takes the arguments up to the bracket that closes them.
-    fn step_arguments(&mut self, parsed: &mut ParsedText) -> bool {
-        let CallPlace::Arguments {
-            mut depth,
-            mut in_string,
-            mut is_escaped,
-        } = self.place
-        else {
-            return false;
-        };
-        let mut end = None;
-        for (index, byte) in self.held.bytes().enumerate() {
-            match byte {
-                _ if is_escaped => is_escaped = false,
-                b'\\' if in_string => is_escaped = true,
-                b'"' => in_string = !in_string,
-                _ if in_string => {}
-                b'{' | b'[' => depth += 1,
-                b'}' | b']' => {
-                    depth -= 1;
-                    if depth == 0 {
-                        end = Some(index + 1);
-                        break;
-                    }
-                }
-                _ => {}
-            }
-        }
-        self.place = match end {
-            Some(_) => CallPlace::Tail,
-            None => CallPlace::Arguments {
-                depth,
-                in_string,
-                is_escaped,
-            },
-        };
-        let bytes = end.unwrap_or(self.held.len());
-        let arguments: String = self.held.drain(..bytes).collect();
-        if arguments.is_empty() {
-            return false;
-        }
-        match parsed.calls.last_mut() {
-            Some(CallDelta::Arguments(last)) => last.push_str(&arguments),
-            _ => parsed.calls.push(CallDelta::Arguments(arguments)),
-        }
-        end.is_some()
-    }
-
-    /// Looks for the next call, or for the end of the calls.
-    fn step_after(&mut self, parsed: &mut ParsedText) -> bool {
-        let separator = self
-            .frame
-            .separator
-            .map(|text| begins_with(&self.held, &[text]));
-        if let Some(Beginning::Whole(bytes)) = separator {
-            self.held.drain(..bytes);
-            self.place = CallPlace::Head { is_next: true };
-            return true;
-        }
-        match begins_with(&self.held, &[self.frame.end, self.frame.close]) {
-            Beginning::Whole(_) if self.frame.close.is_empty() => {
-                // Calls without tags end with the answer.
-                if self.held.trim().is_empty() {
-                    return false;
-                }
-                self.give_up(parsed)
-            }
-            Beginning::Whole(bytes) => {
-                self.held.drain(..bytes);
-                self.place = CallPlace::Text;
-                true
-            }
-            Beginning::Partial => false,
-            Beginning::No => self.give_up(parsed),
-        }
-    }
-}
-
-/// Matches the beginning of `text` with `pieces`, with any white space before each.
-fn begins_with(text: &str, pieces: &[&str]) -> Beginning {
-    let mut rest = text;
-    for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
-        rest = rest.trim_start();
-        match rest.strip_prefix(piece) {
-            Some(after) => rest = after,
-            None if piece.starts_with(rest) => return Beginning::Partial,
-            None => return Beginning::No,
-        }
-    }
-    Beginning::Whole(text.len() - rest.len())
 }

@@ -1,42 +1,53 @@
 //! A conversation with tools, as the chat template reads it.
 //!
-//! A model whose template has no tools reads them in its system message, its own calls in the text
-//! of its messages, and their results in messages of the user.
+//! A model whose template prints no tools reads them in its system message. One whose template
+//! prints no calls reads them in the text of its messages, and their results in messages of the
+//! user.
 
 use serde_json::{Value, json};
 
 use super::format::ToolFormat;
-use super::tool::{CalledTool, Tool, Turn};
+use super::printing::Printing;
+use super::tool::{CalledTool, Tool, ToolChoice, Turn};
 use crate::text::{Message, spaced_json};
 
 impl ToolFormat {
-    /// Returns the messages and the tools for the chat template.
-    pub fn conversation(&self, turns: Vec<Turn>, tools: &[Tool]) -> (Vec<Message>, Vec<Value>) {
+    /// Returns the messages and the tools for the chat template. `choice` says how the tools may be
+    /// called.
+    pub fn conversation(
+        &self,
+        turns: Vec<Turn>,
+        tools: &[Tool],
+        choice: ToolChoice,
+    ) -> (Vec<Message>, Vec<Value>) {
+        let printing = self.printing((!tools.is_empty()).then_some(choice));
         let tools: Vec<Value> = tools.iter().map(Tool::to_json).collect();
         let mut messages = Vec::with_capacity(turns.len());
         for turn in turns {
             match turn {
                 Turn::Said(message) => messages.push(message),
-                Turn::Called(message, calls) => messages.push(self.called(message, &calls)),
-                Turn::Result(id, text) if self.is_in_template() => messages.push(Message {
+                Turn::Called(message, calls) => {
+                    messages.push(self.called(message, &calls, printing));
+                }
+                Turn::Result(id, text) if printing.calls => messages.push(Message {
                     role: "tool".to_owned(),
                     content: text,
-                    tool_call_id: Some(id),
+                    tool_call_id: Some(printing.id(&id)),
                     ..Message::default()
                 }),
                 Turn::Result(_, text) => add_result(&mut messages, &text),
             }
         }
-        if self.is_in_template() || tools.is_empty() {
+        if printing.tools || tools.is_empty() {
             return (messages, tools);
         }
         describe(&mut messages, &tools);
         (messages, Vec::new())
     }
 
-    fn called(&self, message: Message, calls: &[CalledTool]) -> Message {
-        if self.is_in_template() {
-            let calls = calls.iter().map(|call| self.call_to_json(call));
+    fn called(&self, message: Message, calls: &[CalledTool], printing: Printing) -> Message {
+        if printing.calls {
+            let calls = calls.iter().map(|call| self.call_to_json(call, printing));
             return Message {
                 tool_calls: calls.collect(),
                 ..message

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::constraint::GrammarSource;
 use crate::text::Message;
 
 /// A function that the model may call.
@@ -20,6 +21,14 @@ pub struct Tool {
 }
 
 impl Tool {
+    /// Returns the schema of the arguments as the compiler gets it, empty if there is none.
+    pub(super) fn schema(&self) -> Map<String, Value> {
+        match &self.parameters {
+            Some(Value::Object(schema)) => GrammarSource::prepared(schema.clone(), !self.is_strict),
+            _ => Map::new(),
+        }
+    }
+
     /// Returns the tool as templates read it.
     pub(super) fn to_json(&self) -> Value {
         let mut function = Map::new();

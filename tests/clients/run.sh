@@ -139,7 +139,8 @@ printf '\nsterna-loadtest, 16 clients\n'
     --ignore-eos --shared-prefix-tokens 32
 
 printf '\nsterna-loadtest, against the histograms of a server with a queue\n'
-start queued --max-running 8
+# However slow the machine is, no request waits too long.
+start queued --max-running 8 --max-queued-seconds 600
 "$bin/sterna-loadtest" --url "$url" --clients 64 --requests 400 --ignore-eos \
     --server-histograms --json >"$work/agreement.json"
 python3 - "$work/agreement.json" <<'PYTHON'

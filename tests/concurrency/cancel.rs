@@ -68,6 +68,7 @@ impl Stepped {
             prompt,
             sampling: SamplingParams::greedy(),
             max_new_tokens,
+            is_length_given: false,
             min_new_tokens: max_new_tokens,
             stop_tokens: Vec::new(),
             tenant: TenantId(0),

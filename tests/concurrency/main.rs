@@ -14,6 +14,8 @@ mod canaries;
 mod cancel;
 #[path = "../harness/client.rs"]
 mod client;
+#[path = "../harness/grammars.rs"]
+mod grammars;
 mod model;
 mod requests;
 mod resets;

@@ -31,7 +31,7 @@ async fn a_reset_of_the_prefix_cache_never_changes_an_answer() {
         .collect();
     let mut alone = Vec::new();
     for body in &bodies {
-        server.engine.free_cached_pages().await.unwrap();
+        server.engine.reset_prefix_cache().await.unwrap();
         alone.push(Said::whole(&server.complete(0, body).await));
     }
     let asking = bodies.iter().enumerate();
@@ -46,7 +46,7 @@ async fn a_reset_of_the_prefix_cache_never_changes_an_answer() {
     let resetting = async {
         let mut freed = 0;
         while !is_over.load(Ordering::Relaxed) {
-            freed += server.engine.free_cached_pages().await.unwrap();
+            freed += server.engine.reset_prefix_cache().await.unwrap();
         }
         freed
     };

@@ -11,7 +11,6 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use serde_json::Value;
 use sterna::api::{self, App, ConnectionLimits, ModelCard, SamplingDefaults, Serving};
-use sterna::constraint::Grammars;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, Forward, Limits, Policy, TenantId, TenantPolicy,
 };
@@ -86,6 +85,7 @@ impl TestServer {
             tokenizer: text.tokenizer,
             config: None,
             chat_template: None,
+            tool_template: None,
         };
         let (tokenizer, chat_template) = files.load(text.vocabulary).unwrap();
         let metrics = Metrics::new(&Identity {
@@ -123,7 +123,7 @@ impl TestServer {
                 stop_tokens: text.stop_tokens.clone(),
                 ..ModelCard::default()
             },
-            grammars: Grammars::start(Arc::clone(&tokenizer), &[1], 1).unwrap(),
+            grammars: crate::grammars::start(&tokenizer, &[1]),
             tokenizer,
             chat_template,
             defaults: SamplingDefaults::default(),
@@ -216,7 +216,7 @@ impl TestServer {
             {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            self.engine.reset_prefix_cache();
+            self.engine.reset_prefix_cache().await.unwrap();
             while pages("free") < f64::from(self.pages) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

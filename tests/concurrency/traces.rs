@@ -184,7 +184,7 @@ async fn reload_until(done: &AtomicBool, server: &TestServer, mut random: Random
             })
             .await;
         if random.percent(10) {
-            server.engine.reset_prefix_cache();
+            server.engine.reset_prefix_cache().await.unwrap();
         }
         reloads += 1;
         sleep(Duration::from_millis(random.between(1, 10))).await;
@@ -201,7 +201,7 @@ async fn compare(tried: Vec<Tried>) -> u64 {
         if matches!(seen, Seen::Nothing) {
             continue;
         }
-        alone.engine.reset_prefix_cache();
+        alone.engine.reset_prefix_cache().await.unwrap();
         let expected = Said::whole(&alone.complete(tenant, &body).await);
         match seen {
             Seen::Whole(said) => {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use serde_json::{Value, json};
-use sterna::constraint::{GrammarError, GrammarSource, Grammars};
+use sterna::constraint::{GrammarError, GrammarOptions, GrammarSource, Grammars};
 use sterna::engine::FinishReason;
 
+use super::grammars::options;
 use super::lab::{END, Lab};
 
 /// Returns schemas and expressions that take as much work as their authors could think of.
@@ -92,11 +93,45 @@ async fn hostile_grammars_are_bounded_and_delay_nobody_else() {
 }
 
 #[tokio::test]
+async fn bytes_that_are_forced_without_an_end_reach_the_limit_of_time() {
+    let lab = Lab::new(512, 0);
+    let source = GrammarSource::grammar("start: T0 T0\nT0: /a{100}/+\n").unwrap();
+    match lab.grammars.compile(1, source).await {
+        Err(GrammarError::Invalid(why)) => assert!(why.contains("limit of 500 ms"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    let source = "start: /[bc]/ A A\nA: /a{100}/+\n"; // The mask thread meets it.
+    let source = GrammarSource::grammar(source).unwrap();
+    let grammar = lab.grammars.compile(1, source).await.unwrap();
+    let answer = lab.answer(lab.request(1, Some(grammar))).await;
+    let why = answer.dead_end.unwrap();
+    assert!(why.contains("limit of 500 ms"), "{why}");
+}
+
+#[tokio::test]
+async fn equal_grammars_are_compiled_once() {
+    let lab = Lab::new(16, 0);
+    let source = GrammarSource::regex("[a-z]{3}").unwrap();
+    let compile = || lab.grammars.compile(1, source.clone());
+    let all = futures_util::future::join_all((0..12).map(|_| compile())).await;
+    let first = all[0].clone().unwrap();
+    assert!(all.into_iter().all(|grammar| grammar == Ok(first.clone())));
+    let other = lab.grammars.compile(2, source.clone()).await.unwrap();
+    assert!(other != first, "another tenant has its own");
+}
+
+#[tokio::test]
 async fn many_waiting_grammars_of_others_leave_a_place_for_a_tenant() {
     let tokenizer = Arc::clone(&Lab::new(16, 0).tokenizer);
-    let idle = Grammars::start(tokenizer, &[END], 0).unwrap(); // Without a thread, all wait.
-    let begin = |tenant| {
-        let source = GrammarSource::regex("[a-z]{3}").unwrap();
+    let options = GrammarOptions {
+        compilations_at_once: 0, // All wait.
+        ..options(&[END])
+    };
+    let idle = Grammars::start(tokenizer, &options, || false, |_, _| ());
+    let mut numbers = 0..;
+    let mut begin = |tenant| {
+        let number = numbers.next().unwrap();
+        let source = GrammarSource::regex(&format!("[a-z]{{3}}{number}")).unwrap();
         let mut compiled = Box::pin(idle.compile(tenant, source));
         let answer = (&mut compiled).now_or_never();
         (compiled, answer.and_then(Result::err))

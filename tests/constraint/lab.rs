@@ -113,9 +113,10 @@ impl Lab {
             tokenizer: TOKENIZER,
             config: Some(CONFIG),
             chat_template: None,
+            tool_template: None,
         };
         let tokenizer = Arc::new(files.load(VOCABULARY).unwrap().0);
-        let grammars = Grammars::start(Arc::clone(&tokenizer), &[END], 2).unwrap();
+        let grammars = crate::grammars::start(&tokenizer, &[END]);
         let (handle, _engine) = Engine::start(Hashes, config, metrics).unwrap();
         Lab {
             handle,
@@ -131,7 +132,7 @@ impl Lab {
     /// Returns whether the grammar allows the tokens of a text, one after the other, and then an
     /// end.
     pub(crate) fn accepts(&self, grammar: &Grammar, text: &str) -> bool {
-        let output = grammar.begin(0, &[END]);
+        let output = grammar.begin(&[END]);
         let mut tokens = self.tokenizer.encode_plain(text).unwrap();
         tokens.push(END);
         (0..).zip(tokens).all(|(place, token)| {
@@ -161,6 +162,7 @@ impl Lab {
                 ..SamplingParams::default()
             },
             max_new_tokens: 1500,
+            is_length_given: false,
             min_new_tokens: 0,
             stop_tokens: vec![END],
             tenant: TenantId(0),

@@ -6,7 +6,10 @@
 )]
 
 mod budgets;
+#[path = "../harness/grammars.rs"]
+mod grammars;
 mod lab;
 mod neighbours;
+mod processes;
 mod random_grammars;
 mod rules;

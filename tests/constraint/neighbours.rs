@@ -124,7 +124,7 @@ async fn a_panic_beside_an_answer_does_not_change_it() {
     let free = lab.compile(source).await.unwrap();
     let expected_free = lab.answer(request(&lab, free.clone())).await;
     // The engine never says that it drew another token than the forced one, so the thread panics.
-    let broken: Vec<_> = (0..4).map(|_| forced.begin(0, &[END])).collect();
+    let broken: Vec<_> = (0..4).map(|_| forced.begin(&[END])).collect();
     for output in &broken {
         let place = output.forced().next().unwrap();
         output.drawn(place + 1);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sterna::constraint::{GrammarError, GrammarSource};
 use sterna::engine::FinishReason;
-use sterna::text::ReasoningTags;
+use sterna::text::{ReasoningStart, ReasoningTags};
 
 use super::lab::{END, Lab};
 
@@ -126,18 +126,10 @@ async fn a_dead_end_ends_its_request_with_the_reason() {
 async fn a_grammar_that_cannot_be_compiled_is_refused_with_the_reason() {
     let lab = Lab::new(64, 0);
     for (source, why) in [
-        (
-            schema(json!({"type": "object", "contains": {}})),
-            "contains",
-        ),
         (schema(json!({"type": "text"})), "text"),
         (
             schema(json!({"$ref": "https://example.org/schema"})),
             "$ref",
-        ),
-        (
-            schema(json!({"type": "string", "format": "colour"})),
-            "colour",
         ),
         (
             schema(json!({"type": "integer", "minimum": 2, "maximum": 1})),
@@ -164,13 +156,126 @@ async fn a_grammar_that_cannot_be_compiled_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
+async fn schemas_of_generators_mean_what_they_say() {
+    let lab = Lab::new(256, 6);
+    let object = |kind: &str| {
+        let kind = json!({"const": kind});
+        json!({"type": "object", "properties": {"kind": kind}, "required": ["kind"]})
+    };
+    let definitions = json!({"a/b": {"type": "boolean"}, "c d": {"type": "null"},
+        "e~f": object("e"), "g%h": object("g")});
+    let to = |name: &str| json!({"$ref": format!("#/$defs/{name}")});
+    let part = |name: &str, is_required: bool| {
+        let required = if is_required { vec![name] } else { Vec::new() };
+        let properties = json!({name: {"type": "integer"}});
+        json!({"type": "object", "properties": properties, "required": required})
+    };
+    let int64 = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
+    for (own, accepted, refused) in [
+        (to("a~1b"), vec!["true"], vec!["null"]),
+        (to("c%20d"), vec!["null"], vec!["true"]),
+        (
+            to("e~0f"),
+            vec!["{\"kind\": \"e\"}"],
+            vec!["{\"kind\": \"g\"}"],
+        ),
+        (
+            json!({"oneOf": [to("e~0f"), to("g%25h"), to("c%20d")]}),
+            vec!["{\"kind\": \"g\"}", "null"],
+            vec!["{\"kind\": \"x\"}"],
+        ),
+        (
+            json!({"oneOf": [part("a", true), part("b", true)]}),
+            vec!["{\"a\": 1}", "{\"b\": 1}"],
+            vec!["{}", "{\"a\": 1, \"b\": 1}"],
+        ),
+        (
+            int64,
+            vec![
+                "0",
+                "-9200000000000000000",
+                "9200000000000000000",
+                "9007199254740993",
+            ],
+            vec!["9300000000000000000", "-9300000000000000000"],
+        ),
+        (
+            json!({"type": "integer", "maximum": 9_007_199_254_740_995_i64}),
+            vec!["9007199254740994"],
+            vec!["9007199254740996"],
+        ),
+        (
+            json!({"type": "object", "propertyNames": {"type": "string"}}),
+            vec!["{}"],
+            vec!["[]"],
+        ),
+    ] {
+        let mut whole = own.clone();
+        whole["$defs"] = definitions.clone();
+        let grammar = lab.compile(schema(whole)).await.unwrap();
+        for text in accepted {
+            assert!(lab.accepts(&grammar, text), "{own}: {text}");
+        }
+        for text in refused {
+            assert!(!lab.accepts(&grammar, text), "{own}: {text}");
+        }
+    }
+    // {"a": 1} fits both, as a client reads them.
+    let either = json!({"oneOf": [part("a", true), part("b", false)]});
+    assert!(lab.compile(schema(either)).await.is_err());
+}
+
+#[tokio::test]
+async fn a_choice_may_have_thousands_of_texts() {
+    let lab = Lab::new(256, 6);
+    let texts: Vec<String> = (0..4000).map(|number| format!("item {number}")).collect();
+    let listed = schema(json!({ "enum": texts }));
+    for source in [GrammarSource::choice(&texts).unwrap(), listed.clone()] {
+        let grammar = lab.compile(source.clone()).await.unwrap();
+        let text = |text: &str| match source == listed {
+            true => format!("\"{text}\""),
+            false => text.to_owned(),
+        };
+        assert!(lab.accepts(&grammar, &text("item 3999")));
+        assert!(lab.accepts(&grammar, &text("item 39")));
+        assert!(!lab.accepts(&grammar, &text("item 4000")));
+    }
+}
+
+#[test]
+fn what_cannot_be_enforced_is_refused_by_its_path() {
+    for (keyword, value) in [
+        ("uniqueItems", json!(true)),
+        ("contains", json!({})),
+        ("not", json!({"type": "null"})),
+        ("if", json!({"type": "null"})),
+        ("propertyNames", json!({"pattern": "a"})),
+        ("dependentRequired", json!({"a": ["b"]})),
+        ("unevaluatedProperties", json!(false)),
+    ] {
+        let own = json!({ keyword: value });
+        let whole = json!({"properties": {"a/b": {"items": own}}});
+        let refused = GrammarSource::json_schema(&whole).unwrap_err().to_string();
+        let path = format!("'{keyword}' at '#/properties/a~1b/items/{keyword}'");
+        assert!(refused.contains(&path), "{refused}");
+        assert!(GrammarSource::lenient_json_schema(&whole).is_ok());
+        // A property may have the name of a keyword.
+        let name = json!({"properties": { keyword: {"type": "string"} }});
+        assert!(GrammarSource::json_schema(&name).is_ok());
+    }
+}
+
+#[tokio::test]
 async fn a_grammar_begins_after_reasoning_that_the_prompt_has_opened() {
     let lab = Lab::new(256, 6);
     // The closing tag is a token of its own. Its bias makes it come soon.
     let close = 3;
     let tags = ReasoningTags::Tokens { open: 2, close };
     let digits = || GrammarSource::regex("[0-9]{3}").unwrap();
-    let grammar = lab.compile(digits().after_reasoning(tags)).await.unwrap();
+    let grammar = lab
+        .compile(digits().after_reasoning(tags, ReasoningStart::Opened))
+        .await
+        .unwrap();
     for number in 0..8 {
         let mut request = lab.request(number, Some(grammar.clone()));
         request.sampling.logit_bias = vec![(close, 5.0)];
@@ -189,7 +294,7 @@ async fn a_grammar_begins_after_reasoning_that_the_prompt_has_opened() {
         assert!(text.len() == 3 && text.parse::<u32>().is_ok(), "{answer:?}");
     }
     // The closing tag is text.
-    let grammar = digits().after_reasoning(ReasoningTags::Text);
+    let grammar = digits().after_reasoning(ReasoningTags::Text, ReasoningStart::Opened);
     let grammar = lab.compile(grammar).await.unwrap();
     for (text, is_accepted) in [
         ("so < 4 </ think> \"x\"</think>\n\n123", true),
@@ -198,6 +303,18 @@ async fn a_grammar_begins_after_reasoning_that_the_prompt_has_opened() {
         ("why</think>\n\n\n123", false),
         ("123", false),
         ("a</think>b</think>123", false),
+    ] {
+        assert_eq!(lab.accepts(&grammar, text), is_accepted, "{text:?}");
+    }
+    let grammar = digits().after_reasoning(ReasoningTags::Text, ReasoningStart::Possible);
+    let grammar = lab.compile(grammar).await.unwrap();
+    for (text, is_accepted) in [
+        ("123", true),
+        ("<think>so < 4 </ think></think>\n\n123", true),
+        ("\n<think></think>123", true),
+        ("<think>123", false),
+        ("so</think>123", false),
+        ("<think></think>12", false),
     ] {
         assert_eq!(lab.accepts(&grammar, text), is_accepted, "{text:?}");
     }

@@ -155,3 +155,27 @@ fn floats_that_are_ternary_already_are_packed() {
         check(&input, &["hf", "bin", "i2_s", "q2_0", "pq2_0"]);
     }
 }
+
+#[test]
+fn the_template_of_conversations_with_tools_is_kept() {
+    let scratch = Scratch::new();
+    let first = demo(&scratch);
+    let folder = first.join("additional_chat_templates");
+    std::fs::create_dir(&folder).unwrap();
+    let template = "{% for message in messages %}{{ message.content }}{{ tools }}{% endfor %}";
+    std::fs::write(folder.join("tool_use.jinja"), template).unwrap();
+    for (container, next) in [("i2_s", "q2_0"), ("hf", "i2_s"), ("q2_0", "hf")] {
+        let scratch = Scratch::new();
+        let mut last = first.clone();
+        for container in [container, next] {
+            let folder = scratch.path(container);
+            std::fs::create_dir(&folder).unwrap();
+            let out = folder.join(out_name(container));
+            converted(&last, &out, container).unwrap();
+            let chat_template = text_of(&Source::open(&out).unwrap()).1.unwrap();
+            assert_eq!(chat_template.tool_source(), Some(template), "{container}");
+            assert_ne!(chat_template.source(), template, "{container}");
+            last = out;
+        }
+    }
+}

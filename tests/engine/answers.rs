@@ -12,7 +12,7 @@ async fn check_batching<F: Forward + 'static>(model: impl Fn(usize) -> F) {
     let mut alone = Vec::new();
     let running = start_model(model(1), config());
     for request in mixed_requests() {
-        running.handle.reset_prefix_cache();
+        running.handle.reset_prefix_cache().await.expect("it runs");
         let stream = running.handle.submit(request).expect("there is room");
         let answer = Answer::of(stream).await;
         assert_eq!(answer.cached_tokens(), 0);

@@ -37,7 +37,7 @@ async fn alone_and_together(requests: &[GenerationRequest]) -> [Vec<Answer>; 2] 
     let running = start();
     let mut alone = Vec::new();
     for request in requests {
-        running.handle.reset_prefix_cache();
+        running.handle.reset_prefix_cache().await.expect("it runs");
         let stream = running
             .handle
             .submit(request.clone())

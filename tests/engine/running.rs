@@ -126,6 +126,7 @@ pub(crate) fn request(prompt: &[TokenId], max_new_tokens: u32) -> GenerationRequ
             ..SamplingParams::default()
         },
         max_new_tokens,
+        is_length_given: false,
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(0),

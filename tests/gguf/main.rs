@@ -163,6 +163,43 @@ fn with_key(file: &Path, key: &str, (kind, value): (u32, [u8; 4])) -> Source {
     source.with_gguf("model.gguf").unwrap()
 }
 
+#[test]
+fn rotated_weights_are_refused_by_name() {
+    let file = fixture("qwen3-group64-yarn/qwen3-group64-yarn-q2_0.gguf");
+    for key in ["prism.hadamard.block_size", "prism.hadamard.anything"] {
+        let source = with_key(&file, key, (4, 128_u32.to_le_bytes()));
+        let error = ModelConfig::read(&source).unwrap_err().to_string();
+        assert!(error.contains(key) && error.contains("rotated"), "{error}");
+    }
+    let other = with_key(&file, "prism.version", (4, 1_u32.to_le_bytes()));
+    assert!(ModelConfig::read(&other).is_ok());
+}
+
+#[test]
+fn control_tokens_that_end_a_turn_are_stop_tokens_too() {
+    let ends = |eos: &str, turn_end: &str| {
+        let mut bytes = fs::read(fixture("llama-blocks/llama-blocks-iq2_bn.gguf")).unwrap();
+        for (from, to) in [("ggml.eos_token_id", eos), ("<|eot_id|>", turn_end)] {
+            assert_eq!(from.len(), to.len());
+            for at in 0..bytes.len() {
+                if bytes[at..].starts_with(from.as_bytes()) {
+                    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+                }
+            }
+        }
+        let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
+        let source = source.with_gguf("model.gguf").unwrap();
+        ModelConfig::read(&source).unwrap().eos_tokens
+    };
+    // 1 is <|end_of_text|>, and the metadata name 4 as EOS.
+    assert_eq!(ends("ggml.eos_token_id", "<|eot_id|>"), [1, 4]);
+    assert_eq!(ends("ggml.eos_token_id", "<|any_id|>"), [1, 4]);
+    for turn_end in ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|return|>"] {
+        assert_eq!(ends("ggml.xyz_token_id", turn_end), [1, 4], "{turn_end}");
+    }
+    assert_eq!(ends("ggml.xyz_token_id", "<|any_id|>"), [1]);
+}
+
 /// llama.cpp reads this key for other architectures. A file that has it is not what it seems.
 #[test]
 fn a_logarithmic_factor_of_yarn_is_refused_by_name() {

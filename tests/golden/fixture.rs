@@ -141,6 +141,7 @@ impl Fixture {
             tokenizer: &tokenizer,
             config: Some(&config),
             chat_template: chat_template.as_deref(),
+            tool_template: None,
         };
         let vocabulary = self
             .model(Kernels::new(Isa::best()).unwrap())

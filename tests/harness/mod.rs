@@ -3,6 +3,7 @@
 //! Every answer is checked against the OpenAPI document.
 
 mod document;
+pub(crate) mod grammars;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,7 +15,6 @@ use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
-use sterna::constraint::Grammars;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, Forward, Limits, LogitRows, Policy,
 };
@@ -227,9 +227,10 @@ impl Server {
             tokenizer: TOKENIZER,
             config: Some(CONFIG),
             chat_template: None,
+            tool_template: None,
         };
         let (tokenizer, chat_template) = files.load(VOCABULARY).unwrap();
-        let tokenizer = Arc::new(tokenizer);
+        let tokenizer = Arc::new(tokenizer.with_context(MAX_MODEL_LEN));
         let gate = Arc::new(Gate::default());
         let actor = Actor {
             script: tokenizer.encode_prompt(SCRIPT).unwrap().split_off(1),
@@ -269,7 +270,7 @@ impl Server {
             embedding: None,
         };
         let stop_tokens = &model.stop_tokens;
-        let grammars = Grammars::start(Arc::clone(&tokenizer), stop_tokens, 1).unwrap();
+        let grammars = grammars::start(&tokenizer, stop_tokens);
         app.serve(Serving {
             tool_format: ToolFormat::find(chat_template.as_ref(), &tokenizer),
             model,

@@ -4,7 +4,7 @@
 //! expression = operand (operator operand)*
 //! operand    = number | "(" expression ")" | call | selector
 //! call       = function (("by" | "without") "(" label* ")")? "(" expression* ")"
-//! selector   = name ("{" (label matcher string)* "}")? ("[" duration "]")?
+//! selector   = name ("{" (label matcher string)* "}")? ("[" duration "]")? ("offset" duration)?
 //! ```
 //!
 //! Prometheus itself reads the same queries in `tests/clients/prometheus/`.
@@ -27,13 +27,14 @@ pub(crate) struct Selector {
 }
 
 /// The functions of one argument that may group it by labels.
-const AGGREGATIONS: [&str; 4] = ["avg", "max", "min", "sum"];
+const AGGREGATIONS: [&str; 5] = ["avg", "count", "max", "min", "sum"];
 
 /// The functions of one range.
 const RANGE_FUNCTIONS: [&str; 5] = ["deriv", "increase", "irate", "min_over_time", "rate"];
 
 /// The other functions, and how many arguments they have.
-const FUNCTIONS: [(&str, usize); 4] = [
+const FUNCTIONS: [(&str, usize); 5] = [
+    ("absent", 1),
     ("histogram_quantile", 2),
     ("scalar", 1),
     ("time", 0),
@@ -159,6 +160,14 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the rest of the selector of `name`. It has a range if it is an argument of `function`.
+    fn duration(&mut self) -> Result<(), String> {
+        let duration = self.next();
+        match Regex::new(DURATION).unwrap().is_match(duration) {
+            true => Ok(()),
+            false => Err(format!("`{duration}` is no duration")),
+        }
+    }
+
     fn selector(&mut self, name: &str, function: Option<&'static str>) -> Result<(), String> {
         let is_name = name.starts_with(|first: char| first.is_alphabetic() || "_:".contains(first));
         if !is_name || OPERATORS.contains(&name) {
@@ -177,11 +186,12 @@ impl<'a> Reader<'a> {
         }
         if function.is_some() {
             self.expect("[")?;
-            let duration = self.next();
-            if !Regex::new(DURATION).unwrap().is_match(duration) {
-                return Err(format!("`{duration}` is no duration"));
-            }
+            self.duration()?;
             self.expect("]")?;
+        }
+        if self.peek() == "offset" {
+            self.next();
+            self.duration()?;
         }
         self.names.selectors.push(Selector {
             name: name.to_owned(),

@@ -4,6 +4,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Method;
 use serde_json::{Value, json};
+use sterna::text::Tokenizer;
 
 use crate::harness::*;
 use crate::speaker::{self, post};
@@ -280,6 +281,141 @@ async fn blocks_become_the_messages_of_a_chat() {
     assert_eq!(continued["input_tokens"], plain["count"]);
 }
 
+/// A template that has no place for instructions inside of a conversation, as Qwen 3.5's.
+const SYSTEM_FIRST: &str = "{% for message in messages %}{% if message.role == 'system' and not \
+    loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}\
+    {{ message.role }}: {{ message.content }}\n{% endfor %}";
+
+/// A template that leaves such instructions out, as SmolLM3's.
+const SYSTEM_LOST: &str = "{% if messages[0].role == 'system' %}system: {{ messages[0].content }}\n\
+    {% endif %}{% for message in messages %}{% if message.role != 'system' %}\
+    {{ message.role }}: {{ message.content }}\n{% endif %}{% endfor %}";
+
+/// A template that writes every other role as the assistant.
+const SYSTEM_AS_ASSISTANT: &str = "{% if messages[0].role == 'system' %}system: \
+    {{ messages[0].content }}\n{% set messages = messages[1:] %}{% endif %}\
+    {% for message in messages %}{% if message.role == 'user' %}user\
+    {% else %}assistant{% endif %}: {{ message.content }}\n{% endfor %}";
+
+#[tokio::test]
+async fn instructions_inside_of_a_conversation_stay_at_their_place() {
+    let messages = json!([
+        {"role": "system", "content": "s1"},
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": [{"type": "text", "text": "s2"}]},
+        {"role": "assistant", "content": "b"},
+        {"role": "system", "content": "s3"},
+        {"role": "user", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]);
+    let reminder = |text: &str| format!("<system-reminder>\n{text}\n</system-reminder>");
+    let own = "system: s0\n\ns1\nuser: a\nsystem: s2\nassistant: b\nsystem: s3\nuser: c\n\nd\n";
+    let merged = format!(
+        "system: s0\n\ns1\nuser: a\n\n{}\nassistant: b\nuser: {}\n\nc\n\nd\n",
+        reminder("s2"),
+        reminder("s3"),
+    );
+    for (template, expected) in [
+        (TEMPLATE, &format!("{own}assistant:")),
+        (SYSTEM_FIRST, &merged),
+        (SYSTEM_LOST, &merged),
+        (SYSTEM_AS_ASSISTANT, &merged),
+    ] {
+        let router = say_in(template, "x");
+        let request = json!({"messages": messages, "system": "s0"});
+        let count = post(&router, COUNT, &request).await.ok()["input_tokens"].clone();
+        let text = json!({"content": expected});
+        let plain = post(&router, "/tokenize", &text).await.ok();
+        assert_eq!(plain["count"], count, "{template}");
+        both(&router, request).await;
+    }
+}
+
+#[tokio::test]
+async fn what_claude_code_sends_with_every_request_is_accepted() {
+    let router = say("Hello!");
+    let edits = json!([{"type": "clear_thinking_20251015", "keep": "all"}]);
+    let more = json!({
+        "context_management": {"edits": edits},
+        "output_config": {"effort": "high"},
+        "thinking": {"type": "adaptive"},
+        "metadata": {"user_id": "x"},
+    });
+    let message = both(&router, more).await;
+    assert_eq!(message["stop_reason"], "end_turn");
+    // A model of a smaller context answers as long as it can.
+    let long = speaker::start(TOKENIZER, TEMPLATE, VOCABULARY, |_| {
+        vec![70; MAX_MODEL_LEN as usize]
+    });
+    let message = both(&long, json!({"max_tokens": 32_000})).await;
+    assert_eq!(message["stop_reason"], "max_tokens");
+    let usage = &message["usage"];
+    let parts = ["input_tokens", "cache_read_input_tokens", "output_tokens"];
+    let all = parts.iter().map(|part| usage[*part].as_u64().unwrap());
+    assert_eq!(all.sum::<u64>(), u64::from(MAX_MODEL_LEN));
+    // The server runs no tools of its own.
+    let own = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 5});
+    let mut tools = tools();
+    tools["tools"].as_array_mut().unwrap().insert(0, own);
+    let call = both(&say(CALL), tools).await;
+    assert_eq!(call["stop_reason"], "tool_use");
+}
+
+#[tokio::test]
+async fn an_answer_follows_the_format_of_messages_parse() {
+    let schema = json!({
+        "type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"],
+        "additionalProperties": false,
+    });
+    let router = say_in(&TEMPLATE.replace("<think>", ""), "Hello!");
+    let format = json!({"type": "json_schema", "schema": schema});
+    for more in [
+        json!({"output_config": {"format": format, "effort": "low"}}),
+        json!({"output_format": format}),
+    ] {
+        let message = both(&router, more).await;
+        let text = message["content"][0]["text"].as_str().unwrap();
+        let parsed: Value = serde_json::from_str(text).unwrap();
+        assert!(
+            ["b", "c"].contains(&parsed["a"].as_str().unwrap()),
+            "{text}"
+        );
+    }
+    let unenforceable = json!({"type": "json_schema", "schema": {"minimum": 1e300}});
+    let refused = json!({"output_config": {"format": unenforceable}});
+    let (status, _, message) = error(&post(&router, MESSAGES, &body(refused)).await);
+    assert_eq!(status, 400);
+    assert!(
+        message.contains("'output_config.format.schema'"),
+        "{message}"
+    );
+}
+
+/// Before, only the other routes refused such a request; here the answer never ended.
+#[tokio::test]
+async fn a_format_needs_a_token_that_ends_the_answer() {
+    let answer = |tokenizer: &Tokenizer| tokenizer.encode_prompt("Hello!").unwrap();
+    let template = TEMPLATE.replace("<think>", "");
+    let router = speaker::start_with_stops(TOKENIZER, &template, VOCABULARY, vec![], answer);
+    let format = json!({"type": "json_schema", "schema": {"type": "integer"}});
+    for (field, more) in [
+        (
+            "output_config.format.schema",
+            json!({"output_config": {"format": format}}),
+        ),
+        ("output_format.schema", json!({"output_format": format})),
+    ] {
+        let (status, _, message) = error(&post(&router, MESSAGES, &body(more)).await);
+        let needs = format!("'{field}' needs a token that ends the answer");
+        assert!(
+            status == 400 && message.contains(&needs),
+            "{status} {message}"
+        );
+    }
+    let unconstrained = post(&router, MESSAGES, &body(json!({"max_tokens": 5}))).await;
+    assert_eq!(unconstrained.status, 200, "{}", unconstrained.body);
+}
+
 fn error(answer: &Answer) -> (u16, String, String) {
     let body: Value = serde_json::from_str(&answer.body).unwrap();
     assert_eq!(body["type"], "error", "{body}");
@@ -299,9 +435,18 @@ async fn errors_have_anthropics_form_and_name_the_field() {
         (json!({"max_tokens": null}), "'max_tokens'"),
         (json!({"messages": []}), "'messages'"),
         (
-            json!({"messages": [{"role": "system", "content": "a"}]}),
+            json!({"messages": [{"role": "tool", "content": "a"}]}),
             "'messages[0].role'",
         ),
+        (
+            json!({"messages": [{"role": "system", "content": [{"type": "tool_result"}]}]}),
+            "messages[0].content[0].type",
+        ),
+        (
+            json!({"output_config": {"effort": "a lot"}}),
+            "'output_config.effort'",
+        ),
+        (json!({"context_management": "all"}), "'context_management'"),
         (of_user(image), "'image'"),
         (of_user(json!([{"type": "document"}])), "'document'"),
         (
@@ -317,10 +462,6 @@ async fn errors_have_anthropics_form_and_name_the_field() {
             "tools[0].name",
         ),
         (json!({"tools": [{"name": "a"}]}), "tools[0].input_schema"),
-        (
-            json!({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}),
-            "'bash_20250124'",
-        ),
         (json!({"tool_choice": {"type": "any"}}), "'tool_choice'"),
         (json!({"thinking": {"type": "often"}}), "'thinking.type'"),
         (json!({"mcp_servers": [{}]}), "'mcp_servers'"),

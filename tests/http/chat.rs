@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::http::Method;
 use serde_json::{Value, json};
 use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
-use sterna::constraint::Grammars;
 use sterna::text::TextFiles;
 use sterna::tools::ToolFormat;
 
@@ -153,6 +152,7 @@ async fn a_model_without_a_chat_template_serves_completions_only() {
         tokenizer: TOKENIZER,
         config: None,
         chat_template: None,
+        tool_template: None,
     };
     let (tokenizer, chat_template) = files.load(VOCABULARY).unwrap();
     assert!(chat_template.is_none());
@@ -168,7 +168,7 @@ async fn a_model_without_a_chat_template_serves_completions_only() {
             stop_tokens: vec![],
             ..ModelCard::default()
         },
-        grammars: Grammars::start(Arc::clone(&tokenizer), &[1], 1).unwrap(),
+        grammars: grammars::start(&tokenizer, &[1]),
         tokenizer,
         chat_template,
         defaults: SamplingDefaults::default(),

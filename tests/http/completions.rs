@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::http::Method;
 use serde_json::{Value, json};
 use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
-use sterna::constraint::Grammars;
 use sterna::text::TextFiles;
 use sterna::tools::ToolFormat;
 
@@ -154,6 +153,7 @@ async fn text_that_needs_a_token_beyond_the_vocabulary_is_rejected() {
         tokenizer: TOKENIZER,
         config: Some(CONFIG),
         chat_template: None,
+        tool_template: None,
     };
     let (tokenizer, chat_template) = files.load(vocabulary).unwrap();
     let app = App::loading();
@@ -168,7 +168,7 @@ async fn text_that_needs_a_token_beyond_the_vocabulary_is_rejected() {
             stop_tokens: vec![1],
             ..ModelCard::default()
         },
-        grammars: Grammars::start(Arc::clone(&tokenizer), &[1], 1).unwrap(),
+        grammars: grammars::start(&tokenizer, &[1]),
         tokenizer,
         chat_template,
         defaults: SamplingDefaults::default(),

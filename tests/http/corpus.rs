@@ -97,6 +97,11 @@ fn http_bytes_get_http_or_nothing() {
 }
 
 #[test]
+fn grammars_end_only_their_own_answers() {
+    replay("grammars", checks::grammars::check, 60);
+}
+
+#[test]
 fn texts_become_no_control_tokens() {
     replay("tokenizer_text", checks::tokenizer_text::check, 2000);
 }

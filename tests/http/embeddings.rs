@@ -6,7 +6,6 @@ use axum::Router;
 use axum::http::Method;
 use serde_json::{Value, json};
 use sterna::api::{self, App, EmbeddingShape, ModelCard, SamplingDefaults, Serving};
-use sterna::constraint::Grammars;
 use sterna::engine::Pooling;
 use sterna::tools::ToolFormat;
 
@@ -32,7 +31,7 @@ fn embedding_router(server: &Server, pooling: Pooling) -> Router {
             }),
             ..ModelCard::default()
         },
-        grammars: Grammars::start(Arc::clone(&tokenizer), &[1], 1).unwrap(),
+        grammars: grammars::start(&tokenizer, &[1]),
         tokenizer,
         chat_template: None,
         defaults: SamplingDefaults::default(),
@@ -154,7 +153,7 @@ async fn errors_name_the_field_and_each_model_does_what_it_can() {
             json!({"input": [[5], vec![5; MAX_MODEL_LEN as usize]]}),
             "input[1]",
         ),
-        (json!({"input": vec!["a"; 129]}), "input"),
+        (json!({"input": vec!["a"; 2049]}), "input"),
         (
             json!({"input": "a", "encoding_format": "int8"}),
             "encoding_format",
@@ -199,4 +198,29 @@ async fn embeddings_share_steps_with_answers_and_neither_changes() {
     );
     assert_eq!(embedding.ok()["data"], alone["data"]);
     assert_eq!(together.ok()["choices"], answer["choices"]);
+}
+
+/// LangChain sends a thousand texts at once.
+#[tokio::test]
+async fn a_request_may_have_a_thousand_inputs() {
+    let server = Server::new();
+    let router = embedding_router(&server, Pooling::LastToken);
+    let answer = post(&router, PATH, json!({"input": vec!["a b"; 1000]}))
+        .await
+        .ok();
+    let data = answer["data"].as_array().unwrap();
+    assert_eq!(data.len(), 1000);
+    assert!(
+        (0..)
+            .zip(data)
+            .all(|(index, object)| object["index"] == index)
+    );
+    let one = post(&router, PATH, json!({"input": "a b"})).await.ok();
+    assert_eq!(data[999]["embedding"], one["data"][0]["embedding"]);
+    let tokens = one["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(answer["usage"]["prompt_tokens"], 1000 * tokens);
+    let (status, _, param) = post(&router, PATH, json!({"input": vec!["a"; 2049]}))
+        .await
+        .error();
+    assert_eq!((status, param.as_deref()), (400, Some("input")));
 }

@@ -193,7 +193,7 @@ async fn a_reader_knows_what_is_cached(format: EventFormat) {
         batches[last as usize..]
     );
     // A reset removes all blocks.
-    server.engine.free_cached_pages().await.unwrap();
+    server.engine.reset_prefix_cache().await.unwrap();
     told(&endpoints[1], |reader| reader.0.is_empty()).await;
 }
 

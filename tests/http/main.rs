@@ -10,6 +10,7 @@
 mod harness;
 
 mod access;
+mod agents;
 mod anthropic;
 mod chat;
 mod completions;

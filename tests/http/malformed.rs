@@ -94,11 +94,8 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("logits_processors", r#"["x"]"#),
     ("custom_logit_processor", r#""x""#),
     ("vllm_xargs", r#"{"x": 1}"#),
-    ("reasoning_effort", r#""high""#),
     ("verbosity", r#""low""#),
-    ("thinking_token_budget", "100"),
     ("guided_decoding", r#"{"regex": "a+"}"#),
-    ("thinking_budget_tokens", "100"),
     ("n_cmpl", "2"),
     ("stop_regex", r#""a+""#),
     ("no_stop_trim", "true"),
@@ -193,6 +190,27 @@ const MESSAGES: &[(&str, &str, &str)] = &[
 
 /// Fields of one endpoint with invalid values, separated by ` | `, and the expected `code`.
 const OWN_FIELDS: &[(&str, &str, &str, &str)] = &[
+    (
+        TEXT,
+        "reasoning_effort",
+        r#""high""#,
+        "unsupported_parameter",
+    ),
+    (
+        TEXT,
+        "thinking_token_budget",
+        "100",
+        "unsupported_parameter",
+    ),
+    (TEXT, "thinking_budget_tokens", "0", "unsupported_parameter"),
+    (CHAT, "reasoning_effort", r#"5 | "much""#, "invalid_value"),
+    (
+        CHAT,
+        "thinking_token_budget",
+        r#"-2 | "9" | 0.5"#,
+        "invalid_value",
+    ),
+    (CHAT, "thinking_budget_tokens", "-2 | true", "invalid_value"),
     (
         TEXT,
         "tools",
@@ -616,8 +634,8 @@ async fn a_body_with_too_many_values_is_rejected() {
         let json = [("content-type", "application/json")];
         server.send(Method::POST, TEXT, &json, text).await
     };
-    // The array, the body, the names of three fields and the prompt are values too.
-    for (value, most) in [("\"\"", 65_530), ("[]", 65_530), ("{\"a\":1}", 32_765)] {
+    // The array, the body, the names of three fields and the other two values count too.
+    for (value, most) in [("\"\"", 65_529), ("[]", 65_529), ("{\"a\":1}", 21_843)] {
         assert_eq!(with(value, most).await.status, 200, "{value}");
         let rejected = with(value, most + 1).await;
         assert_eq!(rejected.error(), (413, "request_too_large".into(), None));

@@ -316,3 +316,20 @@ async fn a_client_that_leaves_cancels_its_request() {
         server.gate.close();
     }
 }
+
+#[tokio::test]
+async fn the_texts_of_control_tokens_become_these_tokens_if_the_client_asks() {
+    let server = Server::new();
+    let tokens = async |more: Value| {
+        let body = merged(json!({"content": "a<|eot_id|>"}), more);
+        let answer = server.post("/tokenize", &body).await.ok();
+        answer["tokens"].as_array().unwrap().clone()
+    };
+    let spelled = tokens(json!({})).await;
+    assert_eq!(tokens(json!({"parse_special": false})).await, spelled);
+    let parsed = tokens(json!({"parse_special": true})).await;
+    assert_eq!(*parsed.last().unwrap(), END_OF_TURN);
+    assert!(parsed.len() < spelled.len() && !spelled.contains(&json!(END_OF_TURN)));
+    let whole = tokens(json!({"parse_special": true, "add_special": true})).await;
+    assert_eq!(whole[1..], parsed);
+}

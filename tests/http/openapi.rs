@@ -34,7 +34,7 @@ const BEYOND_LIMITS: &[(&str, &str)] = &[
     ("n", r#"0 | "2" | 9"#),
     ("stream", r#""true" | 1"#),
     ("stream_options", r#"[] | true | {"include_usage": 1}"#),
-    ("tools", r#"[{"type": "function"}] | [5]"#),
+    ("tools", r#"[{"type": 5}] | [5]"#),
     ("best_of", "2"),
     (
         "response_format",
@@ -85,8 +85,12 @@ const ADMIN: &[&str] = &["/reset_prefix_cache", "/flush_cache", "/v1/requests/"]
 
 fn valid_body(path: &str) -> Value {
     match path {
-        CHAT => json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
-        "/v1/responses" => json!({"input": "a", "max_output_tokens": 2}),
+        CHAT | "/chat/completions" => {
+            json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2})
+        }
+        path if path.starts_with("/v1/responses") => {
+            json!({"input": "a", "max_output_tokens": 2})
+        }
         path if path.starts_with("/v1/messages") => {
             json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2})
         }

@@ -346,3 +346,62 @@ async fn a_checkpoints_sampling_parameters_count_where_a_request_has_none() {
     let greedy = drawn(json!({"max_tokens": 40})).await;
     assert_ne!(drawn(hot).await, greedy);
 }
+
+/// Before, a server whose vocabulary has one long token encoded such a text whole.
+#[tokio::test]
+async fn every_route_refuses_a_text_that_is_far_too_long_before_it_is_encoded() {
+    let server = Server::new();
+    let digits = "7".repeat(70_000); // As many tokens. The longest token has 19 bytes.
+    let messages = json!([{"role": "user", "content": digits}]);
+    let chat = json!({"messages": messages, "max_tokens": 2});
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": digits})),
+        ("/v1/completions", json!({"prompt": ["a", digits]})),
+        ("/v1/completions/render", json!({"prompt": digits})),
+        ("/v1/chat/completions", chat.clone()),
+        ("/v1/chat/completions/render", chat.clone()),
+        ("/v1/messages", chat.clone()),
+        ("/v1/messages/count_tokens", json!({"messages": messages})),
+        ("/v1/responses", json!({"input": digits})),
+        ("/tokenize", json!({"prompt": digits})),
+        (
+            "/tokenize",
+            json!({"content": digits, "parse_special": true}),
+        ),
+        ("/tokenize", json!({"messages": messages})),
+        ("/completion", json!({"prompt": digits})),
+        ("/generate", json!({"text": digits})),
+    ] {
+        let answer = server.post(path, &body).await;
+        assert_eq!(answer.status, 400, "{path}");
+        let text = answer.body.to_string();
+        let found = "The prompt has 7";
+        assert!(text.contains(found), "{path}: {text}");
+        let least = format!("are at least {} tokens", 2 * MAX_MODEL_LEN + 1);
+        assert!(text.contains(&least), "{path}: {text}");
+    }
+    let cut = json!({"prompt": "7".repeat(8_000), "max_tokens": 2, "truncate_prompt_tokens": 100});
+    let answer = server.complete(cut.clone()).await.ok();
+    assert_eq!(answer["usage"]["prompt_tokens"], 100);
+    let refused = server
+        .complete(merged(cut, json!({"prompt": digits})))
+        .await;
+    let reason = "does not encode a text that is far too long, not even to truncate it.";
+    assert!(refused.body.contains(reason), "{}", refused.body);
+    let param = Some("prompt".to_owned());
+    assert_eq!(
+        refused.error(),
+        (400, "context_length_exceeded".to_owned(), param)
+    );
+}
+
+/// Before, each prompt took a place, and such a request was told to retry for ever.
+#[tokio::test]
+async fn a_request_of_more_prompts_than_places_runs_on_an_idle_server() {
+    let server = Server::start(App::loading(), 4, 8);
+    let prompts: Vec<String> = (0..70).map(|number| format!("prompt {number}")).collect();
+    let body = json!({"prompt": prompts, "max_tokens": 1});
+    let answer = server.complete(body).await.ok();
+    assert_eq!(answer["choices"].as_array().map(Vec::len), Some(70));
+    assert_eq!(answer["usage"]["completion_tokens"], 70);
+}

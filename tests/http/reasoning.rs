@@ -115,9 +115,138 @@ fn parts(reasoning: &str, content: Option<&str>) -> (String, Option<String>) {
     (reasoning.to_owned(), content.map(str::to_owned))
 }
 
+#[tokio::test]
+async fn a_budget_ends_the_reasoning_after_exactly_so_many_tokens() {
+    let long = format!("<think>{}", "hm ".repeat(60));
+    for (tags, opened) in [
+        (Tags::Added, false),
+        (Tags::Special, true),
+        (Tags::Text, false),
+        (Tags::Text, true),
+    ] {
+        // The model never closes its reasoning.
+        let answer = if opened {
+            &long["<think>".len()..]
+        } else {
+            &long
+        };
+        let router = start(tags, answer);
+        let kwargs = json!({"chat_template_kwargs": {"opened": opened}});
+        for budget in [0, 1, 7, 20] {
+            for field in ["thinking_token_budget", "thinking_budget_tokens"] {
+                let more = merged(
+                    kwargs.clone(),
+                    json!({field: budget, "return_token_ids": true}),
+                );
+                let (reasoning, content, _) = both(&router, more.clone()).await;
+                let choice = chat(&router, more).await.ok()["choices"][0].clone();
+                let ids = choice["token_ids"].as_array().unwrap();
+                let texts = json!({"tokens": ids});
+                let text = post(&router, "/detokenize", &texts).await.ok()["prompt"].clone();
+                let (inside, after) = text.as_str().unwrap().split_once("</think>").unwrap();
+                let inside = inside.strip_prefix("<think>").unwrap_or(inside);
+                assert_eq!(inside, reasoning, "{tags:?} {budget}");
+                let after = after.trim_end_matches("<|eot_id|>");
+                assert_eq!(content.unwrap(), after, "{tags:?} {budget}");
+                let tokens = json!({"content": reasoning});
+                let count = post(&router, "/tokenize", &tokens).await.ok()["count"].clone();
+                assert_eq!(count, budget, "{tags:?} {reasoning:?}");
+            }
+        }
+        let (reasoning, content, _) = both(
+            &router,
+            merged(
+                kwargs,
+                json!({
+                    "thinking_token_budget": -1, "max_tokens": 90,
+                }),
+            ),
+        )
+        .await;
+        assert!(reasoning.len() > 60 && content.is_none(), "{tags:?}");
+    }
+}
+
+#[tokio::test]
+async fn structured_answers_and_calls_follow_a_budget() {
+    let schema = json!({
+        "type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"],
+    });
+    let format = json!({"response_format": {
+        "type": "json_schema", "json_schema": {"name": "x", "schema": schema},
+    }});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+    let calls = json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false});
+    let long = format!("<think>{}", "hm ".repeat(60));
+    for tags in [Tags::Added, Tags::Special, Tags::Text] {
+        let router = start(tags, &long);
+        let budget = json!({"thinking_token_budget": 9, "seed": 3});
+        let (reasoning, content, _) = both(&router, merged(format.clone(), budget.clone())).await;
+        assert!(
+            reasoning.starts_with("hm hm") && reasoning.len() < 40,
+            "{reasoning}"
+        );
+        let value: Value = serde_json::from_str(&content.unwrap()).unwrap();
+        assert!(["b", "c"].contains(&value["a"].as_str().unwrap()));
+        let answer = chat(&router, merged(calls.clone(), budget)).await.ok();
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["reasoning"], reasoning, "{message}");
+        assert_eq!(message["tool_calls"][0]["function"]["name"], "f");
+    }
+}
+
+#[tokio::test]
+async fn a_budget_gives_the_same_tokens_in_any_company() {
+    let router = start(Tags::Text, &format!("<think>{}", "hm ".repeat(60)));
+    let ask = |budget: u32| {
+        let more = json!({"thinking_token_budget": budget, "return_token_ids": true, "seed": 1});
+        let router = &router;
+        async move { chat(router, more).await.ok()["choices"][0]["token_ids"].clone() }
+    };
+    let alone = [ask(3).await, ask(11).await, ask(40).await];
+    let together = tokio::join!(ask(3), ask(11), ask(40), ask(3), ask(11), ask(40));
+    assert_eq!(alone, [together.0, together.1, together.2]);
+    assert_eq!(alone, [together.3, together.4, together.5]);
+}
+
+#[tokio::test]
+async fn an_effort_is_a_variable_of_the_template() {
+    let template = "{% if enable_thinking is defined and not enable_thinking %}off{% endif %}\
+        {{ reasoning_effort }}:{{ messages[0].content }}";
+    let router = speaker::start(TOKENIZER, template, VOCABULARY, |_| Vec::new());
+    for (more, expected) in [
+        (json!({}), ":Why?"),
+        (json!({"reasoning_effort": "high"}), "high:Why?"),
+        (json!({"reasoning_effort": "none"}), "offnone:Why?"),
+        (
+            json!({"reasoning_effort": "none", "enable_thinking": true}),
+            "none:Why?",
+        ),
+        (
+            json!({
+                "reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "own"},
+            }),
+            "own:Why?",
+        ),
+    ] {
+        let rendered = chat(
+            &router,
+            merged(more.clone(), json!({"return_token_ids": true})),
+        );
+        let tokens = rendered.await.ok()["prompt_token_ids"].clone();
+        let text = json!({"tokens": tokens});
+        let text = post(&router, "/detokenize", &text).await.ok();
+        assert_eq!(text["prompt"], expected, "{more}");
+    }
+    let (status, _, param) = chat(&router, json!({"reasoning_effort": "huge"}))
+        .await
+        .error();
+    assert_eq!((status, param.as_deref()), (400, Some("reasoning_effort")));
+}
+
 const ANSWER: &str = "<think>\nÄ, 你好 < why </ not?\n</think>\n\nBecause <think> is a tag.";
 const REASONING: &str = "\nÄ, 你好 < why </ not?\n";
-const CONTENT: &str = "\n\nBecause <think> is a tag.";
+const CONTENT: &str = "Because <think> is a tag.";
 
 #[tokio::test]
 async fn reasoning_and_content_have_fields_of_their_own() {
@@ -190,7 +319,7 @@ async fn the_template_may_open_the_reasoning_or_leave_it_out() {
         let (reasoning, content, _) = both(&router, opened.clone()).await;
         assert_eq!(
             (reasoning, content),
-            parts("why\n", Some("\n\nSo.")),
+            parts("why\n", Some("So.")),
             "{tags:?}"
         );
         let router = start(tags, "never closed");
@@ -216,6 +345,44 @@ async fn the_template_may_open_the_reasoning_or_leave_it_out() {
 }
 
 #[tokio::test]
+async fn a_model_thinks_before_it_writes_what_a_format_asks_for() {
+    for tags in [Tags::Added, Tags::Special, Tags::Text] {
+        for (answer, more) in [
+            ("<think>\nHm {.\n</think>\n\n{\"a\": 1}", json!({})),
+            (
+                "\nHm {.\n</think>\n\n{\"a\": 1}",
+                json!({"chat_template_kwargs": {"opened": true}}),
+            ),
+        ] {
+            let router = start(tags, answer);
+            let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}},
+                "required": ["a"], "additionalProperties": false});
+            let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+            let more = merged(more, json!({"response_format": format}));
+            let (reasoning, content, _) = both(&router, more).await;
+            let expected = parts("\nHm {.\n", Some("{\"a\": 1}"));
+            assert_eq!((reasoning, content), expected, "{tags:?}");
+        }
+        // Neither a model that does not think nor one that may not is made to think.
+        let object = json!({"response_format": {"type": "json_object"}});
+        for more in [json!({}), json!({"enable_thinking": false})] {
+            let router = start(tags, "{\"a\": 1}");
+            let (reasoning, content, _) = both(&router, merged(more, object.clone())).await;
+            assert_eq!(
+                (reasoning, content),
+                parts("", Some("{\"a\": 1}")),
+                "{tags:?}"
+            );
+        }
+        let router = start(tags, "<think>x</think>{}");
+        let off = merged(json!({"enable_thinking": false, "max_tokens": 9}), object);
+        let (reasoning, content, _) = both(&router, off).await;
+        assert_eq!(reasoning, "", "{tags:?}");
+        assert!(content.unwrap().starts_with('{'), "{tags:?}");
+    }
+}
+
+#[tokio::test]
 async fn stop_strings_end_the_reasoning_too() {
     for tags in [Tags::Added, Tags::Text] {
         let router = start(tags, ANSWER);
@@ -224,7 +391,8 @@ async fn stop_strings_end_the_reasoning_too() {
             ("</think>", REASONING, None),
             ("\n</think>", "\nÄ, 你好 < why </ not?", None),
             ("think>\n\n", "\nÄ, 你好 < why </ not?\n", None),
-            ("Bec", REASONING, Some("\n\n")),
+            ("Bec", REASONING, None),
+            ("cau", REASONING, Some("Be")),
         ] {
             let found = both(&router, json!({"stop": [stop]})).await;
             let text = found

@@ -242,11 +242,6 @@ async fn errors_name_the_field() {
             "input[0].content[0].type",
         ),
         (
-            json!({"tools": [{"type": "web_search"}]}),
-            "unsupported_parameter",
-            "tools[0].type",
-        ),
-        (
             json!({"tools": [{"type": "function", "name": "a b"}]}),
             "invalid_value",
             "tools[0].name",
@@ -285,5 +280,51 @@ async fn errors_name_the_field() {
         let (status, found, named) = post(&router, RESPONSES, &body(more.clone())).await.error();
         assert_eq!((status, found.as_str()), (400, code), "{more}");
         assert_eq!(named.as_deref(), Some(param), "{more}");
+    }
+}
+
+#[tokio::test]
+async fn the_tokens_of_a_prompt_are_counted() {
+    let router = say("x");
+    let more = merged(tools(), json!({"instructions": "Be kind.", "stream": true}));
+    let path = format!("{RESPONSES}/input_tokens");
+    let counted = post(&router, &path, &body(more.clone())).await.ok();
+    assert_eq!(counted["object"], "response.input_tokens");
+    let whole = merged(more.clone(), json!({"stream": false}));
+    let answer = post(&router, RESPONSES, &body(whole)).await.ok();
+    assert_eq!(counted["input_tokens"], answer["usage"]["input_tokens"]);
+    let none = merged(more, json!({"tool_choice": "none"}));
+    let fewer = post(&router, &path, &body(none)).await.ok();
+    assert!(fewer["input_tokens"].as_u64() < counted["input_tokens"].as_u64());
+    let (status, _, param) = post(&router, &path, &json!({"input": []})).await.error();
+    assert_eq!((status, param.as_deref()), (400, Some("input")));
+}
+
+#[tokio::test]
+async fn a_format_may_allow_properties_that_its_schema_does_not_list() {
+    let router = say("{\"a\": 1, \"b\": 2}");
+    let schema = json!({"properties": {"a": {"type": "integer"}}, "type": "object"});
+    let format = json!({"type": "json_schema", "name": "x", "schema": schema});
+    for (more, expected) in [
+        (json!({}), "{\"a\": 1}"),
+        (
+            json!({"disable_additional_properties": false}),
+            "{\"a\": 1, \"b\": 2}",
+        ),
+    ] {
+        let text = json!({"text": {"format": merged(format.clone(), more)}});
+        let answer = post(&router, RESPONSES, &body(text)).await.ok();
+        let output = &answer["output"][0]["content"][0]["text"];
+        let parsed: Value = serde_json::from_str(output.as_str().unwrap()).unwrap();
+        let expected: Value = serde_json::from_str(expected).unwrap();
+        let names = |value: &Value| {
+            value
+                .as_object()
+                .unwrap()
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names(&parsed), names(&expected), "{output}");
     }
 }

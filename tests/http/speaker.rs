@@ -6,7 +6,6 @@ use std::sync::Arc;
 use axum::http::Method;
 use serde_json::{Value, json};
 use sterna::api::{self, App, ModelCard, SamplingDefaults, Serving};
-use sterna::constraint::Grammars;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, Forward, LogitRows, Policy, SequenceId, TokenId,
 };
@@ -77,10 +76,22 @@ pub(crate) fn start(
     vocabulary: u32,
     answer: impl FnOnce(&Tokenizer) -> Vec<TokenId>,
 ) -> axum::Router {
+    start_with_stops(tokenizer, template, vocabulary, vec![END_OF_TURN], answer)
+}
+
+/// Starts a server whose model has these stop tokens, and says the tokens that `answer` returns.
+pub(crate) fn start_with_stops(
+    tokenizer: &[u8],
+    template: &str,
+    vocabulary: u32,
+    stop_tokens: Vec<TokenId>,
+    answer: impl FnOnce(&Tokenizer) -> Vec<TokenId>,
+) -> axum::Router {
     let files = TextFiles {
         tokenizer,
         config: Some(CONFIG),
         chat_template: Some(template),
+        tool_template: None,
     };
     let (tokenizer, chat_template) = files.load(vocabulary).unwrap();
     let model = Speaker {
@@ -119,10 +130,10 @@ pub(crate) fn start(
             aliases: Vec::new(),
             max_model_len: MAX_MODEL_LEN,
             vocabulary,
-            stop_tokens: vec![END_OF_TURN],
+            stop_tokens,
             ..ModelCard::default()
         },
-        grammars: Grammars::start(Arc::clone(&tokenizer), &[END_OF_TURN], 1).unwrap(),
+        grammars: grammars::start(&tokenizer, &[END_OF_TURN]),
         tokenizer,
         chat_template,
         defaults: SamplingDefaults::default(),
@@ -136,6 +147,7 @@ pub(crate) async fn post(router: &axum::Router, path: &str, body: &Value) -> Ans
     let headers = [("content-type", "application/json")];
     let answer = send(router, Method::POST, path, &headers, body.to_string()).await;
     if answer.status == 200 {
+        let path = path.split('?').next().unwrap_or(path);
         let fault = Document::get().await.fault_of_request(path, body);
         assert_eq!(fault, None, "answered, but not as documented: {body}");
     }

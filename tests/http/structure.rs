@@ -13,6 +13,47 @@ fn flag() -> Value {
     })
 }
 
+/// As pydantic writes it: without `additionalProperties`.
+fn open_flag() -> Value {
+    let mut schema = flag();
+    schema
+        .as_object_mut()
+        .unwrap()
+        .remove("additionalProperties");
+    schema
+}
+
+#[tokio::test]
+async fn a_schema_is_open_if_the_request_says_so() {
+    let server = Server::new();
+    let close = |is_closed: bool| {
+        json!({
+            "guided_json": open_flag(), "max_tokens": 60,
+            "structured_outputs": {"disable_additional_properties": is_closed},
+        })
+    };
+    let content = async |fields: Value| {
+        let answer = server.chat(fields).await.ok();
+        answer["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(content(close(true)).await.ends_with("e}"));
+    // The test model never stops where it may go on.
+    let mut longer = (0..20).map(|seed| merged(close(false), json!({"seed": seed})));
+    let mut found = false;
+    while !found && let Some(fields) = longer.next() {
+        found = content(merged(fields, json!({"temperature": 1})))
+            .await
+            .contains("e, \"");
+    }
+    assert!(
+        found,
+        "no answer has a property that the schema does not list"
+    );
+}
+
 #[tokio::test]
 async fn every_field_gives_an_answer_of_its_structure() {
     let server = Server::new();
@@ -28,6 +69,7 @@ async fn every_field_gives_an_answer_of_its_structure() {
         (json!({"structured_outputs": {"json": flag()}}), &json),
         (json!({"structured_outputs": {"json": text}}), &json),
         (json!({"guided_json": flag()}), &json),
+        (json!({"guided_json": open_flag()}), &json),
         (json!({"json_schema": text}), &json),
         (
             json!({"structured_outputs": {"regex": "ab?c"}}),

@@ -12,13 +12,13 @@ const OPEN: u32 = VOCABULARY;
 const PLAIN: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\
     {% endfor %}assistant:";
 /// Templates that write tools and calls as Qwen, Falcon and Llama do.
-const QWEN: &str = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}\
+const QWEN: &str = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}\
     {% if tools %}<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>{% endif %}\
     {% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}\
     {% if opened %}<think>{% endif %}";
 const FALCON: &str = "{% if tools %}{{ tools | tojson }}\n<tool_call>\\n[{% endif %}\
     {% for message in messages %}{{ message.content }}{% endfor %}";
-const LLAMA: &str = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}\
+const LLAMA: &str = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}\
     {\"name\": name, \"parameters\": arguments}\
     {% for message in messages %}{{ message.content }}{% endfor %}";
 
@@ -328,6 +328,92 @@ async fn reasoning_comes_before_calls() {
 }
 
 #[tokio::test]
+async fn reasoning_comes_before_an_answer_of_the_response_format_too() {
+    let router = start(
+        QWEN,
+        &["<think>", "</think>"],
+        "<think>Why</think>\n\n{\"a\": 1}",
+    );
+    let more = merged(tools(), json!({"response_format": {"type": "json_object"}}));
+    let found = both(&router, more).await;
+    assert_eq!(found, parts("{\"a\": 1}", &[], "stop"));
+}
+
+/// A template that prints tools and calls as Qwen 3.5 does.
+const XML: &str = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}\
+    {% if tools %}<tool_call>\n<function=x>\n<parameter=a>\n...{% endif %}\
+    {% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}\
+    {% if opened %}<think>{% endif %}";
+
+#[tokio::test]
+async fn calls_in_xml_are_calls_and_follow_their_schema() {
+    let call = "<tool_call>\n<function=get_weather>\n<parameter=city>\nBern\n</parameter>\n\
+        <parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n\
+        <function=get_time>\n</function>\n</tool_call>";
+    let tags = ["<tool_call>", "</tool_call>"];
+    for added in [&[][..], &tags] {
+        let router = start(XML, added, &format!("Lé us see.\n\n{call}"));
+        let expected = parts("Lé us see.", &[BERN, TIME], "tool_calls");
+        assert_eq!(both(&router, tools()).await, expected, "{added:?}");
+        let router = start(XML, added, call);
+        let required = merged(tools(), json!({"tool_choice": "required"}));
+        let expected = parts("", &[BERN, TIME], "tool_calls");
+        assert_eq!(both(&router, required).await, expected, "{added:?}");
+        // The model says something else, and the grammar makes a call of it.
+        for said in [
+            "No.",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome",
+        ] {
+            let router = start(&XML.replace("<think>", ""), added, said);
+            let choice = json!({"type": "function", "function": {"name": "get_time"}});
+            let named = merged(tools(), json!({"tool_choice": choice}));
+            assert_eq!(
+                both(&router, named).await,
+                parts("", &[TIME], "tool_calls"),
+                "{said}"
+            );
+            let choice = json!({"type": "function", "function": {"name": "get_weather"}});
+            let named = merged(tools(), json!({"tool_choice": choice}));
+            let found = both(&router, named).await;
+            let arguments: Value = serde_json::from_str(&found.calls[0].1).unwrap();
+            let city = arguments["city"].as_str().unwrap();
+            assert!(["Paris", "Bern"].contains(&city), "{found:?}");
+        }
+    }
+    let thought = format!("<think>I write <tool_call>.</think>\n\n{call}");
+    let router = start(XML, &["<think>", "</think>"], &thought);
+    assert_eq!(
+        both(&router, tools()).await,
+        parts("", &[BERN, TIME], "tool_calls")
+    );
+    let cut = merged(
+        tools(),
+        json!({"tool_choice": "required", "max_tokens": 12}),
+    );
+    assert_eq!(both(&router, cut).await.finish_reason, "length");
+}
+
+/// A template that prints tools in a format that the server cannot read.
+const OTHER: &str = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}\
+    {% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}";
+
+#[tokio::test]
+async fn a_call_in_an_unknown_format_is_text_unless_it_is_forced() {
+    let answer = "[CALL]get_time{}";
+    let router = start(OTHER, &[], answer);
+    assert_eq!(both(&router, tools()).await, parts(answer, &[], "stop"));
+    let json = json!({"response_format": {"type": "json_object"}, "max_tokens": 9});
+    let found = both(&router, merged(tools(), json)).await;
+    assert!(found.content.starts_with('{'), "{found:?}");
+    let choice = json!({"type": "function", "function": {"name": "get_time"}});
+    let forced = merged(tools(), json!({"tool_choice": choice}));
+    assert_eq!(
+        both(&router, forced).await,
+        parts("", &[TIME], "tool_calls")
+    );
+}
+
+#[tokio::test]
 async fn an_answer_that_is_cut_off_has_what_was_written() {
     let answer = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Bern\", \
         \"days\": 2}}\n</tool_call>";
@@ -341,10 +427,19 @@ async fn an_answer_that_is_cut_off_has_what_was_written() {
     assert_eq!(found, parts("<tool_call>\n{\"name\": \"get_", &[], "stop"));
     let length = merged(tools(), json!({"max_tokens": 5}));
     assert_eq!(both(&router, length).await.finish_reason, "length");
+    // An answer that has to be a call has no text.
+    let forced = merged(tools(), json!({"tool_choice": "required"}));
+    for max_tokens in 1..9 {
+        let cut = merged(forced.clone(), json!({"max_tokens": max_tokens}));
+        let found = both(&router, cut).await;
+        assert_eq!(found, parts("", &[], "length"), "{max_tokens}");
+    }
+    let stop = merged(forced, json!({"stop": ["weather"]}));
+    assert_eq!(both(&router, stop).await, parts("", &[], "stop"));
 }
 
 #[tokio::test]
-async fn tools_and_a_response_format_go_together_unless_a_call_is_required() {
+async fn a_required_call_goes_before_a_response_format() {
     let format = json!({"response_format": {"type": "json_object"}, "max_tokens": 200});
     let more = merged(tools(), format);
     let call = "<tool_call>\n{\"name\": \"get_time\", \"arguments\": {}}\n</tool_call>";
@@ -359,9 +454,10 @@ async fn tools_and_a_response_format_go_together_unless_a_call_is_required() {
         parts(object, &[], "stop")
     );
     let required = merged(more, json!({"tool_choice": "required"}));
-    let (status, code, param) = chat(&router, required).await.error();
-    assert_eq!((status, code.as_str()), (400, "invalid_value"));
-    assert_eq!(param.as_deref(), Some("response_format"));
+    assert_eq!(
+        both(&start(PLAIN, &[], call), required).await,
+        parts("", &[TIME], "tool_calls")
+    );
 }
 
 #[tokio::test]
@@ -465,10 +561,6 @@ async fn errors_of_choices_and_messages_name_the_field_by_its_path() {
         let (status, _, named) = chat(&router, more).await.error();
         assert_eq!((status, named.as_deref()), (400, Some(param)));
     }
-    let search = json!([{"type": "web_search", "function": {"name": "f"}}]);
-    let (_, code, named) = chat(&router, json!({"tools": search})).await.error();
-    assert_eq!(code, "unsupported_parameter");
-    assert_eq!(named.as_deref(), Some("tools[0].type"));
     let call =
         |arguments: &str| json!([{"id": "a", "function": {"name": "f", "arguments": arguments}}]);
     for (message, param) in [
@@ -497,4 +589,29 @@ async fn a_keyword_that_a_grammar_lacks_is_ignored_unless_the_tool_is_strict() {
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
     let answer = chat(&router, json!({"tools": [tool]})).await.ok();
     assert_eq!(answer["choices"][0]["message"]["content"], "Hello");
+}
+
+#[tokio::test]
+async fn tools_that_are_no_functions_are_skipped() {
+    let router = start(QWEN, &[], "Hello");
+    let others = [
+        json!({"type": "web_search"}),
+        json!({"type": "namespace", "name": "n", "tools": [weather()]}),
+        json!({"type": "custom", "custom": {"name": "c"}}),
+    ];
+    let prompt = async |tools: Value| {
+        let more = json!({"tools": tools, "return_token_ids": true});
+        chat(&router, more).await.ok()["prompt_token_ids"].clone()
+    };
+    let all = [&others[..], &[time()]].concat();
+    assert_eq!(prompt(json!(all)).await, prompt(json!([time()])).await);
+    assert_eq!(prompt(json!(others)).await, prompt(json!([])).await);
+    // Nothing is left that could be called.
+    let required = json!({"tools": others, "tool_choice": "required"});
+    let (status, _, named) = chat(&router, required).await.error();
+    assert_eq!((status, named.as_deref()), (400, Some("tool_choice")));
+    let (status, _, named) = chat(&router, json!({"tools": [{"type": "function"}]}))
+        .await
+        .error();
+    assert_eq!((status, named.as_deref()), (400, Some("tools[0].function")));
 }

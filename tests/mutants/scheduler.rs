@@ -33,8 +33,8 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "scored-prompt-from-the-cache",
         file: "sequence/mod.rs",
-        original: "true => &self.tokens[..self.scored],",
-        mistake: "true => &self.tokens[..last],",
+        original: "&self.tokens[..self.scored]",
+        mistake: "&self.tokens[..last]",
     },
     Mutant {
         name: "scores-forgotten-by-a-preemption",
@@ -99,8 +99,8 @@ pub(crate) struct Edge {",
     Mutant {
         name: "whole-prompt-from-the-cache",
         file: "sequence/mod.rs",
-        original: "false => &self.tokens[..last],",
-        mistake: "false => &self.tokens[..last + 1],",
+        original: "&self.tokens[..last]",
+        mistake: "&self.tokens[..last + 1]",
     },
     Mutant {
         name: "owner-ignored",
@@ -190,10 +190,10 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S10-refusal-charged",
         file: "admission/submit.rs",
-        original: "    check_possible(state, request)?;",
-        mistake:
-            "    state.queue.rates_mut(request.tenant).reserve(state.conditions.now, None, 1, 1);
-    check_possible(state, request)?;",
+        original: "        check_possible(state, request)?;",
+        mistake: "        let rates = state.queue.rates_mut(request.tenant);
+        rates.reserve(state.conditions.now, true, None, [1, 1]);
+        check_possible(state, request)?;",
     },
     Mutant {
         name: "S11-blocked-head-forgotten",

@@ -88,7 +88,7 @@ const MUTANTS: &[Mutant] = &[
 
 const COPY: Copy = Copy {
     name: "text",
-    folders: &[("src/text", "src/text")],
+    folders: &[("src/text", "src/text"), ("tests/jinja", "tests/jinja")],
     root: Some("pub mod text;\n"),
     manifest: MANIFEST,
     tests: &["--lib", "--"],

@@ -45,7 +45,8 @@ fn held_out() -> HeldOut {
 async fn the_demo_model_answers_held_out_questions() {
     let held_out = held_out();
     assert!(held_out.singles.len() >= 200 && held_out.chats.len() >= 20);
-    let server = Arc::new(Server::start(&["--max-queued", "1000"]).await);
+    let server =
+        Arc::new(Server::start(&["--max-queued", "1000", "--max-queued-seconds", "600"]).await);
     let answers: Vec<_> = held_out
         .singles
         .into_iter()

@@ -9,6 +9,8 @@ mod answers;
 mod checkpoints;
 #[path = "../harness/client.rs"]
 mod client;
+#[cfg(target_os = "linux")]
+mod grammars;
 mod operation;
 
 use std::io::{BufRead, BufReader};

@@ -218,7 +218,7 @@ fn unusable_flags_are_named_and_exit_with_2() {
             "hf download some-owner/some-model --local-dir some-model",
         ),
         (vec!["some-owner/some-model"], "sterna some-model"),
-        (vec!["./some-owner/some-model"], "No such file"),
+        (vec!["./some-owner/some-model"], "no such file"),
         (vec!["--config", missing], missing),
         (vec!["--kv-events", "127.0.0.1:0"], "--kv-events-of all"),
         (

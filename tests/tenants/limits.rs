@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Method, Request};
+use futures_util::FutureExt;
 use futures_util::future::select_all;
 use serde_json::json;
 use sterna::api::App;
@@ -48,6 +49,87 @@ async fn a_used_up_request_rate_is_429_and_the_headers_count_down() {
         assert_eq!(rejected.header("x-ratelimit-remaining-requests"), "0");
     }
     other_tenant_is_unaffected(&tenants).await;
+}
+
+/// Before, a tenant could have texts encoded for ever, at no cost.
+#[tokio::test]
+async fn requests_about_text_only_count_as_requests_and_as_service() {
+    let limited = table("a", ALPHA, "requests_per_minute = 1\nrequest_burst = 6");
+    let tenants = TenantServer::new(&limited).await;
+    let names = [(TenantId(1), "a".to_owned())];
+    tenants.server.metrics.set_tenants(&names, Vec::new());
+    let messages = json!([{"role": "user", "content": "the capital ".repeat(500)}]);
+    let key = [("x-api-key", "alpha")];
+    for (path, body) in [
+        ("/tokenize", json!({"messages": messages})),
+        ("/detokenize", json!({"tokens": [20, 21]})),
+        ("/v1/messages/count_tokens", json!({"messages": messages})),
+        ("/v1/responses/input_tokens", json!({"input": "Hello"})),
+        ("/v1/chat/completions/render", json!({"messages": messages})),
+        ("/v1/completions/render", json!({"prompt": "Hello"})),
+    ] {
+        let answer = tenants.ask(path, &key, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+    }
+    tenants
+        .server
+        .until("the tenant was charged", |server| {
+            let labels = "{model_name=\"actor\",engine=\"0\",tenant=\"a\"}";
+            server.metric(&format!("sterna_tenant_service_seconds_total{labels}")) > 0.0
+        })
+        .await;
+    for _ in 0..2 {
+        let refused = tenants
+            .ask("/tokenize", &key, &json!({"prompt": "Hello"}))
+            .await;
+        assert_eq!(refused.error(), (429, "rate_limit_exceeded".into(), None));
+    }
+}
+
+/// Before, a client that disconnected while its text was read paid nothing.
+#[tokio::test]
+async fn a_client_that_leaves_while_its_text_is_read_pays_for_it() {
+    let limits = "requests_per_minute = 1\nrequest_burst = 2";
+    let tables = [("a", ALPHA), ("b", BETA), ("c", GAMMA)].map(|(id, key)| table(id, key, limits));
+    let tenants = TenantServer::new(&tables.concat()).await;
+    let names = [(1, "a"), (2, "b"), (3, "c")];
+    let names = names.map(|(number, id)| (TenantId(number), id.to_owned()));
+    tenants.server.metrics.set_tenants(&names, Vec::new());
+    let text = "the capital ".repeat(500);
+    // A request that the engine would get counts when the engine gets it.
+    for (tenant, key, path, body, remaining) in [
+        ("a", "alpha", "/tokenize", json!({"prompt": text}), "0"),
+        (
+            "b",
+            "beta",
+            TEXT,
+            json!({"prompt": text, "max_tokens": 0}),
+            "0",
+        ),
+        ("c", "gamma", TEXT, json!({"prompt": text}), "1"),
+    ] {
+        let request = Request::post(path).header(JSON.0, JSON.1);
+        let request = request.header("x-api-key", key);
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        let router = tenants.server.router.clone();
+        let left = Box::pin(router.oneshot(request)).now_or_never();
+        assert!(left.is_none(), "another thread reads the text");
+        let labels = format!("{{model_name=\"actor\",engine=\"0\",tenant=\"{tenant}\"}}");
+        let service = format!("sterna_tenant_service_seconds_total{labels}");
+        let is_charged = |server: &Server| server.metric(&service) > 0.0;
+        let server = &tenants.server;
+        server.until("the tenant was charged", is_charged).await;
+        let keys = [("x-api-key", key)];
+        let next = tenants
+            .ask("/tokenize", &keys, &json!({"prompt": "Hi"}))
+            .await;
+        assert_eq!(next.status, 200, "{tenant}: {}", next.body);
+        assert_eq!(
+            next.header("x-ratelimit-remaining-requests"),
+            remaining,
+            "{tenant}"
+        );
+    }
 }
 
 /// Checks that the other tenant gets its answer, without rate headers.
@@ -443,7 +525,7 @@ async fn the_metric_of_a_tenants_pages_follows_its_cached_pages() {
     tenants.complete("alpha", &long).await.ok();
     let cached = |server: &Server| pages(server) >= 25.0;
     server.until("the tenant's cached pages", cached).await;
-    server.engine.reset_prefix_cache();
+    server.engine.reset_prefix_cache().await.unwrap();
     server
         .until("no page of the tenant", |server| pages(server) == 0.0)
         .await;

@@ -25,9 +25,13 @@ async fn a_reload_changes_the_valid_keys_and_drops_no_request() {
     let policies = second.policies();
     let set = tokio::spawn(async move { engine.set_tenants(policies).await });
     let applied = async {
-        while !set.is_finished() {
-            server.gate.pass(1); // The engine takes policies between two steps.
+        for step in 2.. {
             tokio::task::yield_now().await;
+            if set.is_finished() {
+                break;
+            }
+            server.gate.pass(1); // The engine takes policies between two steps.
+            server.gate.arrivals(step).await;
         }
         set.await.unwrap()
     };

@@ -150,12 +150,25 @@ const HOMES: &[(&str, &[&str])] = &[
     ("crossbeam", &["src/engine/"]),
     ("getrandom", &["src/tenants/keygen.rs"]),
     ("httparse", &["src/api/connection/head_scan.rs"]),
-    ("libc", &["src/startup/allocator.rs"]),
+    (
+        "libc",
+        &["src/startup/allocator.rs", "src/constraint/template.rs"],
+    ),
     ("llguidance", &["src/constraint/"]),
     ("parking_lot", &["src/kv_events/", "src/model/pool/"]),
-    ("rustix", &["src/startup/listen.rs"]),
+    (
+        "rustix",
+        &[
+            "src/api/body/reading_time.rs",
+            "src/constraint/",
+            "src/startup/listen.rs",
+        ],
+    ),
     ("sd_notify", &["src/startup/service.rs"]),
-    ("rmp_serde", &["src/kv_events/", "tests/http/"]),
+    (
+        "rmp_serde",
+        &["src/constraint/", "src/kv_events/", "tests/http/"],
+    ),
     (
         "sha2",
         &[
@@ -192,7 +205,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("zeromq", &["src/kv_events/", "tests/http/"]),
     ("metrics_exporter_prometheus", &["src/metrics/"]),
     ("proc_macro2", &["tests/tidy/"]),
-    ("procfs", &["src/metrics/"]),
+    ("procfs", &["src/constraint/worker.rs", "src/metrics/"]),
     ("flate2", &["src/api/status.rs", "tests/http/"]),
     ("toml", &["src/config/", "src/tenants/"]),
     ("utoipa", &["src/api/"]),
@@ -213,6 +226,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/model/pool/mod.rs",
     "src/model/pool/slots.rs",
     "src/checkpoint/files.rs",
+    "src/constraint/template.rs",
     "src/startup/allocator.rs",
 ];
 

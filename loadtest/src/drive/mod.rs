@@ -55,9 +55,10 @@ async fn measure(args: &DriveArgs, requests: &RunRequests) -> Result<ExitCode, S
         Some(_) => Some(target.step_costs().await?),
         None => None,
     };
-    let histograms_before = match args.server_histograms {
-        true => Some(target.histograms().await?),
-        false => None,
+    let histograms_before = if args.server_histograms {
+        Some(target.histograms().await?)
+    } else {
+        None
     };
     let plan = LoadPlan {
         requests,

@@ -92,8 +92,9 @@ impl AnswerStream {
         if !self.finished {
             return Err(Failure::Protocol("no finish_reason".into()));
         }
-        let usage = self.usage;
-        let usage = usage.ok_or_else(|| Failure::Protocol("no usage".into()))?;
+        let usage = self
+            .usage
+            .ok_or_else(|| Failure::Protocol("no usage".into()))?;
         Ok(CompleteAnswer {
             text: self.text,
             timing: self.timing,

@@ -66,21 +66,21 @@ struct Simulation<'a> {
 
 impl Simulation<'_> {
     fn new(args: &SimulateArgs) -> Result<Simulation<'_>, String> {
-        let recorded = args.trace.as_deref();
-        let recorded = recorded.map(|file| RecordedTrace::read(file, args.speed));
-        let recorded = recorded.transpose()?;
+        let recorded = match args.trace.as_deref() {
+            Some(file) => Some(RecordedTrace::read(file, args.speed)?),
+            None => None,
+        };
         let workload = match &recorded {
             Some(trace) => trace.workload(),
             None => named(&args.workload).expect("clap accepts only known names"),
         };
         let only = workload.only_class(args.only.as_deref())?;
         let cost = cost_model(&args.cost)?;
-        let sample = match &recorded {
+        let trace = match &recorded {
             Some(trace) => Trace::recorded(trace),
             None => Trace::new(&workload, args.seed, 1.0),
         };
-        let sample = sample.requests(SAMPLE);
-        let sample: Vec<_> = sample.collect();
+        let sample: Vec<_> = trace.requests(SAMPLE).collect();
         let full_rate = session_rate(&cost, &sample);
         let rate = args.rate.or(recorded.as_ref().map(RecordedTrace::rate));
         let load = match rate {
@@ -111,9 +111,10 @@ impl Simulation<'_> {
             max_sequence_tokens: longest.map_or(CONTEXT, |longest| longest.max(CONTEXT)),
         };
         let target = args.itl_target_ms * 1000;
-        let budget = match args.itl_strict {
-            true => Budget::strictly_within(target),
-            false => Budget::within(target),
+        let budget = if args.itl_strict {
+            Budget::strictly_within(target)
+        } else {
+            Budget::within(target)
         };
         let preset = policies::named(policy, &limits, budget);
         let preset = preset.expect("clap accepts only known names");

@@ -69,9 +69,10 @@ impl RecordedTrace {
     }
 
     fn parse(text: &str, speed: f64) -> Result<RecordedTrace, String> {
-        let mut sessions = match text.trim_start().starts_with('{') {
-            true => json_lines(text)?,
-            false => azure_lines(text)?,
+        let mut sessions = if text.trim_start().starts_with('{') {
+            json_lines(text)?
+        } else {
+            azure_lines(text)?
         };
         sessions.sort_by(|a, b| a.at.total_cmp(&b.at));
         let first = sessions.first().ok_or("the file has no requests")?.at;

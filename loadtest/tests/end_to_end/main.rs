@@ -120,7 +120,7 @@ fn each_tenant_has_its_key_its_rate_and_its_line() {
 
 #[test]
 fn a_run_of_seconds_ends_by_the_clock() {
-    let flags = ["--seconds", "0.2", "--clients", "2", "--json"];
+    let flags = ["--duration", "0.2", "--clients", "2", "--json"];
     let report = json(&loadtest(&flags, 0));
     assert!(report["complete"].as_u64().unwrap() > 2, "{report}");
     assert!(report["seconds"].as_f64().unwrap() >= 0.1, "{report}");

@@ -6,4 +6,4 @@ mod room;
 mod submit;
 
 pub(crate) use admit::Admission;
-pub(crate) use submit::{places_for, submit, submit_choices};
+pub(crate) use submit::{places_for, submit, submit_prompts};

@@ -39,7 +39,7 @@ pub(super) struct Leaving {
 #[derive(Clone, Copy)]
 pub(super) struct Newcomer {
     pub(super) tenant: TenantId,
-    pub(super) time: Nanos, // Its predicted machine time.
+    pub(super) time: Nanos, // Its predicted machine time, as at the calibration.
 }
 
 /// The limit of the queue that a new request would exceed.
@@ -87,7 +87,8 @@ pub(super) fn find_room(state: &SchedulerState, newcomer: Newcomer) -> Option<Ve
     while let Some(lack) = lack(state, newcomer, &leaving) {
         let (weakest, claim) = weakest(state, newcomer.tenant, lack, &leaving)?;
         let own = claim_of_newcomer(state, newcomer.tenant, lack);
-        if !claim.gives_way_to(&own, newcomer.time) {
+        let time = state.conditions.predictor.at_present(newcomer.time);
+        if !claim.gives_way_to(&own, time) {
             return None;
         }
         leaving.push(weakest);
@@ -101,16 +102,21 @@ pub(super) fn find_room(state: &SchedulerState, newcomer: Newcomer) -> Option<Ve
 /// them is enough. Otherwise another tenant's long request, which waits alone, would keep this
 /// tenant out.
 fn lack(state: &SchedulerState, newcomer: Newcomer, leaving: &[Leaving]) -> Option<Lack> {
-    let limits = &state.conditions.limits;
+    let (limits, predictor) = (&state.conditions.limits, &state.conditions.predictor);
     let left = without(state.queue.backlog(), leaving.iter());
     let is_only = state.queue.tenant(newcomer.tenant).backlog.places == 0;
-    let (time, has_time) = match is_only {
-        true => (left.time, !leaving.is_empty()),
-        false => (left.time + newcomer.time, false),
+    let (time, has_time) = if is_only {
+        (left.time, !leaving.is_empty())
+    } else {
+        (left.time + newcomer.time, false)
     };
     if left.places >= limits.max_queued as usize {
         Some(Lack::Places)
-    } else if !has_time && left.places > 0 && time / 1000 > limits.max_queued_time {
+    } else if !has_time
+        && left.places > 0
+        && !predictor.is_unsure()
+        && predictor.at_present(time) / 1000 > limits.max_queued_time
+    {
         Some(Lack::Time)
     } else {
         None

@@ -1,9 +1,7 @@
 //! Accepts or rejects a new request. A rejection says when a retry may succeed.
 //!
-//! Invariant: a request is accepted or rejected with all its choices, which take one place in the
-//! queue.
-
-use std::iter::repeat_n;
+//! Invariant: a request is accepted or rejected with all its prompts and their choices, which take
+//! one place in the queue. So a request that fits alone finds room in an empty queue.
 
 use super::room::{Leaving, Newcomer, find_room};
 use crate::pages::common_prefix;
@@ -16,88 +14,107 @@ use crate::{
 /// Running sequences that a new request is compared with.
 const COMPARED: usize = 8;
 
-/// What is known of an accepted request.
+/// What is known of a prompt of an accepted request.
 struct Accepted {
     uncached: usize, // Prompt tokens that are not cached.
-    first: Nanos,    // The predicted machine time of the first choice.
+    first: Nanos,    // The machine time of the first choice, as at the calibration.
     further: Nanos,  // The same for each other choice.
 }
 
-/// Adds a request of one choice to the queue.
+/// Adds a request of one prompt and one choice to the queue.
 ///
 /// # Errors
 /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
 pub(crate) fn submit(state: &mut SchedulerState, request: Request) -> Result<SequenceId, Refusal> {
-    let accepted = accept(state, &request, 1)?;
+    let accepted = accept(state, std::slice::from_ref(&request), 1)?;
     let first_choice = state.sequences.arrivals();
-    let uncached = Some(accepted.uncached);
-    Ok(state.submit(request, first_choice, uncached, accepted.first))
+    let uncached = Some(accepted[0].uncached);
+    Ok(state.submit(request, first_choice, uncached, accepted[0].first))
 }
 
-/// Adds a request to the queue, once for each of its `choices`. Returns their handles.
+/// Adds a request to the queue: each of its `prompts` once for each of its `choices`. Returns their
+/// handles, those of the first prompt first.
 ///
 /// # Errors
 /// A [`Refusal`] if it can never run, or not now. Then nothing changes.
-pub(crate) fn submit_choices(
+pub(crate) fn submit_prompts(
     state: &mut SchedulerState,
-    request: Request,
+    prompts: Vec<Request>,
     choices: usize,
 ) -> Result<Vec<SequenceId>, Refusal> {
     assert!(choices > 0, "a request has a choice");
-    let accepted = accept(state, &request, choices)?;
-    let mut ids = Vec::with_capacity(choices);
+    let accepted = accept(state, &prompts, choices)?;
+    let mut ids = Vec::with_capacity(prompts.len() * choices);
     let first_choice = state.sequences.arrivals();
-    for request in repeat_n(request, choices) {
-        let (uncached, estimate) = match ids.is_empty() {
-            true => (Some(accepted.uncached), accepted.first),
-            false => (None, accepted.further),
-        };
-        ids.push(state.submit(request, first_choice, uncached, estimate));
+    for (prompt, accepted) in prompts.into_iter().zip(accepted) {
+        for choice in 0..choices {
+            let (uncached, estimate) = match choice {
+                0 => (Some(accepted.uncached), accepted.first),
+                _ => (None, accepted.further),
+            };
+            ids.push(state.submit(prompt.clone(), first_choice, uncached, estimate));
+        }
     }
     Ok(ids)
 }
 
-/// Decides about a request with all its choices, and makes room for it in a full queue.
+/// Decides about a request with all its prompts and choices, and makes room for it in a full queue.
 fn accept(
     state: &mut SchedulerState,
-    request: &Request,
+    prompts: &[Request],
     choices: usize,
-) -> Result<Accepted, Refusal> {
-    assert!(request.draw_time <= MAX_DRAW_TIME, "draws take less");
-    check_possible(state, request)?;
-    let (tenant, len) = (request.tenant, request.prompt.len());
-    let public = &state.queue.tenant(tenant).policy.public;
-    let (uncached, expected_uncached) = match request.scores_prompt {
-        true => (len, len), // The cache has no logits.
-        false => {
-            let pages = state.pool.tree().find(tenant, public, &request.prompt);
-            let cached = pages.count() * PAGE_TOKENS;
-            let uncached = len - cached.min(len - 1);
-            (
-                uncached,
-                uncached.min(len - prefix_on_its_way(state, request)),
-            )
-        }
-    };
-    let first = estimate(state, request, expected_uncached);
-    // The other choices find the whole pages of the prompt in the cache.
-    let further = match choices {
-        1 => 0,
-        _ if request.scores_prompt => first,
-        _ => estimate(state, request, len - (len - 1) / PAGE_TOKENS * PAGE_TOKENS),
-    };
-    let newcomer = Newcomer {
-        tenant,
-        time: first + further * (choices as Nanos - 1),
-    };
-    for leaving in check_capacity(state, request, expected_uncached, newcomer)? {
+) -> Result<Vec<Accepted>, Refusal> {
+    let tenant = prompts.first().expect("a request has a prompt").tenant;
+    let (mut accepted, mut time, mut prefill) = (Vec::with_capacity(prompts.len()), 0, 0);
+    for request in prompts {
+        assert_eq!(request.tenant, tenant, "a request has one tenant");
+        assert!(request.draw_time <= MAX_DRAW_TIME, "draws take less");
+        check_possible(state, request)?;
+        let (uncached, expected_uncached) = uncached(state, request);
+        let len = request.prompt.len();
+        let first = estimate(state, request, expected_uncached);
+        // The other choices find the whole pages of the prompt in the cache.
+        let further = match choices {
+            1 => 0,
+            _ if request.scores_prompt => first,
+            _ => estimate(state, request, len - (len - 1) / PAGE_TOKENS * PAGE_TOKENS),
+        };
+        time += first + further * (choices as Nanos - 1);
+        prefill += (state.conditions.predictor).prefill_time(len, expected_uncached);
+        accepted.push(Accepted {
+            uncached,
+            first,
+            further,
+        });
+    }
+    let newcomer = Newcomer { tenant, time };
+    let within = prompts
+        .iter()
+        .filter_map(|prompt| prompt.first_token_within);
+    for leaving in check_capacity(state, newcomer, prefill / 1000, within.min())? {
         state.displace(leaving.tenant, leaving.first_choice);
     }
-    Ok(Accepted {
+    Ok(accepted)
+}
+
+/// Returns how many tokens of a prompt are not cached now, and how many are probably not cached
+/// when the request starts.
+fn uncached(state: &SchedulerState, request: &Request) -> (usize, usize) {
+    let len = request.prompt.len();
+    if request.scores_prompt {
+        return (len, len); // The cache has no logits.
+    }
+    let public = &state.queue.tenant(request.tenant).policy.public;
+    let pages = state
+        .pool
+        .tree()
+        .find(request.tenant, public, &request.prompt);
+    let cached = pages.count() * PAGE_TOKENS;
+    let uncached = len - cached.min(len - 1);
+    (
         uncached,
-        first,
-        further,
-    })
+        uncached.min(len - prefix_on_its_way(state, request)),
+    )
 }
 
 /// Refuses a request that could not even run alone, and every request while the scheduler drains.
@@ -142,20 +159,23 @@ fn prefix_on_its_way(state: &SchedulerState, request: &Request) -> usize {
     shared.max().unwrap_or(0) / PAGE_TOKENS * PAGE_TOKENS
 }
 
-/// Returns the predicted machine time of a whole request: its prefill, and its part of the steps
-/// that decode it beside as many sequences as run now.
+/// Returns the predicted machine time of a whole request, as at the calibration: its prefill, and
+/// its part of the steps that decode it beside as many sequences as run now.
 fn estimate(state: &SchedulerState, request: &Request, uncached: usize) -> Nanos {
-    let (predictor, len) = (&state.conditions.predictor, request.prompt.len());
+    let (cost, len) = (
+        state.conditions.predictor.calibrated(),
+        request.prompt.len(),
+    );
     let tenant = state.queue.tenant(request.tenant);
     let output = tenant.expected_output(request.max_new_tokens as usize);
     let running = state.sequences.running().len().max(1) as u64;
-    let step = predictor.predict(decodes(running, len + output / 2));
-    let token = step / running + predictor.draw_time(request.draw_time);
+    let step = cost.predict(decodes(running, len + output / 2));
+    let token = step / running + cost.draw_time(request.draw_time);
     let scores = match request.scores_prompt {
-        true => predictor.scoring_time(len, request.draw_time),
+        true => cost.scoring_time(len, request.draw_time),
         false => 0,
     };
-    predictor.prefill_time(len, uncached) + scores + token * output as u64
+    cost.prefill_time(len, uncached) + scores + token * output as u64
 }
 
 /// Returns the shape of a step that decodes `count` sequences of `len` tokens.
@@ -205,37 +225,39 @@ fn find_place(state: &SchedulerState, newcomer: Newcomer) -> Result<Vec<Leaving>
         return Err(Refusal::RateLimited { rate, retry_after });
     }
     // One request may always wait, however long it takes.
-    let own_time = (tenant.backlog.time + newcomer.time) / 1000;
+    let predictor = &state.conditions.predictor;
+    let own_time = predictor.at_present(tenant.backlog.time + newcomer.time) / 1000;
     let waiting = tenant.backlog.places;
     if waiting >= tenant.policy.max_queued as usize
-        || waiting > 0 && own_time > tenant.policy.max_queued_time
+        || waiting > 0 && !predictor.is_unsure() && own_time > tenant.policy.max_queued_time
     {
-        let retry_after = queue.time_at_share(newcomer.tenant, tenant.queued_time);
+        let queued = predictor.at_present(tenant.queued_time);
+        let retry_after = queue.time_at_share(newcomer.tenant, queued);
         return Err(Refusal::TenantQueueFull { retry_after });
     }
     find_room(state, newcomer).ok_or_else(|| {
-        let retry_after = queue.queued_time() / 1000;
+        let retry_after = state.queued_time();
         Refusal::Overloaded { retry_after }
     })
 }
 
 /// Returns the requests that must leave the queue for this one. Refuses it if it exceeds its
-/// tenant's rates, a backlog limit or its own deadline now.
+/// tenant's rates, a backlog limit or its own deadline now. Its prompts take the time `prefill`,
+/// and its first token is late after `latest`.
 fn check_capacity(
     state: &SchedulerState,
-    request: &Request,
-    uncached: usize,
     newcomer: Newcomer,
+    prefill: Micros,
+    latest: Option<Micros>,
 ) -> Result<Vec<Leaving>, Refusal> {
     let leaving = find_place(state, newcomer)?;
     let queue = &state.queue;
-    let tenant = queue.tenant(request.tenant);
-    let latest = request.first_token_within.unwrap_or(Micros::MAX);
-    let predictor = &state.conditions.predictor;
-    let prefill = predictor.prefill_time(request.prompt.len(), uncached) / 1000;
+    let queued = queue.tenant(newcomer.tenant).queued_time;
+    let queued = state.conditions.predictor.at_present(queued);
+    let latest = latest.unwrap_or(Micros::MAX);
     // How long the waiting requests keep another request of this tenant from running.
-    let at_share = queue.time_at_share(request.tenant, tenant.queued_time);
-    let expected = prefill + at_share.min(queue.queued_time() / 1000);
+    let at_share = queue.time_at_share(newcomer.tenant, queued);
+    let expected = prefill + at_share.min(state.queued_time());
     if expected > latest {
         let retry_after = (prefill <= latest).then(|| expected - latest);
         return Err(Refusal::Deadline { retry_after });

@@ -11,6 +11,8 @@
 //!
 //! Invariant: coefficients are integers in nanoseconds, so equal inputs give equal plans.
 
+use crate::limits::MAX_SCORED_TOKENS;
+
 /// Nanoseconds of machine time.
 pub type Nanos = u64;
 
@@ -201,6 +203,28 @@ impl CostModel {
     /// Returns the part of a step's time that its requests' sampling parameters add.
     pub(crate) fn draws(&self, shape: StepShape) -> Nanos {
         self.sampling * shape.sampling / SAMPLING_UNIT
+    }
+
+    /// Returns how long the last `uncached` of `len` prompt tokens take in a step of their own.
+    pub(crate) fn prefill_time(&self, len: usize, uncached: usize) -> Nanos {
+        self.predict(StepShape::chunk(len - uncached, uncached, 1))
+    }
+
+    /// Returns how much longer than a plain draw a draw takes that took `draw_time` longer at the
+    /// measurement.
+    pub(crate) fn draw_time(&self, draw_time: Nanos) -> Nanos {
+        self.draws(StepShape {
+            sampling: draw_time,
+            ..StepShape::default()
+        })
+    }
+
+    /// Returns how much longer the prefill of a prompt of `tokens` tokens takes if all of them need
+    /// logits. `draw_time` is what each of them adds beyond a plain draw.
+    pub(crate) fn scoring_time(&self, tokens: usize, draw_time: Nanos) -> Nanos {
+        let (steps, tokens) = (tokens.div_ceil(MAX_SCORED_TOKENS), tokens as u64);
+        let per_token = self.logit + self.draw_time(draw_time);
+        self.head * steps as u64 + per_token * tokens
     }
 
     /// Returns the time of `count` tokens, at least 1, without attention and logits.

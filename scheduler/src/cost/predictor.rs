@@ -1,9 +1,11 @@
 //! Predicts how long steps take: the calibrated cost model at first, then what the steps teach.
+//!
+//! A prediction that is kept, such as the time of a waiting request, is kept as the time at the
+//! calibration. Its present time follows what the steps teach meanwhile.
 
 use super::learner::Learner;
 use super::model::{CostModel, Nanos, StepShape};
 use crate::Micros;
-use crate::limits::MAX_SCORED_TOKENS;
 use crate::policy::PLANNED_THROUGHPUT_LOSS;
 
 /// The cost model as calibrated and as learned since.
@@ -16,6 +18,7 @@ pub(crate) struct Predictor {
     /// The mean slowdown of the last steps: the time with the margin, divided by the calibrated
     /// time.
     slowness: f64,
+    steps_to_trust: u32, // How many more steps must teach before a sum of predictions counts.
 }
 
 impl Predictor {
@@ -26,7 +29,32 @@ impl Predictor {
             model: calibrated,
             throughput_step: throughput_step(&calibrated),
             slowness: 1.0,
+            steps_to_trust: 0,
         }
+    }
+
+    /// As [`new`](Predictor::new). Other work disturbed the calibration, so the first steps have to
+    /// teach how long steps take.
+    pub(crate) fn unsure(calibrated: CostModel) -> Predictor {
+        Predictor {
+            steps_to_trust: STEPS_TO_TRUST,
+            ..Predictor::new(calibrated)
+        }
+    }
+
+    /// Returns whether nothing is known of how long steps take, except by a disturbed calibration.
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.steps_to_trust > 0
+    }
+
+    /// Returns the model as calibrated.
+    pub(crate) fn calibrated(&self) -> &CostModel {
+        &self.calibrated
+    }
+
+    /// Returns the present time of what took `time` at the calibration.
+    pub(crate) fn at_present(&self, time: Nanos) -> Nanos {
+        (time as f64 * self.slowness) as Nanos
     }
 
     /// Returns the learned model, with its margin.
@@ -46,15 +74,16 @@ impl Predictor {
 
     /// Returns how long the last `uncached` of `len` prompt tokens take in a step of their own.
     pub(crate) fn prefill_time(&self, len: usize, uncached: usize) -> Nanos {
-        self.predict(StepShape::chunk(len - uncached, uncached, 1))
+        self.model.prefill_time(len, uncached)
     }
 
     /// Returns the inter-token target that steps are planned for: `wanted`, or a longer one if the
     /// machine is too slow for it and the target is not strict.
     pub(crate) fn target(&self, wanted: Micros, is_strict: bool) -> Micros {
-        match is_strict {
-            true => wanted,
-            false => wanted.max(self.throughput_step() / 1000),
+        if is_strict {
+            wanted
+        } else {
+            wanted.max(self.throughput_step() / 1000)
         }
     }
 
@@ -106,19 +135,7 @@ impl Predictor {
     /// Returns how much longer than a plain draw a draw takes now. At the measurement it took
     /// `draw_time` longer.
     pub(crate) fn draw_time(&self, draw_time: Nanos) -> Nanos {
-        let draw = StepShape {
-            sampling: draw_time,
-            ..StepShape::default()
-        };
-        self.model.draws(draw)
-    }
-
-    /// Returns how much longer the prefill of a prompt of `tokens` tokens takes if all of them need
-    /// logits. `draw_time` is what each of them adds beyond a plain draw.
-    pub(crate) fn scoring_time(&self, tokens: usize, draw_time: Nanos) -> Nanos {
-        let (steps, tokens) = (tokens.div_ceil(MAX_SCORED_TOKENS), tokens as u64);
-        let per_token = self.model.logit + self.draw_time(draw_time);
-        self.model.head * steps as u64 + per_token * tokens
+        self.model.draw_time(draw_time)
     }
 
     /// Learns from a computed step.
@@ -128,11 +145,15 @@ impl Predictor {
         let slowness =
             self.model.predict(step) as f64 / self.calibrated.predict(step).max(1) as f64;
         self.slowness += (slowness - self.slowness) / SLOWNESS_STEPS;
+        self.steps_to_trust = self.steps_to_trust.saturating_sub(1);
     }
 }
 
 /// The number of steps over which the slowness is the mean. It outlasts a short disturbance.
 const SLOWNESS_STEPS: f64 = 16.0;
+
+/// The number of steps after which the slowness has nearly forgotten a disturbed calibration.
+const STEPS_TO_TRUST: u32 = 48;
 
 fn throughput_step(cost: &CostModel) -> Nanos {
     let two = cost.predict(StepShape::decode(1)) * 2;

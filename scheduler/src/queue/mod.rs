@@ -28,6 +28,9 @@ const LOOK_AHEAD: usize = 16;
 /// Without it, a light tenant would wait behind another tenant's flood for each first token.
 const CREDIT: Nanos = 2_000_000_000;
 
+/// The most machine time outside of steps by which a tenant comes later than its band.
+const MAX_DEBT: Nanos = CREDIT;
+
 /// All tenants and their waiting requests.
 pub(crate) struct Queue {
     order: Order,
@@ -96,9 +99,10 @@ impl Queue {
     /// that was idle.
     pub(crate) fn lead(&self, id: TenantId) -> i128 {
         let tenant = self.tenant(id);
-        let time = match tenant.is_active() {
-            true => tenant.virtual_time,
-            false => self.entry_time(tenant),
+        let time = if tenant.is_active() {
+            tenant.virtual_time
+        } else {
+            self.entry_time(tenant)
         };
         let now = self.bands.get(tenant.band()).now();
         (i128::from(time) - i128::from(now)) * i128::from(tenant.weight())
@@ -277,6 +281,23 @@ impl Queue {
         if self.tenants.get_mut(id).charge(cost) {
             self.charged.push(id.0);
         }
+    }
+
+    /// Charges a tenant for machine time outside of steps, running or idle. The tenant comes later
+    /// for it by at most [`MAX_DEBT`]. Its band does not pay: time outside of steps takes no part
+    /// of the steps.
+    pub(crate) fn charge_outside_of_steps(&mut self, id: TenantId, cost: Nanos) {
+        let tenant = self.tenants.get(id);
+        let now = self.bands.get(tenant.band()).now();
+        let latest = now + MAX_DEBT / tenant.weight();
+        let before = if tenant.is_active() {
+            tenant.virtual_time
+        } else {
+            self.entry_time(tenant)
+        };
+        let tenant = self.tenants.get_mut(id);
+        tenant.charge_outside_of_steps(before, cost, latest);
+        self.refresh(id);
     }
 
     /// Adds the charges since the last call to the virtual times.

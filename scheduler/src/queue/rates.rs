@@ -7,7 +7,7 @@ use crate::{Micros, Rate, RateKind, Rates, TenantPolicy};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RateReservation {
     request: bool,          // Only the first choice counts as a request.
-    pub(crate) prompt: u64, // The uncached prompt tokens; 0 for a further choice.
+    pub(crate) prompt: u64, // The uncached prompt tokens; 0 for a further choice of a prompt.
     output: u64,            // The greatest number of output tokens.
     unlikely: u64,          // How many of them will probably be refunded.
     meter: u32,             // The token meter that was charged: see `RateMeters`.
@@ -92,20 +92,21 @@ impl RateMeters {
         }
     }
 
-    /// Charges a choice of an accepted request: its output, and for the first choice also the
-    /// request and its uncached prompt tokens. Its output is probably `expected` tokens long.
+    /// Charges a choice of an accepted request: its output, for the first choice of a prompt also
+    /// the uncached tokens of the prompt, and for the first choice of all the request. The output
+    /// has at most `output` tokens, and probably `expected`.
     pub(crate) fn reserve(
         &mut self,
         now: Micros,
+        is_first: bool,
         prompt: Option<u64>,
-        output: u64,
-        expected: u64,
+        [output, expected]: [u64; 2],
     ) -> RateReservation {
-        if prompt.is_some() {
+        if is_first {
             self.charge_request(now);
         }
         let reserved = RateReservation {
-            request: prompt.is_some(),
+            request: is_first,
             prompt: prompt.unwrap_or(0),
             output,
             unlikely: output.saturating_sub(expected),

@@ -17,7 +17,7 @@ pub(crate) struct Waiting {
     pub(crate) first_choice: u64, // The arrival of its request's first choice.
     pub(crate) has_run: bool,     // It was preempted.
     pub(crate) slot: usize,
-    pub(crate) estimate: Nanos, // Predicted machine time of the whole sequence.
+    pub(crate) estimate: Nanos, // Machine time of the whole sequence, as at the calibration.
     pub(crate) tokens: u32,     // Its known tokens, cached ones included.
 }
 
@@ -201,6 +201,13 @@ impl TenantQueue {
         let is_first = self.charged == 0 && cost > 0;
         self.charged += cost;
         is_first
+    }
+
+    /// Charges machine time outside of steps: from the virtual time `before` on, up to `latest`.
+    pub(super) fn charge_outside_of_steps(&mut self, before: u64, cost: Nanos, latest: u64) {
+        self.service += cost;
+        let after = before + cost / self.weight();
+        self.virtual_time = after.min(latest).max(before);
     }
 
     /// Adds the charges to the virtual time and returns them.

@@ -81,7 +81,7 @@ pub(crate) struct AdmissionRecord {
 pub(crate) struct Pacing {
     pub(crate) last_token_at: Micros, // The admission, before the first token.
     pub(crate) prefill_waited: Micros, // Since a step last computed a part of the prompt.
-    pub(crate) paused_steps: u32,     // Consecutive steps that omitted its decode.
+    pub(crate) paused_steps: u32,     // Consecutive steps that omitted it.
     pub(crate) acceptance: Acceptance,
 }
 
@@ -214,9 +214,10 @@ impl Sequence {
     /// whose logits are needed, at least the last token.
     pub(crate) fn reusable_tokens(&self) -> &[TokenId] {
         let last = self.tokens.len() - 1;
-        match self.is_scoring() {
-            true => &self.tokens[..self.scored],
-            false => &self.tokens[..last],
+        if self.is_scoring() {
+            &self.tokens[..self.scored]
+        } else {
+            &self.tokens[..last]
         }
     }
 
@@ -229,9 +230,10 @@ impl Sequence {
     /// Returns how many of the next `tokens` tokens need logits. They are the last ones.
     pub(crate) fn logits_of(&self, tokens: usize) -> usize {
         let end = self.start() + tokens;
-        match self.is_scoring() {
-            true => end.saturating_sub(self.start().max(self.scored)),
-            false => usize::from(end == self.tokens.len()),
+        if self.is_scoring() {
+            end.saturating_sub(self.start().max(self.scored))
+        } else {
+            usize::from(end == self.tokens.len())
         }
     }
 
@@ -291,7 +293,7 @@ impl Sequence {
         self.record.times_bypassed += 1;
     }
 
-    /// Notes whether this decode pauses in the next step.
+    /// Notes whether this decode or prompt pauses in the next step.
     pub(crate) fn note_pause(&mut self, pauses: bool) {
         let paused = self.pacing.paused_steps;
         self.pacing.paused_steps = if pauses { paused + 1 } else { 0 };

@@ -11,7 +11,9 @@ use crate::event_log::EventLog;
 use crate::pages::{PagePool, PageQuota};
 use crate::queue::Queue;
 use crate::sequence::{AdmissionRecord, DeadlineQueue, Sequence, Sequences, pages_for};
-use crate::{Batch, Event, FinishReason, Limits, Nanos, Policy, Request, SequenceId, TenantId};
+use crate::{
+    Batch, Event, FinishReason, Limits, Micros, Nanos, Policy, Request, SequenceId, TenantId,
+};
 
 /// Everything that lasts from step to step, except the memory of admissions and plans.
 pub(crate) struct SchedulerState {
@@ -39,6 +41,12 @@ impl SchedulerState {
         }
     }
 
+    /// Returns how long the machine takes for all waiting requests.
+    pub(crate) fn queued_time(&self) -> Micros {
+        let time = self.queue.queued_time();
+        self.conditions.predictor.at_present(time) / 1000
+    }
+
     /// Sets a tenant's quota of pages by its policy. The cap stays above what each of the tenant's
     /// living sequences may need, so that sequences that were accepted under a higher cap can
     /// still end.
@@ -55,9 +63,9 @@ impl SchedulerState {
         self.pool.set_tenant(id, quota);
     }
 
-    /// Adds a choice of an accepted request to the queue. `first_choice` is the arrival of its
-    /// first choice, and `uncached` are the prompt tokens that are not cached, `None` for a further
-    /// choice.
+    /// Adds a choice of an accepted request to the queue. `first_choice` is the arrival of the
+    /// request's first choice, and `uncached` are the prompt tokens that are not cached, `None` for
+    /// a further choice of a prompt.
     pub(crate) fn submit(
         &mut self,
         request: Request,
@@ -68,10 +76,14 @@ impl SchedulerState {
         let now = self.conditions.now;
         let tenant = request.tenant;
         let longest = request.max_new_tokens as usize;
-        let expected = self.queue.tenant(tenant).expected_output(longest) as u64;
+        let expected = match request.is_length_given {
+            true => longest,
+            false => self.queue.tenant(tenant).expected_output(longest),
+        };
+        let is_first = self.sequences.arrivals() == first_choice;
         let rates = self.queue.rates_mut(tenant);
         let uncached = uncached.map(|tokens| tokens as u64);
-        let reserved = rates.reserve(now, uncached, longest as u64, expected);
+        let reserved = rates.reserve(now, is_first, uncached, [longest as u64, expected as u64]);
         let public = self.queue.tenant(tenant).policy.public.clone();
         let (first_token_within, ends_within) = (request.first_token_within, request.ends_within);
         let client = request.sub_tenant;
@@ -144,7 +156,7 @@ impl SchedulerState {
 
     /// Removes a request that has not started, with all its choices, from a full queue.
     pub(crate) fn displace(&mut self, tenant: TenantId, first_choice: u64) {
-        let retry_after = self.queue.queued_time() / 1000;
+        let retry_after = self.queued_time();
         let queued = self.queue.tenant(tenant).choices(first_choice);
         let slots: Vec<usize> = queued.map(|choice| choice.slot).collect();
         for slot in slots {

@@ -6,7 +6,7 @@
 use super::plan::StepPlan;
 use super::preempt::plan_row;
 use super::prefills::PrefillRank;
-use super::short_prompts::ShortPrompts;
+use super::short_prompts::{MAX_PAUSES_FOR_SHORT_PROMPTS, ShortPrompts};
 use crate::conditions::Conditions;
 use crate::sequence::Sequence;
 use crate::state::SchedulerState;
@@ -14,9 +14,6 @@ use crate::{Band, Budget, Micros, Nanos};
 
 /// Consecutive steps in which a decode of the batch band may pause for lack of time.
 const MAX_PAUSES: u32 = 3;
-
-/// Consecutive steps in which a decode may pause for another tenant's short prompt.
-const MAX_PAUSES_FOR_SHORT_PROMPTS: u32 = 7;
 
 /// Plans the next token of every running decode and sets the step's budget. `prefills` receives the
 /// sequences that still compute their prompt.

@@ -2,10 +2,14 @@
 //!
 //! Invariant: prompts take the time that the decodes leave of the budget. The first prompt gets at
 //! least [`prefill_floor`] tokens.
+//!
+//! Prompts that yield to another tenant's short prompt wait for the next step once a prompt is in
+//! this one. Otherwise they would fill the step, and the first token of the short prompt would wait
+//! for all of it.
 
 use super::plan::StepPlan;
 use super::preempt::plan_row;
-use super::short_prompts::ShortPrompts;
+use super::short_prompts::{MAX_PAUSES_FOR_SHORT_PROMPTS, ShortPrompts};
 use crate::conditions::Conditions;
 use crate::limits::{MAX_SCORED_TOKENS, PREFILL_FLOOR, prefill_floor};
 use crate::sequence::Sequence;
@@ -47,13 +51,21 @@ pub(super) fn plan_prefills(
 ) {
     sort_prefills(prefills, state, short_prompts);
     let mut is_first = true;
-    for &PrefillRank { slot, .. } in &*prefills {
+    for &PrefillRank { slot, yields, .. } in &*prefills {
         let sequence = &state.sequences[slot];
         // An earlier sequence may have taken its pages.
         if !sequence.is_running {
             continue;
         }
         let since = state.conditions.now - planned_at.max(sequence.pacing.last_token_at);
+        let paused = sequence.pacing.paused_steps;
+        let pauses = yields && !is_first && paused < MAX_PAUSES_FOR_SHORT_PROMPTS;
+        state.sequences[slot].note_pause(pauses);
+        if pauses {
+            state.sequences[slot].note_prefill(false, since);
+            continue;
+        }
+        let sequence = &state.sequences[slot];
         let mut tokens = chunk(sequence, plan, &state.conditions, is_first);
         if tokens > 0 {
             tokens = plan_row(plan, state, slot, tokens);
@@ -146,12 +158,11 @@ fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first
     let limit = left
         .min(limits.prefill_chunk as usize)
         .min((limits.step_tokens as usize).saturating_sub(planned));
-    let (limit, scored) = match sequence.is_scoring() {
-        true => {
-            let limit = limit.min(MAX_SCORED_TOKENS - plan.scored);
-            (limit, limit as u64)
-        }
-        false => (limit, 0),
+    let (limit, scored) = if sequence.is_scoring() {
+        let limit = limit.min(MAX_SCORED_TOKENS - plan.scored);
+        (limit, limit as u64)
+    } else {
+        (limit, 0)
     };
     let allowed = match conditions.policy.budget {
         Budget::Time { .. } => {

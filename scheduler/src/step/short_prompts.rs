@@ -7,6 +7,9 @@ use crate::{Nanos, Order};
 /// The greatest machine time of a short prompt.
 const SHORT_PROMPT: Nanos = 2_000_000_000;
 
+/// Consecutive steps in which a decode or a prompt may pause for another tenant's short prompt.
+pub(super) const MAX_PAUSES_FOR_SHORT_PROMPTS: u32 = 7;
+
 /// By band, the virtual time of the tenant whose short prompt is computed while it has no request
 /// waiting. If there are several such tenants, it is the least of their virtual times.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

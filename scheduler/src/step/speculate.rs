@@ -68,9 +68,12 @@ fn worthwhile_drafts(
         Some(forced) => (limit.min(forced.len()), true),
         None => (limit, false),
     };
-    let expected = |drafts: usize| match is_certain {
-        true => (drafts as u64) << 16,
-        false => u64::from(acceptance.expected(drafts as u32)),
+    let expected = |drafts: usize| {
+        if is_certain {
+            (drafts as u64) << 16
+        } else {
+            u64::from(acceptance.expected(drafts as u32))
+        }
     };
     let gain = |drafts| expected(drafts) * token_time;
     let mut shape = plan.shape;

@@ -64,6 +64,27 @@ fn a_burst_of_another_tenant_hardly_delays_the_first_token() {
     );
 }
 
+/// The step with a short prompt is not filled with the prompts of a tenant that floods.
+#[test]
+fn the_step_of_a_short_prompt_ends_soon() {
+    let last_step = |flood: u32| {
+        let mut server = VirtualServer::new(&[weight(1), weight(1)]);
+        server.submit(1, 24, 24);
+        server.keep_queued(&[(1, 200, 24)], flood, 5 * SECOND);
+        let id = server.submit(0, 24, 24);
+        let mut duration = 0;
+        while server.requests[&id].tokens.is_empty() {
+            duration = server.step();
+        }
+        duration
+    };
+    let (alone, flooded) = (last_step(0), last_step(20));
+    assert!(
+        flooded <= alone * 5 / 4,
+        "{alone} µs alone, {flooded} µs in a flood"
+    );
+}
+
 /// Two clients of one tenant send their next request when their last one has ended, beside 2 or 64
 /// clients of another. The target is 1.5 times the usual longest gap beside 2. This is the attack
 /// `neighbour` of `benches/attack`, without the disturbances of a machine.

@@ -173,9 +173,10 @@ impl Clock {
         else {
             return None;
         };
-        let least = match is_strict {
-            true => 0,
-            false => (least_target(&self.cost) as f64 * self.slowness) as Nanos / 1000,
+        let least = if is_strict {
+            0
+        } else {
+            (least_target(&self.cost) as f64 * self.slowness) as Nanos / 1000
         };
         let target = inter_token_target.max(least);
         let due = last_token_at.map_or(Micros::MAX, |at| at + target);

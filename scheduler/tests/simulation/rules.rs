@@ -86,15 +86,14 @@ pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     let end = row.end().min(known.len());
     let (len, drafts) = (end - start, row.end() - end);
     assert_eq!(tokens[..len], known[start..end]);
-    let logits = match client.is_scoring() {
-        true => {
-            assert!(
-                start <= client.scored,
-                "{row:?} skips tokens without logits"
-            );
-            end.saturating_sub(client.scored)
-        }
-        false => usize::from(end == known.len()),
+    let logits = if client.is_scoring() {
+        assert!(
+            start <= client.scored,
+            "{row:?} skips tokens without logits"
+        );
+        end.saturating_sub(client.scored)
+    } else {
+        usize::from(end == known.len())
     };
     assert_eq!(row.logits as usize, logits + drafts, "{row:?}");
     assert_eq!(

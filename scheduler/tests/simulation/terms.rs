@@ -61,9 +61,10 @@ fn random_tenant(
             burst: random.between(1, 100) as u32,
         })
     };
-    let guaranteed = match random.percent(50) {
-        true => random.between(0, u64::from(most_guaranteed)),
-        false => 0,
+    let guaranteed = if random.percent(50) {
+        random.between(0, u64::from(most_guaranteed))
+    } else {
+        0
     };
     TenantPolicy {
         band: random.pick(&[

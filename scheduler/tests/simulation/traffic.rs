@@ -84,6 +84,7 @@ impl Traffic {
         let request = Request {
             prompt,
             max_new_tokens,
+            is_length_given: max_new_tokens.is_multiple_of(2),
             min_new_tokens: random.below(30) as u32,
             stop_tokens: vec![0; usize::from(random.percent(30))],
             scores_prompt: random.percent(8),
@@ -100,9 +101,10 @@ impl Traffic {
                 .percent(4)
                 .then(|| random.below(60_000) * deadline_factor),
         };
-        let choices = match random.percent(10) {
-            true => random.between(2, 3) as usize,
-            false => 1,
+        let choices = if random.percent(10) {
+            random.between(2, 3) as usize
+        } else {
+            1
         };
         (request, choices)
     }

@@ -12,6 +12,7 @@ use crate::api::fields::json_field::{
 };
 use crate::api::fields::tool_calls::{arguments_object, check_id};
 use crate::api::fields::tool_fields::check_name;
+use crate::api::fields::turn_list::{BETWEEN, TurnList, join};
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::text::Message;
 use crate::tools::{CalledTool, Turn};
@@ -19,8 +20,6 @@ use crate::tools::{CalledTool, Turn};
 const MAX_MESSAGES: usize = 1024;
 /// The maximum number of blocks of one message.
 const MAX_BLOCKS: usize = 1024;
-/// What stands between two texts of one message.
-const BETWEEN: &str = "\n\n";
 
 /// The field `messages`.
 #[derive(Debug, Default)]
@@ -31,15 +30,16 @@ impl AnthropicMessages {
     ///
     /// # Errors
     /// If there is no message, or one is not valid.
-    pub(super) fn check(self, mut turns: Vec<Turn>) -> Result<Vec<Turn>, ApiError> {
+    pub(super) fn check(self, mut turns: TurnList) -> Result<Vec<Turn>, ApiError> {
         if self.0.is_empty() {
             let message = "'messages' must contain at least one message.";
             return Err(ApiError::invalid_value("messages", message));
         }
         for (index, Object(message)) in self.0.into_iter().enumerate() {
-            message.add_to(&mut turns, &format!("messages[{index}]"))?;
+            let parts = message.parts(&format!("messages[{index}]"))?;
+            parts.add_to(&mut turns);
         }
-        Ok(turns)
+        Ok(turns.finish())
     }
 }
 
@@ -54,19 +54,31 @@ struct AnthropicTurn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TurnRole {
+    System,
     User,
     Assistant,
 }
 
+impl TurnRole {
+    fn name(self) -> &'static str {
+        match self {
+            TurnRole::System => "system",
+            TurnRole::User => "user",
+            TurnRole::Assistant => "assistant",
+        }
+    }
+}
+
 impl JsonField<'_> for TurnRole {
-    const EXPECTED: &'static str = "'user' or 'assistant'";
+    const EXPECTED: &'static str = "'user', 'assistant' or 'system'";
 
     fn schema() -> Value {
-        json!({"enum": ["user", "assistant"]})
+        json!({"enum": ["user", "assistant", "system"]})
     }
 
     fn scalar<E: Error>(value: Scalar<'_>) -> Result<TurnRole, E> {
         match value {
+            Scalar::Text("system") => Ok(TurnRole::System),
             Scalar::Text("user") => Ok(TurnRole::User),
             Scalar::Text("assistant") => Ok(TurnRole::Assistant),
             other => Err(must_be(Self::EXPECTED, other)),
@@ -297,8 +309,8 @@ impl<'de> JsonField<'de> for AnthropicMessages {
 }
 
 /// The parts of a message, by what they become.
-#[derive(Default)]
 struct MessageParts {
+    role: TurnRole,
     text: String,
     reasoning: Option<String>,
     calls: Vec<CalledTool>,
@@ -306,45 +318,66 @@ struct MessageParts {
 }
 
 impl AnthropicTurn {
-    /// Adds the message at `param`. Results of calls come before the text beside them.
-    fn add_to(self, turns: &mut Vec<Turn>, param: &str) -> Result<(), ApiError> {
-        let is_user = self.role == TurnRole::User;
-        let mut parts = MessageParts::default();
+    /// Returns the parts of the message at `param`.
+    fn parts(self, param: &str) -> Result<MessageParts, ApiError> {
+        let mut parts = MessageParts {
+            role: self.role,
+            text: String::new(),
+            reasoning: None,
+            calls: Vec::new(),
+            results: Vec::new(),
+        };
         match self.content {
             BlockContent::Text(text) => parts.text = text,
             BlockContent::Blocks(blocks) => {
                 for (index, Object(block)) in blocks.into_iter().enumerate() {
-                    let param = format!("{param}.content[{index}]");
-                    block.add_to(&mut parts, is_user, &param)?;
+                    block.add_to(&mut parts, &format!("{param}.content[{index}]"))?;
                 }
             }
         }
-        let has_results = !parts.results.is_empty();
-        turns.append(&mut parts.results);
-        if has_results && parts.text.is_empty() {
-            return Ok(());
+        Ok(parts)
+    }
+}
+
+impl MessageParts {
+    /// Adds the message. Results of calls come before the text beside them.
+    fn add_to(self, turns: &mut TurnList) {
+        let has_results = !self.results.is_empty();
+        turns.turns().extend(self.results);
+        if has_results && self.text.is_empty() {
+            return;
+        }
+        match self.role {
+            TurnRole::System => return turns.instruct(self.text),
+            TurnRole::User => return turns.user_says(self.text),
+            TurnRole::Assistant => {}
         }
         let message = Message {
-            role: if is_user { "user" } else { "assistant" }.to_owned(),
-            content: parts.text,
-            reasoning: parts.reasoning,
+            role: self.role.name().to_owned(),
+            content: self.text,
+            reasoning: self.reasoning,
             ..Message::default()
         };
-        turns.push(if parts.calls.is_empty() {
+        turns.turns().push(if self.calls.is_empty() {
             Turn::Said(message)
         } else {
-            Turn::Called(message, parts.calls)
+            Turn::Called(message, self.calls)
         });
-        Ok(())
     }
 }
 
 impl AnthropicBlock {
-    fn add_to(self, parts: &mut MessageParts, is_user: bool, param: &str) -> Result<(), ApiError> {
-        let of_user = self.kind == BlockType::ToolResult;
-        if self.kind != BlockType::Text && of_user != is_user {
+    fn add_to(self, parts: &mut MessageParts, param: &str) -> Result<(), ApiError> {
+        let role = match self.kind {
+            BlockType::Text => parts.role,
+            BlockType::ToolResult => TurnRole::User,
+            BlockType::Thinking | BlockType::RedactedThinking | BlockType::ToolUse => {
+                TurnRole::Assistant
+            }
+        };
+        if parts.role != role {
             let param = format!("{param}.type");
-            let role = if of_user { "user" } else { "assistant" };
+            let role = role.name();
             let message =
                 format!("'{param}': blocks of this type stand in messages of the {role}.");
             return Err(ApiError::invalid_value(param, message));
@@ -359,11 +392,7 @@ impl AnthropicBlock {
         };
         match self.kind {
             BlockType::Text => {
-                let text = required(self.text, "text")?;
-                if !parts.text.is_empty() {
-                    parts.text += BETWEEN;
-                }
-                parts.text += &text;
+                join(&mut parts.text, &required(self.text, "text")?);
             }
             BlockType::Thinking => {
                 let thinking = required(self.thinking, "thinking")?;

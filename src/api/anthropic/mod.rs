@@ -65,7 +65,7 @@ pub(super) async fn count_tokens(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<TokenCount>, ApiError> {
-    body::read(&app, &caller, request, read_count)
+    body::read_text_only(&app, &caller, request, read_count)
         .await
         .map(Json)
 }

@@ -8,21 +8,25 @@ use utoipa::ToSchema;
 use super::answer::TokenCount;
 use super::content::{AnthropicMessages, TextContent};
 use crate::api::app::Serving;
-use crate::api::error::{ApiError, quoted};
+use crate::api::error::ApiError;
 use crate::api::fields::conversation::Conversation;
 use crate::api::fields::json_field::{
-    Bool, Float, Integer, JsonField, JsonText, Object, Scalar, at_most, deserialize_fields,
-    must_be, unsupported,
+    Bool, Float, Integer, JsonField, JsonText, Object, Scalar, at_most, deserialize_fields, must_be,
 };
 use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{BasicFields, StopStrings, is_set};
-use crate::api::fields::tool_fields::{ChoiceField, MAX_TOOLS, NewTool, ToolSchema, tool_use};
+use crate::api::fields::reasoning::{ENABLE_THINKING, Effort, ReasoningWish};
+use crate::api::fields::structure::{JsonSchema, check_end};
+use crate::api::fields::tool_fields::{
+    ChoiceField, MAX_TOOLS, NewTool, ToolSchema, skip, tool_use,
+};
+use crate::api::fields::turn_list::TurnList;
 use crate::api::fields::unsupported::{self as refused, UnsupportedField};
-use crate::api::generation::request::{ParsedRequest, ResponseMode};
+use crate::api::generation::request::{FieldGrammar, MaxTokens, ParsedRequest, ResponseMode};
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tenants::Tenant;
-use crate::text::{ConversationEnd, Message, TemplateArguments, TemplateValue};
-use crate::tools::{Tool, ToolUse, Turn};
+use crate::text::{ConversationEnd, TemplateArguments, TemplateValue};
+use crate::tools::{Tool, ToolChoice, ToolUse, Turn};
 
 /// The fields of both endpoints.
 #[derive(Deserialize, ToSchema)]
@@ -41,12 +45,64 @@ pub(super) struct CountFields {
     /// Whether the model reasons before it answers. Default: disabled.
     #[schema(value_type = Option<ThinkingField>)]
     thinking: Option<Object<ThinkingField>>,
+    /// How much the model reasons, and the format of the answer.
+    #[schema(value_type = Option<OutputConfig>)]
+    output_config: Option<Object<OutputConfig>>,
+    /// The same as `output_config.format`, which takes precedence.
+    #[schema(value_type = Option<OutputFormat>)]
+    output_format: Option<Object<OutputFormat>>,
+    /// Changes nothing: the server removes no part of a conversation.
+    #[expect(dead_code, reason = "only its type is checked")]
+    #[schema(value_type = Option<ContextManagement>)]
+    context_management: Option<Object<ContextManagement>>,
 }
+
+/// How much the model reasons, and the format of the answer.
+#[derive(Default, Deserialize, ToSchema)]
+struct OutputConfig {
+    /// The variable `reasoning_effort` of the chat template.
+    effort: Option<Effort>,
+    /// The format of the answer. Default: text.
+    #[schema(value_type = Option<OutputFormat>)]
+    format: Option<Object<OutputFormat>>,
+}
+
+/// The format of the answer.
+#[derive(Deserialize, ToSchema)]
+struct OutputFormat {
+    /// What the answer follows.
+    #[serde(rename = "type")]
+    #[expect(dead_code, reason = "a type that is not supported is an error")]
+    kind: OutputFormatKind,
+    /// The schema of the JSON that the answer is.
+    schema: JsonSchema,
+}
+
+struct OutputFormatKind;
+
+impl JsonField<'_> for OutputFormatKind {
+    const EXPECTED: &'static str = "'json_schema'";
+
+    fn schema() -> Value {
+        json!({"enum": ["json_schema"]})
+    }
+
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<OutputFormatKind, E> {
+        match value {
+            Scalar::Text("json_schema") => Ok(OutputFormatKind),
+            other => Err(must_be(Self::EXPECTED, other)),
+        }
+    }
+}
+
+/// Which parts of a long conversation Anthropic's server would remove.
+#[derive(Deserialize, ToSchema)]
+struct ContextManagement {}
 
 /// The fields of a request for a message.
 #[derive(Deserialize, ToSchema)]
 pub(super) struct MessagesFields {
-    /// Maximum number of output tokens.
+    /// Maximum number of output tokens. If the context has less room, the answer may use that.
     max_tokens: Integer<1, { i64::MAX }>,
     /// Randomness of the draw. 0 always takes the most likely token. Default: 1.
     temperature: Option<Float<0, 200>>,
@@ -66,8 +122,7 @@ struct ThinkingField {
     /// `enabled`, `adaptive` or `disabled`.
     #[serde(rename = "type")]
     kind: ThinkingKind,
-    /// Checked, but no limit: the server does not limit how long a model reasons.
-    #[expect(dead_code, reason = "only its type is checked")]
+    /// The reasoning is ended after this many tokens.
     budget_tokens: Option<Integer<1, { i64::MAX }>>,
 }
 
@@ -98,39 +153,17 @@ struct AnthropicTools(Vec<Object<AnthropicTool>>);
 /// A tool that the model may call.
 #[derive(Deserialize, ToSchema)]
 struct AnthropicTool {
-    /// What the tool is.
+    /// What the tool is: `custom`. Tools of other types are skipped: the server does not run them.
     #[serde(rename = "type")]
-    #[expect(dead_code, reason = "a type that is not supported is an error")]
-    kind: Option<CustomKind>,
+    kind: Option<JsonText>,
     /// The name: letters, digits, `_`, `-` and `.`, at most 128.
     name: JsonText,
     /// What the tool does. The model reads it.
     description: Option<JsonText>,
     /// The JSON schema of the arguments.
-    input_schema: ToolSchema,
+    input_schema: Option<ToolSchema>,
     /// Whether a keyword of the schema that the server cannot enforce is an error.
     strict: Option<Bool>,
-}
-
-struct CustomKind;
-
-impl JsonField<'_> for CustomKind {
-    const EXPECTED: &'static str = "'custom'";
-
-    fn schema() -> Value {
-        json!({"enum": ["custom"]})
-    }
-
-    fn scalar<E: Error>(value: Scalar<'_>) -> Result<CustomKind, E> {
-        match value {
-            Scalar::Text("custom") => Ok(CustomKind),
-            Scalar::Text(kind) => Err(unsupported(format_args!(
-                "Tools of type {} are not supported: the model can call your own tools only.",
-                quoted(kind)
-            ))),
-            other => Err(must_be(Self::EXPECTED, other)),
-        }
-    }
 }
 
 impl<'de> JsonField<'de> for AnthropicTools {
@@ -188,23 +221,19 @@ impl JsonField<'_> for AnthropicChoiceKind {
 }
 
 deserialize_fields!(
+    OutputFormatKind,
     ThinkingKind,
     AnthropicTools,
-    CustomKind,
     AnthropicChoiceKind,
 );
 
 const NO_MCP: &str = "this server connects to no other servers";
 const STATELESS: &str = "this server keeps no state between requests";
-const NO_FORMAT: &str = "use POST /v1/chat/completions with 'response_format' instead";
 
 /// The fields of Anthropic's API that the server does not support.
 const UNSUPPORTED: &[UnsupportedField] = &[
     ("mcp_servers", refused::Harmless::Empty, NO_MCP),
     ("container", refused::Harmless::Nothing, STATELESS),
-    ("context_management", refused::Harmless::Empty, STATELESS),
-    ("output_format", refused::Harmless::Empty, NO_FORMAT),
-    ("output_config", refused::Harmless::Empty, NO_FORMAT),
 ];
 
 /// Returns the schemas of the fields that the server does not support, by name.
@@ -232,9 +261,18 @@ pub(super) fn read_messages(
         stop: own.stop_sequences,
     };
     let mut params = params.check(&serving.model, &serving.defaults)?;
+    // Claude Code asks for more tokens than small models have.
+    params.max_tokens = params.max_tokens.map(|max| MaxTokens {
+        is_cut_to_fit: true,
+        ..max
+    });
     params.shape.mode = ResponseMode::of_stream(is_stream);
-    let (conversation, tools, is_thinking) = shared.conversation(serving)?;
-    conversation.request(serving, params, tools, is_thinking)
+    let asked = shared.asked(serving)?;
+    if let Some(FieldGrammar { field, .. }) = &asked.format {
+        check_end(field, &params)?;
+    }
+    params.grammar = asked.format;
+    (asked.conversation).request(serving, params, asked.tools, asked.reasoning)
 }
 
 /// Reads a request for the number of tokens of its prompt.
@@ -247,54 +285,81 @@ pub(super) fn read_count(
     let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());
     serving.model.check(name, tenant)?;
     refused::check(body, UNSUPPORTED)?;
-    let (mut conversation, tools, _) = fields.conversation(serving)?;
+    let asked = fields.asked(serving)?;
+    let (mut conversation, tools) = (asked.conversation, asked.tools);
     if tools.is_none() {
         conversation.tools.clear();
     }
-    let prompt = conversation.prompt(serving)?;
+    let choice = tools.map_or(ToolChoice::Auto, |tools| tools.choice);
+    let prompt = conversation.prompt(serving, choice)?;
     Ok(TokenCount {
         input_tokens: prompt.tokens.len(),
     })
 }
 
+/// The message that a request asks for.
+struct AskedMessage {
+    conversation: Conversation,
+    /// How the answer may call tools.
+    tools: Option<ToolUse>,
+    reasoning: ReasoningWish,
+    /// The format of the answer.
+    format: Option<FieldGrammar>,
+}
+
 impl CountFields {
-    /// Returns the conversation, how the answer may call tools, and whether the client wants the
-    /// reasoning.
-    fn conversation(
-        self,
-        serving: &Serving,
-    ) -> Result<(Conversation, Option<ToolUse>, bool), ApiError> {
+    fn asked(self, serving: &Serving) -> Result<AskedMessage, ApiError> {
         let tools = self.tools.unwrap_or_default().check()?;
         let tool_use = choice(self.tool_choice, &tools)?;
-        let is_thinking = self.thinking.is_some_and(|Object(field)| field.kind.is_on);
-        let system = self.system.map(TextContent::text);
-        let system = system.filter(|text| !text.is_empty()).map(|content| {
-            Turn::Said(Message {
-                role: "system".to_owned(),
-                content,
-                ..Message::default()
-            })
+        let thinking = self.thinking.map(|Object(field)| field);
+        let is_thinking = thinking.as_ref().is_some_and(|field| field.kind.is_on);
+        let budget = thinking.and_then(|field| field.budget_tokens);
+        let budget = budget.map(|Integer(tokens)| {
+            let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+            (tokens, "thinking.budget_tokens")
         });
-        let turns = self.messages.check(system.into_iter().collect())?;
+        let Object(output) = self
+            .output_config
+            .unwrap_or(Object(OutputConfig::default()));
+        let format = match (output.format, self.output_format) {
+            (Some(Object(format)), _) => Some(("output_config.format.schema", format.schema)),
+            (None, Some(Object(format))) => Some(("output_format.schema", format.schema)),
+            (None, None) => None,
+        };
+        let format = format.map(|(field, schema)| FieldGrammar::json_schema(field, schema, true));
+        let system = self.system.map(TextContent::text).unwrap_or_default();
+        // As in Anthropic's API, messages of the user that follow each other are one.
+        let turns = TurnList::new(system, serving.chat_template.as_ref(), true);
+        let turns = self.messages.check(turns)?;
         let end = match turns.last() {
             Some(Turn::Said(last)) if last.role == "assistant" => ConversationEnd::Continued,
             _ => ConversationEnd::NextMessage,
         };
+        let mut arguments = TemplateArguments::new();
         // A template without reasoning does not know the variable.
-        let has_reasoning = serving.tokenizer.reasoning_tags().is_some();
-        let thinking = (
-            "enable_thinking".to_owned(),
-            TemplateValue::Bool(is_thinking),
-        );
-        let arguments = has_reasoning.then_some(thinking).into_iter();
+        if serving.tokenizer.reasoning_tags().is_some() {
+            let is_thinking = TemplateValue::Bool(is_thinking);
+            arguments.insert(ENABLE_THINKING.to_owned(), is_thinking);
+        }
+        if let Some(effort) = output.effort {
+            effort.set(&mut arguments);
+        }
         let conversation = Conversation {
             turns,
             tools,
-            arguments: arguments.collect::<TemplateArguments>(),
+            arguments,
             end,
             param: "messages",
         };
-        Ok((conversation, tool_use, is_thinking))
+        Ok(AskedMessage {
+            conversation,
+            tools: tool_use,
+            reasoning: ReasoningWish {
+                is_shown: is_thinking,
+                budget: budget.filter(|_| is_thinking),
+            },
+            format: format.transpose()?,
+        })
     }
 }
 
@@ -323,10 +388,21 @@ impl AnthropicTools {
     fn check(self) -> Result<Vec<Tool>, ApiError> {
         let mut tools = Vec::with_capacity(self.0.len());
         for (index, Object(tool)) in self.0.into_iter().enumerate() {
+            if let Some(JsonText(kind)) = &tool.kind
+                && kind != "custom"
+            {
+                skip(index, kind);
+                continue;
+            }
+            let schema = tool.input_schema.ok_or_else(|| {
+                let param = format!("tools[{index}].input_schema");
+                let message = format!("'{param}' is missing.");
+                ApiError::invalid_value(param, message)
+            })?;
             let tool = NewTool {
                 name: tool.name,
                 description: tool.description,
-                parameters: Some(tool.input_schema),
+                parameters: Some(schema),
                 strict: tool.strict,
             };
             tool.add_to(&mut tools, &format!("tools[{index}]"), "input_schema")?;

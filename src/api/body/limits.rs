@@ -9,6 +9,9 @@
 //! Beside them are the parsers, which read, render and tokenize bodies off the async threads. Each
 //! holds one body, and a large body takes all of them.
 //!
+//! Requests beyond an allowance of reading (`reading_time.rs`) have none of these parsers: they all
+//! share one slow parser.
+//!
 //! Each resource has a ledger. If it is full, the tenant that uses most loses its newest body: the
 //! server frees it at once and answers its request 429.
 //!
@@ -25,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use super::reading_time::ReadingAllowances;
 use crate::engine::{Ledger, NoRoom, Share, TenantId, quarter};
 use crate::tenants::Tenant;
 
@@ -52,7 +56,10 @@ pub(in crate::api) struct BodyLimits {
     quotas: Amounts, // Of each tenant of the file.
     bodies: Mutex<Bodies>,
     parsers: Arc<Semaphore>,
-    tenants_parsers: Mutex<HashMap<TenantId, Arc<Semaphore>>>, // Of tenants that have sent a body.
+    slow_parser: Arc<Semaphore>,
+    /// Of tenants that have sent a body.
+    tenants_parsers: Mutex<HashMap<(TenantId, Lane), Arc<Semaphore>>>,
+    allowances: Arc<ReadingAllowances>,
 }
 
 /// The bodies, and who uses how much of each resource for them.
@@ -62,8 +69,32 @@ struct Bodies {
     next_body: u64,
 }
 
-/// The parsers of a body, as its tenant's and as the server's. Dropping the permits returns them.
-pub(super) type ParserPermits = [OwnedSemaphorePermit; 2];
+/// Which parsers read a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Lane {
+    /// The usual parsers.
+    Usual,
+    /// The slow parser.
+    Slow,
+}
+
+/// The parsers of a body, as its tenant's and as the server's. Dropping a parser returns both
+/// permits.
+pub(super) struct Parser {
+    lane: Lane,
+    permits: [OwnedSemaphorePermit; 2],
+}
+
+impl Parser {
+    pub(super) fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    /// Returns the permits, first the tenant's.
+    pub(super) fn into_permits(self) -> [OwnedSemaphorePermit; 2] {
+        self.permits
+    }
+}
 
 /// The tenant of a body, and the number of the body in the order of arrival.
 type BodyId = (TenantId, u64);
@@ -126,7 +157,9 @@ impl BodyLimits {
             quotas,
             bodies: Mutex::new(bodies),
             parsers: Arc::new(Semaphore::new(MAX_PARSERS as usize)),
+            slow_parser: Arc::new(Semaphore::new(1)),
             tenants_parsers: Mutex::default(),
+            allowances: Arc::default(),
         }
     }
 
@@ -155,30 +188,54 @@ impl BodyLimits {
         Ok(body)
     }
 
+    /// Returns how much reading without an answer each tenant has left.
+    pub(super) fn allowances(&self) -> &Arc<ReadingAllowances> {
+        &self.allowances
+    }
+
     fn bodies(&self) -> MutexGuard<'_, Bodies> {
         // The lock's poison is harmless: a failed assertion in a change is a bug anyway.
         self.bodies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the parsers that a body of `bytes` bytes needs, and takes them. On a server
-    /// without API keys, all clients are one tenant, and it may use all parsers.
-    async fn parser(&self, tenant: TenantId, bytes: usize) -> ParserPermits {
-        let count = if bytes > LARGE_BYTES { MAX_PARSERS } else { 1 };
-        let acquire = async |parsers: Arc<Semaphore>| {
-            let permit = parsers.acquire_many_owned(count).await;
-            permit.expect("the semaphore is never closed")
-        };
-        let tenants_parsers = {
-            let tenants = &self.tenants_parsers;
-            let mut tenants = tenants.lock().unwrap_or_else(PoisonError::into_inner);
-            let new = || Arc::new(Semaphore::new(MAX_PARSERS as usize));
-            Arc::clone(tenants.entry(tenant).or_insert_with(new))
-        };
+    /// without API keys, all clients are one tenant, and it may use all parsers. A body that
+    /// `is_slow` before its turn takes the slow parser instead.
+    async fn parser(&self, tenant: TenantId, bytes: usize, is_slow: impl Fn() -> bool) -> Parser {
+        let is_large = bytes > LARGE_BYTES;
         // The tenant's permit first: while a body waits for it, the body is not in the server's
         // queue, where other tenants would wait behind it.
-        let of_tenant = acquire(tenants_parsers).await;
-        [of_tenant, acquire(Arc::clone(&self.parsers)).await]
+        if !is_slow() {
+            let count = if is_large { MAX_PARSERS } else { 1 };
+            let of_tenant = acquire(self.tenants_parsers(tenant, Lane::Usual), count).await;
+            // Earlier bodies may have used up the allowance while this one waited.
+            if !is_slow() {
+                let of_server = acquire(Arc::clone(&self.parsers), count).await;
+                return Parser {
+                    lane: Lane::Usual,
+                    permits: [of_tenant, of_server],
+                };
+            }
+        }
+        let of_tenant = acquire(self.tenants_parsers(tenant, Lane::Slow), MAX_PARSERS).await;
+        let of_server = acquire(Arc::clone(&self.slow_parser), 1).await;
+        Parser {
+            lane: Lane::Slow,
+            permits: [of_tenant, of_server],
+        }
     }
+
+    fn tenants_parsers(&self, tenant: TenantId, lane: Lane) -> Arc<Semaphore> {
+        let parsers = &self.tenants_parsers;
+        let mut parsers = parsers.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Semaphore::new(MAX_PARSERS as usize));
+        Arc::clone(parsers.entry((tenant, lane)).or_insert_with(new))
+    }
+}
+
+async fn acquire(parsers: Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {
+    let permit = parsers.acquire_many_owned(count).await;
+    permit.expect("the semaphore is never closed")
 }
 
 /// A body that arrives or waits for a parser. Dropping it returns its room.
@@ -229,16 +286,22 @@ impl ArrivingBody<'_> {
         self.buffer.bytes().take().ok_or(NoRoom::OfOwner)
     }
 
-    /// Waits for a parser. Returns it with the bytes of the body, which count no more.
+    /// Waits for a parser, the slow one if the body `is_slow`. Returns it with the bytes of the
+    /// body, which count no more.
     ///
     /// # Errors
     /// If too many bodies wait, or if the server takes the body's room back meanwhile.
-    pub(super) async fn wait_for_parser(self) -> Result<(Vec<u8>, ParserPermits), NoRoom> {
+    pub(super) async fn wait_for_parser(
+        self,
+        is_slow: impl Fn() -> bool,
+    ) -> Result<(Vec<u8>, Parser), NoRoom> {
         self.take(Resource::ParseQueue, 1)?;
         let bytes = self.buffer.bytes().as_ref().map_or(0, Vec::len);
         tokio::select! {
             limit = self.taken_back() => Err(limit),
-            parser = self.limits.parser(self.id.0, bytes) => Ok((self.into_bytes()?, parser)),
+            parser = self.limits.parser(self.id.0, bytes, is_slow) => {
+                Ok((self.into_bytes()?, parser))
+            }
         }
     }
 
@@ -271,6 +334,8 @@ impl Drop for ArrivingBody<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use futures_util::FutureExt;
 
     use super::*;
@@ -387,7 +452,7 @@ mod tests {
         let limits = BodyLimits::new(CONNECTIONS);
         let begin = |number| limits.begin(&tenant(number)).ok().unwrap();
         let mut flood: Vec<_> = (0..20)
-            .map(|_| Box::pin(begin(1).wait_for_parser()))
+            .map(|_| Box::pin(begin(1).wait_for_parser(|| false)))
             .collect();
         let parsing = flood.iter_mut().filter_map(FutureExt::now_or_never);
         let mut parsing: Vec<_> = parsing.map(|parsing| parsing.ok().unwrap()).collect();
@@ -396,7 +461,7 @@ mod tests {
             MAX_PARSERS as usize,
             "alone, a tenant uses all parsers"
         );
-        let mut waiting = Box::pin(begin(2).wait_for_parser());
+        let mut waiting = Box::pin(begin(2).wait_for_parser(|| false));
         assert!((&mut waiting).now_or_never().is_none());
         parsing.pop();
         assert!(
@@ -411,7 +476,7 @@ mod tests {
         let waiting = |number: u32, bytes: usize| {
             let body = limits.begin(&tenant(number)).ok().unwrap();
             assert!(body.add(&vec![0; bytes]).is_ok());
-            Box::pin(body.wait_for_parser())
+            Box::pin(body.wait_for_parser(|| false))
         };
         let mut small = waiting(1, LARGE_BYTES);
         let small = (&mut small).now_or_never().unwrap();
@@ -430,7 +495,7 @@ mod tests {
         let limits = BodyLimits::new(4096);
         let begin = |number| limits.begin(&tenant(number)).ok().unwrap();
         let mut floods: Vec<_> = (0..MAX_PARSE_QUEUE + MAX_PARSERS as usize)
-            .map(|body| Box::pin(begin(1 + body as u32 % 5).wait_for_parser()))
+            .map(|body| Box::pin(begin(1 + body as u32 % 5).wait_for_parser(|| false)))
             .collect();
         let mut parsing = Vec::new();
         floods.retain_mut(|waiting| match waiting.now_or_never() {
@@ -444,7 +509,7 @@ mod tests {
             (parsing.len(), floods.len()),
             (MAX_PARSERS as usize, MAX_PARSE_QUEUE)
         );
-        let mut late = Box::pin(begin(9).wait_for_parser());
+        let mut late = Box::pin(begin(9).wait_for_parser(|| false));
         assert!(
             (&mut late).now_or_never().is_none(),
             "it waits for a parser"
@@ -452,5 +517,58 @@ mod tests {
         let lost = floods.iter_mut().filter_map(FutureExt::now_or_never);
         let lost: Vec<_> = lost.map(Result::err).collect();
         assert_eq!(lost, [Some(NoRoom::OfOwner)]);
+    }
+
+    #[test]
+    fn a_slow_body_keeps_no_parser_from_others() {
+        let limits = BodyLimits::new(CONNECTIONS);
+        let begin = |number| limits.begin(&tenant(number)).ok().unwrap();
+        let mut slow = [1, 2].map(|number| Box::pin(begin(number).wait_for_parser(|| true)));
+        let first = (&mut slow[0]).now_or_never().unwrap();
+        assert!((&mut slow[1]).now_or_never().is_none(), "one at a time");
+        let others: Vec<_> = (3..5)
+            .map(|number| Box::pin(begin(number).wait_for_parser(|| false)).now_or_never())
+            .collect();
+        assert!(others.iter().all(Option::is_some));
+        drop(first);
+        assert!((&mut slow[1]).now_or_never().is_some());
+    }
+
+    #[test]
+    fn a_body_is_read_slowly_if_the_allowance_is_used_up_before_its_turn() {
+        let limits = BodyLimits::new(CONNECTIONS);
+        let is_beyond = Cell::new(false);
+        let waiting = || {
+            let body = limits.begin(&tenant(1)).ok().unwrap();
+            Box::pin(body.wait_for_parser(|| is_beyond.get()))
+        };
+        let mut uploads: Vec<_> = (0..5).map(|_| waiting()).collect();
+        let parsing = uploads.iter_mut().filter_map(FutureExt::now_or_never);
+        let parsing: Vec<_> = parsing.map(Result::unwrap).collect();
+        assert_eq!(parsing.len(), MAX_PARSERS as usize);
+        is_beyond.set(true);
+        drop(parsing);
+        let rest = uploads.iter_mut().skip(MAX_PARSERS as usize);
+        let (_, slow) = rest
+            .filter_map(FutureExt::now_or_never)
+            .next()
+            .unwrap()
+            .unwrap();
+        assert_eq!(slow.lane(), Lane::Slow);
+    }
+
+    #[test]
+    fn slow_bodies_keep_no_parser_from_their_own_tenant() {
+        let limits = BodyLimits::new(CONNECTIONS);
+        let begin = || limits.begin(&tenant(1)).ok().unwrap();
+        let mut slow: Vec<_> = (0..5)
+            .map(|_| Box::pin(begin().wait_for_parser(|| true)))
+            .collect();
+        let parsing: Vec<_> = slow
+            .iter_mut()
+            .filter_map(FutureExt::now_or_never)
+            .collect();
+        assert_eq!(parsing.len(), 1);
+        assert!(begin().wait_for_parser(|| false).now_or_never().is_some());
     }
 }

@@ -4,8 +4,12 @@
 //! thread, after it has waited for a parser.
 //!
 //! Invariant: `limits.rs` counts a body and its bytes until a parser takes it.
+//!
+//! Invariant: the processor time of reading a body counts as service of its tenant, even if the
+//! client leaves.
 
 pub(in crate::api) mod limits;
+mod reading_time;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +28,9 @@ use crate::api::middleware::authentication::Caller;
 use crate::engine::NoRoom;
 use crate::metrics::RejectionReason;
 use crate::tenants::Tenant;
-use limits::ArrivingBody;
+use limits::{ArrivingBody, Lane, Parser};
+pub(in crate::api) use reading_time::Reading;
+use reading_time::{Following, ReadingTime, run_slowly};
 
 const MAX_BODY_BYTES: usize = 2 << 20;
 /// The server reads and discards a body that is too large up to this size. Many clients read their
@@ -40,8 +46,11 @@ const REFUSED_DEADLINE: Duration = Duration::from_millis(100);
 /// The server parses bodies up to this size at once, on the async thread.
 const SMALL_BYTES: usize = 1 << 10;
 
-/// Receives the body of `request`, parses it as JSON and passes it to `read`. Charges an error of
-/// the client to its tenant's rate of requests.
+/// Reads a checked body.
+type ReadBody<T> = fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<T, ApiError>;
+
+/// Receives the body of `request`, parses it as JSON and passes it to `read`. The engine will get
+/// the request. A request with an error of the client counts in its tenant's rate of requests.
 ///
 /// # Errors
 /// The errors of `read`, and errors for a body that:
@@ -52,27 +61,95 @@ const SMALL_BYTES: usize = 1 << 10;
 /// - exceeds the limits for bodies in flight,
 /// - is of a tenant whose requests the engine refuses now, whatever they ask for. The server then
 ///   parses nothing.
-pub(in crate::api) async fn read<T: Send + 'static>(
+pub(in crate::api) async fn read_for_engine<T: Send + 'static>(
     app: &App,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<T, ApiError>,
+    read: ReadBody<T>,
+) -> Result<(T, Reading), ApiError> {
+    receive_and_parse(app, caller, request, Following::Answer, read).await
+}
+
+/// Reads a request about text only, which the engine will not get, as [`read_for_engine`] does. The
+/// request counts in its tenant's rate of requests.
+///
+/// # Errors
+/// As [`read_for_engine`], and if the tenant has used up its rate.
+pub(in crate::api) async fn read_text_only<T: Send + 'static>(
+    app: &App,
+    caller: &Caller,
+    request: Request,
+    read: ReadBody<T>,
 ) -> Result<T, ApiError> {
-    let serving = app.serving()?;
-    match receive_and_parse(app, serving, caller, request, read).await {
-        Ok(request) => Ok(request),
-        Err(error) => Err(caller.charged(error, serving).await),
-    }
+    let read = receive_and_parse(app, caller, request, Following::Nothing, read).await;
+    read.map(|(result, _)| result)
 }
 
 async fn receive_and_parse<T: Send + 'static>(
     app: &App,
+    caller: &Caller,
+    request: Request,
+    following: Following,
+    read: ReadBody<T>,
+) -> Result<(T, Reading), ApiError> {
+    let serving = app.serving()?;
+    let allowances = app.body_limits().allowances();
+    let reader = (caller.tenant.number, following);
+    let is_slow = || allowances.is_beyond(reader, std::time::Instant::now());
+    let received = receive_for_parser(app, serving, caller, request, is_slow).await;
+    let (bytes, parser) = match received {
+        Ok(received) => received,
+        Err(error) => return Err(caller.charged(error, serving).await),
+    };
+    let (serving, caller) = (Arc::clone(serving), caller.clone());
+    let (allowances, length) = (Arc::clone(allowances), bytes.len());
+    let is_busy = serving.engine.busy_reader();
+    // If the client leaves, the closure still runs. So it charges the request.
+    let parse = move || {
+        let tenant = &caller.tenant;
+        let parse = || read(&serving, tenant, &JsonObject::check(&bytes)?);
+        let (result, time) = ReadingTime::of(parse);
+        let counts = match &result {
+            Ok(_) => following == Following::Nothing,
+            Err(error) => error.is_clients_own(),
+        };
+        let counted = counts.then(|| caller.count_request(&serving));
+        serving.engine.charge_time(tenant.number, time.processor);
+        let reading = Reading::new(allowances, reader, time);
+        (result.map(|request| (request, reading)), counted)
+    };
+    let parsed = match parser {
+        Some(parser) if parser.lane() == Lane::Slow => {
+            run_slowly(parse, length, parser.into_permits(), is_busy).await
+        }
+        Some(parser) => {
+            let parse = move || {
+                let _parser = parser; // Until the body is parsed, even if the client leaves.
+                parse()
+            };
+            spawn_blocking(parse).await.ok()
+        }
+        None => Some(parse()),
+    };
+    let Some((result, counted)) = parsed else {
+        return Err(ApiError::internal("parsing a request body panicked"));
+    };
+    let within_rate = match counted {
+        Some(counted) => counted.await,
+        None => Ok(()),
+    };
+    within_rate.and(result)
+}
+
+/// Receives a body, and waits for its parser. A small body needs none, unless it `is_slow`.
+async fn receive_for_parser(
+    app: &App,
     serving: &Arc<Serving>,
     caller: &Caller,
     request: Request,
-    read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<T, ApiError>,
-) -> Result<T, ApiError> {
-    let (serving, tenant) = (Arc::clone(serving), Arc::clone(&caller.tenant));
+    is_slow: impl Fn() -> bool,
+) -> Result<(Vec<u8>, Option<Parser>), ApiError> {
+    let tenant = &caller.tenant;
     if !declares_json(request.headers()) {
         return Err(ApiError::content_type());
     }
@@ -95,25 +172,17 @@ async fn receive_and_parse<T: Send + 'static>(
         return Err(error.into());
     }
     // The server does not read a body beyond the limit: that would occupy a connection after all.
-    let body = app.body_limits().begin(&tenant).map_err(rejected)?;
+    let body = app.body_limits().begin(tenant).map_err(rejected)?;
     let receive = receive(request.into_body(), &body, rejected);
     let length = match timeout(DEADLINE, receive).await {
         Ok(received) => received?,
         Err(_) => return Err(too_slow()),
     };
-    if length <= SMALL_BYTES {
-        let bytes = body.into_bytes().map_err(rejected)?;
-        return read(&serving, &tenant, &JsonObject::check(&bytes)?);
+    if length <= SMALL_BYTES && !is_slow() {
+        return Ok((body.into_bytes().map_err(rejected)?, None));
     }
-    let (bytes, parser) = body.wait_for_parser().await.map_err(rejected)?;
-    let parsed = spawn_blocking(move || {
-        // The closure holds the parser until the body is parsed, even if the client leaves.
-        let _parser = parser;
-        read(&serving, &tenant, &JsonObject::check(&bytes)?)
-    });
-    parsed
-        .await
-        .unwrap_or_else(|_| Err(ApiError::internal("parsing a request body panicked")))
+    let (bytes, parser) = body.wait_for_parser(is_slow).await.map_err(rejected)?;
+    Ok((bytes, Some(parser)))
 }
 
 /// Discards a small body that arrives soon, so that its connection can serve the next request.

@@ -36,6 +36,7 @@ pub(super) struct ConnectionIo<I> {
     limits: InputLimits,
     progress: Arc<Progress>,
     scan: HeadScan,
+    has_waited: bool,                       // For input, at any time.
     request_timer: Option<Pin<Box<Sleep>>>, // Runs while a request is awaited.
     ahead: Vec<u8>,                         // Input read while the client awaited a response.
     output: OutputPace,
@@ -59,6 +60,7 @@ impl<I> ConnectionIo<I> {
             },
             progress,
             scan: HeadScan::default(),
+            has_waited: false,
             request_timer: None,
             ahead: Vec::new(),
             output: OutputPace::new(limits),
@@ -73,7 +75,7 @@ impl<I> ConnectionIo<I> {
         }
         let phase = self.progress.phase();
         if phase == Phase::Idle {
-            self.progress.enter(Phase::Head);
+            self.progress.begin_head(!self.has_waited);
         }
         if let Some(number) = self.scan.scan(bytes, phase == Phase::Body) {
             self.progress.set_ambiguous(number);
@@ -163,10 +165,12 @@ impl<I: AsyncRead + Unpin> AsyncRead for ConnectionIo<I> {
             .poll_read(context, buffer)?
             .is_pending()
         {
+            this.has_waited = true;
             this.check_request_time(context)?;
             return Poll::Pending;
         }
         this.arrived(&buffer.filled()[before..]);
+        this.has_waited = true;
         Poll::Ready(Ok(()))
     }
 }

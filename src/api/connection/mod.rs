@@ -106,6 +106,15 @@ async fn respond(
     Ok(response.map(|body| Body::new(ResponseBody { body, progress })))
 }
 
+/// Returns when the first byte of a request arrived. A request that comes from no connection
+/// arrives now.
+pub(super) fn arrival(request: &Request) -> std::time::Instant {
+    let progress = request.extensions().get::<Arc<Progress>>();
+    progress.map_or_else(std::time::Instant::now, |progress| {
+        progress.request_began().into_std()
+    })
+}
+
 /// Answers a request whose connection gives way to a new one.
 fn too_many_connections() -> Response {
     let mut response = ApiError::too_many_connections().into_response();

@@ -36,7 +36,8 @@ const PHASES: [Phase; 5] = [
 pub(in crate::api) struct Progress {
     opened: Instant,
     phase: AtomicU8,
-    since_micros: AtomicU64, // Since `opened`.
+    since_micros: AtomicU64,   // Since `opened`.
+    request_micros: AtomicU64, // When the latest request began, since `opened`.
     requests: AtomicU64,
     scanned: AtomicU64,
     ambiguous: AtomicU64,
@@ -52,6 +53,7 @@ impl Progress {
             opened: Instant::now(),
             phase: AtomicU8::new(Phase::Idle as u8),
             since_micros: AtomicU64::new(0),
+            request_micros: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             scanned: AtomicU64::new(0),
             ambiguous: AtomicU64::new(u64::MAX),
@@ -85,6 +87,22 @@ impl Progress {
         let micros = u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.since_micros.store(micros, Ordering::Relaxed);
         self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    /// Notes that the first bytes of a request have arrived. If they were `there_at_opening`, they
+    /// may have arrived with the connection, and only the server was late.
+    pub(in crate::api) fn begin_head(&self, there_at_opening: bool) {
+        self.enter(Phase::Head);
+        let began = match there_at_opening {
+            true => 0,
+            false => self.since_micros.load(Ordering::Relaxed),
+        };
+        self.request_micros.store(began, Ordering::Relaxed);
+    }
+
+    /// Returns when the latest request began to arrive.
+    pub(in crate::api) fn request_began(&self) -> Instant {
+        self.opened + Duration::from_micros(self.request_micros.load(Ordering::Relaxed))
     }
 
     /// Notes that the head of a request has arrived, and enters `phase`.

@@ -229,3 +229,40 @@ async fn stopping_ends_idle_connections_at_once() {
     drop(stopping);
     connection.await.unwrap();
 }
+
+/// Before, the clock of a request's latencies began when its body had arrived.
+#[tokio::test(start_paused = true)]
+async fn a_request_arrives_with_its_first_byte() {
+    let arrivals = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&arrivals);
+    let handler = move |request: Request| async move {
+        let arrived = Instant::from_std(arrival(&request));
+        seen.lock().unwrap().push(arrived);
+        drop(axum::body::to_bytes(request.into_body(), 100).await);
+    };
+    let router = Router::new().route("/", axum::routing::post(handler));
+    let (mut client, server) = duplex(1024);
+    let opened = Instant::now();
+    let progress = Arc::new(Progress::new());
+    // The first request is there before the server reads.
+    let request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok";
+    client.write_all(request).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    let (stopping, stopped) = watch::channel(());
+    let connection = tokio::spawn(async move {
+        let limits = ConnectionLimits::default();
+        serve_connection(server, router, &limits, progress, stopped).await;
+    });
+    let mut response = [0; 1024];
+    assert!(client.read(&mut response).await.unwrap() > 0);
+    sleep(Duration::from_secs(2)).await;
+    let second = Instant::now();
+    for part in [&request[..1], &request[1..30], &request[30..]] {
+        client.write_all(part).await.unwrap();
+        sleep(Duration::from_secs(2)).await;
+    }
+    assert!(client.read(&mut response).await.unwrap() > 0);
+    drop((client, stopping));
+    connection.await.unwrap();
+    assert_eq!(*arrivals.lock().unwrap(), [opened, second]);
+}

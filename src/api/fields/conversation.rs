@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 use super::json_field::Bool;
 use super::messages::Messages;
 use super::prompt::{check_length, encoding_error};
+use super::reasoning::{Effort, ReasoningWish};
 use super::structure::check_end;
 use super::template_kwargs::TemplateKwargs;
 use super::tool_fields::Tools;
@@ -13,8 +14,10 @@ use crate::api::app::Serving;
 use crate::api::error::ApiError;
 use crate::api::generation::request::{FieldGrammar, Params, ParsedRequest, ReasoningField};
 use crate::constraint::GrammarSource;
-use crate::text::{ChatPrompt, ConversationEnd, Message, TemplateArguments, TemplateError};
-use crate::tools::{CallParser, Tool, ToolChoice, ToolUse, Turn};
+use crate::text::{
+    ChatPrompt, ConversationEnd, Message, ReasoningStart, TemplateArguments, TemplateError,
+};
+use crate::tools::{CallFormat, CallParser, Tool, ToolChoice, ToolUse, Turn};
 
 /// A conversation, and how the chat template writes it.
 #[derive(Deserialize, ToSchema)]
@@ -27,6 +30,9 @@ pub(in crate::api) struct ConversationFields {
     chat_template_kwargs: Option<TemplateKwargs>,
     /// The same as in `chat_template_kwargs`, which takes precedence.
     enable_thinking: Option<Bool>,
+    /// How much the model reasons: the variable `reasoning_effort` of the chat template. `none`
+    /// also sets `enable_thinking` to false.
+    reasoning_effort: Option<Effort>,
     /// Whether the prompt ends with the beginning of the assistant's next message. Default: true,
     /// and false with `continue_final_message`.
     add_generation_prompt: Option<Bool>,
@@ -46,7 +52,7 @@ impl ConversationFields {
             end,
             turns: self.messages.check()?,
             tools: self.tools.unwrap_or_default().check()?,
-            arguments: kwargs.with_thinking(self.enable_thinking),
+            arguments: kwargs.with_thinking(self.enable_thinking, self.reasoning_effort),
             param: "messages",
         })
     }
@@ -57,7 +63,7 @@ impl ConversationFields {
     /// If the conversation is not valid, the model has no chat template, or its template rejects
     /// the conversation.
     pub(in crate::api) fn prompt(self, serving: &Serving) -> Result<ChatPrompt, ApiError> {
-        self.check()?.prompt(serving)
+        self.check()?.prompt(serving, ToolChoice::Auto)
     }
 }
 
@@ -77,16 +83,20 @@ impl Conversation {
         &self.tools
     }
 
-    /// Returns the prompt.
+    /// Returns the prompt. `choice` says how the tools may be called.
     ///
     /// # Errors
     /// If the model has no chat template, or its template rejects the conversation.
-    pub(in crate::api) fn prompt(self, serving: &Serving) -> Result<ChatPrompt, ApiError> {
+    pub(in crate::api) fn prompt(
+        self,
+        serving: &Serving,
+        choice: ToolChoice,
+    ) -> Result<ChatPrompt, ApiError> {
         let Some(template) = &serving.chat_template else {
             return Err(ApiError::no_chat_template(&serving.model.name));
         };
-        let param = self.param;
-        let (messages, tools) = serving.tool_format.conversation(self.turns, &self.tools);
+        let (param, format) = (self.param, &serving.tool_format);
+        let (messages, tools) = format.conversation(self.turns, &self.tools, choice);
         let bytes = |message: &Message| {
             let calls = message.tool_calls.iter().map(|call| call.to_string().len());
             let reasoning = message.reasoning.as_ref().map_or(0, String::len);
@@ -102,73 +112,70 @@ impl Conversation {
     }
 
     /// Returns the request for an answer to the conversation, which may call `tools`. The model
-    /// does not see other tools of the conversation. `wants_reasoning` says whether the client
-    /// wants the reasoning of the answer.
+    /// does not see other tools of the conversation.
     ///
     /// # Errors
-    /// As [`prompt`](Self::prompt), and if the prompt does not fit, or the calls and another field
-    /// constrain the answer in ways that exclude each other.
+    /// As [`prompt`](Self::prompt), and if the prompt does not fit.
     pub(in crate::api) fn request(
         mut self,
         serving: &Serving,
         mut params: Params,
         tools: Option<ToolUse>,
-        wants_reasoning: bool,
+        reasoning: ReasoningWish,
     ) -> Result<ParsedRequest, ApiError> {
         let param = self.param;
         if tools.is_none() {
             self.tools.clear();
         }
-        let prompt = self.prompt(serving)?;
+        let choice = tools
+            .as_ref()
+            .map_or(ToolChoice::Auto, |tools| tools.choice);
+        let prompt = self.prompt(serving, choice)?;
         let tags = serving.tokenizer.reasoning_tags();
-        if let Some(tools) = &tools {
+        params.sampling.thinking = reasoning.limit(prompt.reasoning, &serving.tokenizer)?;
+        // Calls in a format that the server cannot read are text.
+        let format = serving.tool_format.of_answer(choice);
+        let calls = format.zip(tools);
+        if let Some((format, tools)) = &calls {
             let grammar = params.grammar.take();
-            let grammar = calls_grammar(serving, tools, prompt.opens_reasoning, grammar)?;
+            let grammar = calls_grammar(format, tools, grammar)?;
             check_end("tools", &params)?;
             params.grammar = Some(grammar);
-        } else if let Some(tags) = tags
-            && prompt.opens_reasoning
-            && let Some(grammar) = &mut params.grammar
-        {
-            grammar.source = grammar.source.clone().after_reasoning(tags);
         }
+        params.grammar = params.grammar.map(|grammar| FieldGrammar {
+            source: match tags {
+                Some(tags) => grammar.source.after_reasoning(tags, prompt.reasoning),
+                None => grammar.source,
+            },
+            ..grammar
+        });
         params.shape.reasoning = tags.map(|tags| ReasoningField {
             tags,
-            is_opened: prompt.opens_reasoning,
-            is_wanted: wants_reasoning,
+            is_opened: prompt.reasoning == ReasoningStart::Opened,
+            is_wanted: reasoning.is_shown,
         });
-        params.shape.calls = tools.map(|tools| {
-            let names = tools.tools.into_iter().map(|tool| tool.name).collect();
-            CallParser::new(&serving.tool_format, names)
-        });
+        params.shape.calls = calls.map(|(format, tools)| CallParser::new(format, &tools));
         ParsedRequest::new(vec![prompt.tokens], params, serving, None, param)
     }
 }
 
 /// Returns the grammar of an answer that may call tools. `otherwise` is the grammar of an answer
-/// without calls.
+/// without calls; it changes nothing if the answer has to be a call.
 fn calls_grammar(
-    serving: &Serving,
+    format: &CallFormat,
     tools: &ToolUse,
-    is_opened: bool,
     otherwise: Option<FieldGrammar>,
 ) -> Result<FieldGrammar, ApiError> {
-    if let Some(FieldGrammar { field, .. }) = &otherwise
-        && tools.choice != ToolChoice::Auto
-    {
-        let message = format!(
-            "'{field}' and 'tool_choice' both say what the answer is. Omit '{field}', or set \
-             'tool_choice' to 'auto'."
-        );
-        return Err(ApiError::invalid_value(*field, message));
-    }
+    // An answer that has to be a call has no other structure in this turn. Agents send the format
+    // of their last answer with every turn.
+    let otherwise = otherwise.filter(|_| tools.choice == ToolChoice::Auto);
     let parts = tools.tools.iter().filter_map(Tool::own_grammar);
     let mut parts: Vec<(String, GrammarSource)> = parts.collect();
     if let Some(FieldGrammar { field, source, .. }) = &otherwise {
         parts.push(((*field).to_owned(), source.clone()));
     }
     let otherwise = otherwise.map(|grammar| grammar.source);
-    let source = serving.tool_format.grammar(tools, is_opened, otherwise);
+    let source = format.grammar(tools, otherwise);
     let source = source.map_err(|why| {
         ApiError::invalid_value("tools", format!("The grammar of 'tools' {why}."))
     })?;

@@ -5,7 +5,8 @@
 //! its own fields only. So every field is read once, and the structs can be read one after the
 //! other, with checks between them.
 //!
-//! Invariant: nesting and the number of values are limited before anything is kept.
+//! Invariant: nesting and the number of values are limited before anything is kept. JSON that
+//! stands in a string of the body counts as if it stood in the body itself.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -22,9 +23,11 @@ use serde_path_to_error::{Deserializer as PathDeserializer, Path, Track};
 use super::json_field::{Given, UNSUPPORTED};
 use crate::api::error::ApiError;
 
-/// The maximum number of strings, arrays and objects in a body. A string that names a field counts.
-/// Numbers do not count, because a prompt may be many token ids and each needs only four bytes.
+/// The maximum number of values in a body. A string that names a field counts. The numbers of a
+/// prompt do not count, because each token id needs only four bytes.
 const MAX_VALUES: usize = 1 << 16;
+/// The fields that may hold JSON in a string, which the server parses later.
+const HOLD_JSON: [&str; 5] = ["arguments", "guided_json", "json", "json_schema", "schema"];
 
 /// The fields of a JSON object, nested in at most 128 levels, with at most `MAX_VALUES` values.
 pub(in crate::api) struct JsonObject<'a> {
@@ -45,7 +48,7 @@ impl<'a> JsonObject<'a> {
         }
         let values_left = Cell::new(MAX_VALUES);
         let mut json = serde_json::Deserializer::from_slice(text);
-        let skimmed = Skim(&values_left).deserialize(&mut json);
+        let skimmed = Skim::new(&values_left, SkimmedPlace::Body).deserialize(&mut json);
         match skimmed.and_then(|is_object| json.end().map(|()| is_object)) {
             Ok(true) => JsonObject::split(text, ""),
             Ok(false) => {
@@ -214,17 +217,63 @@ fn field_error(place: &str, path: &Path, error: &serde_json::Error) -> ApiError 
 ///
 /// `IgnoredAny` is faster, but it limits neither the nesting nor the size of numbers, and it does
 /// not look at the characters of strings.
-struct Skim<'a>(&'a Cell<usize>); // The number of values that may still come.
+struct Skim<'a> {
+    values_left: &'a Cell<usize>,
+    place: SkimmedPlace,
+    holds_json: bool, // If it is a string.
+}
 
-impl Skim<'_> {
+/// The place of a value in a body.
+#[derive(Clone, Copy, PartialEq)]
+enum SkimmedPlace {
+    Body,
+    Field,  // The value of a field of the body.
+    Prompt, // In arrays of such a field: token ids may stand here.
+    Inside, // Anywhere else.
+}
+
+impl SkimmedPlace {
+    fn of_items(self) -> SkimmedPlace {
+        match self {
+            SkimmedPlace::Field | SkimmedPlace::Prompt => SkimmedPlace::Prompt,
+            SkimmedPlace::Body | SkimmedPlace::Inside => SkimmedPlace::Inside,
+        }
+    }
+
+    fn of_members(self) -> SkimmedPlace {
+        match self {
+            SkimmedPlace::Body => SkimmedPlace::Field,
+            SkimmedPlace::Field | SkimmedPlace::Prompt | SkimmedPlace::Inside => {
+                SkimmedPlace::Inside
+            }
+        }
+    }
+}
+
+impl<'a> Skim<'a> {
+    fn new(values_left: &'a Cell<usize>, place: SkimmedPlace) -> Skim<'a> {
+        Skim {
+            values_left,
+            place,
+            holds_json: false,
+        }
+    }
+
     fn count<E: de::Error>(&self) -> Result<(), E> {
-        match self.0.get().checked_sub(1) {
+        match self.values_left.get().checked_sub(1) {
             Some(left) => {
-                self.0.set(left);
+                self.values_left.set(left);
                 Ok(())
             }
             None => Err(E::custom("too many values")),
         }
+    }
+
+    fn count_number<E: de::Error>(&self) -> Result<bool, E> {
+        if self.place != SkimmedPlace::Prompt {
+            self.count()?;
+        }
+        Ok(false)
     }
 }
 
@@ -243,42 +292,120 @@ impl<'de> Visitor<'de> for Skim<'_> {
         f.write_str("a value")
     }
 
-    fn visit_unit<E>(self) -> Result<bool, E> {
-        Ok(false)
+    fn visit_unit<E: de::Error>(self) -> Result<bool, E> {
+        self.count_number()
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<bool, E> {
-        Ok(false)
+    fn visit_bool<E: de::Error>(self, _: bool) -> Result<bool, E> {
+        self.count_number()
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
-        Ok(false)
+    fn visit_i64<E: de::Error>(self, _: i64) -> Result<bool, E> {
+        self.count_number()
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
-        Ok(false)
+    fn visit_u64<E: de::Error>(self, _: u64) -> Result<bool, E> {
+        self.count_number()
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
-        Ok(false)
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<bool, E> {
+        self.count_number()
     }
 
-    fn visit_str<E: de::Error>(self, _: &str) -> Result<bool, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<bool, E> {
         self.count()?;
+        if self.holds_json {
+            let inside = Skim::new(self.values_left, SkimmedPlace::Inside);
+            let skimmed = inside.deserialize(&mut serde_json::Deserializer::from_str(text));
+            // What is no JSON is an error of its field.
+            if skimmed.is_err_and(|error| error.classify() == Category::Data) {
+                return Err(E::custom("too many values"));
+            }
+        }
         Ok(false)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<bool, A::Error> {
         self.count()?;
-        while items.next_element_seed(Skim(self.0))?.is_some() {}
+        let place = self.place.of_items();
+        let item = || Skim::new(self.values_left, place);
+        while items.next_element_seed(item())?.is_some() {}
         Ok(false)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<bool, A::Error> {
         self.count()?;
-        while entries.next_key_seed(Skim(self.0))?.is_some() {
-            entries.next_value_seed(Skim(self.0))?;
+        let place = self.place.of_members();
+        while let Some(name) = entries.next_key::<Name<'de>>()? {
+            self.count()?;
+            let holds_json = HOLD_JSON.contains(&&*name.0);
+            entries.next_value_seed(Skim {
+                holds_json,
+                ..Skim::new(self.values_left, place)
+            })?;
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: usize = 1_900_000;
+
+    /// Returns as many copies of `item` as fit a large body, with commas between them.
+    fn many(item: &str) -> String {
+        let count = BYTES / (item.len() + 1);
+        vec![item; count].join(",")
+    }
+
+    fn in_text(json: &str) -> String {
+        serde_json::to_string(json).unwrap()
+    }
+
+    #[test]
+    fn json_in_a_string_counts_as_the_body_does() {
+        let objects = format!("[{}]", many("{\"\":1}"));
+        let numbers = format!("{{\"enum\":[{}]}}", many("1"));
+        let small = format!("[{}]", ["{}"; 40_000].join(","));
+        let calls = |arguments: &str| {
+            let call = format!("{{\"function\":{{\"arguments\":{}}}}}", in_text(arguments));
+            format!("{{\"messages\":[{{\"tool_calls\":[{call},{call}]}}]}}")
+        };
+        for body in [
+            format!("{{\"guided_json\":{objects}}}"),
+            format!("{{\"guided_json\":{}}}", in_text(&objects)),
+            format!("{{\"guided_json\":{numbers}}}"),
+            format!("{{\"guided_json\":{}}}", in_text(&numbers)),
+            format!("{{\"gu\\u0069ded_json\":{}}}", in_text(&numbers)),
+            format!(
+                "{{\"response_format\":{{\"schema\":{}}}}}",
+                in_text(&objects)
+            ),
+            format!(
+                "{{\"guided_json\":{}}}",
+                in_text(&format!("{objects} and more"))
+            ),
+            format!("{{\"input\":{{\"a\":[{}]}}}}", many("null")),
+            calls(&objects),
+            calls(&small),
+        ] {
+            let refused = JsonObject::check(body.as_bytes()).err().expect("too much");
+            assert_eq!(refused.code(), ApiError::too_many_values(0).code());
+        }
+    }
+
+    #[test]
+    fn token_ids_and_plain_text_do_not_count() {
+        let quoted = in_text(&format!("[{}]", many("{\"\":1}")));
+        for body in [
+            format!("{{\"prompt\":[{}]}}", many("1")),
+            format!("{{\"prompt\":[[1],[{}]]}}", many("1")),
+            format!("{{\"prompt\":{quoted}}}"),
+            format!("{{\"guided_json\":{}}}", in_text(&"{".repeat(100_000))),
+        ] {
+            assert!(JsonObject::check(body.as_bytes()).is_ok());
+        }
     }
 }

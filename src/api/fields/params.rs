@@ -79,7 +79,8 @@ pub(in crate::api) struct CommonFields {
     /// Whether log-probabilities show tokens as `token_id:` and their id.
     return_tokens_as_token_ids: Option<Bool>,
     /// Use only so many tokens from the end of the prompt. -1 uses as many as leave room for the
-    /// output. Default: a prompt that is too long is an error.
+    /// output. A text of far more than twice `max_model_len` tokens is an error all the same.
+    /// Default: a prompt that is too long is an error.
     truncate_prompt_tokens: Option<Integer<-1, { u32::MAX as i64 }>>,
     /// Number of choices. Choice `i` draws with `seed` + `i`. Default: 1.
     n: Option<Integer<1, 8>>,
@@ -181,6 +182,7 @@ impl BasicFields {
         let max_tokens = self.max_tokens.map(|(field, Integer(tokens))| MaxTokens {
             field,
             tokens: u64::try_from(tokens).unwrap_or(u64::MAX),
+            is_cut_to_fit: false,
         });
         Ok(Params {
             max_tokens,
@@ -245,6 +247,7 @@ impl CommonFields {
                 logit_bias: biases.transpose()?.unwrap_or_default(),
                 logprobs: None,
                 grammar: None,
+                thinking: None,
                 prompt_logprobs,
                 pooling: None,
             },
@@ -278,7 +281,11 @@ impl CommonFields {
             (None, None) => return None,
         };
         let tokens = u64::try_from(tokens).unwrap_or(u64::MAX); // Never negative.
-        Some(MaxTokens { field, tokens })
+        Some(MaxTokens {
+            field,
+            tokens,
+            is_cut_to_fit: false,
+        })
     }
 
     fn min_tokens(&self, max: Option<MaxTokens>, model: &ModelCard) -> Result<u32, ApiError> {

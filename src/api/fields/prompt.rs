@@ -10,11 +10,11 @@ use crate::api::error::ApiError;
 use crate::engine::TokenId;
 use crate::text::TextError;
 
-/// The maximum number of prompts of a request, and of its choices.
-pub(in crate::api) const MAX_PROMPTS: usize = 128;
+/// The maximum number of choices of a request.
+pub(in crate::api) const MAX_CHOICES: usize = 128;
 
-/// The field `prompt`.
-pub(in crate::api) enum Prompt {
+/// A field of one prompt, or of at most `MAX` prompts.
+pub(in crate::api) enum Prompt<const MAX: usize> {
     One(PromptText),
     Several(Vec<PromptItem>),
     TooMany(usize),
@@ -56,7 +56,7 @@ impl<'de> JsonField<'de> for PromptItem {
     }
 }
 
-impl<'de> JsonField<'de> for Prompt {
+impl<'de, const MAX: usize> JsonField<'de> for Prompt<MAX> {
     const EXPECTED: &'static str = PromptItem::EXPECTED;
 
     fn schema() -> Value {
@@ -64,21 +64,20 @@ impl<'de> JsonField<'de> for Prompt {
         tokens["minItems"] = 1.into();
         let text = json!({"type": "string"});
         let prompt = json!({"anyOf": [text, tokens]});
-        let prompts =
-            json!({"type": "array", "items": prompt, "minItems": 1, "maxItems": MAX_PROMPTS});
+        let prompts = json!({"type": "array", "items": prompt, "minItems": 1, "maxItems": MAX});
         json!({"anyOf": [text, tokens, prompts]})
     }
 
-    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Prompt, E> {
+    fn scalar<E: Error>(value: Scalar<'_>) -> Result<Self, E> {
         match value {
             Scalar::Text(text) => Ok(Prompt::One(PromptText::Text(text.to_owned()))),
             other => Err(must_be(Self::EXPECTED, other)),
         }
     }
 
-    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<Prompt, A::Error> {
+    fn array<A: SeqAccess<'de>>(mut items: A) -> Result<Self, A::Error> {
         let mut prompts: Vec<PromptItem> = Vec::new();
-        while prompts.len() < MAX_PROMPTS
+        while prompts.len() < MAX
             && let Some(item) = items.next_element()?
         {
             match item {
@@ -93,7 +92,7 @@ impl<'de> JsonField<'de> for Prompt {
         }
         let more = count_rest(&mut items)?;
         if more > 0 {
-            return Ok(Prompt::TooMany(MAX_PROMPTS + more));
+            return Ok(Prompt::TooMany(MAX + more));
         }
         Ok(match prompts.pop() {
             None => Prompt::One(PromptText::Tokens(TokenList::default())),
@@ -106,11 +105,11 @@ impl<'de> JsonField<'de> for Prompt {
     }
 }
 
-deserialize_fields!(Prompt, PromptItem);
+deserialize_fields!({const MAX: usize} Prompt<MAX>, PromptItem);
 
 /// Returns the tokens of each prompt in the field `param`.
-pub(in crate::api) fn prompts(
-    prompt: Prompt,
+pub(in crate::api) fn prompts<const MAX: usize>(
+    prompt: Prompt<MAX>,
     param: &str,
     adds_special: bool,
     serving: &Serving,
@@ -122,8 +121,7 @@ pub(in crate::api) fn prompts(
         Prompt::One(prompt) => Ok(vec![prompt.tokens(param, adds_special, serving)?]),
         Prompt::Several(items) => items.into_iter().enumerate().map(item).collect(),
         Prompt::TooMany(count) => {
-            let message =
-                format!("'{param}' may contain at most {MAX_PROMPTS} prompts; got {count}.");
+            let message = format!("'{param}' may contain at most {MAX} prompts; got {count}.");
             Err(ApiError::invalid_value(param, message))
         }
     }
@@ -200,10 +198,15 @@ pub(in crate::api) fn check_length(
     if min_tokens <= limit as usize {
         return Ok(());
     }
-    let found = format!(
-        "The prompt has {bytes} bytes, which are at least {min_tokens} tokens. Shorten the prompt."
-    );
+    let found = too_long(bytes, min_tokens);
     Err(ApiError::context_length(param, limit, &found))
+}
+
+fn too_long(bytes: usize, min_tokens: usize) -> String {
+    format!(
+        "The prompt has {bytes} bytes, which are at least {min_tokens} tokens. Shorten the prompt: \
+         the server does not encode a text that is far too long, not even to truncate it."
+    )
 }
 
 /// Returns the error for a text that cannot be encoded. `param` names the field that holds it.
@@ -216,6 +219,11 @@ pub(in crate::api) fn encoding_error(error: &TextError, param: &str) -> ApiError
             );
             ApiError::invalid_value(param, message)
         }
+        TextError::TooLong {
+            bytes,
+            min_tokens,
+            context,
+        } => ApiError::context_length(param, *context, &too_long(*bytes, *min_tokens)),
         TextError::BecomesControl { .. } => {
             ApiError::invalid_value(param, format!("'{param}': {error}."))
         }

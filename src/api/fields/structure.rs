@@ -86,6 +86,10 @@ struct StructuredOutputs {
     grammar: Option<JsonText>,
     /// Whether the answer is any JSON object.
     json_object: Option<Bool>,
+    /// Whether objects have only the properties that a schema lists, where the schema says nothing
+    /// of `additionalProperties`. It holds for schemas in other fields of the request too. Default:
+    /// true.
+    disable_additional_properties: Option<Bool>,
     /// Not supported.
     #[expect(dead_code, reason = "reading it is an error")]
     structural_tag: Option<NotSupported>,
@@ -211,15 +215,17 @@ impl FieldGrammar {
         }
     }
 
-    /// Returns the grammar of a schema in `field`.
+    /// Returns the grammar of a schema in `field`. `is_closed` says whether objects have only the
+    /// properties that it lists.
     ///
     /// # Errors
     /// If the schema is over a budget.
     pub(in crate::api) fn json_schema(
         field: &'static str,
-        JsonSchema(schema): JsonSchema,
+        schema: JsonSchema,
+        is_closed: bool,
     ) -> Result<FieldGrammar, ApiError> {
-        let source = GrammarSource::json_schema(&schema);
+        let source = Wanted::Schema(schema).source(is_closed);
         Ok(FieldGrammar {
             field,
             source: source
@@ -253,6 +259,10 @@ impl StructureFields {
 
     fn grammar(self) -> Result<Option<FieldGrammar>, ApiError> {
         let mut wanted = Vec::new();
+        let outputs = self.structured_outputs.as_ref();
+        let is_closed = outputs
+            .and_then(|Object(outputs)| outputs.disable_additional_properties.as_ref())
+            .is_none_or(|Bool(is_closed)| *is_closed);
         if let Some(Object(format)) = self.response_format {
             wanted.extend(format.wanted()?);
         }
@@ -308,7 +318,7 @@ impl StructureFields {
             return Err(ApiError::invalid_value(other, message));
         }
         let source = first
-            .source()
+            .source(is_closed)
             .map_err(|why| ApiError::invalid_value(field, format!("'{field}' {why}.")))?;
         Ok(Some(FieldGrammar {
             field,
@@ -357,9 +367,10 @@ impl StructuredOutputs {
 }
 
 impl Wanted {
-    fn source(self) -> Result<GrammarSource, SourceError> {
+    fn source(self, is_closed: bool) -> Result<GrammarSource, SourceError> {
         match self {
-            Wanted::Schema(JsonSchema(schema)) => GrammarSource::json_schema(&schema),
+            Wanted::Schema(JsonSchema(schema)) if is_closed => GrammarSource::json_schema(&schema),
+            Wanted::Schema(JsonSchema(schema)) => GrammarSource::open_json_schema(&schema),
             Wanted::JsonObject => Ok(GrammarSource::json_object()),
             Wanted::Regex(pattern) => GrammarSource::regex(&pattern),
             Wanted::Choice(texts) => GrammarSource::choice(&texts),

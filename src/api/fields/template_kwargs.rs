@@ -4,11 +4,9 @@ use serde::de::{Error, IgnoredAny, MapAccess};
 use serde_json::{Value, json};
 
 use super::json_field::{Bool, Given, JsonField, deserialize_fields};
+use super::reasoning::{ENABLE_THINKING, Effort};
 use crate::api::error::quoted;
 use crate::text::{TemplateArguments, TemplateValue};
-
-/// The variable with which templates switch reasoning on and off.
-const ENABLE_THINKING: &str = "enable_thinking";
 
 const MAX_KWARGS: usize = 16;
 /// The longest name and the longest text of a variable.
@@ -29,13 +27,20 @@ const RESERVED: [&str; 6] = [
 pub(super) struct TemplateKwargs(TemplateArguments);
 
 impl TemplateKwargs {
-    /// Returns the variables. `enable_thinking` is the field of this name beside them, which some
+    /// Returns the variables. `enable_thinking` and `effort` are fields beside them, which some
     /// clients send instead.
-    pub(super) fn with_thinking(self, enable_thinking: Option<Bool>) -> TemplateArguments {
+    pub(super) fn with_thinking(
+        self,
+        enable_thinking: Option<Bool>,
+        effort: Option<Effort>,
+    ) -> TemplateArguments {
         let TemplateKwargs(mut arguments) = self;
         if let Some(Bool(value)) = enable_thinking {
             let name = ENABLE_THINKING.to_owned();
             arguments.entry(name).or_insert(TemplateValue::Bool(value));
+        }
+        if let Some(effort) = effort {
+            effort.set(&mut arguments);
         }
         arguments
     }

@@ -91,7 +91,17 @@ impl Tools {
     pub(in crate::api) fn check(self) -> Result<Vec<Tool>, ApiError> {
         let mut tools: Vec<Tool> = Vec::with_capacity(self.0.len());
         for (index, Object(tool)) in self.0.into_iter().enumerate() {
-            let Object(function) = tool.function;
+            if let Some(JsonText(kind)) = &tool.kind
+                && kind != FUNCTION
+            {
+                skip(index, kind);
+                continue;
+            }
+            let Object(function) = tool.function.ok_or_else(|| {
+                let param = format!("tools[{index}].function");
+                let message = format!("'{param}' is missing.");
+                ApiError::invalid_value(param, message)
+            })?;
             let path = format!("tools[{index}].function");
             let function = NewTool {
                 name: function.name,
@@ -103,6 +113,13 @@ impl Tools {
         }
         Ok(tools)
     }
+}
+
+/// Says in the log that a tool is skipped. Codex and Claude Code send tools that a server would
+/// run with every request.
+pub(in crate::api) fn skip(index: usize, kind: &str) {
+    let kind = quoted(kind);
+    tracing::warn!(index, %kind, "skipping a tool that the client does not run");
 }
 
 /// A tool as one of the APIs describes it.
@@ -129,8 +146,13 @@ impl NewTool {
             return Err(ApiError::invalid_value(param, message));
         }
         let parameters = self.parameters.map(|ToolSchema(schema)| schema);
+        let is_strict = self.strict.is_some_and(|Bool(strict)| strict);
         if let Some(parameters) = &parameters {
-            GrammarSource::json_schema(parameters).map_err(|why| {
+            let source = match is_strict {
+                true => GrammarSource::json_schema(parameters),
+                false => GrammarSource::lenient_json_schema(parameters),
+            };
+            source.map_err(|why| {
                 let param = format!("{path}.{schema}");
                 let message = format!("'{param}' {why}.");
                 ApiError::invalid_value(param, message)
@@ -141,7 +163,7 @@ impl NewTool {
             description: self.description.map(|JsonText(text)| text),
             parameters,
             path: format!("{path}.{schema}"),
-            is_strict: self.strict.is_some_and(|Bool(strict)| strict),
+            is_strict,
         });
         Ok(())
     }
@@ -168,13 +190,13 @@ pub(in crate::api) fn check_name(name: &str, param: &str) -> Result<(), ApiError
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = Tool)]
 struct ToolField {
-    /// What the tool is.
+    /// What the tool is: `function`. Tools of other types are skipped: the server does not run
+    /// them.
     #[serde(rename = "type")]
-    #[expect(dead_code, reason = "a type that is not supported is an error")]
-    kind: Option<FunctionKind>,
+    kind: Option<JsonText>,
     /// The function that the tool is.
-    #[schema(value_type = FunctionField)]
-    function: Object<FunctionField>,
+    #[schema(value_type = Option<FunctionField>)]
+    function: Option<Object<FunctionField>>,
 }
 
 /// A function that the model may call.
@@ -191,7 +213,10 @@ struct FunctionField {
     strict: Option<Bool>,
 }
 
-/// The type of a tool.
+/// The only type of a tool that a client runs.
+const FUNCTION: &str = "function";
+
+/// The type of a tool that the model has to call.
 #[derive(Debug)]
 pub(in crate::api) struct FunctionKind;
 

@@ -29,7 +29,7 @@ const MAX_TOKENS: &str = "set 'max_tokens' instead";
 const REPETITION: &str = "set 'repetition_penalty' instead";
 const KEEPS_STOP: &str = "set 'include_stop_str_in_output' instead";
 const LOGPROBS: &str = "set 'logprobs' instead";
-const NO_REASONING: &str = "this server does not limit how long a model reasons";
+const NO_REASONING: &str = "this endpoint has no reasoning";
 const SEPARATE: &str = "this server returns reasoning in a field of its own";
 const NO_TEMPLATE: &str = "this endpoint uses no chat template";
 const ONE_MODEL: &str = "this server serves one model, without adapters";
@@ -117,7 +117,7 @@ const UNSUPPORTED: &[UnsupportedField] = &[
     ("web_search_options", Nothing, NOT_SUPPORTED),
     ("prediction", Nothing, NOT_SUPPORTED),
     ("verbosity", Is(&[r#""medium""#]), NOT_SUPPORTED),
-    ("reasoning_effort", Is(&[r#""none""#]), NOT_SUPPORTED),
+    ("reasoning_effort", Is(&[r#""none""#]), NO_REASONING),
     ("thinking_token_budget", Is(&["-1"]), NO_REASONING),
     ("thinking_budget_tokens", Is(&["-1"]), NO_REASONING),
     ("separate_reasoning", Is(&["true"]), SEPARATE),
@@ -162,6 +162,13 @@ const UNSUPPORTED: &[UnsupportedField] = &[
     ("t_max_predict_ms", AtMostZero, NOT_SUPPORTED),
     ("chat_template", Nothing, OWN_TEMPLATE),
     ("documents", Empty, OWN_TEMPLATE),
+];
+
+/// The fields of the list that `/v1/chat/completions` supports.
+pub(in crate::api) const SUPPORTED_BY_CHAT: &[&str] = &[
+    "reasoning_effort",
+    "thinking_token_budget",
+    "thinking_budget_tokens",
 ];
 
 /// The fields that `/v1/chat/completions` does not support either. A chat template writes the

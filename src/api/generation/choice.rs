@@ -135,7 +135,7 @@ impl ChoiceGeneration {
     /// Submits `request` to the engine: each prompt with all its choices.
     ///
     /// # Errors
-    /// If the engine rejects a prompt at once. The earlier prompts are then cancelled.
+    /// If the engine rejects the request at once.
     pub(super) fn start_all(
         serving: &Serving,
         request: ParsedRequest,
@@ -143,10 +143,8 @@ impl ChoiceGeneration {
         arrived: Instant,
     ) -> Result<Vec<ChoiceGeneration>, ApiError> {
         let (prompts, params, shape) = (&request.prompts, &request.params, &request.params.shape);
-        let spelled = match shape.calls {
-            Some(_) => serving.tool_format.tag_tokens(),
-            None => Vec::new(),
-        };
+        let parser = shape.calls.as_ref();
+        let spelled = parser.map_or_else(Vec::new, |parser| parser.tag_tokens().to_vec());
         let is_prompt_only = params.is_prompt_only();
         let options = TextOptions {
             stop: shape.stop.clone(),
@@ -154,49 +152,51 @@ impl ChoiceGeneration {
             skip_special_tokens: shape.skip_special_tokens,
             min_tokens: params.min_tokens,
         };
-        let mut generations = Vec::with_capacity(prompts.len() * params.n as usize);
-        for prompt in prompts {
-            let submitted = GenerationRequest {
-                prompt: prompt.tokens.clone(),
-                sampling: params.sampling.clone(),
-                max_new_tokens: prompt.max_new_tokens,
-                min_new_tokens: params.min_tokens,
+        let submitted = prompts.iter().map(|prompt| GenerationRequest {
+            prompt: prompt.tokens.clone(),
+            sampling: params.sampling.clone(),
+            max_new_tokens: prompt.max_new_tokens,
+            is_length_given: params.max_tokens.is_some(),
+            min_new_tokens: params.min_tokens,
+            stop_tokens: params.stop_tokens.clone(),
+            tenant: caller.tenant.number,
+            sub_tenant: caller.precedence.sub_tenant,
+            band: caller.precedence.band,
+            arrived,
+            first_token_within: caller.tenant.deadlines.first_token,
+            ends_within: caller.tenant.deadlines.total,
+        });
+        let streams = serving
+            .engine
+            .submit_prompts(submitted.collect(), params.n)?;
+        let of_prompt = params.n as usize;
+        let generations = streams.into_iter().enumerate().map(|(index, events)| {
+            let prompt = &prompts[index / of_prompt];
+            ChoiceGeneration {
+                events,
+                caller: caller.clone(),
+                detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone())
+                    .spelling(spelled.clone()),
+                splitter: AnswerSplitter::new(shape),
                 stop_tokens: params.stop_tokens.clone(),
-                tenant: caller.tenant.number,
-                sub_tenant: caller.precedence.sub_tenant,
-                band: caller.precedence.band,
-                arrived,
-                first_token_within: caller.tenant.deadlines.first_token,
-                ends_within: caller.tenant.deadlines.total,
-            };
-            let streams = serving.engine.submit_choices(submitted, params.n)?;
-            generations.extend(streams.into_iter().enumerate().map(|(index, events)| {
-                ChoiceGeneration {
-                    events,
-                    caller: caller.clone(),
-                    detokenizer: Detokenizer::new(Arc::clone(&serving.tokenizer), options.clone())
-                        .spelling(spelled.clone()),
-                    splitter: AnswerSplitter::new(shape),
-                    stop_tokens: params.stop_tokens.clone(),
-                    include_stop: shape.include_stop,
-                    wants_tokens: shape.has_token_ids,
-                    prompt: PromptPart::new(
-                        prompt.echo.clone(),
-                        shape.prompt_logprobs.is_some(),
-                        params.sampling.logprobs.is_some(),
-                    ),
-                    is_prompt_only,
-                    is_first: index == 0,
-                    completion_tokens: 0,
-                    pending_logprobs: VecDeque::new(),
-                    pending_tokens: Vec::new(),
-                    stopped_at: None,
-                    end: None,
-                    ended: None,
-                }
-            }));
-        }
-        Ok(generations)
+                include_stop: shape.include_stop,
+                wants_tokens: shape.has_token_ids,
+                prompt: PromptPart::new(
+                    prompt.echo.clone(),
+                    shape.prompt_logprobs.is_some(),
+                    params.sampling.logprobs.is_some(),
+                ),
+                is_prompt_only,
+                is_first: index % of_prompt == 0,
+                completion_tokens: 0,
+                pending_logprobs: VecDeque::new(),
+                pending_tokens: Vec::new(),
+                stopped_at: None,
+                end: None,
+                ended: None,
+            }
+        });
+        Ok(generations.collect())
     }
 
     /// Ends the generation early while the client is still connected.

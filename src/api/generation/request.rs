@@ -71,6 +71,8 @@ pub(in crate::api) struct MaxTokens {
     /// The field that holds it.
     pub(in crate::api) field: &'static str,
     pub(in crate::api) tokens: u64,
+    /// More than the context has room for means all of that room, and is no error.
+    pub(in crate::api) is_cut_to_fit: bool,
 }
 
 /// How much of a prompt is used, from its end.
@@ -243,9 +245,9 @@ impl ParsedRequest {
 /// Checks that a request without output asks for something about its prompt.
 fn check_prompt_only(params: &Params) -> Result<(), ApiError> {
     match params.max_tokens {
-        Some(MaxTokens { field, tokens: 0 })
-            if !params.shape.echo && params.shape.prompt_logprobs.is_none() =>
-        {
+        Some(MaxTokens {
+            field, tokens: 0, ..
+        }) if !params.shape.echo && params.shape.prompt_logprobs.is_none() => {
             let message = format!(
                 "'{field}' must be at least 1; got 0. It may be 0 with 'echo' or 'prompt_logprobs'."
             );
@@ -321,7 +323,8 @@ impl ParsedPrompt {
                 );
                 return Err(ApiError::context_length(param, limit, &found));
             }
-            Some(MaxTokens { field, tokens }) if tokens > u64::from(left) => {
+            Some(max) if max.tokens > u64::from(left) && max.is_cut_to_fit => left,
+            Some(MaxTokens { field, tokens, .. }) if tokens > u64::from(left) => {
                 let found = format!(
                     "Your request needs {} tokens: {} for the prompt and {tokens} for the \
                      output. Shorten the prompt or reduce '{field}'.",

@@ -61,7 +61,11 @@ impl LlamaFields {
             Some(Integer(tokens)) if tokens > 0 => {
                 let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
                 let field = "n_predict";
-                params.max_tokens = Some(MaxTokens { field, tokens });
+                params.max_tokens = Some(MaxTokens {
+                    field,
+                    tokens,
+                    is_cut_to_fit: false,
+                });
             }
             _ => {}
         }

@@ -73,21 +73,37 @@ impl Caller {
         }
     }
 
-    /// Charges a request that failed before its submission to the tenant's rate of requests, if its
-    /// error is the client's own. So a flood of malformed requests is limited as any other.
-    /// Returns `error`, or the error of a tenant that has used up its rate.
+    /// Charges a request that failed before its submission, if its error is the client's own. So a
+    /// flood of malformed requests is limited as any other. Returns `error`, or the error of a
+    /// tenant that has used up its rate.
     pub(in crate::api) async fn charged(&self, error: ApiError, serving: &Serving) -> ApiError {
-        if !error.is_clients_own() || self.tenant.requests.is_none() {
+        if !error.is_clients_own() {
             return error;
         }
-        let failed = serving.engine.charge_failed(self.tenant.number);
-        let Some((charged, rates)) = failed.await else {
-            return error;
-        };
-        self.set_rates(rates);
-        match charged {
-            Ok(()) => error,
-            Err(limited) => limited.into(),
+        self.count_request(serving).await.err().unwrap_or(error)
+    }
+
+    /// Charges a request that is never submitted to the tenant's rate of requests. The request is
+    /// charged at once, even if nobody waits for the result.
+    ///
+    /// # Errors
+    /// If the tenant has used up its rate.
+    pub(in crate::api) fn count_request(
+        &self,
+        serving: &Serving,
+    ) -> impl Future<Output = Result<(), ApiError>> + use<> {
+        let is_limited = self.tenant.requests.is_some();
+        let charge = is_limited.then(|| serving.engine.charge_request(self.tenant.number));
+        let caller = self.clone();
+        async move {
+            let Some(charge) = charge else {
+                return Ok(());
+            };
+            let Some((charged, rates)) = charge.await else {
+                return Ok(());
+            };
+            caller.set_rates(rates);
+            charged.map_err(ApiError::from)
         }
     }
 }

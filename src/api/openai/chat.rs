@@ -16,6 +16,7 @@ use crate::api::fields::conversation::ConversationFields;
 use crate::api::fields::json_field::{Bool, Integer};
 use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{CommonFields, is_set};
+use crate::api::fields::reasoning::{ReasoningWish, ThinkingTokens, given_limit};
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::tool_calls::ToolCall;
 use crate::api::fields::tool_fields::ToolChoiceFields;
@@ -42,6 +43,10 @@ struct ChatFields {
     top_logprobs: Option<Integer<0, 20>>,
     /// Whether to return the reasoning. Default: true.
     include_reasoning: Option<Bool>,
+    /// The reasoning is ended after this many tokens. -1 is no limit, the default.
+    thinking_token_budget: Option<ThinkingTokens>,
+    /// The same under the name of llama.cpp.
+    thinking_budget_tokens: Option<ThinkingTokens>,
 }
 
 impl ChatFields {
@@ -77,7 +82,7 @@ pub(in crate::api) fn describe(components: &mut Components) -> Operation {
     let request = components.object(
         "ChatCompletionRequest",
         fields,
-        unsupported::schemas(unsupported::OF_CHAT),
+        unsupported::schemas_except(unsupported::OF_CHAT, unsupported::SUPPORTED_BY_CHAT),
     );
     envelope::describe::<ChatChoice, ChatChunkChoice>(
         components,
@@ -93,15 +98,27 @@ pub(super) fn read_request(
     tenant: &Tenant,
     body: &JsonObject<'_>,
 ) -> Result<ParsedRequest, ApiError> {
-    let mut params = read_params(serving, tenant, body, unsupported::OF_CHAT)?;
+    let mut params = read_params(
+        serving,
+        tenant,
+        body,
+        unsupported::OF_CHAT,
+        unsupported::SUPPORTED_BY_CHAT,
+    )?;
     let own: ChatFields = body.read()?;
     params.sampling.logprobs = own.top_logprobs()?;
     let conversation = body.read::<ConversationFields>()?.check()?;
     let tools = body
         .read::<ToolChoiceFields>()?
         .check(conversation.tools())?;
-    let is_wanted = own.include_reasoning.is_none_or(|Bool(wanted)| wanted);
-    conversation.request(serving, params, tools, is_wanted)
+    let is_shown = own.include_reasoning.is_none_or(|Bool(shown)| shown);
+    let limit = given_limit("thinking_token_budget", own.thinking_token_budget);
+    let of_llama = given_limit("thinking_budget_tokens", own.thinking_budget_tokens);
+    let reasoning = ReasoningWish {
+        is_shown,
+        budget: limit.or(of_llama),
+    };
+    conversation.request(serving, params, tools, reasoning)
 }
 
 fn read(

@@ -15,7 +15,7 @@ use crate::api::error::ApiError;
 use crate::api::fields::json_field::{Bool, Integer};
 use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{CommonFields, is_set};
-use crate::api::fields::prompt::{MAX_PROMPTS, Prompt, prompts};
+use crate::api::fields::prompt::{MAX_CHOICES, Prompt, prompts};
 use crate::api::fields::structure::StructureFields;
 use crate::api::fields::unsupported;
 use crate::api::generation::choice::{AnswerEnd, ChoiceEnd, Piece};
@@ -41,7 +41,7 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 struct CompletionFields {
     /// The prompt: a string, an array of token ids, or an array of strings and arrays of token ids.
     /// Each prompt of an array has `n` choices, in the order of the prompts; at most 128 in total.
-    prompt: Prompt,
+    prompt: Prompt<{ MAX_CHOICES }>,
     /// Whether to add the special tokens of a prompt to text. Default: true.
     add_special_tokens: Option<Bool>,
     /// Return the log-probability of each token, and this many alternatives.
@@ -85,7 +85,7 @@ pub(super) fn read_request(
     tenant: &Tenant,
     body: &JsonObject<'_>,
 ) -> Result<ParsedRequest, ApiError> {
-    let mut params = read_params(serving, tenant, body, unsupported::OF_COMPLETIONS)?;
+    let mut params = read_params(serving, tenant, body, unsupported::OF_COMPLETIONS, &[])?;
     let own: CompletionFields = body.read()?;
     let logprobs = own.logprobs.map(|Integer(count)| count as u32);
     params.sampling.logprobs = logprobs;
@@ -169,11 +169,11 @@ impl AnswerWriter for CompletionStream {
 /// Checks that `n` choices of each prompt are not too many.
 fn check_choices(prompts: usize, params: &Params) -> Result<(), ApiError> {
     let choices = prompts * params.n as usize;
-    if choices <= MAX_PROMPTS {
+    if choices <= MAX_CHOICES {
         return Ok(());
     }
     let message = format!(
-        "'n' times the number of prompts must be at most {MAX_PROMPTS}; got {} times {prompts}.",
+        "'n' times the number of prompts must be at most {MAX_CHOICES}; got {} times {prompts}.",
         params.n
     );
     Err(ApiError::invalid_value("n", message))

@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 
 use crate::api::app::{App, EmbeddingShape, Serving};
 use crate::api::body;
+use crate::api::connection::arrival;
 use crate::api::error::ApiError;
 use crate::api::fields::json_field::{
     Bool, Integer, JsonField, JsonText, Scalar, deserialize_fields, must_be,
@@ -31,14 +32,16 @@ use crate::engine::{
 };
 use crate::tenants::Tenant;
 
+/// The maximum number of texts of a request, as for OpenAI.
+const MAX_TEXTS: usize = 2048;
+
 /// A request for embeddings.
 #[derive(Deserialize, ToSchema)]
 pub(in crate::api) struct EmbeddingFields {
     /// A name of the served model. Default: the served model.
     model: Option<JsonText>,
-    /// The texts: a string, an array of token ids, or an array of at most 128 strings and arrays of
-    /// token ids.
-    input: Prompt,
+    /// The texts: a string, an array of token ids, or an array of strings and arrays of token ids.
+    input: Prompt<{ MAX_TEXTS }>,
     /// `float` (the default) for numbers, `base64` for their 32 bits each, the lowest byte first.
     encoding_format: Option<EncodingFormat>,
     /// The number of dimensions, which must equal the model's.
@@ -136,14 +139,15 @@ pub(in crate::api) async fn embeddings(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<EmbeddingList>, ApiError> {
-    let arrived = Instant::now();
-    let request = body::read(&app, &caller, request, read).await?;
+    let arrived = arrival(&request);
+    let (request, reading) = body::read_for_engine(&app, &caller, request, read).await?;
     let serving = app.serving()?;
     let tokens = request.texts.iter().map(Vec::len).sum();
     let mut running = RunningTexts::start(serving, request.texts, request.shape, &caller, arrived)?;
     let registration = caller.running().register(&caller.request_id);
     registration.add_enders(running.streams.iter().map(EventStream::ender));
     let embeddings = running.finished(&caller).await?;
+    reading.answered();
     let object = |(index, values)| EmbeddingObject {
         object: "embedding",
         index,
@@ -226,36 +230,27 @@ impl RunningTexts {
         caller: &Caller,
         arrived: Instant,
     ) -> Result<RunningTexts, ApiError> {
-        let mut running = RunningTexts {
-            streams: Vec::with_capacity(texts.len()),
+        let submitted = texts.into_iter().map(|prompt| GenerationRequest {
+            prompt,
+            sampling: SamplingParams {
+                pooling: Some(shape.pooling),
+                ..SamplingParams::greedy()
+            },
+            max_new_tokens: 1,
+            is_length_given: false,
+            min_new_tokens: 0,
+            stop_tokens: Vec::new(),
+            tenant: caller.tenant.number,
+            sub_tenant: caller.precedence.sub_tenant,
+            band: caller.precedence.band,
+            arrived,
+            first_token_within: caller.tenant.deadlines.first_token,
+            ends_within: caller.tenant.deadlines.total,
+        });
+        Ok(RunningTexts {
+            streams: serving.engine.submit_prompts(submitted.collect(), 1)?,
             log: caller.log.clone(),
-        };
-        for prompt in texts {
-            let submitted = serving.engine.submit(GenerationRequest {
-                prompt,
-                sampling: SamplingParams {
-                    pooling: Some(shape.pooling),
-                    ..SamplingParams::greedy()
-                },
-                max_new_tokens: 1,
-                min_new_tokens: 0,
-                stop_tokens: Vec::new(),
-                tenant: caller.tenant.number,
-                sub_tenant: caller.precedence.sub_tenant,
-                band: caller.precedence.band,
-                arrived,
-                first_token_within: caller.tenant.deadlines.first_token,
-                ends_within: caller.tenant.deadlines.total,
-            });
-            match submitted {
-                Ok(stream) => running.streams.push(stream),
-                Err(error) => {
-                    running.cancel();
-                    return Err(error.into());
-                }
-            }
-        }
-        Ok(running)
+        })
     }
 
     /// Waits for all embeddings.

@@ -19,17 +19,18 @@ use super::generation::request::Params;
 use crate::tenants::Tenant;
 
 /// Reads the fields that both completion endpoints have. `refused` are the fields that only this
-/// endpoint does not support.
+/// endpoint does not support, and `supported` those of the common list that it supports.
 fn read_params(
     serving: &Serving,
     tenant: &Tenant,
     body: &JsonObject<'_>,
     refused: &[UnsupportedField],
+    supported: &[&str],
 ) -> Result<Params, ApiError> {
     let model = &serving.model;
     let common: CommonFields = body.read()?;
     model.check(common.model(), tenant)?;
-    unsupported::check(body, refused)?;
+    unsupported::check_except(body, refused, supported)?;
     let mut params = common.check(model, &serving.defaults)?;
     params.grammar = body.read::<StructureFields>()?.check(&params)?;
     Ok(params)

@@ -132,7 +132,7 @@ async fn render(
     id_prefix: &str,
     read: fn(&Serving, &Tenant, &JsonObject<'_>) -> Result<ParsedRequest, ApiError>,
 ) -> Result<Vec<RenderedRequest>, ApiError> {
-    let request = body::read(app, caller, request, read).await?;
+    let request = body::read_text_only(app, caller, request, read).await?;
     let (serving, params) = (app.serving()?, &request.params);
     let prompts = request.prompts.into_iter();
     let render = |prompt| RenderedRequest::new(id_prefix, prompt, params, serving);

@@ -128,7 +128,11 @@ impl GenerateSampling {
         if let Some(Integer(tokens)) = self.max_new_tokens {
             let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
             let field = "max_new_tokens";
-            params.max_tokens = Some(MaxTokens { field, tokens });
+            params.max_tokens = Some(MaxTokens {
+                field,
+                tokens,
+                is_cut_to_fit: false,
+            });
         }
         if let Some(Integer(min)) = self.min_new_tokens {
             params.min_tokens = min as u32;

@@ -14,17 +14,23 @@ use crate::checkpoint::{
     require,
 };
 
+/// How the keys begin that say how a Hadamard matrix has rotated the weights.
+const HADAMARD: &str = "prism.hadamard.";
+
 /// The base of rotary frequencies if a file does not state it, as in llama.cpp.
 const DEFAULT_ROPE_BASE: f64 = 10_000.0;
 
 /// Control tokens that end an answer, whatever the metadata names as EOS. Files name one token, but
 /// chat models have another for the end of a turn.
-const END_TOKENS: [&str; 5] = [
+const END_TOKENS: [&str; 8] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end_of_text|>",
     "<|endoftext|>",
     "<|end|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|return|>",
 ];
 
 /// The architectures by the names that GGUF files give them. The name `bitnet` means SiLU, and
@@ -43,6 +49,7 @@ const ARCHITECTURES: [(&str, &Architecture, Activation); 7] = [
 pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
     let metadata = gguf.metadata();
     let (name, architecture, activation) = architecture(gguf)?;
+    refuse_rotated_weights(metadata)?;
     let size = |key: &str| metadata.require_size(&format!("{name}.{key}"));
     let key = format!("{name}.attention.head_count_kv");
     let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
@@ -314,6 +321,19 @@ fn token_id(metadata: &Metadata, role: &str) -> LoadResult<Option<u32>> {
         u32::try_from(id).map_err(|_| problem())
     });
     id.transpose()
+}
+
+/// Refuses a file whose weights a Hadamard matrix has rotated. Without the inverse rotation of the
+/// activations, which this engine does not compute, the answers would be noise.
+fn refuse_rotated_weights(metadata: &Metadata) -> LoadResult<()> {
+    match metadata.key_with_prefix(HADAMARD) {
+        None => Ok(()),
+        Some(key) => {
+            let problem = "the weights are rotated by a Hadamard matrix, which this engine does \
+                           not compute; give a file without this rotation";
+            Err(metadata.error(key, problem))
+        }
+    }
 }
 
 /// Returns the stop tokens: the tokens that the metadata names, and control tokens that end a turn.

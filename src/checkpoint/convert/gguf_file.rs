@@ -6,20 +6,20 @@ use half::f16;
 use safetensors::Dtype;
 
 use super::parts::{ModelPart, ModelParts, PartContent, PartRole};
-use super::read_json;
 use super::sink::{Sink, Watch};
+use super::{ChatTemplates, read_json};
 use crate::checkpoint::config::{ModelConfig, gguf_metadata};
 use crate::checkpoint::values::{RowMemory, TernaryScales, TernaryTensor, read_floats};
 use crate::checkpoint::{
     BlockLayout, FileNames, Folder, GgufTensor, LoadResult, MetadataEntries, MetadataValue,
-    STATED_I2S_ORDER, STOP_TOKENS, ScaleSpan, Source, Storage, Tensor, gguf_header, gguf_padding,
-    has_rotated_rows, interleaved_row, tokenizer_metadata,
+    STATED_I2S_ORDER, STOP_TOKENS, ScaleSpan, Source, Storage, TOOL_TEMPLATE, Tensor, gguf_header,
+    gguf_padding, has_rotated_rows, interleaved_row, tokenizer_metadata,
 };
 
 /// What a file says of the model's text, beside its tokenizer.
 pub(super) struct FileText<'a> {
     pub(super) name: Option<String>,
-    pub(super) chat_template: Option<&'a str>,
+    pub(super) templates: ChatTemplates<'a>,
 }
 
 /// Writes the file `out`.
@@ -75,11 +75,14 @@ fn metadata(
     }
     let stops = config.eos_tokens.iter().map(|token| *token as i32);
     put(STOP_TOKENS, MetadataValue::Integers(stops.collect()));
-    if let Some(template) = text.chat_template {
-        put(
-            "tokenizer.chat_template",
-            MetadataValue::Text(template.to_owned()),
-        );
+    if let Some(template) = text.templates.default {
+        let template = MetadataValue::Text(template.to_owned());
+        put("tokenizer.chat_template", template);
+    }
+    if let Some(template) = text.templates.tool_use {
+        let names = MetadataValue::Texts(vec!["tool_use".to_owned()]);
+        put("tokenizer.chat_templates", names);
+        put(TOOL_TEMPLATE, MetadataValue::Text(template.to_owned()));
     }
     let of_tokenizer = match source.gguf() {
         // The arrays hold more than `tokenizer.json`, such as the scores of SentencePiece.

@@ -14,13 +14,14 @@ use crate::checkpoint::config::{
     ModelConfig, StoredWeights, config_json, generation_json, quantization_json,
 };
 use crate::checkpoint::values::{RowMemory, TernaryScales, TernaryTensor};
-use crate::checkpoint::{LoadError, LoadResult, Source, Storage, Tensor};
+use crate::checkpoint::{LoadError, LoadResult, Source, Storage, TOOL_TEMPLATE_FILE, Tensor};
 
 /// The files about text that are carried as they are, if the checkpoint has them.
-const TEXT_FILES: [&str; 4] = [
+const TEXT_FILES: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    TOOL_TEMPLATE_FILE,
     "special_tokens_map.json",
 ];
 
@@ -92,7 +93,12 @@ pub(super) fn write_text_files(
     }
     for name in TEXT_FILES {
         if let Some(content) = source.read(name)? {
-            write_file(&out.join(name), &content)?;
+            let path = out.join(name);
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)
+                    .map_err(|error| LoadError::file(folder.display(), error))?;
+            }
+            write_file(&path, &content)?;
         }
     }
     Ok(())

@@ -101,8 +101,17 @@ impl fmt::Display for Container {
     }
 }
 
+/// The sources of chat templates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChatTemplates<'a> {
+    /// The template of conversations without tools.
+    pub default: Option<&'a str>,
+    /// The template of conversations with tools, if they have one of their own.
+    pub tool_use: Option<&'a str>,
+}
+
 /// Writes the checkpoint `source` to `out`, a directory or a file that does not exist yet.
-/// `chat_template` is the one that the checkpoint is served with.
+/// `templates` are the chat templates that the checkpoint is served with.
 ///
 /// # Errors
 /// If the checkpoint is malformed or not ternary already, the container cannot hold a part of it,
@@ -111,7 +120,7 @@ pub fn write(
     source: &Source,
     container: Container,
     out: &Path,
-    chat_template: Option<&str>,
+    templates: ChatTemplates<'_>,
     watch: &Watch,
 ) -> LoadResult<()> {
     let config = ModelConfig::read(source)?;
@@ -130,7 +139,7 @@ pub fn write(
                 name: out
                     .file_stem()
                     .map(|stem| stem.to_string_lossy().into_owned()),
-                chat_template,
+                templates,
             };
             gguf_file::write(
                 (source, &config),

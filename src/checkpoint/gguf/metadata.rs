@@ -104,6 +104,12 @@ impl Metadata {
         Ok(Metadata { file, values })
     }
 
+    /// Returns the first key that begins with `prefix`.
+    pub(crate) fn key_with_prefix(&self, prefix: &str) -> Option<&str> {
+        let mut keys = self.values.keys();
+        keys.find(|key| key.starts_with(prefix)).map(|key| &**key)
+    }
+
     /// Returns the error that `key` has `problem`.
     pub(crate) fn error(&self, key: &str, problem: impl std::fmt::Display) -> LoadError {
         LoadError::file(&self.file, format!("metadata {key:?}: {problem}"))

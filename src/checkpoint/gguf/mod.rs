@@ -32,6 +32,7 @@ use super::tensor::{Storage, Tensor};
 pub(crate) use entries::{MetadataEntries, MetadataValue};
 pub(crate) use metadata::{Metadata, STATED_I2S_ORDER, STOP_TOKENS};
 pub(crate) use names::{FileNames, has_rotated_rows, head_dim, parts};
+pub(crate) use tokenizer::TOOL_TEMPLATE;
 pub(crate) use tokenizer_writer::tokenizer_metadata;
 pub(crate) use writer::{GgufTensor, header, padding};
 
@@ -77,9 +78,11 @@ impl Gguf {
     pub(super) fn open_leniently(folder: Folder, name: &str) -> LoadResult<(Gguf, Vec<LoadError>)> {
         let names = names::parts(name).map_err(|why| LoadError::file(name, why))?;
         let files = MappedFiles::open(&folder, &names)?;
-        let headers = names.iter().zip(files.contents());
-        let headers = headers.map(|(name, bytes)| Header::read(name, bytes));
-        let headers = headers.collect::<LoadResult<Vec<_>>>()?;
+        let headers = names
+            .iter()
+            .zip(files.contents())
+            .map(|(name, bytes)| Header::read(name, bytes))
+            .collect::<LoadResult<Vec<_>>>()?;
         drop(files);
         check_parts(&headers)?;
         let (storages, problems) = layouts::storages(&headers);

@@ -111,6 +111,9 @@ pub(super) fn tokenizer_json(metadata: &Metadata) -> LoadResult<Value> {
     }
 }
 
+/// The key of the chat template of conversations with tools.
+pub(crate) const TOOL_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
+
 /// Makes `tokenizer_config.json`: the tokens with a role, and the chat template.
 pub(super) fn config_json(metadata: &Metadata) -> LoadResult<Value> {
     let tokens = metadata.require_texts(TOKENS)?;
@@ -136,7 +139,13 @@ pub(super) fn config_json(metadata: &Metadata) -> LoadResult<Value> {
     let is_doubtful = is_bitnet(metadata)? && metadata.numbers(STOP_TOKENS)?.is_none();
     let is_wrong = is_doubtful && own.is_none_or(|own| own.contains(WRONG_TEMPLATE));
     if let Some(template) = if is_wrong { Some(BITNET_TEMPLATE) } else { own } {
-        config["chat_template"] = json!(template);
+        config["chat_template"] = match metadata.text(TOOL_TEMPLATE)? {
+            Some(of_tools) => json!([
+                {"name": "default", "template": template},
+                {"name": "tool_use", "template": of_tools},
+            ]),
+            None => json!(template),
+        };
     }
     Ok(config)
 }
@@ -318,10 +327,13 @@ fn vocabulary(metadata: &Metadata) -> LoadResult<Value> {
     let types = metadata.numbers(TYPES)?.unwrap_or_default();
     let is_padding =
         |id: usize, token: &str| types.get(id) == Some(&UNUSED) && token == padding_token(id);
-    let ids = tokens.iter().enumerate();
-    let ids = ids.filter(|(id, token)| !is_padding(*id, token));
-    let ids = ids.map(|(id, token)| (token.to_string(), Value::from(id)));
-    Ok(Value::Object(ids.collect()))
+    let ids = tokens
+        .iter()
+        .enumerate()
+        .filter(|(id, token)| !is_padding(*id, token))
+        .map(|(id, token)| (token.to_string(), Value::from(id)))
+        .collect();
+    Ok(Value::Object(ids))
 }
 
 /// Returns what files call an id that has no token.

@@ -39,9 +39,8 @@ fn of(tensor: &Tensor<'_>, stored: StoredWeights) -> LoadResult<Option<GroupSize
     match tensor.storage {
         Storage::Plain(_) if stored != StoredWeights::Unpacked => Ok(None),
         Storage::Plain(_) => {
-            let mut sizes = GroupSize::ALL.into_iter().rev().map(Some);
-            let sizes = std::iter::once(None).chain(&mut sizes);
-            for size in sizes {
+            let groups = GroupSize::ALL.into_iter().rev().map(Some);
+            for size in std::iter::once(None).chain(groups) {
                 if has_one_magnitude(tensor, size)? {
                     return Ok(size);
                 }

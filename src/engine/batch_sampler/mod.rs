@@ -14,7 +14,7 @@ use sterna_scheduler::{Batch, OutputRules, Row, Sampled, SequenceId, TokenId};
 use super::forward::{CopyRow, LogitRows};
 use super::sampler::{DrawContext, Sampler, Unsampleable};
 use super::sampling_params::{SamplingParams, ScoredToken, TokenOutput};
-use crate::constraint::{MaskState, TokenMasks};
+use crate::constraint::{Mask, MaskState, TokenMasks};
 use crate::fault::{self, Place};
 
 /// A sequence whose next tokens are drawn.
@@ -41,19 +41,27 @@ impl<'a> Continuation<'a> {
     where
         'a: 'h,
     {
-        let output_tokens = history.len() - self.prompt_tokens;
+        let output = &history[self.prompt_tokens..];
+        let output_tokens = output.len();
         let mask = match self.masks.map(|masks| masks.at(output_tokens)) {
             None => None,
             Some(MaskState::Ready(mask)) => Some(mask),
             Some(MaskState::Pending) => return Err(DrawOutcome::Deferred),
             Some(MaskState::DeadEnd) => return Err(DrawOutcome::Failed(Unsampleable::DeadEnd)),
         };
+        // In reasoning, a grammar allows the closing tag after each whole character, so the budget
+        // takes its mask's place.
+        let budget = self.params.thinking.as_ref();
+        let forced = budget.and_then(|budget| budget.forced(output));
         Ok(DrawContext {
             params: self.params,
             history,
             prompt_tokens: self.prompt_tokens,
-            forbidden: (self.rules).forbidden_tokens(output_tokens),
-            mask,
+            forbidden: match forced {
+                Some(_) => &[],
+                None => (self.rules).forbidden_tokens(output_tokens),
+            },
+            mask: forced.map(Mask::Only).or(mask),
         })
     }
 }
@@ -205,9 +213,10 @@ fn cut(batch: &Batch, target: usize, scored: impl Fn(&Row) -> usize) -> usize {
         let begin = end;
         end += row.logits as usize;
         if end >= target {
-            return match target.saturating_sub(begin) <= scored(row) {
-                true => target,
-                false => end,
+            return if target.saturating_sub(begin) <= scored(row) {
+                target
+            } else {
+                end
             };
         }
     }
@@ -243,12 +252,13 @@ fn take_states<'a>(
         for (place, draw) in own.iter_mut().enumerate() {
             let mut state = vec![0.0; logits.state_width()];
             logits.copy_state(first + place, &mut state);
-            draw.outcome = match state.iter().all(|value| value.is_finite()) {
-                true => DrawOutcome::State {
+            draw.outcome = if state.iter().all(|value| value.is_finite()) {
+                DrawOutcome::State {
                     state,
                     is_last: row.end() - count + place + 1 == sequence.known.len(),
-                },
-                false => DrawOutcome::Failed(Unsampleable::NotFinite),
+                }
+            } else {
+                DrawOutcome::Failed(Unsampleable::NotFinite)
             };
         }
     }

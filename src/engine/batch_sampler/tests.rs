@@ -6,6 +6,7 @@ use sterna_random::Random;
 use sterna_scheduler::{PAGE_TOKENS, Page};
 
 use super::*;
+use crate::constraint::ThinkingBudget;
 
 const VOCABULARY: usize = 12;
 const STOP: TokenId = 3;
@@ -55,6 +56,8 @@ struct TestSequence {
 fn sequence(seed: u64) -> TestSequence {
     let mut random = Random::new(seed);
     let mut one_in = |n: u64| random.below(n) == 0;
+    let tokens = (0..6).find(|_| one_in(4)).unwrap_or(6);
+    let budget = ThinkingBudget::of_last_tokens(tokens, one_in(2), VOCABULARY as u32);
     let params = SamplingParams {
         temperature: if one_in(2) { 0.0 } else { 0.8 },
         top_k: if one_in(3) { 4 } else { 0 },
@@ -71,6 +74,7 @@ fn sequence(seed: u64) -> TestSequence {
         },
         logprobs: Some(2),
         grammar: None,
+        thinking: Some(budget).filter(|_| one_in(3)),
         prompt_logprobs: None,
         pooling: None,
     };

@@ -107,9 +107,11 @@ impl Packer<'_> {
         let matrix = matrix.map_err(|error| tensor.error(error))?;
         self.pack(tensor, matrix, |panel, row, memory| {
             memory.read(tensor, row, Some(group))?;
-            let bits = memory.scales.iter();
-            let bits = bits.map(|scale| half_bits(tensor, row, *scale));
-            let bits = bits.collect::<LoadResult<Vec<u16>>>()?;
+            let bits = memory
+                .scales
+                .iter()
+                .map(|scale| half_bits(tensor, row, *scale))
+                .collect::<LoadResult<Vec<u16>>>()?;
             panel.set_row(row, &memory.codes);
             panel.set_scales(row, &bits);
             Ok(())

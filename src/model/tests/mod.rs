@@ -572,6 +572,7 @@ fn a_missing_directory_and_a_missing_file_have_different_errors() {
     let here = std::env::current_dir().unwrap().join("src");
     let file = error(&here);
     assert!(file.contains("no such file in"), "{file}");
+    assert!(file.contains("*.safetensors, or a .gguf"), "{file}");
     let directory = error(&here.join("nowhere"));
     assert!(directory.contains("no directory"), "{directory}");
 }

@@ -17,10 +17,10 @@ use chrono::format::StrftimeItems;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value as JinjaValue;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::output::LimitedOutput;
-use super::to_json::to_json;
+use super::python;
+use super::syntax::adapted;
 use crate::text::error::TemplateError;
 
 /// The number of steps that one rendering may take.
@@ -43,8 +43,7 @@ impl JinjaTemplate {
                 .build()?,
         );
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(unknown_method_callback);
-        environment.add_filter("tojson", to_json);
+        python::add_to(&mut environment);
         environment.remove_global("debug"); // It prints everything at once.
         environment.add_function("raise_exception", |why: String| -> Result<String, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, why).with_source(RaisedByTemplate))
@@ -54,7 +53,7 @@ impl JinjaTemplate {
                 .map_err(|_| Error::new(ErrorKind::InvalidOperation, "strftime_now: bad format"))
         });
         environment.set_fuel(Some(FUEL));
-        environment.add_template_owned(NAME, source.to_owned())?;
+        environment.add_template_owned(NAME, adapted(source))?;
         Ok(JinjaTemplate { environment })
     }
 

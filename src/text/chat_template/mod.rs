@@ -6,11 +6,19 @@
 //! Invariant: a conversation whose messages contain no control tokens gets the tokens of the
 //! reference, which renders the whole conversation and encodes the result as one text.
 
+mod earlier_reasoning;
 mod ending;
 mod jinja;
 mod output;
 mod placeholders;
+mod python;
+mod python_methods;
+mod python_text;
+#[cfg(test)]
+mod recorded;
+mod syntax;
 mod to_json;
+mod turn_probes;
 
 use std::collections::BTreeMap;
 
@@ -18,10 +26,10 @@ use minijinja::context;
 use minijinja::value::{Serde, Value as JinjaValue};
 use serde_json::Value;
 
-use super::control_tokens::FoundToken;
+use super::control_tokens::{ControlTokens, FoundToken};
 use super::encoder::named_texts;
 use super::error::{TemplateError, TextError};
-use super::reasoning;
+use super::reasoning::ReasoningStart;
 use super::tokenizer::Tokenizer;
 pub use ending::ConversationEnd;
 use jinja::JinjaTemplate;
@@ -148,51 +156,117 @@ impl TemplateValue {
 pub struct ChatPrompt {
     /// The tokens.
     pub tokens: Vec<u32>,
-    /// Whether the template has opened the reasoning of the answer.
-    pub opens_reasoning: bool,
+    /// Where the reasoning of the answer begins.
+    pub reasoning: ReasoningStart,
 }
 
 /// A checkpoint's chat template.
 pub struct ChatTemplate {
-    template: JinjaTemplate,
-    source: String,
+    default: NamedTemplate,
+    /// The template of conversations with tools, if they have one of their own.
+    tool_use: Option<NamedTemplate>,
+    has_system_turns: bool,
+    has_user_turns_in_a_row: bool,
     tokens: BTreeMap<String, String>, // `bos_token` and others that templates name.
 }
 
-impl ChatTemplate {
-    /// Finds and compiles the template of a checkpoint, if it has one. `file` takes precedence over
-    /// the `chat_template` of the configuration. That field is one template or a list of named
-    /// ones, of which `default` is used.
-    ///
-    /// # Errors
-    /// If the template does not compile.
-    pub fn find(config: &Value, file: Option<&str>) -> Result<Option<ChatTemplate>, TextError> {
-        let inline = match &config["chat_template"] {
-            Value::Array(named) => named
-                .iter()
-                .find(|one| one["name"] == "default")
-                .and_then(|one| one["template"].as_str()),
-            one => one.as_str(),
-        };
-        let (name, source) = match (file, inline) {
-            (Some(source), _) => ("chat_template.jinja", source),
-            (None, Some(source)) => ("tokenizer_config.json", source),
-            (None, None) => return Ok(None),
-        };
+/// One of the templates of a checkpoint.
+struct NamedTemplate {
+    template: JinjaTemplate,
+    source: String,
+}
+
+impl NamedTemplate {
+    fn compile(file: &'static str, source: &str) -> Result<NamedTemplate, TextError> {
         let template = JinjaTemplate::compile(source).map_err(|error| TextError::BadFile {
-            file: name,
+            file,
             why: format!("chat template: {error:#}"),
         })?;
-        Ok(Some(ChatTemplate {
+        Ok(NamedTemplate {
             template,
             source: source.to_owned(),
-            tokens: named_texts(config),
+        })
+    }
+}
+
+/// The file of a template of conversations with tools.
+pub(super) const TOOL_FILE: &str = "additional_chat_templates/tool_use.jinja";
+
+impl ChatTemplate {
+    /// Finds and compiles the templates of a checkpoint, if it has one. `file` and `tool_file` take
+    /// precedence over the `chat_template` of the configuration. That field is one template or a
+    /// list of named ones. As in `transformers`, `tool_use` is for conversations with tools, and
+    /// `default` for all others.
+    ///
+    /// # Errors
+    /// If a template does not compile.
+    pub fn find(
+        config: &Value,
+        file: Option<&str>,
+        tool_file: Option<&str>,
+    ) -> Result<Option<ChatTemplate>, TextError> {
+        let listed = |name: &str| match &config["chat_template"] {
+            Value::Array(named) => named
+                .iter()
+                .find(|one| one["name"] == name)
+                .and_then(|one| one["template"].as_str()),
+            one => one.as_str().filter(|_| name == "default"),
+        };
+        let compile = |name: &'static str, file: Option<&str>, listed: Option<&str>| {
+            let source = file.map(|source| (name, source));
+            let source = source.or_else(|| Some(("tokenizer_config.json", listed?)));
+            source
+                .map(|(file, source)| NamedTemplate::compile(file, source))
+                .transpose()
+        };
+        let default = compile("chat_template.jinja", file, listed("default"))?;
+        // A file replaces the whole list.
+        let of_list = listed("tool_use").filter(|_| file.is_none());
+        let tool_use = compile(TOOL_FILE, tool_file, of_list)?;
+        Ok(default.map(|default| {
+            let template = ChatTemplate {
+                default,
+                tool_use,
+                has_system_turns: false,
+                has_user_turns_in_a_row: false,
+                tokens: named_texts(config),
+            };
+            ChatTemplate {
+                has_system_turns: turn_probes::writes_system_turns(&template),
+                has_user_turns_in_a_row: turn_probes::writes_users_in_a_row(&template),
+                ..template
+            }
         }))
     }
 
-    /// Returns the template's source.
+    /// Returns whether the template can write a system message inside of a conversation.
+    pub fn has_system_turns(&self) -> bool {
+        self.has_system_turns
+    }
+
+    /// Returns whether the template can write messages of the user that follow each other.
+    pub fn has_user_turns_in_a_row(&self) -> bool {
+        self.has_user_turns_in_a_row
+    }
+
+    /// Returns the source of the template of conversations without tools.
     pub fn source(&self) -> &str {
-        &self.source
+        &self.default.source
+    }
+
+    /// Returns the source of the template of conversations with tools, if they have one of their
+    /// own.
+    pub fn tool_source(&self) -> Option<&str> {
+        self.tool_use.as_ref().map(|named| named.source.as_str())
+    }
+
+    /// Returns the sources of all templates as one text.
+    pub(super) fn sources(&self) -> String {
+        format!(
+            "{}\n{}",
+            self.source(),
+            self.tool_source().unwrap_or_default()
+        )
     }
 
     /// Renders a conversation up to where the assistant's next message begins. The conversation and
@@ -210,6 +284,23 @@ impl ChatTemplate {
             messages,
             tools: &[],
             arguments,
+        })
+    }
+
+    /// As [`render`](Self::render), with tools that the model may call.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn render_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[Value],
+    ) -> Result<String, TemplateError> {
+        self.render_until(Rendering {
+            end: ConversationEnd::NextMessage,
+            messages,
+            tools,
+            arguments: &TemplateArguments::new(),
         })
     }
 
@@ -233,7 +324,11 @@ impl ChatTemplate {
         }
         let beside = JinjaValue::from_pairs(beside);
         let tools_value = (!tools.is_empty()).then(|| JinjaValue::from(Serde(tools)));
-        let rendered = self.template.render(context! {
+        let named = match &self.tool_use {
+            Some(own) if !tools.is_empty() => own,
+            _ => &self.default,
+        };
+        let rendered = named.template.render(context! {
             messages,
             add_generation_prompt => end.opens_next_message(),
             tools => tools_value,
@@ -301,22 +396,14 @@ impl ChatTemplate {
             arguments,
         };
         let rendered = self.render_until(conversation)?;
+        tokenizer
+            .check_length(&rendered)
+            .map_err(TemplateError::Text)?;
         let texts = conversation.texts();
         let placeholders = Placeholders::new(controls.alphabet(), texts.iter().copied())
             .ok_or(TemplateError::NoPlaceholder)?;
-        let hidden: Vec<Message> = messages
-            .iter()
-            .map(|message| message.hidden(&placeholders))
-            .collect();
-        let hidden_tools: Vec<Value> = tools
-            .iter()
-            .map(|tool| placeholders.hide_json(tool))
-            .collect();
-        let rendered_hidden = self.render_until(Rendering {
-            messages: &hidden,
-            tools: &hidden_tools,
-            ..conversation
-        })?;
+        let rendered_hidden =
+            self.render_hidden(conversation, &placeholders, controls, &rendered)?;
         Ok(ChatPrompt {
             tokens: self.encode(
                 tokenizer,
@@ -324,8 +411,50 @@ impl ChatTemplate {
                 &placeholders,
                 [&rendered, &rendered_hidden],
             )?,
-            opens_reasoning: reasoning::is_opened(&rendered_hidden),
+            reasoning: match ReasoningStart::of(&rendered_hidden) {
+                ReasoningStart::Possible if !end.opens_next_message() => ReasoningStart::Over,
+                start => start,
+            },
         })
+    }
+
+    /// Renders a conversation with placeholders in its texts. If the template looks for tags of
+    /// reasoning, which placeholders hide, the reasoning is taken out of the messages before. This
+    /// is done in the way that makes most control tokens of `rendered` the template's own.
+    fn render_hidden(
+        &self,
+        conversation: Rendering<'_>,
+        placeholders: &Placeholders,
+        controls: &ControlTokens,
+        rendered: &str,
+    ) -> Result<String, TemplateError> {
+        let tools = conversation.tools.iter();
+        let tools: Vec<Value> = tools.map(|tool| placeholders.hide_json(tool)).collect();
+        let render = |messages: &[Message]| {
+            let messages = messages.iter().map(|message| message.hidden(placeholders));
+            self.render_until(Rendering {
+                messages: &messages.collect::<Vec<_>>(),
+                tools: &tools,
+                ..conversation
+            })
+        };
+        let own_controls = |hidden: &str| {
+            let marked = placeholders.restore(hidden, &controls.find(hidden));
+            (marked.text() == rendered).then(|| marked.control_tokens().len())
+        };
+        let mut best = render(conversation.messages)?;
+        let (mut most, all) = (own_controls(&best), controls.find(rendered).len());
+        for split in earlier_reasoning::splits(conversation.messages) {
+            if most == Some(all) {
+                break;
+            }
+            let Ok(hidden) = render(&split) else { continue };
+            let count = own_controls(&hidden);
+            if count > most {
+                (best, most) = (hidden, count);
+            }
+        }
+        Ok(best)
     }
 
     /// Encodes a rendered conversation, given also as rendered with placeholders in the messages.

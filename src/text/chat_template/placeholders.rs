@@ -5,7 +5,7 @@
 //! replace), a control token in its output is the template's own.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use serde_json::Value;
 
@@ -154,6 +154,21 @@ impl Segment {
             Segment::Text(text) | Segment::Control { text, .. } => text,
         }
     }
+
+    fn control(&self) -> Option<u32> {
+        match self {
+            Segment::Control { token, .. } => Some(*token),
+            Segment::Text(_) => None,
+        }
+    }
+
+    /// Returns whether this is ordinary text that looks like a control token.
+    fn is_quoted(&self, tokenizer: &Tokenizer) -> bool {
+        match self {
+            Segment::Control { .. } => false,
+            Segment::Text(text) => tokenizer.control_tokens().occur_in(text),
+        }
+    }
 }
 
 impl MarkedText {
@@ -179,16 +194,65 @@ impl MarkedText {
         controls
     }
 
-    /// Encodes each segment: control tokens as themselves, everything else as ordinary text.
+    /// Encodes the text: control tokens as themselves, everything else as ordinary text.
+    ///
+    /// The tokenizer reads as much at once as it can, because it reads a text otherwise behind a
+    /// control token than alone. Only a text that looks like a control token is read apart.
     pub(super) fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TextError> {
         let mut tokens = Vec::new();
-        for segment in &self.0 {
-            match segment {
-                Segment::Control { token, .. } => tokens.push(*token),
-                Segment::Text(text) if text.is_empty() => {}
-                Segment::Text(text) => tokens.extend(tokenizer.encode_plain(text)?),
+        let mut start = 0;
+        for (index, segment) in self.0.iter().enumerate() {
+            if !segment.is_quoted(tokenizer) {
+                continue;
+            }
+            self.encode_run(start..index, tokenizer, &mut tokens)?;
+            self.encode_apart(index, tokenizer, &mut tokens)?;
+            start = index + 1;
+        }
+        self.encode_run(start..self.0.len(), tokenizer, &mut tokens)?;
+        Ok(tokens)
+    }
+
+    /// Encodes segments at once. A run behind another text begins with a control token.
+    fn encode_run(
+        &self,
+        run: Range<usize>,
+        tokenizer: &Tokenizer,
+        tokens: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let segments = &self.0[run.clone()];
+        let text: String = segments.iter().map(Segment::text).collect();
+        let own = segments.iter().filter_map(Segment::control);
+        let encoded = tokenizer.encode_recognising(&text)?;
+        let controls = tokenizer.control_tokens();
+        let found = encoded
+            .iter()
+            .copied()
+            .filter(|token| controls.contains(*token));
+        if found.eq(own) {
+            tokens.extend(encoded);
+            return Ok(());
+        }
+        // The tokenizer's normalizer and model make other control tokens of the text.
+        run.into_iter()
+            .try_for_each(|index| self.encode_apart(index, tokenizer, tokens))
+    }
+
+    /// Encodes one segment.
+    fn encode_apart(
+        &self,
+        index: usize,
+        tokenizer: &Tokenizer,
+        tokens: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        match &self.0[index] {
+            Segment::Control { token, .. } => tokens.push(*token),
+            Segment::Text(text) => {
+                let beside = |index: Option<usize>| self.0.get(index?)?.control();
+                let between = [beside(index.checked_sub(1)), beside(Some(index + 1))];
+                tokens.extend(tokenizer.encode_between(text, between)?);
             }
         }
-        Ok(tokens)
+        Ok(())
     }
 }

@@ -20,6 +20,7 @@ fn load(template: &str) -> (Tokenizer, ChatTemplate) {
         tokenizer: &json,
         config: Some(&config),
         chat_template: Some(template),
+        tool_template: None,
     };
     let (tokenizer, template) = files.load(258).unwrap();
     (tokenizer, template.unwrap())
@@ -344,7 +345,7 @@ fn the_file_takes_precedence_and_then_the_template_named_default() {
     let config = json!({"chat_template": [
         {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]});
     let render = |config: &Value, file| {
-        ChatTemplate::find(config, file)
+        ChatTemplate::find(config, file, None)
             .unwrap()
             .map(|template| template.render(&user_messages(&["x"]), &none()).unwrap())
     };
@@ -355,7 +356,7 @@ fn the_file_takes_precedence_and_then_the_template_named_default() {
         Some("inline")
     );
     assert_eq!(render(&json!({}), None), None);
-    let broken = ChatTemplate::find(&json!({"chat_template": "{% if %}"}), None);
+    let broken = ChatTemplate::find(&json!({"chat_template": "{% if %}"}), None, None);
     assert!(matches!(
         broken,
         Err(TextError::BadFile {
@@ -427,6 +428,91 @@ fn reasoning_that_comes_back_is_text_of_a_user() {
     assert_eq!(specials(&prompt.tokens), [256, 257]);
 }
 
+/// Qwen 3 splits the content and writes the reasoning of the last turns again.
+const QWEN3: &str = "{% for message in messages %}{% set content = message.content %}\
+    {% set reasoning = '' %}{% if message.reasoning_content is string %}\
+    {% set reasoning = message.reasoning_content %}{% elif '</think>' in content %}\
+    {% set reasoning = \
+        content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}\
+    {% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ message.role }}\
+    {% if loop.last and reasoning %}<think>\n{{ reasoning.strip('\n') }}\n</think>\n\n\
+    {{ content.lstrip('\n') }}{% else %}{{ content }}{% endif %}<|eot_id|>{% endfor %}";
+/// Distillations of R1 drop the reasoning, and QwQ also the line breaks after it.
+const R1: &str = "{% for message in messages %}{% set content = message.content %}\
+    {% if message.role == 'assistant' and '</think>' in content %}\
+    {% set content = content.split('</think>')[-1] %}{% endif %}{{ content }}<|eot_id|>\
+    {% endfor %}<think>\n";
+/// DeepSeek V3.1 splits at the first tag.
+const FIRST: &str = "{% for message in messages %}{% set content = message.content %}\
+    {% if message.role == 'assistant' and '</think>' in content %}\
+    {% set content = content.split('</think>', 1)[1] %}{% endif %}</think>{{ content }}<|eot_id|>\
+    {% endfor %}";
+
+/// Loads a template whose tags of reasoning are tokens, as in Qwen 3.
+fn load_with_tags(template: &str) -> (Tokenizer, ChatTemplate) {
+    let mut json: Value = serde_json::from_slice(&byte_level_json(&[])).unwrap();
+    let added = json["added_tokens"].as_array_mut().unwrap();
+    for (id, tag) in [(258, "<think>"), (259, "</think>")] {
+        let mut token = added[0].clone();
+        (token["id"], token["content"], token["special"]) = (id.into(), tag.into(), false.into());
+        added.push(token);
+    }
+    let files = TextFiles {
+        tokenizer: &serde_json::to_vec(&json).unwrap(),
+        config: None,
+        chat_template: Some(template),
+        tool_template: None,
+    };
+    let (tokenizer, template) = files.load(260).unwrap();
+    (tokenizer, template.unwrap())
+}
+
+#[test]
+fn a_template_takes_the_reasoning_out_of_earlier_answers() {
+    let trimmed = R1.replace("[-1]", "[-1].lstrip('\n')");
+    let contents = [
+        "<think>\nWhy <not>?\n</think>\n\nText",
+        "\n\n</think>\n\n Text",
+        "So.</think>Text</think>\nMore",
+        "a <think>b</think> c",
+        "No tag",
+    ];
+    for template in [QWEN3, R1, trimmed.as_str(), FIRST] {
+        let (tokenizer, template) = load_with_tags(template);
+        for content in contents {
+            let mut messages = user_messages(&["Hi </think> x", "", "Yes", content]);
+            (messages[1].role, messages[3].role) = ("assistant".into(), "assistant".into());
+            messages[1].content = contents[0].to_owned();
+            let expected = template.render(&messages[1..], &none()).unwrap();
+            let prompt = template
+                .prompt(&tokenizer, &messages[1..], &none())
+                .unwrap();
+            let recognised = tokenizer.encode_recognising(&expected).unwrap();
+            let is_quoted = content.matches("</think>").count() > 1 && template.source() != QWEN3;
+            // A tag that the template leaves in a message is text.
+            if !is_quoted || !expected.contains("Text</think>") {
+                assert_eq!(prompt.tokens, recognised, "{content:?}: {expected:?}");
+            }
+            assert_eq!(
+                tokenizer.decode(&prompt.tokens, false),
+                expected,
+                "{content:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_tag_of_a_user_is_text_beside_answers_with_reasoning() {
+    let (tokenizer, template) = load_with_tags(QWEN3);
+    let mut messages = user_messages(&["<think>x", "<think>\nWhy\n</think>\n\nText"]);
+    messages[1].role = "assistant".into();
+    let prompt = template.prompt(&tokenizer, &messages, &none()).unwrap();
+    let expected = template.render(&messages, &none()).unwrap();
+    assert_eq!(tokenizer.decode(&prompt.tokens, false), expected);
+    assert_eq!(specials(&prompt.tokens), [257, 258, 259, 257]);
+}
+
 #[test]
 fn a_template_opens_the_reasoning_of_an_answer() {
     let source = "{{ messages[0].content }}<|eot_id|>assistant\n\
@@ -437,15 +523,15 @@ fn a_template_opens_the_reasoning_of_an_answer() {
         let arguments = TemplateArguments::from([("thinking".to_owned(), value)]);
         let messages = user_messages(&[content]);
         let prompt = template.prompt(&tokenizer, &messages, &arguments).unwrap();
-        prompt.opens_reasoning
+        prompt.reasoning
     };
-    assert!(opens(true, "</think>"));
-    assert!(!opens(false, "<think>"));
+    assert_eq!(opens(true, "</think>"), ReasoningStart::Opened);
+    assert_eq!(opens(false, "<think>"), ReasoningStart::Over);
     // A user who writes the tag at the end of a prompt opens nothing.
     let (tokenizer, template) = load("{{ messages[0].content }}");
     let messages = user_messages(&["<think>"]);
     let prompt = template.prompt(&tokenizer, &messages, &none()).unwrap();
-    assert!(!prompt.opens_reasoning);
+    assert_eq!(prompt.reasoning, ReasoningStart::Possible);
 }
 
 #[test]

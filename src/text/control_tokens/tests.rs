@@ -112,11 +112,16 @@ fn spaces_decoder() -> Value {
 }
 
 fn load(json: &Value) -> (Tokenizer, ChatTemplate) {
+    load_with(json, TEMPLATE)
+}
+
+fn load_with(json: &Value, template: &str) -> (Tokenizer, ChatTemplate) {
     let bytes = json.to_string().into_bytes();
     let files = TextFiles {
         tokenizer: &bytes,
         config: None,
-        chat_template: Some(TEMPLATE),
+        chat_template: Some(template),
+        tool_template: None,
     };
     let (tokenizer, template) = files.load(1000).unwrap();
     (tokenizer, template.unwrap())
@@ -174,6 +179,30 @@ fn hostile_text(random: &mut Random) -> String {
         "\u{200d}",
     ];
     (0..random.index(9)).map(|_| random.pick(&parts)).collect()
+}
+
+#[test]
+fn no_text_has_fewer_tokens_than_its_least_with_any_kind_of_tokenizer() {
+    let mut random = Random::from_env();
+    for kind in KINDS {
+        for index in 0..NORMALIZERS {
+            let (tokenizer, _) = load(&tokenizer_json(kind, normalizer(index)));
+            let is_bounded = tokenizer.least_tokens(&"h".repeat(50), 1000) > 20;
+            let is_known = matches!(kind, "byte-level BPE" | "Unigram");
+            assert_eq!(is_bounded, is_known, "{kind}, normalizer {index}");
+            for _ in 0..200 {
+                let text = hostile_text(&mut random);
+                let least = tokenizer.least_tokens(&text, 1000);
+                for tokens in [
+                    tokenizer.encode_plain(&text).unwrap(),
+                    tokenizer.encode_with_controls(&text, false).unwrap(),
+                ] {
+                    let what = format!("{kind}, normalizer {index}: {text:?} {tokens:?}");
+                    assert!(least <= tokens.len(), "{least} tokens: {what}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -263,6 +292,7 @@ fn the_end_that_only_the_configuration_names_is_a_control_token() {
             tokenizer: &bytes,
             config: None,
             chat_template: Some("{% for m in messages %}{{ m.content }} </s> {% endfor %}"),
+            tool_template: None,
         };
         let text = "h </s> </s>";
         let load = |named: &[u32]| files.load_with_named(1000, named).unwrap();
@@ -315,6 +345,7 @@ fn an_added_token_that_the_normalizer_makes_empty_is_refused() {
         tokenizer: &bytes,
         config: None,
         chat_template: None,
+        tool_template: None,
     };
     let error = files.load(1000).err().unwrap().to_string();
     assert!(
@@ -329,4 +360,51 @@ fn many_control_tokens_take_time_in_proportion() {
     let tokens = tokenizer.encode_prompt(&"</s>".repeat(20_000)).unwrap();
     assert_eq!(controls(&tokens), [0; 0]);
     assert!(tokens.len() <= 80_000, "{}", tokens.len());
+}
+
+/// The tokenizer of a model with `Metaspace`, and with control tokens that take white space.
+fn metaspace(scheme: &str, (lstrip, rstrip): (bool, bool)) -> Value {
+    let mut json = tokenizer_json("BPE with merges", Value::Null);
+    let space = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme,
+        "split": false});
+    (json["pre_tokenizer"], json["decoder"]) = (space.clone(), space);
+    for token in json["added_tokens"].as_array_mut().unwrap() {
+        (token["lstrip"], token["rstrip"]) = (lstrip.into(), rstrip.into());
+    }
+    json
+}
+
+/// Returns the tokens before and behind a message that begins and ends with `Q`, and their control
+/// tokens.
+fn around(tokens: &[u32], q: u32) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+    let first = tokens.iter().position(|token| *token == q).unwrap();
+    let last = tokens.iter().rposition(|token| *token == q).unwrap();
+    let (before, after) = (tokens[..=first].to_vec(), tokens[last..].to_vec());
+    (before, after, controls(tokens))
+}
+
+#[test]
+fn a_quoted_control_token_changes_no_other_message() {
+    let template = "{% for message in messages %}<|im_start|>\n{{ message.content }}\n</s> {% \
+        endfor %}<|im_start|>\n<think> ";
+    let strips = [(false, false), (false, true), (true, false), (true, true)];
+    let schemes = ["first", "always", "never"].into_iter();
+    for (scheme, strips) in schemes.flat_map(|scheme| strips.map(|strips| (scheme, strips))) {
+        let (tokenizer, chat) = load_with(&metaspace(scheme, strips), template);
+        let q = *tokenizer.encode_plain("Q").unwrap().last().unwrap();
+        for place in 0..3 {
+            let around_with = |content: &str| {
+                let mut messages = ["he said", " he  had ", "x he"].map(user);
+                messages[place] = user(content);
+                around(
+                    &chat.prompt(&tokenizer, &messages, &none()).unwrap().tokens,
+                    q,
+                )
+            };
+            let expected = around_with("QhesheQ");
+            for quoted in ["Qhe</s>heQ", "Q<|im_start|>Q", "Qhe </s> heQ"] {
+                assert_eq!(around_with(quoted), expected, "{scheme} {strips:?} {place}");
+            }
+        }
+    }
 }

@@ -41,6 +41,7 @@ fn tokenizer() -> Arc<Tokenizer> {
         tokenizer: &json,
         config: None,
         chat_template: None,
+        tool_template: None,
     };
     Arc::new(files.load(258 + PIECES.len() as u32).unwrap().0)
 }

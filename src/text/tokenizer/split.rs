@@ -10,17 +10,21 @@
 use tokenizers::{Encoding, NormalizedString, Normalizer};
 
 use super::Tokenizer;
+use crate::text::encoder::Encoder;
 use crate::text::error::TextError;
 
 const MAX_CUTS: u32 = 4;
 
 impl Tokenizer {
-    /// Encodes a part of a text, without control tokens and without a post-processor's tokens.
-    pub(super) fn encode_without_controls(&self, text: &str) -> Result<Encoding, TextError> {
-        let encoding = self
-            .plain
-            .encode_fast(text, false)
-            .map_err(encoding_error)?;
+    /// Encodes a part of a text with `encoder`, without control tokens and without a
+    /// post-processor's tokens.
+    pub(super) fn encode_without_controls(
+        &self,
+        text: &str,
+        encoder: &Encoder,
+    ) -> Result<Encoding, TextError> {
+        self.check_length(text)?;
+        let encoding = encoder.encode_fast(text, false).map_err(encoding_error)?;
         let clean = !encoding
             .get_ids()
             .iter()
@@ -29,17 +33,18 @@ impl Tokenizer {
             return Ok(encoding);
         }
         let mut pieces = Vec::new();
-        self.encode_in_pieces(text, MAX_CUTS, &mut pieces)?;
+        self.encode_in_pieces(text, encoder, MAX_CUTS, &mut pieces)?;
         Ok(Encoding::merge(pieces, false))
     }
 
     fn encode_in_pieces(
         &self,
         text: &str,
+        encoder: &Encoder,
         cuts_left: u32,
         pieces: &mut Vec<Encoding>,
     ) -> Result<(), TextError> {
-        let encoding = self.plain.encode(text, false).map_err(encoding_error)?;
+        let encoding = encoder.encode(text, false).map_err(encoding_error)?;
         let forbidden: Vec<usize> = (0..encoding.len())
             .filter(|index| self.is_forbidden(text, &encoding, *index))
             .collect();
@@ -66,7 +71,8 @@ impl Tokenizer {
         let mut start = 0;
         for end in cuts {
             if end > start {
-                self.encode_in_pieces(&text[start..end], cuts_left.saturating_sub(1), pieces)?;
+                let piece = &text[start..end];
+                self.encode_in_pieces(piece, encoder, cuts_left.saturating_sub(1), pieces)?;
                 start = end;
             }
         }

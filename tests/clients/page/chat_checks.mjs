@@ -213,7 +213,7 @@ check('a first message that is too long says so, and can be edited', async ({ fa
   const page = await open(fast.url);
   await ask(page, 'word '.repeat(3000));
   await shows(page, 'This message is too long for the model');
-  await shows(page, /maximum context length is 1024 tokens. The prompt has 3\d\d\d tokens/);
+  await shows(page, /maximum context length is 1024 tokens. The prompt has 15\d\d\d bytes/);
   await audit(page, 'a problem');
   await page.getByRole('button', { name: 'Edit the message' }).click();
   await page.locator('.editor textarea').fill('What is paging?');

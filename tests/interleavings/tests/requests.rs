@@ -106,6 +106,7 @@ fn request(tenant: u32) -> GenerationRequest {
         prompt: vec![2, 3],
         sampling: SamplingParams::greedy(),
         max_new_tokens: 2,
+        is_length_given: false,
         min_new_tokens: 0,
         stop_tokens: Vec::new(),
         tenant: TenantId(tenant),
@@ -177,13 +178,15 @@ fn whole_client(handle: EngineHandle, tenant: u32) -> JoinHandle<()> {
 
 /// Submits a request with two choices, reads one event of the first, and leaves.
 fn leaving_client(handle: EngineHandle, tenant: u32) -> JoinHandle<()> {
-    thread::spawn(move || match handle.submit_choices(request(tenant), 2) {
-        Ok(mut streams) => {
-            drop(handle);
-            assert!(block_on(streams[0].recv()).is_some());
-        }
-        Err(error) => assert!(is_refusal(&error), "{error:?}"),
-    })
+    thread::spawn(
+        move || match handle.submit_prompts(vec![request(tenant)], 2) {
+            Ok(mut streams) => {
+                drop(handle);
+                assert!(block_on(streams[0].recv()).is_some());
+            }
+            Err(error) => assert!(is_refusal(&error), "{error:?}"),
+        },
+    )
 }
 
 /// Submits a request and finishes it after its first event, as a stop string does.
@@ -294,7 +297,7 @@ fn callers_that_wait_for_the_engine_get_an_answer_when_it_ends() {
         let (charging, setting) = (handle.clone(), handle.clone());
         let callers = [
             thread::spawn(move || {
-                if let Some((charged, _)) = block_on(charging.charge_failed(TenantId(1))) {
+                if let Some((charged, _)) = block_on(charging.charge_request(TenantId(1))) {
                     assert_eq!(charged, Ok(()));
                 }
             }),

@@ -77,7 +77,7 @@ pub(super) struct LoadArgs {
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
     /// Start no session after X seconds.
-    #[arg(long, value_name = "X", value_parser = positive)]
+    #[arg(long, alias = "duration", value_name = "X", value_parser = positive)]
     seconds: Option<f64>,
     /// Send this many requests before those that count.
     #[arg(long, value_name = "N", default_value_t = 0)]

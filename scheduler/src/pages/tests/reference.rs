@@ -267,9 +267,10 @@ impl ReferencePool {
                     payer == tenant || self.held(payer) > self.quotas[payer.index()].guaranteed
                 };
                 let coldest = all.iter().find(may_leave).unwrap_or(&all[0]);
-                let cause = match *coldest == all[0] {
-                    true => EvictionCause::NothingFree,
-                    false => EvictionCause::NotGuaranteed,
+                let cause = if *coldest == all[0] {
+                    EvictionCause::NothingFree
+                } else {
+                    EvictionCause::NotGuaranteed
                 };
                 Some(vec![(*coldest, cause)])
             }

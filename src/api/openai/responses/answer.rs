@@ -264,6 +264,24 @@ impl OutputItem {
     }
 }
 
+/// The number of tokens of a prompt.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct InputTokens {
+    /// `response.input_tokens`.
+    object: &'static str,
+    /// The tokens of the prompt.
+    input_tokens: usize,
+}
+
+impl InputTokens {
+    pub(super) fn new(input_tokens: usize) -> InputTokens {
+        InputTokens {
+            object: "response.input_tokens",
+            input_tokens,
+        }
+    }
+}
+
 impl ResponseAnswer {
     pub(super) fn id(&self) -> &str {
         &self.id

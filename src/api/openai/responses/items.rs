@@ -11,9 +11,12 @@ use crate::api::fields::json_field::{
 };
 use crate::api::fields::tool_calls::{arguments_object, check_id};
 use crate::api::fields::tool_fields::check_name;
+use crate::api::fields::turn_list::TurnList;
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::text::Message;
 use crate::tools::{CalledTool, Turn};
+
+const ASSISTANT: &str = "assistant";
 
 const MAX_ITEMS: usize = 1024;
 /// The maximum number of parts of one item.
@@ -31,11 +34,11 @@ impl InputField {
     ///
     /// # Errors
     /// If an item lacks something that its type requires.
-    pub(super) fn check(self, mut turns: Vec<Turn>) -> Result<Vec<Turn>, ApiError> {
+    pub(super) fn check(self, mut turns: TurnList) -> Result<Vec<Turn>, ApiError> {
         let items = match self {
             InputField::Text(text) => {
-                turns.push(said("user", text, None));
-                return Ok(turns);
+                turns.user_says(text);
+                return Ok(turns.finish());
             }
             InputField::Items(items) if items.is_empty() => {
                 let message = "'input' must contain at least one item.";
@@ -47,17 +50,8 @@ impl InputField {
         for (index, Object(item)) in items.into_iter().enumerate() {
             item.add_to(&mut turns, &mut reasoning, &format!("input[{index}]"))?;
         }
-        Ok(turns)
+        Ok(turns.finish())
     }
-}
-
-fn said(role: &str, content: String, reasoning: Option<String>) -> Turn {
-    Turn::Said(Message {
-        role: role.to_owned(),
-        content,
-        reasoning,
-        ..Message::default()
-    })
 }
 
 /// An item of a conversation.
@@ -86,7 +80,7 @@ impl InputItem {
     /// Adds the item at `param`. `reasoning` belongs to the assistant's next message.
     fn add_to(
         self,
-        turns: &mut Vec<Turn>,
+        turns: &mut TurnList,
         reasoning: &mut Option<String>,
         param: &str,
     ) -> Result<(), ApiError> {
@@ -99,8 +93,17 @@ impl InputItem {
             ItemType::Message => {
                 let role = self.role.ok_or_else(|| missing("role"))?;
                 let text = self.content.ok_or_else(|| missing("content"))?.text();
-                let own = reasoning.take().filter(|_| role == ItemRole::Assistant);
-                turns.push(said(role.name(), text, own));
+                let own = reasoning.take();
+                match role {
+                    ItemRole::System => turns.instruct(text),
+                    ItemRole::User => turns.user_says(text),
+                    ItemRole::Assistant => turns.turns().push(Turn::Said(Message {
+                        role: ASSISTANT.to_owned(),
+                        content: text,
+                        reasoning: own,
+                        ..Message::default()
+                    })),
+                }
             }
             ItemType::Reasoning => {
                 let text = self.content.map(PartsField::text);
@@ -120,13 +123,13 @@ impl InputItem {
                     name,
                     arguments,
                 };
-                add_call(turns, call, reasoning.take());
+                add_call(turns.turns(), call, reasoning.take());
             }
             ItemType::Output => {
                 let JsonText(id) = self.call_id.ok_or_else(|| missing("call_id"))?;
                 check_id(&id, &format!("{param}.call_id"))?;
                 let text = self.output.ok_or_else(|| missing("output"))?.text();
-                turns.push(Turn::Result(id, text));
+                turns.turns().push(Turn::Result(id, text));
             }
         }
         Ok(())
@@ -140,13 +143,13 @@ fn add_call(turns: &mut Vec<Turn>, call: CalledTool, reasoning: Option<String>) 
             calls.push(call);
             turns.push(Turn::Called(message, calls));
         }
-        Some(Turn::Said(message)) if message.role == "assistant" => {
+        Some(Turn::Said(message)) if message.role == ASSISTANT => {
             turns.push(Turn::Called(message, vec![call]));
         }
         last => {
             turns.extend(last);
             let message = Message {
-                role: "assistant".to_owned(),
+                role: ASSISTANT.to_owned(),
                 reasoning,
                 ..Message::default()
             };
@@ -190,16 +193,6 @@ enum ItemRole {
     System,
     User,
     Assistant,
-}
-
-impl ItemRole {
-    fn name(self) -> &'static str {
-        match self {
-            ItemRole::System => "system",
-            ItemRole::User => "user",
-            ItemRole::Assistant => "assistant",
-        }
-    }
 }
 
 impl JsonField<'_> for ItemRole {

@@ -7,10 +7,12 @@ mod items;
 mod request;
 mod stream;
 
+use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 
 use crate::api::app::{App, Serving};
+use crate::api::body;
 use crate::api::error::ApiError;
 use crate::api::fields::json_object::JsonObject;
 use crate::api::generation::writer::{AnswerWriter, WholeAnswer};
@@ -18,7 +20,7 @@ use crate::api::middleware::authentication::Caller;
 use crate::api::openapi::{Components, Operation};
 use crate::api::respond::{ReadRequest, respond};
 use crate::tenants::Tenant;
-use answer::ResponseAnswer;
+use answer::{InputTokens, ResponseAnswer};
 use request::ResponsesFields;
 use stream::{ResponseEvent, ResponseEvents};
 
@@ -50,6 +52,27 @@ fn read(
         )
     };
     Ok((request, writer))
+}
+
+/// `POST /v1/responses/input_tokens`: the number of tokens of a prompt.
+pub(in crate::api) async fn input_tokens(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Json<InputTokens>, ApiError> {
+    body::read_text_only(&app, &caller, request, request::read_count)
+        .await
+        .map(|tokens| Json(InputTokens::new(tokens)))
+}
+
+pub(in crate::api) fn describe_count(components: &mut Components) -> Operation {
+    let request = vec![components.fields::<ResponsesFields>()];
+    let refused = request::refused_fields();
+    let request = components.object("InputTokensRequest", request, refused);
+    let answer = components.schema::<InputTokens>();
+    Operation::new("Returns the number of tokens of a prompt. The model does not run.")
+        .reads(request)
+        .answers(200, "application/json", answer)
 }
 
 pub(in crate::api) fn describe(components: &mut Components) -> Operation {

@@ -15,16 +15,18 @@ use crate::api::fields::json_field::{
 };
 use crate::api::fields::json_object::JsonObject;
 use crate::api::fields::params::{BasicFields, is_set};
+use crate::api::fields::reasoning::{Effort, ReasoningWish};
 use crate::api::fields::structure::{FormatType, JsonSchema, check_end};
 use crate::api::fields::tool_fields::{
-    ChoiceField, FunctionKind, MAX_TOOLS, NewTool, ToolSchema, tool_use,
+    ChoiceField, FunctionKind, MAX_TOOLS, NewTool, ToolSchema, skip, tool_use,
 };
+use crate::api::fields::turn_list::TurnList;
 use crate::api::fields::unsupported::{self as refused, Harmless, UnsupportedField};
 use crate::api::generation::request::{FieldGrammar, ParsedRequest, ResponseMode};
 use crate::api::openapi::schema::{NamedSchemas, collect, reference};
 use crate::tenants::Tenant;
-use crate::text::{ConversationEnd, Message, TemplateArguments, TemplateValue};
-use crate::tools::{Tool, Turn};
+use crate::text::{ConversationEnd, TemplateArguments};
+use crate::tools::{Tool, ToolChoice, ToolUse};
 
 /// The fields of a request for a response.
 #[derive(Deserialize, ToSchema)]
@@ -44,7 +46,7 @@ pub(super) struct ResponsesFields {
     /// The format of the text.
     #[schema(value_type = Option<TextField>)]
     text: Option<Object<TextField>>,
-    /// Whether the model reasons.
+    /// How much the model reasons.
     #[schema(value_type = Option<ReasoningEffort>)]
     reasoning: Option<Object<ReasoningEffort>>,
     /// Maximum number of output tokens. Prompt and output must fit the model's context.
@@ -76,32 +78,36 @@ struct TextFormat {
     kind: FormatType,
     /// The schema, if the type is `json_schema`. The answer always follows it.
     schema: Option<JsonSchema>,
+    /// Whether objects have only the properties that the schema lists, where it says nothing of
+    /// `additionalProperties`. Default: true.
+    disable_additional_properties: Option<Bool>,
     /// The name of the schema. It does not change the answer.
     #[expect(dead_code, reason = "only its type is checked")]
     name: Option<JsonText>,
 }
 
-/// Whether the model reasons.
+/// How much the model reasons.
 #[derive(Deserialize, ToSchema)]
 struct ReasoningEffort {
-    /// `none` switches reasoning off if the chat template can; the others change nothing.
-    effort: Option<JsonText>,
+    /// The variable `reasoning_effort` of the chat template. `none` also sets `enable_thinking` to
+    /// false.
+    effort: Option<Effort>,
 }
 
 /// The field `tools`.
 #[derive(Default)]
 struct FlatTools(Vec<Object<FlatTool>>);
 
-/// A function that the model may call.
+/// A tool. The model may call functions only.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ResponsesTool)]
 struct FlatTool {
-    /// What the tool is.
+    /// What the tool is: `function`. Tools of other types are skipped: the server does not run
+    /// them.
     #[serde(rename = "type")]
-    #[expect(dead_code, reason = "a type that is not supported is an error")]
-    kind: FunctionKind,
-    /// The name: letters, digits, `_`, `-` and `.`, at most 128.
-    name: JsonText,
+    kind: JsonText,
+    /// The name of a function: letters, digits, `_`, `-` and `.`, at most 128.
+    name: Option<JsonText>,
     /// What the function does. The model reads it.
     description: Option<JsonText>,
     /// The JSON schema of the arguments. Without one, the function has no arguments.
@@ -127,11 +133,21 @@ impl<'de> JsonField<'de> for FlatTools {
 }
 
 impl FlatTools {
+    /// Returns the functions.
     fn check(self) -> Result<Vec<Tool>, ApiError> {
         let mut tools = Vec::with_capacity(self.0.len());
         for (index, Object(tool)) in self.0.into_iter().enumerate() {
+            if tool.kind.0 != "function" {
+                skip(index, &tool.kind.0);
+                continue;
+            }
+            let name = tool.name.ok_or_else(|| {
+                let param = format!("tools[{index}].name");
+                let message = format!("'{param}' is missing.");
+                ApiError::invalid_value(param, message)
+            })?;
             let tool = NewTool {
-                name: tool.name,
+                name,
                 description: tool.description,
                 parameters: tool.parameters,
                 strict: tool.strict,
@@ -229,10 +245,7 @@ pub(super) fn read(
     tenant: &Tenant,
     body: &JsonObject<'_>,
 ) -> Result<(ParsedRequest, RequestEcho), ApiError> {
-    let fields: ResponsesFields = body.read()?;
-    let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());
-    serving.model.check(name, tenant)?;
-    refused::check(body, UNSUPPORTED)?;
+    let mut fields = read_fields(serving, tenant, body)?;
     let basic = BasicFields {
         max_tokens: (fields.max_output_tokens).map(|tokens| ("max_output_tokens", tokens)),
         temperature: fields.temperature,
@@ -241,54 +254,101 @@ pub(super) fn read(
         stop: None,
     };
     let mut params = basic.check(&serving.model, &serving.defaults)?;
-    let format = fields.text.and_then(|Object(text)| text.format);
+    let format = fields.text.take().and_then(|Object(text)| text.format);
     let (format, grammar) = grammar(format)?;
     if let Some(FieldGrammar { field, .. }) = &grammar {
         check_end(field, &params)?;
     }
     params.grammar = grammar;
-    params.shape.mode = ResponseMode::of_stream(is_set(fields.stream));
-    let is_parallel = fields
-        .parallel_tool_calls
-        .is_none_or(|Bool(several)| several);
-    let tools = fields.tools.unwrap_or_default().check()?;
-    let FlatChoice(choice) = fields.tool_choice.unwrap_or(FlatChoice(ChoiceField::Auto));
-    let tool_use = tool_use(&tools, &choice, is_parallel, "tool_choice")?;
-    let instructions = fields.instructions.map(|JsonText(text)| text);
+    params.shape.mode = ResponseMode::of_stream(is_set(fields.stream.take()));
+    let asked = fields.asked(serving)?;
     let echo = RequestEcho {
-        instructions: instructions.clone(),
+        instructions: asked.instructions,
         max_output_tokens: params.max_tokens.map(|max| max.tokens),
         temperature: params.sampling.temperature,
         top_p: params.sampling.top_p,
-        is_parallel,
-        tools: tools.iter().map(echoed_tool).collect(),
-        tool_choice: echoed_choice(&choice),
+        is_parallel: asked.is_parallel,
+        tools: asked.conversation.tools.iter().map(echoed_tool).collect(),
+        tool_choice: echoed_choice(&asked.choice),
         format,
     };
-    let system = instructions.filter(|text| !text.is_empty()).map(|content| {
-        Turn::Said(Message {
-            role: "system".to_owned(),
-            content,
-            ..Message::default()
-        })
-    });
-    let effort = fields
-        .reasoning
-        .and_then(|Object(reasoning)| reasoning.effort);
-    let is_off = effort.is_some_and(|JsonText(effort)| effort == "none");
-    let thinking = ("enable_thinking".to_owned(), TemplateValue::Bool(false));
-    let conversation = Conversation {
-        turns: fields.input.check(system.into_iter().collect())?,
-        tools,
-        arguments: is_off
-            .then_some(thinking)
-            .into_iter()
-            .collect::<TemplateArguments>(),
-        end: ConversationEnd::NextMessage,
-        param: "input",
+    let reasoning = ReasoningWish {
+        is_shown: true,
+        budget: None,
     };
-    let request = conversation.request(serving, params, tool_use, true)?;
+    let request = (asked.conversation).request(serving, params, asked.tool_use, reasoning)?;
     Ok((request, echo))
+}
+
+/// Reads a request for the number of tokens of its prompt, and returns it.
+pub(super) fn read_count(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<usize, ApiError> {
+    let Asked {
+        mut conversation,
+        tool_use,
+        ..
+    } = read_fields(serving, tenant, body)?.asked(serving)?;
+    if tool_use.is_none() {
+        conversation.tools.clear();
+    }
+    let choice = tool_use.map_or(ToolChoice::Auto, |tools| tools.choice);
+    let prompt = conversation.prompt(serving, choice)?;
+    Ok(prompt.tokens.len())
+}
+
+fn read_fields(
+    serving: &Serving,
+    tenant: &Tenant,
+    body: &JsonObject<'_>,
+) -> Result<ResponsesFields, ApiError> {
+    let fields: ResponsesFields = body.read()?;
+    let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());
+    serving.model.check(name, tenant)?;
+    refused::check(body, UNSUPPORTED)?;
+    Ok(fields)
+}
+
+/// What a request asks the model.
+struct Asked {
+    conversation: Conversation,
+    instructions: Option<String>,
+    choice: ChoiceField,
+    is_parallel: bool,
+    /// How the answer may call tools.
+    tool_use: Option<ToolUse>,
+}
+
+impl ResponsesFields {
+    fn asked(self, serving: &Serving) -> Result<Asked, ApiError> {
+        let is_parallel = self.parallel_tool_calls.is_none_or(|Bool(several)| several);
+        let tools = self.tools.unwrap_or_default().check()?;
+        let FlatChoice(choice) = self.tool_choice.unwrap_or(FlatChoice(ChoiceField::Auto));
+        let tool_use = tool_use(&tools, &choice, is_parallel, "tool_choice")?;
+        let instructions = self.instructions.map(|JsonText(text)| text);
+        let system = instructions.clone().unwrap_or_default();
+        let turns = TurnList::new(system, serving.chat_template.as_ref(), false);
+        let mut arguments = TemplateArguments::new();
+        if let Some(effort) = self.reasoning.and_then(|Object(own)| own.effort) {
+            effort.set(&mut arguments);
+        }
+        let conversation = Conversation {
+            turns: self.input.check(turns)?,
+            tools,
+            arguments,
+            end: ConversationEnd::NextMessage,
+            param: "input",
+        };
+        Ok(Asked {
+            conversation,
+            instructions,
+            choice,
+            is_parallel,
+            tool_use,
+        })
+    }
 }
 
 /// Returns a format as answers repeat it, and its grammar.
@@ -300,7 +360,9 @@ fn grammar(format: Option<Object<TextFormat>>) -> Result<(Value, Option<FieldGra
         (FormatType::Text, _) => return Ok((json!({"type": "text"}), None)),
         (FormatType::JsonObject, _) => FieldGrammar::json_object("text.format"),
         (FormatType::JsonSchema, Some(schema)) => {
-            FieldGrammar::json_schema("text.format.schema", schema)?
+            let is_closed =
+                (format.disable_additional_properties).is_none_or(|Bool(is_closed)| is_closed);
+            FieldGrammar::json_schema("text.format.schema", schema, is_closed)?
         }
         (FormatType::JsonSchema, None) => {
             let message = "'text.format.schema' is missing.";
