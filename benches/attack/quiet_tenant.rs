@@ -83,8 +83,10 @@ pub(crate) async fn attacked(
     let mut ends = Ends::new();
     for _ in 0..rounds {
         let began = server.processor_time();
-        alone.merge(stream(&server, &quiet.0, time).await);
-        println!("  alone: {}", server.processor_time().since(&began));
+        let streamed = stream(&server, &quiet.0, time).await;
+        let shares = server.processor_time().since(&began);
+        println!("  alone: {:.1} tok/s; {shares}", streamed.speed());
+        alone.merge(streamed);
         let began = server.processor_time();
         let streaming = async {
             let streamed = stream(&server, &quiet.0, time).await;
@@ -92,7 +94,7 @@ pub(crate) async fn attacked(
         };
         let attack = attack(&server, &attacker.0, time, connections, &next);
         let ((streamed, shares), ended) = tokio::join!(streaming, attack);
-        println!("  beside: {shares}");
+        println!("  beside: {:.1} tok/s; {shares}", streamed.speed());
         beside.merge(streamed);
         for (end, count) in ended {
             *ends.entry(end).or_default() += count;

