@@ -83,17 +83,9 @@ async fn a_full_queue_refuses_at_once_and_parses_nothing() {
     server.gate.close();
     let running = send_complete(&server);
     server.gate.arrivals(1).await;
-    let mut steps = 1;
-    let mut step = async || {
-        steps += 1;
-        server.gate.pass(1);
-        server.gate.arrivals(steps).await;
-    };
     let mut others = vec![send_complete(&server), send_complete(&server)];
-    while !others.iter().any(tokio::task::JoinHandle::is_finished) {
-        step().await;
-        tokio::task::yield_now().await;
-    }
+    let is_refused = |_: &Server| others.iter().any(tokio::task::JoinHandle::is_finished);
+    server.step_until("a request is refused", is_refused).await;
     let at = others.iter().position(|other| other.is_finished()).unwrap();
     let rejected = others.remove(at).await.unwrap();
     assert_eq!(rejected.error(), (503, "engine_overloaded".into(), None));
@@ -115,8 +107,10 @@ async fn a_full_queue_refuses_at_once_and_parses_nothing() {
     server.until("the waiting request leaves", gone).await;
     assert_eq!(send_malformed(&server).await.error().0, 400);
     assert_eq!(send_malformed(&server).await.error().0, 503);
-    step().await;
-    step().await;
+    let has_room = |server: &Server| server.engine.status().queued == 0;
+    server
+        .step_until("the engine has seen that", has_room)
+        .await;
     for _ in 0..2 {
         assert_eq!(send_malformed(&server).await.error().0, 400);
     }

@@ -125,12 +125,8 @@ async fn an_aborted_request_ends_with_one_error_and_its_neighbours_go_on() {
         &json!({"prompt": "Three", "max_tokens": 40}),
     );
     let aborting = async {
-        let mut steps = 0;
-        while server.engine.load().running < 4 {
-            steps += 1;
-            server.gate.pass(1);
-            server.gate.arrivals(steps).await;
-        }
+        let are_running = |server: &Server| server.engine.load().running == 4;
+        server.step_until("all are running", are_running).await;
         let first = send(server, Method::DELETE, "/v1/requests/first%2Fone", "beta").await;
         let second = send(server, Method::DELETE, "/v1/requests/second", "beta").await;
         server.gate.open();

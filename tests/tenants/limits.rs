@@ -268,24 +268,17 @@ async fn a_displaced_stream_is_503_and_its_place_goes_to_the_other_tenant() {
     let body = json!({"prompt": "Hello", "max_tokens": 300, "stream": true, "n": 2});
     let running = begin(server, "alpha", &body);
     server.gate.arrivals(1).await;
-    let mut steps = 1;
     let mut waiting = Vec::new();
     for queued in [3, 5] {
         waiting.push(begin(server, "alpha", &body));
-        while server.engine.status().queued < queued {
-            server.gate.pass(1);
-            steps += 1;
-            server.gate.arrivals(steps).await;
-            tokio::task::yield_now().await;
-        }
+        let is_queued = |server: &Server| server.engine.status().queued >= queued;
+        server.step_until("the request is queued", is_queued).await;
     }
     let victim = begin(server, "beta", &json!({"prompt": "Hello", "max_tokens": 3}));
-    while !waiting[1].is_finished() {
-        server.gate.pass(1);
-        steps += 1;
-        server.gate.arrivals(steps).await;
-        tokio::task::yield_now().await;
-    }
+    let is_displaced = |_: &Server| waiting[1].is_finished();
+    server
+        .step_until("a stream is displaced", is_displaced)
+        .await;
     let displaced = waiting.remove(1).await.unwrap();
     assert_eq!(displaced.error(), (503, "engine_overloaded".into(), None));
     assert!(displaced.headers.contains_key("retry-after"));
@@ -308,18 +301,11 @@ async fn a_token_rate_is_exceeded_by_one_request_and_retry_after_is_true() {
     server.gate.close();
     let body = json!({"prompt": "Hello", "max_tokens": 50, "n": 8});
     let mut requests: Vec<_> = (0..6).map(|_| begin(server, "alpha", &body)).collect();
-    let mut steps = 0;
-    while requests
-        .iter()
-        .filter(|request| request.is_finished())
-        .count()
-        < 5
-    {
-        server.gate.pass(1);
-        steps += 1;
-        server.gate.arrivals(steps).await;
-        tokio::task::yield_now().await;
-    }
+    let are_rejected = |_: &Server| {
+        let ended = requests.iter().filter(|request| request.is_finished());
+        ended.count() == 5
+    };
+    server.step_until("five are rejected", are_rejected).await;
     let accepted = requests
         .iter()
         .position(|request| !request.is_finished())
@@ -363,13 +349,8 @@ async fn a_first_token_after_its_deadline_is_504() {
     );
     server.gate.arrivals(1).await;
     let late = begin(&server, "alpha", &json!({"prompt": "Hello"}));
-    let mut steps = 1;
-    while server.engine.status().queued == 0 {
-        server.gate.pass(1);
-        steps += 1;
-        server.gate.arrivals(steps).await;
-        tokio::task::yield_now().await;
-    }
+    let is_queued = |server: &Server| server.engine.status().queued > 0;
+    server.step_until("the request is queued", is_queued).await;
     wait_until(&server, Instant::now() + Duration::from_secs(2)).await;
     server.gate.open();
     let late = late.await.unwrap();
