@@ -65,6 +65,7 @@ struct KernelTable {
     dense_row: unsafe fn(&DenseMatrix, usize, &mut [f32]),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rope: unsafe fn(&mut [f32], usize, &[f32], &[f32]),
+    hadamard: unsafe fn(&mut [f32], usize),
     relu2_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     attention_span: [unsafe fn(Span<'_>, &mut AttentionState); KvDtype::ALL.len()],
@@ -94,6 +95,7 @@ macro_rules! table_of {
             dense_row: $isa::dense_row,
             rms_norm: $isa::rms_norm,
             rope: $isa::rope,
+            hadamard: $isa::hadamard,
             relu2_gate: $isa::relu2_gate,
             silu_gate: $isa::silu_gate,
             attention_span: [
@@ -344,6 +346,21 @@ impl Kernels {
             "one cosine and one sine for each pair"
         );
         call!(self.rope(x, head_dim, cos, sin))
+    }
+
+    /// Multiplies each block of `block` values by the normalized Walsh–Hadamard matrix in
+    /// Sylvester's order, `H[i][j] = (−1)^popcount(i & j) / sqrt(block)`.
+    ///
+    /// # Panics
+    /// If the block is not a power of two, or does not divide the values.
+    pub fn hadamard(&self, x: &mut [f32], block: usize) {
+        assert!(block.is_power_of_two(), "a block of {block} values");
+        let values = x.len();
+        assert!(
+            values.is_multiple_of(block),
+            "{values} values are not whole blocks of {block}"
+        );
+        call!(self.hadamard(x, block))
     }
 
     /// Computes `out = max(gate, 0)² · up`.

@@ -52,6 +52,7 @@ mod dense;
 mod dispatch;
 mod elementwise;
 mod groups;
+mod hadamard;
 mod huge;
 mod int8;
 mod int8_rows;

@@ -1,7 +1,7 @@
 //! The kernels over single rows, compiled for one instruction set.
 //!
-//! `elementwise.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold their bodies, which are
-//! the same for all instruction sets.
+//! `elementwise.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold their
+//! bodies, which are the same for all instruction sets.
 
 /// Defines these kernels with the given attribute, which enables the instruction set.
 macro_rules! row_kernels {
@@ -19,6 +19,7 @@ macro_rules! row_kernels {
                 out: &mut [f32],
                 largest: &mut [f32]
             );
+            hadamard::hadamard(x: &mut [f32], block: usize);
             softmax::scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool;
             softmax::weigh_logits(
                 logits: &[f32],

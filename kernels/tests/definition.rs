@@ -227,3 +227,42 @@ fn an_isa_is_found_by_its_name() {
     assert_eq!(Isa::named("sse9"), None);
     assert!(Isa::best() >= Isa::Scalar && Isa::best().is_available());
 }
+
+#[test]
+fn a_hadamard_transform_is_the_product_with_sylvesters_matrix() {
+    for block in [1, 2, 8, 16, 64, 512] {
+        let x: Vec<f32> = (0..2 * block)
+            .map(|i| ((i * 37 % 101) as f32 - 50.0) / 16.0)
+            .collect();
+        let mut found = x.clone();
+        scalar().hadamard(&mut found, block);
+        for (x, found) in x.chunks(block).zip(found.chunks(block)) {
+            for (i, found) in found.iter().enumerate() {
+                let sign = |j: usize| {
+                    if (i & j).count_ones().is_multiple_of(2) {
+                        1.0
+                    } else {
+                        -1.0
+                    }
+                };
+                let terms = x.iter().enumerate();
+                let sum: f64 = terms.map(|(j, x)| sign(j) * f64::from(*x)).sum();
+                let expected = sum / (block as f64).sqrt();
+                let error = (f64::from(*found) - expected).abs();
+                assert!(error < 1e-4, "{found} is not {expected} at {i} of {block}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_hadamard_transform_multiplies_first_and_then_joins_near_values_before_far_ones() {
+    // Each rounding of f32 shows the order: other orders give other bits.
+    let x = [1e8, 1.0, -1e8, 3.0];
+    let mut found = x;
+    scalar().hadamard(&mut found, 4);
+    let [a, b, c, d] = x.map(|x: f32| x * 0.5);
+    let near = [a + b, a - b, c + d, c - d];
+    let [a, b, c, d] = near;
+    assert_eq!(found, [a + c, b + d, a - c, b - d]);
+}

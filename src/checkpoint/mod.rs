@@ -46,7 +46,9 @@ pub use architecture::{
 };
 pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
-pub use config::{LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, StoredWeights};
+pub use config::{
+    LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, Rotation, StoredWeights,
+};
 pub use error::LoadError;
 pub use folder::{FileBytes, Folder};
 pub use gguf::Gguf;

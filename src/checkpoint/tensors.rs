@@ -117,9 +117,14 @@ impl<'a> Tensors<'a> {
         self.take(name).ok_or_else(|| self.missing(name))
     }
 
+    /// Returns what the files call the tensor that Hugging Face calls `name`.
+    pub(crate) fn name_of(&self, name: &str) -> String {
+        self.file_names.of(name)
+    }
+
     /// Returns the error that a tensor is missing.
     pub(crate) fn missing(&self, name: &str) -> LoadError {
-        LoadError::missing_tensor(&self.file_names.of(name))
+        LoadError::missing_tensor(&self.name_of(name))
     }
 
     /// # Errors

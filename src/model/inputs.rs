@@ -12,6 +12,7 @@ use super::low_rank::LowRankCorrection;
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
 use super::product::Product;
+use super::rotation::RowRotation;
 use super::workers::{BLOCK_TOKENS, Scratch, Workers};
 use crate::fault::{self, Place};
 
@@ -29,6 +30,8 @@ pub(super) struct InputFormat<'a> {
     pub(super) norms: [Option<&'a Norm>; MAX_STREAMS],
     /// The low-rank correction of each linear, if any.
     pub(super) corrections: [Option<&'a LowRankCorrection>; MAX_STREAMS],
+    /// The rotation of the rows, if the linears are stored rotated.
+    pub(super) rotation: Option<&'a RowRotation>,
     /// The columns that share a scale, if the ternary linears have scales for groups.
     pub(super) group: Option<GroupSize>,
     /// Whether a linear reads the rows as floats.
@@ -211,6 +214,13 @@ impl FillTask<'_> {
                 rows,
                 spare,
             });
+            if let Some(rotation) = format.rotation {
+                for row in rows.chunks_exact_mut(columns) {
+                    rotation.rotate(kernels, row);
+                    // Differences of infinities are NaN, and sums may overflow.
+                    spread_infinity(kernels, row, spare);
+                }
+            }
             for row in rows.chunks_exact(columns) {
                 for (stream, norm) in self.streams.iter_mut().flatten().zip(format.norms) {
                     let mut quantized = stream.next().expect("one place per token");

@@ -16,6 +16,7 @@ use super::low_rank::LowRankCorrection;
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
 use super::product::Product;
+use super::rotation::RowRotation;
 use super::workers::{Scratch, Workers};
 use crate::checkpoint::Activation;
 use crate::fault::{self, Place};
@@ -147,10 +148,12 @@ impl Linear {
 /// memory.
 pub(super) struct Projections {
     linears: Vec<Linear>,
+    rotation: Option<RowRotation>,
 }
 
 impl Projections {
-    pub(super) fn new(linears: Vec<Linear>) -> Projections {
+    /// Joins linears. `rotation` is the rotation of their input, if they are stored rotated.
+    pub(super) fn new(linears: Vec<Linear>, rotation: Option<RowRotation>) -> Projections {
         assert!(
             (1..=MAX_STREAMS).contains(&linears.len()),
             "1 to {MAX_STREAMS} linears read the same rows"
@@ -159,7 +162,7 @@ impl Projections {
             (linears.windows(2)).all(|pair| pair[0].columns() == pair[1].columns()),
             "linears that read the same rows have the same columns"
         );
-        Projections { linears }
+        Projections { linears, rotation }
     }
 
     pub(super) fn linears(&self) -> &[Linear] {
@@ -199,6 +202,7 @@ impl Projections {
             },
             norms,
             corrections,
+            rotation: self.rotation.as_ref(),
             floats: !self.linears.iter().all(is_ternary),
         }
     }

@@ -36,6 +36,7 @@ mod placement;
 mod pool;
 mod product;
 mod profile;
+mod rotation;
 mod self_test;
 #[cfg(test)]
 mod tests;

@@ -20,14 +20,23 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 }
 
 pub(crate) fn load(source: &Source) -> Result<Model, String> {
-    let options = LoadOptions::new(Kernels::best(), 2);
+    load_with(source, Kernels::best())
+}
+
+fn load_with(source: &Source, kernels: Kernels) -> Result<Model, String> {
+    let options = LoadOptions::new(kernels, 2);
     Model::load(source, options).map_err(|error| error.to_string())
 }
 
 /// Returns the bits of the logits after each of some tokens. Without an output head, returns the
 /// bits of the hidden states.
 pub(crate) fn computed_bits(source: &Source) -> Vec<Vec<u32>> {
-    let mut model = load(source).unwrap();
+    computed_bits_with(source, Kernels::best())
+}
+
+/// Returns what [`computed_bits`] does, as other kernels compute it.
+pub(crate) fn computed_bits_with(source: &Source, kernels: Kernels) -> Vec<Vec<u32>> {
+    let mut model = load_with(source, kernels).unwrap();
     let vocab = model.config().vocab;
     let tokens: Vec<TokenId> = (0..TOKENS).map(|i| (i * i % vocab) as TokenId).collect();
     let pages = (0..).map(Page::new).take(TOKENS.div_ceil(PAGE_TOKENS));

@@ -120,3 +120,22 @@ fn rotations_are_equal_on_every_isa() {
         }
     }
 }
+
+#[test]
+fn hadamard_transforms_are_equal_on_every_isa() {
+    let mut random = Random::from_env();
+    for power in 0..13 {
+        let block = 1 << power;
+        let x = floats(&mut random, 3 * block);
+        let run = |kernels: Kernels| {
+            let mut x = x.clone();
+            kernels.hadamard(&mut x, block);
+            bits(&x)
+        };
+        let expected = run(scalar());
+        for kernels in each_isa() {
+            let isa = kernels.isa();
+            assert_eq!(run(kernels), expected, "{isa} with blocks of {block}");
+        }
+    }
+}

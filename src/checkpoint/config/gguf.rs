@@ -6,16 +6,14 @@ use super::gemma3;
 use super::hyperparameters::{ModelConfig, Quantization};
 use super::pooling::{self, Pooling};
 use super::rope::{RopeScaling, yarn_attention_factor};
+use super::rotation::Rotation;
 use crate::checkpoint::architecture::{
     Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, QWEN3,
 };
 use crate::checkpoint::{
-    Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS, head_dim,
-    require,
+    FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS,
+    head_dim, require,
 };
-
-/// How the keys begin that say how a Hadamard matrix has rotated the weights.
-const HADAMARD: &str = "prism.hadamard.";
 
 /// The base of rotary frequencies if a file does not state it, as in llama.cpp.
 const DEFAULT_ROPE_BASE: f64 = 10_000.0;
@@ -49,7 +47,6 @@ const ARCHITECTURES: [(&str, &Architecture, Activation); 7] = [
 pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
     let metadata = gguf.metadata();
     let (name, architecture, activation) = architecture(gguf)?;
-    refuse_rotated_weights(metadata)?;
     let size = |key: &str| metadata.require_size(&format!("{name}.{key}"));
     let key = format!("{name}.attention.head_count_kv");
     let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
@@ -85,6 +82,7 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         tied: !has_own_head,
         pooling: pooling_of(architecture, stated),
         quantization: Quantization::UNPACKED,
+        rotation: Rotation::read(gguf, architecture)?,
         eos_tokens: end_tokens(metadata, vocab)?,
         bos_token: token_id(metadata, "bos")?,
     };
@@ -177,6 +175,9 @@ pub(crate) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
     ));
     for (key, value) in scaling_metadata(&config.rope_scaling)? {
         entries.push((format!("{name}.rope.scaling.{key}"), value));
+    }
+    if let Some(rotation) = &config.rotation {
+        entries.extend(rotation.metadata(FileNames::Gguf));
     }
     Ok(entries)
 }
@@ -321,19 +322,6 @@ fn token_id(metadata: &Metadata, role: &str) -> LoadResult<Option<u32>> {
         u32::try_from(id).map_err(|_| problem())
     });
     id.transpose()
-}
-
-/// Refuses a file whose weights a Hadamard matrix has rotated. Without the inverse rotation of the
-/// activations, which this engine does not compute, the answers would be noise.
-fn refuse_rotated_weights(metadata: &Metadata) -> LoadResult<()> {
-    match metadata.key_with_prefix(HADAMARD) {
-        None => Ok(()),
-        Some(key) => {
-            let problem = "the weights are rotated by a Hadamard matrix, which this engine does \
-                           not compute; give a file without this rotation";
-            Err(metadata.error(key, problem))
-        }
-    }
 }
 
 /// Returns the stop tokens: the tokens that the metadata names, and control tokens that end a turn.

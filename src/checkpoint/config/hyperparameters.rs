@@ -2,6 +2,7 @@
 
 use super::pooling::Pooling;
 use super::rope::RopeScaling;
+use super::rotation::Rotation;
 use crate::checkpoint::architecture::{Activation, Architecture, ScaleDirection};
 use crate::checkpoint::{LoadResult, require};
 
@@ -54,6 +55,8 @@ pub struct ModelConfig {
     pub pooling: Pooling,
     /// How the linears were made ternary.
     pub quantization: Quantization,
+    /// Which weights are rotated, if any.
+    pub rotation: Option<Rotation>,
     /// The stop tokens: the union over `config.json`, `generation_config.json` and the tokenizer,
     /// ascending.
     pub eos_tokens: Vec<u32>,

@@ -173,6 +173,7 @@ impl ConfigJson {
             tied: self.tie_word_embeddings.unwrap_or(architecture.is_tied),
             pooling: pooling::read(source)?,
             quantization: self.quantization(architecture, source.bin().is_some())?,
+            rotation: None,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
         })

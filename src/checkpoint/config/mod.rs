@@ -12,6 +12,7 @@ mod json_writer;
 mod pooling;
 mod rope;
 mod rope_json;
+mod rotation;
 mod stop_tokens;
 #[cfg(test)]
 mod tests;
@@ -23,3 +24,4 @@ pub use hyperparameters::{LocalLayers, ModelConfig, Quantization, StoredWeights}
 pub(crate) use json_writer::{config_json, generation_json, quantization_json};
 pub use pooling::Pooling;
 pub use rope::RopeScaling;
+pub use rotation::Rotation;

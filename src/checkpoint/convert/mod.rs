@@ -131,6 +131,9 @@ pub fn write(
     // Adding or subtracting the offset would round the weights of norms.
     let problem = format_args!("models of {class} are not converted");
     require(offset == 0.0, "architectures", problem)?;
+    let can_hold = config.rotation.is_none() || matches!(container, Container::Gguf(_));
+    let problem = "only GGUF files can hold rotated weights";
+    require(can_hold, "prism.hadamard", problem)?;
     with_parts(source, &config, |model| match container {
         Container::HuggingFace => hugging_face::write(source, &config, model, out, watch),
         Container::Bin => bin_file::write(source, &config, model, out, watch),

@@ -104,10 +104,10 @@ impl Metadata {
         Ok(Metadata { file, values })
     }
 
-    /// Returns the first key that begins with `prefix`.
-    pub(crate) fn key_with_prefix(&self, prefix: &str) -> Option<&str> {
-        let mut keys = self.values.keys();
-        keys.find(|key| key.starts_with(prefix)).map(|key| &**key)
+    /// Returns the keys that begin with `prefix`.
+    pub(crate) fn keys_with_prefix(&self, prefix: &str) -> impl Iterator<Item = &str> {
+        let keys = self.values.keys().map(|key| &**key);
+        keys.filter(move |key| key.starts_with(prefix))
     }
 
     /// Returns the error that `key` has `problem`.

@@ -77,7 +77,7 @@ impl FileNames {
 
     /// Returns what Hugging Face calls the tensor `name` of a GGUF file. A name that GGUF does not
     /// have becomes one that no loader takes.
-    pub(super) fn hugging_face_name(self, name: &str) -> String {
+    pub(crate) fn hugging_face_name(self, name: &str) -> String {
         if let Some((_, outer)) = OUTER.iter().find(|(gguf, _)| *gguf == name) {
             return (*outer).to_owned();
         }

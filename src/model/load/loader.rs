@@ -9,12 +9,12 @@ use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
 use super::packing::{Packer, Rounding};
 use crate::checkpoint::{
-    LoadResult, ModelConfig, ScaleDirection, Source, Storage, StoredWeights, Tensor, TensorFiles,
-    Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor, of_model, one_float,
-    read_floats, refuse_non_finite,
+    LoadError, LoadResult, ModelConfig, ScaleDirection, Source, Storage, StoredWeights, Tensor,
+    TensorFiles, Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor, of_model,
+    one_float, read_floats, refuse_non_finite,
 };
 use crate::model::attention::{Attention, HeadNorms};
-use crate::model::embedding::Embedding;
+use crate::model::embedding::{Embedding, EmbeddingMatrix};
 use crate::model::layer::{FeedForward, Layer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
 use crate::model::low_rank::LowRankCorrection;
@@ -22,6 +22,7 @@ use crate::model::norm::Norm;
 use crate::model::options::LoadOptions;
 use crate::model::output_head::{OutputHead, ScreenedHead};
 use crate::model::pool::Pool;
+use crate::model::rotation::RowRotation;
 use crate::model::weights::Weights;
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -119,16 +120,21 @@ impl Loader<'_> {
         let norm = self.norm("model.norm", config.hidden)?;
         let own_head = head.as_ref().filter(|_| !is_shared);
         let head_bytes = own_head.map_or(0, Linear::bytes);
-        let head = head.map(|head| self.output_head(head));
+        let head = head.map(|head| self.output_head(head)).transpose()?;
         let screen_bytes = match &head {
             Some(OutputHead::Screened(head)) => head.screen_bytes(),
             Some(OutputHead::Exact(_)) | None => 0,
         };
+        let rotation = config.rotation.as_ref();
+        let rotation = rotation.filter(|rotation| rotation.has_rotated_embedding);
         let linears = layers.iter().flat_map(Layer::linears);
         let layer_bytes = linears.map(Linear::bytes).sum::<usize>();
         Ok(Weights {
             bytes: embedding.bytes() + layer_bytes + head_bytes + screen_bytes,
-            embedding,
+            embedding: Embedding {
+                matrix: embedding,
+                rotation: rotation.map(|rotation| RowRotation::new(rotation, config.hidden)),
+            },
             layers,
             norm,
             head,
@@ -136,13 +142,13 @@ impl Loader<'_> {
     }
 
     /// Returns the embedding of a model without a head.
-    fn only_embedding(&mut self) -> LoadResult<Embedding> {
+    fn only_embedding(&mut self) -> LoadResult<EmbeddingMatrix> {
         let embedding = self.tensors.require(EMBEDDING)?;
         self.embedding(&embedding, [self.config.vocab, self.config.hidden])
     }
 
     /// Returns the embedding, the head, and whether both are one matrix.
-    fn embedding_and_head(&mut self) -> LoadResult<(Embedding, Linear, bool)> {
+    fn embedding_and_head(&mut self) -> LoadResult<(EmbeddingMatrix, Linear, bool)> {
         let shape = [self.config.vocab, self.config.hidden];
         let has_packed_head = self.has_packed_head(HEAD)?;
         if !self.config.tied || has_packed_head {
@@ -203,28 +209,54 @@ impl Loader<'_> {
 
     /// Reads an embedding: with a scale for each group if the model has them and the tensor is
     /// ternary, otherwise as floats.
-    fn embedding(&mut self, tensor: &Tensor<'_>, shape: [usize; 2]) -> LoadResult<Embedding> {
+    fn embedding(&mut self, tensor: &Tensor<'_>, shape: [usize; 2]) -> LoadResult<EmbeddingMatrix> {
         let is_ternary = is_ternary(tensor, self.group)?;
         Ok(match self.group.filter(|_| is_ternary) {
-            Some(group) => Embedding::Ternary(self.packer.grouped(tensor, shape, group)?),
-            None => Embedding::Dense(Arc::new(self.packer.dense(tensor, shape)?)),
+            Some(group) => EmbeddingMatrix::Ternary(self.packer.grouped(tensor, shape, group)?),
+            None => EmbeddingMatrix::Dense(Arc::new(self.packer.dense(tensor, shape)?)),
         })
     }
 
     /// Screens a large float head, unless its rows are too wide for the 8-bit kernels.
-    fn output_head(&mut self, head: Linear) -> OutputHead {
+    fn output_head(&mut self, head: Linear) -> LoadResult<OutputHead> {
         let options = self.options;
-        match head {
+        let rotation = self.rotation(&["lm_head".to_owned()], head.columns())?;
+        Ok(match head {
             Linear::Dense(exact)
                 if exact.bytes() > options.exact_head_bytes
                     && exact.columns() <= Int8Matrix::MAX_COLUMNS =>
             {
                 let pool = &mut *self.packer.pool;
                 let max_tokens = options.max_logits_rows;
-                OutputHead::Screened(ScreenedHead::new(options.kernels, pool, exact, max_tokens))
+                let kernels = options.kernels;
+                let head = ScreenedHead::new(kernels, pool, exact, max_tokens, rotation);
+                OutputHead::Screened(head)
             }
-            head => OutputHead::Exact(Projections::new(vec![head])),
+            head => OutputHead::Exact(Projections::new(vec![head], rotation)),
+        })
+    }
+
+    /// Returns the rotation of the rows that some linears read, if the linears are stored rotated.
+    ///
+    /// # Errors
+    /// If only some of them are stored rotated.
+    fn rotation(&self, modules: &[String], columns: usize) -> LoadResult<Option<RowRotation>> {
+        let Some(rotation) = &self.config.rotation else {
+            return Ok(None);
+        };
+        let is_rotated = |module: &&String| rotation.is_of(&format!("{module}.weight"));
+        let Some(rotated) = modules.iter().find(is_rotated) else {
+            return Ok(None);
+        };
+        if let Some(plain) = modules.iter().find(|module| !is_rotated(module)) {
+            let [rotated, plain] =
+                [rotated, plain].map(|module| self.tensors.name_of(&format!("{module}.weight")));
+            let problem = format!(
+                "must be rotated, because it reads the input of {rotated}, which is rotated"
+            );
+            return Err(LoadError::tensor(&plain, problem));
         }
+        Ok(Some(RowRotation::new(rotation, columns)))
     }
 
     /// Builds a layer as the architecture describes it.
@@ -235,10 +267,15 @@ impl Loader<'_> {
         let kv = config.kv_heads * config.head_dim;
         let name = |module: &str| format!("model.layers.{layer}.{module}");
         let mut linears = |linears: &[(&str, usize, usize)]| -> LoadResult<Projections> {
-            let linears = linears.iter();
+            let names: Vec<String> = linears.iter().map(|(module, ..)| name(module)).collect();
+            let rotation = self.rotation(&names, linears[0].2)?;
+            let linears = names.iter().zip(linears);
             let linears =
-                linears.map(|&(module, rows, columns)| self.linear(&name(module), [rows, columns]));
-            Ok(Projections::new(linears.collect::<Result<_, _>>()?))
+                linears.map(|(name, &(_, rows, columns))| self.linear(name, [rows, columns]));
+            Ok(Projections::new(
+                linears.collect::<Result<_, _>>()?,
+                rotation,
+            ))
         };
         let qkv = linears(&[
             (modules.query, q, hidden),
@@ -353,6 +390,11 @@ impl Loader<'_> {
         up.require(
             !has_norm,
             "a low-rank correction of a linear with an input norm is not supported",
+        )?;
+        let rotation = self.config.rotation.as_ref();
+        up.require(
+            !rotation.is_some_and(|rotation| rotation.is_of(&format!("{module}.weight"))),
+            "a low-rank correction of a linear that is stored rotated is not supported",
         )?;
         up.require(
             weights.interleaved_head_dim.is_none(),

@@ -19,6 +19,7 @@ use super::top::TopSearch;
 use crate::fault::{self, Place};
 use crate::model::inputs::{InputFormat, Inputs, MAX_STREAMS};
 use crate::model::pool::{Pool, ranges, split_rows};
+use crate::model::rotation::RowRotation;
 use crate::model::workers::{Scratch, Workers};
 
 /// The rows of each token that are computed exactly. A request may ask for the log-probabilities of
@@ -37,15 +38,18 @@ pub(crate) struct ScreenedHead {
     /// The exact logits of those rows.
     rescored: Vec<f32>,
     searches: Vec<TopSearch>, // [worker]
+    rotation: Option<RowRotation>,
 }
 
 impl ScreenedHead {
-    /// Rounds `exact` to 8 bits on all workers of `pool`, row by row.
+    /// Rounds `exact` to 8 bits on all workers of `pool`, row by row. `rotation` is the rotation of
+    /// its input, if `exact` is stored rotated.
     pub(crate) fn new(
         kernels: Kernels,
         pool: &mut Pool,
         exact: Arc<DenseMatrix>,
         max_tokens: usize,
+        rotation: Option<RowRotation>,
     ) -> ScreenedHead {
         let (rows, columns) = (exact.rows(), exact.columns());
         let mut screen = Int8Matrix::new(rows, columns);
@@ -69,6 +73,7 @@ impl ScreenedHead {
             best: Vec::with_capacity(max_tokens * EXACT_ROWS),
             rescored: Vec::with_capacity(max_tokens * EXACT_ROWS),
             searches: (0..pool.workers()).map(|_| TopSearch::new(rows)).collect(),
+            rotation,
         }
     }
 
@@ -89,6 +94,7 @@ impl ScreenedHead {
             streams: 1,
             norms: [None; MAX_STREAMS],
             corrections: [None; MAX_STREAMS],
+            rotation: self.rotation.as_ref(),
             group: None,
             floats: true,
         }
