@@ -3,7 +3,7 @@
 //! Invariant: a row's page table covers exactly the positions `0..row.end()`.
 
 use crate::pages::PageTables;
-use crate::{PAGE_TOKENS, Page, SequenceId, TokenId};
+use crate::{PAGE_TOKENS, Page, RowStates, SequenceId, TokenId};
 
 /// Consecutive tokens of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Row {
     /// end and in a decode, and 1 more for each draft token. In a prompt that is scored, all tokens
     /// whose logits were not needed before.
     pub logits: u32,
+    /// The states that the row reads and writes, if the model has recurrent layers.
+    pub states: Option<RowStates>,
     first_token: u32,
     token_count: u32,
     first_page: u32,
@@ -113,6 +115,14 @@ impl Batch {
         });
     }
 
+    /// Sets the states that the last row reads and writes.
+    ///
+    /// # Panics
+    /// If there is no row.
+    pub fn set_states(&mut self, states: RowStates) {
+        self.rows.last_mut().expect("a row").states = Some(states);
+    }
+
     /// Adds a row whose page table is already here.
     #[inline]
     pub(crate) fn push_planned(&mut self, row: NewRow) {
@@ -128,6 +138,7 @@ impl Batch {
             sequence: row.sequence,
             start: row.start as u32,
             logits: row.logits as u32,
+            states: None,
             first_token: self.tokens.len() as u32,
             token_count: count as u32,
             first_page: row.first_page as u32,
