@@ -14,6 +14,7 @@ use std::ops::Range;
 use crate::activation::{QuantizedActivations, QuantizedTokenMut, ScaledActivations};
 use crate::attention::{AttentionState, Span};
 use crate::block::PANEL_ROWS;
+use crate::delta::{DELTA_COLUMNS, DeltaUpdate};
 use crate::dense::DenseMatrix;
 use crate::elementwise::PanelScales;
 use crate::int8::Int8Matrix;
@@ -68,6 +69,10 @@ struct KernelTable {
     hadamard: unsafe fn(&mut [f32], usize),
     relu2_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
+    sigmoid_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
+    delta_step: unsafe fn(&mut [f32], DeltaUpdate<'_>, &[f32], &[f32], &mut [f32], &mut [f32]),
+    delta_finish: unsafe fn([&[f32]; 2], &[f32], [f32; 3], &mut [f32], &mut [f32]),
+    convolve: unsafe fn(&[&[f32]], &[f32], &mut [f32]),
     attention_span: [unsafe fn(Span<'_>, &mut AttentionState); KvDtype::ALL.len()],
     attention_finish: unsafe fn(&AttentionState, &mut [f32]),
     store_kv: [unsafe fn(&[f32], &[f32], usize, &mut [u8]); KvDtype::ALL.len()],
@@ -98,6 +103,10 @@ macro_rules! table_of {
             hadamard: $isa::hadamard,
             relu2_gate: $isa::relu2_gate,
             silu_gate: $isa::silu_gate,
+            sigmoid_gate: $isa::sigmoid_gate,
+            delta_step: $isa::delta_step,
+            delta_finish: $isa::delta_finish,
+            convolve: $isa::convolve,
             attention_span: [
                 $isa::attention_span::<F16Chunk>,
                 $isa::attention_span::<Bf16Chunk>,
@@ -373,6 +382,78 @@ impl Kernels {
     pub fn silu_gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert_gates(gate, up, out);
         call!(self.silu_gate(gate, up, out))
+    }
+
+    /// Computes `out = x · sigmoid(gate)`.
+    pub fn sigmoid_gate(&self, gate: &[f32], x: &[f32], out: &mut [f32]) {
+        assert_gates(gate, x, out);
+        call!(self.sigmoid_gate(gate, x, out))
+    }
+
+    /// Applies the update of the token before to the state of a recurrent head, and takes the sums
+    /// of the next token: sets `by_key` to Sᵀ·key and `by_query` to Sᵀ·query. The state is
+    /// `[block of DELTA_COLUMNS columns][row][DELTA_COLUMNS]`, with a row for each value of the key
+    /// and a column for each value of `by_key`.
+    ///
+    /// Source: Gated DeltaNet, arXiv:2412.06464.
+    ///
+    /// # Panics
+    /// If the sizes disagree, or the columns are not whole blocks.
+    pub fn delta_step(
+        &self,
+        state: &mut [f32],
+        update: DeltaUpdate<'_>,
+        key: &[f32],
+        query: &[f32],
+        by_key: &mut [f32],
+        by_query: &mut [f32],
+    ) {
+        let (rows, columns) = (key.len(), by_key.len());
+        assert!(
+            columns.is_multiple_of(DELTA_COLUMNS),
+            "{columns} columns are not whole blocks"
+        );
+        assert_eq!(state.len(), rows * columns, "values of the state");
+        assert_eq!([update.key.len(), query.len()], [rows; 2], "rows");
+        assert_eq!(
+            [update.delta.len(), by_query.len()],
+            [columns; 2],
+            "columns"
+        );
+        call!(self.delta_step(state, update, key, query, by_key, by_query))
+    }
+
+    /// Completes a token after [`delta_step`](Self::delta_step), from its sums by key and by query,
+    /// and from the decay, the strength, and the product of key and query. Sets `delta` to what the
+    /// token leaves, and `out` to its output.
+    ///
+    /// # Panics
+    /// If the sizes disagree.
+    pub fn delta_finish(
+        &self,
+        sums: [&[f32]; 2],
+        value: &[f32],
+        factors: [f32; 3],
+        delta: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let columns = value.len();
+        assert_eq!(sums.map(<[f32]>::len), [columns; 2], "sums");
+        assert_eq!([delta.len(), out.len()], [columns; 2], "outputs");
+        call!(self.delta_finish(sums, value, factors, delta, out))
+    }
+
+    /// Computes the causal convolution of one token and its activation, channel by channel:
+    /// `out = silu(Σ weights[i] · inputs[i])`. The last input is the token's own. The weights are
+    /// `[input][channel]`.
+    ///
+    /// # Panics
+    /// If the sizes disagree.
+    pub fn convolve(&self, inputs: &[&[f32]], weights: &[f32], out: &mut [f32]) {
+        let channels = out.len();
+        assert_eq!(weights.len(), inputs.len() * channels, "weights");
+        assert!(inputs.iter().all(|input| input.len() == channels), "inputs");
+        call!(self.convolve(inputs, weights, out))
     }
 
     /// Adds one span of keys and values to the attention of the state's queries. Scores are scaled

@@ -150,6 +150,14 @@ pub(crate) fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
+/// Computes `out = x / (1 + e^−gate)`.
+#[inline(always)]
+pub(crate) fn sigmoid_gate(gate: &[f32], x: &[f32], out: &mut [f32]) {
+    for ((out, &gate), &x) in out.iter_mut().zip(gate).zip(x) {
+        *out = x / (1.0 + exp(-gate));
+    }
+}
+
 /// The factors that turn the integer sums of one panel into floats.
 #[derive(Clone, Copy)]
 pub struct PanelScales<'a> {

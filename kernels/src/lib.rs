@@ -48,6 +48,7 @@
 mod activation;
 mod attention;
 mod block;
+mod delta;
 mod dense;
 mod dispatch;
 mod elementwise;
@@ -76,6 +77,7 @@ pub use activation::{
 };
 pub use attention::{AttentionState, Span};
 pub use block::PANEL_ROWS;
+pub use delta::{DELTA_COLUMNS, DeltaUpdate};
 pub use dense::{DenseMatrix, f16_from_f32, f32_from_f16};
 pub use dispatch::Kernels;
 pub use elementwise::PanelScales;

@@ -1,6 +1,6 @@
 //! The kernels over single rows, compiled for one instruction set.
 //!
-//! `elementwise.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold their
+//! `elementwise.rs`, `delta.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold their
 //! bodies, which are the same for all instruction sets.
 
 /// Defines these kernels with the given attribute, which enables the instruction set.
@@ -13,12 +13,29 @@ macro_rules! row_kernels {
             elementwise::rope(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]);
             elementwise::relu2_gate(gate: &[f32], up: &[f32], out: &mut [f32]);
             elementwise::silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]);
+            elementwise::sigmoid_gate(gate: &[f32], x: &[f32], out: &mut [f32]);
             elementwise::scale_panel(
                 sums: &[i32],
                 scales: $crate::PanelScales<'_>,
                 out: &mut [f32],
                 largest: &mut [f32]
             );
+            delta::delta_step(
+                state: &mut [f32],
+                update: $crate::DeltaUpdate<'_>,
+                key: &[f32],
+                query: &[f32],
+                by_key: &mut [f32],
+                by_query: &mut [f32]
+            );
+            delta::delta_finish(
+                sums: [&[f32]; 2],
+                value: &[f32],
+                factors: [f32; 3],
+                delta: &mut [f32],
+                out: &mut [f32]
+            );
+            delta::convolve(inputs: &[&[f32]], weights: &[f32], out: &mut [f32]);
             hadamard::hadamard(x: &mut [f32], block: usize);
             softmax::scan_logits(logits: &[f32], peaks: &mut [f32]) -> bool;
             softmax::weigh_logits(

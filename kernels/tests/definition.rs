@@ -1,8 +1,8 @@
 //! Known values of the scalar kernels: rounding, layouts and formulas.
 
 use sterna_kernels::{
-    DenseMatrix, Int8Matrix, Isa, Kernels, KvDtype, Packing, PrefetchQueue, QuantizedActivations,
-    ScaledActivations, TernaryMatrix, f16_from_f32, f32_from_f16,
+    DeltaUpdate, DenseMatrix, Int8Matrix, Isa, Kernels, KvDtype, Packing, PrefetchQueue,
+    QuantizedActivations, ScaledActivations, TernaryMatrix, f16_from_f32, f32_from_f16,
 };
 
 fn scalar() -> Kernels {
@@ -265,4 +265,66 @@ fn a_hadamard_transform_multiplies_first_and_then_joins_near_values_before_far_o
     let near = [a + b, a - b, c + d, c - d];
     let [a, b, c, d] = near;
     assert_eq!(found, [a + c, b + d, a - c, b - d]);
+}
+
+#[test]
+fn delta_steps_compute_the_gated_delta_rule() {
+    let (rows, columns, tokens) = (16, 32, 12);
+    let value = |token: usize, i: usize, salt: usize| {
+        let hash = (token * 7919 + i * 104_729 + salt * 1_299_709) % 1009;
+        hash as f32 / 504.5 - 1.0
+    };
+    let decay = |token: usize| 0.5 + 0.04 * token as f32;
+    let strength = |token: usize| 0.9 - 0.05 * token as f32;
+    // The state as the kernels keep it, and as the paper defines it.
+    let mut state = vec![0.0_f32; rows * columns];
+    let mut expected = vec![vec![0.0_f64; columns]; rows];
+    let (mut last_key, mut last_delta, mut last_decay) = (vec![0.0; rows], vec![0.0; columns], 1.0);
+    for token in 0..tokens {
+        let key: Vec<f32> = (0..rows).map(|i| value(token, i, 1) / 4.0).collect();
+        let query: Vec<f32> = (0..rows).map(|i| value(token, i, 2)).collect();
+        let values: Vec<f32> = (0..columns).map(|i| value(token, i, 3)).collect();
+        let [mut by_key, mut by_query, mut delta, mut out] = [(); 4].map(|()| vec![0.0; columns]);
+        let update = DeltaUpdate {
+            decay: last_decay,
+            key: &last_key,
+            delta: &last_delta,
+        };
+        scalar().delta_step(&mut state, update, &key, &query, &mut by_key, &mut by_query);
+        let key_query = key.iter().zip(&query).map(|(k, q)| k * q).sum();
+        let factors = [decay(token), strength(token), key_query];
+        scalar().delta_finish([&by_key, &by_query], &values, factors, &mut delta, &mut out);
+
+        for row in &mut expected {
+            row.iter_mut().for_each(|s| *s *= f64::from(decay(token)));
+        }
+        for column in 0..columns {
+            let terms = expected.iter().zip(&key);
+            let read: f64 = terms.map(|(row, k)| row[column] * f64::from(*k)).sum();
+            let d = (f64::from(values[column]) - read) * f64::from(strength(token));
+            for (row, k) in expected.iter_mut().zip(&key) {
+                row[column] += f64::from(*k) * d;
+            }
+            let terms = expected.iter().zip(&query);
+            let wanted: f64 = terms.map(|(row, q)| row[column] * f64::from(*q)).sum();
+            let error = (f64::from(out[column]) - wanted).abs();
+            assert!(error < 1e-5, "{} is not {wanted} at {token}", out[column]);
+        }
+        (last_key, last_delta, last_decay) = (key, delta, decay(token));
+    }
+}
+
+#[test]
+fn a_convolution_weighs_the_last_inputs_and_activates() {
+    let inputs: [&[f32]; 3] = [&[1.0, 0.0], &[2.0, -1.0], &[3.0, 4.0]];
+    let mut out = [0.0; 2];
+    scalar().convolve(&inputs, &[0.5, 1.0, 0.25, 1.0, 1.0, -0.5], &mut out);
+    let silu = |x: f32| x / (1.0 + (-x).exp());
+    for (found, sum) in out.into_iter().zip([4.0, -3.0]) {
+        assert!((found - silu(sum)).abs() < 1e-6, "{found}");
+    }
+    let mut gated = [0.0; 2];
+    scalar().sigmoid_gate(&[0.0, 1.0], &[3.0, -2.0], &mut gated);
+    assert_eq!(gated[0], 1.5);
+    assert!((gated[1] + 2.0 / (1.0 + (-1.0_f32).exp())).abs() < 1e-6);
 }

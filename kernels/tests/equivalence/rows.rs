@@ -1,6 +1,6 @@
 //! Kernels over single rows of a layer.
 
-use sterna_kernels::{Kernels, QuantizedActivations};
+use sterna_kernels::{DeltaUpdate, Kernels, QuantizedActivations};
 use sterna_random::Random;
 
 use crate::{bits, each_isa, floats, scalar};
@@ -136,6 +136,45 @@ fn hadamard_transforms_are_equal_on_every_isa() {
         for kernels in each_isa() {
             let isa = kernels.isa();
             assert_eq!(run(kernels), expected, "{isa} with blocks of {block}");
+        }
+    }
+}
+
+#[test]
+fn recurrent_kernels_are_equal_on_every_isa() {
+    let mut random = Random::from_env();
+    for (rows, columns) in [(16, 32), (64, 64), (128, 128), (48, 96)] {
+        let state = floats(&mut random, rows * columns);
+        let by_row: Vec<Vec<f32>> = (0..3).map(|_| floats(&mut random, rows)).collect();
+        let by_column: Vec<Vec<f32>> = (0..2).map(|_| floats(&mut random, columns)).collect();
+        let inputs: Vec<Vec<f32>> = (0..4).map(|_| floats(&mut random, rows + 3)).collect();
+        let weights = floats(&mut random, 4 * (rows + 3));
+        let run = |kernels: Kernels| {
+            let mut state = state.clone();
+            let mut outs = vec![vec![f32::NAN; columns]; 4];
+            let [by_key, by_query, delta, out] = &mut outs[..] else {
+                unreachable!()
+            };
+            let update = DeltaUpdate {
+                decay: 0.7,
+                key: &by_row[0],
+                delta: &by_column[0],
+            };
+            let (key, query) = (&by_row[1], &by_row[2]);
+            kernels.delta_step(&mut state, update, key, query, by_key, by_query);
+            let factors = [0.9, 0.4, -0.3];
+            kernels.delta_finish([by_key, by_query], &by_column[1], factors, delta, out);
+            let mut convolved = vec![f32::NAN; rows + 3];
+            let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+            kernels.convolve(&inputs, &weights, &mut convolved);
+            let mut gated = vec![f32::NAN; rows + 3];
+            kernels.sigmoid_gate(&convolved, inputs[0], &mut gated);
+            bits(&[state, outs.concat(), convolved, gated].concat())
+        };
+        let expected = run(scalar());
+        for kernels in each_isa() {
+            let isa = kernels.isa();
+            assert_eq!(run(kernels), expected, "{isa}, {rows} x {columns}");
         }
     }
 }
