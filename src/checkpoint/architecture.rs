@@ -9,7 +9,14 @@ use serde::{Deserialize, Serialize};
 /// All families that this engine computes. Two families may have the same class. The later family
 /// in this list has norms that the earlier family lacks, so the tensors of a checkpoint tell the
 /// families apart.
-pub(crate) const ALL: [&Architecture; 5] = [&BITNET, &LLAMA, &QWEN3, &BITNET_QWEN3, &BITNET_GEMMA3];
+pub(crate) const ALL: [&Architecture; 6] = [
+    &BITNET,
+    &LLAMA,
+    &QWEN3,
+    &BITNET_QWEN3,
+    &BITNET_GEMMA3,
+    &QWEN3_5,
+];
 
 /// BitNet b1.58, as in Microsoft's 2B-4T: Llama with squared ReLU, and a norm before each output
 /// projection ("sub-norm").
@@ -51,10 +58,12 @@ pub const LLAMA: Architecture = Architecture {
         down: "mlp.down_proj",
         feed_forward_post_norm: None,
         input_norm: None,
+        recurrent: None,
     },
     norm_offset: 0.0,
     scales_embedding: false,
     is_tied: false,
+    has_attention_gate: false,
     activation: Activation::Silu,
     norm_eps: 1e-6,
     bias_fields: &["attention_bias", "mlp_bias"],
@@ -109,6 +118,31 @@ pub const BITNET_GEMMA3: Architecture = Architecture {
     ..BITNET_QWEN3
 };
 
+/// Qwen 3.5 with ternary linears, as in the Bonsai 2 checkpoints: Qwen 3 with recurrent layers
+/// between those that attend, and a gate after attention.
+pub const QWEN3_5: Architecture = Architecture {
+    class: "Qwen3_5ForCausalLM",
+    headless_class: "Qwen3_5TextModel",
+    model_type: "qwen3_5_text",
+    layer: LayerModules {
+        recurrent: Some(RecurrentModules {
+            qkv: "linear_attn.in_proj_qkv",
+            gate: "linear_attn.in_proj_z",
+            strength: "linear_attn.in_proj_b",
+            step: "linear_attn.in_proj_a",
+            convolution: "linear_attn.conv1d",
+            step_bias: "linear_attn.dt_bias",
+            decay: "linear_attn.A_log",
+            norm: "linear_attn.norm",
+            output: "linear_attn.out_proj",
+        }),
+        ..QWEN3.layer
+    },
+    norm_offset: 1.0,
+    has_attention_gate: true,
+    ..QWEN3
+};
+
 /// What distinguishes a model family. A field that `config.json` can override is a default here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Architecture {
@@ -131,6 +165,9 @@ pub struct Architecture {
     pub scales_embedding: bool,
     /// The default of `tie_word_embeddings`.
     pub is_tied: bool,
+    /// Whether the query projection also gives a gate for the output of attention, by head: the
+    /// query, then the gate.
+    pub has_attention_gate: bool,
     /// The fields of `config.json` that add biases to linears of this family. This engine computes
     /// no biases, so it refuses a checkpoint that sets one of them.
     pub bias_fields: &'static [&'static str],
@@ -177,6 +214,47 @@ pub struct LayerModules {
     pub feed_forward_post_norm: Option<&'static str>,
     /// The norm on the input of each linear, after the name of the linear.
     pub input_norm: Option<&'static str>,
+    /// The modules of a recurrent layer in place of those of attention.
+    pub recurrent: Option<RecurrentModules>,
+}
+
+/// The names of a recurrent layer's modules, as in [`LayerModules`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentModules {
+    /// The projection to the channels of the convolution: queries, keys, values.
+    pub qkv: &'static str,
+    /// The projection to the gate of the output.
+    pub gate: &'static str,
+    /// The projection to the strength of each value head's update. Never ternary.
+    pub strength: &'static str,
+    /// The projection to the step of each value head, which the decay follows. Never ternary.
+    pub step: &'static str,
+    /// The weights of the convolution, by channel.
+    pub convolution: &'static str,
+    /// What is added to the steps. A tensor without a part.
+    pub step_bias: &'static str,
+    /// The rate of decay of each value head. A tensor without a part.
+    pub decay: &'static str,
+    /// The norm of each value head before the gate. Its weights have no offset.
+    pub norm: &'static str,
+    /// The output projection.
+    pub output: &'static str,
+}
+
+impl RecurrentModules {
+    fn names(&self) -> [&'static str; 9] {
+        [
+            self.qkv,
+            self.gate,
+            self.strength,
+            self.step,
+            self.convolution,
+            self.step_bias,
+            self.decay,
+            self.norm,
+            self.output,
+        ]
+    }
 }
 
 impl LayerModules {
@@ -202,7 +280,12 @@ impl LayerModules {
             self.feed_forward_post_norm,
         ];
         let optional = optional.into_iter().flatten();
-        always.into_iter().chain(optional).collect()
+        let recurrent = self.recurrent.iter().flat_map(RecurrentModules::names);
+        always
+            .into_iter()
+            .chain(optional)
+            .chain(recurrent)
+            .collect()
     }
 
     /// Returns the name of the norm on the input of a linear, if the family has such norms.

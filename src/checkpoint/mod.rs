@@ -42,12 +42,13 @@ mod values;
 
 pub use architecture::{
     Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, LayerModules, QWEN3,
-    ScaleDirection,
+    QWEN3_5, RecurrentModules, ScaleDirection,
 };
 pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
 pub use config::{
-    LocalLayers, ModelConfig, Pooling, Quantization, RopeScaling, Rotation, StoredWeights,
+    LocalLayers, ModelConfig, Pooling, Quantization, RecurrentLayers, RopeScaling, Rotation,
+    StoredWeights,
 };
 pub use error::LoadError;
 pub use folder::{FileBytes, Folder};
@@ -55,6 +56,7 @@ pub use gguf::Gguf;
 pub use source::{Source, TOOL_TEMPLATE_FILE};
 pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
 
+pub(crate) use config::MAX_TAPS;
 pub(crate) use error::LoadResult;
 pub(crate) use tensor::{INTERLEAVED_WEIGHTS, Storage, Tensor};
 pub(crate) use tensors::{TensorFiles, Tensors};

@@ -99,7 +99,10 @@ impl<'a> Tensors<'a> {
 
     /// Returns whether the tensors come from a GGUF file.
     pub(crate) fn are_gguf(&self) -> bool {
-        matches!(self.file_names, FileNames::Gguf | FileNames::GgufGemma)
+        !matches!(
+            self.file_names,
+            FileNames::HuggingFace | FileNames::Headless
+        )
     }
 
     /// Returns a tensor without taking it.

@@ -250,46 +250,76 @@ impl<'m> Projected<'m> {
         }
     }
 
-    /// Calls `attend(queries, attended)`, which writes what attention makes of the queries. The
-    /// queries are the product of the first linear.
-    pub(super) fn attend(self, attend: impl FnOnce(Product<'_>, &mut [f32])) -> Attended<'m> {
+    /// Calls `attend(products, attended)`, which writes what attention makes of the products:
+    /// `width` values for each token.
+    pub(super) fn attend(
+        self,
+        width: usize,
+        attend: impl FnOnce(Products<'_>, &mut [f32]),
+    ) -> Attended<'m> {
         let buffers = &mut *self.buffers;
         let tokens = buffers.inputs.tokens();
-        let queries = self.projections.product(0, &buffers.products, tokens);
-        attend(queries, &mut buffers.attended[..tokens * queries.rows]);
+        let products = Products {
+            projections: self.projections,
+            values: &buffers.products,
+            tokens,
+        };
+        attend(products, &mut buffers.attended[..tokens * width]);
         Attended {
             buffers: self.buffers,
+            projections: self.projections,
         }
     }
 }
 
-/// What attention returned for all query heads of all tokens.
+/// The products of all tokens with one set of projections, to read.
+#[derive(Clone, Copy)]
+pub(super) struct Products<'a> {
+    projections: &'a Projections,
+    values: &'a [f32],
+    tokens: usize,
+}
+
+impl<'a> Products<'a> {
+    /// Returns the product of linear `index`.
+    pub(super) fn product(self, index: usize) -> Product<'a> {
+        self.projections.product(index, self.values, self.tokens)
+    }
+}
+
+/// What attention, or a recurrence, returned for all heads of all tokens.
 pub(super) struct Attended<'m> {
     buffers: &'m mut StepBuffers,
+    projections: &'m Projections,
 }
 
 impl<'m> Attended<'m> {
-    /// Makes the rows that feed `projections`. `gather(attended, token, row)` writes one row, to
-    /// which `norm` is applied if there is one.
+    /// Makes the rows that feed `projections`. `gather(attended, products, token, row)` writes one
+    /// row, to which `norm` is applied if there is one. The products are those that attention read.
     pub(super) fn into_rows(
         self,
         context: &mut ForwardContext<'_>,
         projections: &'m Projections,
         norm: Option<&Norm>,
-        gather: impl Fn(&[f32], usize, &mut [f32]) + Sync,
+        gather: impl Fn(&[f32], Products<'_>, usize, &mut [f32]) + Sync,
     ) -> InputRows<'m> {
         let (inputs, attended) = (&mut self.buffers.inputs, &self.buffers.attended[..]);
         let tokens = inputs.tokens();
+        let products = Products {
+            projections: self.projections,
+            values: &self.buffers.products,
+            tokens,
+        };
         let (kernels, format) = (context.workers.kernels, projections.input_format());
         let write_row = |token, row: &mut [f32], spare: &mut [f32]| match norm {
             Some(norm) => {
                 let spare = &mut spare[..row.len()];
-                gather(attended, token, spare);
+                gather(attended, products, token, spare);
                 fault::pass_row(Place::HeadsGathered, token, spare);
                 norm.apply(kernels, spare, row);
             }
             None => {
-                gather(attended, token, row);
+                gather(attended, products, token, row);
                 fault::pass_row(Place::HeadsGathered, token, row);
                 spread_infinity(kernels, row, spare);
             }

@@ -8,10 +8,10 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use sterna_kernels::{MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
+use sterna_kernels::{Kernels, MAX_HEAD_DIM, PAGE_TOKENS, SPAN_TOKENS, Span};
 use sterna_scheduler::Batch;
 
-use super::activations::{InputRows, Pending, Projected};
+use super::activations::{InputRows, Pending, Products, Projected};
 use super::kv_store::{HeadPage, KvStore, write_in_order};
 use super::linear::Projections;
 use super::norm::Norm;
@@ -53,6 +53,10 @@ pub(super) struct Attention {
     pub(super) post_norm: Option<Norm>,
     /// Which rotary frequencies the layer has.
     pub(super) rotary: usize,
+    /// The values of a head that are rotated.
+    pub(super) rotary_dim: usize,
+    /// Whether the query projection also gives a gate for the output of each head.
+    pub(super) has_gate: bool,
 }
 
 /// The norms of each head of query and key.
@@ -72,15 +76,38 @@ impl Attention {
         let projected = self.project(context, rows);
         context.profile.end(Stage::Products);
         self.store(context, projected.product(1), projected.product(2));
-        let attended =
-            projected.attend(|queries, attended| self.attend(context, queries, attended));
+        let attended = projected.attend(self.heads * self.head_dim, |products, attended| {
+            self.attend(context, products.product(0), attended);
+        });
         context.profile.end(Stage::Attention);
 
         let (tokens, norm) = (context.placement.tokens(), self.sub_norm.as_ref());
-        let rows = attended.into_rows(context, &self.output, norm, |attended, token, row| {
+        let kernels = context.workers.kernels;
+        let gather = |attended: &[f32], products: Products<'_>, token, row: &mut [f32]| {
             self.gather(attended, tokens, token, row);
-        });
+            if self.has_gate {
+                self.gate(kernels, products.product(0), token, row);
+            }
+        };
+        let rows = attended.into_rows(context, &self.output, norm, gather);
         rows.multiply(context).into_pending(self.post_norm.as_ref())
+    }
+
+    /// Returns the rows of the query projection for each head.
+    fn query_stride(&self) -> usize {
+        self.head_dim * (1 + usize::from(self.has_gate))
+    }
+
+    /// Multiplies one token's heads by the sigmoids of their gates.
+    fn gate(&self, kernels: Kernels, queries: Product<'_>, token: usize, row: &mut [f32]) {
+        let d = self.head_dim;
+        let [mut gate, mut plain] = [[0.0; MAX_HEAD_DIM]; 2];
+        let (gate, plain) = (&mut gate[..d], &mut plain[..d]);
+        for (head, values) in row.chunks_exact_mut(d).enumerate() {
+            queries.copy_rows(token, head * self.query_stride() + d, gate);
+            plain.copy_from_slice(values);
+            kernels.sigmoid_gate(gate, plain, values);
+        }
     }
 
     /// Returns the number of query heads that share a key-value head.
@@ -110,7 +137,7 @@ impl Attention {
 
     /// Rotates the keys by their positions, and writes keys and values to their pages.
     fn store(&self, context: &mut ForwardContext<'_>, keys: Product<'_>, values: Product<'_>) {
-        let (placement, d) = (context.placement, self.head_dim);
+        let (placement, d, rotated) = (context.placement, self.head_dim, self.rotary_dim);
         let (writes, dtype) = (placement.writes(), context.kv.dtype());
         // An item is what one head writes to one page.
         let item = |index| write_in_order(writes, self.kv_heads, index);
@@ -148,7 +175,7 @@ impl Attention {
                         }
                     }
                     values.copy_rows(token, head * d, value);
-                    kernels.rope(key, d, cosines, sines);
+                    kernels.rope(&mut key[..rotated], rotated, cosines, sines);
                     kernels.store_kv(dtype, key, value, write.slot + i, page);
                     fault::pass(Place::TokenStored);
                 }
@@ -162,6 +189,7 @@ impl Attention {
     /// one head stay in the cache for all its tokens.
     fn attend(&self, context: &mut ForwardContext<'_>, queries: Product<'_>, attended: &mut [f32]) {
         let (placement, d, group) = (context.placement, self.head_dim, self.group());
+        let (rotated, stride) = (self.rotary_dim, self.query_stride());
         let keys = KeyPages {
             kv: context.kv,
             layer: self.layer,
@@ -194,13 +222,13 @@ impl Attention {
                         let query = state.query_mut(position, i);
                         let head = block.kv_head * group + head;
                         match &self.head_norms {
-                            None => queries.copy_rows(token, head * d, query),
+                            None => queries.copy_rows(token, head * stride, query),
                             Some(norms) => {
-                                queries.copy_rows(token, head * d, spare);
+                                queries.copy_rows(token, head * stride, spare);
                                 norms.query.apply(kernels, spare, query);
                             }
                         }
-                        kernels.rope(query, d, cosines, sines);
+                        kernels.rope(&mut query[..rotated], rotated, cosines, sines);
                     }
                 }
                 fault::pass(Place::QueriesRotated);
@@ -293,7 +321,7 @@ struct SpanPages<'a> {
 
 #[cfg(test)]
 mod tests {
-    use sterna_kernels::{Kernels, KvDtype};
+    use sterna_kernels::KvDtype;
     use sterna_scheduler::{Page, SequenceId};
 
     use super::*;

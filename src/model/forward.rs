@@ -17,12 +17,14 @@ use super::output_head::OutputHead;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::{Profile, Stage};
+use super::recurrent::RecurrentScratch;
+use super::state_store::{StateShape, StateStore};
 use super::weights::{Sizes, Weights};
 use super::workers::{ForwardContext, Scratch, ScratchSizes, Workers};
 #[cfg(test)]
-use super::{activations::InputRows, attention::Attention};
+use super::{activations::InputRows, attention::Attention, layer::Mixer};
 use crate::checkpoint::ModelConfig;
-use crate::checkpoint::{LoadError, Source};
+use crate::checkpoint::{LoadError, RecurrentLayers, Source};
 use crate::fault::{self, Place};
 
 /// A loaded model, its threads, and the memory that its steps reuse.
@@ -64,6 +66,7 @@ impl StepMemory {
         let projections = weights.layers.iter().flat_map(Layer::projections);
         let product_width = projections.clone().map(Projections::product_width).max();
         let formats = projections.map(Projections::input_format);
+        let state_values = config.recurrent.as_ref().map_or(0, RecurrentLayers::values);
         StepMemory {
             placement: Placement::new(config, max_tokens),
             residual: Vec::with_capacity(max_tokens * config.hidden),
@@ -71,7 +74,7 @@ impl StepMemory {
                 max_tokens,
                 formats.chain(weights.head.as_ref().map(OutputHead::input_format)),
                 product_width.unwrap_or(0),
-                config.heads * config.head_dim,
+                (config.heads * config.head_dim).max(state_values),
             ),
         }
     }
@@ -104,7 +107,8 @@ impl Model {
         };
         let scratch = (0..pool.workers()).map(|_| {
             let attention = AttentionState::new(config.group(), config.head_dim);
-            Scratch::new(sizes, attention)
+            let recurrent = RecurrentScratch::new(config.recurrent.as_ref());
+            Scratch::new(sizes, attention, recurrent)
         });
         let scratch = scratch.collect();
         let padded_rows = weights.head.as_ref().map_or(0, OutputHead::padded_rows);
@@ -191,9 +195,39 @@ impl Model {
         KvStore::new(shape, pages)
     }
 
+    /// Takes the memory for the keys and values of `pages` pages, and for `slabs` slabs of states
+    /// if the model has recurrent layers. Rows of at most `in_place_tokens` tokens may change their
+    /// slab in place.
+    ///
+    /// # Errors
+    /// If the system does not have enough memory.
+    pub fn new_kv_store_with_states(
+        &self,
+        pages: usize,
+        slabs: usize,
+        in_place_tokens: usize,
+    ) -> io::Result<KvStore> {
+        let kv = self.new_kv_store(pages)?;
+        match self.state_shape(in_place_tokens) {
+            None => Ok(kv),
+            Some(shape) => Ok(kv.with_states(StateStore::new(shape, slabs)?)),
+        }
+    }
+
+    /// Returns the bytes of a slab of states, if the model has recurrent layers.
+    pub fn slab_bytes(&self, in_place_tokens: usize) -> Option<usize> {
+        self.state_shape(in_place_tokens)
+            .map(StateShape::slab_bytes)
+    }
+
+    fn state_shape(&self, in_place_tokens: usize) -> Option<StateShape> {
+        let layers = self.config.recurrent.as_ref();
+        layers.map(|layers| StateShape::new(layers, in_place_tokens))
+    }
+
     fn kv_shape(&self) -> KvShape {
         KvShape {
-            layers: self.config.layers,
+            layers: self.config.attention_layers(),
             kv_heads: self.config.kv_heads,
             head_dim: self.config.head_dim,
             dtype: self.kv_dtype,
@@ -363,9 +397,12 @@ impl Model {
         };
         let layer = &self.weights.layers[layer];
         let pending = Pending::nothing(&mut self.memory.buffers);
-        let (norm, qkv) = (&layer.attention_norm, &layer.attention.qkv);
+        let Mixer::Attention(attention) = &layer.mixer else {
+            panic!("a layer with attention");
+        };
+        let (norm, qkv) = (&layer.mixer_norm, &attention.qkv);
         let rows = pending.add_and_norm(&mut context, &mut hidden.to_vec(), norm, qkv);
-        read(&layer.attention, &mut context, rows)
+        read(attention, &mut context, rows)
     }
 
     /// Computes the logits: the output head on the normed hidden states of the tokens that get

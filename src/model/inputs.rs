@@ -16,8 +16,8 @@ use super::rotation::RowRotation;
 use super::workers::{BLOCK_TOKENS, Scratch, Workers};
 use crate::fault::{self, Place};
 
-/// The maximum number of quantized copies of a row: query, key and value with a norm each.
-pub(super) const MAX_STREAMS: usize = 3;
+/// The maximum number of linears that read the same rows, and of quantized copies of a row.
+pub(super) const MAX_STREAMS: usize = 4;
 
 /// The form in which a set of linears reads its input rows.
 #[derive(Clone, Copy)]
@@ -30,8 +30,10 @@ pub(super) struct InputFormat<'a> {
     pub(super) norms: [Option<&'a Norm>; MAX_STREAMS],
     /// The low-rank correction of each linear, if any.
     pub(super) corrections: [Option<&'a LowRankCorrection>; MAX_STREAMS],
-    /// The rotation of the rows, if the linears are stored rotated.
+    /// The rotation of the rows, if the ternary linears are stored rotated.
     pub(super) rotation: Option<&'a RowRotation>,
+    /// Whether the float linears are stored rotated too.
+    pub(super) rotates_floats: bool,
     /// The columns that share a scale, if the ternary linears have scales for groups.
     pub(super) group: Option<GroupSize>,
     /// Whether a linear reads the rows as floats.
@@ -214,6 +216,13 @@ impl FillTask<'_> {
                 rows,
                 spare,
             });
+            let floats = match self.floats.len() {
+                0 => &mut [],
+                _ => &mut self.floats[done * columns..][..rows.len()],
+            };
+            if !format.rotates_floats && !floats.is_empty() {
+                floats.copy_from_slice(rows);
+            }
             if let Some(rotation) = format.rotation {
                 for row in rows.chunks_exact_mut(columns) {
                     rotation.rotate(kernels, row);
@@ -250,8 +259,8 @@ impl FillTask<'_> {
                 };
                 product.copy_to(0..count, &mut lowered[done * rank..][..count * rank]);
             }
-            if !self.floats.is_empty() {
-                self.floats[done * columns..][..rows.len()].copy_from_slice(rows);
+            if format.rotates_floats && !floats.is_empty() {
+                floats.copy_from_slice(rows);
             }
         }
     }

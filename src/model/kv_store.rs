@@ -16,6 +16,7 @@ use std::ops::RangeInclusive;
 use sterna_kernels::{HugeSlice, KvDtype, PAGE_TOKENS, prefetch};
 
 use super::placement::PageWrite;
+use super::state_store::StateStore;
 
 /// The number of neighbouring pages that are stored head by head.
 const RUN_PAGES: usize = 64;
@@ -46,11 +47,13 @@ impl KvShape {
     }
 }
 
-/// The keys and values of all sequences, in pages of [`PAGE_TOKENS`] tokens.
+/// The keys and values of all sequences, in pages of [`PAGE_TOKENS`] tokens, and the states of
+/// recurrent layers beside them.
 pub struct KvStore {
     shape: KvShape,
     pages: usize,
     bytes: HugeSlice<u8>,
+    states: Option<StateStore>,
 }
 
 impl KvStore {
@@ -63,7 +66,23 @@ impl KvStore {
             shape,
             pages,
             bytes: HugeSlice::committed(pages * shape.page_bytes())?,
+            states: None,
         })
+    }
+
+    /// Adds the states of recurrent layers.
+    pub(super) fn with_states(self, states: StateStore) -> KvStore {
+        let states = Some(states);
+        KvStore { states, ..self }
+    }
+
+    /// Returns the states of recurrent layers.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub(super) fn states_mut(&mut self) -> &mut StateStore {
+        let states = self.states.as_mut();
+        states.expect("the store of a model with recurrent layers has states")
     }
 
     /// Returns the number of pages.

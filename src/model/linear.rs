@@ -149,11 +149,22 @@ impl Linear {
 pub(super) struct Projections {
     linears: Vec<Linear>,
     rotation: Option<RowRotation>,
+    rotates_floats: bool,
 }
 
 impl Projections {
     /// Joins linears. `rotation` is the rotation of their input, if they are stored rotated.
     pub(super) fn new(linears: Vec<Linear>, rotation: Option<RowRotation>) -> Projections {
+        let rotates_floats = rotation.is_some();
+        Projections::with_floats(linears, rotation, rotates_floats)
+    }
+
+    /// Joins linears of which the float ones are stored rotated only if `rotates_floats`.
+    pub(super) fn with_floats(
+        linears: Vec<Linear>,
+        rotation: Option<RowRotation>,
+        rotates_floats: bool,
+    ) -> Projections {
         assert!(
             (1..=MAX_STREAMS).contains(&linears.len()),
             "1 to {MAX_STREAMS} linears read the same rows"
@@ -162,7 +173,11 @@ impl Projections {
             (linears.windows(2)).all(|pair| pair[0].columns() == pair[1].columns()),
             "linears that read the same rows have the same columns"
         );
-        Projections { linears, rotation }
+        Projections {
+            linears,
+            rotation,
+            rotates_floats,
+        }
     }
 
     pub(super) fn linears(&self) -> &[Linear] {
@@ -203,6 +218,7 @@ impl Projections {
             norms,
             corrections,
             rotation: self.rotation.as_ref(),
+            rotates_floats: self.rotates_floats,
             floats: !self.linears.iter().all(is_ternary),
         }
     }

@@ -36,8 +36,10 @@ mod placement;
 mod pool;
 mod product;
 mod profile;
+mod recurrent;
 mod rotation;
 mod self_test;
+mod state_store;
 #[cfg(test)]
 mod tests;
 mod text_embedding;

@@ -43,15 +43,15 @@ pub(super) struct Placement {
 struct Rotary {
     frequencies: Vec<f32>,
     factor: f32,         // Of cosines and sines.
-    rotations: Vec<f32>, // By token: head_dim / 2 cosines, then as many sines.
+    rotations: Vec<f32>, // By token: rotary_dim / 2 cosines, then as many sines.
 }
 
 impl Rotary {
-    fn new(scaling: &RopeScaling, theta: f64, head_dim: usize, max_tokens: usize) -> Rotary {
+    fn new(scaling: &RopeScaling, theta: f64, rotary_dim: usize, max_tokens: usize) -> Rotary {
         Rotary {
-            frequencies: scaling.frequencies(theta, head_dim),
+            frequencies: scaling.frequencies(theta, rotary_dim),
             factor: scaling.attention_factor(),
-            rotations: Vec::with_capacity(max_tokens * head_dim),
+            rotations: Vec::with_capacity(max_tokens * rotary_dim),
         }
     }
 
@@ -75,7 +75,7 @@ impl Placement {
             .iter()
             .map(|local| (&RopeScaling::None, local.rope_theta));
         let rotaries = std::iter::once((scaling, theta)).chain(local);
-        let rotary = |(scaling, theta)| Rotary::new(scaling, theta, config.head_dim, max_tokens);
+        let rotary = |(scaling, theta)| Rotary::new(scaling, theta, config.rotary_dim, max_tokens);
         Placement {
             rotaries: rotaries.map(rotary).collect(),
             max_tokens,

@@ -8,6 +8,7 @@ use super::kv_store::KvStore;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::Profile;
+use super::recurrent::RecurrentScratch;
 
 /// The number of input rows that a worker makes at once.
 ///
@@ -39,6 +40,7 @@ pub(super) struct Scratch {
     /// Low-rank corrections of a product. Empty if the model has none.
     pub(super) corrections: Vec<f32>,
     pub(super) attention: AttentionState,
+    pub(super) recurrent: RecurrentScratch,
 }
 
 /// What the memory of a worker must have room for.
@@ -56,7 +58,11 @@ pub(super) struct ScratchSizes {
 
 impl Scratch {
     /// Allocates the memory of a worker.
-    pub(super) fn new(sizes: ScratchSizes, attention: AttentionState) -> Scratch {
+    pub(super) fn new(
+        sizes: ScratchSizes,
+        attention: AttentionState,
+        recurrent: RecurrentScratch,
+    ) -> Scratch {
         let ScratchSizes {
             max_width,
             max_tokens,
@@ -73,6 +79,7 @@ impl Scratch {
             gates: vec![0.0; values],
             ups: vec![0.0; values],
             attention,
+            recurrent,
         }
     }
 

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use super::gemma3;
 use super::hyperparameters::{ModelConfig, Quantization};
 use super::pooling::{self, Pooling};
+use super::recurrent;
 use super::rope::{RopeScaling, yarn_attention_factor};
 use super::rotation::Rotation;
 use crate::checkpoint::architecture::{
-    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, QWEN3,
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, QWEN3, QWEN3_5,
 };
 use crate::checkpoint::{
     FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS,
@@ -33,7 +34,7 @@ const END_TOKENS: [&str; 8] = [
 
 /// The architectures by the names that GGUF files give them. The name `bitnet` means SiLU, and
 /// Microsoft's names mean squared ReLU. The tensors tell architectures of one name apart.
-const ARCHITECTURES: [(&str, &Architecture, Activation); 7] = [
+const ARCHITECTURES: [(&str, &Architecture, Activation); 8] = [
     ("bitnet-b1.58", &BITNET, Activation::Relu2),
     ("bitnet-25", &BITNET, Activation::Relu2),
     ("bitnet", &BITNET, Activation::Silu),
@@ -41,6 +42,7 @@ const ARCHITECTURES: [(&str, &Architecture, Activation); 7] = [
     ("qwen3", &QWEN3, Activation::Silu),
     ("qwen3", &BITNET_QWEN3, Activation::Silu),
     ("gemma3", &BITNET_GEMMA3, Activation::GeluTanh),
+    ("qwen35", &QWEN3_5, Activation::Silu),
 ];
 
 /// Reads the configuration of a GGUF file.
@@ -51,7 +53,9 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
     let key = format!("{name}.attention.head_count_kv");
     let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
     let head_dim = head_dim(metadata, name)?;
-    check_rotation(metadata, name, head_dim)?;
+    if *architecture != QWEN3_5 {
+        check_rotation(metadata, name, head_dim)?;
+    }
     let embedding = "model.embed_tokens.weight";
     let vocab = gguf.shape(embedding).and_then(<[usize]>::first);
     let vocab = *vocab.ok_or_else(|| LoadError::missing_tensor("token_embd.weight"))?;
@@ -71,6 +75,8 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         max_position: size("context_length")?,
         rope_theta: theta.unwrap_or(DEFAULT_ROPE_BASE),
         rope_scaling: rope_scaling(metadata, name, size("context_length")?)?,
+        rotary_dim: head_dim,
+        recurrent: None,
         local: None,
         query_factor: 1.0,
         norm_eps: metadata
@@ -82,7 +88,7 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         tied: !has_own_head,
         pooling: pooling_of(architecture, stated),
         quantization: Quantization::UNPACKED,
-        rotation: Rotation::read(gguf, architecture)?,
+        rotation: None,
         eos_tokens: end_tokens(metadata, vocab)?,
         bos_token: token_id(metadata, "bos")?,
     };
@@ -94,6 +100,10 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         let scalar = metadata.float(&scalar)?;
         gemma3::apply_to_gguf(&mut config, window, theta, scalar)?;
     }
+    if *architecture == QWEN3_5 {
+        recurrent::apply_to_gguf(&mut config, metadata, name)?;
+    }
+    config.rotation = Rotation::read(gguf, &config)?;
     Ok(config)
 }
 

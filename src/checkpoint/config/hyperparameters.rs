@@ -1,6 +1,7 @@
 //! The hyperparameters of a model, and their limits: what the kernels compute and what makes sense.
 
 use super::pooling::Pooling;
+use super::recurrent::RecurrentLayers;
 use super::rope::RopeScaling;
 use super::rotation::Rotation;
 use crate::checkpoint::architecture::{Activation, Architecture, ScaleDirection};
@@ -8,6 +9,10 @@ use crate::checkpoint::{LoadResult, require};
 
 /// The attention kernels divide a head into vectors of this many values.
 const HEAD_VECTOR: usize = 16;
+
+/// The largest head of a recurrent layer, and the most tokens that its convolution sees.
+const MAX_STATE_DIM: usize = 1024;
+pub(crate) const MAX_TAPS: usize = 16;
 
 /// The largest size of any kind. It keeps every product of two sizes far from overflow. How much is
 /// really read is bounded by the file.
@@ -38,6 +43,10 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// How the frequencies of the rotary embedding are changed for long contexts.
     pub rope_scaling: RopeScaling,
+    /// The number of values of a head that are rotated by its position: the first ones.
+    pub rotary_dim: usize,
+    /// The layers that are recurrent, if there are such layers.
+    pub recurrent: Option<RecurrentLayers>,
     /// The layers that attend to near tokens only, if there are such layers.
     pub local: Option<LocalLayers>,
     /// What the products of query and key are multiplied by, as a multiple of 1 / √head_dim.
@@ -174,11 +183,30 @@ impl ModelConfig {
         local.is_some_and(|local| local.is_local[layer])
     }
 
+    /// Returns the rows of the query projection: the queries, and the gates if there are any.
+    pub fn query_rows(&self) -> usize {
+        let parts = 1 + usize::from(self.architecture.has_attention_gate);
+        parts * self.heads * self.head_dim
+    }
+
+    /// Returns whether a layer is recurrent.
+    pub fn is_recurrent(&self, layer: usize) -> bool {
+        let recurrent = self.recurrent.as_ref();
+        recurrent.is_some_and(|recurrent| recurrent.is_recurrent[layer])
+    }
+
+    /// Returns the number of layers that attend, and so have keys and values.
+    pub fn attention_layers(&self) -> usize {
+        self.layers - self.recurrent.as_ref().map_or(0, RecurrentLayers::layers)
+    }
+
     /// Returns the number of values in the widest input row of a linear.
     pub(crate) fn max_width(&self) -> usize {
+        let recurrent = self.recurrent.as_ref().map_or(0, RecurrentLayers::values);
         (self.hidden)
             .max(self.intermediate)
             .max(self.heads * self.head_dim)
+            .max(recurrent)
     }
 
     /// # Errors
@@ -194,6 +222,7 @@ impl ModelConfig {
         }
         self.check_ranges()?;
         self.check_heads()?;
+        self.check_recurrent()?;
         let (widest, limit) = (self.max_width(), sterna_kernels::MAX_COLUMNS);
         require(
             widest <= limit,
@@ -260,6 +289,12 @@ impl ModelConfig {
             "head_dim",
             format_args!("must be a multiple of {HEAD_VECTOR}, at most {limit}; got {head_dim}"),
         )?;
+        let rotated = self.rotary_dim;
+        require(
+            rotated.is_multiple_of(2) && (2..=head_dim).contains(&rotated),
+            "partial_rotary_factor",
+            format_args!("rotates {rotated} values of a head; must be even, at most {head_dim}"),
+        )?;
         // The norm before the output projection has hidden_size weights.
         let has_sub_norm = self.architecture.layer.attention_sub_norm.is_some();
         let (width, hidden) = (heads * head_dim, self.hidden);
@@ -270,5 +305,38 @@ impl ModelConfig {
                 "num_attention_heads * head_dim ({width}) must equal hidden_size ({hidden})"
             ),
         )
+    }
+
+    fn check_recurrent(&self) -> LoadResult<()> {
+        let Some(recurrent) = &self.recurrent else {
+            return Ok(());
+        };
+        for (field, size, limit) in [
+            ("linear_num_key_heads", recurrent.key_heads, MAX_SIZE),
+            ("linear_num_value_heads", recurrent.value_heads, MAX_SIZE),
+            ("linear_key_head_dim", recurrent.key_dim, MAX_STATE_DIM),
+            ("linear_value_head_dim", recurrent.value_dim, MAX_STATE_DIM),
+            ("linear_conv_kernel_dim", recurrent.taps, MAX_TAPS),
+        ] {
+            let problem = format_args!("must be between 1 and {limit}; got {size}");
+            require((1..=limit).contains(&size), field, problem)?;
+        }
+        let (keys, values) = (recurrent.key_heads, recurrent.value_heads);
+        let problem =
+            format_args!("must be a multiple of linear_num_key_heads ({keys}); got {values}");
+        require(
+            values.is_multiple_of(keys),
+            "linear_num_value_heads",
+            problem,
+        )?;
+        let (columns, dim) = (sterna_kernels::DELTA_COLUMNS, recurrent.value_dim);
+        let problem = format_args!("must be a multiple of {columns}; got {dim}");
+        require(
+            dim.is_multiple_of(columns),
+            "linear_value_head_dim",
+            problem,
+        )?;
+        let problem = "must have a layer of full attention";
+        require(self.attention_layers() > 0, "layer_types", problem)
     }
 }

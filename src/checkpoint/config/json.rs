@@ -6,11 +6,12 @@ use super::gemma3;
 use super::gguf;
 use super::hyperparameters::{ModelConfig, Quantization, StoredWeights};
 use super::pooling;
+use super::recurrent;
 use super::rope::RopeScaling;
 use super::rope_json::{Positions, RopeJson, check_partial};
 use super::stop_tokens::{self, TokenIds};
 use crate::checkpoint::architecture::{
-    self, Activation, Architecture, BITNET_GEMMA3, ScaleDirection,
+    self, Activation, Architecture, BITNET_GEMMA3, QWEN3_5, ScaleDirection,
 };
 use crate::checkpoint::{LoadError, LoadResult, Source, has_tensor, parse_json, require};
 
@@ -40,6 +41,10 @@ impl ModelConfig {
         config.check()?;
         if *config.architecture == BITNET_GEMMA3 {
             gemma3::apply(&mut config, name, &text)?;
+            config.check()?;
+        }
+        if *config.architecture == QWEN3_5 {
+            recurrent::apply(&mut config, name, &text)?;
             config.check()?;
         }
         config.eos_tokens = stop_tokens::read(source, json.eos_token_id.as_ref(), config.vocab)?;
@@ -146,8 +151,8 @@ impl ConfigJson {
         let problem = "must be false; attention over a window is not supported";
         require(!slides, "use_sliding_window", problem)?;
         let bos = self.bos_token_id.as_ref();
-        let (rope_theta, rope_scaling) = if *architecture == BITNET_GEMMA3 {
-            (1.0, RopeScaling::None) // The fields of Gemma follow.
+        let (rope_theta, rope_scaling) = if [BITNET_GEMMA3, QWEN3_5].contains(architecture) {
+            (1.0, RopeScaling::None) // The fields of these families follow.
         } else {
             self.rope()?
         };
@@ -163,6 +168,8 @@ impl ConfigJson {
             max_position: self.max_position_embeddings.unwrap_or(DEFAULT_MAX_POSITION),
             rope_theta,
             rope_scaling,
+            rotary_dim: self.head_dim()?,
+            recurrent: None,
             local: None,
             query_factor: 1.0,
             norm_eps: self

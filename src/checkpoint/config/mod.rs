@@ -10,6 +10,7 @@ mod hyperparameters;
 mod json;
 mod json_writer;
 mod pooling;
+mod recurrent;
 mod rope;
 mod rope_json;
 mod rotation;
@@ -20,8 +21,10 @@ mod tests;
 pub(crate) use gguf::metadata as gguf_metadata;
 pub(crate) use json::stop_tokens;
 
+pub(crate) use hyperparameters::MAX_TAPS;
 pub use hyperparameters::{LocalLayers, ModelConfig, Quantization, StoredWeights};
 pub(crate) use json_writer::{config_json, generation_json, quantization_json};
 pub use pooling::Pooling;
+pub use recurrent::RecurrentLayers;
 pub use rope::RopeScaling;
 pub use rotation::Rotation;

@@ -41,6 +41,10 @@ impl RopeJson {
             && self.partial_rotary_factor.is_none()
     }
 
+    pub(super) fn partial_rotary_factor(&self) -> Option<f64> {
+        self.partial_rotary_factor
+    }
+
     pub(super) fn rope_type(&self) -> Option<&str> {
         self.rope_type.as_deref().or(self.legacy_type.as_deref())
     }

@@ -13,8 +13,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::hyperparameters::ModelConfig;
 use crate::checkpoint::{
-    Architecture, FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue,
+    FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue,
 };
 
 /// How the keys begin.
@@ -39,11 +40,14 @@ const KEYS: [&str; 11] = [
 ];
 
 /// The matrices of a layer that may be rotated, as GGUF calls them.
-const OF_LAYERS: [&str; 7] = [
+const OF_LAYERS: [&str; 10] = [
     "attn_q",
     "attn_k",
     "attn_v",
     "attn_output",
+    "attn_qkv",
+    "attn_gate",
+    "ssm_out",
     "ffn_gate",
     "ffn_up",
     "ffn_down",
@@ -65,6 +69,9 @@ pub struct Rotation {
     pub has_rotated_embedding: bool,
     /// Whether the head is the rotated embedding.
     is_head_tied: bool,
+    /// Whether the output projections of recurrent layers take their input with the value heads of
+    /// a key head side by side. Otherwise they take it in the order of the other tensors.
+    pub has_grouped_values: bool,
 }
 
 impl Rotation {
@@ -83,7 +90,7 @@ impl Rotation {
     ///
     /// # Errors
     /// If a key is missing, unknown or malformed, or is at odds with another key or with a tensor.
-    pub(super) fn read(gguf: &Gguf, architecture: &Architecture) -> LoadResult<Option<Rotation>> {
+    pub(super) fn read(gguf: &Gguf, config: &ModelConfig) -> LoadResult<Option<Rotation>> {
         let metadata = gguf.metadata();
         let mut keys = metadata.keys_with_prefix(PREFIX).peekable();
         if keys.peek().is_none() {
@@ -96,7 +103,7 @@ impl Rotation {
             return Err(metadata.error(unknown, problem));
         }
         let keys = RotationKeys { gguf, metadata };
-        keys.rotation(architecture).map(Some)
+        keys.rotation(config).map(Some)
     }
 
     /// Returns the keys of a file with this rotation.
@@ -117,7 +124,10 @@ impl Rotation {
                 "inverse_weight_names",
                 MetadataValue::Texts(inverse.into_iter().collect()),
             ),
-            ("gdn_v_grouped", MetadataValue::Bool(false)),
+            (
+                "gdn_v_grouped",
+                MetadataValue::Bool(self.has_grouped_values),
+            ),
             ("tied_output", MetadataValue::Bool(self.is_head_tied)),
         ];
         match &self.signs {
@@ -143,8 +153,8 @@ struct RotationKeys<'a> {
 }
 
 impl<'a> RotationKeys<'a> {
-    fn rotation(&self, architecture: &Architecture) -> LoadResult<Rotation> {
-        if architecture.layer.input_norm.is_some() {
+    fn rotation(&self, config: &ModelConfig) -> LoadResult<Rotation> {
+        if config.architecture.layer.input_norm.is_some() {
             let problem = "rotated weights with a norm on the input of each linear are not \
                            supported";
             return Err(self.error("version", problem));
@@ -152,7 +162,8 @@ impl<'a> RotationKeys<'a> {
         let is_head_tied = self.is_head_tied()?;
         self.require_text("transform", TRANSFORM)?;
         self.require_text("axis", AXIS)?;
-        if self.metadata.bool(&key("gdn_v_grouped"))? == Some(true) {
+        let has_grouped_values = self.metadata.bool(&key("gdn_v_grouped"))?.unwrap_or(false);
+        if has_grouped_values && config.recurrent.is_none() {
             let problem = "must be false, because this architecture has no recurrent layers";
             return Err(self.error("gdn_v_grouped", problem));
         }
@@ -191,6 +202,7 @@ impl<'a> RotationKeys<'a> {
             matrices,
             has_rotated_embedding,
             is_head_tied,
+            has_grouped_values,
         })
     }
 

@@ -144,6 +144,7 @@ impl Gguf {
     pub(crate) fn file_names(&self) -> FileNames {
         match self.metadata().text("general.architecture") {
             Ok(Some("gemma3")) => FileNames::GgufGemma,
+            Ok(Some("qwen35")) => FileNames::GgufQwen3_5,
             _ => FileNames::Gguf,
         }
     }

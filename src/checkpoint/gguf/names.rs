@@ -41,6 +41,24 @@ const GEMMA_MODULES: [(&str, &str); 3] = [
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+/// The modules of Qwen 3.5's layers that other architectures lack or call otherwise.
+const QWEN3_5_MODULES: [(&str, &str); 8] = [
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+];
+
+/// The tensors of layers whose names have other parts than those of a module.
+const WHOLE_NAMES: [(&str, &str); 2] = [
+    ("ssm_a", "linear_attn.A_log"),
+    ("ssm_dt.bias", "linear_attn.dt_bias"),
+];
+
 /// The tensors of a module. The names of low-rank corrections come from WrinkleFree's fork of
 /// llama.cpp, whose documentation writes them in capitals.
 const PARTS: [(&str, &str); 6] = [
@@ -61,6 +79,8 @@ pub(crate) enum FileNames {
     Gguf,
     /// As in GGUF, for Gemma.
     GgufGemma,
+    /// As in GGUF, for Qwen 3.5.
+    GgufQwen3_5,
 }
 
 impl FileNames {
@@ -69,7 +89,7 @@ impl FileNames {
         match self {
             FileNames::HuggingFace => name.to_owned(),
             FileNames::Headless => name.strip_prefix("model.").unwrap_or(name).to_owned(),
-            FileNames::Gguf | FileNames::GgufGemma => {
+            FileNames::Gguf | FileNames::GgufGemma | FileNames::GgufQwen3_5 => {
                 self.gguf_name(name).unwrap_or_else(|| name.to_owned())
             }
         }
@@ -83,6 +103,9 @@ impl FileNames {
         }
         let renamed = || {
             let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+            if let Some((_, whole)) = WHOLE_NAMES.iter().find(|(gguf, _)| *gguf == rest) {
+                return Some(format!("model.layers.{layer}.{whole}"));
+            }
             let (module, part) = rest.rsplit_once('.')?;
             let (_, module) = self.modules().find(|(gguf, _)| *gguf == module)?;
             let (_, part) = PARTS.iter().find(|(gguf, _)| *gguf == part)?;
@@ -96,6 +119,9 @@ impl FileNames {
             return Some((*gguf).to_owned());
         }
         let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        if let Some((whole, _)) = WHOLE_NAMES.iter().find(|(_, hf)| *hf == rest) {
+            return Some(format!("blk.{layer}.{whole}"));
+        }
         let (module, part) = rest.rsplit_once('.')?;
         let (module, _) = self.modules().find(|(_, hf)| *hf == module)?;
         let (part, _) = PARTS.iter().find(|(_, hf)| *hf == part)?;
@@ -106,6 +132,7 @@ impl FileNames {
     fn modules(self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
         let own: &[_] = match self {
             FileNames::GgufGemma => &GEMMA_MODULES,
+            FileNames::GgufQwen3_5 => &QWEN3_5_MODULES,
             _ => &[],
         };
         own.iter().chain(&MODULES)

@@ -19,12 +19,16 @@ pub(crate) fn of_model(
     config: &ModelConfig,
     tensors: &Tensors<'_>,
 ) -> LoadResult<Option<GroupSize>> {
-    let query = config.architecture.layer.query;
-    let Some(first) = tensors.get(&format!("model.layers.0.{query}.weight")) else {
+    let modules = &config.architecture.layer;
+    let (module, rows) = match (&config.recurrent, modules.recurrent) {
+        (Some(layers), Some(modules)) if config.is_recurrent(0) => (modules.qkv, layers.channels()),
+        _ => (modules.query, config.query_rows()),
+    };
+    let Some(first) = tensors.get(&format!("model.layers.0.{module}.weight")) else {
         return Ok(None); // The loader names it when it takes it.
     };
     if config.quantization.stored == StoredWeights::Unpacked {
-        first.expect_shape(&[config.heads * config.head_dim, config.hidden])?;
+        first.expect_shape(&[rows, config.hidden])?;
     }
     of(first, config.quantization.stored)
 }

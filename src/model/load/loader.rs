@@ -9,19 +9,20 @@ use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
 use super::packing::{Packer, Rounding};
 use crate::checkpoint::{
-    LoadError, LoadResult, ModelConfig, ScaleDirection, Source, Storage, StoredWeights, Tensor,
-    TensorFiles, Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor, of_model,
-    one_float, read_floats, refuse_non_finite,
+    LoadError, LoadResult, ModelConfig, RecurrentLayers, RecurrentModules, ScaleDirection, Source,
+    Storage, StoredWeights, Tensor, TensorFiles, Tensors, TernaryForm, WeightStatistics,
+    is_ternary, master_factor, of_model, one_float, read_floats, refuse_non_finite,
 };
 use crate::model::attention::{Attention, HeadNorms};
 use crate::model::embedding::{Embedding, EmbeddingMatrix};
-use crate::model::layer::{FeedForward, Layer};
+use crate::model::layer::{FeedForward, Layer, Mixer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
 use crate::model::low_rank::LowRankCorrection;
 use crate::model::norm::Norm;
 use crate::model::options::LoadOptions;
 use crate::model::output_head::{OutputHead, ScreenedHead};
 use crate::model::pool::Pool;
+use crate::model::recurrent::{LENGTH_EPS, Recurrence};
 use crate::model::rotation::RowRotation;
 use crate::model::weights::Weights;
 
@@ -263,31 +264,69 @@ impl Loader<'_> {
     fn layer(&mut self, layer: usize) -> LoadResult<Layer> {
         let (config, modules) = (self.config, &self.config.architecture.layer);
         let (hidden, intermediate) = (config.hidden, config.intermediate);
-        let q = config.heads * config.head_dim;
-        let kv = config.kv_heads * config.head_dim;
         let name = |module: &str| format!("model.layers.{layer}.{module}");
-        let mut linears = |linears: &[(&str, usize, usize)]| -> LoadResult<Projections> {
-            let names: Vec<String> = linears.iter().map(|(module, ..)| name(module)).collect();
-            let rotation = self.rotation(&names, linears[0].2)?;
-            let linears = names.iter().zip(linears);
-            let linears =
-                linears.map(|(name, &(_, rows, columns))| self.linear(name, [rows, columns]));
-            Ok(Projections::new(
-                linears.collect::<Result<_, _>>()?,
-                rotation,
-            ))
+        let mixer = match (&config.recurrent, modules.recurrent) {
+            (Some(heads), Some(modules)) if config.is_recurrent(layer) => {
+                Mixer::Recurrent(self.recurrence(layer, heads, &modules)?)
+            }
+            _ => Mixer::Attention(self.attention(layer)?),
         };
-        let qkv = linears(&[
-            (modules.query, q, hidden),
-            (modules.key, kv, hidden),
-            (modules.value, kv, hidden),
-        ])?;
-        let output = linears(&[(modules.attention_output, hidden, q)])?;
+        let mut linears = |linears: &[_]| self.linears(layer, linears);
         let gate_up = linears(&[
             (modules.gate, intermediate, hidden),
             (modules.up, intermediate, hidden),
         ])?;
         let down = linears(&[(modules.down, hidden, intermediate)])?;
+        let mut optional_norm = |module: Option<&str>, width| {
+            let norm = module.map(|module| self.norm(&name(module), width));
+            norm.transpose()
+        };
+        Ok(Layer {
+            mixer,
+            feed_forward: FeedForward {
+                gate_up,
+                activation: config.activation,
+                sub_norm: optional_norm(modules.feed_forward_sub_norm, intermediate)?,
+                down,
+                post_norm: optional_norm(modules.feed_forward_post_norm, hidden)?,
+            },
+            mixer_norm: self.norm(&name(modules.attention_norm), hidden)?,
+            feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
+        })
+    }
+
+    /// Reads linears that read the same rows: the module, its rows, its columns.
+    fn linears(
+        &mut self,
+        layer: usize,
+        linears: &[(&str, usize, usize)],
+    ) -> LoadResult<Projections> {
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
+        let names: Vec<String> = linears.iter().map(|(module, ..)| name(module)).collect();
+        let rotation = self.rotation(&names, linears[0].2)?;
+        let linears = names.iter().zip(linears);
+        let linears = linears.map(|(name, &(_, rows, columns))| self.linear(name, [rows, columns]));
+        Ok(Projections::new(
+            linears.collect::<Result<_, _>>()?,
+            rotation,
+        ))
+    }
+
+    fn attention(&mut self, layer: usize) -> LoadResult<Attention> {
+        let (config, modules) = (self.config, &self.config.architecture.layer);
+        let hidden = config.hidden;
+        let q = config.heads * config.head_dim;
+        let kv = config.kv_heads * config.head_dim;
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
+        let qkv = self.linears(
+            layer,
+            &[
+                (modules.query, config.query_rows(), hidden),
+                (modules.key, kv, hidden),
+                (modules.value, kv, hidden),
+            ],
+        )?;
+        let output = self.linears(layer, &[(modules.attention_output, hidden, q)])?;
         let head_norms = match (modules.query_norm, modules.key_norm) {
             (Some(query), Some(key)) => {
                 let mut query = self.norm(&name(query), config.head_dim)?;
@@ -302,29 +341,116 @@ impl Loader<'_> {
             let norm = module.map(|module| self.norm(&name(module), width));
             norm.transpose()
         };
-        Ok(Layer {
-            attention: Attention {
-                layer,
-                heads: config.heads,
-                kv_heads: config.kv_heads,
-                head_dim: config.head_dim,
-                qkv,
-                head_norms,
-                sub_norm: optional_norm(modules.attention_sub_norm, q)?,
-                output,
-                post_norm: optional_norm(modules.attention_post_norm, hidden)?,
-                rotary: usize::from(config.is_local(layer)),
-            },
-            feed_forward: FeedForward {
-                gate_up,
-                activation: config.activation,
-                sub_norm: optional_norm(modules.feed_forward_sub_norm, intermediate)?,
-                down,
-                post_norm: optional_norm(modules.feed_forward_post_norm, hidden)?,
-            },
-            attention_norm: self.norm(&name(modules.attention_norm), hidden)?,
-            feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
+        Ok(Attention {
+            layer: (0..layer)
+                .filter(|layer| !config.is_recurrent(*layer))
+                .count(),
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            qkv,
+            head_norms,
+            sub_norm: optional_norm(modules.attention_sub_norm, q)?,
+            output,
+            post_norm: optional_norm(modules.attention_post_norm, hidden)?,
+            rotary: usize::from(config.is_local(layer)),
+            rotary_dim: config.rotary_dim,
+            has_gate: config.architecture.has_attention_gate,
         })
+    }
+
+    fn recurrence(
+        &mut self,
+        layer: usize,
+        heads: &RecurrentLayers,
+        modules: &RecurrentModules,
+    ) -> LoadResult<Recurrence> {
+        let config = self.config;
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
+        let (hidden, values) = (config.hidden, heads.values());
+        let large = [name(modules.qkv), name(modules.gate)];
+        let rotation = self.rotation(&large, hidden)?;
+        let [qkv, gate] = &large;
+        let mut input = vec![
+            self.linear(qkv, [heads.channels(), hidden])?,
+            self.linear(gate, [values, hidden])?,
+        ];
+        for module in [modules.strength, modules.step] {
+            let tensor = self.tensors.require(&format!("{}.weight", name(module)))?;
+            let weights = self.packer.dense(&tensor, [heads.value_heads, hidden])?;
+            input.push(Linear::Dense(Arc::new(weights)));
+        }
+        let output = self.linears(layer, &[(modules.output, hidden, values)])?;
+        let is_grouped = config.rotation.as_ref().is_some_and(|rotation| {
+            let is_rotated = rotation.is_of(&format!("{}.weight", name(modules.output)));
+            rotation.has_grouped_values && is_rotated
+        });
+        let mut rates = self.floats(&name(modules.decay), &[heads.value_heads])?;
+        if !self.tensors.are_gguf() {
+            // GGUF files hold the rates themselves.
+            rates.iter_mut().for_each(|rate| *rate = -rate.exp());
+        }
+        let length_norm = |weight: f32| Norm {
+            weight: vec![weight; heads.key_dim],
+            eps: LENGTH_EPS / heads.key_dim as f32,
+        };
+        Ok(Recurrence {
+            layer: (0..layer)
+                .filter(|layer| config.is_recurrent(*layer))
+                .count(),
+            input: Projections::with_floats(input, rotation, false),
+            convolution: self.convolution(&name(modules.convolution), heads)?,
+            rates,
+            step_bias: self.floats(&name(modules.step_bias), &[heads.value_heads])?,
+            query_norm: length_norm(1.0 / heads.key_dim as f32),
+            key_norm: length_norm((1.0 / (heads.key_dim as f64).sqrt()) as f32),
+            norm: self.plain_norm(&name(modules.norm), heads.value_dim)?,
+            output,
+            groups_output: is_grouped,
+            heads: heads.clone(),
+        })
+    }
+
+    /// Reads the weights of a convolution, `[channel][tap]` with or without a size of 1 between.
+    /// Returns those of the channels of each key head, `[key head][tap][channel]`.
+    fn convolution(&mut self, module: &str, heads: &RecurrentLayers) -> LoadResult<Vec<f32>> {
+        let tensor = self.tensors.require(&format!("{module}.weight"))?;
+        let (channels, taps) = (heads.channels(), heads.taps);
+        let problem = || {
+            let shape = &tensor.shape;
+            format!("its shape is {shape:?}, but must be [{channels}, {taps}]")
+        };
+        let is_known = [&[channels, taps][..], &[channels, 1, taps]].contains(&&tensor.shape[..]);
+        is_known
+            .then_some(())
+            .ok_or_else(|| tensor.error(problem()))?;
+        let mut weights = vec![0.0; channels * taps];
+        read_floats(&tensor, tensor.bytes, &mut weights)?;
+        refuse_non_finite(&tensor, &weights, f32::MAX)?;
+        let (queries, dim) = (heads.key_heads * heads.key_dim, heads.key_dim);
+        let mut sorted = Vec::with_capacity(weights.len());
+        for head in 0..heads.key_heads {
+            let mut own: Vec<usize> = (head * dim..(head + 1) * dim).collect();
+            own.extend(queries + head * dim..queries + (head + 1) * dim);
+            for member in 0..heads.group() {
+                let first = 2 * queries + heads.value_head(head, member) * heads.value_dim;
+                own.extend(first..first + heads.value_dim);
+            }
+            for tap in 0..taps {
+                sorted.extend(own.iter().map(|channel| weights[channel * taps + tap]));
+            }
+        }
+        Ok(sorted)
+    }
+
+    /// Reads a small tensor of floats.
+    fn floats(&mut self, name: &str, shape: &[usize]) -> LoadResult<Vec<f32>> {
+        let tensor = self.tensors.require(name)?;
+        tensor.expect_shape(shape)?;
+        let mut values = vec![0.0; shape.iter().product()];
+        read_floats(&tensor, tensor.bytes, &mut values)?;
+        refuse_non_finite(&tensor, &values, f32::MAX)?;
+        Ok(values)
     }
 
     /// Reads a norm whose weights may be stored with an offset.

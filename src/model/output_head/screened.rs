@@ -95,6 +95,7 @@ impl ScreenedHead {
             norms: [None; MAX_STREAMS],
             corrections: [None; MAX_STREAMS],
             rotation: self.rotation.as_ref(),
+            rotates_floats: self.rotation.is_some(),
             group: None,
             floats: true,
         }

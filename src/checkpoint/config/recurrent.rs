@@ -1,0 +1,214 @@
+//! What is particular to the `config.json` and the metadata of Qwen 3.5: recurrent layers, a gate
+//! after attention, and rotary positions for a part of each head.
+//!
+//! Sources: `Qwen3_5TextConfig` of `transformers`; the keys of llama.cpp's converter.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::hyperparameters::ModelConfig;
+use super::rope_json::RopeJson;
+use crate::checkpoint::{LoadError, LoadResult, Metadata, parse_json, require};
+
+/// Each fourth layer attends if a configuration does not say it.
+const INTERVAL: usize = 4;
+
+/// The types of layers in `layer_types`.
+const RECURRENT: &str = "linear_attention";
+const ATTENTION: &str = "full_attention";
+
+/// The bases and the rotated part of a head if `config.json` does not state them.
+const ROPE_THETA: f64 = 10_000_000.0;
+const ROTATED_PART: f64 = 0.25;
+
+/// The layers of a model that are recurrent: a gated delta rule instead of attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecurrentLayers {
+    /// Whether each layer of the model is recurrent.
+    pub is_recurrent: Vec<bool>,
+    /// The number of heads of queries and keys.
+    pub key_heads: usize,
+    /// The number of heads of values, a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// The number of values in a head of queries or keys.
+    pub key_dim: usize,
+    /// The number of values in a head of values.
+    pub value_dim: usize,
+    /// The number of tokens that the convolution sees, the token itself included.
+    pub taps: usize,
+    /// Whether value head h belongs to key head h mod `key_heads`, as in GGUF files. Otherwise
+    /// neighbouring value heads belong to one key head.
+    pub has_tiled_heads: bool,
+}
+
+impl RecurrentLayers {
+    /// Returns the number of value heads of a key head.
+    pub fn group(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Returns the number of channels of the convolution: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.values()
+    }
+
+    /// Returns the number of values of all value heads.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Returns the value head that is number `member` of a key head.
+    pub fn value_head(&self, key_head: usize, member: usize) -> usize {
+        if self.has_tiled_heads {
+            member * self.key_heads + key_head
+        } else {
+            key_head * self.group() + member
+        }
+    }
+
+    /// Returns how many layers are recurrent.
+    pub fn layers(&self) -> usize {
+        self.is_recurrent.iter().filter(|is| **is).count()
+    }
+}
+
+#[derive(Deserialize)]
+struct RecurrentJson {
+    layer_types: Option<Vec<String>>,
+    full_attention_interval: Option<usize>,
+    linear_num_key_heads: usize,
+    linear_num_value_heads: usize,
+    linear_key_head_dim: usize,
+    linear_value_head_dim: usize,
+    linear_conv_kernel_dim: usize,
+    attn_output_gate: Option<bool>,
+    mamba_ssm_dtype: Option<String>,
+    rope_theta: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    rope_scaling: Option<Value>,
+    rope_parameters: Option<RopeJson>,
+}
+
+/// Reads what `config.json` says beside the fields that all architectures have. The sizes in
+/// `config` are checked.
+pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadResult<()> {
+    let json: RecurrentJson = parse_json(name, text)?;
+    let problem = "must be true; attention without a gate is not supported";
+    require(
+        json.attn_output_gate != Some(false),
+        "attn_output_gate",
+        problem,
+    )?;
+    let dtype = json.mamba_ssm_dtype.as_deref().unwrap_or("float32");
+    let problem = format_args!("must be float32; got {dtype:?}");
+    require(dtype == "float32", "mamba_ssm_dtype", problem)?;
+    let is_scaled = json.rope_scaling.is_some_and(|scaling| !scaling.is_null());
+    let problem = "must be missing; use rope_parameters";
+    require(!is_scaled, "rope_scaling", problem)?;
+    let rope = json.rope_parameters.as_ref();
+    let kind = rope.and_then(RopeJson::rope_type).unwrap_or("default");
+    let problem = format_args!("rope_type must be default; got {kind:?}");
+    require(kind == "default", "rope_parameters", problem)?;
+    let theta = rope.and_then(|rope| rope.rope_theta).or(json.rope_theta);
+    config.rope_theta = theta.unwrap_or(ROPE_THETA);
+    let part = rope.and_then(RopeJson::partial_rotary_factor);
+    let part = part.or(json.partial_rotary_factor).unwrap_or(ROTATED_PART);
+    let problem = format_args!("must be above 0 and at most 1; got {part}");
+    require(part > 0.0 && part <= 1.0, "partial_rotary_factor", problem)?;
+    config.rotary_dim = (config.head_dim as f64 * part) as usize;
+    let is_recurrent = match json.layer_types {
+        Some(types) => recurrent_layers(&types, config.layers)?,
+        None => by_interval(
+            "full_attention_interval",
+            json.full_attention_interval,
+            config.layers,
+        )?,
+    };
+    config.recurrent = Some(RecurrentLayers {
+        is_recurrent,
+        key_heads: json.linear_num_key_heads,
+        value_heads: json.linear_num_value_heads,
+        key_dim: json.linear_key_head_dim,
+        value_dim: json.linear_value_head_dim,
+        taps: json.linear_conv_kernel_dim,
+        has_tiled_heads: false,
+    });
+    Ok(())
+}
+
+/// Reads what the metadata of a GGUF file says beside the keys that all architectures have. `name`
+/// is the architecture's.
+pub(super) fn apply_to_gguf(
+    config: &mut ModelConfig,
+    metadata: &Metadata,
+    name: &str,
+) -> LoadResult<()> {
+    let key = |key: &str| format!("{name}.{key}");
+    let size = |name: &str| metadata.require_size(&key(name));
+    let predicted = metadata.size(&key("nextn_predict_layers"))?.unwrap_or(0);
+    let layers = config
+        .layers
+        .checked_sub(predicted)
+        .filter(|left| *left > 0);
+    config.layers = layers.ok_or_else(|| {
+        let problem = format!("must be below block_count; got {predicted}");
+        metadata.error(&key("nextn_predict_layers"), problem)
+    })?;
+    let rotated = metadata.size(&key("rope.dimension_count"))?;
+    config.rotary_dim = rotated.unwrap_or(config.head_dim);
+    let value_heads = size("ssm.time_step_rank")?;
+    let inner = size("ssm.inner_size")?;
+    if value_heads == 0 || !inner.is_multiple_of(value_heads) {
+        let problem = format!("must be a multiple of ssm.time_step_rank; got {inner}");
+        return Err(metadata.error(&key("ssm.inner_size"), problem));
+    }
+    let interval = key("full_attention_interval");
+    let flags = key("attention.recurrent_layers");
+    let is_recurrent = match metadata.numbers(&flags)? {
+        Some(flags) if flags.len() >= config.layers => flags[..config.layers]
+            .iter()
+            .map(|flag| *flag != 0.0)
+            .collect(),
+        Some(other) => {
+            let problem = format!(
+                "must name all {} layers; got {}",
+                config.layers,
+                other.len()
+            );
+            return Err(metadata.error(&flags, problem));
+        }
+        None => by_interval(&interval, metadata.size(&interval)?, config.layers)?,
+    };
+    config.recurrent = Some(RecurrentLayers {
+        is_recurrent,
+        key_heads: size("ssm.group_count")?,
+        value_heads,
+        key_dim: size("ssm.state_size")?,
+        value_dim: inner / value_heads,
+        taps: size("ssm.conv_kernel")?,
+        has_tiled_heads: true,
+    });
+    Ok(())
+}
+
+fn by_interval(field: &str, interval: Option<usize>, layers: usize) -> LoadResult<Vec<bool>> {
+    let interval = interval.unwrap_or(INTERVAL);
+    require(interval > 0, field, "must be at least 1; got 0")?;
+    Ok((0..layers)
+        .map(|layer| !(layer + 1).is_multiple_of(interval))
+        .collect())
+}
+
+fn recurrent_layers(types: &[String], layers: usize) -> LoadResult<Vec<bool>> {
+    let problem = format_args!("must name {layers} layers; got {}", types.len());
+    require(types.len() == layers, "layer_types", problem)?;
+    let is_recurrent = |kind: &String| match kind.as_str() {
+        RECURRENT => Ok(true),
+        ATTENTION => Ok(false),
+        other => {
+            let problem = format!("must be {RECURRENT} or {ATTENTION}; got {other:?}");
+            Err(LoadError::config("layer_types", problem))
+        }
+    };
+    types.iter().map(is_recurrent).collect()
+}
