@@ -283,6 +283,7 @@ fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
         rope_theta: config.rope_theta,
         tied: true,
         group: None,
+        recurrent: None,
     };
     let source = shape.in_memory(1);
     ModelConfig::read(&source)?;

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 use sterna_random::Random;
 
-use super::architecture::{Architecture, BITNET, LLAMA, QWEN3, ScaleDirection};
+use super::architecture::{Architecture, BITNET, LLAMA, QWEN3, QWEN3_5, ScaleDirection};
 use super::source::Source;
 
 /// The number of values that are written at once.
@@ -47,10 +47,33 @@ pub struct Shape {
     /// The number of weights of a scale, if a matrix has several. Then the embedding and the output
     /// head are ternary too, all weights are stored as floats, and YaRN extends the context.
     pub group: Option<usize>,
+    /// The recurrent layers, if there are any.
+    pub recurrent: Option<RecurrentHeads>,
+}
+
+/// The sizes of a model's recurrent layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrentHeads {
+    /// Each layer of this number attends; the others are recurrent.
+    pub interval: usize,
+    /// The number of heads of queries and keys.
+    pub key_heads: usize,
+    /// The number of heads of values.
+    pub value_heads: usize,
+    /// The number of values in each of these heads.
+    pub head_dim: usize,
+    /// The number of tokens that the convolution sees.
+    pub taps: usize,
+}
+
+impl RecurrentHeads {
+    fn is_recurrent(&self, layer: usize) -> bool {
+        !(layer + 1).is_multiple_of(self.interval)
+    }
 }
 
 /// The shapes that `sterna synthesize` knows by name.
-pub const SHAPES: [Shape; 5] = [
+pub const SHAPES: [Shape; 8] = [
     Shape {
         name: "2b-4t",
         architecture: &BITNET,
@@ -65,6 +88,7 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 500_000.0,
         tied: true,
         group: None,
+        recurrent: None,
     },
     Shape {
         name: "falcon3-1b",
@@ -80,6 +104,7 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 1_000_042.0,
         tied: false,
         group: None,
+        recurrent: None,
     },
     BONSAI,
     Shape {
@@ -90,6 +115,28 @@ pub const SHAPES: [Shape; 5] = [
         heads: 32,
         tied: false,
         ..BONSAI
+    },
+    BONSAI_2,
+    Shape {
+        name: "bonsai-2-4b",
+        hidden: 2560,
+        intermediate: 9216,
+        layers: 32,
+        heads: 16,
+        kv_heads: 4,
+        recurrent: LARGE_HEADS,
+        ..BONSAI_2
+    },
+    Shape {
+        name: "bonsai-2-9b",
+        hidden: 4096,
+        intermediate: 12_288,
+        layers: 32,
+        heads: 16,
+        kv_heads: 4,
+        tied: false,
+        recurrent: LARGE_HEADS,
+        ..BONSAI_2
     },
     Shape {
         name: "tiny",
@@ -105,6 +152,7 @@ pub const SHAPES: [Shape; 5] = [
         rope_theta: 10_000.0,
         tied: true,
         group: None,
+        recurrent: None,
     },
 ];
 
@@ -123,7 +171,44 @@ const BONSAI: Shape = Shape {
     rope_theta: 1_000_000.0,
     tied: true,
     group: Some(64),
+    recurrent: None,
 };
+
+/// The smallest shape of the Bonsai 2 family.
+const BONSAI_2: Shape = Shape {
+    name: "bonsai-2-2b",
+    architecture: &QWEN3_5,
+    vocab: 248_320,
+    hidden: 2048,
+    intermediate: 6144,
+    layers: 24,
+    heads: 8,
+    kv_heads: 2,
+    head_dim: 256,
+    max_position: 262_144,
+    rope_theta: 10_000_000.0,
+    tied: true,
+    group: Some(128),
+    recurrent: Some(RecurrentHeads {
+        interval: 4,
+        key_heads: 16,
+        value_heads: 16,
+        head_dim: 128,
+        taps: 4,
+    }),
+};
+
+/// The recurrent layers of the larger shapes of that family.
+const LARGE_HEADS: Option<RecurrentHeads> = Some(RecurrentHeads {
+    interval: 4,
+    key_heads: 16,
+    value_heads: 32,
+    head_dim: 128,
+    taps: 4,
+});
+
+/// The part of a head that models with recurrent layers rotate.
+const ROTATED_PART: f64 = 0.25;
 
 /// The factor by which YaRN extends the context of a shape with groups.
 const YARN_FACTOR: usize = 4;
@@ -168,7 +253,27 @@ impl Shape {
             "mlp_bias": false,
             "torch_dtype": "bfloat16",
         });
-        if self.group.is_some() {
+        if let Some(recurrent) = &self.recurrent {
+            let kind = |layer| {
+                if recurrent.is_recurrent(layer) {
+                    "linear_attention"
+                } else {
+                    "full_attention"
+                }
+            };
+            config["layer_types"] = (0..self.layers).map(kind).collect();
+            config["linear_num_key_heads"] = recurrent.key_heads.into();
+            config["linear_num_value_heads"] = recurrent.value_heads.into();
+            config["linear_key_head_dim"] = recurrent.head_dim.into();
+            config["linear_value_head_dim"] = recurrent.head_dim.into();
+            config["linear_conv_kernel_dim"] = recurrent.taps.into();
+            config["rms_norm_eps"] = 1e-6.into();
+            config["rope_parameters"] = json!({
+                "rope_type": "default",
+                "rope_theta": self.rope_theta,
+                "partial_rotary_factor": ROTATED_PART,
+            });
+        } else if self.group.is_some() {
             config["rope_scaling"] = json!({
                 "rope_type": "yarn",
                 "factor": YARN_FACTOR,
@@ -227,31 +332,67 @@ impl Shape {
                 content,
             });
         };
-        push("model.norm.weight", &[self.hidden], Content::Norm);
+        let norm = Content::Norm {
+            offset: self.architecture.norm_offset,
+        };
+        push("model.norm.weight", &[self.hidden], norm);
         for layer in 0..self.layers {
+            let recurrent = self.recurrent.filter(|heads| heads.is_recurrent(layer));
+            let recurrent = recurrent.zip(modules.recurrent);
             let name = |module: &str| format!("model.layers.{layer}.{module}.weight");
+            let attends = |_: &&str| recurrent.is_none();
             let norms = [
                 (Some(modules.attention_norm), self.hidden),
                 (Some(modules.feed_forward_norm), self.hidden),
-                (modules.attention_sub_norm, q),
+                (modules.attention_sub_norm.filter(attends), q),
                 (modules.feed_forward_sub_norm, self.intermediate),
-                (modules.query_norm, self.head_dim),
-                (modules.key_norm, self.head_dim),
+                (modules.query_norm.filter(attends), self.head_dim),
+                (modules.key_norm.filter(attends), self.head_dim),
             ];
             for (module, width) in norms {
                 if let Some(module) = module {
-                    push(&name(module), &[width], Content::Norm);
+                    push(&name(module), &[width], norm);
                 }
             }
-            let linears = [
-                (modules.query, q, self.hidden),
-                (modules.key, kv, self.hidden),
-                (modules.value, kv, self.hidden),
-                (modules.attention_output, self.hidden, q),
+            let mut linears = Vec::new();
+            if let Some((heads, modules)) = recurrent {
+                let (dim, count) = (heads.head_dim, heads.value_heads);
+                let channels = (2 * heads.key_heads + count) * dim;
+                linears.extend([
+                    (modules.qkv, channels, self.hidden),
+                    (modules.gate, count * dim, self.hidden),
+                    (modules.output, self.hidden, count * dim),
+                ]);
+                let plain = |module: &str| format!("model.layers.{layer}.{module}");
+                push(&plain(modules.decay), &[count], Content::Rates);
+                push(&plain(modules.step_bias), &[count], Content::Steps);
+                push(&name(modules.norm), &[dim], Content::Norm { offset: 0.0 });
+                let floats = Content::Floats {
+                    range: EMBEDDING_RANGE,
+                };
+                for module in [modules.strength, modules.step] {
+                    push(&name(module), &[count, self.hidden], floats);
+                }
+                let shape = [channels, 1, heads.taps];
+                push(
+                    &name(modules.convolution),
+                    &shape,
+                    Content::Floats { range: 0.7 },
+                );
+            } else {
+                let parts = 1 + usize::from(self.architecture.has_attention_gate);
+                linears.extend([
+                    (modules.query, parts * q, self.hidden),
+                    (modules.key, kv, self.hidden),
+                    (modules.value, kv, self.hidden),
+                    (modules.attention_output, self.hidden, q),
+                ]);
+            }
+            linears.extend([
                 (modules.gate, self.intermediate, self.hidden),
                 (modules.up, self.intermediate, self.hidden),
                 (modules.down, self.hidden, self.intermediate),
-            ];
+            ]);
             for (module, rows, columns) in linears {
                 if let Some(group) = self.group {
                     let scale = self.stored_scale(columns);
@@ -270,7 +411,9 @@ impl Shape {
                 group,
                 scale: EMBEDDING_RANGE / 2.0,
             },
-            None => Content::Embedding,
+            None => Content::Floats {
+                range: EMBEDDING_RANGE,
+            },
         };
         push("model.embed_tokens.weight", &shape, content);
         if !self.tied {
@@ -297,14 +440,18 @@ const EMBEDDING_RANGE: f32 = 0.04;
 /// What a tensor is filled with.
 #[derive(Clone, Copy)]
 enum Content {
-    /// F32 near 1.
-    Norm,
+    /// F32 near 1, less the offset.
+    Norm { offset: f32 },
     /// F32, this value.
     Scale(f32),
     /// U8, four codes of 0, 1 or 2 each.
     Codes,
-    /// BF16 around 0.
-    Embedding,
+    /// BF16, uniform around 0.
+    Floats { range: f32 },
+    /// F32, the logarithms of rates of decay.
+    Rates,
+    /// F32, steps before their softplus.
+    Steps,
     /// BF16 of 0 and of one magnitude for each group of neighbours, about `scale`.
     Groups { group: usize, scale: f32 },
 }
@@ -320,9 +467,11 @@ impl Content {
     /// Returns the name of the type of the values, and its bytes.
     fn dtype(&self) -> (&'static str, usize) {
         match self {
-            Content::Norm | Content::Scale(_) => ("F32", 4),
+            Content::Norm { .. } | Content::Scale(_) | Content::Rates | Content::Steps => {
+                ("F32", 4)
+            }
             Content::Codes => ("U8", 1),
-            Content::Embedding | Content::Groups { .. } => ("BF16", 2),
+            Content::Floats { .. } | Content::Groups { .. } => ("BF16", 2),
         }
     }
 }
@@ -340,12 +489,20 @@ impl RandomTensor {
             bytes.clear();
             match self.content {
                 Content::Scale(scale) => bytes.extend_from_slice(&scale.to_le_bytes()),
-                Content::Norm => {
-                    let mut value = || 0.9 + 0.2 * random.fraction_f32();
+                Content::Norm { offset } => {
+                    let mut value = || 0.9 + 0.2 * random.fraction_f32() - offset;
+                    bytes.extend((0..count).flat_map(|_| value().to_le_bytes()));
+                }
+                Content::Rates => {
+                    let mut value = || (1.0 + 15.0 * random.fraction_f32()).ln();
+                    bytes.extend((0..count).flat_map(|_| value().to_le_bytes()));
+                }
+                Content::Steps => {
+                    let mut value = || -6.0 + 4.0 * random.fraction_f32();
                     bytes.extend((0..count).flat_map(|_| value().to_le_bytes()));
                 }
                 Content::Codes => push_codes(random, count, &mut bytes),
-                Content::Embedding => push_bf16(random, count, &mut bytes),
+                Content::Floats { range } => push_bf16(random, count, range, &mut bytes),
                 Content::Groups { group, scale } => {
                     push_groups(random, count / group, group, scale, &mut bytes);
                 }
@@ -400,12 +557,12 @@ fn upper_half(value: f32) -> u16 {
     (value.to_bits() >> 16) as u16
 }
 
-/// Appends `count` bf16 values, uniform in ± [`EMBEDDING_RANGE`].
-fn push_bf16(random: &mut Random, count: usize, bytes: &mut Vec<u8>) {
+/// Appends `count` bf16 values, uniform in ± `range`.
+fn push_bf16(random: &mut Random, count: usize, range: f32, bytes: &mut Vec<u8>) {
     let end = bytes.len() + 2 * count;
     while bytes.len() < end {
         for bits in random.next_u64().to_le_bytes().as_chunks::<2>().0 {
-            let value = f32::from(i16::from_le_bytes(*bits)) * (EMBEDDING_RANGE / 32_768.0);
+            let value = f32::from(i16::from_le_bytes(*bits)) * (range / 32_768.0);
             bytes.extend_from_slice(&upper_half(value).to_le_bytes());
         }
     }

@@ -361,8 +361,8 @@ mod tests {
             );
             self.store(context, projected.product(1), projected.product(2));
             let mut attended = vec![vec![0.0; tokens * d]; self.heads];
-            projected.attend(|queries, all| {
-                self.attend(context, queries, all);
+            projected.attend(self.heads * self.head_dim, |products, all| {
+                self.attend(context, products.product(0), all);
                 for (index, x) in all.chunks(d).enumerate() {
                     // The order is [kv head][token][head of the group].
                     let (query, i) = (index / group, index % group);

@@ -24,6 +24,7 @@ pub const SHAPE: Shape = Shape {
     rope_theta: 10_000.0,
     tied: true,
     group: None,
+    recurrent: None,
 };
 
 /// Returns the checkpoint of the toy.
