@@ -11,7 +11,7 @@
 
 use serde_json::Value;
 use sterna::demo;
-use sterna::model::{KvStore, LoadOptions, Model};
+use sterna::model::{AlternatingSlabs, KvStore, LoadOptions, Model};
 use sterna::text::{ChatTemplate, Message, TemplateArguments, TextFiles, Tokenizer};
 use sterna_kernels::{Kernels, KvDtype};
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId};
@@ -153,6 +153,7 @@ impl Predictions {
         let mut batch = Batch::new();
         let pages = &pages[..count.div_ceil(PAGE_TOKENS)];
         batch.push_row(SequenceId::new(0, 0), 0, &text.tokens, pages, count);
+        batch.set_states(AlternatingSlabs::new(0).next_row());
         let mut logits = vec![0.0; model.config().vocab];
         let rows = model.forward(&batch, kv);
         for i in (1..count).filter(|&i| text.is_answer[i]) {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::bin::BitnetBin;
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
-use super::gguf::{FileNames, Gguf};
+use super::gguf::{FileNames, Gguf, TEXT_PART};
 use super::safetensors::Shards;
 use super::source::Source;
 use super::tensor::Tensor;
@@ -101,7 +101,7 @@ impl<'a> Tensors<'a> {
     pub(crate) fn are_gguf(&self) -> bool {
         !matches!(
             self.file_names,
-            FileNames::HuggingFace | FileNames::Headless
+            FileNames::HuggingFace | FileNames::Headless | FileNames::TextPart
         )
     }
 
@@ -118,6 +118,14 @@ impl<'a> Tensors<'a> {
     /// Takes a tensor that must exist.
     pub(crate) fn require(&mut self, name: &str) -> LoadResult<Tensor<'a>> {
         self.take(name).ok_or_else(|| self.missing(name))
+    }
+
+    /// Removes the tensors whose names in the files begin with `prefix`. Returns how many.
+    pub(crate) fn leave_out(&mut self, prefix: &str) -> usize {
+        let before = self.by_name.len();
+        self.by_name
+            .retain(|_, tensor| !tensor.name.starts_with(prefix));
+        before - self.by_name.len()
     }
 
     /// Returns what the files call the tensor that Hugging Face calls `name`.
@@ -158,10 +166,20 @@ pub(crate) fn has_tensor(source: &Source, name: &str) -> bool {
     has().unwrap_or(false)
 }
 
-/// Adds the prefix `model.` to the names of a model without an output head, which lack it.
+/// Adds the prefix `model.` to the names of a model without an output head, which lack it. Removes
+/// the prefix of the text part of a model with images.
 fn with_prefix<'a>(
     tensors: BTreeMap<String, Tensor<'a>>,
 ) -> (BTreeMap<String, Tensor<'a>>, FileNames) {
+    if tensors.contains_key(&format!("{TEXT_PART}embed_tokens.weight")) {
+        let renamed = |name: String| match name.strip_prefix(TEXT_PART) {
+            Some(rest) => format!("model.{rest}"),
+            None => name,
+        };
+        let tensors = tensors.into_iter();
+        let tensors = tensors.map(|(name, tensor)| (renamed(name), tensor));
+        return (tensors.collect(), FileNames::TextPart);
+    }
     if !tensors.contains_key("embed_tokens.weight") {
         return (tensors, FileNames::HuggingFace);
     }

@@ -106,6 +106,9 @@ fn alone(batch: &Batch, row: &Row) -> Batch {
     }
     let (start, tokens, logits) = (row.start as usize, batch.tokens(row), row.logits as usize);
     alone.push_row(row.sequence, start, tokens, pages, logits);
+    if let Some(states) = row.states {
+        alone.set_states(states);
+    }
     alone
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use sterna_kernels::{AttentionState, Kernels, KvDtype};
-use sterna_scheduler::Batch;
+use sterna_scheduler::{Batch, StateLimits};
 
 use super::activations::{Pending, StepBuffers};
 use super::kv_store::{KvShape, KvStore};
@@ -26,6 +26,12 @@ use super::{activations::InputRows, attention::Attention, layer::Mixer};
 use crate::checkpoint::ModelConfig;
 use crate::checkpoint::{LoadError, RecurrentLayers, Source};
 use crate::fault::{self, Place};
+
+/// The states of one sequence, with a slab to read and a slab to write.
+const ONE_SEQUENCE: StateLimits = StateLimits {
+    slabs: 2,
+    in_place_tokens: 1,
+};
 
 /// A loaded model, its threads, and the memory that its steps reuse.
 pub struct Model {
@@ -169,7 +175,8 @@ impl Model {
         self.kv_shape().page_bytes()
     }
 
-    /// Takes the memory for the keys and values of `pages` pages.
+    /// Takes the memory for the keys and values of `pages` pages, and for the
+    /// [`AlternatingSlabs`](super::AlternatingSlabs) of one sequence.
     ///
     /// # Errors
     /// If the system does not have enough memory.
@@ -182,8 +189,8 @@ impl Model {
         std::mem::replace(&mut self.workers.kernels, kernels)
     }
 
-    /// Takes the memory for the keys and values of `pages` pages, in any format. A step stores them
-    /// in the format of its store.
+    /// Takes the memory as [`Model::new_kv_store`] does, for keys and values in any format. A step
+    /// stores them in the format of its store.
     ///
     /// # Errors
     /// If the system does not have enough memory.
@@ -192,37 +199,34 @@ impl Model {
             dtype,
             ..self.kv_shape()
         };
-        KvStore::new(shape, pages)
+        self.with_states(KvStore::new(shape, pages)?, ONE_SEQUENCE)
     }
 
-    /// Takes the memory for the keys and values of `pages` pages, and for `slabs` slabs of states
-    /// if the model has recurrent layers. Rows of at most `in_place_tokens` tokens may change their
-    /// slab in place.
+    /// Takes the memory for the keys and values of `pages` pages, and for slabs of states if the
+    /// model has recurrent layers.
     ///
     /// # Errors
     /// If the system does not have enough memory.
     pub fn new_kv_store_with_states(
         &self,
         pages: usize,
-        slabs: usize,
-        in_place_tokens: usize,
+        states: StateLimits,
     ) -> io::Result<KvStore> {
-        let kv = self.new_kv_store(pages)?;
-        match self.state_shape(in_place_tokens) {
-            None => Ok(kv),
-            Some(shape) => Ok(kv.with_states(StateStore::new(shape, slabs)?)),
-        }
+        self.with_states(KvStore::new(self.kv_shape(), pages)?, states)
+    }
+
+    fn with_states(&self, kv: KvStore, states: StateLimits) -> io::Result<KvStore> {
+        let Some(layers) = &self.config.recurrent else {
+            return Ok(kv);
+        };
+        let shape = StateShape::new(layers, states.in_place_tokens as usize);
+        Ok(kv.with_states(StateStore::new(shape, states.slabs as usize)?))
     }
 
     /// Returns the bytes of a slab of states, if the model has recurrent layers.
-    pub fn slab_bytes(&self, in_place_tokens: usize) -> Option<usize> {
-        self.state_shape(in_place_tokens)
-            .map(StateShape::slab_bytes)
-    }
-
-    fn state_shape(&self, in_place_tokens: usize) -> Option<StateShape> {
-        let layers = self.config.recurrent.as_ref();
-        layers.map(|layers| StateShape::new(layers, in_place_tokens))
+    pub fn slab_bytes(&self, in_place_tokens: u32) -> Option<usize> {
+        let layers = self.config.recurrent.as_ref()?;
+        Some(StateShape::new(layers, in_place_tokens as usize).slab_bytes())
     }
 
     fn kv_shape(&self) -> KvShape {

@@ -53,5 +53,6 @@ pub use logits::{Logits, StepLogits};
 pub use options::LoadOptions;
 pub use profile::{Profile, Stage};
 pub use self_test::{ComparedPart, ComparedStage, KernelDifference, SelfTestError};
+pub use state_store::AlternatingSlabs;
 pub use text_embedding::TextEmbedding;
 pub use weights::Sizes;

@@ -223,10 +223,7 @@ impl HeadRow<'_> {
         let (start, limit) = (row.start as usize, self.shape.in_place_tokens);
         let is_short = row.len() <= limit;
         match from {
-            None => {
-                assert_eq!(start, 0, "a row without a state begins a sequence");
-                states.region(index, to).clear();
-            }
+            None => states.region(index, to).clear(start),
             Some(from) if from == to => assert!(is_short, "a long row has a slab of its own"),
             Some(from) => states.copy(index, from, to),
         }

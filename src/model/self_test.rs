@@ -14,6 +14,7 @@ use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 use super::forward::Model;
 use super::kv_store::KvStore;
+use super::state_store::AlternatingSlabs;
 
 /// The tokens that are compared: a short prefill and a decode. More would only repeat them.
 const MAX_TOKENS: usize = 9;
@@ -155,10 +156,13 @@ impl Model {
         let (id, page) = (SequenceId::new(0, 0), [Page::new(0)]);
         let (last, prompt) = tokens.split_last().expect("several tokens");
         let mut batch = Batch::new();
+        let mut slabs = AlternatingSlabs::new(0);
         batch.push_row(id, 0, prompt, &page, 0);
+        batch.set_states(slabs.next_row());
         let prefill = comparison.step(&batch);
         batch.clear();
         batch.push_row(id, prompt.len(), &[*last], &page, usize::from(part.head));
+        batch.set_states(slabs.next_row());
         let both = prefill.and_then(|()| comparison.step(&batch));
         both.map(|()| part).map_err(SelfTestError::Difference)
     }

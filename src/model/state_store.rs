@@ -14,13 +14,44 @@ use std::io;
 use std::ops::Range;
 
 use sterna_kernels::HugeSlice;
-use sterna_scheduler::StateSlab;
+use sterna_scheduler::{RowStates, StateSlab};
 
 use super::pool::split_rows;
 use crate::checkpoint::RecurrentLayers;
 
 /// The first values of a region: its base, and padding up to a cache line.
 const HEADER: usize = 16;
+
+/// The slabs of a sequence whose rows are made without a scheduler: two, in turn. Rows of any
+/// length may follow each other. Without recurrent layers the slabs mean nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct AlternatingSlabs {
+    first: u32,
+    last: Option<u32>, // 0 or 1.
+}
+
+impl AlternatingSlabs {
+    /// Returns slabs 2 · `index` and the one after it, for a sequence that begins.
+    pub fn new(index: u32) -> AlternatingSlabs {
+        AlternatingSlabs {
+            first: 2 * index,
+            last: None,
+        }
+    }
+
+    /// Returns the states of the next row.
+    pub fn next_row(&mut self) -> RowStates {
+        let slab = |index| StateSlab::new(self.first + index);
+        let to = self.last.map_or(0, |last| 1 - last);
+        let states = RowStates {
+            from: self.last.map(slab),
+            to: slab(to),
+            keep: [None; 2],
+        };
+        self.last = Some(to);
+        states
+    }
+}
 
 /// The sizes of the states of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,11 +150,6 @@ impl StateStore {
         self.shape
     }
 
-    /// Returns the number of slabs.
-    pub(super) fn slabs(&self) -> usize {
-        self.slabs
-    }
-
     /// Returns the memory of a layer, cut at ranges of key heads that are contiguous from 0.
     pub(super) fn heads_mut(
         &mut self,
@@ -208,9 +234,9 @@ impl<'a> Region<'a> {
         }
     }
 
-    /// Forgets everything: no token has been seen.
-    pub(super) fn clear(&mut self) {
-        self.set_base(0);
+    /// Forgets everything: the tokens before `base` left nothing.
+    pub(super) fn clear(&mut self, base: usize) {
+        self.set_base(base);
         self.states.fill(0.0);
         self.inputs.fill(0.0);
     }

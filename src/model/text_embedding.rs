@@ -8,6 +8,7 @@ use std::io;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 use super::forward::Model;
+use super::state_store::AlternatingSlabs;
 use crate::checkpoint::{ModelConfig, Pooling};
 
 /// The embedding of a text while its tokens are computed, in chunks of any size.
@@ -88,13 +89,14 @@ impl Model {
         let mut kv = self.new_kv_store(pages.len())?;
         let mut embedding = TextEmbedding::new(self.config());
         let mut batch = Batch::new();
-        let mut computed = 0;
+        let (mut computed, mut slabs) = (0, AlternatingSlabs::new(0));
         for chunk in text.chunks(self.max_step_tokens()) {
             let end = computed + chunk.len();
             let wanted = embedding.wanted_states(chunk.len(), end == text.len());
             let pages = &pages[..end.div_ceil(PAGE_TOKENS)];
             batch.clear();
             batch.push_row(SequenceId::new(0, 0), computed, chunk, pages, wanted);
+            batch.set_states(slabs.next_row());
             let states = self.forward_states(&batch, &mut kv);
             states.iter().for_each(|state| embedding.add(state));
             computed = end;

@@ -16,7 +16,7 @@ use sterna_kernels::KvDtype;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
 use crate::checkpoint::Source;
-use crate::model::{KvStore, Model};
+use crate::model::{AlternatingSlabs, KvStore, Model};
 use crate::text::Tokenizer;
 
 /// The name of the file.
@@ -226,13 +226,14 @@ impl GoldenCase {
         let first = self.prompt_tokens.len() - 1; // Its logits give the first token.
         let mut logits = vec![0.0; model.config().vocab];
         let mut batch = Batch::new();
-        let mut start = 0;
+        let (mut start, mut slabs) = (0, AlternatingSlabs::new(0));
         for chunk in text[..text.len() - 1].chunks(max_step) {
             let end = start + chunk.len();
             let rows = end.saturating_sub(first).min(chunk.len());
             let pages = &pages[..end.div_ceil(PAGE_TOKENS)];
             batch.clear();
             batch.push_row(SequenceId::new(0, 0), start, chunk, pages, rows);
+            batch.set_states(slabs.next_row());
             let computed = model.forward(&batch, kv);
             for row in 0..rows {
                 computed.copy_row(row, &mut logits);
@@ -255,7 +256,7 @@ fn answer(model: &mut Model, prompt: &[TokenId]) -> Result<Vec<TokenId>, Box<dyn
     let mut kv = model.new_kv_store(pages.len())?;
     let mut logits = vec![0.0; model.config().vocab];
     let (mut batch, mut text) = (Batch::new(), prompt.to_vec());
-    let mut computed = 0;
+    let (mut computed, mut slabs) = (0, AlternatingSlabs::new(0));
     while text.len() < longest {
         // Chunks of a page, so that a prompt may be longer than a step.
         let end = text.len().min(computed + PAGE_TOKENS);
@@ -268,6 +269,7 @@ fn answer(model: &mut Model, prompt: &[TokenId]) -> Result<Vec<TokenId>, Box<dyn
             &pages[..end.div_ceil(PAGE_TOKENS)],
             usize::from(is_last),
         );
+        batch.set_states(slabs.next_row());
         let step = model.forward(&batch, &mut kv);
         if is_last {
             step.copy_row(0, &mut logits);

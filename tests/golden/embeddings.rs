@@ -93,7 +93,7 @@ fn side_by_side<'a>(
 ) -> Vec<Vec<f32>> {
     let (mut sequences, mut pages) = (Vec::new(), 0);
     for text in texts {
-        let sequence = Sequence::new(pages, text.clone());
+        let sequence = Sequence::new(pages, 0, text.clone());
         pages += sequence.pages.len();
         sequences.push((sequence, TextEmbedding::new(model.config())));
     }

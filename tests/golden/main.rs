@@ -125,7 +125,7 @@ fn drafted_tokens_have_the_logits_of_single_decodes() {
             let drafts = &prompt.continuation[..prompt.continuation.len() - 1];
             let tokens = [prompt.prompt.as_slice(), drafts].concat();
             let known = prompt.prompt.len() - 1;
-            let mut sequence = Sequence::new(0, tokens);
+            let mut sequence = Sequence::new(0, 0, tokens);
             let mut kv = model.new_kv_store(sequence.pages.len()).unwrap();
             let mut batch = Batch::new();
             while sequence.computed < known {

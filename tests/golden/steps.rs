@@ -1,7 +1,7 @@
 //! Steps of a model outside of an engine.
 
-use sterna::model::{KvStore, Model};
-use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
+use sterna::model::{AlternatingSlabs, KvStore, Model};
+use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, StateLimits, TokenId};
 
 use super::fixture::Prompt;
 
@@ -14,11 +14,13 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) computed: usize,
     pub(crate) pages: Vec<Page>,
+    slabs: AlternatingSlabs,
 }
 
 impl Sequence {
-    /// The pages of different `first_page`s must not overlap.
-    pub(crate) fn new(first_page: usize, tokens: Vec<TokenId>) -> Sequence {
+    /// The pages of different `first_page`s must not overlap. `slabs` differs among the sequences
+    /// of a store.
+    pub(crate) fn new(first_page: usize, slabs: u32, tokens: Vec<TokenId>) -> Sequence {
         let pages = first_page..first_page + tokens.len().div_ceil(PAGE_TOKENS);
         let pages = pages
             .map(|page| Page::new(u32::try_from(page).unwrap()))
@@ -28,6 +30,7 @@ impl Sequence {
             tokens,
             computed: 0,
             pages,
+            slabs: AlternatingSlabs::new(slabs),
         }
     }
 
@@ -51,6 +54,7 @@ impl Sequence {
             pages,
             logits,
         );
+        batch.set_states(self.slabs.next_row());
         self.computed = end;
         Some(end - 1)
     }
@@ -68,10 +72,14 @@ pub(crate) fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>
     } in prompts
     {
         let tokens = [prompt.as_slice(), &continuation[..continuation.len() - 1]].concat();
-        sequences.push(Sequence::new(pages, tokens));
+        sequences.push(Sequence::new(pages, sequences.len() as u32, tokens));
         pages += sequences.last().unwrap().pages.len();
     }
-    let mut kv = model.new_kv_store(pages).unwrap();
+    let states = StateLimits {
+        slabs: 2 * prompts.len() as u32,
+        in_place_tokens: 1,
+    };
+    let mut kv = model.new_kv_store_with_states(pages, states).unwrap();
     let mut rows = vec![Vec::new(); prompts.len()];
     let mut batch = Batch::new();
     loop {
@@ -99,7 +107,7 @@ pub(crate) fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>
 
 /// Runs one layer on `hidden`, the hidden states of a sequence from its beginning.
 pub(crate) fn run_layer(model: &mut Model, layer: usize, hidden: &mut [f32]) {
-    let mut sequence = Sequence::new(0, vec![0; hidden.len() / model.config().hidden]);
+    let mut sequence = Sequence::new(0, 0, vec![0; hidden.len() / model.config().hidden]);
     let mut batch = Batch::new();
     sequence.push_row(&mut batch, usize::MAX, 1);
     let mut kv = model.new_kv_store(sequence.pages.len()).unwrap();

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use sterna::checkpoint::Source;
-use sterna::model::{LoadOptions, Model};
+use sterna::model::{AlternatingSlabs, LoadOptions, Model};
 use sterna_kernels::Kernels;
 use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, TokenId};
 
@@ -43,6 +43,7 @@ pub(crate) fn computed_bits_with(source: &Source, kernels: Kernels) -> Vec<Vec<u
     let pages: Vec<Page> = pages.collect();
     let mut batch = Batch::new();
     batch.push_row(SequenceId::new(0, 0), 0, &tokens, &pages, TOKENS);
+    batch.set_states(AlternatingSlabs::new(0).next_row());
     let mut kv = model.new_kv_store(pages.len()).unwrap();
     let bits = |row: &[f32]| row.iter().map(|value| value.to_bits()).collect();
     if !model.config().has_head {

@@ -39,7 +39,7 @@ pub struct StateLimits {
 /// from the start of that row to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowStates {
-    /// The state at the row's start. `None` for a row that starts at position 0.
+    /// The state at the row's start. `None` for a state of no token, as at position 0.
     pub from: Option<StateSlab>,
     /// The slab that gets the state at the row's end. It is `from` only if the row has at most
     /// `in_place_tokens` tokens and no other sequence reads `from`. Otherwise the step leaves `from`

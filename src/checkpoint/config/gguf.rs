@@ -88,6 +88,7 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         tied: !has_own_head,
         pooling: pooling_of(architecture, stated),
         quantization: Quantization::UNPACKED,
+        unused_parts: Vec::new(),
         rotation: None,
         eos_tokens: end_tokens(metadata, vocab)?,
         bos_token: token_id(metadata, "bos")?,

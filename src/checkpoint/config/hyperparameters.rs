@@ -64,6 +64,8 @@ pub struct ModelConfig {
     pub pooling: Pooling,
     /// How the linears were made ternary.
     pub quantization: Quantization,
+    /// How the files call tensors of parts that text generation does not need: prefixes.
+    pub unused_parts: Vec<String>,
     /// Which weights are rotated, if any.
     pub rotation: Option<Rotation>,
     /// The stop tokens: the union over `config.json`, `generation_config.json` and the tokenizer,

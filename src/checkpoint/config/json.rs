@@ -33,6 +33,7 @@ impl ModelConfig {
         let name = "config.json";
         let text = source.read(name)?;
         let text = text.ok_or_else(|| source.missing_file(name))?;
+        let text = recurrent::text_part(name, text.to_vec())?;
         // The other fields of an unknown architecture can have any names and types.
         let family: FamilyJson = parse_json(name, &text)?;
         let family = family.architecture()?;
@@ -180,6 +181,7 @@ impl ConfigJson {
             tied: self.tie_word_embeddings.unwrap_or(architecture.is_tied),
             pooling: pooling::read(source)?,
             quantization: self.quantization(architecture, source.bin().is_some())?,
+            unused_parts: Vec::new(),
             rotation: None,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),

@@ -4,11 +4,11 @@
 //! Sources: `Qwen3_5TextConfig` of `transformers`; the keys of llama.cpp's converter.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::hyperparameters::ModelConfig;
 use super::rope_json::RopeJson;
-use crate::checkpoint::{LoadError, LoadResult, Metadata, parse_json, require};
+use crate::checkpoint::{LoadError, LoadResult, Metadata, QWEN3_5, parse_json, require};
 
 /// Each fourth layer attends if a configuration does not say it.
 const INTERVAL: usize = 4;
@@ -20,6 +20,12 @@ const ATTENTION: &str = "full_attention";
 /// The bases and the rotated part of a head if `config.json` does not state them.
 const ROPE_THETA: f64 = 10_000_000.0;
 const ROTATED_PART: f64 = 0.25;
+
+/// The class of a checkpoint with images, of which this engine computes the text part.
+const WITH_IMAGES: &str = "Qwen3_5ForConditionalGeneration";
+
+/// The tensors of layers that predict several tokens, and of images.
+const UNUSED_PARTS: [&str; 2] = ["mtp.", "model.visual."];
 
 /// The layers of a model that are recurrent: a gated delta rule instead of attention.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,6 +95,23 @@ struct RecurrentJson {
     rope_parameters: Option<RopeJson>,
 }
 
+/// Returns the configuration of the text part if `text` is that of a checkpoint with images.
+/// Otherwise returns `text`.
+pub(super) fn text_part(name: &str, text: Vec<u8>) -> LoadResult<Vec<u8>> {
+    let mut json: Value = parse_json(name, &text)?;
+    if json["architectures"] != json!([WITH_IMAGES]) {
+        return Ok(text);
+    }
+    let tied = json["tie_word_embeddings"].take();
+    let mut part = json["text_config"].take();
+    require(part.is_object(), "text_config", "must be an object")?;
+    part["architectures"] = json!([QWEN3_5.class]);
+    if part["tie_word_embeddings"].is_null() {
+        part["tie_word_embeddings"] = tied;
+    }
+    Ok(part.to_string().into_bytes())
+}
+
 /// Reads what `config.json` says beside the fields that all architectures have. The sizes in
 /// `config` are checked.
 pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadResult<()> {
@@ -124,6 +147,7 @@ pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadRe
             config.layers,
         )?,
     };
+    config.unused_parts = UNUSED_PARTS.map(str::to_owned).to_vec();
     config.recurrent = Some(RecurrentLayers {
         is_recurrent,
         key_heads: json.linear_num_key_heads,
@@ -150,10 +174,13 @@ pub(super) fn apply_to_gguf(
         .layers
         .checked_sub(predicted)
         .filter(|left| *left > 0);
-    config.layers = layers.ok_or_else(|| {
+    let layers = layers.ok_or_else(|| {
         let problem = format!("must be below block_count; got {predicted}");
         metadata.error(&key("nextn_predict_layers"), problem)
     })?;
+    let predicting = layers..config.layers;
+    config.unused_parts = predicting.map(|layer| format!("blk.{layer}.")).collect();
+    config.layers = layers;
     let rotated = metadata.size(&key("rope.dimension_count"))?;
     config.rotary_dim = rotated.unwrap_or(config.head_dim);
     let value_heads = size("ssm.time_step_rank")?;

@@ -31,7 +31,7 @@ use super::tensor::{Storage, Tensor};
 
 pub(crate) use entries::{MetadataEntries, MetadataValue};
 pub(crate) use metadata::{Metadata, STATED_I2S_ORDER, STOP_TOKENS};
-pub(crate) use names::{FileNames, has_rotated_rows, head_dim, parts};
+pub(crate) use names::{FileNames, TEXT_PART, has_rotated_rows, head_dim, parts};
 pub(crate) use tokenizer::TOOL_TEMPLATE;
 pub(crate) use tokenizer_writer::tokenizer_metadata;
 pub(crate) use writer::{GgufTensor, header, padding};

@@ -70,12 +70,18 @@ const PARTS: [(&str, &str); 6] = [
     ("lrc_V", "lrc_V"),
 ];
 
+/// How the names of the text part of a model with images begin.
+pub(crate) const TEXT_PART: &str = "model.language_model.";
+
 /// How the files of a checkpoint name its tensors.
 #[derive(Clone, Copy)]
 pub(crate) enum FileNames {
     HuggingFace,
     /// As in Hugging Face, for a model without an output head: the prefix `model.` is missing.
     Headless,
+    /// As in Hugging Face, for the text part of a model with images: the prefix is
+    /// `model.language_model.`.
+    TextPart,
     Gguf,
     /// As in GGUF, for Gemma.
     GgufGemma,
@@ -89,6 +95,10 @@ impl FileNames {
         match self {
             FileNames::HuggingFace => name.to_owned(),
             FileNames::Headless => name.strip_prefix("model.").unwrap_or(name).to_owned(),
+            FileNames::TextPart => match name.strip_prefix("model.") {
+                Some(rest) => format!("{TEXT_PART}{rest}"),
+                None => name.to_owned(),
+            },
             FileNames::Gguf | FileNames::GgufGemma | FileNames::GgufQwen3_5 => {
                 self.gguf_name(name).unwrap_or_else(|| name.to_owned())
             }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use sterna_kernels::{Isa, Kernels, PAGE_TOKENS};
 use sterna_random::Random;
-use sterna_scheduler::{Batch, KeptState, Page, RowStates, SequenceId, StateSlab};
+use sterna_scheduler::{Batch, KeptState, Page, RowStates, SequenceId, StateLimits, StateSlab};
 
 use super::{options, prompt, rows};
 use crate::checkpoint::QWEN3_5;
@@ -39,7 +39,10 @@ const SHAPE: Shape = Shape {
 const TOKENS: usize = 53;
 /// The tokens of a row that may change its slab in place.
 const IN_PLACE: usize = 4;
-const SLABS: usize = 8;
+const STATES: StateLimits = StateLimits {
+    slabs: 8,
+    in_place_tokens: IN_PLACE as u32,
+};
 
 /// A sequence of [`TOKENS`] tokens in the first pages of a store.
 struct Sequence {
@@ -69,7 +72,7 @@ impl Sequence {
         };
         let model = Model::load(&shape.in_memory(5), options).unwrap();
         let count = TOKENS.div_ceil(PAGE_TOKENS);
-        let kv = model.new_kv_store_with_states(2 * count, SLABS, IN_PLACE);
+        let kv = model.new_kv_store_with_states(2 * count, STATES);
         Sequence {
             kv: kv.unwrap(),
             model,
