@@ -17,7 +17,7 @@ use sterna::bench::{
 use sterna::engine::{Forward, LogitRows};
 use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::{Batch, Page, SequenceId};
+use sterna_scheduler::{Batch, Limits, Page, SequenceId};
 
 /// Everything runs once.
 const ONCE: Effort = Effort {
@@ -63,8 +63,8 @@ impl Forward for Corrupted {
         Forward::vocabulary(&self.model)
     }
 
-    fn new_kv_store(&self, pages: usize) -> std::io::Result<KvStore> {
-        self.model.new_kv_store(pages)
+    fn new_kv_store(&self, limits: &Limits) -> std::io::Result<KvStore> {
+        Forward::new_kv_store(&self.model, limits)
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
@@ -207,7 +207,7 @@ fn the_recorded_demo_answers_are_those_of_the_reference() {
 #[test]
 fn a_measured_model_samples_on_all_threads() {
     let mut subject = Subject::new(toy::model(2));
-    let mut kv_store = subject.new_kv_store(1).unwrap();
+    let mut kv_store = Model::new_kv_store(subject.model(), 1).unwrap();
     let mut batch = Batch::new();
     batch.push_row(SequenceId::new(0, 0), 0, &[1, 2], &[Page::new(0)], 1);
     assert_eq!(subject.forward(&batch, &mut kv_store).workers(), 2);

@@ -48,8 +48,8 @@ impl Forward for Recorded {
         Forward::vocabulary(&self.model)
     }
 
-    fn new_kv_store(&self, pages: usize) -> std::io::Result<KvStore> {
-        Forward::new_kv_store(&self.model, pages)
+    fn new_kv_store(&self, limits: &Limits) -> std::io::Result<KvStore> {
+        Forward::new_kv_store(&self.model, limits)
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
@@ -85,6 +85,7 @@ const ROOMY: Limits = Limits {
     step_tokens: 2048,
     prefill_chunk: 1024,
     max_sequence_tokens: 1024,
+    states: None,
 };
 
 const ONE_HOUR: u64 = 3_600_000_000; // In microseconds.

@@ -52,6 +52,7 @@ fn start(model: Model) -> EngineHandle {
             step_tokens: 48,
             prefill_chunk: 20,
             max_sequence_tokens: 160,
+            states: None,
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),

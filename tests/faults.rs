@@ -115,8 +115,8 @@ impl Forward for Watched {
         Forward::vocabulary(&self.model)
     }
 
-    fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
-        self.model.new_kv_store(pages)
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<KvStore> {
+        Forward::new_kv_store(&self.model, limits)
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
@@ -150,6 +150,7 @@ fn start(threads: usize) -> Server {
             step_tokens: 48,
             prefill_chunk: 32,
             max_sequence_tokens: 200,
+            states: None,
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),

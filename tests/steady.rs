@@ -43,6 +43,7 @@ const LIMITS: Limits = Limits {
     step_tokens: 256,
     prefill_chunk: 64,
     max_sequence_tokens: 1000,
+    states: None,
 };
 
 /// A model that, after each forward pass, hands an empty job to every thread.
@@ -55,8 +56,8 @@ impl Forward for JobsForAll {
         Forward::vocabulary(&self.0)
     }
 
-    fn new_kv_store(&self, pages: usize) -> std::io::Result<KvStore> {
-        self.0.new_kv_store(pages)
+    fn new_kv_store(&self, limits: &Limits) -> std::io::Result<KvStore> {
+        Forward::new_kv_store(&self.0, limits)
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {

@@ -1,6 +1,6 @@
 //! How much the scheduler may do at the same time.
 
-use crate::{Micros, PAGE_TOKENS};
+use crate::{Micros, PAGE_TOKENS, StateLimits};
 
 /// The bounds that the scheduler never exceeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Limits {
     pub prefill_chunk: u32,
     /// The largest number of tokens in prompt and output of one sequence: the model's context.
     pub max_sequence_tokens: u32,
+    /// The slabs of states, if the model has recurrent layers.
+    pub states: Option<StateLimits>,
 }
 
 /// The largest number of prompt tokens that a step computes even if its decodes leave no time, so

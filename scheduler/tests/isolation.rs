@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
     step_tokens: 256,
     prefill_chunk: 256,
     max_sequence_tokens: 4096,
+    states: None,
 };
 
 /// The approximate costs of a model of two billion parameters on two cores.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use sterna_random::Random;
-use sterna_scheduler::{Batch, PAGE_TOKENS};
+use sterna_scheduler::{Batch, Limits, PAGE_TOKENS};
 
 use super::figure::{Figure, FigureKind, FigureResult, Measurement, Repetition};
 use super::machine_limits::LimitsProbe;
@@ -181,8 +181,8 @@ impl Forward for Subject {
         Forward::vocabulary(&self.model)
     }
 
-    fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
-        self.model.new_kv_store(pages)
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<KvStore> {
+        Forward::new_kv_store(&self.model, limits)
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {

@@ -44,5 +44,6 @@ pub(super) fn untimed_limits(
         step_tokens: step_tokens as u32,
         prefill_chunk: step_tokens as u32,
         max_sequence_tokens: max_sequence_tokens as u32,
+        states: None,
     }
 }

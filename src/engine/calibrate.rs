@@ -348,6 +348,7 @@ mod tests {
                 step_tokens: 48,
                 prefill_chunk: 16,
                 max_sequence_tokens,
+                states: None,
             };
             // Fewer and other pages may be free than at the start.
             let free = (0..pages)
@@ -423,9 +424,10 @@ mod tests {
             step_tokens: 48,
             prefill_chunk: 16,
             max_sequence_tokens: 64,
+            states: None,
         };
         let model = toy::model(1);
-        let kv_store = Forward::new_kv_store(&model, 8).unwrap();
+        let kv_store = Forward::new_kv_store(&model, &limits).unwrap();
         let mut runner = BatchRunner::new(model, kv_store);
         let mut recalibration = Recalibration {
             limits,

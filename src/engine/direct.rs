@@ -50,7 +50,7 @@ impl<'a, F: Forward> Direct<'a, F> {
     /// If the limits allow nothing, or the system does not have the memory for the pages.
     pub fn new(model: &'a mut F, limits: Limits, policy: Policy) -> Direct<'a, F> {
         let pages = limits.pages;
-        let kv_store = (model.new_kv_store(pages as usize)).expect("memory for the pages");
+        let kv_store = Forward::new_kv_store(model, &limits).expect("memory for the pages");
         let clock = Clock::start();
         let runner = BatchRunner::new(model, kv_store);
         Direct {
@@ -182,6 +182,7 @@ mod tests {
         step_tokens: 64,
         prefill_chunk: 64,
         max_sequence_tokens: 128,
+        states: None,
     };
 
     fn sizes(outcome: &StepOutcome) -> (usize, usize, usize) {

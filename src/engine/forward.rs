@@ -5,7 +5,7 @@
 use std::io;
 
 use sterna_kernels::Kernels;
-use sterna_scheduler::Batch;
+use sterna_scheduler::{Batch, Limits};
 
 use crate::model::{KvStore, Model, StepLogits};
 
@@ -17,11 +17,12 @@ pub trait Forward: Send {
     /// Returns the number of logits in a row.
     fn vocabulary(&self) -> usize;
 
-    /// Takes memory for `pages` pages. The engine calls this once, before it takes requests.
+    /// Takes memory for the pages and the slabs of `limits`. The engine calls this once, before it
+    /// takes requests.
     ///
     /// # Errors
     /// If the system does not have enough memory.
-    fn new_kv_store(&self, pages: usize) -> io::Result<Self::KvStore>;
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<Self::KvStore>;
 
     /// Makes the batch's page copies, then computes its rows. The result has one row of logits for
     /// each token whose logits are wanted, in the order of the batch's rows and of their tokens.
@@ -76,8 +77,8 @@ impl<F: Forward> Forward for &mut F {
         F::vocabulary(self)
     }
 
-    fn new_kv_store(&self, pages: usize) -> io::Result<F::KvStore> {
-        F::new_kv_store(self, pages)
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<F::KvStore> {
+        F::new_kv_store(self, limits)
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut F::KvStore) -> impl LogitRows {
@@ -92,8 +93,12 @@ impl Forward for Model {
         self.config().vocab
     }
 
-    fn new_kv_store(&self, pages: usize) -> io::Result<KvStore> {
-        Model::new_kv_store(self, pages)
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<KvStore> {
+        let pages = limits.pages as usize;
+        match limits.states {
+            None => Model::new_kv_store(self, pages),
+            Some(states) => self.new_kv_store_with_states(pages, states),
+        }
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {

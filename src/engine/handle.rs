@@ -48,7 +48,7 @@ impl Engine {
         metrics: Metrics,
     ) -> std::io::Result<(EngineHandle, Engine)> {
         metrics.limits(&config.limits, &config.policy.budget);
-        let kv_store = model.new_kv_store(config.limits.pages as usize)?;
+        let kv_store = model.new_kv_store(&config.limits)?;
         let state = Arc::new(SharedState::new(&config, model.vocabulary()));
         let (sender, commands) = command_queues(Arc::clone(&state));
         let (calibrated, calibration) = mpsc::channel();
@@ -340,6 +340,7 @@ mod tests {
                 step_tokens: 16,
                 prefill_chunk: 16,
                 max_sequence_tokens: 16,
+                states: None,
             },
             policy: Policy::default(),
             public_prefixes: Vec::new(),

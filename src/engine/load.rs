@@ -178,6 +178,7 @@ mod tests {
             step_tokens: 16,
             prefill_chunk: 16,
             max_sequence_tokens: 16,
+            states: None,
         })
     }
 

@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn every_kind_is_measured() {
         let mut model = toy::model(2);
-        let kv_store = Forward::new_kv_store(&model, 1).unwrap();
+        let kv_store = model.new_kv_store(1).unwrap();
         let mut runner = BatchRunner::new(&mut model, kv_store);
         let costs = SamplingCosts::measure(&mut runner, Page::new(0));
         assert!(

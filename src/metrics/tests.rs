@@ -305,6 +305,7 @@ fn limits_are_gauges_and_tenants_without_one_have_no_series() {
         step_tokens: 256,
         prefill_chunk: 256,
         max_sequence_tokens: 128,
+        states: None,
     };
     metrics.limits(&limits, &Budget::within(200_000));
     let limited = TenantPolicy {

@@ -258,6 +258,7 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         step_tokens: config.scheduling.step_tokens,
         prefill_chunk: config.scheduling.step_tokens,
         max_sequence_tokens: max_sequence_tokens + end_of_text(model),
+        states: None,
     })
 }
 

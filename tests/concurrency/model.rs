@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::{Map, Value, json};
 use sterna::engine::{Forward, LogitRows, TokenId};
 use sterna_random::{GOLDEN, mix};
-use sterna_scheduler::{Batch, PAGE_TOKENS};
+use sterna_scheduler::{Batch, Limits, PAGE_TOKENS};
 
 /// The token that ends an answer.
 pub(crate) const END: TokenId = 2;
@@ -123,8 +123,8 @@ impl Forward for PageModel {
         VOCABULARY as usize
     }
 
-    fn new_kv_store(&self, pages: usize) -> std::io::Result<Self::KvStore> {
-        Ok(vec![[0; PAGE_TOKENS]; pages])
+    fn new_kv_store(&self, limits: &Limits) -> std::io::Result<Self::KvStore> {
+        Ok(vec![[0; PAGE_TOKENS]; limits.pages as usize])
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut Self::KvStore) -> impl LogitRows {

@@ -38,6 +38,7 @@ pub(crate) const ROOMY: Limits = Limits {
     step_tokens: 2048,
     prefill_chunk: 1024,
     max_sequence_tokens: 512,
+    states: None,
 };
 
 pub(crate) struct TestServer {

@@ -35,8 +35,8 @@ impl Forward for Hashes {
         VOCABULARY as usize
     }
 
-    fn new_kv_store(&self, pages: usize) -> io::Result<Self::KvStore> {
-        Ok(vec![[TokenId::MAX; PAGE_TOKENS]; pages])
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<Self::KvStore> {
+        Ok(vec![[TokenId::MAX; PAGE_TOKENS]; limits.pages as usize])
     }
 
     fn forward(&mut self, batch: &Batch, pages: &mut Self::KvStore) -> impl LogitRows {
@@ -90,6 +90,7 @@ impl Lab {
                 step_tokens: 64,
                 prefill_chunk: 32,
                 max_sequence_tokens: 2048,
+                states: None,
             },
             policy: Policy {
                 max_draft,

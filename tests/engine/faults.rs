@@ -7,7 +7,7 @@ use sterna::engine::{
     Engine, EngineConfig, EngineDied, EventStream, Forward, GenerationRequest, LogitRows,
     StreamEvent, SubmitError,
 };
-use sterna_scheduler::Batch;
+use sterna_scheduler::{Batch, Limits};
 
 use super::model::{
     COMPUTES_NAN, Histories, KILLS_THE_THREAD, PANICS, PANICS_IN_COMPANY, VOCABULARY, gate,
@@ -172,7 +172,7 @@ impl Forward for TooLarge {
         VOCABULARY
     }
 
-    fn new_kv_store(&self, _pages: usize) -> io::Result<()> {
+    fn new_kv_store(&self, _limits: &Limits) -> io::Result<()> {
         Err(io::ErrorKind::OutOfMemory.into())
     }
 

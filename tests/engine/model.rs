@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use sterna::engine::{Forward, LogitRows, TokenId};
-use sterna_scheduler::{Batch, PAGE_TOKENS};
+use sterna_scheduler::{Batch, Limits, PAGE_TOKENS};
 
 pub(crate) const VOCABULARY: usize = 100;
 
@@ -87,8 +87,8 @@ impl Forward for Recorder {
         VOCABULARY
     }
 
-    fn new_kv_store(&self, pages: usize) -> io::Result<Self::KvStore> {
-        Ok(vec![[TokenId::MAX; PAGE_TOKENS]; pages])
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<Self::KvStore> {
+        Ok(vec![[TokenId::MAX; PAGE_TOKENS]; limits.pages as usize])
     }
 
     fn forward(&mut self, batch: &Batch, pages: &mut Self::KvStore) -> impl LogitRows {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sterna::engine::{EngineConfig, Forward, LogitRows, TokenId};
-use sterna_scheduler::Batch;
+use sterna_scheduler::{Batch, Limits};
 
 use super::model::{Gate, Recorder, VOCABULARY, gate, mix};
 use super::running::{Answer, config, request, start_model};
@@ -33,8 +33,8 @@ impl Forward for Disturbed {
         VOCABULARY
     }
 
-    fn new_kv_store(&self, pages: usize) -> io::Result<Self::KvStore> {
-        self.model.new_kv_store(pages)
+    fn new_kv_store(&self, limits: &Limits) -> io::Result<Self::KvStore> {
+        Forward::new_kv_store(&self.model, limits)
     }
 
     fn forward(&mut self, batch: &Batch, pages: &mut Self::KvStore) -> impl LogitRows {

@@ -29,6 +29,7 @@ pub(crate) fn config() -> EngineConfig {
             step_tokens: 48,
             prefill_chunk: 20,
             max_sequence_tokens: 300,
+            states: None,
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),

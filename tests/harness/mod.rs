@@ -146,7 +146,7 @@ impl Forward for Actor {
         VOCABULARY as usize
     }
 
-    fn new_kv_store(&self, _: usize) -> std::io::Result<()> {
+    fn new_kv_store(&self, _: &Limits) -> std::io::Result<()> {
         Ok(())
     }
 
@@ -213,6 +213,7 @@ impl Server {
             step_tokens: 512,
             prefill_chunk: 512,
             max_sequence_tokens: MAX_MODEL_LEN,
+            states: None,
         }
     }
 

@@ -12,7 +12,7 @@ use sterna::engine::{
 use sterna::metrics::{Identity, Metrics};
 use sterna::text::{TextFiles, Tokenizer};
 use sterna::tools::ToolFormat;
-use sterna_scheduler::Batch;
+use sterna_scheduler::{Batch, Limits};
 
 use crate::CHAT;
 use crate::harness::*;
@@ -40,7 +40,7 @@ impl Forward for Speaker {
         self.vocabulary
     }
 
-    fn new_kv_store(&self, _: usize) -> std::io::Result<()> {
+    fn new_kv_store(&self, _: &Limits) -> std::io::Result<()> {
         Ok(())
     }
 

@@ -103,6 +103,7 @@ impl SchedulerCase {
             step_tokens: (running + 8) * PROMPT_TOKENS as u32,
             prefill_chunk: 512,
             max_sequence_tokens: longest,
+            states: None,
         };
         let mut scheduler = Scheduler::new(limits, Policy::default());
         // Steps cost almost nothing, so that time never limits admission.

@@ -109,6 +109,7 @@ impl Simulation<'_> {
             step_tokens: 2048,
             prefill_chunk: 512,
             max_sequence_tokens: longest.map_or(CONTEXT, |longest| longest.max(CONTEXT)),
+            states: None,
         };
         let target = args.itl_target_ms * 1000;
         let budget = if args.itl_strict {

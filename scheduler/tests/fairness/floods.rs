@@ -200,6 +200,7 @@ fn run_flooded_world(seed: u64) {
         step_tokens: 16 + random.below(32) as u32,
         prefill_chunk: 16,
         max_sequence_tokens: pages * 16,
+        states: None,
     };
     let mut scheduler = Scheduler::new(limits, Policy::default());
     scheduler.calibrate(CostModel {

@@ -86,6 +86,7 @@ fn a_large_request_is_bypassed_only_so_often() {
         step_tokens: 64,
         prefill_chunk: 64,
         max_sequence_tokens: 160,
+        states: None,
     };
     let mut scheduler = Scheduler::new(limits, Policy::default());
     scheduler.calibrate(COST);

@@ -65,6 +65,7 @@ impl VirtualServer {
             step_tokens: 512,
             prefill_chunk: 512,
             max_sequence_tokens: 8192,
+            states: None,
         };
         let policy = Policy {
             budget,

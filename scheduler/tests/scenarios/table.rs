@@ -23,6 +23,7 @@ pub(crate) const LIMITS: Limits = Limits {
     step_tokens: 64,
     prefill_chunk: 32,
     max_sequence_tokens: 1000,
+    states: None,
 };
 
 /// Returns the simplest policy: first come, first served, with a token budget.

@@ -49,6 +49,7 @@ impl ClientWorld {
             step_tokens: 64,
             prefill_chunk: 64,
             max_sequence_tokens: 1000,
+            states: None,
         };
         let slack = random.pick(&[0, 1_000, 20_000]);
         let policy = Policy {

@@ -42,6 +42,7 @@ impl CrowdedWorld {
             step_tokens: 64,
             prefill_chunk: 64,
             max_sequence_tokens: 1000,
+            states: None,
         };
         let mut scheduler = Scheduler::new(limits, Policy::default());
         scheduler.calibrate(CostModel::UNMEASURED);

@@ -147,6 +147,7 @@ impl SmallWorld<'_> {
             step_tokens: 32,
             prefill_chunk: 16,
             max_sequence_tokens: 100,
+            states: None,
         };
         let mut run = SmallRun {
             scheduler: Scheduler::new(limits, self.policy.clone()),

@@ -62,6 +62,7 @@ impl FairWorld {
             step_tokens: 64,
             prefill_chunk: 64,
             max_sequence_tokens: 1000,
+            states: None,
         };
         let policy = Policy {
             order: Order::FairShare { slack },

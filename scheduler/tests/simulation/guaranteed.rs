@@ -51,6 +51,7 @@ impl GuaranteedWorld {
             step_tokens: 64,
             prefill_chunk: 64,
             max_sequence_tokens: 16 * pages,
+            states: None,
         };
         let policy = Policy {
             growth: Growth::Minimal,

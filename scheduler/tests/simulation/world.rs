@@ -517,6 +517,7 @@ fn random_limits(random: &mut Random) -> Limits {
         prefill_chunk: random.between(16, 64) as u32,
         max_sequence_tokens: random.between(16 * u64::from(pages) / 2, 16 * u64::from(pages) + 8)
             as u32,
+        states: None,
     }
 }
 

@@ -60,7 +60,7 @@ impl Forward for Monotone {
         VOCABULARY
     }
 
-    fn new_kv_store(&self, _: usize) -> io::Result<()> {
+    fn new_kv_store(&self, _: &Limits) -> io::Result<()> {
         Ok(())
     }
 
@@ -81,6 +81,7 @@ fn start() -> (EngineHandle, Engine) {
             step_tokens: 16,
             prefill_chunk: 16,
             max_sequence_tokens: 32,
+            states: None,
         },
         policy: Policy {
             max_draft: 0,
