@@ -56,7 +56,7 @@ pub use policy::{Budget, Growth, INTER_TOKEN_TARGET, MAX_THROUGHPUT_LOSS, Order,
 pub use request::{Event, FinishReason, MAX_DRAW_TIME, Refusal, Request, Snapshot};
 pub use scheduler::{Plan, Scheduler, Step};
 pub use sequence::OutputRules;
-pub use slabs::{KeptState, RowStates, StateLimits, StateSlab};
+pub use slabs::{KeptState, RowStates, SlabCounts, StateLimits, StateSlab};
 pub use tenant::{
     Band, PublicPrefix, Rate, RateKind, RateState, Rates, TenantPolicy, TenantState, TenantsError,
 };

@@ -66,6 +66,13 @@ impl Limits {
         memory.min(u64::from(self.max_sequence_tokens))
     }
 
+    /// Returns the largest number of drafts in a row. A row with drafts changes its slab in place,
+    /// so that drafts can be rejected.
+    pub(crate) fn max_drafts_of_row(&self) -> usize {
+        self.states
+            .map_or(usize::MAX, |states| states.in_place_tokens as usize - 1)
+    }
+
     /// Returns the largest number of tokens in a batch that need logits: one for each sequence, one
     /// for each draft token, and the tokens of scored prompts.
     pub fn max_logits(&self) -> usize {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing in this file decides anything.
 
-use crate::{Band, Micros, Nanos, RateKind, SequenceId, SubTenant, TenantId, TokenId};
+use crate::{Band, Micros, Nanos, RateKind, SequenceId, SlabCounts, SubTenant, TenantId, TokenId};
 
 /// A request to generate tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -150,6 +150,8 @@ pub enum Event {
 /// The scheduler's state in numbers. `free + private + tree` is the number of all pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
+    /// The slabs of states.
+    pub slabs: SlabCounts,
     /// Running sequences.
     pub running: usize,
     /// Waiting requests, including preempted ones.

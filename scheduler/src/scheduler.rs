@@ -8,8 +8,8 @@ use crate::state::SchedulerState;
 use crate::step::Planner;
 use crate::{
     Batch, CacheChange, CostModel, Event, FinishReason, Limits, Micros, Nanos, PAGE_TOKENS, Page,
-    Policy, PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StepShape,
-    TenantId, TenantPolicy, TenantState, TenantsError, TokenId,
+    Policy, PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StateSlab,
+    StepShape, TenantId, TenantPolicy, TenantState, TenantsError, TokenId,
 };
 
 /// Decides the steps of a continuous batch.
@@ -50,6 +50,13 @@ impl Scheduler {
             limits.prefill_chunk as usize >= PAGE_TOKENS,
             "prefill advances by pages"
         );
+        if let Some(states) = limits.states {
+            assert!(states.in_place_tokens > 0, "a decode is a row in place");
+            assert!(
+                states.slabs > limits.max_running,
+                "there are more slabs than running sequences"
+            );
+        }
         Scheduler {
             planner: Planner::new(limits.max_running as usize),
             admission: Admission::default(),
@@ -273,6 +280,11 @@ impl Scheduler {
     /// Returns the pages whose content no request will read. They stay free until the next plan.
     pub fn free_pages(&self) -> &[Page] {
         self.state.pool.free()
+    }
+
+    /// Returns the slabs whose content no request will read. They stay free until the next plan.
+    pub fn free_slabs(&self) -> &[StateSlab] {
+        self.state.pool.slabs.free()
     }
 
     /// Returns how often a waiting request has left the queue so far, for any reason.

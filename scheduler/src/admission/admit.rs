@@ -230,7 +230,10 @@ impl Admission {
             }
             use {HeadPatience::*, Readiness::*};
             match (readiness, patience) {
-                (AwaitsPrefix, _) => state.log.deferred(),
+                (AwaitsPrefix, _) => {
+                    state.log.deferred();
+                    ask_for_state(slot, state);
+                }
                 (Ready(cached), Ample) => {
                     if best.is_none_or(|(most, _)| cached.pages > most) {
                         best = Some((cached.pages, slot));
@@ -285,12 +288,38 @@ fn classify(slot: usize, has_time: bool, load: &RunningLoad, state: &SchedulerSt
 /// Returns whether a running prefill is about to compute more of this request's prefix than is
 /// cached now.
 fn awaits_prefix(slot: usize, prefix: CachedPrefix, state: &SchedulerState) -> bool {
+    prefill_ahead(slot, prefix, state).is_some()
+}
+
+/// Returns a running prefill that is about to compute more of a waiting request's prefix than is
+/// cached now, and how many pages they share. If sequences have states, the prefill must be able
+/// to keep its state there.
+fn prefill_ahead(
+    slot: usize,
+    prefix: CachedPrefix,
+    state: &SchedulerState,
+) -> Option<(usize, usize)> {
     let sequence = &state.sequences[slot];
+    let has_states = state.pool.slabs.is_used();
     let prefills = state.sequences.iter_running();
-    prefills
+    let mut prefills = prefills
         .filter(|other| other.is_prefill())
-        .take(COMPARED_PREFILLS)
-        .any(|other| sequence.shareable_with(other) / PAGE_TOKENS > prefix.pages)
+        .take(COMPARED_PREFILLS);
+    prefills.find_map(|other| {
+        let pages = sequence.shareable_with(other) / PAGE_TOKENS;
+        let is_kept = !has_states || other.may_keep(pages * PAGE_TOKENS);
+        (pages > prefix.pages && is_kept).then_some((other.id.slot(), pages))
+    })
+}
+
+/// Asks the running prefill that a request waits for to keep its state where their prompts diverge.
+fn ask_for_state(slot: usize, state: &mut SchedulerState) {
+    let prefix = cached_prefix(slot, state);
+    if state.pool.slabs.is_used()
+        && let Some((ahead, pages)) = prefill_ahead(slot, prefix, state)
+    {
+        state.sequences[ahead].ask_for_state(pages * PAGE_TOKENS);
+    }
 }
 
 /// Returns the pages that the cache holds for a waiting request.

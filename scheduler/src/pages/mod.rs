@@ -35,7 +35,8 @@ pub(crate) use prefix::common_prefix;
 use prefix::{Edge, Owner, PrefixTree};
 pub(crate) use tables::{PageTable, PageTables};
 
-use crate::{PublicPrefix, SequenceId, Snapshot, TenantId, TokenId};
+use crate::slabs::{PageState, SlabPool};
+use crate::{PublicPrefix, SequenceId, Snapshot, StateLimits, TenantId, TokenId};
 
 /// The holder of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +58,20 @@ pub(crate) struct PagePool<S = RandomState> {
     holdings: Holdings,
     evictions: u64,
     changes: ChangeLog,
+    /// The states of sequences, and those of pages in the tree.
+    pub(crate) slabs: SlabPool,
 }
 
 impl PagePool {
     /// Creates a pool of free pages. Tenant 0 exists, with the default quota.
     pub(crate) fn new(pages: u32) -> PagePool {
         PagePool::with_hasher(pages, RandomState::new())
+    }
+
+    /// Adds slabs of states, all of them free.
+    pub(crate) fn with_slabs(self, limits: Option<StateLimits>) -> PagePool {
+        let slabs = SlabPool::new(limits, self.holders.len());
+        PagePool { slabs, ..self }
     }
 }
 
@@ -78,6 +87,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             holdings: Holdings::new(count),
             evictions: 0,
             changes: ChangeLog::default(),
+            slabs: SlabPool::new(None, count),
         };
         pool.set_tenant(TenantId(0), PageQuota::default());
         pool
@@ -117,6 +127,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             tree,
             pinned: tree - self.cold.len(),
             evictions: self.evictions,
+            slabs: self.slabs.counts(),
             ..snapshot
         }
     }
@@ -248,6 +259,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             self.changes.record(|| CacheChange::Removed(page));
         }
         self.tree.remove(page);
+        self.slabs.forget(page);
         self.set_free(page);
     }
 
@@ -318,7 +330,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
     ///
     /// The page enters the tree as a partial leaf, so that other sequences can copy it. If a page
     /// of the tenant there already begins with `tokens`, that page counts as just used instead, and
-    /// this page becomes free.
+    /// this page becomes free. Returns the page that begins with the tokens.
     pub(crate) fn offer_tail(
         &mut self,
         sequence: SequenceId,
@@ -326,7 +338,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
         parent: Option<Page>,
         tenant: TenantId,
         tokens: &[TokenId],
-    ) {
+    ) -> Page {
         assert_eq!(self.holders[page.index()], Holder::Private(sequence));
         assert_eq!(tenant, self.payer(page), "{page:?}");
         assert!(
@@ -337,11 +349,34 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             self.release(page);
             self.pin(covering);
             self.release(covering);
+            covering
         } else {
             self.holders[page.index()] = Holder::Tree;
             self.tree.insert_partial(page, tenant, parent, tokens);
             self.release(page);
+            page
         }
+    }
+
+    /// Returns the page after `parent` that shares first tokens with `tokens` and has a state which
+    /// has seen only such tokens: the state that has seen the most of them.
+    pub(crate) fn state_after(
+        &self,
+        tenant: TenantId,
+        public: &[PublicPrefix],
+        parent: Option<Page>,
+        tokens: &[TokenId],
+    ) -> Option<(Page, PageState)> {
+        if !self.slabs.is_used() {
+            return None;
+        }
+        let pages = self.tree.candidates(tenant, public, parent);
+        let fitting = pages.filter_map(|page| {
+            let shared = common_prefix(self.tree.tokens(page), tokens);
+            let state = self.slabs.state_of(page)?;
+            (state.tokens <= shared).then_some((page, state))
+        });
+        fitting.max_by_key(|(_, state)| state.tokens)
     }
 
     /// Releases all pages of a page table. Releases the last page first, so that children are

@@ -136,22 +136,33 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         parent: Option<Page>,
         tokens: &[TokenId],
     ) -> Option<(Page, usize)> {
-        let declared = self.public.after(public, parent).take(SCANNED);
-        let public = declared.filter_map(|&tokens| {
-            self.get(&Edge {
-                owner: Owner::Public,
-                parent,
-                tokens,
-            })
-        });
         let mut best = None;
-        for page in self.scanned(tenant, parent).chain(public) {
+        for page in self.candidates(tenant, public, parent) {
             let shared = common_prefix(self.tokens(page), tokens);
             if shared > best.map_or(0, |(_, longest)| longest) {
                 best = Some((page, shared));
             }
         }
         best
+    }
+
+    /// Returns the first pages after `parent`: the tenant's own, including partial leaves, the most
+    /// recently used first, then public ones.
+    pub(crate) fn candidates<'a>(
+        &'a self,
+        tenant: TenantId,
+        public: &'a [PublicPrefix],
+        parent: Option<Page>,
+    ) -> impl Iterator<Item = Page> + 'a {
+        let declared = self.public.after(public, parent).take(SCANNED);
+        let public = declared.filter_map(move |&tokens| {
+            self.get(&Edge {
+                owner: Owner::Public,
+                parent,
+                tokens,
+            })
+        });
+        self.scanned(tenant, parent).chain(public)
     }
 
     /// Returns the tenant's own page after `parent` that begins with all of `tokens`.

@@ -1,15 +1,26 @@
 //! The pages of a sequence: which ones it finds in the cache, takes, publishes and gives back.
 
+use super::states::CachedState;
 use super::{PendingCopy, Sequence, pages_for};
 use crate::pages::{PagePool, PageTables};
 use crate::{Band, Micros, PAGE_TOKENS, Page, PageCopy};
 
 impl Sequence {
-    /// Returns the pages that the cache holds for the tokens, first to last.
+    /// Returns the pages that the cache holds for the tokens, first to last. If sequences have
+    /// states, these are the pages up to the deepest state.
     pub(crate) fn cached_pages<'a>(
         &'a self,
         pool: &'a PagePool,
     ) -> impl Iterator<Item = Page> + 'a {
+        let limit = match pool.slabs.is_used() {
+            true => self.cached_state(pool, true).map_or(0, |state| state.pages),
+            false => usize::MAX,
+        };
+        self.known_pages(pool).take(limit)
+    }
+
+    /// Returns the pages that the tree holds for the tokens, first to last.
+    fn known_pages<'a>(&'a self, pool: &'a PagePool) -> impl Iterator<Item = Page> + 'a {
         let tokens = self.reusable_tokens();
         pool.tree().find(self.tenant, &self.kv.public, tokens)
     }
@@ -30,8 +41,17 @@ impl Sequence {
         // Room for all tokens that can ever come, so that decoding never allocates.
         self.tokens
             .reserve_exact(self.max_len() - self.tokens.len());
+        if pool.slabs.is_used() {
+            return self.begin_with_state(pool, tables);
+        }
+        self.open_table(usize::MAX, pool, tables);
+        self.begin_copy(pool, tables);
+    }
+
+    /// Takes the first cached pages of the tokens, at most `limit`.
+    fn open_table(&mut self, limit: usize, pool: &mut PagePool, tables: &mut PageTables) {
         let mut table = tables.open();
-        for page in self.cached_pages(pool) {
+        for page in self.known_pages(pool).take(limit) {
             tables.push(&mut table, page);
         }
         for &page in tables.get(&table) {
@@ -40,7 +60,43 @@ impl Sequence {
         table.mark_published(table.len);
         self.kv.computed = table.len * PAGE_TOKENS;
         self.kv.table = table;
-        self.begin_copy(pool, tables);
+    }
+
+    /// Begins with the deepest cached state and the pages before it. If there is no room for the
+    /// copy of a page, the state must be after whole pages.
+    fn begin_with_state(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
+        let depth = self.known_pages(pool).count();
+        let has_room = |state: &CachedState| match state.copy {
+            Some((from, _)) => {
+                let unpinned = self.known_pages(pool).take(state.pages);
+                let revived = unpinned.filter(|page| !pool.is_pinned(*page)).count();
+                self.has_room_for_copy(from, state.pages, revived, pool)
+            }
+            None => true,
+        };
+        let state = self.cached_state(pool, true).filter(has_room);
+        let state = state.or_else(|| self.cached_state(pool, false));
+        self.begin_states(pool, state, depth);
+        let pages = state.map_or(0, |state| state.pages);
+        self.open_table(pages, pool, tables);
+        if let Some((from, tokens)) = state.and_then(|state| state.copy) {
+            pool.pin(from);
+            self.kv.copy = Some(PendingCopy { from, tokens });
+        }
+    }
+
+    /// Returns whether a page can be pinned for a copy, beside the pages that the tokens after the
+    /// first `cached` pages take, and beside `revived` cold pages that are pinned too.
+    fn has_room_for_copy(
+        &self,
+        from: Page,
+        cached: usize,
+        revived: usize,
+        pool: &PagePool,
+    ) -> bool {
+        let revived = revived + usize::from(!pool.is_pinned(from));
+        let missing = pages_for(self.tokens.len()).saturating_sub(cached);
+        missing + revived <= pool.available(self.tenant)
     }
 
     /// Finds a cached page that begins with the next tokens, if its copy still fits in memory.
@@ -56,9 +112,7 @@ impl Sequence {
         let Some((from, tokens)) = similar else {
             return;
         };
-        let revived = usize::from(!pool.is_pinned(from));
-        let missing = pages_for(self.tokens.len()).saturating_sub(self.kv.table.len);
-        if missing + revived <= pool.available(self.tenant) {
+        if self.has_room_for_copy(from, self.kv.table.len, 0, pool) {
             pool.pin(from);
             self.kv.copy = Some(PendingCopy { from, tokens });
         }
@@ -69,6 +123,7 @@ impl Sequence {
         if let Some(copy) = self.kv.copy.take() {
             pool.unpin(copy.from);
         }
+        self.end_states(pool);
         pool.release_table(tables.get(&self.kv.table));
         tables.close(std::mem::take(&mut self.kv.table));
         self.kv.computed = 0;
@@ -159,17 +214,25 @@ impl Sequence {
     }
 
     /// Moves the partly filled last page of a sequence that ends into the prefix tree, so that
-    /// requests with the same beginning can copy it.
+    /// requests with the same beginning can copy it. The state at its end goes with it.
     pub(crate) fn offer_tail(&mut self, pool: &mut PagePool, tables: &PageTables) {
+        let last = self.offer_last_page(pool, tables);
+        self.offer_state(last, pool);
+    }
+
+    /// Returns the page in the tree that holds the last computed token.
+    fn offer_last_page(&mut self, pool: &mut PagePool, tables: &PageTables) -> Option<Page> {
         let published = self.kv.table.published;
         let tail = &self.tokens[published * PAGE_TOKENS..self.kv.computed];
         if tail.is_empty() {
-            return;
+            let last = published.checked_sub(1)?;
+            return Some(tables.get(&self.kv.table)[last]);
         }
         let (kept, rest) = tables.get(&self.kv.table).split_at(published);
         let (&page, unused) = rest.split_first().expect("computed tokens have a page");
         pool.release_table(unused);
         self.kv.table.truncate(published);
-        pool.offer_tail(self.id, page, kept.last().copied(), self.tenant, tail);
+        let parent = kept.last().copied();
+        Some(pool.offer_tail(self.id, page, parent, self.tenant, tail))
     }
 }

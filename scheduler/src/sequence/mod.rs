@@ -12,11 +12,13 @@ mod invariants;
 mod kv;
 mod output_rules;
 mod sequences;
+mod states;
 
 use acceptance::Acceptance;
 pub(crate) use deadlines::DeadlineQueue;
 pub use output_rules::OutputRules;
 pub(crate) use sequences::Sequences;
+use states::SequenceStates;
 
 use crate::pages::{PagePool, PageTable, common_prefix};
 use crate::queue::{QueueTurn, RateReservation, Waiting};
@@ -40,6 +42,7 @@ pub(crate) struct Sequence {
     pub(crate) is_running: bool,
     pub(crate) band: Band, // As of the admission, so that the running order is stable.
     kv: KvState,
+    states: SequenceStates,
     pub(crate) record: AdmissionRecord,
     pub(crate) pacing: Pacing,
 }
@@ -134,6 +137,7 @@ impl Sequence {
                 public_tokens: public_pages * PAGE_TOKENS,
                 ..KvState::default()
             },
+            states: SequenceStates::default(),
             record,
             pacing: Pacing::default(),
         }

@@ -5,6 +5,11 @@
 //! position at which it was written, and the few positions before it that [`RowStates`] names, can
 //! be continued.
 
+mod pool;
+
+pub use pool::SlabCounts;
+pub(crate) use pool::{PageState, SlabPool};
+
 /// A slab of state memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StateSlab(u32);

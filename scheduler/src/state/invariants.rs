@@ -14,6 +14,14 @@ impl SchedulerState {
             sequence.check(&self.pool, tables);
         }
         self.pool.check(&uses);
+        let (mut owned, mut pinned) = (Vec::new(), Vec::new());
+        for sequence in self.sequences.iter() {
+            sequence.add_slabs(&mut owned, &mut pinned);
+        }
+        let tree = self.pool.tree();
+        self.pool.slabs.check(&owned, &pinned, |page, tokens| {
+            tree.edge(page).is_some() && tree.tokens(page).len() >= tokens
+        });
         self.sequences.check();
         self.queue.check();
         self.deadlines.check(&self.sequences);

@@ -33,7 +33,7 @@ impl SchedulerState {
         SchedulerState {
             sequences: Sequences::with_capacity(max_running),
             queue: Queue::new(policy.order),
-            pool: PagePool::new(limits.pages),
+            pool: PagePool::new(limits.pages).with_slabs(limits.states),
             batch: Batch::with_capacity(max_running, limits.max_batch_tokens(), table_len),
             log: EventLog::default(),
             deadlines: DeadlineQueue::default(),
@@ -126,6 +126,17 @@ impl SchedulerState {
         let cost = self.conditions.predictor.prefill_time(len, remaining);
         self.queue.plan_charge(tenant, cost);
         self.sequences.begin_running(slot);
+    }
+
+    /// Gives back the slabs of a planned step that was not committed.
+    pub(crate) fn drop_planned_states(&mut self) {
+        if !self.pool.slabs.is_used() {
+            return;
+        }
+        for place in 0..self.sequences.running().len() {
+            let slot = self.sequences.running()[place];
+            self.sequences[slot].drop_planned_states(&mut self.pool);
+        }
     }
 
     /// Takes a running sequence's pages. It waits again, in the place of its arrival.

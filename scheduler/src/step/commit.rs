@@ -72,6 +72,7 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
     state.log.drafted(drafts.len(), drawn.accepted);
     let redirected = sequence.publish(&mut state.pool, &mut state.batch.tables);
     state.log.redirected_pages(redirected);
+    sequence.commit_states(row.start as usize, &mut state.pool, &state.batch.tables);
     if let Some(reason) = drawn.ending {
         state.finish(id, reason);
     }

@@ -44,7 +44,7 @@ pub(super) fn plan_decodes(
             continue;
         }
         let last_token_at = sequence.pacing.last_token_at;
-        let is_planned = if sequence.lacks_pages_for(1) {
+        let is_planned = if sequence.lacks_pages_for(1) || sequence.lacks_slab_for(1, &state.pool) {
             let tokens = plan_row(plan, state, slot, 1);
             place = state.sequences.place(slot) + 1; // Earlier ones may have lost their pages.
             tokens > 0

@@ -56,6 +56,7 @@ impl Planner {
         let preemptions = state.log.counts().preemptions;
         let (plan, prefills) = (&mut self.plan, &mut self.prefills);
         plan.clear();
+        state.drop_planned_states();
         let short_prompts = ShortPrompts::of(state);
         if state.conditions.policy.budget == Budget::PrefillFirst {
             prefills.clear();

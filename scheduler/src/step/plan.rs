@@ -115,6 +115,9 @@ impl StepPlan {
                 page_count: pages,
                 logits: row.logits + row.drafts,
             });
+            if let Some(states) = sequence.row_states() {
+                batch.set_states(states);
+            }
         }
     }
 }

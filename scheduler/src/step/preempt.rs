@@ -41,12 +41,28 @@ pub(super) fn plan_row(
             state.preempt(victim);
         }
     }
+    let spare = spare_slabs(state);
     let sequence = &mut state.sequences[slot];
     let tokens = sequence.take_pages(tokens, &mut state.pool, &mut state.batch.tables);
-    if tokens > 0 {
-        plan.add(sequence, tokens);
+    if tokens == 0 || !sequence.take_slabs(tokens, &mut state.pool, spare) {
+        return 0;
     }
+    plan.add(sequence, tokens);
     tokens
+}
+
+/// Returns how many slabs must stay for the rows of other sequences before a state is kept: one for
+/// each running prompt.
+///
+/// The first row of a step that needs a slab always gets one: each running sequence holds at most
+/// one slab between two steps, its own or a snapshot that it is about to read, and there are more
+/// slabs than running sequences.
+fn spare_slabs(state: &SchedulerState) -> usize {
+    if !state.pool.slabs.is_used() {
+        return 0;
+    }
+    let running = state.sequences.iter_running();
+    running.filter(|sequence| sequence.is_prefill()).count()
 }
 
 /// Plans the leader, which found no page, when no other sequence could advance either. All others

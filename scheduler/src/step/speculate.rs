@@ -43,6 +43,7 @@ pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions
             .min(sequence.output_left() - 1)
             .min(free_places)
             .min(free_rows)
+            .min(conditions.limits.max_drafts_of_row())
             .min(MAX_DRAFTED_TOKENS - plan.drafts.len());
         let count = worthwhile_drafts(plan, sequence, conditions, limit, token_time);
         if count > 0 {

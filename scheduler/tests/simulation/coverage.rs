@@ -40,7 +40,11 @@ pub(crate) struct Coverage {
     pub(crate) guaranteed: u64, // Steps with a decode of a tenant that stays in its guarantee.
     pub(crate) deadline_refusals: u64,
     pub(crate) refused_unseen: u64, // Requests that were refused whatever they ask for.
-    pub(crate) costly: u64,         // Steps with sampling beyond plain draws.
+    pub(crate) states_in_place: u64, // Rows that change their slab in place.
+    pub(crate) states_elsewhere: u64, // Rows that continue a state in another slab.
+    pub(crate) kept_states: u64,
+    pub(crate) reused_states: u64, // Requests that began with a snapshot.
+    pub(crate) costly: u64,        // Steps with sampling beyond plain draws.
 }
 
 impl Coverage {
@@ -72,6 +76,13 @@ impl Coverage {
             ),
             ("steps in which a decode paused", self.pauses),
             ("steps with costly sampling", self.costly),
+            ("rows with a state in place", self.states_in_place),
+            (
+                "rows that continue a state elsewhere",
+                self.states_elsewhere,
+            ),
+            ("kept states", self.kept_states),
+            ("requests that began with a snapshot", self.reused_states),
         ];
         for (name, count) in frequent {
             assert!(count >= self.steps / 300, "only {count} {name}");

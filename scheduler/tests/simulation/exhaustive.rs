@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 
 use sterna_scheduler::{
     Batch, Budget, Event, FinishReason, Growth, Limits, Order, PAGE_TOKENS, Plan, Policy, Request,
-    Row, Sampled, Scheduler, SequenceId, TokenId,
+    Row, Sampled, Scheduler, SequenceId, StateLimits, TokenId,
 };
 
 use crate::coverage::Coverage;
 use crate::model::{Client, FakeModel};
+use crate::states::FakeSlabs;
 
 /// The number of different tokens that the fake model answers. It is small, so that drafts are
 /// right.
@@ -26,6 +27,12 @@ enum Disturbance {
     Fail(usize),
 }
 
+/// As few slabs as there may be, and room for a draft.
+const STATES: StateLimits = StateLimits {
+    slabs: 4,
+    in_place_tokens: 2,
+};
+
 /// One small world.
 #[derive(Debug)]
 struct SmallWorld<'a> {
@@ -34,6 +41,7 @@ struct SmallWorld<'a> {
     gap: usize, // Turns between two submissions.
     requests: &'a [Request],
     disturbed: Option<(usize, Disturbance)>, // The turn, and the event.
+    states: Option<StateLimits>,
 }
 
 /// Returns requests of these prompt lengths and output lengths, each with two different prompts.
@@ -88,6 +96,7 @@ fn every_three_requests_on_up_to_six_pages_end_as_expected() {
     for pages in 2..=6 {
         for policy in policies() {
             for triple in 0..all.len().pow(3) {
+                let has_states = triple % 5 < 2;
                 let pick = |digit: u32| all[triple / all.len().pow(digit) % all.len()].clone();
                 let requests = [pick(0), pick(1), pick(2)];
                 let world = SmallWorld {
@@ -96,6 +105,7 @@ fn every_three_requests_on_up_to_six_pages_end_as_expected() {
                     gap: triple % 3,
                     requests: &requests,
                     disturbed: None,
+                    states: has_states.then_some(STATES),
                 };
                 world.run();
                 cases += 1;
@@ -110,7 +120,9 @@ fn every_two_requests_survive_every_disturbance() {
     let all = requests(&[16, 17, 31], &[2, 18]);
     for pages in [3, 4] {
         for policy in policies() {
-            for pair in 0..all.len().pow(2) {
+            for (pair, states) in
+                (0..all.len().pow(2)).flat_map(|pair| [(pair, None), (pair, Some(STATES))])
+            {
                 let requests = [all[pair % all.len()].clone(), all[pair / all.len()].clone()];
                 let mut world = SmallWorld {
                     pages,
@@ -118,6 +130,7 @@ fn every_two_requests_survive_every_disturbance() {
                     gap: pair % 4,
                     requests: &requests,
                     disturbed: None,
+                    states,
                 };
                 for turn in 0..world.run() {
                     for disturbance in [
@@ -147,14 +160,15 @@ impl SmallWorld<'_> {
             step_tokens: 32,
             prefill_chunk: 16,
             max_sequence_tokens: 100,
-            states: None,
+            states: self.states,
         };
         let mut run = SmallRun {
-            scheduler: Scheduler::new(limits, self.policy.clone()),
             model: FakeModel {
+                slabs: FakeSlabs::new(&limits),
                 cells: vec![None; self.pages as usize * PAGE_TOKENS],
                 alphabet: ALPHABET,
             },
+            scheduler: Scheduler::new(limits, self.policy.clone()),
             clients: BTreeMap::new(),
             ids: Vec::new(),
         };

@@ -95,6 +95,7 @@ mod guaranteed;
 mod model;
 mod rules;
 mod shares;
+mod states;
 mod terms;
 mod traffic;
 mod world;

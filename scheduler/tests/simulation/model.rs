@@ -9,6 +9,7 @@ use sterna_scheduler::{
 };
 
 use crate::coverage::Coverage;
+use crate::states::FakeSlabs;
 
 /// Returns a hash of what a real key and value depend on: the token and everything before it.
 pub(crate) fn chain(before: u64, token: TokenId) -> u64 {
@@ -32,6 +33,7 @@ pub(crate) struct Cell {
 /// The fake model: its KV memory and the number of different tokens that it answers.
 pub(crate) struct FakeModel {
     pub(crate) cells: Vec<Option<Cell>>,
+    pub(crate) slabs: FakeSlabs,
     pub(crate) alphabet: u64,
 }
 
@@ -79,9 +81,11 @@ impl FakeModel {
         mut before: u64,
     ) -> Vec<TokenId> {
         let first_with_logits = row.len() - row.logits as usize;
-        let mut next = Vec::new();
+        let (mut next, mut chains) = (Vec::new(), Vec::new());
+        let at_start = before;
         for (offset, &token) in batch.tokens(row).iter().enumerate() {
             before = chain(before, token);
+            chains.push(before);
             let position = row.start as usize + offset;
             *self.cell(batch, row, position) = Some(Cell {
                 tenant: client.request.tenant,
@@ -93,6 +97,7 @@ impl FakeModel {
                 next.push(next_token(before, self.alphabet));
             }
         }
+        self.slabs.write(row, at_start, &chains);
         next
     }
 
@@ -103,6 +108,7 @@ impl FakeModel {
         for position in row.start as usize..row.end() {
             *self.cell(batch, row, position) = None;
         }
+        self.slabs.erase_row(row);
     }
 
     /// Copies a page. The positions that the reader continues from become the reader's own.
@@ -147,6 +153,7 @@ impl FakeModel {
             chain
         };
         let chains: Vec<u64> = rows.clone().map(read).collect();
+        self.slabs.check_batch(batch, &chains, coverage);
         let mut next = Vec::new();
         for (row, before) in rows.zip(chains) {
             if !is_skipped() {

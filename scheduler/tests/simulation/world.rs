@@ -13,6 +13,7 @@ use crate::clock::{Clock, Pace};
 use crate::coverage::Coverage;
 use crate::model::{Client, FakeModel};
 use crate::rules::{self, check_batch, check_row};
+use crate::states::{FakeSlabs, some_states};
 use crate::terms::{random_cost, random_policy};
 use crate::traffic::{OUTPUT_LENGTHS, Submissions, Traffic, small_request};
 
@@ -107,6 +108,7 @@ impl World {
             public,
             clock,
             model: FakeModel {
+                slabs: FakeSlabs::new(&limits),
                 cells: vec![None; pages as usize * PAGE_TOKENS],
                 alphabet,
             },
@@ -435,6 +437,8 @@ impl World {
                         "at least one prompt token is computed"
                     );
                     coverage.prefix_hits += u64::from(cached_tokens > 0);
+                    let has_states = self.limits.states.is_some();
+                    coverage.reused_states += u64::from(has_states && cached_tokens > 0);
                     client.is_waiting = false;
                     client.was_admitted = true;
                     client.last_token_at.get_or_insert(self.clock.planned_at);
@@ -508,7 +512,7 @@ impl World {
 
 fn random_limits(random: &mut Random) -> Limits {
     let pages = random.pick(&[4, 8, 12, 12, 16, 16, 24, 64]);
-    Limits {
+    let limits = Limits {
         pages,
         max_running: random.pick(&[1, 4, 8, 12]),
         max_queued: random.between(1, 12) as u32,
@@ -518,6 +522,10 @@ fn random_limits(random: &mut Random) -> Limits {
         max_sequence_tokens: random.between(16 * u64::from(pages) / 2, 16 * u64::from(pages) + 8)
             as u32,
         states: None,
+    };
+    Limits {
+        states: some_states(&limits),
+        ..limits
     }
 }
 

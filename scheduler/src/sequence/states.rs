@@ -1,0 +1,255 @@
+//! The states of a sequence: from which snapshot it starts, which slabs its rows read and write,
+//! and which states stay for later sequences.
+//!
+//! Invariant: a step changes no owner; only its commit does. So a step may be dropped or computed
+//! again.
+
+use super::Sequence;
+use crate::pages::{PagePool, PageTables};
+use crate::slabs::PageState;
+use crate::{KeptState, PAGE_TOKENS, Page, RowStates, StateSlab};
+
+/// The slabs of a sequence.
+#[derive(Debug, Default)]
+pub(crate) struct SequenceStates {
+    /// The state at the start of the next row. `None` before the first commit.
+    own: Option<StateSlab>,
+    /// The snapshot that the first row reads. It is pinned.
+    snapshot: Option<StateSlab>,
+    planned: Option<PlannedStates>,
+    /// A position, after whole pages, whose state other sequences want.
+    wanted: Option<usize>,
+}
+
+/// The slabs that the planned row takes.
+#[derive(Clone, Copy, Debug)]
+struct PlannedStates {
+    to: StateSlab,
+    keep: [Option<KeptState>; 2],
+    /// Whether the state at the row's start stays as a snapshot.
+    keeps_start: bool,
+}
+
+/// The deepest state that the cache has for a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CachedState {
+    /// The whole pages before it.
+    pub(super) pages: usize,
+    pub(super) slab: StateSlab,
+    /// The page to copy, and how many of its tokens the state has seen.
+    pub(super) copy: Option<(Page, usize)>,
+}
+
+impl Sequence {
+    /// Returns the deepest state on the path of the sequence's tokens. A state inside a page needs
+    /// a copy of that page.
+    pub(super) fn cached_state(&self, pool: &PagePool, may_copy: bool) -> Option<CachedState> {
+        let tokens = self.reusable_tokens();
+        let (mut best, mut pages, mut parent) = (None, 0, None);
+        let found = |pages: usize, page: Page, state: PageState| {
+            let is_whole = state.tokens == PAGE_TOKENS;
+            (is_whole || may_copy).then(|| CachedState {
+                pages: pages + usize::from(is_whole),
+                slab: state.slab,
+                copy: (!is_whole).then_some((page, state.tokens)),
+            })
+        };
+        for page in pool.tree().find(self.tenant, &self.kv.public, tokens) {
+            let state = pool.slabs.state_of(page);
+            best = state.and_then(|state| found(pages, page, state)).or(best);
+            (pages, parent) = (pages + 1, Some(page));
+        }
+        // As for copies of pages without states: a page of the tenant's own, beside a public one,
+        // may hold all of them.
+        let wanted = &tokens[pages * PAGE_TOKENS..];
+        let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
+        let inside = pool.state_after(self.tenant, &self.kv.public, parent, wanted);
+        inside
+            .and_then(|(page, state)| found(pages, page, state))
+            .or(best)
+    }
+
+    /// Takes the cached state: the snapshot is pinned until the first row is committed. `depth` is
+    /// the number of cached pages on the sequence's path.
+    pub(super) fn begin_states(
+        &mut self,
+        pool: &mut PagePool,
+        state: Option<CachedState>,
+        depth: usize,
+    ) {
+        self.states = SequenceStates::default();
+        if let Some(state) = state {
+            pool.slabs.pin(state.slab);
+            self.states.snapshot = Some(state.slab);
+        }
+        // The pages of two prompts diverge here, and no state does: the next one should find one.
+        let reused = state.map_or(0, |state| state.pages);
+        self.states.wanted = (depth > reused).then_some(depth * PAGE_TOKENS);
+    }
+
+    /// Gives back all slabs, except a state that `offer_state` has given away.
+    pub(super) fn end_states(&mut self, pool: &mut PagePool) {
+        self.drop_planned_states(pool);
+        let states = std::mem::take(&mut self.states);
+        states
+            .own
+            .into_iter()
+            .for_each(|slab| pool.slabs.release(slab));
+        states
+            .snapshot
+            .into_iter()
+            .for_each(|slab| pool.slabs.unpin(slab));
+    }
+
+    /// Gives the state at the start of the next row to the page that ends there, if that page is
+    /// in the tree.
+    pub(super) fn offer_state(&mut self, page: Option<Page>, pool: &mut PagePool) {
+        let position = self.kv.computed;
+        let Some((page, slab)) = page.zip(self.states.own.take()) else {
+            return;
+        };
+        let tokens = (position - 1) % PAGE_TOKENS + 1;
+        pool.slabs.attach(page, PageState { slab, tokens });
+    }
+
+    /// Returns whether the next row of `tokens` tokens needs a slab that it does not have.
+    pub(crate) fn lacks_slab_for(&self, tokens: usize, pool: &PagePool) -> bool {
+        let is_in_place = self.states.own.is_some() && tokens <= pool.slabs.in_place_tokens();
+        pool.slabs.is_used() && !(is_in_place && !self.is_wanted(self.start()))
+    }
+
+    /// Takes the slabs of the next row. `spare` is how many slabs must stay for other sequences.
+    /// Returns whether the row can be computed.
+    pub(crate) fn take_slabs(&mut self, tokens: usize, pool: &mut PagePool, spare: usize) -> bool {
+        if !pool.slabs.is_used() {
+            return true;
+        }
+        self.drop_planned_states(pool);
+        if !self.lacks_slab_for(tokens, pool) {
+            return true;
+        }
+        let is_in_place = self.states.own.is_some() && tokens <= pool.slabs.in_place_tokens();
+        let keeps_start = self.states.own.is_some() && self.is_wanted(self.start());
+        if is_in_place && pool.slabs.available() <= spare {
+            return true; // The state at the start is not worth the last slabs.
+        }
+        let Some(to) = pool.slabs.take() else {
+            return is_in_place;
+        };
+        let row = self.start() + 1..self.start() + tokens;
+        let mut keep = [None; 2];
+        let positions = [self.last_border(), self.states.wanted];
+        let second = positions[1].filter(|second| Some(*second) != positions[0]);
+        let positions = [positions[0], second].into_iter().flatten();
+        for (place, position) in keep.iter_mut().zip(positions.filter(|at| row.contains(at))) {
+            if pool.slabs.available() <= spare {
+                break;
+            }
+            let slab = pool.slabs.take();
+            *place = slab.map(|slab| KeptState {
+                position: position as u32,
+                slab,
+            });
+        }
+        self.states.planned = Some(PlannedStates {
+            to,
+            keep,
+            keeps_start,
+        });
+        true
+    }
+
+    /// Returns the position after the last whole page of a prompt that leaves a token to compute.
+    /// Later prompts often share it.
+    fn last_border(&self) -> Option<usize> {
+        let border = (self.prompt_len - 1) / PAGE_TOKENS * PAGE_TOKENS;
+        (border > 0).then_some(border)
+    }
+
+    fn is_wanted(&self, position: usize) -> bool {
+        position > 0 && [self.last_border(), self.states.wanted].contains(&Some(position))
+    }
+
+    /// Asks for the state at a position that the sequence may keep, after whole pages.
+    pub(crate) fn ask_for_state(&mut self, position: usize) {
+        if self.last_border() != Some(position) {
+            self.states.wanted = Some(position);
+        }
+    }
+
+    /// Returns whether the sequence will pass a position and keep the state there, or can be asked
+    /// to.
+    pub(crate) fn may_keep(&self, position: usize) -> bool {
+        let is_free = self
+            .states
+            .wanted
+            .is_none_or(|wanted| wanted <= self.start());
+        self.start() < position && (is_free || self.is_wanted(position))
+    }
+
+    /// Returns what the planned row reads and writes.
+    pub(crate) fn row_states(&self) -> Option<RowStates> {
+        let SequenceStates {
+            own,
+            snapshot,
+            planned,
+            ..
+        } = &self.states;
+        let from = own.or(*snapshot);
+        let to = planned.map(|planned| planned.to).or(from)?;
+        Some(RowStates {
+            from,
+            to,
+            keep: planned.map_or([None; 2], |planned| planned.keep),
+        })
+    }
+
+    /// Gives back the slabs of a planned row that is not committed.
+    pub(crate) fn drop_planned_states(&mut self, pool: &mut PagePool) {
+        if let Some(planned) = self.states.planned.take() {
+            let kept = planned.keep.into_iter().flatten().map(|kept| kept.slab);
+            std::iter::once(planned.to)
+                .chain(kept)
+                .for_each(|slab| pool.slabs.release(slab));
+        }
+    }
+
+    /// Commits the slabs of a computed row that began at `start`. Its whole pages are in the tree.
+    pub(crate) fn commit_states(&mut self, start: usize, pool: &mut PagePool, tables: &PageTables) {
+        let Some(planned) = self.states.planned.take() else {
+            return;
+        };
+        let pages = tables.get(&self.kv.table);
+        let mut attach = |position: usize, slab| {
+            let state = PageState {
+                slab,
+                tokens: PAGE_TOKENS,
+            };
+            pool.slabs.attach(pages[position / PAGE_TOKENS - 1], state);
+        };
+        let old = self.states.own.replace(planned.to);
+        if planned.keeps_start {
+            old.into_iter().for_each(|slab| attach(start, slab));
+        }
+        for kept in planned.keep.into_iter().flatten() {
+            attach(kept.position as usize, kept.slab);
+        }
+        if !planned.keeps_start {
+            old.into_iter().for_each(|slab| pool.slabs.release(slab));
+        }
+        if let Some(snapshot) = self.states.snapshot.take() {
+            pool.slabs.unpin(snapshot);
+        }
+    }
+
+    /// Adds the slabs that the sequence owns, and the snapshot that it has pinned.
+    pub(crate) fn add_slabs(&self, owned: &mut Vec<StateSlab>, pinned: &mut Vec<StateSlab>) {
+        let states = &self.states;
+        owned.extend(states.own);
+        if let Some(planned) = states.planned {
+            owned.push(planned.to);
+            owned.extend(planned.keep.into_iter().flatten().map(|kept| kept.slab));
+        }
+        pinned.extend(states.snapshot);
+    }
+}
