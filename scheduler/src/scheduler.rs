@@ -282,9 +282,11 @@ impl Scheduler {
         self.state.pool.free()
     }
 
-    /// Returns the slabs whose content no request will read. They stay free until the next plan.
-    pub fn free_slabs(&self) -> &[StateSlab] {
-        self.state.pool.slabs.free()
+    /// Returns the slabs whose content no request will read, if the model has recurrent layers. They
+    /// stay free until the next plan.
+    pub fn free_slabs(&self) -> Option<&[StateSlab]> {
+        let slabs = &self.state.pool.slabs;
+        slabs.is_used().then_some(slabs.free())
     }
 
     /// Returns how often a waiting request has left the queue so far, for any reason.

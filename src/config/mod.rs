@@ -35,10 +35,24 @@ const KV_DTYPES: [&str; 5] = ["f16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"];
 const OWNERS: [&str; 3] = ["vllm", "sglang", "sterna"];
 
 /// The shapes of models that `synthesize` knows.
-const SHAPES: [&str; 5] = ["2b-4t", "falcon3-1b", "bonsai-1.7b", "bonsai-8b", "tiny"];
+const SHAPES: [&str; 8] = [
+    "2b-4t",
+    "falcon3-1b",
+    "bonsai-1.7b",
+    "bonsai-8b",
+    "bonsai-2-2b",
+    "bonsai-2-4b",
+    "bonsai-2-9b",
+    "tiny",
+];
 
 /// More compute threads than this for a core only wait for each other.
 const MAX_THREADS_PER_CORE: usize = 4;
+
+/// The default of `--state-memory`: cached states for each running sequence, and the largest
+/// fraction of the memory that this process may still use.
+const CACHED_STATES: u64 = 2;
+const STATE_MEMORY_SHARE: f64 = 0.5;
 
 /// The default of `--kv-memory` as a fraction of the memory that this process may still use.
 const KV_MEMORY_SHARE: f64 = 0.5;
@@ -160,6 +174,12 @@ pub struct ServeConfig {
     /// need. --kv-dtype says how many bytes a token takes.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
     pub kv_memory: Option<u64>,
+    /// Memory for the states of a model with recurrent layers, such as Bonsai 2. Each running
+    /// sequence needs one, and the prefix cache keeps others. If omitted, it holds --max-running
+    /// sequences and twice as many cached states, but takes at most half of the memory that this
+    /// process may still use.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
+    pub state_memory: Option<u64>,
     /// The flags about connections.
     #[command(flatten)]
     pub network: NetworkFlags,
@@ -522,8 +542,42 @@ impl MachineFlags {
 }
 
 impl ServeConfig {
+    /// Returns the slabs of states to allocate. A slab takes `slab_bytes`, with a journal for as
+    /// many tokens as `in_place_tokens`.
+    ///
+    /// # Errors
+    /// If the memory does not hold one slab more than `--max-running`, or if `--state-memory` is
+    /// more than this process may use. The error names both sizes.
+    pub fn state_slabs(&self, slab_bytes: usize) -> Result<u32, String> {
+        let (usable, slab) = (usable_memory(), slab_bytes as u64);
+        let running = u64::from(self.scheduling.max_running);
+        let bytes = match self.state_memory {
+            Some(bytes) if bytes > usable => {
+                return Err(format!(
+                    "--state-memory: {bytes} bytes do not fit; this process may use only {usable} \
+                     more bytes. Give a smaller size"
+                ));
+            }
+            Some(bytes) => bytes,
+            None => {
+                let wanted = (1 + (1 + CACHED_STATES) * running) * slab;
+                wanted.min((usable as f64 * STATE_MEMORY_SHARE) as u64)
+            }
+        };
+        let slabs = bytes / slab;
+        if slabs <= running {
+            let needed = (running + 1) * slab;
+            return Err(format!(
+                "--state-memory: {bytes} bytes hold {slabs} states of {slab} bytes, but \
+                 --max-running {running} needs {needed} bytes, one state more. Give a larger size, \
+                 or a smaller --max-running"
+            ));
+        }
+        Ok(u32::try_from(slabs).unwrap_or(u32::MAX))
+    }
+
     /// Returns the number of KV pages to allocate. A page takes `page_bytes` and has `page_tokens`
-    /// tokens. The longest sequence has `max_model_len` tokens.
+    /// tokens. The longest sequence has `max_model_len` tokens. States take `state_bytes`.
     ///
     /// # Errors
     /// If the memory does not hold a page, or if `--kv-memory` is more than this process may use.
@@ -533,8 +587,9 @@ impl ServeConfig {
         page_bytes: usize,
         page_tokens: usize,
         max_model_len: u32,
+        state_bytes: u64,
     ) -> Result<u32, String> {
-        let usable = usable_memory();
+        let usable = usable_memory().saturating_sub(state_bytes);
         let bytes = match self.kv_memory {
             Some(bytes) if bytes > usable => {
                 return Err(format!(
@@ -633,11 +688,11 @@ mod tests {
 
     #[test]
     fn kv_memory_is_the_flags_size_or_limited_by_max_running() {
-        let pages = |size: &str| serve(&["--kv-memory", size]).kv_pages(1024, 16, 4096);
+        let pages = |size: &str| serve(&["--kv-memory", size]).kv_pages(1024, 16, 4096, 0);
         assert_eq!(pages("1MiB"), Ok(1024));
         assert!(pages("1000TiB").is_err_and(|error| error.contains("may use only")));
         assert!(pages("1000").is_err_and(|error| error.contains("1000 bytes do not hold a page")));
-        let two = serve(&["--max-running", "2"]).kv_pages(1024, 16, 64);
+        let two = serve(&["--max-running", "2"]).kv_pages(1024, 16, 64, 0);
         assert!(two.is_ok_and(|pages| pages <= 8));
     }
 }

@@ -8,7 +8,8 @@
 use std::time::{Duration, Instant};
 
 use sterna_scheduler::{
-    Batch, CostModel, Limits, Nanos, OutputRules, PAGE_TOKENS, Page, SequenceId, StepShape, TokenId,
+    Batch, CostModel, Limits, Nanos, OutputRules, PAGE_TOKENS, Page, RowStates, SequenceId,
+    StateSlab, StepShape, TokenId,
 };
 
 use super::batch_runner::BatchRunner;
@@ -48,17 +49,53 @@ pub(super) struct Calibration {
     interference: Interference,
 }
 
+/// The memory that steps outside of the schedule may write to.
+#[derive(Clone, Copy)]
+pub(super) struct FreeMemory<'a> {
+    /// At least one page.
+    pub(super) pages: &'a [Page],
+    /// The slabs of states, if the model has recurrent layers. At least one, then.
+    pub(super) slabs: Option<&'a [StateSlab]>,
+}
+
+impl<'a> FreeMemory<'a> {
+    /// Returns free pages, for a model without recurrent layers.
+    #[cfg(test)]
+    pub(super) fn of_pages(pages: &'a [Page]) -> FreeMemory<'a> {
+        FreeMemory { pages, slabs: None }
+    }
+
+    /// Returns the states of a row that takes the place of one at any position: those of no token.
+    pub(super) fn row_states(&self, row: usize) -> Option<RowStates> {
+        let slabs = self.slabs?;
+        Some(RowStates {
+            from: None,
+            to: slabs[row],
+            keep: [None; 2],
+        })
+    }
+
+    /// Returns the largest number of sequences that fit.
+    fn sequences(&self) -> usize {
+        let slabs = self.slabs.map_or(usize::MAX, <[StateSlab]>::len);
+        self.pages.len().min(slabs)
+    }
+}
+
 /// A measurement that waits for an idle moment.
 pub(super) struct Recalibration {
     limits: Limits,
     pause: Duration,
 }
 
-/// Times steps and fits a cost model to them. All pages that `limits` allow are free. The sampler
+/// Times steps in `free` memory and fits a cost model to them. The sampler
 /// takes part, so that its memory is warm for the first request.
-pub(super) fn calibrate<F: Forward>(runner: &mut BatchRunner<F>, limits: &Limits) -> Calibration {
-    let pages: Vec<Page> = (0..limits.pages).map(Page::new).collect();
-    let steps = calibration_steps(limits, &pages);
+pub(super) fn calibrate<F: Forward>(
+    runner: &mut BatchRunner<F>,
+    limits: &Limits,
+    free: FreeMemory<'_>,
+) -> Calibration {
+    let steps = calibration_steps(limits, free);
     tracing::info!(
         steps = steps.len(),
         limit_milliseconds = TIME_LIMIT.as_millis() as u64,
@@ -174,12 +211,12 @@ impl Recalibration {
         self.pause
     }
 
-    /// Measures the small steps in `free` pages. Returns `None` if it `is_interrupted` or disturbed
+    /// Measures the small steps in `free` memory. Returns `None` if it `is_interrupted` or disturbed
     /// again. It takes at most [`TIME_LIMIT`], and an interruption waits for at most one step.
     pub(super) fn measure<F: Forward>(
         &mut self,
         runner: &mut BatchRunner<F>,
-        free: &[Page],
+        free: FreeMemory<'_>,
         is_interrupted: impl Fn() -> bool,
     ) -> Option<CostModel> {
         let mut steps = calibration_steps(&self.limits, free);
@@ -205,7 +242,7 @@ impl CalibrationStep {
     /// Returns a step of `count` sequences. Each has `tokens` tokens after a history of `history`
     /// tokens, in its own part of `free`.
     fn new(
-        free: &[Page],
+        free: FreeMemory<'_>,
         count: usize,
         (history, tokens): (usize, usize),
         logits: usize,
@@ -215,9 +252,12 @@ impl CalibrationStep {
         let ids = vec![TokenId::default(); tokens];
         let pages = (history + tokens).div_ceil(PAGE_TOKENS);
         for index in 0..count {
-            let table = &free[index * pages..][..pages];
+            let table = &free.pages[index * pages..][..pages];
             let id = SequenceId::new(index as u32, 0);
             batch.push_row(id, history, &ids, table, logits);
+            if let Some(states) = free.row_states(index) {
+                batch.set_states(states);
+            }
             shape = shape.plus(match tokens {
                 1 => StepShape {
                     logits: logits as u64,
@@ -262,10 +302,10 @@ impl CalibrationStep {
 
 /// Returns the steps to time, as far as `limits` and the `free` pages allow. They measure tokens,
 /// keys of decodes, keys of a chunk and logits; then come the large steps.
-fn calibration_steps(limits: &Limits, free: &[Page]) -> Vec<CalibrationStep> {
-    let pages = free.len();
+fn calibration_steps(limits: &Limits, free: FreeMemory<'_>) -> Vec<CalibrationStep> {
+    let pages = free.pages.len();
     let running = limits.max_running as usize;
-    let sequences = running.min(pages).min(limits.max_batch_tokens());
+    let sequences = running.min(free.sequences()).min(limits.max_batch_tokens());
     let longest = usize::try_from(limits.longest_sequence()).unwrap_or(usize::MAX);
     let long = LONG_CONTEXT.min(longest) / PAGE_TOKENS * PAGE_TOKENS;
     // Each token has its own sequence, or all are in one if the limits allow fewer sequences.
@@ -356,7 +396,9 @@ mod tests {
                 .step_by(2)
                 .map(Page::new)
                 .collect::<Vec<_>>();
-            for CalibrationStep { batch, shape, .. } in calibration_steps(&limits, &free) {
+            for CalibrationStep { batch, shape, .. } in
+                calibration_steps(&limits, FreeMemory::of_pages(&free))
+            {
                 assert!(
                     batch.token_count() <= limits.max_batch_tokens(),
                     "{limits:?}"
@@ -386,7 +428,7 @@ mod tests {
         let free: Vec<Page> = (0..4).map(Page::new).collect();
         let step = |times: &[u64; 4]| CalibrationStep {
             times: times.map(Duration::from_millis).to_vec(),
-            ..CalibrationStep::new(&free, 1, (0, 1), 0)
+            ..CalibrationStep::new(FreeMemory::of_pages(&free), 1, (0, 1), 0)
         };
         times.iter().map(step).collect()
     }
@@ -436,7 +478,7 @@ mod tests {
         let free: Vec<Page> = (2..8).map(Page::new).collect();
         for steps in [0, 1, 5] {
             let asked = Cell::new(0);
-            let cost = recalibration.measure(&mut runner, &free, || {
+            let cost = recalibration.measure(&mut runner, FreeMemory::of_pages(&free), || {
                 asked.set(asked.get() + 1);
                 asked.get() > steps
             });

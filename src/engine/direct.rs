@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use sterna_scheduler::{
     Batch, Event, FinishReason, Limits, PAGE_TOKENS, Page, PageCopy, Policy, Refusal, Request,
-    Scheduler, SequenceId, TokenId,
+    RowStates, Scheduler, SequenceId, TokenId,
 };
 
 use super::batch_runner::BatchRunner;
@@ -77,6 +77,13 @@ impl<'a, F: Forward> Direct<'a, F> {
         let text = &text[..text.len().min(PAGE_TOKENS)];
         let mut batch = Batch::new();
         batch.push_row(SequenceId::new(0, 0), 0, text, &[first], 0);
+        if let Some(slabs) = self.steps.scheduler.free_slabs() {
+            batch.set_states(RowStates {
+                from: None,
+                to: slabs[0],
+                keep: [None; 2],
+            });
+        }
         self.steps.runner.forward(&batch);
         batch.clear();
         for to in (1..self.pages).map(Page::new) {

@@ -15,6 +15,7 @@ use sterna_scheduler::{
 
 use super::batch_runner::BatchRunner;
 use super::batch_sampler::{BatchSampler, Continuation};
+use super::calibrate::FreeMemory;
 use super::forward::{CopyRow, Forward, LogitRows};
 use super::request::GenerationRequest;
 use super::sampler::MAX_SORTED_TOP_K;
@@ -52,14 +53,20 @@ pub(super) struct SamplingCosts {
 }
 
 impl SamplingCosts {
-    /// Measures draws on all threads of the model. It writes to the `free` page.
-    pub(super) fn measure<F: Forward>(runner: &mut BatchRunner<F>, free: Page) -> SamplingCosts {
+    /// Measures draws on all threads of the model. It writes to `free` memory.
+    pub(super) fn measure<F: Forward>(
+        runner: &mut BatchRunner<F>,
+        free: FreeMemory<'_>,
+    ) -> SamplingCosts {
         let (model, kv_store, sampler) = runner.parts();
         let vocabulary = model.vocabulary();
         let row = random_row(vocabulary);
         let mut batch = Batch::new();
         let token = TokenId::default();
-        batch.push_row(SequenceId::new(0, 0), 0, &[token], &[free], 1);
+        batch.push_row(SequenceId::new(0, 0), 0, &[token], &free.pages[..1], 1);
+        if let Some(states) = free.row_states(0) {
+            batch.set_states(states);
+        }
         let logits = SameRow {
             logits: model.forward(&batch, kv_store),
             row: &row,
@@ -341,7 +348,7 @@ mod tests {
         let mut model = toy::model(2);
         let kv_store = model.new_kv_store(1).unwrap();
         let mut runner = BatchRunner::new(&mut model, kv_store);
-        let costs = SamplingCosts::measure(&mut runner, Page::new(0));
+        let costs = SamplingCosts::measure(&mut runner, FreeMemory::of_pages(&[Page::new(0)]));
         assert!(
             costs.vocabulary > 0 && costs.large_top_k < MAX_DRAW_TIME,
             "{costs:?}"

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use sterna_scheduler::{
     CacheChange, CostModel, Event, FinishReason, Micros, Nanos, Page, Request, Scheduler,
-    SequenceId, Step, TenantId,
+    SequenceId, StateSlab, Step, TenantId,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::batch_runner::BatchRunner;
 use super::batch_sampler::{Draw, DrawOutcome};
-use super::calibrate::{Recalibration, calibrate};
+use super::calibrate::{FreeMemory, Recalibration, calibrate};
 use super::clock::micros;
 use super::commands::{CommandReceiver, Control, RequestCharge};
 use super::config::EngineConfig;
@@ -61,9 +61,18 @@ pub(super) fn serve<F: Forward>(
     let (cost, sampling_costs, recalibration) = match config.cost {
         Some(cost) => (cost, SamplingCosts::default(), None),
         None => {
-            let calibration = calibrate(&mut runner, &config.limits);
+            // All memory is free before the first request.
+            let pages: Vec<Page> = (0..config.limits.pages).map(Page::new).collect();
+            let states = config.limits.states;
+            let slabs = states.map(|states| (0..states.slabs).map(StateSlab::new));
+            let slabs: Option<Vec<StateSlab>> = slabs.map(Iterator::collect);
+            let free = FreeMemory {
+                pages: &pages,
+                slabs: slabs.as_deref(),
+            };
+            let calibration = calibrate(&mut runner, &config.limits, free);
             let again = Recalibration::after(&calibration, &config.limits);
-            let sampling = SamplingCosts::measure(&mut runner, Page::new(0));
+            let sampling = SamplingCosts::measure(&mut runner, free);
             (calibration.cost, sampling, again)
         }
     };
@@ -556,14 +565,15 @@ impl<F: Forward> EngineThread<F> {
             return;
         };
         let (commands, steps) = (&self.commands, &mut self.steps);
-        let free = steps.scheduler.free_pages();
-        let Some(&measured_page) = free.first() else {
-            return; // Cached prefixes take all pages.
-        };
+        let (pages, slabs) = (steps.scheduler.free_pages(), steps.scheduler.free_slabs());
+        if pages.is_empty() || slabs.is_some_and(<[StateSlab]>::is_empty) {
+            return; // Cached prefixes take all memory.
+        }
+        let free = FreeMemory { pages, slabs };
         let measured = recalibration.measure(&mut steps.runner, free, || !commands.is_empty());
         if let Some(cost) = measured {
+            self.sampling_costs = SamplingCosts::measure(&mut steps.runner, free);
             steps.scheduler.calibrate(cost);
-            self.sampling_costs = SamplingCosts::measure(&mut steps.runner, measured_page);
             self.recalibration = None;
             self.recalibrated = Some(cost);
         }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use sterna_kernels::Kernels;
-use sterna_scheduler::PAGE_TOKENS;
+use sterna_scheduler::{PAGE_TOKENS, StateLimits};
 use tokio::sync::oneshot;
 
 use super::tenants;
@@ -29,6 +29,9 @@ use crate::tools::ToolFormat;
 const DEMO_NAME: &str = "sterna-demo";
 /// How many grammars are compiled at a time, each of another tenant.
 const MAX_COMPILATIONS: usize = 16;
+/// The largest number of drafts in a row of a model with recurrent layers. The slab of a sequence
+/// grows with it.
+const MAX_RECURRENT_DRAFTS: u32 = 3;
 /// A step that takes longer, and ten times as long as predicted, means that something is broken.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -74,8 +77,16 @@ fn start_engine(
     let order = i2s_order(config.model.i2s_order.as_deref());
     let model = checkpoint.load_tested(order, options)?;
     let (dtype, page) = (model.kv_dtype(), model.kv_bytes_per_page());
-    let pages = config.kv_pages(page, PAGE_TOKENS, limits.max_sequence_tokens)?;
-    let limits = Limits { pages, ..limits };
+    let in_place = 1 + config.scheduling.speculate.min(MAX_RECURRENT_DRAFTS);
+    let states = states(config, model.slab_bytes(in_place), in_place)?;
+    let state_bytes = states.map_or(0, |(_, bytes)| bytes);
+    let longest = limits.max_sequence_tokens;
+    let pages = config.kv_pages(page, PAGE_TOKENS, longest, state_bytes)?;
+    let limits = Limits {
+        pages,
+        states: states.map(|(states, _)| states),
+        ..limits
+    };
     let card = model_card(config, shape, &limits)?;
     let metrics = Metrics::new(&Identity {
         model_name: card.name.clone(),
@@ -102,11 +113,14 @@ fn start_engine(
     };
     let bytes = pages as usize * page;
     tracing::info!(%dtype, pages, bytes, "allocating memory for keys and values");
+    if let Some(StateLimits { slabs, .. }) = engine_config.limits.states {
+        tracing::info!(slabs, state_bytes, "allocating memory for states");
+    }
     let started = Engine::start(model, engine_config, metrics.clone());
     let (engine, running) = started.map_err(|error| {
         format!(
-            "cannot start the engine: {error}. Keys and values take {bytes} bytes; give a smaller \
-             --kv-memory if this is too much"
+            "cannot start the engine: {error}. Keys and values take {bytes} bytes, and states take \
+             {state_bytes}; give a smaller --kv-memory or --state-memory if this is too much"
         )
     })?;
     let tokenizer = Arc::new(tokenizer.with_context(card.max_model_len));
@@ -121,6 +135,23 @@ fn start_engine(
         metrics,
     };
     Ok((serving, running))
+}
+
+/// Returns the slabs of states and their bytes, if the model has recurrent layers.
+fn states(
+    config: &ServeConfig,
+    slab_bytes: Option<usize>,
+    in_place_tokens: u32,
+) -> Result<Option<(StateLimits, u64)>, String> {
+    let Some(slab_bytes) = slab_bytes else {
+        return Ok(None);
+    };
+    let slabs = config.state_slabs(slab_bytes)?;
+    let limits = StateLimits {
+        slabs,
+        in_place_tokens,
+    };
+    Ok(Some((limits, u64::from(slabs) * slab_bytes as u64)))
 }
 
 /// Returns the number of tokens that a text of the full context needs beside its own. An embedding

@@ -115,7 +115,7 @@ impl Sequence {
     /// Returns whether the next row of `tokens` tokens needs a slab that it does not have.
     pub(crate) fn lacks_slab_for(&self, tokens: usize, pool: &PagePool) -> bool {
         let is_in_place = self.states.own.is_some() && tokens <= pool.slabs.in_place_tokens();
-        pool.slabs.is_used() && !(is_in_place && !self.is_wanted(self.start()))
+        pool.slabs.is_used() && (!is_in_place || self.is_wanted(self.start()))
     }
 
     /// Takes the slabs of the next row. `spare` is how many slabs must stay for other sequences.
