@@ -13,6 +13,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sterna::checkpoint::synthetic::{RecurrentHeads, Shape};
+use sterna::checkpoint::{QWEN3_5, Source};
 use sterna::engine::{
     Budget, CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest,
     Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId,
@@ -21,7 +23,7 @@ use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
-use sterna_scheduler::{Batch, PAGE_TOKENS};
+use sterna_scheduler::{Batch, PAGE_TOKENS, StateLimits};
 
 /// Counts of what the model ran, so that a test can show that its condition occurred.
 #[derive(Default)]
@@ -101,6 +103,70 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
 
 /// Starts an engine that stores keys and values in the given format.
 fn start_storing(kv_dtype: KvDtype, limits: Limits, threads: usize, max_draft: u32) -> Server {
+    start_model(
+        &sterna::demo::source(),
+        kv_dtype,
+        limits,
+        threads,
+        max_draft,
+    )
+}
+
+/// A model with recurrent layers between those that attend.
+const RECURRENT: Shape = Shape {
+    name: "recurrent",
+    architecture: &QWEN3_5,
+    vocab: 2048,
+    hidden: 128,
+    intermediate: 192,
+    layers: 4,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 32,
+    max_position: 1024,
+    rope_theta: 10_000.0,
+    tied: true,
+    group: Some(64),
+    recurrent: Some(RecurrentHeads {
+        interval: 3,
+        key_heads: 2,
+        value_heads: 4,
+        head_dim: 32,
+        taps: 4,
+    }),
+};
+
+/// Starts an engine over [`RECURRENT`]. With `few_slabs`, only running sequences have states.
+fn start_recurrent(limits: Limits, few_slabs: bool, threads: usize, max_draft: u32) -> Server {
+    start_shape(RECURRENT, limits, few_slabs, threads, max_draft)
+}
+
+fn start_shape(
+    shape: Shape,
+    limits: Limits,
+    few_slabs: bool,
+    threads: usize,
+    max_draft: u32,
+) -> Server {
+    let cached = if few_slabs { 1 } else { 200 };
+    let limits = Limits {
+        states: Some(StateLimits {
+            slabs: limits.max_running + cached,
+            in_place_tokens: 4,
+        }),
+        ..limits
+    };
+    let source = shape.in_memory(1);
+    start_model(&source, KvDtype::F16, limits, threads, max_draft)
+}
+
+fn start_model(
+    source: &Source,
+    kv_dtype: KvDtype,
+    limits: Limits,
+    threads: usize,
+    max_draft: u32,
+) -> Server {
     let options = LoadOptions {
         kv_dtype,
         max_step_tokens: limits.max_batch_tokens(),
@@ -108,7 +174,7 @@ fn start_storing(kv_dtype: KvDtype, limits: Limits, threads: usize, max_draft: u
         exact_head_bytes: 0, // The screened head of large models.
         ..LoadOptions::new(Kernels::new(Isa::best()).unwrap(), threads)
     };
-    let model = Model::load(&sterna::demo::source(), options).unwrap();
+    let model = Model::load(source, options).unwrap();
     let metrics = Metrics::new(&Identity {
         model_name: "demo".to_owned(),
         isa: Isa::best().to_string(),
@@ -542,8 +608,8 @@ const CONDITIONS: [Condition; 12] = [
 ];
 
 impl Condition {
-    fn start(self, kv_dtype: KvDtype) -> Server {
-        let limits = Limits {
+    fn limits(self) -> Limits {
+        Limits {
             pages: self.pages,
             prefill_chunk: self.chunk,
             step_tokens: if self.chunk < ROOMY.prefill_chunk {
@@ -552,8 +618,16 @@ impl Condition {
                 ROOMY.step_tokens
             },
             ..ROOMY
-        };
-        start_storing(kv_dtype, limits, self.threads, self.drafts)
+        }
+    }
+
+    fn start(self, kv_dtype: KvDtype) -> Server {
+        start_storing(kv_dtype, self.limits(), self.threads, self.drafts)
+    }
+
+    fn start_recurrent(self) -> Server {
+        let few_slabs = self.pages == FEW;
+        start_recurrent(self.limits(), few_slabs, self.threads, self.drafts)
     }
 
     fn answers(self, requests: Vec<GenerationRequest>, server: &Server) -> Vec<Answer> {
@@ -629,23 +703,92 @@ fn no_condition_changes_an_answer_with_keys_and_values_in_fp8_e5m2() {
     check_all_conditions(KvDtype::Fp8E5m2);
 }
 
+#[test]
+fn no_condition_changes_an_answer_of_a_recurrent_model() {
+    let alone = start_recurrent(ROOMY, false, 1, 0);
+    let servers = CONDITIONS.map(Condition::start_recurrent);
+    compare_all_conditions("recurrent", &alone, &servers);
+    let count = |name: &str| {
+        servers
+            .iter()
+            .map(|server| server.counter(name))
+            .sum::<u64>()
+    };
+    assert!(
+        count("vllm:prefix_cache_hits_total") > 0,
+        "no state was reused"
+    );
+}
+
+/// With few different tokens, the answers of random weights repeat themselves.
+#[test]
+fn rejected_drafts_change_no_answer_of_a_recurrent_model() {
+    const VOCAB: u32 = 24;
+    let shape = Shape {
+        vocab: VOCAB as usize,
+        ..RECURRENT
+    };
+    let mut all = repetitive_requests();
+    for request in &mut all {
+        request.prompt.iter_mut().for_each(|token| *token %= VOCAB);
+        request.sampling.temperature = 0.0;
+    }
+    let expected = together(all.clone(), &start_shape(shape, ROOMY, false, 1, 0));
+    for (few_slabs, threads, drafts) in [(false, 1, 3), (false, 2, 6), (true, 3, 1)] {
+        let server = start_shape(shape, ROOMY, few_slabs, threads, drafts);
+        assert_eq!(together(all.clone(), &server), expected, "{drafts} drafts");
+        let drafted = server.counter("vllm:spec_decode_num_draft_tokens_total");
+        let accepted = server.counter("vllm:spec_decode_num_accepted_tokens_total");
+        assert!(accepted > 4, "only {accepted} drafts were accepted");
+        assert!(accepted < drafted, "none of {drafted} drafts was rejected");
+    }
+}
+
+#[test]
+fn cached_states_give_the_same_answers_and_scores_as_none() {
+    let all = growing_requests();
+    let server = start_recurrent(ROOMY, false, 1, 0);
+    let expected: Vec<_> = (all.iter())
+        .map(|request| scored_together(std::slice::from_ref(request), &server).remove(0))
+        .collect();
+    assert_eq!(scored_together(&all, &server), expected, "cached");
+    let chunked = Limits {
+        prefill_chunk: 16,
+        step_tokens: 32,
+        ..ROOMY
+    };
+    assert_eq!(
+        scored_together(&all, &start_recurrent(chunked, false, 2, 3)),
+        expected
+    );
+    let few = Limits { pages: 24, ..ROOMY };
+    let server = start_recurrent(few, true, 2, 0);
+    assert_eq!(scored_together(&all, &server), expected, "preempted");
+    assert!(server.counter("vllm:num_preemptions_total") > 0);
+}
+
 /// `STERNA_PROMPTS` sets the number of prompts, or a range of them, so that several runs of one
 /// seed can share a long one.
 fn check_all_conditions(kv_dtype: KvDtype) {
+    let alone = start_storing(kv_dtype, ROOMY, 1, 0);
+    let servers = CONDITIONS.map(|condition| condition.start(kv_dtype));
+    compare_all_conditions(&kv_dtype.to_string(), &alone, &servers);
+}
+
+/// Compares the answers of `servers`, one for each condition, with those of `alone`.
+fn compare_all_conditions(what: &str, alone: &Server, servers: &[Server]) {
     const AT_ONCE: u64 = 48;
     let prompts = prompts_from_env();
     let seed = Random::from_env().next_u64();
-    let alone = start_storing(kv_dtype, ROOMY, 1, 0);
-    let servers = CONDITIONS.map(|condition| condition.start(kv_dtype));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     for first in prompts.clone().step_by(AT_ONCE as usize) {
         let requests = random_requests(seed, first..prompts.end.min(first + AT_ONCE));
-        let expected = runtime.block_on(in_turn(requests.clone(), &alone));
-        for (condition, server) in CONDITIONS.iter().zip(&servers) {
+        let expected = runtime.block_on(in_turn(requests.clone(), alone));
+        for (condition, server) in CONDITIONS.iter().zip(servers) {
             let answers = condition.answers(requests.clone(), server);
             for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
                 let name = condition.name;
-                assert_eq!(answer, expected, "{kv_dtype}, {name}, request {index}");
+                assert_eq!(answer, expected, "{what}, {name}, request {index}");
             }
             let reset = server.handle.reset_prefix_cache();
             runtime.block_on(reset).unwrap();
