@@ -5,6 +5,7 @@
     python tests/make_fixtures.py tests/fixtures                          # the committed fixtures
     python tests/make_fixtures.py --demo src/demo tests/fixtures/demo     # the embedded demo model
     python tests/make_fixtures.py --random 6 --seed 7 DIR                 # further layouts, or
+    python tests/make_fixtures.py --hybrids 6 --seed 7 DIR                # of Qwen 3.5, or
     python tests/make_fixtures.py --grouped src/demo DIR                  # the demo in groups
     STERNA_FIXTURES=DIR cargo test --test golden -- --nocapture
 
@@ -42,6 +43,18 @@ the spread is that of their values. `transformers` does not know BitNet-embeddin
 its linears do: they norm the input, round it to int8 with a scale for each token, and have weights
 that are rounded by their mean magnitude.
 
+Hybrids. Most layers of Qwen 3.5 are recurrent (Gated DeltaNet). All its matrices are ternary in
+groups, except the small ones that compute decay and beta: `in_proj_a` and `in_proj_b` are floats,
+and their inputs are not rounded. The state of a recurrent layer is float32 in every run. The whole
+run computes it in chunks of 64 tokens, and the cached run token by token from the first one. The
+script needs the code of `transformers` for both, so the packages `kernels`, `fla` and
+`causal_conv1d` must be absent. The GGUF twins have the value heads in the order of llama.cpp;
+`tests/gguf/write.py` describes it. A state keeps a difference for hundreds of tokens, but the five
+runs share most of their sums, and so seldom differ before the state. The spread of hybrids
+therefore has eight more runs, with disturbed last bits in the inputs of all linears. Its mean is
+that of the run that differs most in each prompt: one flipped step of an early token can decide
+the results of a whole prompt, and a mean of all runs would depend on how many of them flip it.
+
 Layers. The stored states are those of the run with rounded K and V. The last bits of a value decide
 to which of two int8 steps it is rounded. In models as small as these, that changes the whole output
 of its token by more than any tight tolerance. So each layer runs 32 more times with disturbed last
@@ -52,12 +65,14 @@ Everything is seeded: the same versions of the packages on the same CPU write th
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import random
 import shutil
 import sys
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,9 +111,35 @@ LAYER_TOKENS = 18  # Past one page of the cache.
 LAYER_TOLERANCE = 1e-3  # Relative to the root mean square of a layer's output; as in tests/golden.
 LAST_BITS = 2.0**-22  # The relative error of a float32 sum of hundreds in another order.
 LOGITS_ROWS = 6  # Per prompt: after the prompt and after each of the first five tokens.
+HYBRID = "qwen3_5_text"  # The architecture with recurrent layers, as `transformers` names it.
+CONVOLUTION_TOKENS = 4  # of recurrent layers: a token and the three before it
+DISTURBED_RUNS = 8  # of hybrids, for the spread
+GATES = ("in_proj_a", "in_proj_b")  # The linears of recurrent layers that are never ternary.
 
 
 # ---- What is made -------------------------------------------------------------------------------
+
+
+@dataclass
+class Recurrent:
+    """The recurrent layers of a hybrid: their number, their heads and the type of their floats."""
+
+    period: int  # Each layer whose number divides by it attends; the others are recurrent.
+    key_heads: int
+    # A multiple of the key heads. If GGUF has another order of heads, each head needs whole groups
+    # of columns, because their scales move with them.
+    value_heads: int
+    head_dim: int
+    gates: str  # dtype of the float gates, the convolution and the biases in the file
+    rotary: float = 0.25  # the part of a query head that is rotated
+
+    @property
+    def keys(self):
+        return self.key_heads * self.head_dim
+
+    @property
+    def values(self):
+        return self.value_heads * self.head_dim
 
 
 @dataclass
@@ -107,13 +148,14 @@ class Layout:
 
     name: str
     seed: int
-    architecture: str = "bitnet"  # or "llama", "qwen3"
+    architecture: str = "bitnet"  # or "llama", "qwen3", "gemma3_text", HYBRID
     # Columns that share a scale, in every matrix. The file has floats that are ternary already.
     group: int | None = None
     # A norm on the input of every linear of the layers, as in BitNet-embedding. The file has
     # masters.
     input_norms: bool = False
     head: bool = True  # False: no output head, and no prefix `model.` in the names
+    recurrent: Recurrent | None = None  # the recurrent layers of a hybrid
     window: int | None = None  # of the layers of Gemma that attend to near tokens
     query_scalar: int | None = None  # of Gemma: attention multiplies by its inverse root
     rope_scaling: dict = field(default_factory=dict)
@@ -144,6 +186,9 @@ class Layout:
     own_stops: bool = True
     eos_list: bool = False  # generation_config's eos_token_id is a list
     prompt_lengths: tuple = (1, 7, 19, 33)
+
+    def is_recurrent(self, layer):
+        return self.recurrent is not None and (layer + 1) % self.recurrent.period != 0
 
     def is_float(self, module):
         """Returns whether a linear stays float. A given list replaces the default."""
@@ -388,6 +433,43 @@ LAYOUTS = [
     Layout(
         "bitnet-blocks", 14, hidden=128, intermediate=128, layers=1, heads=4, kv_heads=2, vocab=312
     ),
+    Layout(
+        "qwen35-group64-tied",
+        22,
+        architecture=HYBRID,
+        recurrent=Recurrent(period=2, key_heads=4, value_heads=4, head_dim=32, gates="bfloat16"),
+        group=64,
+        hidden=64,
+        intermediate=128,
+        layers=4,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        vocab=318,
+        rope_theta=10000000.0,
+        rms_norm_eps=1e-6,
+        template="llama3",
+        prompt_lengths=(1, 7, 19, 150),
+    ),
+    Layout(
+        "qwen35-group128-untied",
+        19,
+        architecture=HYBRID,
+        recurrent=Recurrent(period=3, key_heads=2, value_heads=4, head_dim=128, gates="float32"),
+        group=128,
+        hidden=128,
+        intermediate=128,
+        layers=3,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        vocab=308,
+        tied=False,
+        rope_theta=10000000.0,
+        rms_norm_eps=1e-6,
+        template="llama3",
+        prompt_lengths=(1, 7, 19, 150),
+    ),
 ]
 
 
@@ -430,6 +512,56 @@ def random_qwen3_layout(seed, rng):
         template_inline=rng.random() < 0.5,
         own_stops=rng.random() < 0.7,
         prompt_lengths=(1, rng.randrange(2, 16), rng.randrange(17, 60), rng.randrange(250, 400)),
+    )
+
+
+def random_hybrid_layout(seed):
+    """Returns a random layout of Qwen 3.5 that depends on `seed` alone."""
+    rng = random.Random(seed)
+    group = rng.choice([64, 128])
+    key_heads, repeats, head_dim = 1, 1, 1
+    # A linear reads whole groups. So does each value head whose place differs in GGUF.
+    while (
+        key_heads * repeats * head_dim % group
+        or key_heads * repeats * head_dim > 512
+        or (key_heads > 1 and repeats > 1 and head_dim % group)
+    ):
+        key_heads, repeats = rng.randint(1, 4), rng.randint(1, 3)
+        head_dim = rng.choice([32, 64, 128])
+    kv_heads = rng.choice([1, 2])
+    heads = kv_heads * rng.choice([1, 2])
+    period = rng.choice([2, 3, 4])
+    return Layout(
+        f"random-{seed}",
+        seed,
+        architecture=HYBRID,
+        recurrent=Recurrent(
+            period,
+            key_heads,
+            key_heads * repeats,
+            head_dim,
+            gates=rng.choice(["bfloat16", "float32"]),
+            rotary=rng.choice([0.25, 0.25, 0.5]),
+        ),
+        group=group,
+        gguf=rng.choice(GGUF_LAYOUTS[group]),
+        dtype=rng.choice(["bfloat16", "float16", "float32"]),
+        hidden=group * rng.choice([1, 2] if group < 128 else [1]),
+        intermediate=group * rng.choice([1, 2, 3] if group < 128 else [1, 2]),
+        layers=rng.randint(period, 6),  # More layers leave few tokens whose margin is clear.
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=max(64, group // heads),
+        vocab=rng.randrange(300, 700),
+        tied=rng.random() < 0.5,
+        rope_theta=rng.choice([10000.0, 10000000.0]),
+        rms_norm_eps=1e-6,
+        shards=rng.choice([1, 1, 2]),
+        tokenizer=rng.choice(["llama3", "qwen"]),
+        template="llama3",
+        template_inline=rng.random() < 0.5,
+        own_stops=rng.random() < 0.7,
+        prompt_lengths=(1, rng.randrange(2, 16), rng.randrange(17, 60), rng.randrange(130, 300)),
     )
 
 
@@ -794,6 +926,7 @@ def write_config(layout, tokenizer, directory):
     """Writes config.json as the layout's version of `transformers` does."""
     architectures = {"bitnet": "BitNet", "llama": "Llama", "qwen3": "Qwen3"}
     architectures["gemma3_text"] = "Gemma3" if layout.head else "Gemma3Text"
+    architectures[HYBRID] = "Qwen3_5"
     kind = "ForCausalLM" if layout.head else "Model"
     quantization = {"quant_method": "bitnet"}
     if layout.linear_class is not None:
@@ -821,6 +954,20 @@ def write_config(layout, tokenizer, directory):
         del config["hidden_act"]
         config["sliding_window"] = layout.window
         config["query_pre_attn_scalar"] = layout.query_scalar
+    if layout.recurrent is not None:
+        config |= {
+            "layer_types": [
+                "linear_attention" if layout.is_recurrent(layer) else "full_attention"
+                for layer in range(layout.layers)
+            ],
+            "linear_conv_kernel_dim": CONVOLUTION_TOKENS,
+            "linear_num_key_heads": layout.recurrent.key_heads,
+            "linear_num_value_heads": layout.recurrent.value_heads,
+            "linear_key_head_dim": layout.recurrent.head_dim,
+            "linear_value_head_dim": layout.recurrent.head_dim,
+            "attn_output_gate": True,
+            "mamba_ssm_dtype": "float32",
+        }
     if layout.head_dim is not None:
         config["head_dim"] = layout.head_dim
     if layout.own_stops:
@@ -835,6 +982,12 @@ def write_config(layout, tokenizer, directory):
         if layout.architecture == "gemma3_text":
             local = {"rope_theta": 10000.0, "rope_type": "default"}
             rope = {"full_attention": rope, "sliding_attention": local}
+        if layout.recurrent is not None:
+            pairs = int(layout.head_dim * layout.recurrent.rotary) // 2
+            rope["partial_rotary_factor"] = layout.recurrent.rotary
+            # Text has one position on the three axes of a picture, so sections change nothing.
+            rope["mrope_section"] = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3]
+            rope["mrope_interleaved"] = True
         written = AutoConfig.for_model(
             layout.architecture, **config, dtype=layout.dtype, rope_parameters=rope
         )
@@ -874,14 +1027,16 @@ def random_tensors(layout):
         return 1.0 + normal(size, std=0.2)
 
     def stored_norm(size):
-        """Returns the weights of a norm as the file has them: Gemma subtracts 1."""
-        return norm(size) - (1.0 if layout.architecture == "gemma3_text" else 0.0)
+        """Returns the weights of a norm as the file has them: Gemma and Qwen 3.5 subtract 1."""
+        return norm(size) - (1.0 if layout.architecture in ("gemma3_text", HYBRID) else 0.0)
 
     head_dim = layout.head_dim or layout.hidden // layout.heads
     hidden, inner = layout.hidden, layout.intermediate
     queries, keys = layout.heads * head_dim, layout.kv_heads * head_dim
+    # The output of a query head of Qwen 3.5 has a gate, whose rows follow those of the head.
+    gated = 2 if layout.architecture == HYBRID else 1
     ternary = {
-        "self_attn.q_proj": (queries, hidden),
+        "self_attn.q_proj": (gated * queries, hidden),
         "self_attn.k_proj": (keys, hidden),
         "self_attn.v_proj": (keys, hidden),
         "self_attn.o_proj": (hidden, queries),
@@ -899,13 +1054,27 @@ def random_tensors(layout):
         if layout.architecture == "gemma3_text":
             tensors[f"{layer}.pre_feedforward_layernorm.weight"] = stored_norm(hidden)
             tensors[f"{layer}.post_feedforward_layernorm.weight"] = stored_norm(hidden)
-        if layout.architecture in ("qwen3", "gemma3_text"):
+        attends = not layout.is_recurrent(index)
+        if layout.architecture in ("qwen3", "gemma3_text", HYBRID) and attends:
             tensors[f"{layer}.self_attn.q_norm.weight"] = stored_norm(head_dim)
             tensors[f"{layer}.self_attn.k_norm.weight"] = stored_norm(head_dim)
         if layout.architecture == "bitnet":
             tensors[f"{layer}.self_attn.attn_sub_norm.weight"] = norm(hidden)
             tensors[f"{layer}.mlp.ffn_sub_norm.weight"] = norm(inner)
-        for name, (rows, columns) in ternary.items():
+        shapes = ternary
+        if layout.is_recurrent(index):
+            mixer = f"{layer}.linear_attn"
+            tensors |= {f"{mixer}.{name}": t for name, t in recurrent_floats(layout, generator)}
+            shapes = {name: shape for name, shape in ternary.items() if "self_attn" not in name}
+            shapes |= {
+                "linear_attn.in_proj_qkv": (
+                    2 * layout.recurrent.keys + layout.recurrent.values,
+                    hidden,
+                ),
+                "linear_attn.in_proj_z": (layout.recurrent.values, hidden),
+                "linear_attn.out_proj": (hidden, layout.recurrent.values),
+            }
+        for name, (rows, columns) in shapes.items():
             masters[f"{layer}.{name}"] = normal(rows, columns, std=1.5 * columns**-0.5)
             if layout.use_rms_norm:
                 tensors[f"{layer}.{name}.rms_norm.weight"] = norm(columns)
@@ -918,9 +1087,46 @@ def random_tensors(layout):
                 tensors[f"{layer}.{name}.lrc_V"] = normal(columns, layout.lrc_rank, std=std)
     # The last norm gives the logits a spread that is neither flat nor certain.
     tensors["model.norm.weight"] = norm(hidden) * LOGITS_STD * hidden**-0.5 / EMBEDDING_STD
+    if layout.architecture == HYBRID:
+        tensors["model.norm.weight"] -= 1.0
     if not layout.tied and layout.head:
         masters["lm_head"] = normal(layout.vocab, hidden, std=EMBEDDING_STD)
     return tensors, masters
+
+
+def recurrent_floats(layout, generator):
+    """Returns the names and values of the tensors of a recurrent layer that stay float."""
+    shape = layout.recurrent
+    channels = 2 * shape.keys + shape.values
+
+    def normal(*size, std):
+        return torch.randn(*size, generator=generator) * std
+
+    def uniform(low, high):
+        return low + (high - low) * torch.rand(shape.value_heads, generator=generator)
+
+    convolution = normal(channels, 1, CONVOLUTION_TOKENS, std=0.3)
+    # The last key head has such small queries and keys that the 1e-6 beside their square counts.
+    for end in (shape.keys, 2 * shape.keys):
+        convolution[end - shape.head_dim : end] *= 5e-4
+    # Some heads forget within a few tokens, others keep hundreds, as in trained models.
+    step = 10 ** uniform(-3, -1)
+    return [
+        ("in_proj_a.weight", normal(shape.value_heads, layout.hidden, std=layout.hidden**-0.5)),
+        ("in_proj_b.weight", normal(shape.value_heads, layout.hidden, std=layout.hidden**-0.5)),
+        ("conv1d.weight", convolution),
+        ("A_log", torch.log(uniform(1, 16))),
+        ("dt_bias", torch.log(torch.expm1(step))),  # softplus makes `step` of it.
+        ("norm.weight", 1.0 + normal(shape.head_dim, std=0.2)),
+    ]
+
+
+def dtype_of(layout, name):
+    """Returns the type of a float tensor in the file."""
+    if name.endswith(("linear_attn.A_log", "linear_attn.norm.weight")):
+        return torch.float32
+    gates = tuple(f"{gate}.weight" for gate in (*GATES, "conv1d")) + (".dt_bias",)
+    return getattr(torch, layout.recurrent.gates if name.endswith(gates) else layout.dtype)
 
 
 def checkpoint_tensors(layout):
@@ -936,7 +1142,7 @@ def checkpoint_tensors(layout):
             mean = groups.abs().mean(-1, keepdim=True).to(precision).float()
             ternary = (groups / mean).round().clamp(-1, 1) * mean
             tensors[f"{name}.weight"] = ternary.reshape(master.shape)
-        return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        return {name: tensor.to(dtype_of(layout, name)) for name, tensor in tensors.items()}
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     for name, master in masters.items():
         if not layout.packed or layout.input_norms or layout.is_float(name):
@@ -1074,8 +1280,11 @@ class Reference:
                 weight = in_groups(module.weight, scales[name])
                 module.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)
         if group is not None:
-            for module in self.linears() if scales is None else self.bit_linears():
+            for module in self.ternary_linears() if scales is None else self.bit_linears():
                 module.register_forward_pre_hook(lambda _, inputs: (by_groups(inputs[0], group),))
+        self.is_hybrid = config["model_type"] == HYBRID
+        for package in ("kernels", "fla", "causal_conv1d") if self.is_hybrid else ():
+            assert importlib.util.find_spec(package) is None, f"{package} replaces the reference"
         if corrections:
             self.add_corrections(load_file(directory / "model.safetensors"))
         if norms:
@@ -1101,6 +1310,12 @@ class Reference:
         kinds = (BitLinear, AutoBitLinear, torch.nn.Linear)
         return [module for module in self.model.modules() if isinstance(module, kinds)]
 
+    def ternary_linears(self):
+        gates = {
+            module for name, module in self.model.named_modules() if name.split(".")[-1] in GATES
+        }
+        return [module for module in self.linears() if module not in gates]
+
     def bit_linears(self):
         return [module for module in self.linears() if type(module) is not torch.nn.Linear]
 
@@ -1124,6 +1339,11 @@ class Reference:
             )
             rows.append(self.rows(output))
         return torch.cat(rows)
+
+    def disturbed(self, tokens):
+        """Returns the rows of passes with disturbed last bits in the inputs of all linears."""
+        with disturbed_last_bits(self.model):
+            return [self.whole(tokens, "eager") for _ in range(DISTURBED_RUNS)]
 
     def decoder_layers(self):
         return (self.model.model if self.has_head else self.model).layers
@@ -1166,21 +1386,28 @@ class Reference:
         return states, [unstable_tokens(*call) for call in calls]
 
 
-def unstable_tokens(layer, args, kwargs, output):
-    """Returns the tokens whose output changes with the last bits of the inputs of the linears."""
+@contextmanager
+def disturbed_last_bits(module):
+    """Disturbs the last bits of the inputs of the linears in `module`."""
     generator = torch.Generator().manual_seed(0)
 
     def disturb(_, inputs):
         return (inputs[0] * (1 + LAST_BITS * torch.randn(inputs[0].shape, generator=generator)),)
 
     kinds = (BitLinear, AutoBitLinear, torch.nn.Linear)
-    linears = [module for module in layer.modules() if isinstance(module, kinds)]
+    linears = [part for part in module.modules() if isinstance(part, kinds)]
     hooks = [linear.register_forward_pre_hook(disturb, prepend=True) for linear in linears]
-    worst = torch.stack(
-        [(layer(*args, **kwargs) - output).abs()[0].amax(-1) for _ in range(32)]
-    ).amax(0)
+    yield
     for hook in hooks:
         hook.remove()
+
+
+def unstable_tokens(layer, args, kwargs, output):
+    """Returns the tokens whose output changes with the last bits of the inputs of the linears."""
+    with disturbed_last_bits(layer):
+        worst = torch.stack(
+            [(layer(*args, **kwargs) - output).abs()[0].amax(-1) for _ in range(32)]
+        ).amax(0)
     limit = 0.5 * LAYER_TOLERANCE * output.square().mean().sqrt()
     return (worst > limit).nonzero().flatten().tolist()
 
@@ -1205,16 +1432,22 @@ def distances_to_float(directory, group, scales, prompts, tensors):
 
 
 def compare_runs(reference, prompt, continuation):
-    """Returns the logits to store, and how the run with an f16 cache differs from the others."""
+    """Returns the logits to store, and how the run with an f16 cache differs from the others.
+
+    The differences are those of all runs, and those that count for the mean.
+    """
     tokens = prompt + continuation[: LOGITS_ROWS - 1]
     rows = slice(len(prompt) - 1, None)
     runs = [reference.whole(tokens, attention)[rows] for attention in ("eager", "sdpa")]
-    runs += [
-        reference.cached(tokens, len(prompt), attention)[rows] for attention in ("eager", "sdpa")
-    ]
+    # Chunks of recurrent layers differ from single tokens, so these begin with the first one.
+    at_once = 1 if reference.is_hybrid else len(prompt)
+    runs += [reference.cached(tokens, at_once, attention)[rows] for attention in ("eager", "sdpa")]
+    if reference.is_hybrid:
+        runs += [run[rows] for run in reference.disturbed(tokens)]
     rounded = reference.whole(tokens, "f16_cache")[rows].log_softmax(-1)
-    differences = [(run.log_softmax(-1) - rounded).abs() for run in runs]
-    return runs[0], torch.stack(differences)
+    differences = torch.stack([(run.log_softmax(-1) - rounded).abs() for run in runs])
+    furthest = differences.flatten(1).mean(1).argmax()
+    return runs[0], differences, differences[furthest] if reference.is_hybrid else differences
 
 
 def compare_embeddings(reference, prompt):
@@ -1241,25 +1474,26 @@ def random_prompts(tokenizer, vocab, lengths, seed):
 
 def expected_of(reference, directory, prompts):
     """Returns everything that is stored, as (JSON value, tensors)."""
-    entries, tensors, differences = [], {}, []
+    entries, tensors, differences, for_mean = [], {}, [], []
     for index, prompt in enumerate(prompts):
         if not reference.has_head:
             embeddings, difference = compare_embeddings(reference, prompt)
             tensors[f"prompt.{index}.embedding"] = embeddings[0].contiguous()
             tensors[f"prompt.{index}.mean"] = embeddings[1].contiguous()
             differences.append(difference.flatten())
+            for_mean.append(difference.flatten())
             entries.append({"prompt": prompt, "continuation": [], "margins": []})
             continue
         tokens, margins = reference.continuation(prompt)
-        logits, difference = compare_runs(reference, prompt, tokens)
+        logits, difference, mean_difference = compare_runs(reference, prompt, tokens)
         tensors[f"prompt.{index}.logits"] = logits.contiguous()
         differences.append(difference.flatten())
+        for_mean.append(mean_difference.flatten())
         entries.append(
             {"prompt": prompt, "continuation": tokens, "margins": [round(m, 6) for m in margins]}
         )
     states, unstable = reference.layers(max(prompts, key=len)[:LAYER_TOKENS])
     tensors |= {f"state.{index}": state.contiguous() for index, state in enumerate(states)}
-    differences = torch.cat(differences)
     tokenizer = reference.tokenizer
     return {
         "made_with": {
@@ -1269,8 +1503,8 @@ def expected_of(reference, directory, prompts):
             "tokenizers": tokenizers.__version__,
         },
         "weights_crc32": weights_crc32(directory),
-        "spread_worst": differences.max().item(),
-        "spread_mean": differences.mean().item(),
+        "spread_worst": torch.cat(differences).max().item(),
+        "spread_mean": torch.cat(for_mean).mean().item(),
         "stop_tokens": stop_tokens(directory, tokenizer, reference.model.config.vocab_size),
         "layer_unstable_tokens": unstable,
         "prompts": entries,
@@ -1397,7 +1631,9 @@ def make_layout(layout, root):
     )
     if layout.gguf is not None:
         path = directory / f"{layout.name}-{layout.gguf}.gguf"
-        gguf_writer().write_checkpoint(directory, path, layout.gguf, layout.architecture)
+        writer = gguf_writer()
+        architecture = writer.ARCHITECTURES.get(layout.architecture, layout.architecture)
+        writer.write_checkpoint(directory, path, layout.gguf, architecture)
 
 
 def gguf_writer():
@@ -1441,6 +1677,7 @@ def main():
         "--grouped", type=Path, metavar="CHECKPOINT", help="give this packed checkpoint groups"
     )
     parser.add_argument("--random", type=int, metavar="N", help="make N layouts drawn at random")
+    parser.add_argument("--hybrids", type=int, metavar="N", help="make N random ones of Qwen 3.5")
     parser.add_argument("--seed", type=int, default=1, help="of the first random layout")
     parser.add_argument("--only", help="make only the committed fixture of this name")
     arguments = parser.parse_args()
@@ -1453,10 +1690,10 @@ def main():
         for group in (64, 128, 256):
             make_grouped_demo(arguments.grouped, group, arguments.directory)
         return
-    if arguments.random:
-        layouts = [
-            random_layout(1000 * arguments.seed + index) for index in range(arguments.random)
-        ]
+    count = arguments.random or arguments.hybrids
+    if count:
+        random_one = random_layout if arguments.random else random_hybrid_layout
+        layouts = [random_one(1000 * arguments.seed + index) for index in range(count)]
     else:
         layouts = [layout for layout in LAYOUTS if arguments.only in (None, layout.name)]
     for layout in layouts:

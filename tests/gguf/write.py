@@ -7,13 +7,28 @@
     python tests/gguf/write.py fixtures tests/gguf/fixtures   # one small tensor in every layout
     for name in llama-blocks/iq2_bn bitnet-blocks/i2_s bitnet-blocks/q2_0 \
         bitnet-low-rank/iq2_bn qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0 \
-        embedding-qwen3/i2_s embedding-gemma3/iq2_bn
+        embedding-qwen3/i2_s embedding-gemma3/iq2_bn \
+        qwen35-group64-tied/q2_0 qwen35-group128-untied/ptq1_0
     do python tests/gguf/write.py tests/fixtures/${name%/*} tests/fixtures/${name%/*} ${name#*/}
     done
     python tests/gguf/write.py tests/fixtures/qwen3-group128-untied DIR q1_0   # model_q1_0.gguf
 
 The public `gguf` package packs the types that it knows. The other layouts and the container are
 written here, from their description alone: nothing is shared with Sterna's reader.
+
+Qwen 3.5. llama.cpp's converter (`conversion/qwen.py`) changes the recurrent layers so:
+
+- Hugging Face has the value heads of a key head side by side: value head h belongs to key head
+  h // r, where r is the number of value heads for each key head. GGUF has them tiled: place
+  j * key_heads + i has value head i * r + j, so the place p belongs to key head p % key_heads.
+  These are reordered: the rows of v in `attn_qkv` and `ssm_conv1d` (not those of q and k), the
+  rows of `attn_gate`, `ssm_alpha` and `ssm_beta`, `ssm_a`, `ssm_dt.bias`, and the columns of
+  `ssm_out`. `ssm_norm` is the same for all heads. With r = 1 or one key head nothing moves.
+- `ssm_a` is -exp(A_log). Here it is computed in float64 and rounded once.
+- `ssm_conv1d` has the shape [channels, 4], without the dimension of 1.
+- Every norm is stored as 1 + w, except `ssm_norm`, which is w in both formats.
+
+Query and key rows of the attention keep their order, with the gate of each head after its query.
 """
 
 import json
@@ -52,6 +67,19 @@ GEMMA_NAMES = NAMES | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+QWEN35_NAMES = NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+QWEN35_PARAMETERS = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+# The architectures that have another name in Hugging Face's config.json.
+ARCHITECTURES = {"bitnet": "bitnet-b1.58", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
 OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -211,8 +239,10 @@ def gguf_name(name, architecture):
     if name in OUTER:
         return OUTER[name]
     _, _, layer, rest = name.split(".", 3)
+    if rest in QWEN35_PARAMETERS:
+        return f"blk.{layer}.{QWEN35_PARAMETERS[rest]}"
     module, part = rest.rsplit(".", 1)
-    names = GEMMA_NAMES if architecture == "gemma3" else NAMES
+    names = {"gemma3": GEMMA_NAMES, "qwen35": QWEN35_NAMES}.get(architecture, NAMES)
     return f"blk.{layer}.{names[module]}.{part.lower()}"
 
 
@@ -225,6 +255,35 @@ def interleave(rows, head_dim):
     """Reorders the rows of query or key for rotations of neighbouring values."""
     heads = rows.reshape(-1, 2, head_dim // 2, rows.shape[-1])
     return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def as_tiles(heads, config, axis=0):
+    """Reorders value heads along an axis: those of a key head side by side become tiles."""
+    keys = config["linear_num_key_heads"]
+    repeats = config["linear_num_value_heads"] // keys
+    shape = heads.shape
+    parts = heads.reshape(*shape[:axis], keys, repeats, -1, *shape[axis + 1 :])
+    return np.ascontiguousarray(parts.swapaxes(axis, axis + 1)).reshape(shape)
+
+
+def converted_qwen35(name, array, config):
+    """Returns a tensor of Qwen 3.5 as llama.cpp's converter changes it."""
+    part = name.rpartition("linear_attn.")[2].removesuffix(".weight")
+    if part in ("in_proj_qkv", "conv1d"):
+        array = array.reshape(len(array), -1)
+        first = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        array = np.concatenate([array[:first], as_tiles(array[first:], config)])
+        # The converter never leaves a convolution in half precision.
+        return array.astype("<f4") if part == "conv1d" else array
+    if part in ("in_proj_z", "in_proj_a", "in_proj_b", "dt_bias"):
+        return as_tiles(array, config)
+    if part == "A_log":
+        return -np.exp(as_tiles(array, config).astype(np.float64))
+    if part == "out_proj":
+        return as_tiles(array, config, axis=1)
+    if name.endswith("norm.weight") and part != "norm":
+        return array.astype("<f4") + np.float32(1)
+    return array
 
 
 def rounded(masters):
@@ -282,6 +341,19 @@ def metadata_of(source, architecture):
     if config.get("head_dim"):
         result[f"{architecture}.attention.key_length"] = config["head_dim"]
         result[f"{architecture}.attention.value_length"] = config["head_dim"]
+    if architecture == "qwen35":
+        rotated = int(config["head_dim"] * rope["partial_rotary_factor"])
+        values = config["linear_num_value_heads"]
+        result |= {
+            "qwen35.rope.dimension_count": rotated,
+            "qwen35.rope.dimension_sections": [*rope["mrope_section"], 0],
+            "qwen35.full_attention_interval": 1 + config["layer_types"].index("full_attention"),
+            "qwen35.ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "qwen35.ssm.state_size": config["linear_key_head_dim"],
+            "qwen35.ssm.group_count": config["linear_num_key_heads"],
+            "qwen35.ssm.time_step_rank": values,
+            "qwen35.ssm.inner_size": values * config["linear_value_head_dim"],
+        }
     if not config["architectures"][0].endswith("ForCausalLM"):
         result[f"{architecture}.pooling_type"] = 3  # the last token
     if architecture == "gemma3":
@@ -320,6 +392,12 @@ def metadata_of(source, architecture):
     return config, result
 
 
+def is_in_groups(name, array, architecture):
+    """Returns whether a matrix of floats is ternary, with a scale for each group of columns."""
+    floats = ("in_proj_a.weight", "in_proj_b.weight", "conv1d.weight")
+    return architecture in ("qwen3", "qwen35") and array.ndim == 2 and not name.endswith(floats)
+
+
 def write_checkpoint(source, path, layout, architecture):
     kind, pack = ALL_LAYOUTS[layout]
     config, metadata = metadata_of(source, architecture)
@@ -328,13 +406,17 @@ def write_checkpoint(source, path, layout, architecture):
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     import ml_dtypes  # noqa: F401  (numpy reads bf16 with it)
 
-    weights = load_file(source / "model.safetensors")
+    weights = {}
+    for file in sorted(source.glob("model*.safetensors")):
+        weights |= load_file(file)
     if "embed_tokens.weight" in weights:
         weights = {f"model.{name}": array for name, array in weights.items()}
     tensors = []
     for name, array in weights.items():
         if name.endswith("weight_scale"):
             continue
+        if architecture == "qwen35":
+            array = converted_qwen35(name, array, config)
         if name.removesuffix("weight") + "norm.weight" in weights:
             codes, scale = rounded(array.astype(np.float32))
             tensors.append((gguf_name(name, architecture), codes.shape, kind, pack(codes, scale)))
@@ -346,7 +428,7 @@ def write_checkpoint(source, path, layout, architecture):
             if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
                 codes = interleave(codes, head_dim)
             tensors.append((gguf_name(name, architecture), codes.shape, kind, pack(codes, scale)))
-        elif architecture == "qwen3" and array.ndim == 2 and hasattr(pack, "group"):
+        elif is_in_groups(name, array, architecture) and hasattr(pack, "group"):
             groups = array.astype(np.float32).reshape(-1, pack.group)
             codes = (np.sign(groups) + 1).astype(np.uint8).reshape(array.shape)
             packed = pack(codes, abs(groups).max(1))
@@ -395,8 +477,7 @@ def main():
     if source == Path("fixtures"):
         return write_fixtures(target)
     model_type = json.loads((source / "config.json").read_text())["model_type"]
-    names = {"bitnet": "bitnet-b1.58", "gemma3_text": "gemma3"}
-    architecture = names.get(model_type, model_type)
+    architecture = ARCHITECTURES.get(model_type, model_type)
     for layout in layouts or LAYOUTS:
         path = target / f"{source.name}-{layout}.gguf"
         write_checkpoint(source, path, layout, architecture)
