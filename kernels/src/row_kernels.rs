@@ -1,7 +1,7 @@
 //! The kernels over single rows, compiled for one instruction set.
 //!
-//! `elementwise.rs`, `delta.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold their
-//! bodies, which are the same for all instruction sets.
+//! `elementwise.rs`, `delta.rs`, `hadamard.rs`, `softmax.rs`, `attention.rs` and `kv_store.rs` hold
+//! their bodies, which are the same for all instruction sets.
 
 /// Defines these kernels with the given attribute, which enables the instruction set.
 macro_rules! row_kernels {

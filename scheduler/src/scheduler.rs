@@ -282,8 +282,8 @@ impl Scheduler {
         self.state.pool.free()
     }
 
-    /// Returns the slabs whose content no request will read, if the model has recurrent layers. They
-    /// stay free until the next plan.
+    /// Returns the slabs whose content no request will read, if the model has recurrent layers.
+    /// They stay free until the next plan.
     pub fn free_slabs(&self) -> Option<&[StateSlab]> {
         let slabs = &self.state.pool.slabs;
         slabs.is_used().then_some(slabs.free())

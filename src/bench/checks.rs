@@ -10,8 +10,8 @@ use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
 use sterna_scheduler::PAGE_TOKENS;
 
-use super::workload::{random_tokens, untimed_limits, untimed_policy};
-use crate::checkpoint::synthetic::Shape;
+use super::workload::{random_tokens, untimed_limits, untimed_policy, with_states};
+use crate::checkpoint::synthetic::{RecurrentHeads, Shape};
 use crate::checkpoint::{LoadError, ModelConfig, Source};
 use crate::demo;
 use crate::engine::{Direct, Draw, DrawOutcome, Forward, SamplingParams, TokenId};
@@ -202,6 +202,7 @@ fn answers<F: Forward>(
     let chunk = chunk.min(prompt_tokens).max(PAGE_TOKENS);
     let pages = prompts.len() * (longest.div_ceil(PAGE_TOKENS) + 1);
     let limits = untimed_limits(prompts.len(), pages, chunk, longest);
+    let limits = with_states(limits, model);
     let mut direct = Direct::new(model, limits, untimed_policy());
     let submit = |prompt: &Vec<TokenId>| {
         let params = SamplingParams {
@@ -267,15 +268,23 @@ fn prompts(vocabulary: usize) -> Vec<Vec<TokenId>> {
         .collect()
 }
 
-/// Returns a model of one layer with the widths of another model.
+/// Returns a model of one layer with the widths of another model. If that has recurrent layers, the
+/// model has one of them too.
 fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
+    let recurrent = config.recurrent.as_ref().map(|heads| RecurrentHeads {
+        interval: 2,
+        key_heads: heads.key_heads,
+        value_heads: heads.value_heads,
+        head_dim: heads.key_dim,
+        taps: heads.taps,
+    });
     let shape = Shape {
         name: "stand-in",
         architecture: config.architecture,
         vocab: LAYER_VOCABULARY,
         hidden: config.hidden,
         intermediate: config.intermediate,
-        layers: 1,
+        layers: 1 + usize::from(recurrent.is_some()),
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
@@ -283,7 +292,7 @@ fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
         rope_theta: config.rope_theta,
         tied: true,
         group: None,
-        recurrent: None,
+        recurrent,
     };
     let source = shape.in_memory(1);
     ModelConfig::read(&source)?;

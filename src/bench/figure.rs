@@ -231,6 +231,7 @@ mod tests {
         head_bytes: 1_000_000,
         head_weights: 1_000_000,
         kv_bytes_per_token: 0,
+        state_bytes: 0,
     };
     /// With these limits, a step of one stream reads for 2 ms.
     const LIMITS: MachineLimits = MachineLimits {
@@ -245,6 +246,7 @@ mod tests {
                 tokens: streams,
                 logits: streams,
                 keys: 0,
+                rows: 1,
             },
             times: PhaseTimes {
                 forward: Duration::from_millis(milliseconds - 1),

@@ -13,7 +13,7 @@ use sterna_scheduler::{Batch, Limits, PAGE_TOKENS};
 
 use super::figure::{Figure, FigureKind, FigureResult, Measurement, Repetition};
 use super::machine_limits::LimitsProbe;
-use super::workload::{random_tokens, untimed_limits, untimed_policy};
+use super::workload::{random_tokens, untimed_limits, untimed_policy, with_states};
 use crate::engine::{Direct, Forward, LogitRows, SamplingParams};
 use crate::model::{KvStore, Model, Sizes, Stage};
 
@@ -181,13 +181,17 @@ impl Forward for Subject {
         Forward::vocabulary(&self.model)
     }
 
+    fn has_states(&self) -> bool {
+        Forward::has_states(&self.model)
+    }
+
     fn new_kv_store(&self, limits: &Limits) -> io::Result<KvStore> {
         Forward::new_kv_store(&self.model, limits)
     }
 
     fn forward(&mut self, batch: &Batch, kv_store: &mut KvStore) -> impl LogitRows {
         if self.is_left_out {
-            self.model.leave_out(batch);
+            self.model.leave_out(batch, kv_store);
         } else {
             self.model.forward(batch, kv_store);
         }
@@ -268,6 +272,7 @@ impl<'a> DecodeStreams<'a> {
         let pages = DecodeStreams::pages(max, depth);
         // Steps leave out the model while they compute prompts, so prompts have any length.
         let limits = untimed_limits(max, pages, (max * depth).max(STEP_TOKENS), longest);
+        let limits = with_states(limits, subject);
         let vocabulary = subject.vocabulary();
         let mut direct = Direct::new(subject, limits, untimed_policy());
         direct.fill_pages(&random_tokens(random, PAGE_TOKENS, vocabulary));
@@ -346,6 +351,7 @@ fn prefills(subject: &mut Subject, grid: &Grid, figures: &mut Figures<'_>, rando
             continue;
         }
         let limits = untimed_limits(1, pages, STEP_TOKENS, longest);
+        let limits = with_states(limits, subject);
         let mut direct = Direct::new(subject, limits, untimed_policy());
         direct.fill_pages(&random_tokens(random, PAGE_TOKENS, vocabulary));
         let mut once = |tokens: usize| {

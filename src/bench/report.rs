@@ -50,6 +50,8 @@ pub struct ModelInfo {
     pub head_bytes: usize,
     /// Bytes of the keys and values of one token.
     pub kv_bytes_per_token: usize,
+    /// Bytes of the states of one sequence; 0 without recurrent layers.
+    pub state_bytes: usize,
     /// The number format of keys and values.
     pub kv_dtype: &'static str,
 }
@@ -64,6 +66,7 @@ impl ModelInfo {
             layer_bytes: sizes.layer_bytes,
             head_bytes: sizes.head_bytes,
             kv_bytes_per_token: sizes.kv_bytes_per_token,
+            state_bytes: sizes.state_bytes,
             kv_dtype: model.kv_dtype().name(),
         }
     }
@@ -89,6 +92,13 @@ impl fmt::Display for BenchReport {
             model.kv_bytes_per_token as f64 / 1e3,
             model.kv_dtype,
         )?;
+        if model.state_bytes > 0 {
+            let megabytes = model.state_bytes as f64 / 1e6;
+            writeln!(
+                f,
+                "states of recurrent layers: {megabytes:.1} MB per sequence"
+            )?;
+        }
         writeln!(f, "checked: {}", self.checks.join("; "))?;
         self.write_limits(f)?;
         self.write_figures(f)?;

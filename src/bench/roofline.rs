@@ -5,7 +5,8 @@
 //! because the machine does not multiply one part while it reads another.
 //!
 //! Bytes are the memory that the step must read: the packed weights of the layers, the keys and
-//! values of every sequence, and, if logits are wanted, the stored head. Operations are one
+//! values of every sequence, the states of every sequence, which are written too, and, if logits are
+//! wanted, the stored head. Operations are one
 //! multiplication and one addition for each ternary weight and token, and for each weight of the
 //! head and row of logits. Attention's arithmetic, norms and embeddings do not count. A step
 //! exceeds 100 % only if a sampled limit is too low.
@@ -42,19 +43,22 @@ impl Work {
         parts.fold(Work::default(), Work::plus)
     }
 
-    /// Returns the work of a step's parts: the matrix products of the layers, attention, the head.
+    /// Returns the work of a step's parts: the matrix products of the layers, attention and states,
+    /// the head.
     pub fn parts(step: &StepSize, sizes: &Sizes) -> [Work; 3] {
         let work = |bytes: usize, multiplications: f64| Work {
             bytes: bytes as f64,
             operations: 2.0 * multiplications,
         };
+        let keys = step.keys * sizes.kv_bytes_per_token;
+        let states = 2 * step.rows * sizes.state_bytes;
         let head = if step.logits > 0 { sizes.head_bytes } else { 0 };
         [
             work(
                 sizes.layer_bytes,
                 sizes.ternary_weights as f64 * step.tokens as f64,
             ),
-            work(step.keys * sizes.kv_bytes_per_token, 0.0),
+            work(keys + states, 0.0),
             work(head, sizes.head_weights as f64 * step.logits as f64),
         ]
     }
@@ -103,6 +107,7 @@ mod tests {
         head_bytes: 300_000_000,
         head_weights: 300_000_000,
         kv_bytes_per_token: 100_000,
+        state_bytes: 0,
     };
     const LIMITS: MachineLimits = MachineLimits {
         gigabytes_per_second: 40.0,
@@ -114,6 +119,7 @@ mod tests {
             tokens,
             logits,
             keys,
+            rows: 1,
         };
         let work = Work::of(&step, &SIZES);
         assert_eq!(work, Work { bytes, operations });
@@ -133,6 +139,7 @@ mod tests {
             tokens: 8,
             logits: 8,
             keys: 2000,
+            rows: 1,
         };
         // Layers: 16 ms of multiplying, 12.5 ms of reading. Keys: 5 ms of reading.
         // Head: 7.5 ms of reading, 2.4 ms of multiplying.

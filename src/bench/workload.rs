@@ -1,8 +1,9 @@
 //! The prompts and the policy of checks and figures.
 
 use sterna_random::Random;
+use sterna_scheduler::StateLimits;
 
-use crate::engine::{Budget, Limits, Policy, TokenId};
+use crate::engine::{Budget, Forward, Limits, Policy, TokenId};
 
 /// Longer than any step, in microseconds.
 const HOUR: u64 = 3_600_000_000;
@@ -45,5 +46,17 @@ pub(super) fn untimed_limits(
         prefill_chunk: step_tokens as u32,
         max_sequence_tokens: max_sequence_tokens as u32,
         states: None,
+    }
+}
+
+/// Adds slabs to limits if the model keeps states: one for each sequence, and some to read.
+pub(super) fn with_states(limits: Limits, model: &impl Forward) -> Limits {
+    let states = StateLimits {
+        slabs: limits.max_running + 2,
+        in_place_tokens: 1,
+    };
+    Limits {
+        states: model.has_states().then_some(states),
+        ..limits
     }
 }

@@ -279,7 +279,8 @@ impl Shape {
                 "factor": YARN_FACTOR,
                 "original_max_position_embeddings": self.max_position / YARN_FACTOR,
             });
-        } else {
+        }
+        if self.group.is_none() {
             config["quantization_config"] = json!({
                 "quant_method": "bitnet",
                 "linear_class": self.architecture.scale.linear_class(),

@@ -211,8 +211,9 @@ impl Recalibration {
         self.pause
     }
 
-    /// Measures the small steps in `free` memory. Returns `None` if it `is_interrupted` or disturbed
-    /// again. It takes at most [`TIME_LIMIT`], and an interruption waits for at most one step.
+    /// Measures the small steps in `free` memory. Returns `None` if it `is_interrupted` or
+    /// disturbed again. It takes at most [`TIME_LIMIT`], and an interruption waits for at most one
+    /// step.
     pub(super) fn measure<F: Forward>(
         &mut self,
         runner: &mut BatchRunner<F>,

@@ -17,6 +17,11 @@ pub trait Forward: Send {
     /// Returns the number of logits in a row.
     fn vocabulary(&self) -> usize;
 
+    /// Returns whether the model keeps a state for each sequence, beside keys and values.
+    fn has_states(&self) -> bool {
+        false
+    }
+
     /// Takes memory for the pages and the slabs of `limits`. The engine calls this once, before it
     /// takes requests.
     ///
@@ -77,6 +82,10 @@ impl<F: Forward> Forward for &mut F {
         F::vocabulary(self)
     }
 
+    fn has_states(&self) -> bool {
+        F::has_states(self)
+    }
+
     fn new_kv_store(&self, limits: &Limits) -> io::Result<F::KvStore> {
         F::new_kv_store(self, limits)
     }
@@ -91,6 +100,10 @@ impl Forward for Model {
 
     fn vocabulary(&self) -> usize {
         self.config().vocab
+    }
+
+    fn has_states(&self) -> bool {
+        self.config().recurrent.is_some()
     }
 
     fn new_kv_store(&self, limits: &Limits) -> io::Result<KvStore> {

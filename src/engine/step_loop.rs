@@ -57,6 +57,8 @@ pub struct StepSize {
     pub logits: usize,
     /// Keys in the page tables of all rows.
     pub keys: usize,
+    /// Rows.
+    pub rows: usize,
 }
 
 /// The durations of a step's phases.
@@ -151,6 +153,7 @@ fn size_of(step: &Step<'_>) -> StepSize {
         tokens: batch.token_count(),
         logits: batch.logits_count(),
         keys: batch.rows().iter().map(|row| row.end()).sum(),
+        rows: batch.rows().len(),
     }
 }
 

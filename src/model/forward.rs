@@ -17,7 +17,7 @@ use super::output_head::OutputHead;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::{Profile, Stage};
-use super::recurrent::RecurrentScratch;
+use super::recurrent_head::RecurrentScratch;
 use super::state_store::{StateShape, StateStore};
 use super::weights::{Sizes, Weights};
 use super::workers::{ForwardContext, Scratch, ScratchSizes, Workers};
@@ -157,7 +157,9 @@ impl Model {
 
     /// Returns how much a step reads and multiplies.
     pub fn sizes(&self) -> Sizes {
-        Sizes::of(&self.weights, self.kv_shape())
+        let layers = self.config.recurrent.as_ref();
+        let states = layers.map(|layers| StateShape::new(layers, 1).state_bytes());
+        Sizes::of(&self.weights, self.kv_shape(), states.unwrap_or(0))
     }
 
     /// Returns the time that forward passes have spent in each stage.
@@ -288,8 +290,17 @@ impl Model {
         }
     }
 
-    /// Computes nothing: all logits of the batch are 0.
-    pub(crate) fn leave_out(&mut self, batch: &Batch) {
+    /// Computes nothing: all logits of the batch are 0, and its tokens leave nothing in states.
+    pub(crate) fn leave_out(&mut self, batch: &Batch, kv: &mut KvStore) {
+        for (row, states) in batch
+            .rows()
+            .iter()
+            .filter_map(|row| Some((row, row.states?)))
+        {
+            if self.config.recurrent.is_some() {
+                kv.states_mut().clear(states.to, row.end());
+            }
+        }
         let rows = batch.rows().iter().map(|row| row.logits as usize).sum();
         self.logits.reset(rows).fill(0.0);
     }

@@ -37,6 +37,7 @@ mod pool;
 mod product;
 mod profile;
 mod recurrent;
+mod recurrent_head;
 mod rotation;
 mod self_test;
 mod state_store;

@@ -150,6 +150,16 @@ impl StateStore {
         self.shape
     }
 
+    /// Forgets what a slab holds, as if the tokens before `base` had left nothing.
+    pub(super) fn clear(&mut self, slab: StateSlab, base: usize) {
+        for layer in 0..self.shape.layers {
+            let heads = self.shape.key_heads;
+            for mut states in self.heads_mut(layer, [0..heads]) {
+                (0..heads).for_each(|head| states.region(head, slab).clear(base));
+            }
+        }
+    }
+
     /// Returns the memory of a layer, cut at ranges of key heads that are contiguous from 0.
     pub(super) fn heads_mut(
         &mut self,

@@ -55,10 +55,12 @@ pub struct Sizes {
     pub head_weights: usize,
     /// The bytes of the keys and values of one token, all layers.
     pub kv_bytes_per_token: usize,
+    /// The bytes of the states of one sequence, all layers. A decode reads and writes them.
+    pub state_bytes: usize,
 }
 
 impl Sizes {
-    pub(super) fn of(weights: &Weights, kv: KvShape) -> Sizes {
+    pub(super) fn of(weights: &Weights, kv: KvShape, state_bytes: usize) -> Sizes {
         let linears = weights.layers.iter().flat_map(Layer::linears);
         let ternary = linears.clone().filter_map(|linear| match linear {
             Linear::Ternary(linear) => Some(&linear.weights),
@@ -72,6 +74,7 @@ impl Sizes {
             head_bytes: weights.head.as_ref().map_or(0, OutputHead::bytes),
             head_weights: weights.head.as_ref().map_or(0, OutputHead::weights),
             kv_bytes_per_token: kv.token_bytes(),
+            state_bytes,
         }
     }
 

@@ -8,7 +8,7 @@ use super::kv_store::KvStore;
 use super::placement::Placement;
 use super::pool::Pool;
 use super::profile::Profile;
-use super::recurrent::RecurrentScratch;
+use super::recurrent_head::RecurrentScratch;
 
 /// The number of input rows that a worker makes at once.
 ///

@@ -67,9 +67,6 @@ pub(crate) struct ChatMessage {
     pub(crate) content: String,
 }
 
-/// The start of the names of the fixtures whose family does not load yet.
-const NOT_LOADED_YET: &str = "qwen35-";
-
 /// Returns the committed fixtures, including the demo's, and those that the environment names.
 pub(crate) fn fixtures() -> Vec<Fixture> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -82,10 +79,6 @@ pub(crate) fn fixtures() -> Vec<Fixture> {
         let mut entries: Vec<PathBuf> = entries
             .map(|entry| entry.unwrap().path())
             .filter(|path| path.is_dir())
-            .filter(|path| {
-                let name = path.file_name().unwrap().to_string_lossy();
-                !name.starts_with(NOT_LOADED_YET)
-            })
             .collect();
         entries.sort();
         assert!(!entries.is_empty(), "{} holds no fixture", folder.display());

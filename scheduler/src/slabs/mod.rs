@@ -32,8 +32,8 @@ pub struct StateLimits {
     /// The number of slabs, at least one more than the sequences that run at the same time.
     pub slabs: u32,
     /// The largest number of tokens of a row that changes its slab in place, at least 1. The model
-    /// can continue such a row's slab at the row's start, at its end and between them. So a step can
-    /// be computed again after a failure, and drafts can be rejected.
+    /// can continue such a row's slab at the row's start, at its end and between them. So a step
+    /// can be computed again after a failure, and drafts can be rejected.
     pub in_place_tokens: u32,
 }
 
@@ -47,8 +47,8 @@ pub struct RowStates {
     /// The state at the row's start. `None` for a state of no token, as at position 0.
     pub from: Option<StateSlab>,
     /// The slab that gets the state at the row's end. It is `from` only if the row has at most
-    /// `in_place_tokens` tokens and no other sequence reads `from`. Otherwise the step leaves `from`
-    /// as it is, so the step can be computed again.
+    /// `in_place_tokens` tokens and no other sequence reads `from`. Otherwise the step leaves
+    /// `from` as it is, so the step can be computed again.
     pub to: StateSlab,
     /// States inside the row to keep in slabs of their own.
     pub keep: [Option<KeptState>; 2],

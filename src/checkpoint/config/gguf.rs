@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::gemma3;
 use super::hyperparameters::{ModelConfig, Quantization};
 use super::pooling::{self, Pooling};
-use super::recurrent;
+use super::qwen3_5;
 use super::rope::{RopeScaling, yarn_attention_factor};
 use super::rotation::Rotation;
 use crate::checkpoint::architecture::{
@@ -102,9 +102,9 @@ pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
         gemma3::apply_to_gguf(&mut config, window, theta, scalar)?;
     }
     if *architecture == QWEN3_5 {
-        recurrent::apply_to_gguf(&mut config, metadata, name)?;
+        qwen3_5::apply_to_gguf(&mut config, metadata, name)?;
     }
-    config.rotation = Rotation::read(gguf, &config)?;
+    config.rotation = Rotation::read(gguf, architecture, config.recurrent.is_some())?;
     Ok(config)
 }
 

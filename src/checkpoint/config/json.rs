@@ -6,7 +6,7 @@ use super::gemma3;
 use super::gguf;
 use super::hyperparameters::{ModelConfig, Quantization, StoredWeights};
 use super::pooling;
-use super::recurrent;
+use super::qwen3_5;
 use super::rope::RopeScaling;
 use super::rope_json::{Positions, RopeJson, check_partial};
 use super::stop_tokens::{self, TokenIds};
@@ -33,7 +33,7 @@ impl ModelConfig {
         let name = "config.json";
         let text = source.read(name)?;
         let text = text.ok_or_else(|| source.missing_file(name))?;
-        let text = recurrent::text_part(name, text.to_vec())?;
+        let text = qwen3_5::text_part(name, text.to_vec())?;
         // The other fields of an unknown architecture can have any names and types.
         let family: FamilyJson = parse_json(name, &text)?;
         let family = family.architecture()?;
@@ -45,7 +45,7 @@ impl ModelConfig {
             config.check()?;
         }
         if *config.architecture == QWEN3_5 {
-            recurrent::apply(&mut config, name, &text)?;
+            qwen3_5::apply(&mut config, name, &text)?;
             config.check()?;
         }
         config.eos_tokens = stop_tokens::read(source, json.eos_token_id.as_ref(), config.vocab)?;

@@ -10,6 +10,7 @@ mod hyperparameters;
 mod json;
 mod json_writer;
 mod pooling;
+mod qwen3_5;
 mod recurrent;
 mod rope;
 mod rope_json;

@@ -13,9 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::hyperparameters::ModelConfig;
 use crate::checkpoint::{
-    FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue,
+    Architecture, FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue,
 };
 
 /// How the keys begin.
@@ -90,7 +89,11 @@ impl Rotation {
     ///
     /// # Errors
     /// If a key is missing, unknown or malformed, or is at odds with another key or with a tensor.
-    pub(super) fn read(gguf: &Gguf, config: &ModelConfig) -> LoadResult<Option<Rotation>> {
+    pub(super) fn read(
+        gguf: &Gguf,
+        architecture: &Architecture,
+        has_recurrent_layers: bool,
+    ) -> LoadResult<Option<Rotation>> {
         let metadata = gguf.metadata();
         let mut keys = metadata.keys_with_prefix(PREFIX).peekable();
         if keys.peek().is_none() {
@@ -103,7 +106,7 @@ impl Rotation {
             return Err(metadata.error(unknown, problem));
         }
         let keys = RotationKeys { gguf, metadata };
-        keys.rotation(config).map(Some)
+        keys.rotation(architecture, has_recurrent_layers).map(Some)
     }
 
     /// Returns the keys of a file with this rotation.
@@ -153,8 +156,12 @@ struct RotationKeys<'a> {
 }
 
 impl<'a> RotationKeys<'a> {
-    fn rotation(&self, config: &ModelConfig) -> LoadResult<Rotation> {
-        if config.architecture.layer.input_norm.is_some() {
+    fn rotation(
+        &self,
+        architecture: &Architecture,
+        has_recurrent_layers: bool,
+    ) -> LoadResult<Rotation> {
+        if architecture.layer.input_norm.is_some() {
             let problem = "rotated weights with a norm on the input of each linear are not \
                            supported";
             return Err(self.error("version", problem));
@@ -163,7 +170,7 @@ impl<'a> RotationKeys<'a> {
         self.require_text("transform", TRANSFORM)?;
         self.require_text("axis", AXIS)?;
         let has_grouped_values = self.metadata.bool(&key("gdn_v_grouped"))?.unwrap_or(false);
-        if has_grouped_values && config.recurrent.is_none() {
+        if has_grouped_values && !has_recurrent_layers {
             let problem = "must be false, because this architecture has no recurrent layers";
             return Err(self.error("gdn_v_grouped", problem));
         }

@@ -22,7 +22,8 @@ use crate::model::norm::Norm;
 use crate::model::options::LoadOptions;
 use crate::model::output_head::{OutputHead, ScreenedHead};
 use crate::model::pool::Pool;
-use crate::model::recurrent::{LENGTH_EPS, Recurrence};
+use crate::model::recurrent::Recurrence;
+use crate::model::recurrent_head::{LENGTH_EPS, RecurrentWeights};
 use crate::model::rotation::RowRotation;
 use crate::model::weights::Weights;
 
@@ -398,7 +399,9 @@ impl Loader<'_> {
         let mut rates = self.floats(&name(modules.decay), &[heads.value_heads])?;
         if !self.tensors.are_gguf() {
             // GGUF files hold the rates themselves.
-            rates.iter_mut().for_each(|rate| *rate = -rate.exp());
+            rates
+                .iter_mut()
+                .for_each(|rate| *rate = -f64::from(*rate).exp() as f32);
         }
         let length_norm = |weight: f32| Norm {
             weight: vec![weight; heads.key_dim],
@@ -409,15 +412,17 @@ impl Loader<'_> {
                 .filter(|layer| config.is_recurrent(*layer))
                 .count(),
             input: Projections::with_floats(input, rotation, false),
-            convolution: self.convolution(&name(modules.convolution), heads)?,
-            rates,
-            step_bias: self.floats(&name(modules.step_bias), &[heads.value_heads])?,
-            query_norm: length_norm(1.0 / heads.key_dim as f32),
-            key_norm: length_norm((1.0 / (heads.key_dim as f64).sqrt()) as f32),
-            norm: self.plain_norm(&name(modules.norm), heads.value_dim)?,
+            weights: RecurrentWeights {
+                heads: heads.clone(),
+                convolution: self.convolution(&name(modules.convolution), heads)?,
+                rates,
+                step_bias: self.floats(&name(modules.step_bias), &[heads.value_heads])?,
+                query_norm: length_norm(1.0 / heads.key_dim as f32),
+                key_norm: length_norm((1.0 / (heads.key_dim as f64).sqrt()) as f32),
+                norm: self.plain_norm(&name(modules.norm), heads.value_dim)?,
+            },
             output,
             groups_output: is_grouped,
-            heads: heads.clone(),
         })
     }
 

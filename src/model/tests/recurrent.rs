@@ -45,7 +45,7 @@ const STATES: StateLimits = StateLimits {
 };
 
 /// A sequence of [`TOKENS`] tokens in the first pages of a store.
-struct Sequence {
+struct CutSequence {
     model: Model,
     kv: KvStore,
     tokens: Vec<u32>,
@@ -64,8 +64,8 @@ fn states(from: Option<u32>, to: u32) -> RowStates {
     }
 }
 
-impl Sequence {
-    fn new(shape: Shape, isa: Isa, threads: usize) -> Sequence {
+impl CutSequence {
+    fn new(shape: Shape, isa: Isa, threads: usize) -> CutSequence {
         let options = LoadOptions {
             kernels: Kernels::new(isa).unwrap(),
             ..options(threads)
@@ -73,7 +73,7 @@ impl Sequence {
         let model = Model::load(&shape.in_memory(5), options).unwrap();
         let count = TOKENS.div_ceil(PAGE_TOKENS);
         let kv = model.new_kv_store_with_states(2 * count, STATES);
-        Sequence {
+        CutSequence {
             kv: kv.unwrap(),
             model,
             tokens: prompt(TOKENS, 3, shape.vocab),
@@ -145,7 +145,7 @@ fn tokens_have_the_same_bits_however_a_sequence_is_cut() {
         let mut first = None;
         for isa in Isa::available() {
             for threads in [1, 3] {
-                let mut sequence = Sequence::new(shape, isa, threads);
+                let mut sequence = CutSequence::new(shape, isa, threads);
                 let whole = sequence.row(0..TOKENS, states(None, 0));
                 assert!(whole == *first.get_or_insert(whole.clone()), "{isa}");
 
@@ -190,7 +190,7 @@ fn tokens_have_the_same_bits_however_a_sequence_is_cut() {
 fn kept_states_continue_as_if_the_row_had_ended_there() {
     let mut random = Random::from_env();
     for shape in shapes() {
-        let mut sequence = Sequence::new(shape, Isa::best(), 2);
+        let mut sequence = CutSequence::new(shape, Isa::best(), 2);
         let whole = sequence.row(0..TOKENS, states(None, 0));
         for _ in 0..12 {
             let start = random.index(20);
@@ -227,7 +227,7 @@ fn kept_states_continue_as_if_the_row_had_ended_there() {
 #[test]
 fn sequences_of_a_batch_do_not_change_each_other() {
     for shape in shapes() {
-        let mut sequence = Sequence::new(shape, Isa::best(), 3);
+        let mut sequence = CutSequence::new(shape, Isa::best(), 3);
         let whole = sequence.row(0..TOKENS, states(None, 0));
         let others: Vec<Page> = sequence
             .pages
@@ -259,7 +259,7 @@ fn sequences_of_a_batch_do_not_change_each_other() {
 #[test]
 #[should_panic(expected = "does not reach")]
 fn a_state_that_does_not_reach_the_row_is_a_panic() {
-    let mut sequence = Sequence::new(SHAPE, Isa::best(), 1);
+    let mut sequence = CutSequence::new(SHAPE, Isa::best(), 1);
     sequence.row(0..30, states(None, 0));
     sequence.row(20..21, states(Some(0), 0));
 }
