@@ -11,6 +11,7 @@ mod checkpoint_text;
 mod checkpoints;
 mod rotated;
 mod split;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};

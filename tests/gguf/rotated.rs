@@ -129,7 +129,7 @@ impl Keys {
     }
 }
 
-fn text(text: &str) -> Vec<u8> {
+pub(crate) fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
@@ -141,7 +141,7 @@ fn array(kind: u32, count: usize, elements: Vec<u8>) -> Vec<u8> {
     value
 }
 
-fn texts(values: &[String]) -> Vec<u8> {
+pub(crate) fn texts(values: &[String]) -> Vec<u8> {
     array(
         8,
         values.len(),
@@ -149,7 +149,7 @@ fn texts(values: &[String]) -> Vec<u8> {
     )
 }
 
-fn integers(values: &[i32]) -> Vec<u8> {
+pub(crate) fn integers(values: &[i32]) -> Vec<u8> {
     array(
         5,
         values.len(),

@@ -36,6 +36,12 @@ const QWEN2_WORDS: &str = concat!(
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// Where words end, in Qwen 3.5: as in Qwen 2, but combining marks belong to words.
+const QWEN3_5_WORDS: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// A part of the chat template in the GGUF files of BitNet b1.58 2B-4T. The model was not trained
 /// with that template.
 const WRONG_TEMPLATE: &str = "BITNETAssistant";
@@ -64,7 +70,7 @@ enum Words {
     ByteLevel,
 }
 
-const FAMILIES: [BpeFamily; 3] = [
+const FAMILIES: [BpeFamily; 4] = [
     BpeFamily {
         names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon_e"],
         words: Words::Pattern(LLAMA3_WORDS),
@@ -75,6 +81,13 @@ const FAMILIES: [BpeFamily; 3] = [
     BpeFamily {
         names: &["qwen2"],
         words: Words::Pattern(QWEN2_WORDS),
+        ignores_merges: false,
+        normalizes: true,
+        adds_bos: false,
+    },
+    BpeFamily {
+        names: &["qwen35"],
+        words: Words::Pattern(QWEN3_5_WORDS),
         ignores_merges: false,
         normalizes: true,
         adds_bos: false,
