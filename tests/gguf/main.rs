@@ -172,6 +172,11 @@ fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
 
 /// Returns the checkpoint in a GGUF file with further keys.
 fn with_entries(file: &Path, entries: &[Vec<u8>]) -> Source {
+    try_with_entries(file, entries).unwrap()
+}
+
+/// Returns what [`with_entries`] does, or the error of opening the file.
+fn try_with_entries(file: &Path, entries: &[Vec<u8>]) -> Result<Source, String> {
     let mut bytes = fs::read(file).unwrap();
     let keys = u64::from_le_bytes(*bytes[16..].first_chunk().unwrap());
     let keys = keys + entries.len() as u64 + 1;
@@ -184,7 +189,8 @@ fn with_entries(file: &Path, entries: &[Vec<u8>]) -> Source {
     assert_eq!(added.len() % 32, 0, "{}", added.len());
     bytes.splice(24..24, added);
     let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
-    source.with_gguf("model.gguf").unwrap()
+    let source = source.with_gguf("model.gguf");
+    source.map_err(|error| error.to_string())
 }
 
 #[test]

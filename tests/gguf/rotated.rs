@@ -12,7 +12,7 @@ use sterna::checkpoint::{ModelConfig, Source};
 use sterna_kernels::{Isa, Kernels};
 
 use crate::checkpoints::{computed_bits, computed_bits_with, fixture, load};
-use crate::{entry, with_entries};
+use crate::{entry, try_with_entries, with_entries};
 
 /// The matrices of a layer, as GGUF and as Hugging Face call them.
 const OF_LAYERS: [(&str, &str); 7] = [
@@ -41,6 +41,7 @@ struct Keys {
     weight_names: Vec<String>,
     inverse_weight_names: Vec<String>,
     tied_output: bool,
+    gdn_v_grouped: bool,
 }
 
 impl Keys {
@@ -62,6 +63,7 @@ impl Keys {
             weight_names: layers.flat_map(of_layer).chain(head).collect(),
             inverse_weight_names: vec!["token_embd.weight".to_owned()],
             tied_output: is_tied,
+            gdn_v_grouped: false,
         }
     }
 
@@ -82,7 +84,7 @@ impl Keys {
             made("sign_values", 9, integers(&self.sign_values)),
             made("weight_names", 9, texts(&self.weight_names)),
             made("inverse_weight_names", 9, texts(&self.inverse_weight_names)),
-            made("gdn_v_grouped", 7, vec![0]),
+            made("gdn_v_grouped", 7, vec![u8::from(self.gdn_v_grouped)]),
             made("tied_output", 7, vec![u8::from(self.tied_output)]),
         ]
     }
@@ -172,6 +174,10 @@ fn floats(file: &str, turn_back: impl Fn(&str, &mut [f32])) -> Source {
         let mut values: Vec<f32> = match tensor.dtype() {
             Dtype::BF16 => halves(tensor.data(), |bits| f32::from_bits(u32::from(bits) << 16)),
             Dtype::F16 => halves(tensor.data(), sterna_kernels::f32_from_f16),
+            Dtype::F32 => {
+                let values = tensor.data().as_chunks::<4>().0.iter();
+                values.map(|bytes| f32::from_le_bytes(*bytes)).collect()
+            }
             other => panic!("{name} is {other:?}"),
         };
         if let [_, columns] = *tensor.shape() {
@@ -193,7 +199,7 @@ fn floats(file: &str, turn_back: impl Fn(&str, &mut [f32])) -> Source {
     let mut config: Value = serde_json::from_slice(&config).unwrap();
     config["quantization_config"] = json!({
         "quant_method": "bitnet",
-        "modules_to_not_convert": ["model.layers.0", "model.layers.1", "lm_head"],
+        "modules_to_not_convert": ["model.layers.", "lm_head"],
     });
     Source::in_memory([
         ("config.json".to_owned(), config.to_string().into_bytes()),
@@ -438,4 +444,178 @@ fn a_conversion_keeps_the_rotation_or_refuses_it() {
         }
     }
     fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A hybrid of recurrent layers and attention, and which of its layers are recurrent.
+struct Hybrid {
+    file: &'static str,
+    recurrent: &'static [bool],
+    widths: [u32; 2],
+    blocks: [u32; 2],
+    key_heads: usize,
+    value_heads: usize,
+    value_dim: usize,
+    is_tied: bool,
+}
+
+const HYBRIDS: [Hybrid; 2] = [
+    Hybrid {
+        file: "qwen35-group64-tied/qwen35-group64-tied-q2_0.gguf",
+        recurrent: &[true, false, true, false],
+        widths: [64, 128],
+        blocks: [16, 64],
+        key_heads: 4,
+        value_heads: 4,
+        value_dim: 32,
+        is_tied: true,
+    },
+    Hybrid {
+        file: "qwen35-group128-untied/qwen35-group128-untied-ptq1_0.gguf",
+        recurrent: &[true, true, false],
+        widths: [128, 512],
+        blocks: [32, 128],
+        key_heads: 2,
+        value_heads: 4,
+        value_dim: 128,
+        is_tied: false,
+    },
+];
+
+impl Hybrid {
+    /// Returns the keys that rotate all matrices except those that are never rotated.
+    fn keys(&self, block: u32, has_signs: bool, gdn_v_grouped: bool) -> Keys {
+        let like = if self.is_tied { TIED } else { UNTIED };
+        let count = self.widths.iter().sum::<u32>();
+        let sign = |i: u32| if i * i % 7 < 3 { -1 } else { 1 };
+        let of_layer = |(layer, recurrent): (usize, &bool)| {
+            let mixer: &[&str] = match recurrent {
+                true => &["attn_qkv", "attn_gate", "ssm_out"],
+                false => &["attn_q", "attn_k", "attn_v", "attn_output"],
+            };
+            let modules = mixer.iter().chain(&["ffn_gate", "ffn_up", "ffn_down"]);
+            modules
+                .map(move |module| format!("blk.{layer}.{module}.weight"))
+                .collect::<Vec<_>>()
+        };
+        let head = (!self.is_tied).then(|| "output.weight".to_owned());
+        let of_layers = self.recurrent.iter().enumerate().flat_map(of_layer);
+        Keys {
+            weight_names: of_layers.chain(head).collect(),
+            sign_widths: self.widths.into_iter().filter(|_| has_signs).collect(),
+            sign_values: (0..count).map(sign).filter(|_| has_signs).collect(),
+            gdn_v_grouped,
+            ..Keys::of(like, block, has_signs)
+        }
+    }
+
+    /// Turns a row of the checkpoint beside the file back, as the file's matrices are meant. The
+    /// file has the value heads of all key heads in turn, the checkpoint side by side.
+    fn turn_back(&self, keys: &Keys, name: &str, row: &mut [f32]) {
+        let is_never_rotated = ["in_proj_a", "in_proj_b"];
+        if is_never_rotated.iter().any(|module| name.contains(module)) {
+            return;
+        }
+        if !name.contains("out_proj") {
+            return keys.turn_back(row);
+        }
+        let group = self.value_heads / self.key_heads;
+        let place = |head: usize| head % group * self.key_heads + head / group;
+        let dim = self.value_dim;
+        let mut stored = row.to_vec();
+        for (head, values) in row.chunks_exact(dim).enumerate() {
+            stored[place(head) * dim..][..dim].copy_from_slice(values);
+        }
+        keys.turn_back(&mut stored);
+        if keys.gdn_v_grouped {
+            row.copy_from_slice(&stored); // Its columns are those of the checkpoint's order.
+            return;
+        }
+        for (head, values) in row.chunks_exact_mut(dim).enumerate() {
+            values.copy_from_slice(&stored[place(head) * dim..][..dim]);
+        }
+    }
+}
+
+#[test]
+fn rotated_hybrids_compute_what_their_matrices_compute_when_they_are_turned_back() {
+    for hybrid in &HYBRIDS {
+        let file = hybrid.file;
+        let plain = Source::directory(fixture(file).parent().unwrap());
+        let rounding = distance(&plain, &floats(file, |_, _| ()));
+        for (block, has_signs, grouped) in hybrid.blocks.into_iter().flat_map(|block| {
+            [(false, false), (true, false), (true, true)]
+                .map(|(signs, grouped)| (block, signs, grouped))
+        }) {
+            let keys = hybrid.keys(block, has_signs, grouped);
+            let expected = floats(file, |name, row| hybrid.turn_back(&keys, name, row));
+            let found = distance(&keys.source(file), &expected);
+            let ignored = distance(&plain, &expected);
+            println!(
+                "{file}, blocks of {block}, signs {has_signs}, grouped {grouped}: {found:.4} from \
+                 the floats; {rounding:.4} by rounding alone, {ignored:.4} without the rotation"
+            );
+            assert!(found < 1.5 * rounding, "{file} in blocks of {block}");
+            assert!(ignored > 5.0 * rounding, "the rotation matters");
+        }
+    }
+}
+
+#[test]
+fn a_rotated_hybrid_computes_equal_bits_on_every_isa() {
+    for hybrid in &HYBRIDS {
+        let source = hybrid
+            .keys(hybrid.blocks[1], true, true)
+            .source(hybrid.file);
+        let expected = computed_bits_with(&source, Kernels::new(Isa::Scalar).unwrap());
+        for isa in Isa::available() {
+            let found = computed_bits_with(&source, Kernels::new(isa).unwrap());
+            assert!(found == expected, "{isa}");
+        }
+    }
+}
+
+/// A file with one changed byte among the keys of its rotation is refused by name, or computes the
+/// same model.
+#[test]
+fn a_changed_byte_of_the_rotation_is_refused_or_changes_nothing() {
+    let hybrid = &HYBRIDS[1];
+    let keys = hybrid.keys(hybrid.blocks[1], true, true);
+    let entries: Vec<Vec<u8>> = keys.entries().into_iter().map(|(_, entry)| entry).collect();
+    let source = |entries: &[Vec<u8>]| try_with_entries(&fixture(hybrid.file), entries);
+    let expected = computed_bits(&source(&entries).unwrap());
+    let (mut refused, mut same) = (0, 0);
+    for (entry, at) in (0..entries.len()).flat_map(|entry| {
+        // Of long lists, the first bytes and every 23rd.
+        let bytes = 0..entries[entry].len();
+        bytes
+            .filter(|at| *at < 80 || at % 23 == 0)
+            .map(move |at| (entry, at))
+    }) {
+        let key = keys.entries()[entry].0;
+        if key == "gdn_v_grouped" && at + 1 == entries[entry].len() {
+            continue; // Either value is a file of its own.
+        }
+        let mut changed = entries.clone();
+        changed[entry][at] ^= 1 << (at % 8);
+        let loaded = source(&changed).and_then(|source| {
+            ModelConfig::read(&source).map_err(|error| error.to_string())?;
+            load(&source).map(drop)?;
+            Ok(source)
+        });
+        match loaded {
+            Err(error) => {
+                assert!(
+                    error.contains("model.gguf") || error.contains("blk."),
+                    "{error}"
+                );
+                refused += 1;
+            }
+            Ok(source) => {
+                assert!(computed_bits(&source) == expected, "byte {at} of {key}");
+                same += 1;
+            }
+        }
+    }
+    println!("{refused} refused, {same} without an effect");
+    assert!(refused > 300);
 }

@@ -169,7 +169,10 @@ impl<'a> RotationKeys<'a> {
         let is_head_tied = self.is_head_tied()?;
         self.require_text("transform", TRANSFORM)?;
         self.require_text("axis", AXIS)?;
-        let has_grouped_values = self.metadata.bool(&key("gdn_v_grouped"))?.unwrap_or(false);
+        let has_grouped_values = match self.metadata.bool(&key("gdn_v_grouped"))? {
+            None if has_recurrent_layers => return Err(self.error("gdn_v_grouped", "missing")),
+            stated => stated.unwrap_or(false),
+        };
         if has_grouped_values && !has_recurrent_layers {
             let problem = "must be false, because this architecture has no recurrent layers";
             return Err(self.error("gdn_v_grouped", problem));
@@ -329,14 +332,8 @@ impl<'a> RotationKeys<'a> {
         Ok(())
     }
 
-    /// Returns a list of names. A list that is missing is empty.
     fn names(&self, list: &str) -> LoadResult<&'a [Box<str>]> {
-        let key = key(list);
-        let is_missing = self.metadata.keys_with_prefix(&key).next().is_none();
-        if is_missing && list != "weight_names" {
-            return Ok(&[]);
-        }
-        self.metadata.require_texts(&key)
+        self.metadata.require_texts(&key(list))
     }
 
     fn require_text(&self, name: &str, known: &str) -> LoadResult<()> {
