@@ -39,10 +39,8 @@ pub struct DeltaUpdate<'a> {
 pub(crate) fn delta_step(
     state: &mut [f32],
     update: DeltaUpdate<'_>,
-    key: &[f32],
-    query: &[f32],
-    by_key: &mut [f32],
-    by_query: &mut [f32],
+    [key, query]: [&[f32]; 2],
+    [by_key, by_query]: [&mut [f32]; 2],
 ) {
     let blocks = state.chunks_exact_mut(key.len() * DELTA_COLUMNS);
     let deltas = update.delta.as_chunks::<DELTA_COLUMNS>().0;

@@ -70,7 +70,7 @@ struct KernelTable {
     relu2_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     silu_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
     sigmoid_gate: unsafe fn(&[f32], &[f32], &mut [f32]),
-    delta_step: unsafe fn(&mut [f32], DeltaUpdate<'_>, &[f32], &[f32], &mut [f32], &mut [f32]),
+    delta_step: unsafe fn(&mut [f32], DeltaUpdate<'_>, [&[f32]; 2], [&mut [f32]; 2]),
     delta_finish: unsafe fn([&[f32]; 2], &[f32], [f32; 3], &mut [f32], &mut [f32]),
     convolve: unsafe fn(&[&[f32]], &[f32], &mut [f32]),
     attention_span: [unsafe fn(Span<'_>, &mut AttentionState); KvDtype::ALL.len()],
@@ -391,9 +391,9 @@ impl Kernels {
     }
 
     /// Applies the update of the token before to the state of a recurrent head, and takes the sums
-    /// of the next token: sets `by_key` to Sᵀ·key and `by_query` to Sᵀ·query. The state is
+    /// of the next token, whose key and query are `inputs`: Sᵀ·key and Sᵀ·query. The state is
     /// `[block of DELTA_COLUMNS columns][row][DELTA_COLUMNS]`, with a row for each value of the key
-    /// and a column for each value of `by_key`.
+    /// and a column for each value of a sum.
     ///
     /// Source: Gated DeltaNet, arXiv:2412.06464.
     ///
@@ -403,24 +403,19 @@ impl Kernels {
         &self,
         state: &mut [f32],
         update: DeltaUpdate<'_>,
-        key: &[f32],
-        query: &[f32],
-        by_key: &mut [f32],
-        by_query: &mut [f32],
+        inputs: [&[f32]; 2],
+        sums: [&mut [f32]; 2],
     ) {
-        let (rows, columns) = (key.len(), by_key.len());
+        let (rows, columns) = (inputs[0].len(), sums[0].len());
         assert!(
             columns.is_multiple_of(DELTA_COLUMNS),
             "{columns} columns are not whole blocks"
         );
         assert_eq!(state.len(), rows * columns, "values of the state");
-        assert_eq!([update.key.len(), query.len()], [rows; 2], "rows");
-        assert_eq!(
-            [update.delta.len(), by_query.len()],
-            [columns; 2],
-            "columns"
-        );
-        call!(self.delta_step(state, update, key, query, by_key, by_query))
+        assert_eq!([update.key.len(), inputs[1].len()], [rows; 2], "rows");
+        let of_columns = [update.delta.len(), sums[1].len()];
+        assert_eq!(of_columns, [columns; 2], "columns");
+        call!(self.delta_step(state, update, inputs, sums))
     }
 
     /// Completes a token after [`delta_step`](Self::delta_step), from its sums by key and by query,

@@ -23,10 +23,8 @@ macro_rules! row_kernels {
             delta::delta_step(
                 state: &mut [f32],
                 update: $crate::DeltaUpdate<'_>,
-                key: &[f32],
-                query: &[f32],
-                by_key: &mut [f32],
-                by_query: &mut [f32]
+                key_and_query: [&[f32]; 2],
+                sums: [&mut [f32]; 2]
             );
             delta::delta_finish(
                 sums: [&[f32]; 2],

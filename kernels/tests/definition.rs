@@ -290,7 +290,8 @@ fn delta_steps_compute_the_gated_delta_rule() {
             key: &last_key,
             delta: &last_delta,
         };
-        scalar().delta_step(&mut state, update, &key, &query, &mut by_key, &mut by_query);
+        let sums = [&mut by_key[..], &mut by_query];
+        scalar().delta_step(&mut state, update, [&key, &query], sums);
         let key_query = key.iter().zip(&query).map(|(k, q)| k * q).sum();
         let factors = [decay(token), strength(token), key_query];
         scalar().delta_finish([&by_key, &by_query], &values, factors, &mut delta, &mut out);

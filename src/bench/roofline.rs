@@ -5,11 +5,10 @@
 //! because the machine does not multiply one part while it reads another.
 //!
 //! Bytes are the memory that the step must read: the packed weights of the layers, the keys and
-//! values of every sequence, the states of every sequence, which are written too, and, if logits are
-//! wanted, the stored head. Operations are one
-//! multiplication and one addition for each ternary weight and token, and for each weight of the
-//! head and row of logits. Attention's arithmetic, norms and embeddings do not count. A step
-//! exceeds 100 % only if a sampled limit is too low.
+//! values of every sequence, the states of every sequence, which are written too, and, if logits
+//! are wanted, the stored head. Operations are one multiplication and one addition for each ternary
+//! weight and token, and for each weight of the head and row of logits. Attention's arithmetic,
+//! norms and embeddings do not count. A step exceeds 100 % only if a sampled limit is too low.
 
 use serde::Serialize;
 

@@ -11,7 +11,9 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 use sterna_random::Random;
 
-use super::architecture::{Architecture, BITNET, LLAMA, QWEN3, QWEN3_5, ScaleDirection};
+use super::architecture::{
+    Architecture, BITNET, LLAMA, QWEN3, QWEN3_5, RecurrentModules, ScaleDirection,
+};
 use super::source::Source;
 
 /// The number of values that are written at once.
@@ -323,8 +325,6 @@ impl Shape {
 
     /// Lists all tensors. Tensors of two bytes per value come last, so that all are aligned.
     fn tensors(&self) -> Vec<RandomTensor> {
-        let modules = &self.architecture.layer;
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let mut tensors = Vec::new();
         let mut push = |name: &str, shape: &[usize], content| {
             tensors.push(RandomTensor {
@@ -338,73 +338,7 @@ impl Shape {
         };
         push("model.norm.weight", &[self.hidden], norm);
         for layer in 0..self.layers {
-            let recurrent = self.recurrent.filter(|heads| heads.is_recurrent(layer));
-            let recurrent = recurrent.zip(modules.recurrent);
-            let name = |module: &str| format!("model.layers.{layer}.{module}.weight");
-            let attends = |_: &&str| recurrent.is_none();
-            let norms = [
-                (Some(modules.attention_norm), self.hidden),
-                (Some(modules.feed_forward_norm), self.hidden),
-                (modules.attention_sub_norm.filter(attends), q),
-                (modules.feed_forward_sub_norm, self.intermediate),
-                (modules.query_norm.filter(attends), self.head_dim),
-                (modules.key_norm.filter(attends), self.head_dim),
-            ];
-            for (module, width) in norms {
-                if let Some(module) = module {
-                    push(&name(module), &[width], norm);
-                }
-            }
-            let mut linears = Vec::new();
-            if let Some((heads, modules)) = recurrent {
-                let (dim, count) = (heads.head_dim, heads.value_heads);
-                let channels = (2 * heads.key_heads + count) * dim;
-                linears.extend([
-                    (modules.qkv, channels, self.hidden),
-                    (modules.gate, count * dim, self.hidden),
-                    (modules.output, self.hidden, count * dim),
-                ]);
-                let plain = |module: &str| format!("model.layers.{layer}.{module}");
-                push(&plain(modules.decay), &[count], Content::Rates);
-                push(&plain(modules.step_bias), &[count], Content::Steps);
-                push(&name(modules.norm), &[dim], Content::Norm { offset: 0.0 });
-                let floats = Content::Floats {
-                    range: EMBEDDING_RANGE,
-                };
-                for module in [modules.strength, modules.step] {
-                    push(&name(module), &[count, self.hidden], floats);
-                }
-                let shape = [channels, 1, heads.taps];
-                push(
-                    &name(modules.convolution),
-                    &shape,
-                    Content::Floats { range: 0.7 },
-                );
-            } else {
-                let parts = 1 + usize::from(self.architecture.has_attention_gate);
-                linears.extend([
-                    (modules.query, parts * q, self.hidden),
-                    (modules.key, kv, self.hidden),
-                    (modules.value, kv, self.hidden),
-                    (modules.attention_output, self.hidden, q),
-                ]);
-            }
-            linears.extend([
-                (modules.gate, self.intermediate, self.hidden),
-                (modules.up, self.intermediate, self.hidden),
-                (modules.down, self.hidden, self.intermediate),
-            ]);
-            for (module, rows, columns) in linears {
-                if let Some(group) = self.group {
-                    let scale = self.stored_scale(columns);
-                    let content = Content::Groups { group, scale };
-                    push(&name(module), &[rows, columns], content);
-                    continue;
-                }
-                let scale = Content::Scale(self.stored_scale(columns));
-                push(&(name(module) + "_scale"), &[1], scale);
-                push(&name(module), &[rows / 4, columns], Content::Codes);
-            }
+            self.push_layer(layer, &mut push);
         }
         let shape = [self.vocab, self.hidden];
         let content = match self.group {
@@ -421,6 +355,88 @@ impl Shape {
             push("lm_head.weight", &shape, content);
         }
         tensors
+    }
+
+    /// Lists the tensors of a layer.
+    fn push_layer(&self, layer: usize, push: &mut impl FnMut(&str, &[usize], Content)) {
+        let modules = &self.architecture.layer;
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let norm = Content::Norm {
+            offset: self.architecture.norm_offset,
+        };
+        let recurrent = self.recurrent.filter(|heads| heads.is_recurrent(layer));
+        let recurrent = recurrent.zip(modules.recurrent);
+        let name = |module: &str| format!("model.layers.{layer}.{module}.weight");
+        let attends = |_: &&str| recurrent.is_none();
+        let norms = [
+            (Some(modules.attention_norm), self.hidden),
+            (Some(modules.feed_forward_norm), self.hidden),
+            (modules.attention_sub_norm.filter(attends), q),
+            (modules.feed_forward_sub_norm, self.intermediate),
+            (modules.query_norm.filter(attends), self.head_dim),
+            (modules.key_norm.filter(attends), self.head_dim),
+        ];
+        for (module, width) in norms {
+            if let Some(module) = module {
+                push(&name(module), &[width], norm);
+            }
+        }
+        let parts = 1 + usize::from(self.architecture.has_attention_gate);
+        let mut linears = match recurrent {
+            Some((heads, modules)) => self.push_recurrent(layer, heads, modules, push),
+            None => vec![
+                (modules.query, parts * q, self.hidden),
+                (modules.key, kv, self.hidden),
+                (modules.value, kv, self.hidden),
+                (modules.attention_output, self.hidden, q),
+            ],
+        };
+        linears.extend([
+            (modules.gate, self.intermediate, self.hidden),
+            (modules.up, self.intermediate, self.hidden),
+            (modules.down, self.hidden, self.intermediate),
+        ]);
+        for (module, rows, columns) in linears {
+            if let Some(group) = self.group {
+                let scale = self.stored_scale(columns);
+                let content = Content::Groups { group, scale };
+                push(&name(module), &[rows, columns], content);
+                continue;
+            }
+            let scale = Content::Scale(self.stored_scale(columns));
+            push(&(name(module) + "_scale"), &[1], scale);
+            push(&name(module), &[rows / 4, columns], Content::Codes);
+        }
+    }
+
+    /// Lists the tensors of a recurrent layer in place of those of attention. Returns its ternary
+    /// linears: the module, its rows, its columns.
+    fn push_recurrent(
+        &self,
+        layer: usize,
+        heads: RecurrentHeads,
+        modules: RecurrentModules,
+        push: &mut impl FnMut(&str, &[usize], Content),
+    ) -> Vec<(&'static str, usize, usize)> {
+        let (dim, count) = (heads.head_dim, heads.value_heads);
+        let channels = (2 * heads.key_heads + count) * dim;
+        let plain = |module: &str| format!("model.layers.{layer}.{module}");
+        let name = |module: &str| format!("model.layers.{layer}.{module}.weight");
+        push(&plain(modules.decay), &[count], Content::Rates);
+        push(&plain(modules.step_bias), &[count], Content::Steps);
+        push(&name(modules.norm), &[dim], Content::Norm { offset: 0.0 });
+        let range = EMBEDDING_RANGE;
+        for module in [modules.strength, modules.step] {
+            let shape = [count, self.hidden];
+            push(&name(module), &shape, Content::Floats { range });
+        }
+        let taps = Content::Floats { range: 0.7 };
+        push(&name(modules.convolution), &[channels, 1, heads.taps], taps);
+        vec![
+            (modules.qkv, channels, self.hidden),
+            (modules.gate, count * dim, self.hidden),
+            (modules.output, self.hidden, count * dim),
+        ]
     }
 
     /// Returns the stored scale of a ternary linear.

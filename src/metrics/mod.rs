@@ -191,6 +191,10 @@ impl Metrics {
         for (gauge, pages) in load.pages.iter().zip(pages) {
             gauge.set(pages as f64);
         }
+        let slabs = [now.slabs.free, now.slabs.owned, now.slabs.cached];
+        for (gauge, slabs) in load.slabs.iter().zip(slabs) {
+            gauge.set(slabs as f64);
+        }
         let (used, all) = (now.private + now.pinned, now.free + now.private + now.tree);
         load.kv_usage.set(used as f64 / all.max(1) as f64);
         let totals = &self.series.totals;
@@ -198,6 +202,7 @@ impl Metrics {
         totals.prefix_hits.absolute(now.prefix_hits);
         totals.preemptions.absolute(now.preemptions);
         totals.evictions.absolute(now.evictions);
+        totals.state_evictions.absolute(now.slabs.evictions);
         totals.page_copies.absolute(now.copies);
         totals.drafted.absolute(now.drafted);
         totals.accepted.absolute(now.accepted);

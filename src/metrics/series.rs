@@ -70,6 +70,11 @@ groups! {
             "KV pages by state: free, private to one sequence, shared and in use (tree_pinned), \
              shared and unused (tree_cached).",
             "state", ["free", "private", "tree_pinned", "tree_cached"]);
+        slabs: [Gauge; 3] = gauges(
+            "sterna_state_slabs",
+            "Slabs for states of recurrent layers: free, of running sequences, cached in the \
+             prefix tree. All are 0 for a model without such layers.",
+            "state", ["free", "running", "cached"]);
     }
 
     /// The limits of the load.
@@ -96,6 +101,8 @@ groups! {
             "Sequences sent back to the queue because pages ran out.");
         evictions: Counter =
             counter("sterna_evictions_total", "Cached prefix pages evicted to free memory.");
+        state_evictions: Counter = counter(
+            "sterna_state_evictions_total", "Cached states evicted to make room for others.");
         page_copies: Counter = counter(
             "sterna_page_copies_total",
             "Cached pages copied because a prompt shares only their first tokens.");

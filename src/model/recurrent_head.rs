@@ -187,7 +187,7 @@ impl HeadRow<'_> {
             let heads = region.states.chunks_exact_mut(self.shape.state());
             for (member, state) in heads.enumerate() {
                 let update = last.of_head(member);
-                (self.kernels).delta_step(state, update, key, query, by_key, by_query);
+                (self.kernels).delta_step(state, update, [key, query], [by_key, by_query]);
             }
             region.set_base(position + 1);
         }
@@ -256,7 +256,7 @@ impl HeadRow<'_> {
         for (member, ((state, input), out)) in heads.enumerate() {
             let head = weights.heads.value_head(self.head, member);
             let update = last.of_head(member);
-            kernels.delta_step(state, update, key, query, by_key, by_query);
+            kernels.delta_step(state, update, [key, query], [by_key, by_query]);
             let of_head = |product: Product<'_>| {
                 let mut value = [0.0];
                 product.copy_rows(token, head, &mut value);

@@ -154,7 +154,7 @@ impl StateStore {
     pub(super) fn clear(&mut self, slab: StateSlab, base: usize) {
         for layer in 0..self.shape.layers {
             let heads = self.shape.key_heads;
-            for mut states in self.heads_mut(layer, [0..heads]) {
+            for mut states in self.heads_mut(layer, std::iter::once(0..heads)) {
                 (0..heads).for_each(|head| states.region(head, slab).clear(base));
             }
         }

@@ -20,7 +20,7 @@ use crate::config::ServeConfig;
 use crate::constraint::{GrammarOptions, Grammars};
 use crate::engine::{Budget, Engine, EngineConfig, EngineHandle, Limits, Policy, TenantId};
 use crate::metrics::{Identity, Metrics};
-use crate::model::LoadOptions;
+use crate::model::{LoadOptions, Model};
 use crate::opening::{self, ModelText, OpenCheckpoint, i2s_order, kv_dtype};
 use crate::tenants::PublicText;
 use crate::text::Tokenizer;
@@ -77,16 +77,8 @@ fn start_engine(
     let order = i2s_order(config.model.i2s_order.as_deref());
     let model = checkpoint.load_tested(order, options)?;
     let (dtype, page) = (model.kv_dtype(), model.kv_bytes_per_page());
-    let in_place = 1 + config.scheduling.speculate.min(MAX_RECURRENT_DRAFTS);
-    let states = states(config, model.slab_bytes(in_place), in_place)?;
-    let state_bytes = states.map_or(0, |(_, bytes)| bytes);
-    let longest = limits.max_sequence_tokens;
-    let pages = config.kv_pages(page, PAGE_TOKENS, longest, state_bytes)?;
-    let limits = Limits {
-        pages,
-        states: states.map(|(states, _)| states),
-        ..limits
-    };
+    let (limits, state_bytes) = with_memory(limits, config, &model)?;
+    let pages = limits.pages;
     let card = model_card(config, shape, &limits)?;
     let metrics = Metrics::new(&Identity {
         model_name: card.name.clone(),
@@ -137,21 +129,31 @@ fn start_engine(
     Ok((serving, running))
 }
 
-/// Returns the slabs of states and their bytes, if the model has recurrent layers.
-fn states(
+/// Returns the limits with the pages, and with the slabs of states if the model has recurrent
+/// layers. Also returns the bytes of these slabs.
+fn with_memory(
+    limits: Limits,
     config: &ServeConfig,
-    slab_bytes: Option<usize>,
-    in_place_tokens: u32,
-) -> Result<Option<(StateLimits, u64)>, String> {
-    let Some(slab_bytes) = slab_bytes else {
-        return Ok(None);
-    };
-    let slabs = config.state_slabs(slab_bytes)?;
-    let limits = StateLimits {
+    model: &Model,
+) -> Result<(Limits, u64), String> {
+    let in_place_tokens = 1 + config.scheduling.speculate.min(MAX_RECURRENT_DRAFTS);
+    let slab_bytes = model.slab_bytes(in_place_tokens);
+    let slabs = slab_bytes
+        .map(|bytes| config.state_slabs(bytes))
+        .transpose()?;
+    let state_bytes = u64::from(slabs.unwrap_or(0)) * slab_bytes.unwrap_or(0) as u64;
+    let states = slabs.map(|slabs| StateLimits {
         slabs,
         in_place_tokens,
+    });
+    let (page, longest) = (model.kv_bytes_per_page(), limits.max_sequence_tokens);
+    let pages = config.kv_pages(page, PAGE_TOKENS, longest, state_bytes)?;
+    let limits = Limits {
+        pages,
+        states,
+        ..limits
     };
-    Ok(Some((limits, u64::from(slabs) * slab_bytes as u64)))
+    Ok((limits, state_bytes))
 }
 
 /// Returns the number of tokens that a text of the full context needs beside its own. An embedding

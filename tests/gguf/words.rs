@@ -20,8 +20,8 @@ fn letters(text: &str) -> String {
     text.bytes().map(letter).collect()
 }
 
-/// Returns a tokenizer that joins the bytes of `left`, the bytes of `right`, and then both, with the
-/// named pre-tokenizer.
+/// Returns a tokenizer that joins the bytes of `left`, the bytes of `right`, and then both, with
+/// the named pre-tokenizer.
 fn tokenizer(pre: &str, left: &str, right: &str) -> Tokenizer {
     let mut tokens: Vec<String> = (0..=255).map(|byte| letter(byte).to_string()).collect();
     let mut merges = Vec::new();

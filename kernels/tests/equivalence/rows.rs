@@ -161,7 +161,7 @@ fn recurrent_kernels_are_equal_on_every_isa() {
                 delta: &by_column[0],
             };
             let (key, query) = (&by_row[1], &by_row[2]);
-            kernels.delta_step(&mut state, update, key, query, by_key, by_query);
+            kernels.delta_step(&mut state, update, [key, query], [by_key, by_query]);
             let factors = [0.9, 0.4, -0.3];
             kernels.delta_finish([by_key, by_query], &by_column[1], factors, delta, out);
             let mut convolved = vec![f32::NAN; rows + 3];
