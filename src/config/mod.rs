@@ -175,9 +175,9 @@ pub struct ServeConfig {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
     pub kv_memory: Option<u64>,
     /// Memory for the states of a model with recurrent layers, such as Bonsai 2. Each running
-    /// sequence needs one, and the prefix cache keeps others. If omitted, it holds --max-running
-    /// sequences and twice as many cached states, but takes at most half of the memory that this
-    /// process may still use.
+    /// sequence needs one, so fewer than --max-running run if the memory does not hold them. The
+    /// prefix cache keeps others. If omitted, it holds --max-running sequences and twice as many
+    /// cached states, but takes at most half of the memory that this process may still use.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Machine")]
     pub state_memory: Option<u64>,
     /// The flags about connections.
@@ -542,38 +542,42 @@ impl MachineFlags {
 }
 
 impl ServeConfig {
-    /// Returns the slabs of states to allocate. A slab takes `slab_bytes`, with a journal for as
-    /// many tokens as `in_place_tokens`.
+    /// Returns the slabs of states to allocate, each of `slab_bytes`, and how many sequences run at
+    /// a time: at most `--max-running`, and fewer than there are slabs. Without `--state-memory`,
+    /// half of the slabs stay for cached states if memory is short.
     ///
     /// # Errors
-    /// If the memory does not hold one slab more than `--max-running`, or if `--state-memory` is
-    /// more than this process may use. The error names both sizes.
-    pub fn state_slabs(&self, slab_bytes: usize) -> Result<u32, String> {
+    /// If the memory does not hold the slabs of one sequence, or if `--state-memory` is more than
+    /// this process may use. The error names both sizes.
+    pub fn state_slabs(&self, slab_bytes: usize) -> Result<(u32, u32), String> {
         let (usable, slab) = (usable_memory(), slab_bytes as u64);
-        let running = u64::from(self.scheduling.max_running);
-        let bytes = match self.state_memory {
+        let wanted_running = u64::from(self.scheduling.max_running);
+        let (slabs, running) = match self.state_memory {
             Some(bytes) if bytes > usable => {
                 return Err(format!(
                     "--state-memory: {bytes} bytes do not fit; this process may use only {usable} \
                      more bytes. Give a smaller size"
                 ));
             }
-            Some(bytes) => bytes,
+            Some(bytes) => (bytes / slab, (bytes / slab).saturating_sub(1)),
             None => {
-                let wanted = (1 + (1 + CACHED_STATES) * running) * slab;
-                wanted.min((usable as f64 * STATE_MEMORY_SHARE) as u64)
+                let wanted = 1 + (1 + CACHED_STATES) * wanted_running;
+                let share = (usable as f64 * STATE_MEMORY_SHARE) as u64;
+                let slabs = wanted.min(share / slab);
+                (slabs, slabs / 2)
             }
         };
-        let slabs = bytes / slab;
-        if slabs <= running {
-            let needed = (running + 1) * slab;
+        if slabs < 2 {
             return Err(format!(
-                "--state-memory: {bytes} bytes hold {slabs} states of {slab} bytes, but \
-                 --max-running {running} needs {needed} bytes, one state more. Give a larger size, \
-                 or a smaller --max-running"
+                "--state-memory: a sequence needs {} bytes, two states of {slab} bytes; this \
+                 process may use {usable} bytes, half of them for states if --state-memory is \
+                 missing. Give a larger size",
+                2 * slab
             ));
         }
-        Ok(u32::try_from(slabs).unwrap_or(u32::MAX))
+        let slabs = u32::try_from(slabs).unwrap_or(u32::MAX - 1);
+        let running = running.min(wanted_running).max(1) as u32;
+        Ok((slabs, running))
     }
 
     /// Returns the number of KV pages to allocate. A page takes `page_bytes` and has `page_tokens`
@@ -628,6 +632,27 @@ mod tests {
         Cli::try_parse_from(["sterna"].iter().chain(flags))
             .unwrap()
             .serve
+    }
+
+    #[test]
+    fn states_bound_the_running_sequences() {
+        let slabs = |flags: &[&str]| serve(flags).state_slabs(1 << 20);
+        let flags = ["--max-running", "16", "--state-memory", "40MiB"];
+        assert_eq!(slabs(&flags), Ok((40, 16)));
+        let flags = ["--max-running", "64", "--state-memory", "40MiB"];
+        assert_eq!(slabs(&flags), Ok((40, 39)));
+        assert_eq!(slabs(&["--max-running", "4"]), Ok((13, 4)));
+        let error = slabs(&["--state-memory", "1MiB"]).unwrap_err();
+        assert!(error.contains("2097152 bytes"), "{error}");
+        let error = slabs(&["--state-memory", "900TiB"]).unwrap_err();
+        assert!(error.contains("do not fit"), "{error}");
+        // Half of a scarce memory stays for cached states.
+        let whole = serve(&[]).state_slabs((usable_memory() / 100) as usize);
+        let (slabs, running) = whole.unwrap();
+        assert!(
+            (2..=50).contains(&slabs) && running == slabs / 2,
+            "{slabs}, {running}"
+        );
     }
 
     #[test]

@@ -138,11 +138,17 @@ fn with_memory(
 ) -> Result<(Limits, u64), String> {
     let in_place_tokens = 1 + config.scheduling.speculate.min(MAX_RECURRENT_DRAFTS);
     let slab_bytes = model.slab_bytes(in_place_tokens);
-    let slabs = slab_bytes
-        .map(|bytes| config.state_slabs(bytes))
-        .transpose()?;
-    let state_bytes = u64::from(slabs.unwrap_or(0)) * slab_bytes.unwrap_or(0) as u64;
-    let states = slabs.map(|slabs| StateLimits {
+    let slabs = slab_bytes.map(|bytes| config.state_slabs(bytes));
+    let (slabs, max_running) = slabs.transpose()?.unwrap_or((0, limits.max_running));
+    if max_running < limits.max_running {
+        tracing::warn!(
+            max_running,
+            "fewer sequences than --max-running run at a time, because each needs memory for its \
+             state (--state-memory)"
+        );
+    }
+    let state_bytes = u64::from(slabs) * slab_bytes.unwrap_or(0) as u64;
+    let states = slab_bytes.map(|_| StateLimits {
         slabs,
         in_place_tokens,
     });
@@ -150,6 +156,7 @@ fn with_memory(
     let pages = config.kv_pages(page, PAGE_TOKENS, longest, state_bytes)?;
     let limits = Limits {
         pages,
+        max_running,
         states,
         ..limits
     };

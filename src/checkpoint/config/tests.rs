@@ -294,7 +294,7 @@ fn a_class_without_a_head_computes_embeddings() {
     );
     let error = read_qwen3("Qwen3ForTokens", &[]).unwrap_err().to_string();
     assert!(
-        error.contains("Qwen3ForCausalLM or Qwen3Model; got"),
+        error.contains("Qwen3ForCausalLM or Qwen3Model or"),
         "{error}"
     );
 }
