@@ -43,6 +43,7 @@ places! {
     QueriesRotated,
     SpanAttended,
     BlockAttended,
+    TokenMixed,
     HeadsGathered,
     GatesMultiplied,
     GatesActivated,

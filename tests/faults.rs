@@ -16,7 +16,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use sterna::checkpoint::synthetic::Shape;
+use sterna::checkpoint::QWEN3_5;
+use sterna::checkpoint::synthetic::{RecurrentHeads, Shape};
 use sterna::config::Cli;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest, Limits,
@@ -27,7 +28,7 @@ use sterna::metrics::{Identity, Metrics};
 use sterna::model::{ComparedStage, KvStore, LoadOptions, Model, SelfTestError, toy};
 use sterna::startup::serve;
 use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::{Batch, PAGE_TOKENS, SequenceId};
+use sterna_scheduler::{Batch, PAGE_TOKENS, SequenceId, StateLimits};
 
 /// The first token of the marked prompt. No other prompt and no answer has it.
 const MARK: TokenId = 4000;
@@ -41,9 +42,17 @@ const GUARD: Duration = Duration::from_secs(120);
 /// The hook is one for the whole process.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// More tokens than a top-k that is sorted.
+/// A recurrent layer and one that attends. There are more tokens than a top-k that is sorted.
 const SHAPE: Shape = Shape {
     vocab: 4096,
+    architecture: &QWEN3_5,
+    recurrent: Some(RecurrentHeads {
+        interval: 2,
+        key_heads: 2,
+        value_heads: 4,
+        head_dim: 32,
+        taps: 4,
+    }),
     ..toy::SHAPE
 };
 
@@ -150,7 +159,10 @@ fn start(threads: usize) -> Server {
             step_tokens: 48,
             prefill_chunk: 32,
             max_sequence_tokens: 200,
-            states: None,
+            states: Some(StateLimits {
+                slabs: 17,
+                in_place_tokens: 4,
+            }),
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),

@@ -9,6 +9,7 @@ use super::norm::Norm;
 use super::product::Product;
 use super::state_store::{HeadStates, StateShape};
 use crate::checkpoint::{MAX_TAPS, RecurrentLayers};
+use crate::fault::{self, Place};
 
 /// What is added to the squares before queries and keys get length 1, as in the published code.
 pub(super) const LENGTH_EPS: f32 = 1e-6;
@@ -146,11 +147,13 @@ impl HeadRow<'_> {
             } else {
                 Some(&mut *region.states)
             };
+            // Nothing may panic between the change of the states and that of their base.
             self.compute_token(values, token, out);
             if is_short {
                 region.set_base(start);
                 self.write_entry(states, index, to, position);
             }
+            fault::pass(Place::TokenMixed);
         }
         if !is_short {
             self.write_last(states, index, to, row.end());

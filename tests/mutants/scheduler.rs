@@ -75,8 +75,33 @@ const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "copy-not-pinned",
         file: "sequence/kv.rs",
-        original: "            pool.pin(from);",
+        original: "        pool.pin(from);",
         mistake: "",
+    },
+    Mutant {
+        name: "snapshot-not-pinned",
+        file: "sequence/states.rs",
+        original: "            pool.slabs.pin(state.slab);\n            self.states.snapshot = \
+                   Some(state.slab);",
+        mistake: "            self.states.own = Some(state.slab);",
+    },
+    Mutant {
+        name: "state-at-the-wrong-token",
+        file: "sequence/states.rs",
+        original: "let tokens = (position - 1) % PAGE_TOKENS + 1;",
+        mistake: "let tokens = position % PAGE_TOKENS + 1;",
+    },
+    Mutant {
+        name: "state-of-the-next-token",
+        file: "pages/mod.rs",
+        original: "(state.tokens <= shared)",
+        mistake: "(state.tokens <= shared + 1)",
+    },
+    Mutant {
+        name: "drafts-longer-than-the-journal",
+        file: "limits.rs",
+        original: "states.in_place_tokens as usize - 1)",
+        mistake: "states.in_place_tokens as usize)",
     },
     Mutant {
         name: "parent-ignored-in-the-key",

@@ -80,9 +80,14 @@ impl Sequence {
         let pages = state.map_or(0, |state| state.pages);
         self.open_table(pages, pool, tables);
         if let Some((from, tokens)) = state.and_then(|state| state.copy) {
-            pool.pin(from);
-            self.kv.copy = Some(PendingCopy { from, tokens });
+            self.copy_from(from, tokens, pool);
         }
+    }
+
+    /// Begins a copy of the first `tokens` tokens of a cached page. The next commit ends it.
+    fn copy_from(&mut self, from: Page, tokens: usize, pool: &mut PagePool) {
+        pool.pin(from);
+        self.kv.copy = Some(PendingCopy { from, tokens });
     }
 
     /// Returns whether a page can be pinned for a copy, beside the pages that the tokens after the
@@ -113,8 +118,7 @@ impl Sequence {
             return;
         };
         if self.has_room_for_copy(from, self.kv.table.len, 0, pool) {
-            pool.pin(from);
-            self.kv.copy = Some(PendingCopy { from, tokens });
+            self.copy_from(from, tokens, pool);
         }
     }
 
