@@ -114,8 +114,8 @@ impl Sequence {
 
     /// Returns whether the next row of `tokens` tokens needs a slab that it does not have.
     pub(crate) fn lacks_slab_for(&self, tokens: usize, pool: &PagePool) -> bool {
-        let is_in_place = self.states.own.is_some() && tokens <= pool.slabs.in_place_tokens();
-        pool.slabs.is_used() && (!is_in_place || self.is_wanted(self.start()))
+        let is_in_place = || self.states.own.is_some() && tokens <= pool.slabs.in_place_tokens();
+        pool.slabs.is_used() && (!is_in_place() || self.is_wanted(self.start()))
     }
 
     /// Takes the slabs of the next row. `spare` is how many slabs must stay for other sequences.
@@ -216,9 +216,19 @@ impl Sequence {
 
     /// Commits the slabs of a computed row that began at `start`. Its whole pages are in the tree.
     pub(crate) fn commit_states(&mut self, start: usize, pool: &mut PagePool, tables: &PageTables) {
-        let Some(planned) = self.states.planned.take() else {
-            return;
-        };
+        if let Some(planned) = self.states.planned {
+            self.states.planned = None;
+            self.commit_planned(&planned, start, pool, tables);
+        }
+    }
+
+    fn commit_planned(
+        &mut self,
+        planned: &PlannedStates,
+        start: usize,
+        pool: &mut PagePool,
+        tables: &PageTables,
+    ) {
         let pages = tables.get(&self.kv.table);
         let mut attach = |position: usize, slab| {
             let state = PageState {

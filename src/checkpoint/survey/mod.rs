@@ -249,8 +249,10 @@ fn is_known(name: &str) -> bool {
         ".lrc_U",
         ".lrc_V",
     ];
+    const WHOLE: [&str; 3] = [".A_log", ".dt_bias", "rotary_emb.inv_freq"];
     let mut modules = PARTS.iter().filter_map(|part| name.strip_suffix(part));
-    modules.any(is_known_module) || name.ends_with("rotary_emb.inv_freq")
+    let is_whole = WHOLE.iter().any(|whole| name.ends_with(whole));
+    modules.any(is_known_module) || is_whole
 }
 
 /// Returns whether an architecture of this engine has a module of this name.
