@@ -193,6 +193,32 @@ fn try_with_entries(file: &Path, entries: &[Vec<u8>]) -> Result<Source, String> 
     source.map_err(|error| error.to_string())
 }
 
+/// The last blocks of such a file predict further tokens, and Sterna leaves them out.
+#[test]
+fn blocks_that_predict_several_tokens_are_no_layers() {
+    let file = fixture("qwen35-group64-tied/qwen35-group64-tied-q2_0.gguf");
+    let mut bytes = fs::read(&file).unwrap();
+    let key = b"qwen35.block_count";
+    let at = bytes.windows(key.len()).position(|window| window == key);
+    let value = at.unwrap() + key.len() + 4; // After the type.
+    assert_eq!(bytes[value..value + 4], 4_u32.to_le_bytes());
+    bytes[value] = 5;
+    let folder = std::env::temp_dir().join(format!("sterna-nextn-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let changed = folder.join("model.gguf");
+    fs::write(&changed, &bytes).unwrap();
+    let predicted = |count: u32| {
+        let key = "qwen35.nextn_predict_layers";
+        with_entries(&changed, &[entry(key, 4, &count.to_le_bytes())])
+    };
+    assert!(computed_bits(&predicted(1)) == computed_bits(&alone(&file)));
+    let error = load(&predicted(0)).map(drop).unwrap_err();
+    assert!(error.contains("blk.4."), "{error}");
+    let error = ModelConfig::read(&predicted(5)).unwrap_err().to_string();
+    assert!(error.contains("nextn_predict_layers"), "{error}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn control_tokens_that_end_a_turn_are_stop_tokens_too() {
     let ends = |eos: &str, turn_end: &str| {

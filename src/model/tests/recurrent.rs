@@ -2,13 +2,16 @@
 
 use std::ops::Range;
 
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
 use sterna_kernels::{Isa, Kernels, PAGE_TOKENS};
 use sterna_random::Random;
 use sterna_scheduler::{Batch, KeptState, Page, RowStates, SequenceId, StateLimits, StateSlab};
 
 use super::{options, prompt, rows};
-use crate::checkpoint::QWEN3_5;
 use crate::checkpoint::synthetic::{RecurrentHeads, Shape};
+use crate::checkpoint::{QWEN3_5, Source};
 use crate::model::forward::Model;
 use crate::model::kv_store::KvStore;
 use crate::model::options::LoadOptions;
@@ -66,17 +69,21 @@ fn states(from: Option<u32>, to: u32) -> RowStates {
 
 impl CutSequence {
     fn new(shape: Shape, isa: Isa, threads: usize) -> CutSequence {
+        CutSequence::of(&shape.in_memory(5), isa, threads)
+    }
+
+    fn of(source: &Source, isa: Isa, threads: usize) -> CutSequence {
         let options = LoadOptions {
             kernels: Kernels::new(isa).unwrap(),
             ..options(threads)
         };
-        let model = Model::load(&shape.in_memory(5), options).unwrap();
+        let model = Model::load(source, options).unwrap();
         let count = TOKENS.div_ceil(PAGE_TOKENS);
         let kv = model.new_kv_store_with_states(2 * count, STATES);
         CutSequence {
             kv: kv.unwrap(),
+            tokens: prompt(TOKENS, 3, model.config().vocab),
             model,
-            tokens: prompt(TOKENS, 3, shape.vocab),
             pages: (0..count as u32).map(Page::new).collect(),
         }
     }
@@ -262,4 +269,43 @@ fn a_state_that_does_not_reach_the_row_is_a_panic() {
     let mut sequence = CutSequence::new(SHAPE, Isa::best(), 1);
     sequence.row(0..30, states(None, 0));
     sequence.row(20..21, states(Some(0), 0));
+}
+
+/// The checkpoint of a model that also sees images and predicts several tokens.
+#[test]
+fn the_text_part_of_a_model_with_images_is_computed() {
+    let mut weights = Vec::new();
+    SHAPE.write_tensors(5, &mut weights).unwrap();
+    let tensors = SafeTensors::deserialize(&weights).unwrap();
+    let renamed = |name: String| match name.strip_prefix("model.") {
+        Some(rest) => format!("model.language_model.{rest}"),
+        None => name,
+    };
+    let tensors = tensors.tensors().into_iter();
+    let mut tensors: Vec<_> = tensors.map(|(name, view)| (renamed(name), view)).collect();
+    for unused in [
+        "model.visual.blocks.0.attn.qkv.weight",
+        "mtp.layers.0.fc.weight",
+    ] {
+        let view = TensorView::new(Dtype::F32, vec![1, 2], &[0; 8]).unwrap();
+        tensors.push((unused.to_owned(), view));
+    }
+    let weights = safetensors::serialize(tensors, None).unwrap();
+    let mut text = SHAPE.config();
+    text["eos_token_id"] = 0.into();
+    text["architectures"] = Value::Null;
+    let config = json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "vision_config": {"depth": 1},
+        "tie_word_embeddings": true,
+    });
+    let source = Source::in_memory([
+        ("config.json".to_owned(), config.to_string().into_bytes()),
+        ("model.safetensors".to_owned(), weights),
+    ]);
+    let whole = CutSequence::of(&source, Isa::best(), 2).row(0..TOKENS, states(None, 0));
+    let mut plain = CutSequence::new(SHAPE, Isa::best(), 2);
+    assert!(whole == plain.row(0..TOKENS, states(None, 0)));
 }
