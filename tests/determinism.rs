@@ -153,6 +153,7 @@ fn start_shape(
         states: Some(StateLimits {
             slabs: limits.max_running + cached,
             in_place_tokens: 4,
+            trial_interval: 32,
         }),
         ..limits
     };

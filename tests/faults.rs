@@ -162,6 +162,7 @@ fn start(threads: usize) -> Server {
             states: Some(StateLimits {
                 slabs: 17,
                 in_place_tokens: 4,
+                trial_interval: 16,
             }),
         },
         policy: Policy::default(),

@@ -52,6 +52,9 @@ impl Scheduler {
         );
         if let Some(states) = limits.states {
             assert!(states.in_place_tokens > 0, "a decode is a row in place");
+            let interval = states.trial_interval as usize;
+            let is_whole = interval > 0 && interval.is_multiple_of(PAGE_TOKENS);
+            assert!(is_whole, "states are kept after whole pages");
             assert!(
                 states.slabs > limits.max_running,
                 "there are more slabs than running sequences"

@@ -25,6 +25,7 @@ const LIMITS: Limits = Limits {
     states: Some(StateLimits {
         slabs: 3 * CHATS as u32 + 1,
         in_place_tokens: 1,
+        trial_interval: 2048,
     }),
 };
 

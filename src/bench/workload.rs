@@ -54,6 +54,7 @@ pub(super) fn with_states(limits: Limits, model: &impl Forward) -> Limits {
     let states = StateLimits {
         slabs: limits.max_running + 2,
         in_place_tokens: 1,
+        trial_interval: 2048,
     };
     Limits {
         states: model.has_states().then_some(states),

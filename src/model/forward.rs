@@ -31,6 +31,7 @@ use crate::fault::{self, Place};
 const ONE_SEQUENCE: StateLimits = StateLimits {
     slabs: 2,
     in_place_tokens: 1,
+    trial_interval: 2048,
 };
 
 /// A loaded model, its threads, and the memory that its steps reuse.

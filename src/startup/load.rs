@@ -32,6 +32,9 @@ const MAX_COMPILATIONS: usize = 16;
 /// The largest number of drafts in a row of a model with recurrent layers. The slab of a sequence
 /// grows with it.
 const MAX_RECURRENT_DRAFTS: u32 = 3;
+/// A recurrent state is kept each time that a sequence has passed so many tokens. In the shapes of
+/// Bonsai 2, a state takes as much memory as the keys and values of about 1,700 tokens.
+const STATE_INTERVAL: u32 = 2048;
 /// A step that takes longer, and ten times as long as predicted, means that something is broken.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -151,6 +154,7 @@ fn with_memory(
     let states = slab_bytes.map(|_| StateLimits {
         slabs,
         in_place_tokens,
+        trial_interval: STATE_INTERVAL,
     });
     let (page, longest) = (model.kv_bytes_per_page(), limits.max_sequence_tokens);
     let pages = config.kv_pages(page, PAGE_TOKENS, longest, state_bytes)?;

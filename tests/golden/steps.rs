@@ -78,6 +78,7 @@ pub(crate) fn follow(model: &mut Model, prompts: &[Prompt]) -> Vec<Vec<Vec<f32>>
     let states = StateLimits {
         slabs: 2 * prompts.len() as u32,
         in_place_tokens: 1,
+        trial_interval: 2048,
     };
     let mut kv = model.new_kv_store_with_states(pages, states).unwrap();
     let mut rows = vec![Vec::new(); prompts.len()];

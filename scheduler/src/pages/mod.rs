@@ -100,6 +100,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
             self.holdings.add_tenant();
             self.cold.add_tenant();
         }
+        self.slabs.set_weight(tenant, quota.weight);
         self.holdings.set(tenant, quota);
     }
 

@@ -147,7 +147,8 @@ impl Sequence {
         pool.discard(&own);
     }
 
-    /// Notes that the sequence lost its pages to an earlier sequence, and stops running.
+    /// Notes that the sequence lost its pages to an earlier sequence, and stops running. Its own
+    /// state is lost: it would need the last page, which is the first page that others get.
     pub(crate) fn preempt(&mut self, pool: &mut PagePool, tables: &mut PageTables) {
         self.record.times_preempted += 1;
         self.stop_running(pool, tables);

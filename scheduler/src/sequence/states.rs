@@ -6,7 +6,7 @@
 
 use super::Sequence;
 use crate::pages::{PagePool, PageTables};
-use crate::slabs::PageState;
+use crate::slabs::{PageState, Worth};
 use crate::{KeptState, PAGE_TOKENS, Page, RowStates, StateSlab};
 
 /// The slabs of a sequence.
@@ -25,9 +25,15 @@ pub(crate) struct SequenceStates {
 #[derive(Clone, Copy, Debug)]
 struct PlannedStates {
     to: StateSlab,
-    keep: [Option<KeptState>; 2],
-    /// Whether the state at the row's start stays as a snapshot.
-    keeps_start: bool,
+    keep: [Option<(KeptState, Worth)>; 2],
+    /// Why the state at the row's start stays as a snapshot, if it does.
+    keeps_start: Option<Worth>,
+}
+
+impl PlannedStates {
+    fn kept(&self) -> impl Iterator<Item = (KeptState, Worth)> {
+        self.keep.into_iter().flatten()
+    }
 }
 
 /// The deepest state that the cache has for a sequence.
@@ -109,13 +115,14 @@ impl Sequence {
             return;
         };
         let tokens = (position - 1) % PAGE_TOKENS + 1;
-        pool.slabs.attach(page, PageState { slab, tokens });
+        let state = PageState { slab, tokens };
+        pool.slabs.attach(page, state, self.tenant, Worth::Likely);
     }
 
     /// Returns whether the next row of `tokens` tokens needs a slab that it does not have.
     pub(crate) fn lacks_slab_for(&self, tokens: usize, pool: &PagePool) -> bool {
         let is_in_place = || self.states.own.is_some() && tokens <= pool.slabs.in_place_tokens();
-        pool.slabs.is_used() && (!is_in_place() || self.is_wanted(self.start()))
+        pool.slabs.is_used() && (!is_in_place() || self.worth_of(self.start(), pool).is_some())
     }
 
     /// Takes the slabs of the next row. `spare` is how many slabs must stay for other sequences.
@@ -128,28 +135,30 @@ impl Sequence {
         if !self.lacks_slab_for(tokens, pool) {
             return true;
         }
+        let start = self.start();
         let is_in_place = self.states.own.is_some() && tokens <= pool.slabs.in_place_tokens();
-        let keeps_start = self.states.own.is_some() && self.is_wanted(self.start());
-        if is_in_place && pool.slabs.available() <= spare {
+        if is_in_place && !self.may_spend_slab(start, pool, spare) {
             return true; // The state at the start is not worth the last slabs.
         }
+        let keeps_start = self.states.own.and_then(|_| self.worth_of(start, pool));
         let Some(to) = pool.slabs.take() else {
             return is_in_place;
         };
-        let row = self.start() + 1..self.start() + tokens;
         let mut keep = [None; 2];
-        let positions = [self.last_border(), self.states.wanted];
-        let second = positions[1].filter(|second| Some(*second) != positions[0]);
-        let positions = [positions[0], second].into_iter().flatten();
-        for (place, position) in keep.iter_mut().zip(positions.filter(|at| row.contains(at))) {
-            if pool.slabs.available() <= spare {
-                break;
+        let mut places = keep.iter_mut();
+        for position in self.positions_to_keep(start + 1..start + tokens, pool) {
+            if !self.may_spend_slab(position, pool, spare) {
+                continue;
             }
-            let slab = pool.slabs.take();
-            *place = slab.map(|slab| KeptState {
+            let Some(place) = places.next() else {
+                break;
+            };
+            let position_of = |slab| KeptState {
                 position: position as u32,
                 slab,
-            });
+            };
+            let kept = pool.slabs.take().map(position_of);
+            *place = kept.zip(self.worth_of(position, pool));
         }
         self.states.planned = Some(PlannedStates {
             to,
@@ -157,6 +166,41 @@ impl Sequence {
             keeps_start,
         });
         true
+    }
+
+    /// Returns the positions in a range whose states are worth a slab, those that are likely to be
+    /// wanted first. Of the positions on trial, only the last one is in the list.
+    fn positions_to_keep(
+        &self,
+        range: std::ops::Range<usize>,
+        pool: &PagePool,
+    ) -> impl Iterator<Item = usize> + use<> {
+        let border = self.last_border();
+        let wanted = self.states.wanted.filter(|_| self.states.wanted != border);
+        let interval = pool.slabs.trial_interval();
+        let last = range.end.saturating_sub(1) / interval * interval;
+        let on_trial = (self.worth_of(last, pool) == Some(Worth::OnTrial)).then_some(last);
+        let positions = [border, wanted, on_trial].into_iter().flatten();
+        positions.filter(move |position| range.contains(position))
+    }
+
+    /// Returns whether the state at a position is worth a slab that other sequences may want.
+    fn may_spend_slab(&self, position: usize, pool: &PagePool, spare: usize) -> bool {
+        let available = match self.worth_of(position, pool) {
+            Some(Worth::Likely) => pool.slabs.available(),
+            Some(Worth::OnTrial) => pool.slabs.available_on_trial(),
+            None => 0,
+        };
+        available > spare
+    }
+
+    /// Returns why the state at a position is kept, `None` if it is not.
+    fn worth_of(&self, position: usize, pool: &PagePool) -> Option<Worth> {
+        if self.is_wanted(position) {
+            return Some(Worth::Likely);
+        }
+        let is_on_trial = position.is_multiple_of(pool.slabs.trial_interval());
+        (is_on_trial && position > 0).then_some(Worth::OnTrial)
     }
 
     /// Returns the position after the last whole page of a prompt that leaves a token to compute.
@@ -200,14 +244,16 @@ impl Sequence {
         Some(RowStates {
             from,
             to,
-            keep: planned.map_or([None; 2], |planned| planned.keep),
+            keep: planned.map_or([None; 2], |planned| {
+                planned.keep.map(|kept| kept.map(|(kept, _)| kept))
+            }),
         })
     }
 
     /// Gives back the slabs of a planned row that is not committed.
     pub(crate) fn drop_planned_states(&mut self, pool: &mut PagePool) {
         if let Some(planned) = self.states.planned.take() {
-            let kept = planned.keep.into_iter().flatten().map(|kept| kept.slab);
+            let kept = planned.kept().map(|(kept, _)| kept.slab);
             std::iter::once(planned.to)
                 .chain(kept)
                 .for_each(|slab| pool.slabs.release(slab));
@@ -229,23 +275,23 @@ impl Sequence {
         pool: &mut PagePool,
         tables: &PageTables,
     ) {
-        let pages = tables.get(&self.kv.table);
-        let mut attach = |position: usize, slab| {
+        let (pages, tenant) = (tables.get(&self.kv.table), self.tenant);
+        let mut attach = |position: usize, slab, worth| {
             let state = PageState {
                 slab,
                 tokens: PAGE_TOKENS,
             };
-            pool.slabs.attach(pages[position / PAGE_TOKENS - 1], state);
+            let page = pages[position / PAGE_TOKENS - 1];
+            pool.slabs.attach(page, state, tenant, worth);
         };
-        let old = self.states.own.replace(planned.to);
-        if planned.keeps_start {
-            old.into_iter().for_each(|slab| attach(start, slab));
+        for (kept, worth) in planned.kept() {
+            attach(kept.position as usize, kept.slab, worth);
         }
-        for kept in planned.keep.into_iter().flatten() {
-            attach(kept.position as usize, kept.slab);
-        }
-        if !planned.keeps_start {
-            old.into_iter().for_each(|slab| pool.slabs.release(slab));
+        if let Some(old) = self.states.own.replace(planned.to) {
+            match planned.keeps_start {
+                Some(worth) => attach(start, old, worth),
+                None => pool.slabs.release(old),
+            }
         }
         if let Some(snapshot) = self.states.snapshot.take() {
             pool.slabs.unpin(snapshot);
@@ -258,7 +304,7 @@ impl Sequence {
         owned.extend(states.own);
         if let Some(planned) = states.planned {
             owned.push(planned.to);
-            owned.extend(planned.keep.into_iter().flatten().map(|kept| kept.slab));
+            owned.extend(planned.kept().map(|(kept, _)| kept.slab));
         }
         pinned.extend(states.snapshot);
     }

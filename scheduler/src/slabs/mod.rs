@@ -8,7 +8,7 @@
 mod pool;
 
 pub use pool::SlabCounts;
-pub(crate) use pool::{PageState, SlabPool};
+pub(crate) use pool::{PageState, SlabPool, Worth};
 
 /// A slab of state memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +35,10 @@ pub struct StateLimits {
     /// can continue such a row's slab at the row's start, at its end and between them. So a step
     /// can be computed again after a failure, and drafts can be rejected.
     pub in_place_tokens: u32,
+    /// A state is kept each time that a sequence has passed so many tokens, in case a prompt
+    /// diverges behind it or the sequence is preempted; a multiple of
+    /// [`PAGE_TOKENS`](crate::PAGE_TOKENS).
+    pub trial_interval: u32,
 }
 
 /// The states that a row reads and writes.

@@ -8,9 +8,17 @@
 //!
 //! Invariant: only snapshots have pins, one for each sequence that is about to read it. A pinned
 //! snapshot stays, and so does its page, which that sequence pins too.
+//!
+//! Invariant: a tenant's `held` is the number of snapshots that the tenant's sequences made.
+//!
+//! If no slab is free, a snapshot gives way: first those that were kept on trial and that no
+//! sequence has read, then those of the tenant that holds the most for its weight, the one that was
+//! used longest ago first. So a tenant's flood of prompts displaces the tenant's own snapshots.
+
+use std::cmp::Ordering;
 
 use super::{StateLimits, StateSlab};
-use crate::Page;
+use crate::{Page, TenantId};
 
 /// The holder of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,14 +36,45 @@ pub(crate) struct PageState {
     pub(crate) tokens: usize,
 }
 
+/// Why a state is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worth {
+    /// A later sequence may want it. It gives way to all others until a sequence reads it.
+    OnTrial,
+    /// Later sequences are likely to want it.
+    Likely,
+}
+
+/// When a snapshot was made or last read, and for whom.
+#[derive(Clone, Copy, Debug)]
+struct SnapshotUse {
+    tenant: TenantId,
+    worth: Worth,
+    used_at: u64,
+}
+
+/// The part of a tenant in the snapshots.
+#[derive(Clone, Copy, Debug)]
+struct TenantPart {
+    weight: u32, // At least 1.
+    held: u32,
+}
+
+impl Default for TenantPart {
+    fn default() -> TenantPart {
+        TenantPart { weight: 1, held: 0 }
+    }
+}
+
 /// All slabs.
 pub(crate) struct SlabPool {
     limits: Option<StateLimits>,
     holders: Vec<SlabHolder>, // By slab.
     pins: Vec<u32>,           // By slab.
-    used_at: Vec<u64>,        // By slab: when it was last made or pinned.
+    uses: Vec<SnapshotUse>,   // By slab, of snapshots.
     free: Vec<StateSlab>,
     states: Vec<Option<PageState>>, // By page.
+    tenants: Vec<TenantPart>,
     clock: u64,
     evictions: u64,
 }
@@ -61,12 +100,27 @@ impl SlabPool {
             limits,
             holders: vec![SlabHolder::Free; slabs as usize],
             pins: vec![0; slabs as usize],
-            used_at: vec![0; slabs as usize],
+            uses: vec![
+                SnapshotUse {
+                    tenant: TenantId::default(),
+                    worth: Worth::OnTrial,
+                    used_at: 0,
+                };
+                slabs as usize
+            ],
             free: (0..slabs).rev().map(StateSlab::new).collect(),
             states: vec![None; pages],
+            tenants: vec![TenantPart::default()], // Tenant 0 exists from the start.
             clock: 0,
             evictions: 0,
         }
+    }
+
+    /// Sets the weight of a tenant, which is at least 1.
+    pub(crate) fn set_weight(&mut self, tenant: TenantId, weight: u32) {
+        let tenants = self.tenants.len().max(tenant.index() + 1);
+        self.tenants.resize(tenants, TenantPart::default());
+        self.tenants[tenant.index()].weight = weight;
     }
 
     /// Returns whether sequences have states.
@@ -81,6 +135,12 @@ impl SlabPool {
             .map_or(usize::MAX, |limits| limits.in_place_tokens as usize)
     }
 
+    /// Returns after how many tokens of a sequence a state is kept on trial.
+    pub(crate) fn trial_interval(&self) -> usize {
+        self.limits
+            .map_or(usize::MAX, |limits| limits.trial_interval as usize)
+    }
+
     pub(crate) fn free(&self) -> &[StateSlab] {
         &self.free
     }
@@ -88,6 +148,15 @@ impl SlabPool {
     /// Returns how many slabs [`SlabPool::take`] can give now.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.evictable().count()
+    }
+
+    /// Returns how many slabs [`SlabPool::take`] can give now without a snapshot that is likely to
+    /// be wanted.
+    pub(crate) fn available_on_trial(&self) -> usize {
+        let on_trial = self
+            .evictable()
+            .filter(|slab| self.uses[slab.index()].worth == Worth::OnTrial);
+        self.free.len() + on_trial.count()
     }
 
     pub(crate) fn counts(&self) -> SlabCounts {
@@ -107,14 +176,27 @@ impl SlabPool {
         slabs.map(|slab| StateSlab::new(slab as u32))
     }
 
-    /// Gives a slab to a sequence: a free one, or the snapshot that was used longest ago. Returns
-    /// `None` if there is neither.
+    /// Compares two snapshots. The less wanted one gives way first.
+    fn compare(&self, a: StateSlab, b: StateSlab) -> Ordering {
+        let [a, b] = [a, b].map(|slab| self.uses[slab.index()]);
+        let is_likely = |snapshot: SnapshotUse| snapshot.worth == Worth::Likely;
+        let part = |snapshot: SnapshotUse| self.tenants[snapshot.tenant.index()];
+        let (part_a, part_b) = (part(a), part(b));
+        // The tenant that holds more for its weight: held_a / weight_a > held_b / weight_b.
+        let held_a = u64::from(part_a.held) * u64::from(part_b.weight);
+        let held_b = u64::from(part_b.held) * u64::from(part_a.weight);
+        is_likely(a)
+            .cmp(&is_likely(b))
+            .then(held_b.cmp(&held_a))
+            .then(a.used_at.cmp(&b.used_at))
+    }
+
+    /// Gives a slab to a sequence: a free one, or the least wanted snapshot. Returns `None` if
+    /// there is neither.
     pub(crate) fn take(&mut self) -> Option<StateSlab> {
         if self.free.is_empty() {
-            let oldest = self
-                .evictable()
-                .min_by_key(|slab| self.used_at[slab.index()]);
-            let SlabHolder::Page(page) = self.holders[oldest?.index()] else {
+            let least = self.evictable().min_by(|a, b| self.compare(*a, *b));
+            let SlabHolder::Page(page) = self.holders[least?.index()] else {
                 panic!("a snapshot belongs to a page");
             };
             self.forget(page);
@@ -137,21 +219,26 @@ impl SlabPool {
         self.free.push(slab);
     }
 
-    /// Makes a sequence's slab the snapshot of a page in the tree. If the page has one already, the
-    /// one that has seen more tokens stays.
-    pub(crate) fn attach(&mut self, page: Page, state: PageState) {
+    /// Makes the slab of a tenant's sequence the snapshot of a page in the tree. If the page has
+    /// one already, the one that has seen more tokens stays.
+    pub(crate) fn attach(&mut self, page: Page, state: PageState, tenant: TenantId, worth: Worth) {
         let slab = state.slab;
         assert_eq!(self.holders[slab.index()], SlabHolder::Sequence, "{slab:?}");
         if let Some(old) = self.states[page.index()] {
             if old.tokens >= state.tokens || self.pins[old.slab.index()] > 0 {
-                self.touch(old.slab);
+                if worth == Worth::Likely {
+                    self.touch(old.slab);
+                }
                 return self.set_free(slab);
             }
             self.forget(page);
         }
         self.holders[slab.index()] = SlabHolder::Page(page);
         self.states[page.index()] = Some(state);
+        self.tenants[tenant.index()].held += 1;
         self.touch(slab);
+        let snapshot = &mut self.uses[slab.index()];
+        (snapshot.tenant, snapshot.worth) = (tenant, worth);
     }
 
     /// Returns the snapshot of a page.
@@ -163,6 +250,8 @@ impl SlabPool {
     pub(crate) fn forget(&mut self, page: Page) {
         let state = self.states.get_mut(page.index()).and_then(Option::take);
         if let Some(state) = state {
+            let tenant = self.uses[state.slab.index()].tenant;
+            self.tenants[tenant.index()].held -= 1;
             self.set_free(state.slab);
         }
     }
@@ -180,7 +269,8 @@ impl SlabPool {
 
     fn touch(&mut self, slab: StateSlab) {
         self.clock += 1;
-        self.used_at[slab.index()] = self.clock;
+        let snapshot = &mut self.uses[slab.index()];
+        (snapshot.worth, snapshot.used_at) = (Worth::Likely, self.clock);
     }
 
     /// Asserts the invariants. `owned` and `pinned` are the slabs of all sequences. `is_in_tree`
@@ -209,6 +299,11 @@ impl SlabPool {
         let free = holders.iter().filter(|holder| **holder == SlabHolder::Free);
         assert!(self.free.iter().all(is_free), "M10");
         assert_eq!(free.count(), self.free.len(), "M10");
+        for (tenant, part) in (0..).map(TenantId).zip(&self.tenants) {
+            let states = self.states.iter().flatten();
+            let own = states.filter(|state| self.uses[state.slab.index()].tenant == tenant);
+            assert_eq!(own.count(), part.held as usize, "M10: {tenant:?}");
+        }
         for (index, pins) in self.pins.iter().enumerate() {
             let readers = pinned.iter().filter(|slab| slab.index() == index).count();
             assert_eq!(readers, *pins as usize, "M10: pins of slab {index}");

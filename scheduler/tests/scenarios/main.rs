@@ -8,5 +8,6 @@ mod forced;
 mod full_memory;
 mod prefixes;
 mod shares;
+mod states;
 mod steps;
 mod table;

@@ -31,6 +31,7 @@ enum Disturbance {
 const STATES: StateLimits = StateLimits {
     slabs: 4,
     in_place_tokens: 2,
+    trial_interval: 16,
 };
 
 /// One small world.

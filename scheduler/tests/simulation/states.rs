@@ -111,5 +111,6 @@ pub(crate) fn some_states(limits: &Limits) -> Option<StateLimits> {
     chance.is_multiple_of(3).then(|| StateLimits {
         slabs: limits.max_running + 1 + beyond,
         in_place_tokens: 1 + (chance >> 32) as u32 % 4,
+        trial_interval: 16 * (1 + (chance >> 16) as u32 % 4),
     })
 }

@@ -45,6 +45,7 @@ const IN_PLACE: usize = 4;
 const STATES: StateLimits = StateLimits {
     slabs: 8,
     in_place_tokens: IN_PLACE as u32,
+    trial_interval: 2048,
 };
 
 /// A sequence of [`TOKENS`] tokens in the first pages of a store.
