@@ -110,6 +110,11 @@ impl<'a> Tensors<'a> {
         self.by_name.get(name)
     }
 
+    /// Returns a tensor without taking it.
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Tensor<'a>> {
+        self.by_name.get_mut(name)
+    }
+
     /// Takes a tensor, if there is one of this name.
     pub(crate) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
         self.by_name.remove(name)

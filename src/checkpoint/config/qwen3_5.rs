@@ -105,7 +105,6 @@ pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadRe
         key_dim: json.linear_key_head_dim,
         value_dim: json.linear_value_head_dim,
         taps: json.linear_conv_kernel_dim,
-        has_tiled_heads: false,
     });
     Ok(())
 }
@@ -163,7 +162,6 @@ pub(super) fn apply_to_gguf(
         key_dim: size("ssm.state_size")?,
         value_dim: inner / value_heads,
         taps: size("ssm.conv_kernel")?,
-        has_tiled_heads: true,
     });
     Ok(())
 }

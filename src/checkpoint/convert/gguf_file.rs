@@ -11,9 +11,9 @@ use super::{ChatTemplates, read_json};
 use crate::checkpoint::config::{ModelConfig, gguf_metadata};
 use crate::checkpoint::values::{RowMemory, TernaryScales, TernaryTensor, read_floats};
 use crate::checkpoint::{
-    BlockLayout, FileNames, Folder, GgufTensor, LoadResult, MetadataEntries, MetadataValue,
-    STATED_I2S_ORDER, STOP_TOKENS, ScaleSpan, Source, Storage, TOOL_TEMPLATE, Tensor, gguf_header,
-    gguf_padding, has_rotated_rows, interleaved_row, tokenizer_metadata,
+    BlockLayout, FileNames, FileOrder, Folder, GgufTensor, LoadResult, MetadataEntries,
+    MetadataValue, STATED_I2S_ORDER, STOP_TOKENS, ScaleSpan, Source, Storage, TOOL_TEMPLATE,
+    Tensor, gguf_header, gguf_padding, has_rotated_rows, tokenizer_metadata,
 };
 
 /// What a file says of the model's text, beside its tokenizer.
@@ -300,7 +300,10 @@ impl Planned<'_, '_> {
                 let [rows, columns] = weights.shape();
                 let (mut memory, mut bytes) = (RowMemory::of_columns(columns), Vec::new());
                 for file_row in 0..rows {
-                    let row = head_dim.map_or(file_row, |size| interleaved_row(file_row, size));
+                    let order = head_dim.map_or(FileOrder::Same, |head_dim| {
+                        FileOrder::Interleaved { head_dim }
+                    });
+                    let row = order.in_matrix(file_row);
                     weights.read_row(row, &mut memory)?;
                     let scales = scale
                         .as_ref()

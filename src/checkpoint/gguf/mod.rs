@@ -27,6 +27,7 @@ use super::blocks::{BlockLayout, I2sOrder};
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
 use super::folder::{FileBytes, Folder};
+use super::order::FileOrder;
 use super::tensor::{Storage, Tensor};
 
 pub(crate) use entries::{MetadataEntries, MetadataValue};
@@ -249,7 +250,11 @@ fn tensor<'a>(
         storage,
         shape: entry.shape.clone(),
         bytes: bytes.ok_or_else(cut)?,
-        interleaved_head_dim: head_dim.filter(|_| names::has_rotated_rows(&entry.name)),
+        rows: match head_dim.filter(|_| names::has_rotated_rows(&entry.name)) {
+            Some(head_dim) => FileOrder::Interleaved { head_dim },
+            None => FileOrder::Same,
+        },
+        columns: FileOrder::Same,
     })
 }
 
