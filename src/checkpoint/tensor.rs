@@ -85,6 +85,12 @@ impl Tensor<'_> {
         self.rows.in_file(row)
     }
 
+    /// Returns the bytes of a row of the matrix. Rows must be stored one after the other.
+    pub(crate) fn row_bytes(&self, row: usize) -> &[u8] {
+        let bytes = self.bytes.len() / self.shape[0];
+        &self.bytes[self.file_row(row) * bytes..][..bytes]
+    }
+
     /// # Errors
     /// If the shape is another.
     pub(crate) fn expect_shape(&self, shape: &[usize]) -> LoadResult<()> {

@@ -29,8 +29,8 @@ pub(super) struct Recurrence {
     pub(super) input: Projections,
     pub(super) weights: RecurrentWeights,
     pub(super) output: Projections,
-    /// Whether the output projection takes the value heads in tiles: one of each key head, and again
-    /// one of each. Otherwise the value heads of a key head are side by side.
+    /// Whether the output projection takes the value heads in tiles: one of each key head, and
+    /// again one of each. Otherwise the value heads of a key head are side by side.
     pub(super) has_tiled_output: bool,
 }
 

@@ -143,11 +143,8 @@ impl Gguf {
 
     /// Returns how the files name tensors.
     pub(crate) fn file_names(&self) -> FileNames {
-        match self.metadata().text("general.architecture") {
-            Ok(Some("gemma3")) => FileNames::GgufGemma,
-            Ok(Some("qwen35")) => FileNames::GgufQwen3_5,
-            _ => FileNames::Gguf,
-        }
+        let architecture = self.metadata().text("general.architecture");
+        FileNames::of_architecture(architecture.ok().flatten().unwrap_or_default())
     }
 
     /// Returns the shape of the tensor that Hugging Face calls `name`, the outermost size first.

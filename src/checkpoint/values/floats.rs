@@ -60,7 +60,8 @@ pub(crate) fn read_floats(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [f32]) ->
     Ok(())
 }
 
-/// Returns the values of a float tensor whose outermost size counts rows, in the order of the matrix.
+/// Returns the values of a float tensor, whose outermost size counts rows, in the order of the
+/// matrix.
 pub(crate) fn read_matrix(tensor: &Tensor<'_>) -> LoadResult<Vec<f32>> {
     let rows = tensor.shape[0];
     let columns = tensor.shape[1..].iter().product();
