@@ -56,6 +56,7 @@ pub use folder::{FileBytes, Folder};
 pub use gguf::Gguf;
 pub use source::{Source, TOOL_TEMPLATE_FILE};
 pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
+pub use tensors::LeftOut;
 
 pub(crate) use config::MAX_TAPS;
 pub(crate) use error::LoadResult;

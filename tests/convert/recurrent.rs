@@ -7,8 +7,8 @@ use half::bf16;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::{Value, json};
-use sterna::checkpoint::convert::{self, ChatTemplates, Container, LeftOut, TernaryLayout, Watch};
-use sterna::checkpoint::{ModelConfig, Source};
+use sterna::checkpoint::convert::{self, ChatTemplates, Container, TernaryLayout, Watch};
+use sterna::checkpoint::{LeftOut, ModelConfig, Source};
 
 use super::pairs::assert_same;
 use super::{CONTAINERS, Scratch, converted, fixture, out_name};

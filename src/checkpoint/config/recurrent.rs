@@ -52,6 +52,12 @@ impl RecurrentLayers {
         }
     }
 
+    /// Returns the bytes of the states of one sequence, all layers: what a decode reads and writes.
+    pub fn state_bytes(&self) -> usize {
+        let state = self.key_dim * self.value_dim * size_of::<f32>();
+        self.layers() * self.value_heads * state
+    }
+
     /// Returns how many layers are recurrent.
     pub fn layers(&self) -> usize {
         self.is_recurrent.iter().filter(|is| **is).count()

@@ -22,12 +22,12 @@ use serde_json::Value;
 
 use super::architecture::BITNET_GEMMA3;
 use super::{
-    BlockLayout, I2sOrder, LoadResult, ModelConfig, Source, TensorFiles, parse_json, require,
+    BlockLayout, I2sOrder, LeftOut, LoadResult, ModelConfig, Source, TensorFiles, parse_json,
+    require,
 };
 use parts::ModelParts;
 
 pub use compare::compare;
-pub use parts::LeftOut;
 pub use sink::Watch;
 
 /// The key of the sections of positions in a GGUF file: three sizes, and a zero.

@@ -10,7 +10,7 @@ use crate::checkpoint::config::{ModelConfig, RecurrentLayers, StoredWeights};
 use crate::checkpoint::values::{
     TernaryForm, TernaryTensor, is_ternary, of_model, one_float, order_value_heads,
 };
-use crate::checkpoint::{LoadResult, Storage, Tensor, TensorFiles, Tensors};
+use crate::checkpoint::{LeftOut, LoadResult, Storage, Tensor, TensorFiles, Tensors};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -23,15 +23,6 @@ pub(super) struct ModelParts<'a> {
     /// The tensors that are no part of the model, such as those of images.
     pub(super) left_out: Vec<LeftOut>,
     files: &'a TensorFiles<'a>,
-}
-
-/// Tensors that a conversion leaves out, because text generation does not need them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
-    /// How their names begin.
-    pub prefix: String,
-    /// How many there are.
-    pub tensors: usize,
 }
 
 /// A tensor of a model, under the name of Hugging Face.
@@ -79,11 +70,7 @@ impl<'a> ModelParts<'a> {
         files: &'a TensorFiles<'a>,
     ) -> LoadResult<ModelParts<'a>> {
         let mut tensors = files.tensors()?;
-        let unused = config.unused_parts.iter().map(|prefix| LeftOut {
-            prefix: prefix.clone(),
-            tensors: tensors.leave_out(prefix),
-        });
-        let left_out = unused.filter(|part| part.tensors > 0).collect();
+        let left_out = tensors.leave_out(&config.unused_parts);
         let group = of_model(config, &tensors)?;
         order_value_heads(config, group, &mut tensors);
         let mut list = PartList {

@@ -43,15 +43,12 @@ pub(crate) fn load_weights(
     let files = TensorFiles::open(source)?;
     let bytes = files.bytes();
     let mut tensors = files.tensors()?;
-    for part in &config.unused_parts {
-        let count = tensors.leave_out(part);
-        if count > 0 {
-            tracing::info!(
-                part,
-                count,
-                "leaving out tensors that text generation does not need"
-            );
-        }
+    for part in tensors.leave_out(&config.unused_parts) {
+        tracing::info!(
+            part = part.prefix,
+            count = part.tensors,
+            "leaving out tensors that text generation does not need"
+        );
     }
     if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
         let window = local.window;
