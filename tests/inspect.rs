@@ -214,7 +214,7 @@ fn a_rotation_is_described() {
         [&8_u32.to_le_bytes()[..], &count, &texts.concat()].concat()
     };
     let size = |size: u32| size.to_le_bytes().to_vec();
-    let mut keys = vec![
+    let keys = [
         ("version", 4, size(1)),
         ("block_size", 4, size(64)),
         ("transform", 8, text("normalized-sylvester-walsh-hadamard")),
@@ -228,10 +228,12 @@ fn a_rotation_is_described() {
         ("inverse_weight_names", 9, texts(&[])),
         ("gdn_v_grouped", 7, vec![1]),
     ];
-    let keys = keys
-        .iter_mut()
-        .map(|(name, kind, value)| entry(&format!("prism.hadamard.{name}"), *kind, value));
-    let (count, mut keys) = (keys.len() as u64, keys.collect::<Vec<_>>().concat());
+    let count = keys.len() as u64;
+    let keys = keys.map(|(name, kind, value)| {
+        let key = format!("prism.hadamard.{name}");
+        entry(&key, kind, &value)
+    });
+    let mut keys = keys.concat();
     // What follows must stay aligned.
     let unused = "x".repeat(64 - (keys.len() + 16) % 32);
     keys.extend(entry(&unused, 4, &[0; 4]));

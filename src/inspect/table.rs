@@ -135,7 +135,8 @@ fn family(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
             out,
             "rotation",
             format_args!(
-                "version {version}, blocks of {block}, {signs} signs, {matrices} matrices{embedding}"
+                "version {version}, blocks of {block}, {signs} signs, {matrices} \
+                 matrices{embedding}"
             ),
         )?;
     }

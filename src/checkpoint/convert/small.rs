@@ -40,7 +40,7 @@ impl SmallTensor<'_> {
         if !self.is_gguf {
             values
                 .iter_mut()
-                .for_each(|value| *value = self.form.from_hugging_face(*value));
+                .for_each(|value| *value = self.form.value_of(*value));
         }
         Ok(values)
     }
@@ -60,7 +60,7 @@ impl SmallTensor<'_> {
                      stores"
                 ))
             };
-            self.form.to_hugging_face(value).ok_or_else(problem)
+            self.form.stored_for(value).ok_or_else(problem)
         });
         stored.collect()
     }
@@ -84,7 +84,7 @@ impl SmallTensor<'_> {
 
 impl SmallForm {
     /// Returns what the loader makes of a value of a Hugging Face file.
-    fn from_hugging_face(self, stored: f32) -> f32 {
+    fn value_of(self, stored: f32) -> f32 {
         match self {
             SmallForm::Norm { offset } => stored + offset,
             SmallForm::Rates => -f64::from(stored).exp() as f32,
@@ -93,7 +93,7 @@ impl SmallForm {
     }
 
     /// Returns a value of a Hugging Face file of which the loader makes `value`.
-    fn to_hugging_face(self, value: f32) -> Option<f32> {
+    fn stored_for(self, value: f32) -> Option<f32> {
         let nearest = match self {
             SmallForm::Norm { offset } => value - offset,
             SmallForm::Rates => (-f64::from(value)).ln() as f32,
@@ -102,7 +102,7 @@ impl SmallForm {
         // If any number means the value, then the nearest one or a neighbour of it does.
         let candidates = [nearest, nearest.next_down(), nearest.next_up()];
         candidates.into_iter().find(|stored| {
-            let is_same = self.from_hugging_face(*stored).to_bits() == value.to_bits();
+            let is_same = self.value_of(*stored).to_bits() == value.to_bits();
             is_same && stored.abs() < f32::MAX
         })
     }
@@ -129,14 +129,14 @@ mod tests {
         for form in [SmallForm::Norm { offset: 1.0 }, SmallForm::Rates] {
             for bits in 0..=u16::MAX {
                 let stored = bf16::from_bits(bits).to_f32();
-                let value = form.from_hugging_face(stored);
+                let value = form.value_of(stored);
                 // Rates of zero or infinity are none.
                 if !value.is_normal() || value.abs() > 1e30 {
                     continue;
                 }
-                let back = form.to_hugging_face(value);
+                let back = form.stored_for(value);
                 let back = back.unwrap_or_else(|| panic!("{form:?} of {stored}"));
-                assert_eq!(form.from_hugging_face(back).to_bits(), value.to_bits());
+                assert_eq!(form.value_of(back).to_bits(), value.to_bits());
             }
         }
     }
@@ -145,17 +145,17 @@ mod tests {
     fn what_no_number_means_is_not_rounded() {
         let norm = SmallForm::Norm { offset: 1.0 };
         for value in [1.0, 0.5, 2.75, 1e6, -3.0] {
-            assert_eq!(norm.to_hugging_face(value), Some(value - 1.0));
+            assert_eq!(norm.stored_for(value), Some(value - 1.0));
         }
         for value in [1e-9, -0.0, 0.3e-3, f32::NAN] {
-            assert_eq!(norm.to_hugging_face(value), None, "{value}");
+            assert_eq!(norm.stored_for(value), None, "{value}");
         }
         // Neighbouring numbers near 8 have exponentials that are further apart than numbers are.
         let rate = -(8.0_f64.exp() as f32);
-        assert_eq!(SmallForm::Rates.to_hugging_face(rate), Some(8.0));
-        assert_eq!(SmallForm::Rates.to_hugging_face(rate.next_up()), None);
+        assert_eq!(SmallForm::Rates.stored_for(rate), Some(8.0));
+        assert_eq!(SmallForm::Rates.stored_for(rate.next_up()), None);
         for value in [0.0, -0.0, 1.0, f32::NAN] {
-            assert_eq!(SmallForm::Rates.to_hugging_face(value), None, "{value}");
+            assert_eq!(SmallForm::Rates.stored_for(value), None, "{value}");
         }
     }
 }
