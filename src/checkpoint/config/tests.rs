@@ -497,7 +497,7 @@ fn the_configuration_of_qwen_3_5_is_understood() {
 }
 
 #[test]
-fn what_qwen_3_5_does_not_compute_here_is_refused_by_name() {
+fn sizes_of_recurrent_layers_are_refused_by_name() {
     for field in [
         "linear_num_key_heads",
         "linear_num_value_heads",
@@ -516,7 +516,43 @@ fn what_qwen_3_5_does_not_compute_here_is_refused_by_name() {
             assert!(error.contains(&named), "{field} {value}: {error}");
         }
     }
-    let rope = |rope: Value| json!({"rope_parameters": rope});
+}
+
+#[test]
+fn rotary_positions_of_qwen_3_5_that_are_not_computed_are_refused_by_name() {
+    for (rope, named) in [
+        (
+            json!({"rope_type": "yarn", "factor": 4.0}),
+            "rope_parameters: rope_type",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.0}),
+            "partial_rotary_factor: must be above 0",
+        ),
+        (
+            json!({"partial_rotary_factor": 1.5}),
+            "partial_rotary_factor: must be above 0",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.003}),
+            "partial_rotary_factor: rotates 0",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.02}),
+            "partial_rotary_factor: rotates 5",
+        ),
+    ] {
+        let changes = json!({"rope_parameters": rope});
+        let error = read_qwen3_5(&changes).expect_err(named).to_string();
+        assert!(error.contains(named), "{changes}: {error}");
+    }
+    let scaling = json!({"rope_scaling": {"rope_type": "yarn"}});
+    let error = read_qwen3_5(&scaling).unwrap_err().to_string();
+    assert!(error.contains("rope_scaling: must be missing"), "{error}");
+}
+
+#[test]
+fn layers_of_qwen_3_5_that_are_not_computed_are_refused_by_name() {
     let kinds = |kind: &str, count: usize| json!({"layer_types": vec![kind; count]});
     for (changes, named) in [
         (
@@ -526,30 +562,6 @@ fn what_qwen_3_5_does_not_compute_here_is_refused_by_name() {
         (
             json!({"mamba_ssm_dtype": "bfloat16"}),
             "mamba_ssm_dtype: must be float32",
-        ),
-        (
-            json!({"rope_scaling": {"rope_type": "yarn"}}),
-            "rope_scaling: must be missing",
-        ),
-        (
-            rope(json!({"rope_type": "yarn", "factor": 4.0})),
-            "rope_parameters: rope_type",
-        ),
-        (
-            rope(json!({"partial_rotary_factor": 0.0})),
-            "partial_rotary_factor: must be above 0",
-        ),
-        (
-            rope(json!({"partial_rotary_factor": 1.5})),
-            "partial_rotary_factor: must be above 0",
-        ),
-        (
-            rope(json!({"partial_rotary_factor": 0.003})),
-            "partial_rotary_factor: rotates 0",
-        ),
-        (
-            rope(json!({"partial_rotary_factor": 0.02})),
-            "partial_rotary_factor: rotates 5",
         ),
         (
             json!({"attention_bias": true}),
