@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::{Value, json};
 
 const SERVED: i32 = 0;
@@ -153,6 +155,147 @@ fn a_model_without_a_head_is_said_to_compute_embeddings() {
     let text = inspect(&fixture("embedding-qwen3"), &[]).stdout;
     let text = String::from_utf8(text).unwrap();
     assert!(text.contains("embeddings, pooling: last token"), "{text}");
+}
+
+#[test]
+fn recurrent_layers_are_described() {
+    for (path, recurrent, attention, heads) in [
+        ("qwen35-group64-tied", 2, 2, [4, 4]),
+        (
+            "qwen35-group64-tied/qwen35-group64-tied-q2_0.gguf",
+            2,
+            2,
+            [4, 4],
+        ),
+        ("qwen35-group128-untied", 2, 1, [2, 4]),
+        (
+            "qwen35-group128-untied/qwen35-group128-untied-ptq1_0.gguf",
+            2,
+            1,
+            [2, 4],
+        ),
+    ] {
+        let report = report(&fixture(path), SERVED);
+        let dim = if path.contains("group64") { 32 } else { 128 };
+        let facts = json!({
+            "recurrent_layers": recurrent, "attention_layers": attention, "key_heads": heads[0],
+            "value_heads": heads[1], "key_dim": dim, "value_dim": dim, "convolution_tokens": 4,
+            "state_bytes": recurrent * heads[1] * dim * dim * 4,
+        });
+        assert_eq!(report["recurrent"], facts, "{path}");
+        assert_eq!(report["rotation"], Value::Null, "{path}");
+        assert_eq!(report["left_out"], json!([]), "{path}");
+        assert_eq!(report["unknown_tensors"], json!([]), "{path}");
+    }
+    let other = report(&fixture("bitnet-packed"), SERVED);
+    assert_eq!(other["recurrent"], Value::Null);
+    let text = inspect(&fixture("qwen35-group128-untied"), &[]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    for part in [
+        "  recurrent     2 layers, and 1 of attention\n",
+        "  states        524,288 bytes for each sequence",
+    ] {
+        assert!(text.contains(part), "{part:?} in\n{text}");
+    }
+}
+
+/// Returns a key of a GGUF file with a value of this type.
+fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+    let length = (key.len() as u64).to_le_bytes();
+    [&length, key.as_bytes(), &kind.to_le_bytes(), value].concat()
+}
+
+#[test]
+fn a_rotation_is_described() {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let texts = |texts: &[&str]| {
+        let texts: Vec<Vec<u8>> = texts.iter().map(|one| text(one)).collect();
+        let count = (texts.len() as u64).to_le_bytes();
+        [&8_u32.to_le_bytes()[..], &count, &texts.concat()].concat()
+    };
+    let size = |size: u32| size.to_le_bytes().to_vec();
+    let keys = [
+        ("version", 4, size(1)),
+        ("block_size", 4, size(64)),
+        ("transform", 8, text("normalized-sylvester-walsh-hadamard")),
+        ("axis", 8, text("input-last-dimension")),
+        ("sign_mode", 8, text("identity")),
+        (
+            "weight_names",
+            9,
+            texts(&["output.weight", "blk.0.ssm_out.weight"]),
+        ),
+        ("inverse_weight_names", 9, texts(&[])),
+        ("gdn_v_grouped", 7, vec![1]),
+    ];
+    let count = keys.len() as u64;
+    let keys = keys.map(|(name, kind, value)| {
+        let key = format!("prism.hadamard.{name}");
+        entry(&key, kind, &value)
+    });
+    let mut keys = keys.concat();
+    // What follows must stay aligned.
+    let unused = "x".repeat(64 - (keys.len() + 16) % 32);
+    keys.extend(entry(&unused, 4, &[0; 4]));
+    let file = "qwen35-group128-untied/qwen35-group128-untied-ptq1_0.gguf";
+    let mut bytes = fs::read(fixture(file)).unwrap();
+    let all = u64::from_le_bytes(*bytes[16..].first_chunk().unwrap()) + count + 1;
+    bytes[16..24].copy_from_slice(&all.to_le_bytes());
+    bytes.splice(24..24, keys);
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("inspect-rotated.gguf");
+    fs::write(&path, bytes).unwrap();
+    let report = report(&path, SERVED);
+    let rotation = json!({
+        "version": 1, "block_size": 64, "sign_mode": "identity", "matrices": 2,
+        "embedding": false, "groups_values": true,
+    });
+    assert_eq!(report["rotation"], rotation);
+    let text = String::from_utf8(inspect(&path, &[]).stdout).unwrap();
+    let line = "  rotation      version 1, blocks of 64, identity signs, 2 matrices\n";
+    assert!(text.contains(line), "{text}");
+    fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn tensors_that_are_left_out_are_named() {
+    let folder = Folder::new("images", "qwen35-group64-tied");
+    fs::remove_file(folder.0.join("qwen35-group64-tied-q2_0.gguf")).unwrap();
+    let weights = folder.0.join("model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let added = [
+        "mtp.fc.weight",
+        "mtp.norm.weight",
+        "model.visual.merger.norm.weight",
+    ];
+    let added = added.map(|name| {
+        let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
+        (name.to_owned(), view)
+    });
+    let tensors = tensors.tensors().into_iter().map(|(name, view)| {
+        let name = match name.strip_prefix("model.") {
+            Some(rest) => format!("model.language_model.{rest}"),
+            None => name,
+        };
+        (name, view)
+    });
+    let changed = serialize(tensors.chain(added), None).unwrap();
+    fs::write(&weights, changed).unwrap();
+    let class = "Qwen3_5ForConditionalGeneration";
+    folder.change("config.json", |config| {
+        *config = json!({"architectures": [class], "text_config": config.take()});
+    });
+    let report = report(&folder.0, SERVED);
+    let parts = json!([
+        {"prefix": "mtp.", "tensors": 2},
+        {"prefix": "model.visual.", "tensors": 1},
+    ]);
+    assert_eq!(report["left_out"], parts);
+    assert_eq!(report["unknown_tensors"], json!([]));
+    assert_eq!(report["model"]["architecture"], class);
+    assert_eq!(report["model"]["layers"], 4);
+    let text = String::from_utf8(inspect(&folder.0, &[]).stdout).unwrap();
+    assert!(text.contains("  left out      2 tensors mtp.*\n"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Where to read on:
 //! - `source.rs` opens a checkpoint, and `tensors.rs` lists its tensors by name.
 //! - `gguf/`, `bin/` and `safetensors.rs` are the formats. Each reads from a `folder.rs` and yields
-//!   tensors (`tensor.rs`). `blocks.rs` decodes weights in blocks.
+//!   tensors (`tensor.rs`, `order.rs`). `blocks.rs` decodes weights in blocks.
 //! - `config/` reads the hyperparameters. `architecture.rs` describes the model families.
 //! - `values/` reads the values of a tensor: floats, or ternary codes with their scales.
 //! - `convert/` writes a checkpoint into another container; `survey/` says what files hold, whether
@@ -30,6 +30,7 @@ mod files;
 mod folder;
 mod gguf;
 mod json;
+mod order;
 mod safetensors;
 mod source;
 mod survey;
@@ -55,15 +56,17 @@ pub use folder::{FileBytes, Folder};
 pub use gguf::Gguf;
 pub use source::{Source, TOOL_TEMPLATE_FILE};
 pub use survey::{CodeCounts, ModelFacts, ScaleSummary, Survey, TensorKind};
+pub use tensors::LeftOut;
 
 pub(crate) use config::MAX_TAPS;
 pub(crate) use error::LoadResult;
+pub(crate) use order::FileOrder;
 pub(crate) use tensor::{INTERLEAVED_WEIGHTS, Storage, Tensor};
 pub(crate) use tensors::{TensorFiles, Tensors};
 pub(crate) use values::{
-    OneScale, RowMemory, TernaryForm, WeightStatistics, half_bits, is_ternary, master_factor,
-    mean_of, of_model, one_float, read_floats, refuse_non_finite, refuse_other_than_signs,
-    rounded_code, row_bytes, row_magnitude, take_codes,
+    OneScale, OutputOrder, RowMemory, TernaryForm, WeightStatistics, half_bits, is_ternary,
+    master_factor, mean_of, of_model, one_float, order_value_heads, read_floats, read_matrix,
+    refuse_non_finite, refuse_other_than_signs, rounded_code, row_bytes, row_magnitude, take_codes,
 };
 
 use bin::{entry as bin_entry, head as bin_head};
@@ -75,5 +78,4 @@ use gguf::{
     tokenizer_metadata,
 };
 use json::parse_json;
-use tensor::interleaved_row;
 use tensors::has_tensor;

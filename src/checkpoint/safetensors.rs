@@ -11,6 +11,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use super::error::{LoadError, LoadResult};
 use super::folder::Folder;
 use super::json::parse_json;
+use super::order::FileOrder;
 use super::tensor::{MAX_TENSORS, Storage, Tensor};
 
 /// The file of the tensors, or the list of the files that have them.
@@ -85,7 +86,8 @@ impl Shards {
                     storage: Storage::Plain(view.dtype()),
                     shape: view.shape().to_vec(),
                     bytes: view.data(),
-                    interleaved_head_dim: None,
+                    rows: FileOrder::Same,
+                    columns: FileOrder::Same,
                 };
                 if tensors.insert(name.to_owned(), tensor).is_some() {
                     return Err(LoadError::tensor(name, "it is in two files"));

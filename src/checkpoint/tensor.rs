@@ -6,6 +6,7 @@ use safetensors::Dtype;
 
 use super::blocks::{self, BlockLayout};
 use super::error::{LoadError, LoadResult};
+use super::order::FileOrder;
 
 /// The maximum number of tensors in one file: about 20 times as many as the largest models have.
 pub(super) const MAX_TENSORS: usize = 1 << 16;
@@ -67,9 +68,10 @@ pub(crate) struct Tensor<'a> {
     /// The sizes, the outermost first.
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: &'a [u8],
-    /// The size of a head, if the rows of each head are in the order for rotations of neighbouring
-    /// values. This engine rotates value i together with value i + head_dim / 2.
-    pub(crate) interleaved_head_dim: Option<usize>,
+    /// The order of the rows.
+    pub(crate) rows: FileOrder,
+    /// The order of the columns, if the weights are ternary.
+    pub(crate) columns: FileOrder,
 }
 
 impl Tensor<'_> {
@@ -80,12 +82,13 @@ impl Tensor<'_> {
 
     /// Returns which row of the file is row `row` of the matrix.
     pub(crate) fn file_row(&self, row: usize) -> usize {
-        let Some(head_dim) = self.interleaved_head_dim else {
-            return row;
-        };
-        let (head, row) = (row / head_dim, row % head_dim);
-        let (half, pair) = (row / (head_dim / 2), row % (head_dim / 2));
-        head * head_dim + 2 * pair + half
+        self.rows.in_file(row)
+    }
+
+    /// Returns the bytes of a row of the matrix. Rows must be stored one after the other.
+    pub(crate) fn row_bytes(&self, row: usize) -> &[u8] {
+        let bytes = self.bytes.len() / self.shape[0];
+        &self.bytes[self.file_row(row) * bytes..][..bytes]
     }
 
     /// # Errors
@@ -138,11 +141,4 @@ impl Tensor<'_> {
     pub(crate) fn require(&self, holds: bool, problem: impl fmt::Display) -> LoadResult<()> {
         holds.then_some(()).ok_or_else(|| self.error(problem))
     }
-}
-
-/// Returns which row of the matrix is row `file_row` of a file whose heads of `head_dim` rows are
-/// in the order for rotations of neighbouring values: the inverse of [`Tensor::file_row`].
-pub(crate) fn interleaved_row(file_row: usize, head_dim: usize) -> usize {
-    let (head, row) = (file_row / head_dim, file_row % head_dim);
-    head * head_dim + row % 2 * (head_dim / 2) + row / 2
 }

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use super::bin::BitnetBin;
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
@@ -84,6 +86,15 @@ impl TensorFormat<'_> {
     }
 }
 
+/// Tensors of a part that text generation does not need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// How the names of the tensors begin.
+    pub prefix: String,
+    /// The number of tensors.
+    pub tensors: usize,
+}
+
 /// All tensors of a checkpoint that the loader has not taken yet.
 pub(crate) struct Tensors<'a> {
     /// By the names of Hugging Face.
@@ -110,6 +121,11 @@ impl<'a> Tensors<'a> {
         self.by_name.get(name)
     }
 
+    /// Returns a tensor without taking it.
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Tensor<'a>> {
+        self.by_name.get_mut(name)
+    }
+
     /// Takes a tensor, if there is one of this name.
     pub(crate) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
         self.by_name.remove(name)
@@ -120,12 +136,19 @@ impl<'a> Tensors<'a> {
         self.take(name).ok_or_else(|| self.missing(name))
     }
 
-    /// Removes the tensors whose names in the files begin with `prefix`. Returns how many.
-    pub(crate) fn leave_out(&mut self, prefix: &str) -> usize {
-        let before = self.by_name.len();
-        self.by_name
-            .retain(|_, tensor| !tensor.name.starts_with(prefix));
-        before - self.by_name.len()
+    /// Removes the tensors whose names in the files begin with one of `prefixes`. Returns the
+    /// prefixes that there are.
+    pub(crate) fn leave_out(&mut self, prefixes: &[String]) -> Vec<LeftOut> {
+        let parts = prefixes.iter().map(|prefix| {
+            let before = self.by_name.len();
+            self.by_name
+                .retain(|_, tensor| !tensor.name.starts_with(prefix));
+            LeftOut {
+                prefix: prefix.clone(),
+                tensors: before - self.by_name.len(),
+            }
+        });
+        parts.filter(|part| part.tensors > 0).collect()
     }
 
     /// Returns what the files call the tensor that Hugging Face calls `name`.

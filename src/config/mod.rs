@@ -114,9 +114,11 @@ pub enum Command {
     /// (of each kind: kind, count, layout, told_by, type_number, shape, weights, bytes, scale_per,
     /// is_known), unknown_tensors, codes (minus, zero, plus, unusual), scales (per, count, min,
     /// median, max), stops (id, text), template (source, first_lines), computes (text, or
-    /// embeddings for a checkpoint without an output head) and pooling (last token or mean, for
-    /// embeddings). What is unknown is null or empty. Later versions may add fields, but
-    /// rename and remove none.
+    /// embeddings for a checkpoint without an output head), pooling (last token or mean, for
+    /// embeddings), recurrent (recurrent_layers, attention_layers, key_heads, value_heads, key_dim,
+    /// value_dim, convolution_tokens, state_bytes of a sequence), rotation (version, block_size,
+    /// sign_mode, matrices, embedding, groups_values) and left_out (prefix, tensors). What is
+    /// unknown is null or empty. Later versions may add fields, but rename and remove none.
     Inspect(InspectConfig),
     /// Write a model into another container, without rounding anything.
     ///
@@ -136,6 +138,11 @@ pub enum Command {
     ///   half precision. The groups must be the same as in IN. If IN has one scale for each tensor,
     ///   each block repeats it, or a tensor *.scale has it if half precision would round it. Norms
     ///   become F32; embeddings and heads stay as they are.
+    ///
+    ///   A model with recurrent layers (Qwen 3.5): GGUF has other forms of norms, rates of decay
+    ///   and value heads. The model computes the same bits from both, so a value without an exact
+    ///   form is refused. Rotated weights need GGUF. A .bin file is refused. Tensors of images and
+    ///   of layers that predict several tokens are left out, and the command says so.
     ///
     /// The command refuses what OUT cannot hold exactly, and weights that are not ternary already.
     /// The error names the tensor. OUT is written under another name, flushed, read back, compared

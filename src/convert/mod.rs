@@ -88,7 +88,14 @@ pub fn convert(config: &ConvertConfig, watch: &Watch) -> Result<(), Box<dyn Erro
         default: template.map(ChatTemplate::source),
         tool_use: template.and_then(ChatTemplate::tool_source),
     };
-    write(&source, container, &written, templates, watch)?;
+    let left_out = write(&source, container, &written, templates, watch)?;
+    for part in left_out {
+        let message = format!(
+            "left out: {} tensors {}*, which text generation does not need",
+            part.tensors, part.prefix
+        );
+        watch.progress.suspend(|| eprintln!("{message}"));
+    }
     let again = Source::open(&written)?;
     compare(&source, &again, watch)?;
     let again = OpenCheckpoint::read(again)?;

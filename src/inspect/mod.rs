@@ -19,7 +19,7 @@ use crate::model::LoadOptions;
 use crate::opening::{ModelText, OpenCheckpoint, i2s_order, kernels};
 use crate::text::ChatTemplate;
 
-pub use report::{InspectReport, StopToken, TemplateReport};
+pub use report::{InspectReport, RecurrentReport, RotationReport, StopToken, TemplateReport};
 
 /// The lines of a chat template that the report has.
 const TEMPLATE_LINES: usize = 5;
@@ -123,6 +123,7 @@ fn load(report: &mut InspectReport, source: &Source, order: Option<I2sOrder>) {
     }
     report.set_i2s_order(order, if order.is_some() { "flag" } else { "unknown" });
     if let Ok(config) = &config {
+        report.describe(config);
         report.computes = Some(if config.has_head {
             "text"
         } else {

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::checkpoint::{CodeCounts, I2sOrder, ModelFacts, ScaleSummary, Survey, TensorKind};
+use crate::checkpoint::{
+    CodeCounts, I2sOrder, LeftOut, ModelConfig, ModelFacts, ScaleSummary, Survey, TensorKind,
+};
 
 /// The report of a checkpoint. What is not known is `null` or empty.
 #[derive(Clone, Debug, Serialize)]
@@ -46,8 +48,53 @@ pub struct InspectReport {
     pub computes: Option<&'static str>,
     /// How the hidden states of a text become its embedding: `last token` or `mean`.
     pub pooling: Option<&'static str>,
+    /// The recurrent layers, if there are any.
+    pub recurrent: Option<RecurrentReport>,
+    /// How the weights are rotated, if they are.
+    pub rotation: Option<RotationReport>,
+    /// The tensors of parts that text generation does not need.
+    pub left_out: Vec<LeftOut>,
     #[serde(skip)]
     pub(super) metadata_template: Option<String>,
+}
+
+/// The recurrent layers of a model.
+#[derive(Clone, Debug, Serialize)]
+pub struct RecurrentReport {
+    /// The number of recurrent layers.
+    pub recurrent_layers: usize,
+    /// The number of layers that attend.
+    pub attention_layers: usize,
+    /// The number of heads of queries and keys.
+    pub key_heads: usize,
+    /// The number of heads of values.
+    pub value_heads: usize,
+    /// The number of values in a head of queries or keys.
+    pub key_dim: usize,
+    /// The number of values in a head of values.
+    pub value_dim: usize,
+    /// The tokens that the convolution sees.
+    pub convolution_tokens: usize,
+    /// The bytes of the states of one sequence, all layers.
+    pub state_bytes: usize,
+}
+
+/// A rotation of weights (`prism.hadamard`).
+#[derive(Clone, Debug, Serialize)]
+pub struct RotationReport {
+    /// The version of the format.
+    pub version: u32,
+    /// The columns that are rotated together.
+    pub block_size: usize,
+    /// `identity` if all signs are 1, or `explicit`.
+    pub sign_mode: &'static str,
+    /// The number of matrices whose input is rotated.
+    pub matrices: usize,
+    /// Whether the rows of the embedding are rotated.
+    pub embedding: bool,
+    /// Whether output projections of recurrent layers take their input with the value heads of a
+    /// key head side by side (`gdn_v_grouped`).
+    pub groups_values: bool,
 }
 
 /// A stop token.
@@ -108,6 +155,9 @@ impl InspectReport {
             template: None,
             computes: None,
             pooling: None,
+            recurrent: None,
+            rotation: None,
+            left_out: survey.left_out,
             metadata_template: survey.metadata_template,
         }
     }
@@ -139,8 +189,35 @@ impl InspectReport {
             template: None,
             computes: None,
             pooling: None,
+            recurrent: None,
+            rotation: None,
+            left_out: Vec::new(),
             metadata_template: None,
         }
+    }
+
+    /// Adds what a configuration says of recurrent layers and of a rotation.
+    pub(super) fn describe(&mut self, config: &ModelConfig) {
+        let recurrent = config.recurrent.as_ref();
+        self.recurrent = recurrent.map(|recurrent| RecurrentReport {
+            recurrent_layers: recurrent.layers(),
+            attention_layers: config.attention_layers(),
+            key_heads: recurrent.key_heads,
+            value_heads: recurrent.value_heads,
+            key_dim: recurrent.key_dim,
+            value_dim: recurrent.value_dim,
+            convolution_tokens: recurrent.taps,
+            state_bytes: recurrent.state_bytes(),
+        });
+        let rotation = config.rotation.as_ref();
+        self.rotation = rotation.map(|rotation| RotationReport {
+            version: rotation.version(),
+            block_size: rotation.block,
+            sign_mode: rotation.sign_mode(),
+            matrices: rotation.matrices(),
+            embedding: rotation.has_rotated_embedding,
+            groups_values: rotation.has_grouped_values,
+        });
     }
 
     /// Adds a refusal, unless it is there already.

@@ -25,6 +25,7 @@ pub(super) fn write(report: &InspectReport, out: &mut impl Write) -> io::Result<
     }
     container(report, out)?;
     sizes(report, out)?;
+    family(report, out)?;
     weights(report, out)?;
     text(report, out)?;
     tensors(report, out)
@@ -99,6 +100,51 @@ fn sizes(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
     }
     let tied = model.tied.map(|tied| if tied { "yes" } else { "no" });
     optional(out, "tied head", tied)
+}
+
+/// Writes what only some families have.
+fn family(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
+    if let Some(recurrent) = &report.recurrent {
+        let (layers, others) = (recurrent.recurrent_layers, recurrent.attention_layers);
+        let (keys, values) = (recurrent.key_heads, recurrent.value_heads);
+        let (key_dim, value_dim) = (recurrent.key_dim, recurrent.value_dim);
+        line(
+            out,
+            "recurrent",
+            format_args!("{layers} layers, and {others} of attention"),
+        )?;
+        line(
+            out,
+            "states",
+            format_args!(
+                "{} bytes for each sequence ({keys} key heads, {values} value heads, {key_dim} x \
+                 {value_dim})",
+                thousands(recurrent.state_bytes as u64)
+            ),
+        )?;
+    }
+    if let Some(rotation) = &report.rotation {
+        let (version, block, signs) = (rotation.version, rotation.block_size, rotation.sign_mode);
+        let matrices = rotation.matrices;
+        let embedding = if rotation.embedding {
+            " and the embedding"
+        } else {
+            ""
+        };
+        line(
+            out,
+            "rotation",
+            format_args!(
+                "version {version}, blocks of {block}, {signs} signs, {matrices} \
+                 matrices{embedding}"
+            ),
+        )?;
+    }
+    for part in &report.left_out {
+        let (prefix, tensors) = (&part.prefix, part.tensors);
+        line(out, "left out", format_args!("{tensors} tensors {prefix}*"))?;
+    }
+    Ok(())
 }
 
 fn weights(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {

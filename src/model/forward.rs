@@ -159,7 +159,7 @@ impl Model {
     /// Returns how much a step reads and multiplies.
     pub fn sizes(&self) -> Sizes {
         let layers = self.config.recurrent.as_ref();
-        let states = layers.map(|layers| StateShape::new(layers, 1).state_bytes());
+        let states = layers.map(RecurrentLayers::state_bytes);
         Sizes::of(&self.weights, self.kv_shape(), states.unwrap_or(0))
     }
 

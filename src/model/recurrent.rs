@@ -29,9 +29,9 @@ pub(super) struct Recurrence {
     pub(super) input: Projections,
     pub(super) weights: RecurrentWeights,
     pub(super) output: Projections,
-    /// Whether the output projection takes the value heads in groups of their key heads, although
-    /// the other tensors do not.
-    pub(super) groups_output: bool,
+    /// Whether the output projection takes the value heads in tiles: one of each key head, and
+    /// again one of each. Otherwise the value heads of a key head are side by side.
+    pub(super) has_tiled_output: bool,
 }
 
 impl Recurrence {
@@ -103,8 +103,8 @@ impl Recurrence {
         for key_head in 0..heads.key_heads {
             let values = &mixed[(key_head * tokens + token) * group * dim..][..group * dim];
             for (member, values) in values.chunks_exact(dim).enumerate() {
-                let place = if self.groups_output {
-                    key_head * group + member
+                let place = if self.has_tiled_output {
+                    member * heads.key_heads + key_head
                 } else {
                     heads.value_head(key_head, member)
                 };

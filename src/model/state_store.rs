@@ -118,11 +118,6 @@ impl StateShape {
     pub(super) fn slab_bytes(self) -> usize {
         self.layers * self.key_heads * self.region() * size_of::<f32>()
     }
-
-    /// Returns the bytes of the states alone, all layers: what a decode reads and writes.
-    pub(super) fn state_bytes(self) -> usize {
-        self.layers * self.key_heads * self.group * self.state() * size_of::<f32>()
-    }
 }
 
 /// The states of all slabs.

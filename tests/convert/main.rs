@@ -11,6 +11,7 @@ mod checkpoints;
 mod golden;
 mod inputs;
 mod pairs;
+mod recurrent;
 mod refusals;
 mod writing;
 

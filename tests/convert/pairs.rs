@@ -60,7 +60,7 @@ const PAIRS: [(&str, &[&str]); 18] = [
 ];
 
 /// Checks that two checkpoints are the same model.
-fn assert_same(expected: &Path, found: &Path) {
+pub(crate) fn assert_same(expected: &Path, found: &Path) {
     let shown = format!("{} and {}", expected.display(), found.display());
     let (expected, found) = (
         Source::open(expected).unwrap(),

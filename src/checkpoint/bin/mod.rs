@@ -25,6 +25,7 @@ use self::table::{BinEntry, BinTable};
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
 use super::folder::{FileBytes, Folder};
+use super::order::FileOrder;
 use super::tensor::{Storage, Tensor};
 
 pub(super) use table::MAGIC;
@@ -154,7 +155,8 @@ fn tensor<'a>(entry: &BinEntry, contents: &'a [u8]) -> LoadResult<Tensor<'a>> {
         storage: entry.storage,
         shape: entry.shape.clone(),
         bytes: contents.get(entry.bytes.clone()).ok_or_else(cut)?,
-        interleaved_head_dim: None,
+        rows: FileOrder::Same,
+        columns: FileOrder::Same,
     })
 }
 

@@ -74,7 +74,8 @@ fn weights_in_the_padding_and_codes_of_3_are_refused_by_row() {
             storage: Storage::Interleaved,
             shape: vec![8, 128],
             bytes: &bytes,
-            interleaved_head_dim: None,
+            rows: FileOrder::Same,
+            columns: FileOrder::Same,
         };
         let read = |row| tensor.read_interleaved_row(row, &mut vec![0; columns]);
         assert!(read(2).is_ok() && read(4).is_ok(), "the other rows");

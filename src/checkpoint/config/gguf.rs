@@ -168,7 +168,7 @@ pub(crate) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
         ("attention.head_count_kv", config.kv_heads),
         ("attention.key_length", config.head_dim),
         ("attention.value_length", config.head_dim),
-        ("rope.dimension_count", config.head_dim),
+        ("rope.dimension_count", config.rotary_dim),
     ] {
         // `ModelConfig::check` limits every size.
         entries.push((format!("{name}.{key}"), MetadataValue::Size(size as u32)));
@@ -187,8 +187,10 @@ pub(crate) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
     for (key, value) in scaling_metadata(&config.rope_scaling)? {
         entries.push((format!("{name}.rope.scaling.{key}"), value));
     }
+    let recurrent = config.recurrent.iter().flat_map(qwen3_5::metadata);
+    entries.extend(recurrent.map(|(key, value)| (format!("{name}.{key}"), value)));
     if let Some(rotation) = &config.rotation {
-        entries.extend(rotation.metadata(FileNames::Gguf));
+        entries.extend(rotation.metadata(FileNames::of_architecture(name)));
     }
     Ok(entries)
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::hyperparameters::ModelConfig;
+use super::qwen3_5;
 use super::rope::RopeScaling;
 use crate::checkpoint::architecture::ScaleDirection;
 use crate::checkpoint::{LoadError, LoadResult};
@@ -15,7 +16,7 @@ use crate::checkpoint::{LoadError, LoadResult};
 pub(crate) fn config_json(config: &ModelConfig, dtype: &str) -> LoadResult<Value> {
     // The shortest decimal number that is the same in single precision.
     let eps: f64 = config.norm_eps.to_string().parse().unwrap_or_default();
-    Ok(json!({
+    let mut json = json!({
         "architectures": [config.architecture.class_of(config.has_head)],
         "model_type": config.architecture.model_type,
         "vocab_size": config.vocab,
@@ -35,17 +36,25 @@ pub(crate) fn config_json(config: &ModelConfig, dtype: &str) -> LoadResult<Value
         "bos_token_id": config.bos_token,
         "eos_token_id": config.eos_tokens,
         "dtype": dtype,
-        "quantization_config": quantization_json(),
-    }))
+        "quantization_config": quantization_json(config),
+    });
+    if let (Some(fields), Some(recurrent)) = (json.as_object_mut(), &config.recurrent) {
+        fields.extend(qwen3_5::fields(recurrent));
+    }
+    Ok(json)
 }
 
 /// Returns the `quantization_config` of packed weights, whose scales multiply.
-pub(crate) fn quantization_json() -> Value {
+pub(crate) fn quantization_json(config: &ModelConfig) -> Value {
+    let mut floats = vec!["lm_head"];
+    if let Some(modules) = config.architecture.layer.recurrent {
+        floats.extend([modules.strength, modules.step]);
+    }
     json!({
         "quant_method": "bitnet",
         "linear_class": ScaleDirection::Multiply.linear_class(),
         "quantization_mode": "offline",
-        "modules_to_not_convert": ["lm_head"],
+        "modules_to_not_convert": floats,
     })
 }
 
@@ -57,7 +66,15 @@ pub(crate) fn generation_json(config: &ModelConfig) -> Value {
 fn rope_json(config: &ModelConfig) -> LoadResult<Value> {
     let theta = config.rope_theta;
     Ok(match &config.rope_scaling {
+        RopeScaling::None if config.recurrent.is_some() => json!({
+            "rope_type": "default", "rope_theta": theta, "mrope_interleaved": true,
+            "partial_rotary_factor": qwen3_5::rotated_part(config),
+        }),
         RopeScaling::None => json!({"rope_type": "default", "rope_theta": theta}),
+        _ if config.recurrent.is_some() => {
+            let problem = "config.json of this architecture has no fields for a scaling";
+            return Err(LoadError::config("rope_scaling", problem));
+        }
         RopeScaling::Linear { factor } => {
             json!({"rope_type": "linear", "rope_theta": theta, "factor": factor})
         }

@@ -26,6 +26,7 @@ pub(crate) use hyperparameters::MAX_TAPS;
 pub use hyperparameters::{LocalLayers, ModelConfig, Quantization, StoredWeights};
 pub(crate) use json_writer::{config_json, generation_json, quantization_json};
 pub use pooling::Pooling;
+pub(crate) use qwen3_5::text_part;
 pub use recurrent::RecurrentLayers;
 pub use rope::RopeScaling;
 pub use rotation::Rotation;

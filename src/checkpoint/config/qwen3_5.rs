@@ -4,12 +4,14 @@
 //! Sources: `Qwen3_5TextConfig` of `transformers`; the keys of llama.cpp's converter.
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::hyperparameters::ModelConfig;
 use super::recurrent::RecurrentLayers;
 use super::rope_json::RopeJson;
-use crate::checkpoint::{LoadError, LoadResult, Metadata, QWEN3_5, parse_json, require};
+use crate::checkpoint::{
+    LoadError, LoadResult, Metadata, MetadataValue, QWEN3_5, parse_json, require,
+};
 
 /// Each fourth layer attends if a configuration does not say it.
 const INTERVAL: usize = 4;
@@ -47,7 +49,7 @@ struct RecurrentJson {
 
 /// Returns the configuration of the text part if `text` is that of a checkpoint with images.
 /// Otherwise returns `text`.
-pub(super) fn text_part(name: &str, text: Vec<u8>) -> LoadResult<Vec<u8>> {
+pub(crate) fn text_part(name: &str, text: Vec<u8>) -> LoadResult<Vec<u8>> {
     let mut json: Value = parse_json(name, &text)?;
     if json["architectures"] != json!([WITH_IMAGES]) {
         return Ok(text);
@@ -105,7 +107,6 @@ pub(super) fn apply(config: &mut ModelConfig, name: &str, text: &[u8]) -> LoadRe
         key_dim: json.linear_key_head_dim,
         value_dim: json.linear_value_head_dim,
         taps: json.linear_conv_kernel_dim,
-        has_tiled_heads: false,
     });
     Ok(())
 }
@@ -163,9 +164,61 @@ pub(super) fn apply_to_gguf(
         key_dim: size("ssm.state_size")?,
         value_dim: inner / value_heads,
         taps: size("ssm.conv_kernel")?,
-        has_tiled_heads: true,
     });
     Ok(())
+}
+
+/// Returns the fields of `config.json` that other architectures lack.
+pub(super) fn fields(recurrent: &RecurrentLayers) -> Map<String, Value> {
+    let kind = |is_recurrent: &bool| if *is_recurrent { RECURRENT } else { ATTENTION };
+    let types: Vec<&str> = recurrent.is_recurrent.iter().map(kind).collect();
+    let fields = [
+        ("layer_types", json!(types)),
+        ("linear_num_key_heads", json!(recurrent.key_heads)),
+        ("linear_num_value_heads", json!(recurrent.value_heads)),
+        ("linear_key_head_dim", json!(recurrent.key_dim)),
+        ("linear_value_head_dim", json!(recurrent.value_dim)),
+        ("linear_conv_kernel_dim", json!(recurrent.taps)),
+        ("attn_output_gate", json!(true)),
+        ("mamba_ssm_dtype", json!("float32")),
+    ];
+    let fields = fields.into_iter();
+    fields.map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Returns the `partial_rotary_factor` that means the rotated values of a head.
+pub(super) fn rotated_part(config: &ModelConfig) -> f64 {
+    let part = config.rotary_dim as f64 / config.head_dim as f64;
+    // The product of the nearest number may fall below, and it is rounded down when it is read.
+    if ((config.head_dim as f64 * part) as usize) < config.rotary_dim {
+        return part.next_up();
+    }
+    part
+}
+
+/// Returns the metadata of a GGUF file that other architectures lack: keys after the name of the
+/// architecture, with their values.
+pub(super) fn metadata(recurrent: &RecurrentLayers) -> Vec<(&'static str, MetadataValue)> {
+    let size = |size: usize| MetadataValue::Size(size as u32);
+    let flags = &recurrent.is_recurrent;
+    let interval = 1 + flags.iter().take_while(|is| **is).count();
+    let has_interval = |(layer, is): (usize, &bool)| *is != (layer + 1).is_multiple_of(interval);
+    let layers = if flags.iter().enumerate().all(has_interval) {
+        ("full_attention_interval", size(interval))
+    } else {
+        (
+            "attention.recurrent_layers",
+            MetadataValue::Bools(flags.clone()),
+        )
+    };
+    vec![
+        layers,
+        ("ssm.conv_kernel", size(recurrent.taps)),
+        ("ssm.state_size", size(recurrent.key_dim)),
+        ("ssm.group_count", size(recurrent.key_heads)),
+        ("ssm.time_step_rank", size(recurrent.value_heads)),
+        ("ssm.inner_size", size(recurrent.values())),
+    ]
 }
 
 fn by_interval(field: &str, interval: Option<usize>, layers: usize) -> LoadResult<Vec<bool>> {

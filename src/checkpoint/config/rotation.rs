@@ -22,6 +22,9 @@ const PREFIX: &str = "prism.hadamard.";
 /// The only transform, and the only axis.
 const TRANSFORM: &str = "normalized-sylvester-walsh-hadamard";
 const AXIS: &str = "input-last-dimension";
+/// The sign modes: all signs are 1, or the file lists them.
+const IDENTITY: &str = "identity";
+const EXPLICIT: &str = "explicit";
 
 /// The keys, after the prefix.
 const KEYS: [&str; 11] = [
@@ -85,6 +88,24 @@ impl Rotation {
         Some(signs.get(&columns).expect("a rotated matrix has signs"))
     }
 
+    /// Returns the version of the format.
+    pub fn version(&self) -> u32 {
+        if self.is_head_tied { 2 } else { 1 }
+    }
+
+    /// Returns the number of matrices whose input is rotated.
+    pub fn matrices(&self) -> usize {
+        self.matrices.len()
+    }
+
+    /// Returns the sign mode, as the format names it.
+    pub fn sign_mode(&self) -> &'static str {
+        match self.signs {
+            None => IDENTITY,
+            Some(_) => EXPLICIT,
+        }
+    }
+
     /// Reads the keys of a file, if there are any.
     ///
     /// # Errors
@@ -112,13 +133,12 @@ impl Rotation {
     /// Returns the keys of a file with this rotation.
     pub(super) fn metadata(&self, names: FileNames) -> MetadataEntries {
         let text = |text: &str| MetadataValue::Text(text.to_owned());
-        let version = if self.is_head_tied { 2 } else { 1 };
         let is_tied = |name: &&String| self.is_head_tied && names.of(name) == HEAD;
         let named = self.matrices.iter().filter(|name| !is_tied(name));
         let named = named.map(|name| names.of(name)).collect();
         let inverse = self.has_rotated_embedding.then(|| EMBEDDING.to_owned());
         let mut entries = vec![
-            ("version", MetadataValue::Size(version)),
+            ("version", MetadataValue::Size(self.version())),
             ("block_size", MetadataValue::Size(self.block as u32)),
             ("transform", text(TRANSFORM)),
             ("axis", text(AXIS)),
@@ -132,17 +152,14 @@ impl Rotation {
                 MetadataValue::Bool(self.has_grouped_values),
             ),
             ("tied_output", MetadataValue::Bool(self.is_head_tied)),
+            ("sign_mode", text(self.sign_mode())),
         ];
-        match &self.signs {
-            None => entries.push(("sign_mode", text("identity"))),
-            Some(signs) => {
-                let widths = signs.keys().map(|width| *width as i32).collect();
-                let values = signs.values().flat_map(|signs| signs.iter());
-                let values = values.map(|sign| *sign as i32).collect();
-                entries.push(("sign_mode", text("explicit")));
-                entries.push(("sign_widths", MetadataValue::Integers(widths)));
-                entries.push(("sign_values", MetadataValue::Integers(values)));
-            }
+        if let Some(signs) = &self.signs {
+            let widths = signs.keys().map(|width| *width as i32).collect();
+            let values = signs.values().flat_map(|signs| signs.iter());
+            let values = values.map(|sign| *sign as i32).collect();
+            entries.push(("sign_widths", MetadataValue::Integers(widths)));
+            entries.push(("sign_values", MetadataValue::Integers(values)));
         }
         let prefixed = |(key, value)| (format!("{PREFIX}{key}"), value);
         entries.into_iter().map(prefixed).collect()
@@ -243,7 +260,7 @@ impl<'a> RotationKeys<'a> {
         let [widths, values] = lists.map(|list| self.metadata.numbers(&key(list)));
         let (widths, values) = (widths?, values?);
         match self.metadata.require_text(&key("sign_mode"))? {
-            "identity" => {
+            IDENTITY => {
                 for (name, list) in lists.into_iter().zip([widths, values]) {
                     if list.is_some_and(|list| !list.is_empty()) {
                         let problem = "must be empty or missing if sign_mode is identity";
@@ -252,7 +269,7 @@ impl<'a> RotationKeys<'a> {
                 }
                 return Ok(None);
             }
-            "explicit" => {}
+            EXPLICIT => {}
             other => {
                 let problem = format!("must be identity or explicit; got {other:?}");
                 return Err(self.error("sign_mode", problem));

@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use super::stop_tokens::token_id;
 use super::{ModelConfig, Pooling, RopeScaling, StoredWeights};
-use crate::checkpoint::architecture::{Activation, BITNET, BITNET_GEMMA3, LLAMA, ScaleDirection};
+use crate::checkpoint::architecture::{
+    Activation, BITNET, BITNET_GEMMA3, LLAMA, QWEN3_5, ScaleDirection,
+};
 use crate::checkpoint::{LoadError, Source};
 
 /// Reads the relevant part of the published configuration of 2B-4T, with `changes` applied to it.
@@ -425,4 +427,183 @@ fn what_gemma_does_not_compute_here_is_refused_by_name() {
         let error = read_gemma3(&changes).expect_err(named).to_string();
         assert!(error.contains(named), "{changes}: {error}");
     }
+}
+
+/// Reads the relevant part of the configuration of Qwen3.5-2B, with `changes` applied to it. A null
+/// removes a field.
+fn read_qwen3_5(changes: &Value) -> Result<ModelConfig, LoadError> {
+    let mut config = json!({
+        "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144,
+        "head_dim": 256, "max_position_embeddings": 262_144, "num_attention_heads": 8,
+        "num_hidden_layers": 24, "num_key_value_heads": 2, "vocab_size": 248_320,
+        "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+        "attn_output_gate": true, "mamba_ssm_dtype": "float32", "full_attention_interval": 4,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10], "mrope_interleaved": true,
+        },
+    });
+    for (key, value) in changes.as_object().unwrap() {
+        config.as_object_mut().unwrap().shift_remove(key);
+        if !value.is_null() {
+            config[key] = value.clone();
+        }
+    }
+    let file = ("config.json".to_owned(), config.to_string().into_bytes());
+    ModelConfig::read(&Source::in_memory([file]))
+}
+
+#[test]
+fn the_configuration_of_qwen_3_5_is_understood() {
+    let config = read_qwen3_5(&json!({})).unwrap();
+    assert_eq!(*config.architecture, QWEN3_5);
+    assert_eq!((config.rope_theta, config.rotary_dim), (1e7, 64));
+    assert_eq!(config.attention_layers(), 6);
+    let recurrent = config.recurrent.as_ref().unwrap();
+    let attention: Vec<usize> = (0..24)
+        .filter(|layer| !recurrent.is_recurrent[*layer])
+        .collect();
+    assert_eq!(
+        attention,
+        [3, 7, 11, 15, 19, 23],
+        "each fourth layer attends"
+    );
+    assert_eq!((recurrent.group(), recurrent.taps), (1, 4));
+    assert_eq!(recurrent.state_bytes(), 18 * 16 * 128 * 128 * 4);
+    let missing = json!({
+        "full_attention_interval": null, "attn_output_gate": null, "mamba_ssm_dtype": null,
+        "rope_parameters": null,
+    });
+    assert_eq!(
+        read_qwen3_5(&missing).unwrap(),
+        config,
+        "the defaults are these"
+    );
+    let types: Vec<&str> = (1..=24)
+        .map(|layer| {
+            if layer % 4 == 0 {
+                "full_attention"
+            } else {
+                "linear_attention"
+            }
+        })
+        .collect();
+    assert_eq!(
+        read_qwen3_5(&json!({"layer_types": types})).unwrap(),
+        config
+    );
+}
+
+#[test]
+fn sizes_of_recurrent_layers_are_refused_by_name() {
+    for field in [
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    ] {
+        for (value, named) in [
+            (Value::Null, format!("missing field `{field}`")),
+            (json!(0), format!("{field}: must be")),
+            (json!(1_u64 << 40), format!("{field}: must be")),
+        ] {
+            let error = read_qwen3_5(&json!({field: value}))
+                .expect_err(field)
+                .to_string();
+            assert!(error.contains(&named), "{field} {value}: {error}");
+        }
+    }
+}
+
+#[test]
+fn rotary_positions_of_qwen_3_5_that_are_not_computed_are_refused_by_name() {
+    for (rope, named) in [
+        (
+            json!({"rope_type": "yarn", "factor": 4.0}),
+            "rope_parameters: rope_type",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.0}),
+            "partial_rotary_factor: must be above 0",
+        ),
+        (
+            json!({"partial_rotary_factor": 1.5}),
+            "partial_rotary_factor: must be above 0",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.003}),
+            "partial_rotary_factor: rotates 0",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.02}),
+            "partial_rotary_factor: rotates 5",
+        ),
+    ] {
+        let changes = json!({"rope_parameters": rope});
+        let error = read_qwen3_5(&changes).expect_err(named).to_string();
+        assert!(error.contains(named), "{changes}: {error}");
+    }
+    let scaling = json!({"rope_scaling": {"rope_type": "yarn"}});
+    let error = read_qwen3_5(&scaling).unwrap_err().to_string();
+    assert!(error.contains("rope_scaling: must be missing"), "{error}");
+}
+
+#[test]
+fn layers_of_qwen_3_5_that_are_not_computed_are_refused_by_name() {
+    let kinds = |kind: &str, count: usize| json!({"layer_types": vec![kind; count]});
+    for (changes, named) in [
+        (
+            json!({"attn_output_gate": false}),
+            "attn_output_gate: must be true",
+        ),
+        (
+            json!({"mamba_ssm_dtype": "bfloat16"}),
+            "mamba_ssm_dtype: must be float32",
+        ),
+        (
+            json!({"attention_bias": true}),
+            "attention_bias: must be false",
+        ),
+        (
+            json!({"full_attention_interval": 0}),
+            "full_attention_interval: must be at least 1",
+        ),
+        (
+            json!({"full_attention_interval": 25}),
+            "layer_types: must have a layer of full",
+        ),
+        (
+            kinds("linear_attention", 24),
+            "layer_types: must have a layer of full",
+        ),
+        (
+            kinds("full_attention", 23),
+            "layer_types: must name 24 layers; got 23",
+        ),
+        (
+            kinds("sliding_attention", 24),
+            "layer_types: must be linear_attention or",
+        ),
+        (
+            json!({"linear_num_value_heads": 24}),
+            "linear_num_value_heads: must be a multiple",
+        ),
+        (
+            json!({"linear_value_head_dim": 100}),
+            "linear_value_head_dim: must be a multiple",
+        ),
+        (
+            json!({"linear_conv_kernel_dim": 17}),
+            "linear_conv_kernel_dim: must be between",
+        ),
+    ] {
+        let error = read_qwen3_5(&changes).expect_err(named).to_string();
+        assert!(error.contains(named), "{changes}: {error}");
+    }
+    let images = json!({"architectures": ["Qwen3_5ForConditionalGeneration"]});
+    let error = read_qwen3_5(&images).unwrap_err().to_string();
+    assert!(error.contains("text_config: must be an object"), "{error}");
 }

@@ -7,6 +7,7 @@ use safetensors::Dtype;
 use super::hugging_face::{own_config, write_text_files};
 use super::parts::{ModelPart, ModelParts, PartContent};
 use super::sink::{Sink, Watch};
+use super::small::SmallTensor;
 use crate::checkpoint::architecture::ScaleDirection;
 use crate::checkpoint::config::ModelConfig;
 use crate::checkpoint::values::{RowMemory, TernaryScales, TernaryTensor, one_float};
@@ -34,7 +35,10 @@ pub(super) fn write(
         sink.write(entry)?;
         match &part.content {
             PartContent::Ternary { weights, .. } => write_packed(weights, &mut sink, watch)?,
-            PartContent::Carried { tensor, .. } => sink.carry(tensor.bytes, watch)?,
+            PartContent::Carried { tensor, .. }
+            | PartContent::Small(SmallTensor { tensor, .. }) => {
+                sink.carry(tensor.bytes, watch)?;
+            }
         }
         model.release(part);
     }
@@ -44,7 +48,7 @@ pub(super) fn write(
 /// Returns what comes before the values of a part.
 fn entry(part: &ModelPart<'_>, direction: ScaleDirection) -> LoadResult<Vec<u8>> {
     match &part.content {
-        PartContent::Carried { tensor, .. } => {
+        PartContent::Carried { tensor, .. } | PartContent::Small(SmallTensor { tensor, .. }) => {
             let entry = bin_entry(&part.name, tensor.storage, &tensor.shape, None);
             entry.ok_or_else(|| {
                 let kind = tensor.storage.name();

@@ -2,18 +2,14 @@
 
 use std::path::Path;
 
-use half::f16;
-use safetensors::Dtype;
-
-use super::parts::{ModelPart, ModelParts, PartContent, PartRole};
+use super::gguf_plan::{GgufPlan, Planned};
+use super::parts::ModelParts;
 use super::sink::{Sink, Watch};
-use super::{ChatTemplates, read_json};
+use super::{ChatTemplates, POSITION_SECTIONS, position_sections, read_json};
 use crate::checkpoint::config::{ModelConfig, gguf_metadata};
-use crate::checkpoint::values::{RowMemory, TernaryScales, TernaryTensor, read_floats};
 use crate::checkpoint::{
-    BlockLayout, FileNames, Folder, GgufTensor, LoadResult, MetadataEntries, MetadataValue,
-    STATED_I2S_ORDER, STOP_TOKENS, ScaleSpan, Source, Storage, TOOL_TEMPLATE, Tensor, gguf_header,
-    gguf_padding, has_rotated_rows, interleaved_row, tokenizer_metadata,
+    BlockLayout, Folder, GgufTensor, LoadResult, MetadataEntries, MetadataValue, STATED_I2S_ORDER,
+    STOP_TOKENS, Source, TOOL_TEMPLATE, gguf_header, gguf_padding, tokenizer_metadata,
 };
 
 /// What a file says of the model's text, beside its tokenizer.
@@ -31,14 +27,8 @@ pub(super) fn write(
     watch: &Watch,
 ) -> LoadResult<()> {
     let metadata = metadata(source, config, layout, text)?;
-    let head_dim = match metadata.first() {
-        Some((_, MetadataValue::Text(name))) if name == "llama" => Some(config.head_dim),
-        _ => None,
-    };
-    let planned = model
-        .parts
-        .iter()
-        .map(|part| planned(part, layout, head_dim));
+    let plan = GgufPlan::new((source, config), model, layout, &metadata);
+    let planned = model.parts.iter().map(|part| plan.part(part));
     let planned: Vec<Planned<'_, '_>> = planned
         .collect::<LoadResult<Vec<_>>>()?
         .into_iter()
@@ -66,6 +56,12 @@ fn metadata(
     let mut put = |key: &str, value| entries.push((key.to_owned(), value));
     if let Some(name) = &text.name {
         put("general.name", MetadataValue::Text(name.clone()));
+    }
+    if config.recurrent.is_some()
+        && let Some(mut sections) = position_sections(source)?
+    {
+        sections.push(0);
+        put(POSITION_SECTIONS, MetadataValue::Integers(sections));
     }
     if let BlockLayout::I2s(order) = layout {
         put(
@@ -112,208 +108,4 @@ fn metadata(
 
 fn has_text_files(folder: &Folder) -> LoadResult<bool> {
     Ok(folder.has("tokenizer.json")? || folder.has("tokenizer_config.json")?)
-}
-
-/// A tensor that is written.
-struct Planned<'p, 'a> {
-    part: &'p ModelPart<'a>,
-    name: String,
-    shape: Vec<usize>,
-    storage: Storage,
-    bytes: usize,
-    content: PlannedContent<'p, 'a>,
-}
-
-/// What is written for a tensor.
-enum PlannedContent<'p, 'a> {
-    /// Rows of blocks, all with this scale if the tensor has one.
-    Blocks {
-        weights: &'p TernaryTensor<'a>,
-        scale: Option<f32>,
-        head_dim: Option<usize>,
-    },
-    /// One number.
-    Scale(f32),
-    /// The bytes of the input.
-    Same(&'a [u8]),
-    /// The values of the input in single precision.
-    Single(&'p Tensor<'a>),
-}
-
-/// Returns the tensors that a part becomes.
-fn planned<'p, 'a>(
-    part: &'p ModelPart<'a>,
-    layout: BlockLayout,
-    head_dim: Option<usize>,
-) -> LoadResult<Vec<Planned<'p, 'a>>> {
-    let name = FileNames::Gguf.of(&part.name);
-    match &part.content {
-        PartContent::Ternary { weights, .. } => ternary(part, name, weights, layout, head_dim),
-        PartContent::Carried { tensor, role } => {
-            let (storage, bytes, content) = carried(tensor, *role)?;
-            Ok(vec![Planned {
-                part,
-                name,
-                shape: tensor.shape.clone(),
-                storage,
-                bytes,
-                content,
-            }])
-        }
-    }
-}
-
-fn ternary<'p, 'a>(
-    part: &'p ModelPart<'a>,
-    name: String,
-    weights: &'p TernaryTensor<'a>,
-    layout: BlockLayout,
-    head_dim: Option<usize>,
-) -> LoadResult<Vec<Planned<'p, 'a>>> {
-    let ([rows, columns], written) = (weights.shape(), layout.name());
-    let refuse = |problem: String| Err(weights.error(problem));
-    let (scale, beside) = match (weights.scales(), layout.scale_span()) {
-        (TernaryScales::Groups(group), Some(ScaleSpan::Group(columns)))
-            if group.columns() == columns =>
-        {
-            (None, None)
-        }
-        (TernaryScales::Groups(group), _) => {
-            let group = group.columns();
-            return refuse(format!(
-                "it has a scale for each group of {group} columns, which {written} does not have. \
-                 The inputs are quantised in the groups of the weights, so other groups would \
-                 change the answers"
-            ));
-        }
-        (TernaryScales::Tensor(_), _) if part.name == "lm_head.weight" => {
-            return refuse(format!(
-                "the head is ternary with one scale; in GGUF it would be read as floats ({written})"
-            ));
-        }
-        (TernaryScales::Tensor(scale), Some(ScaleSpan::Tensor)) => (Some(scale), None),
-        (TernaryScales::Tensor(scale), _) if f16::from_f32(scale).to_f32() == scale => {
-            (Some(scale), None)
-        }
-        // Blocks have scales in half precision, which would round this one.
-        (TernaryScales::Tensor(scale), _) => (Some(1.0), Some(scale)),
-    };
-    let Some(bytes) = layout.tensor_bytes(rows, columns) else {
-        let block = layout.block().0;
-        return refuse(format!(
-            "its rows of {columns} weights are not whole blocks of {block}, so {written} cannot \
-             hold it"
-        ));
-    };
-    let head_dim = head_dim.filter(|_| has_rotated_rows(&name));
-    let mut tensors = vec![Planned {
-        part,
-        name,
-        shape: vec![rows, columns],
-        storage: Storage::Blocks(layout),
-        bytes,
-        content: PlannedContent::Blocks {
-            weights,
-            scale,
-            head_dim,
-        },
-    }];
-    if let Some(scale) = beside {
-        tensors.push(Planned {
-            part,
-            name: FileNames::Gguf.of(&format!("{}_scale", part.name)),
-            shape: vec![1],
-            storage: Storage::Plain(Dtype::F32),
-            bytes: 4,
-            content: PlannedContent::Scale(scale),
-        });
-    }
-    Ok(tensors)
-}
-
-/// Returns how a float tensor is stored.
-fn carried<'p, 'a>(
-    tensor: &'p Tensor<'a>,
-    role: PartRole,
-) -> LoadResult<(Storage, usize, PlannedContent<'p, 'a>)> {
-    let is_norm = tensor.shape.len() == 1;
-    let single = Storage::Plain(Dtype::F32);
-    let same = || {
-        (
-            tensor.storage,
-            tensor.bytes.len(),
-            PlannedContent::Same(tensor.bytes),
-        )
-    };
-    let refuse = |problem: &str| -> LoadResult<_> { Err(tensor.error(problem)) };
-    match (tensor.storage, role) {
-        (_, PartRole::Linear) => refuse(
-            "it is a linear that stays float (modules_to_not_convert), which GGUF files of this \
-             architecture do not have",
-        ),
-        (_, PartRole::InputNorm) => {
-            refuse("it is a norm before a linear (use_rms_norm), which GGUF has no name for")
-        }
-        // Other programs expect norms in single precision. Widening changes no value.
-        (Storage::Plain(Dtype::F16 | Dtype::BF16), _) if is_norm => {
-            let bytes = tensor.shape.iter().product::<usize>() * 4;
-            Ok((single, bytes, PlannedContent::Single(tensor)))
-        }
-        (Storage::Plain(Dtype::F32 | Dtype::F16 | Dtype::BF16), _) => Ok(same()),
-        (Storage::Blocks(BlockLayout::I2s(_)) | Storage::Plain(_) | Storage::Interleaved, _) => {
-            let name = tensor.storage.name();
-            refuse(&format!("an embedding of type {name} is not converted"))
-        }
-        (Storage::Blocks(_), _) => Ok(same()),
-    }
-}
-
-impl Planned<'_, '_> {
-    fn entry(&self) -> GgufTensor {
-        GgufTensor {
-            name: self.name.clone(),
-            shape: self.shape.clone(),
-            storage: self.storage,
-            bytes: self.bytes,
-        }
-    }
-
-    fn write(&self, layout: BlockLayout, sink: &mut Sink, watch: &Watch) -> LoadResult<()> {
-        match &self.content {
-            PlannedContent::Scale(scale) => sink.write(&scale.to_le_bytes()),
-            PlannedContent::Same(bytes) => sink.carry(bytes, watch),
-            PlannedContent::Single(tensor) => {
-                let mut values = vec![0.0; self.bytes / 4];
-                read_floats(tensor, tensor.bytes, &mut values)?;
-                watch.advance(tensor.bytes.len())?;
-                let bytes: Vec<u8> = values
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect();
-                sink.write(&bytes)
-            }
-            PlannedContent::Blocks {
-                weights,
-                scale,
-                head_dim,
-            } => {
-                let [rows, columns] = weights.shape();
-                let (mut memory, mut bytes) = (RowMemory::of_columns(columns), Vec::new());
-                for file_row in 0..rows {
-                    let row = head_dim.map_or(file_row, |size| interleaved_row(file_row, size));
-                    weights.read_row(row, &mut memory)?;
-                    let scales = scale
-                        .as_ref()
-                        .map_or(&memory.scales[..], std::slice::from_ref);
-                    bytes.clear();
-                    layout.write_ternary_row(&memory.codes, scales, &mut bytes);
-                    sink.write(&bytes)?;
-                    watch.advance(weights.bytes().len() / rows)?;
-                }
-                bytes.clear();
-                layout.finish_ternary(scale.unwrap_or(1.0), &mut bytes);
-                sink.write(&bytes)
-            }
-        }
-    }
 }

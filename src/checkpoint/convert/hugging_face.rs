@@ -7,14 +7,17 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::parts::{ModelParts, PartContent};
-use super::read_json;
 use super::sink::{Sink, Watch, write_file};
+use super::small::SmallTensor;
+use super::{position_sections, read_json};
 use crate::checkpoint::architecture::ScaleDirection;
 use crate::checkpoint::config::{
-    ModelConfig, StoredWeights, config_json, generation_json, quantization_json,
+    ModelConfig, StoredWeights, config_json, generation_json, quantization_json, text_part,
 };
 use crate::checkpoint::values::{RowMemory, TernaryScales, TernaryTensor};
-use crate::checkpoint::{LoadError, LoadResult, Source, Storage, TOOL_TEMPLATE_FILE, Tensor};
+use crate::checkpoint::{
+    FileOrder, LoadError, LoadResult, Source, Storage, TOOL_TEMPLATE_FILE, Tensor, parse_json,
+};
 
 /// The files about text that are carried as they are, if the checkpoint has them.
 const TEXT_FILES: [&str; 5] = [
@@ -54,6 +57,7 @@ pub(super) fn write(
                 config.quantization.scale,
             ),
             PartContent::Carried { tensor, .. } => Ok(vec![carried(name, tensor)?]),
+            PartContent::Small(tensor) => Ok(vec![small(name, tensor)?]),
         }
     });
     let entries = entries.collect::<LoadResult<Vec<_>>>()?;
@@ -112,8 +116,21 @@ pub(super) fn own_config(
     dtype: &str,
 ) -> LoadResult<Vec<u8>> {
     let json = match source.gguf() {
-        None => packed_config(read_json(source, "config.json")?, config),
-        Some(_) => config_json(config, dtype)?,
+        None => {
+            let name = "config.json";
+            let own = source.read(name)?.map(|own| own.to_vec());
+            let own = text_part(name, own.unwrap_or_default())?;
+            packed_config(parse_json(name, &own)?, config)
+        }
+        Some(_) => {
+            let mut json = config_json(config, dtype)?;
+            if config.recurrent.is_some()
+                && let Some(sections) = position_sections(source)?
+            {
+                json["rope_parameters"]["mrope_section"] = json!(sections);
+            }
+            json
+        }
     };
     Ok(to_text(&json))
 }
@@ -124,6 +141,9 @@ fn to_text(json: &Value) -> Vec<u8> {
 
 /// Returns the `config.json` of a checkpoint, changed for packed weights.
 fn packed_config(mut own: Value, config: &ModelConfig) -> Value {
+    if let (Some(fields), true) = (own.as_object_mut(), config.recurrent.is_some()) {
+        fields.remove("mtp_num_hidden_layers"); // These layers are left out.
+    }
     let quantization = &mut own["quantization_config"];
     match config.quantization.stored {
         StoredWeights::Masters if !quantization.is_null() => {
@@ -132,7 +152,7 @@ fn packed_config(mut own: Value, config: &ModelConfig) -> Value {
             quantization["linear_class"] = json!(config.quantization.scale.linear_class());
         }
         StoredWeights::Packed if !quantization.is_null() => {}
-        _ => *quantization = quantization_json(),
+        _ => *quantization = quantization_json(config),
     }
     own
 }
@@ -165,6 +185,10 @@ enum SafeContent<'p, 'a> {
     Scale(f32),
     /// The bytes of the input.
     Same(&'a [u8]),
+    /// The rows of the input in the order of the matrix.
+    Rows(&'p Tensor<'a>),
+    /// These numbers.
+    Values(Vec<f32>),
 }
 
 /// Returns the packed weights and their scale.
@@ -208,7 +232,7 @@ fn packed<'p, 'a>(
     Ok(vec![weights, scale])
 }
 
-fn carried<'p, 'a>(name: &str, tensor: &Tensor<'a>) -> LoadResult<SafeTensor<'p, 'a>> {
+fn carried<'p, 'a>(name: &str, tensor: &'p Tensor<'a>) -> LoadResult<SafeTensor<'p, 'a>> {
     let Storage::Plain(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) = tensor.storage else {
         let kind = tensor.storage.name();
         return Err(tensor.error(format!(
@@ -220,7 +244,23 @@ fn carried<'p, 'a>(name: &str, tensor: &Tensor<'a>) -> LoadResult<SafeTensor<'p,
         name: name.to_owned(),
         dtype,
         shape: tensor.shape.clone(),
-        content: SafeContent::Same(tensor.bytes),
+        content: match tensor.rows {
+            FileOrder::Same => SafeContent::Same(tensor.bytes),
+            _ => SafeContent::Rows(tensor),
+        },
+    })
+}
+
+/// Returns a small tensor as it is, or as Hugging Face stores what a GGUF file has.
+fn small<'p, 'a>(name: &str, small: &'p SmallTensor<'a>) -> LoadResult<SafeTensor<'p, 'a>> {
+    if !small.is_gguf {
+        return carried(name, &small.tensor);
+    }
+    Ok(SafeTensor {
+        name: name.to_owned(),
+        dtype: Dtype::F32,
+        shape: small.shape_for_hugging_face(),
+        content: SafeContent::Values(small.for_hugging_face()?),
     })
 }
 
@@ -250,6 +290,14 @@ impl SafeTensor<'_, '_> {
         match &self.content {
             SafeContent::Scale(scale) => sink.write(&scale.to_le_bytes()),
             SafeContent::Same(bytes) => sink.carry(bytes, watch),
+            SafeContent::Rows(tensor) => {
+                let mut rows = 0..tensor.shape[0];
+                rows.try_for_each(|row| sink.carry(tensor.row_bytes(row), watch))
+            }
+            SafeContent::Values(values) => {
+                let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+                sink.carry(&bytes.collect::<Vec<u8>>(), watch)
+            }
             SafeContent::Packed(weights) => write_packed(weights, sink, watch),
         }
     }

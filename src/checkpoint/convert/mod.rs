@@ -9,22 +9,29 @@
 mod bin_file;
 mod compare;
 mod gguf_file;
+mod gguf_plan;
 mod hugging_face;
 mod parts;
 mod sink;
+mod small;
 
 use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
 
+use super::architecture::BITNET_GEMMA3;
 use super::{
-    BlockLayout, I2sOrder, LoadResult, ModelConfig, Source, TensorFiles, parse_json, require,
+    BlockLayout, I2sOrder, LeftOut, LoadResult, ModelConfig, Source, TensorFiles, parse_json,
+    require,
 };
 use parts::ModelParts;
 
 pub use compare::compare;
 pub use sink::Watch;
+
+/// The key of the sections of positions in a GGUF file: three sizes, and a zero.
+const POSITION_SECTIONS: &str = "qwen35.rope.dimension_sections";
 
 /// A container that a checkpoint can be converted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +118,8 @@ pub struct ChatTemplates<'a> {
 }
 
 /// Writes the checkpoint `source` to `out`, a directory or a file that does not exist yet.
-/// `templates` are the chat templates that the checkpoint is served with.
+/// `templates` are the chat templates that the checkpoint is served with. Returns what was left
+/// out.
 ///
 /// # Errors
 /// If the checkpoint is malformed or not ternary already, the container cannot hold a part of it,
@@ -122,37 +130,42 @@ pub fn write(
     out: &Path,
     templates: ChatTemplates<'_>,
     watch: &Watch,
-) -> LoadResult<()> {
+) -> LoadResult<Vec<LeftOut>> {
     let config = ModelConfig::read(source)?;
-    let (class, offset) = (
-        config.architecture.class_of(config.has_head),
-        config.architecture.norm_offset,
-    );
-    // Adding or subtracting the offset would round the weights of norms.
+    let class = config.architecture.class_of(config.has_head);
+    let is_known = *config.architecture != BITNET_GEMMA3;
     let problem = format_args!("models of {class} are not converted");
-    require(offset == 0.0, "architectures", problem)?;
+    require(is_known, "architectures", problem)?;
+    let can_hold = config.recurrent.is_none() || container != Container::Bin;
+    let problem = format_args!("models of {class} are not written to .bin files");
+    require(can_hold, "architectures", problem)?;
     let can_hold = config.rotation.is_none() || matches!(container, Container::Gguf(_));
     let problem = "only GGUF files can hold rotated weights";
     require(can_hold, "prism.hadamard", problem)?;
-    with_parts(source, &config, |model| match container {
-        Container::HuggingFace => hugging_face::write(source, &config, model, out, watch),
-        Container::Bin => bin_file::write(source, &config, model, out, watch),
-        Container::Gguf(layout) => {
-            let text = gguf_file::FileText {
-                name: out
-                    .file_stem()
-                    .map(|stem| stem.to_string_lossy().into_owned()),
-                templates,
-            };
-            gguf_file::write(
-                (source, &config),
-                model,
-                layout.blocks(),
-                (out, &text),
-                watch,
-            )
+    let mut left_out = Vec::new();
+    with_parts(source, &config, |model| {
+        left_out.clone_from(&model.left_out);
+        match container {
+            Container::HuggingFace => hugging_face::write(source, &config, model, out, watch),
+            Container::Bin => bin_file::write(source, &config, model, out, watch),
+            Container::Gguf(layout) => {
+                let text = gguf_file::FileText {
+                    name: out
+                        .file_stem()
+                        .map(|stem| stem.to_string_lossy().into_owned()),
+                    templates,
+                };
+                gguf_file::write(
+                    (source, &config),
+                    model,
+                    layout.blocks(),
+                    (out, &text),
+                    watch,
+                )
+            }
         }
-    })
+    })?;
+    Ok(left_out)
 }
 
 /// Calls `use_parts` with the parts of a checkpoint.
@@ -171,4 +184,20 @@ fn read_json(source: &Source, name: &str) -> LoadResult<Value> {
         Some(text) => parse_json(name, &text),
         None => Ok(Value::Null),
     }
+}
+
+/// Returns how many frequencies belong to time, height and width in the positions of images, if
+/// the checkpoint says it. In texts all three positions are the same, so this engine needs no
+/// sections. Other programs do.
+fn position_sections(source: &Source) -> LoadResult<Option<Vec<i32>>> {
+    let Some(gguf) = source.gguf() else {
+        let text = read_json(source, "config.json")?;
+        let text = text.get("text_config").unwrap_or(&text);
+        let sections = text["rope_parameters"]["mrope_section"].as_array();
+        let size = |size: &Value| size.as_i64().and_then(|size| size.try_into().ok());
+        return Ok(sections.and_then(|sections| sections.iter().map(size).collect()));
+    };
+    let sections = gguf.metadata().numbers(POSITION_SECTIONS)?;
+    let first = |sections: &[f64]| sections.iter().take(3).map(|size| *size as i32).collect();
+    Ok(sections.map(first))
 }

@@ -4,9 +4,13 @@
 
 use sterna_kernels::GroupSize;
 
-use crate::checkpoint::config::{ModelConfig, StoredWeights};
-use crate::checkpoint::values::{TernaryForm, TernaryTensor, is_ternary, of_model, one_float};
-use crate::checkpoint::{LoadResult, Storage, Tensor, TensorFiles, Tensors};
+use super::small::{SmallForm, SmallTensor};
+use crate::checkpoint::architecture::RecurrentModules;
+use crate::checkpoint::config::{ModelConfig, RecurrentLayers, StoredWeights};
+use crate::checkpoint::values::{
+    TernaryForm, TernaryTensor, is_ternary, of_model, one_float, order_value_heads,
+};
+use crate::checkpoint::{LeftOut, LoadResult, Storage, Tensor, TensorFiles, Tensors};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -14,6 +18,10 @@ const HEAD: &str = "lm_head.weight";
 /// The parts of a model.
 pub(super) struct ModelParts<'a> {
     pub(super) parts: Vec<ModelPart<'a>>,
+    /// The columns that share a scale, if the model has a scale for each group of columns.
+    pub(super) group: Option<GroupSize>,
+    /// The tensors that are no part of the model, such as those of images.
+    pub(super) left_out: Vec<LeftOut>,
     files: &'a TensorFiles<'a>,
 }
 
@@ -33,6 +41,8 @@ pub(super) enum PartContent<'a> {
     },
     /// A float tensor that keeps its values.
     Carried { tensor: Tensor<'a>, role: PartRole },
+    /// A float tensor whose form depends on the container.
+    Small(SmallTensor<'a>),
 }
 
 /// What a float tensor is for.
@@ -46,6 +56,8 @@ pub(super) enum PartRole {
     Embedding,
     /// A linear that stays float (`modules_to_not_convert`).
     Linear,
+    /// A linear of a recurrent layer that is never ternary.
+    HeadLinear,
 }
 
 impl<'a> ModelParts<'a> {
@@ -57,8 +69,10 @@ impl<'a> ModelParts<'a> {
         config: &'a ModelConfig,
         files: &'a TensorFiles<'a>,
     ) -> LoadResult<ModelParts<'a>> {
-        let tensors = files.tensors()?;
+        let mut tensors = files.tensors()?;
+        let left_out = tensors.leave_out(&config.unused_parts);
         let group = of_model(config, &tensors)?;
+        order_value_heads(config, group, &mut tensors);
         let mut list = PartList {
             config,
             group,
@@ -74,6 +88,8 @@ impl<'a> ModelParts<'a> {
         list.tensors.finish()?;
         Ok(ModelParts {
             parts: list.parts,
+            group,
+            left_out,
             files,
         })
     }
@@ -95,7 +111,8 @@ impl<'a> ModelPart<'a> {
     pub(super) fn bytes(&self) -> &'a [u8] {
         match &self.content {
             PartContent::Ternary { weights, .. } => weights.bytes(),
-            PartContent::Carried { tensor, .. } => tensor.bytes,
+            PartContent::Carried { tensor, .. }
+            | PartContent::Small(SmallTensor { tensor, .. }) => tensor.bytes,
         }
     }
 }
@@ -160,14 +177,14 @@ impl<'a> PartList<'a> {
     fn layer(&mut self, layer: usize) -> LoadResult<()> {
         let (config, modules) = (self.config, &self.config.architecture.layer);
         let (hidden, intermediate) = (config.hidden, config.intermediate);
-        let q = config.heads * config.head_dim;
-        let kv = config.kv_heads * config.head_dim;
         let name = |module: &str| format!("model.layers.{layer}.{module}");
+        match (&config.recurrent, &modules.recurrent) {
+            (Some(heads), Some(modules)) if config.is_recurrent(layer) => {
+                self.recurrence(layer, heads, modules)?;
+            }
+            _ => self.attention(layer)?,
+        }
         for (module, rows, columns) in [
-            (modules.query, q, hidden),
-            (modules.key, kv, hidden),
-            (modules.value, kv, hidden),
-            (modules.attention_output, hidden, q),
             (modules.gate, intermediate, hidden),
             (modules.up, intermediate, hidden),
             (modules.down, hidden, intermediate),
@@ -176,9 +193,6 @@ impl<'a> PartList<'a> {
         }
         for (module, width) in [
             (Some(modules.attention_norm), hidden),
-            (modules.query_norm, config.head_dim),
-            (modules.key_norm, config.head_dim),
-            (modules.attention_sub_norm, q),
             (Some(modules.feed_forward_norm), hidden),
             (modules.feed_forward_sub_norm, intermediate),
         ] {
@@ -186,6 +200,71 @@ impl<'a> PartList<'a> {
                 self.norm(&name(module), width)?;
             }
         }
+        Ok(())
+    }
+
+    fn attention(&mut self, layer: usize) -> LoadResult<()> {
+        let (config, modules) = (self.config, &self.config.architecture.layer);
+        let hidden = config.hidden;
+        let q = config.heads * config.head_dim;
+        let kv = config.kv_heads * config.head_dim;
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
+        for (module, rows, columns) in [
+            (modules.query, config.query_rows(), hidden),
+            (modules.key, kv, hidden),
+            (modules.value, kv, hidden),
+            (modules.attention_output, hidden, q),
+        ] {
+            self.linear(&name(module), [rows, columns])?;
+        }
+        for (module, width) in [
+            (modules.query_norm, config.head_dim),
+            (modules.key_norm, config.head_dim),
+            (modules.attention_sub_norm, q),
+        ] {
+            if let Some(module) = module {
+                self.norm(&name(module), width)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn recurrence(
+        &mut self,
+        layer: usize,
+        heads: &RecurrentLayers,
+        modules: &RecurrentModules,
+    ) -> LoadResult<()> {
+        let (hidden, values) = (self.config.hidden, heads.values());
+        let (channels, taps) = (heads.channels(), heads.taps);
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
+        for (module, rows, columns) in [
+            (modules.qkv, channels, hidden),
+            (modules.gate, values, hidden),
+            (modules.output, hidden, values),
+        ] {
+            self.linear(&name(module), [rows, columns])?;
+        }
+        for module in [modules.strength, modules.step] {
+            let name = format!("{}.weight", name(module));
+            let tensor = self.tensors.require(&name)?;
+            tensor.expect_shape(&[heads.value_heads, hidden])?;
+            self.carried(&name, tensor, PartRole::HeadLinear);
+        }
+        let of_heads = [heads.value_heads];
+        self.small(&name(modules.step_bias), &[&of_heads], SmallForm::StepBias)?;
+        self.small(&name(modules.decay), &[&of_heads], SmallForm::Rates)?;
+        let convolution = format!("{}.weight", name(modules.convolution));
+        let shapes = [&[channels, taps][..], &[channels, 1, taps]];
+        self.small(
+            &convolution,
+            &shapes,
+            SmallForm::Convolution { channels, taps },
+        )?;
+        let norm = format!("{}.weight", name(modules.norm));
+        let tensor = self.tensors.require(&norm)?;
+        tensor.expect_shape(&[heads.value_dim])?;
+        self.carried(&norm, tensor, PartRole::Norm);
         Ok(())
     }
 
@@ -250,9 +329,31 @@ impl<'a> PartList<'a> {
 
     fn norm(&mut self, module: &str, width: usize) -> LoadResult<()> {
         let name = format!("{module}.weight");
+        let offset = self.config.architecture.norm_offset;
+        if offset != 0.0 {
+            return self.small(&name, &[&[width]], SmallForm::Norm { offset });
+        }
         let tensor = self.tensors.require(&name)?;
         tensor.expect_shape(&[width])?;
         self.carried(&name, tensor, PartRole::Norm);
+        Ok(())
+    }
+
+    /// Lists a small tensor, which may have one of these shapes.
+    fn small(&mut self, name: &str, shapes: &[&[usize]], form: SmallForm) -> LoadResult<()> {
+        let tensor = self.tensors.require(name)?;
+        if !shapes.contains(&&tensor.shape[..]) {
+            tensor.expect_shape(shapes[0])?;
+        }
+        let is_gguf = self.tensors.are_gguf();
+        self.parts.push(ModelPart {
+            name: name.to_owned(),
+            content: PartContent::Small(SmallTensor {
+                tensor,
+                form,
+                is_gguf,
+            }),
+        });
         Ok(())
     }
 

@@ -10,6 +10,7 @@ pub(crate) enum MetadataValue {
     Bool(bool),
     Text(String),
     Texts(Vec<String>),
+    Bools(Vec<bool>),
     Integers(Vec<i32>),
     Floats(Vec<f32>),
 }
@@ -41,6 +42,10 @@ fn put_value(value: &MetadataValue, out: &mut Vec<u8>) {
         MetadataValue::Texts(texts) => {
             put_array(8, texts.len(), out);
             texts.iter().for_each(|text| put_text(text, out));
+        }
+        MetadataValue::Bools(bools) => {
+            put_array(7, bools.len(), out);
+            out.extend(bools.iter().map(|bool| u8::from(*bool)));
         }
         MetadataValue::Integers(integers) => {
             put_array(5, integers.len(), out);

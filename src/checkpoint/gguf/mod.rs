@@ -27,6 +27,7 @@ use super::blocks::{BlockLayout, I2sOrder};
 use super::error::{LoadError, LoadResult};
 use super::files::MappedFiles;
 use super::folder::{FileBytes, Folder};
+use super::order::FileOrder;
 use super::tensor::{Storage, Tensor};
 
 pub(crate) use entries::{MetadataEntries, MetadataValue};
@@ -142,11 +143,8 @@ impl Gguf {
 
     /// Returns how the files name tensors.
     pub(crate) fn file_names(&self) -> FileNames {
-        match self.metadata().text("general.architecture") {
-            Ok(Some("gemma3")) => FileNames::GgufGemma,
-            Ok(Some("qwen35")) => FileNames::GgufQwen3_5,
-            _ => FileNames::Gguf,
-        }
+        let architecture = self.metadata().text("general.architecture");
+        FileNames::of_architecture(architecture.ok().flatten().unwrap_or_default())
     }
 
     /// Returns the shape of the tensor that Hugging Face calls `name`, the outermost size first.
@@ -249,7 +247,11 @@ fn tensor<'a>(
         storage,
         shape: entry.shape.clone(),
         bytes: bytes.ok_or_else(cut)?,
-        interleaved_head_dim: head_dim.filter(|_| names::has_rotated_rows(&entry.name)),
+        rows: match head_dim.filter(|_| names::has_rotated_rows(&entry.name)) {
+            Some(head_dim) => FileOrder::Interleaved { head_dim },
+            None => FileOrder::Same,
+        },
+        columns: FileOrder::Same,
     })
 }
 

@@ -90,6 +90,15 @@ pub(crate) enum FileNames {
 }
 
 impl FileNames {
+    /// Returns how GGUF files of an architecture name tensors.
+    pub(crate) fn of_architecture(name: &str) -> FileNames {
+        match name {
+            "gemma3" => FileNames::GgufGemma,
+            "qwen35" => FileNames::GgufQwen3_5,
+            _ => FileNames::Gguf,
+        }
+    }
+
     /// Returns what the files call the tensor that Hugging Face calls `name`.
     pub(crate) fn of(self, name: &str) -> String {
         match self {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::checkpoint::config::text_part;
 use crate::checkpoint::{Gguf, LoadResult, Source, parse_json};
 
 /// The hyperparameters that the files of a checkpoint state. What they do not state is `None`.
@@ -42,7 +43,13 @@ impl ModelFacts {
                 let name = "config.json";
                 let text = source.read(name)?;
                 let text = text.ok_or_else(|| source.missing_file(name))?;
-                ModelFacts::of_json(&parse_json(name, &text)?)
+                let own: Value = parse_json(name, &text)?;
+                // The sizes of a model with images are those of its text part.
+                let part = text_part(name, text.to_vec())?;
+                ModelFacts {
+                    architecture: architecture(&own),
+                    ..ModelFacts::of_json(&parse_json(name, &part)?)
+                }
             }
         };
         Ok(ModelFacts {
@@ -84,10 +91,8 @@ impl ModelFacts {
 
     fn of_json(json: &Value) -> ModelFacts {
         let size = |key: &str| json[key].as_u64();
-        let class = json["architectures"][0].as_str();
-        let name = class.or(json["model_type"].as_str());
         ModelFacts {
-            architecture: name.map(str::to_owned),
+            architecture: architecture(json),
             layers: size("num_hidden_layers"),
             hidden: size("hidden_size"),
             intermediate: size("intermediate_size"),
@@ -99,4 +104,10 @@ impl ModelFacts {
             tied: Some(json["tie_word_embeddings"].as_bool().unwrap_or(false)),
         }
     }
+}
+
+/// Returns what `config.json` calls the architecture.
+fn architecture(json: &Value) -> Option<String> {
+    let class = json["architectures"][0].as_str();
+    class.or(json["model_type"].as_str()).map(str::to_owned)
 }

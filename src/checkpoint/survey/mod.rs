@@ -13,7 +13,8 @@ use serde::Serialize;
 
 use self::codes::{WeightCodes, codes_of_all};
 use super::{
-    Gguf, LoadError, LoadResult, Source, Storage, Tensor, TensorFiles, architecture, config,
+    Gguf, LeftOut, LoadError, LoadResult, Source, Storage, Tensor, TensorFiles, architecture,
+    config,
 };
 
 pub use self::codes::{CodeCounts, ScaleSummary};
@@ -32,6 +33,8 @@ pub struct Survey {
     pub bytes: u64,
     /// The hyperparameters.
     pub facts: ModelFacts,
+    /// The tensors of parts that text generation does not need.
+    pub left_out: Vec<LeftOut>,
     /// The weights of all tensors.
     pub parameters: u64,
     /// The tensors by kind.
@@ -103,6 +106,7 @@ impl Survey {
             files: Vec::new(),
             bytes: 0,
             facts: ModelFacts::default(),
+            left_out: Vec::new(),
             parameters: 0,
             matrices: Vec::new(),
             codes: None,
@@ -144,6 +148,10 @@ impl Survey {
         let files = TensorFiles::open(source)?;
         self.files = files.names().to_vec();
         self.bytes = files.bytes();
+        let unused = config::ModelConfig::read(source).map(|config| config.unused_parts);
+        let unused = unused.unwrap_or_default(); // Loading says what is wrong.
+        self.left_out = files.tensors()?.leave_out(&unused);
+        let is_unused = |name: &str| unused.iter().any(|part| name.starts_with(part));
         let tensors = files.tensors()?.into_list();
         let types = source.gguf().map(|gguf| gguf.type_numbers());
         let types = types.unwrap_or_default();
@@ -168,7 +176,7 @@ impl Survey {
                 weights,
                 bytes: tensor.bytes.len() as u64,
                 scale_per: codes.as_ref().map(WeightCodes::scale_per),
-                is_known: is_known(name),
+                is_known: is_known(name) || is_unused(&tensor.name),
             };
             kind.count_among(&mut kinds);
             if let Some(codes) = codes {
@@ -189,7 +197,7 @@ impl Survey {
                 weights,
                 bytes: entry.bytes as u64,
                 scale_per: None,
-                is_known: is_known(&entry.hugging_face_name),
+                is_known: is_known(&entry.hugging_face_name) || is_unused(entry.name),
             };
             kind.count_among(&mut kinds);
         }

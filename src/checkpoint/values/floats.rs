@@ -60,6 +60,20 @@ pub(crate) fn read_floats(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [f32]) ->
     Ok(())
 }
 
+/// Returns the values of a float tensor, whose outermost size counts rows, in the order of the
+/// matrix.
+pub(crate) fn read_matrix(tensor: &Tensor<'_>) -> LoadResult<Vec<f32>> {
+    let rows = tensor.shape[0];
+    let columns = tensor.shape[1..].iter().product();
+    let row_bytes = row_bytes(tensor, columns)?;
+    let mut values = vec![0.0; rows * columns];
+    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
+        let bytes = &tensor.bytes[tensor.file_row(row) * row_bytes..][..row_bytes];
+        read_floats(tensor, bytes, values)?;
+    }
+    Ok(values)
+}
+
 /// # Errors
 /// If a value is not finite, or its magnitude is `limit` or more.
 pub(crate) fn refuse_non_finite(tensor: &Tensor<'_>, values: &[f32], limit: f32) -> LoadResult<()> {

@@ -8,7 +8,7 @@ use sterna_kernels::GroupSize;
 
 use super::floats::{read_floats, row_bytes};
 use crate::checkpoint::config::{ModelConfig, StoredWeights};
-use crate::checkpoint::{LoadResult, ScaleSpan, Storage, Tensor, Tensors};
+use crate::checkpoint::{FileOrder, LoadResult, ScaleSpan, Storage, Tensor, Tensors};
 
 /// Returns the size of the groups of a model, or `None` if its tensors have one scale each. The
 /// first linear decides.
@@ -179,6 +179,7 @@ impl RowMemory {
                 if let Some(group) = group {
                     self.repeat_scales(tensor, columns / group)?;
                 }
+                self.reorder(tensor.columns, FileOrder::in_file);
             }
             Storage::Plain(_) => {
                 read_float_row(tensor, row, &mut self.floats)?;
@@ -190,6 +191,31 @@ impl RowMemory {
             }
         }
         Ok(())
+    }
+
+    /// Moves the columns of a row in the order of the matrix to their places in a file.
+    pub(crate) fn put_in_file_order(&mut self, order: FileOrder) {
+        self.reorder(order, FileOrder::in_matrix);
+    }
+
+    /// Moves the columns. `from` says where the column of a place is now.
+    fn reorder(&mut self, order: FileOrder, from: fn(FileOrder, usize) -> usize) {
+        let FileOrder::Tiled { dim, .. } = order else {
+            return;
+        };
+        let codes = self.codes.clone();
+        for (column, code) in self.codes.iter_mut().enumerate() {
+            *code = codes[from(order, column)];
+        }
+        if self.scales.len() == 1 {
+            return;
+        }
+        // A group may be larger than a head, so each part of a head gets the scale of its group.
+        let group = codes.len() / self.scales.len();
+        let part = 1 << group.trailing_zeros().min(dim.trailing_zeros());
+        let parts = (0..codes.len()).step_by(part);
+        let scales = parts.map(|column| self.scales[from(order, column) / group]);
+        self.scales = scales.collect();
     }
 
     /// Returns the codes and the scale of each group of the row.
@@ -248,7 +274,14 @@ impl RowMemory {
 fn read_float_row(tensor: &Tensor<'_>, row: usize, floats: &mut [f32]) -> LoadResult<()> {
     let row_bytes = row_bytes(tensor, floats.len())?;
     let bytes = &tensor.bytes[tensor.file_row(row) * row_bytes..][..row_bytes];
-    read_floats(tensor, bytes, floats)
+    read_floats(tensor, bytes, floats)?;
+    if tensor.columns != FileOrder::Same {
+        let in_file = floats.to_vec();
+        for (column, float) in floats.iter_mut().enumerate() {
+            *float = in_file[tensor.columns.in_file(column)];
+        }
+    }
+    Ok(())
 }
 
 /// Returns a scale as the bits of a half-precision number.

@@ -9,9 +9,10 @@ use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
 
 use super::packing::{Packer, Rounding};
 use crate::checkpoint::{
-    LoadError, LoadResult, ModelConfig, RecurrentLayers, RecurrentModules, ScaleDirection, Source,
-    Storage, StoredWeights, Tensor, TensorFiles, Tensors, TernaryForm, WeightStatistics,
-    is_ternary, master_factor, of_model, one_float, read_floats, refuse_non_finite,
+    FileOrder, LoadError, LoadResult, ModelConfig, OutputOrder, RecurrentLayers, RecurrentModules,
+    ScaleDirection, Source, Storage, StoredWeights, Tensor, TensorFiles, Tensors, TernaryForm,
+    WeightStatistics, is_ternary, master_factor, of_model, one_float, order_value_heads,
+    read_matrix, refuse_non_finite,
 };
 use crate::model::attention::{Attention, HeadNorms};
 use crate::model::embedding::{Embedding, EmbeddingMatrix};
@@ -42,15 +43,12 @@ pub(crate) fn load_weights(
     let files = TensorFiles::open(source)?;
     let bytes = files.bytes();
     let mut tensors = files.tensors()?;
-    for part in &config.unused_parts {
-        let count = tensors.leave_out(part);
-        if count > 0 {
-            tracing::info!(
-                part,
-                count,
-                "leaving out tensors that text generation does not need"
-            );
-        }
+    for part in tensors.leave_out(&config.unused_parts) {
+        tracing::info!(
+            part = part.prefix,
+            count = part.tensors,
+            "leaving out tensors that text generation does not need"
+        );
     }
     if let Some(local) = config.local.as_ref().filter(|local| local.limits_context) {
         let window = local.window;
@@ -60,6 +58,7 @@ pub(crate) fn load_weights(
         );
     }
     let group = of_model(config, &tensors)?;
+    order_value_heads(config, group, &mut tensors);
     let mut loader = Loader {
         config,
         options,
@@ -392,10 +391,8 @@ impl Loader<'_> {
             input.push(Linear::Dense(Arc::new(weights)));
         }
         let output = self.linears(layer, &[(modules.output, hidden, values)])?;
-        let is_grouped = config.rotation.as_ref().is_some_and(|rotation| {
-            let is_rotated = rotation.is_of(&format!("{}.weight", name(modules.output)));
-            rotation.has_grouped_values && is_rotated
-        });
+        let order = OutputOrder::of(config, layer, self.group);
+        let is_tiled = self.tensors.are_gguf() && order == OutputOrder::Tiled;
         let mut rates = self.floats(&name(modules.decay), &[heads.value_heads])?;
         if !self.tensors.are_gguf() {
             // GGUF files hold the rates themselves.
@@ -422,7 +419,7 @@ impl Loader<'_> {
                 norm: self.plain_norm(&name(modules.norm), heads.value_dim)?,
             },
             output,
-            groups_output: is_grouped,
+            has_tiled_output: is_tiled,
         })
     }
 
@@ -439,8 +436,7 @@ impl Loader<'_> {
         is_known
             .then_some(())
             .ok_or_else(|| tensor.error(problem()))?;
-        let mut weights = vec![0.0; channels * taps];
-        read_floats(&tensor, tensor.bytes, &mut weights)?;
+        let weights = read_matrix(&tensor)?;
         refuse_non_finite(&tensor, &weights, f32::MAX)?;
         let (queries, dim) = (heads.key_heads * heads.key_dim, heads.key_dim);
         let mut sorted = Vec::with_capacity(weights.len());
@@ -462,8 +458,7 @@ impl Loader<'_> {
     fn floats(&mut self, name: &str, shape: &[usize]) -> LoadResult<Vec<f32>> {
         let tensor = self.tensors.require(name)?;
         tensor.expect_shape(shape)?;
-        let mut values = vec![0.0; shape.iter().product()];
-        read_floats(&tensor, tensor.bytes, &mut values)?;
+        let values = read_matrix(&tensor)?;
         refuse_non_finite(&tensor, &values, f32::MAX)?;
         Ok(values)
     }
@@ -481,8 +476,7 @@ impl Loader<'_> {
     fn plain_norm(&mut self, module: &str, width: usize) -> LoadResult<Norm> {
         let tensor = self.tensors.require(&format!("{module}.weight"))?;
         tensor.expect_shape(&[width])?;
-        let mut weight = vec![0.0; width];
-        read_floats(&tensor, tensor.bytes, &mut weight)?;
+        let weight = read_matrix(&tensor)?;
         refuse_non_finite(&tensor, &weight, f32::MAX)?;
         Ok(Norm {
             weight,
@@ -538,9 +532,9 @@ impl Loader<'_> {
             "a low-rank correction of a linear that is stored rotated is not supported",
         )?;
         up.require(
-            weights.interleaved_head_dim.is_none(),
-            "a low-rank correction of query or key is not supported in files of the llama \
-             architecture, because the order of its rows is not known",
+            (weights.rows, weights.columns) == (FileOrder::Same, FileOrder::Same),
+            "a low-rank correction is not supported for a matrix that GGUF files reorder, as query \
+             and key of the llama architecture, because the order of the correction is not known",
         )?;
         let (shape, limit) = (&up.shape, rows.min(columns));
         let rank = match shape[..] {

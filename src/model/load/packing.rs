@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use sterna_kernels::{DenseMatrix, GroupSize, HugeSlice, Packing, PanelMut, TernaryMatrix};
 
 use crate::checkpoint::{
-    INTERLEAVED_WEIGHTS, LoadResult, OneScale, RowMemory, Storage, Tensor, TensorFiles,
+    FileOrder, INTERLEAVED_WEIGHTS, LoadResult, OneScale, RowMemory, Storage, Tensor, TensorFiles,
     WeightStatistics, half_bits, mean_of, read_floats, refuse_non_finite, refuse_other_than_signs,
     rounded_code, row_bytes, row_magnitude, take_codes,
 };
@@ -221,12 +221,14 @@ impl Packer<'_> {
                 read_floats(tensor, bytes, out)?;
                 refuse_non_finite(tensor, out, f32::MAX)
             })?;
+            put_in_order(tensor, columns, &mut values);
             Ok(DenseMatrix::from_f32(rows, columns, values))
         } else {
             let mut values = HugeSlice::new(rows * columns);
             self.convert(tensor, columns, &mut values, |bytes, out| {
                 read_halves(tensor, bytes, out)
             })?;
+            put_in_order(tensor, columns, &mut values);
             Ok(DenseMatrix::from_f16(rows, columns, values))
         }
     }
@@ -324,6 +326,17 @@ pub(super) enum Rounding {
     MustBeTernary,
 }
 
+/// Moves rows in the order of the file to their places in the matrix.
+fn put_in_order<T: Copy>(tensor: &Tensor<'_>, columns: usize, values: &mut [T]) {
+    if tensor.rows == FileOrder::Same {
+        return;
+    }
+    let in_file = values.to_vec();
+    for (row, out) in values.chunks_exact_mut(columns).enumerate() {
+        out.copy_from_slice(&in_file[tensor.file_row(row) * columns..][..columns]);
+    }
+}
+
 /// Converts values of a tensor to the bits of IEEE half precision.
 fn read_halves(tensor: &Tensor<'_>, bytes: &[u8], out: &mut [u16]) -> LoadResult<()> {
     let mut floats = [0.0; CHUNK];
@@ -350,7 +363,8 @@ mod tests {
             storage: Storage::Plain(dtype),
             shape: vec![bytes.len() / 2],
             bytes,
-            interleaved_head_dim: None,
+            rows: FileOrder::Same,
+            columns: FileOrder::Same,
         }
     }
 
