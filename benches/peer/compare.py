@@ -63,7 +63,7 @@ OWN_FILES_NOTE = (
     "llama.cpp's graph of this architecture has SiLU where the model squares a ReLU, and its "
     "lm_head is Q6_K."
 )
-SAME_FILE_NOTE = "Both servers loaded the same file."
+SAME_FILE_NOTE = "Sterna loaded llama.cpp's Q2_0 file. All files have the same weights."
 
 
 class NoResult(Exception):
@@ -154,10 +154,16 @@ def shortened(argument):
 def sterna(args):
     inspect = [args.sterna, "inspect", "--json", args.model]
     report = subprocess.run(inspect, check=True, capture_output=True, text=True).stdout
-    model = json.loads(report)["model"]
-    token_bytes = model["layers"] * 2 * model["kv_heads"] * model["head_dim"] * 2
+    report = json.loads(report)
+    model = report["model"]
+    # Recurrent layers have no keys.
+    key_tensors = (".self_attn.k_proj.weight", ".attn_k.weight")
+    layers = sum(t["count"] for t in report["tensors"] if t["kind"].endswith(key_tensors))
+    token_bytes = layers * 2 * model["kv_heads"] * model["head_dim"] * 2
     mebibytes = -(-STREAMS * SEQUENCE_TOKENS * token_bytes // 2**20)
     flags = ["--threads", str(args.threads), "--kv-memory", f"{mebibytes}MiB"]
+    # This bounds the memory for states of recurrent layers, as llama-server's slots do.
+    flags += ["--max-running", str(STREAMS)]
     # No draft tokens: random weights may repeat themselves, and llama-server does not draft.
     # A long queue limit: on a slow machine Sterna would reject requests that llama-server accepts.
     flags += ["--speculate", "0", "--max-queued-seconds", "3600"]
@@ -174,9 +180,10 @@ def sterna(args):
 
 def llama(args, path):
     flags = ["--threads", str(args.threads), "--threads-batch", str(args.threads)]
-    # One slot per client, each with its own cache; no saved prompts and no web page.
+    # One slot per client, each with its own cache; no saved prompts or states, and no web page.
     flags += ["--parallel", str(STREAMS), "--ctx-size", str(STREAMS * SEQUENCE_TOKENS)]
     flags += ["--no-kv-unified", "--cache-ram", "0", "--no-cache-prompt", "--no-ui"]
+    flags += ["--ctx-checkpoints", "0"]
     flags += ["--jinja", "--reasoning-format", "none"]
     return {
         "name": f"llama.cpp {path.stem.upper()}",

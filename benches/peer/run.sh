@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures Sterna beside llama.cpp: same machine, same model shape, same client, one run.
 #
-#   benches/peer/run.sh [--shape NAME] [--env DIR] [--json FILE] [--repetitions N] [--threads N]
-#                       [--alone] [--quick] [--keep]
+#   benches/peer/run.sh [--shape NAME] [--types LIST] [--env DIR] [--json FILE] [--repetitions N]
+#                       [--threads N] [--alone] [--quick] [--keep]
 #
 # The script does the following:
 #
@@ -11,13 +11,16 @@
 #    used, because it handles one request at a time.
 # 3. It writes a shape with random ternary weights. The shape of BitNet b1.58 2B-4T: as Sterna's
 #    checkpoint, and as TQ2_0 and Q4_0 GGUF files for llama.cpp (write_gguf.py). A shape of Bonsai:
-#    as one Q2_0 GGUF file (groups of 64), which both servers load.
+#    as one Q2_0 GGUF file (groups of 64), which both servers load. A shape of Bonsai 2, which has
+#    recurrent layers: as a Q2_0 file, which both servers load, and as a Q4_0 file of the same
+#    weights for llama.cpp (write_gguf.py).
 # 4. It measures prefill, one stream and 16 streams through each server (compare.py).
 # 5. It prints a Markdown table.
 #
 # Flags:
 #
-#   --shape NAME     2b-4t (the default), bonsai-1.7b or bonsai-8b
+#   --shape NAME     2b-4t (the default), bonsai-1.7b, bonsai-8b, bonsai-2-2b or bonsai-2-4b
+#   --types LIST     types of llama.cpp's files, separated by commas; all of the shape if omitted
 #   --env DIR        keep environment, build and GGUF files in DIR for the next run (4 GB)
 #   --json FILE      write all figures to FILE
 #   --repetitions N  runs of each server; 3 if omitted
@@ -29,13 +32,15 @@
 # Without --env and --keep the script leaves no file and no process behind.
 #
 # Requirements: `cargo build --release --workspace`, gcc and g++, Python 3.9 or later, 8 GB of
-# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB). The first run compiles for at least 10 minutes.
-# A run takes about as long again.
+# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB, bonsai-2-4b: 12 and 16 GB). The first run
+# compiles for at least 10 minutes. A run takes about as long again.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 bin="${CARGO_TARGET_DIR:-$here/../../target}/release"
 
 peer=0.3.36 # The version of llama-cpp-python.
+# The GGUF library comes from the source package, because 0.19.0 lacks Q2_0. gguf brings the
+# packages that it needs.
 tools=(cmake==4.4.4 ninja==1.13.2 scikit-build-core==1.1.2 gguf==0.19.0)
 
 fail() {
@@ -45,14 +50,14 @@ fail() {
 
 step() { printf '== %s\n' "$*" >&2; }
 
-shape=2b-4t env="" json="" keep="" quick="" alone="" repetitions=3 threads=2
+shape=2b-4t types="" env="" json="" keep="" quick="" alone="" repetitions=3 threads=2
 while [ $# -gt 0 ]; do
     case "$1" in
     -h | --help)
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
         exit
         ;;
-    --shape | --env | --json | --repetitions | --threads)
+    --shape | --types | --env | --json | --repetitions | --threads)
         [ $# -ge 2 ] || fail "$1 needs a value"
         declare "${1#--}=$2"
         shift 2
@@ -66,10 +71,17 @@ while [ $# -gt 0 ]; do
 done
 
 case "$shape" in
-2b-4t) types=(tq2_0 q4_0) ;;
-bonsai-1.7b | bonsai-8b) types=(q2_0) ;;
-*) fail "unknown shape $shape; the shapes are 2b-4t, bonsai-1.7b and bonsai-8b" ;;
+2b-4t) all_types=tq2_0,q4_0 ;;
+bonsai-1.7b | bonsai-8b) all_types=q2_0 ;;
+bonsai-2-2b | bonsai-2-4b) all_types=q2_0,q4_0 ;;
+*) fail "unknown shape $shape; --help lists the shapes" ;;
 esac
+IFS=, read -ra types <<<"${types:-$all_types}"
+IFS=, read -ra all_types <<<"$all_types"
+for type in "${types[@]}"; do
+    [[ " ${all_types[*]} " = *" $type "* ]] ||
+        fail "unknown type $type; the types of $shape are ${all_types[*]}"
+done
 
 for binary in sterna sterna-loadtest; do
     [ -x "$bin/$binary" ] || fail "$bin/$binary is missing; run: cargo build --release --workspace"
@@ -160,13 +172,20 @@ remember() {
     printf '%s\n' "$key" >"$mark"
 }
 
-# Writes llama.cpp's files of the 2B-4T shape.
+# write_files CHECKPOINT: writes the checkpoint's shape as files of all types.
 write_files() {
     local type
-    for type in "${types[@]}"; do
-        "$env/venv/bin/python" "$here/write_gguf.py" --model "$work/2b-4t" --type "$type" \
-            "$files/$type.gguf"
+    for type in "${all_types[@]}"; do
+        PYTHONPATH="$source/vendor/llama.cpp/gguf-py" "$env/venv/bin/python" \
+            "$here/write_gguf.py" --model "$1" --type "$type" "$files/$type.gguf"
     done
+}
+
+# Writes the files of a Bonsai 2 shape. The floats that they are made of are removed.
+write_equal_files() {
+    "$bin/sterna" synthesize --shape "$shape" "$work/floats"
+    write_files "$work/floats"
+    rm -r "$work/floats"
 }
 
 # Writes the file of a Bonsai shape. The floats that it is made of are removed.
@@ -189,16 +208,24 @@ run remember build "$peer" build_peer
 step "files of the shape $shape"
 files="$env/$shape"
 mkdir -p "$files"
-if [ "$shape" = 2b-4t ]; then
+case "$shape" in
+2b-4t)
     model="$work/2b-4t"
     run "$bin/sterna" synthesize --shape 2b-4t "$model"
     files_key="$(cat "$model"/{config,tokenizer,tokenizer_config}.json "$here/write_gguf.py" |
         sha256sum)"
-    run remember "files-$shape" "$files_key" write_files
-else
+    run remember "files-$shape" "$files_key" write_files "$model"
+    ;;
+bonsai-2-*)
+    model="$files/q2_0.gguf"
+    files_key="$("$bin/sterna" --version), $(sha256sum <"$here/write_gguf.py")"
+    run remember "files-$shape" "$files_key" write_equal_files
+    ;;
+*)
     model="$files/q2_0.gguf"
     run remember "files-$shape" "$("$bin/sterna" --version)" write_shared_file
-fi
+    ;;
+esac
 gcc -O3 -march=native -pthread -o "$work/bandwidth" "$here/bandwidth.c"
 
 ggufs=("${types[@]/#/$files/}")
