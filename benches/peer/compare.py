@@ -63,7 +63,7 @@ OWN_FILES_NOTE = (
     "llama.cpp's graph of this architecture has SiLU where the model squares a ReLU, and its "
     "lm_head is Q6_K."
 )
-SAME_FILE_NOTE = "Sterna loaded llama.cpp's Q2_0 file. All files have the same weights."
+SAME_WEIGHTS_NOTE = "Sterna loaded the Q2_0 file. All files have the same weights."
 
 
 class NoResult(Exception):
@@ -91,7 +91,7 @@ def main():
         sys.exit(1)
     report = {
         "machine": machine(args),
-        "same_file": is_same_file(args),
+        "same_weights": has_same_weights(args),
         "bandwidth_gb_per_s": bandwidths,
         "versions": {engine["name"]: engine["version"] for engine in engines},
         "commands": {
@@ -195,9 +195,9 @@ def llama(args, path):
     }
 
 
-def is_same_file(args):
-    """Returns whether both engines load the same file."""
-    return Path(args.model).resolve() in [Path(path).resolve() for path in args.gguf]
+def has_same_weights(args):
+    """Returns whether the files of all engines have the same weights: if Sterna's is GGUF too."""
+    return Path(args.model).suffix == ".gguf"
 
 
 class Server:
@@ -305,7 +305,7 @@ def drive(args, server, seed, clients, prompt_tokens, output_tokens):
     command += ["--prompt-spread", "0", "--seed", str(seed)]
     command += ["--clients", str(clients), "--requests", str(clients)]
     command += ["--prompt-tokens", str(prompt_tokens), "--max-tokens", str(output_tokens)]
-    for attempt in range(5):
+    for attempt in range(20):
         done = subprocess.run(command, capture_output=True, text=True)
         # llama-server's HTTP library sometimes closes a connection without an answer. Such a run
         # is repeated. The server caches nothing of it.
@@ -438,7 +438,7 @@ def table(report):
             text = f"**{text}**" if middle == best else text
             cells.append(f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f})")
         lines.append(f"| {label.format(**info)} | {' | '.join(cells)} |")
-    lines += ["", NOTE, SAME_FILE_NOTE if report["same_file"] else OWN_FILES_NOTE]
+    lines += ["", NOTE, SAME_WEIGHTS_NOTE if report["same_weights"] else OWN_FILES_NOTE]
     return "\n".join(lines)
 
 
