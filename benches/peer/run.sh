@@ -11,29 +11,30 @@
 #    used, because it handles one request at a time.
 # 3. It writes a shape with random ternary weights. The shape of BitNet b1.58 2B-4T: as Sterna's
 #    checkpoint, and as TQ2_0 and Q4_0 GGUF files for llama.cpp (write_gguf.py). A shape of Bonsai:
-#    as one Q2_0 GGUF file (groups of 64), which both servers load. A shape of Bonsai 2, which has
-#    recurrent layers: as a Q2_0 file, which both servers load, and as a Q4_0 file of the same
+#    as one Q2_0 GGUF file (groups of 64), which both servers load. The shape of Bonsai 2 2B, which
+#    has recurrent layers: as a Q2_0 file, which both servers load, and as a Q4_0 file of the same
 #    weights for llama.cpp (write_gguf.py).
-# 4. It measures prefill, one stream and 16 streams through each server (compare.py).
+# 4. It measures prefill, one stream and 16 streams through each server (compare.py), and 4 streams
+#    of Bonsai 2 2B.
 # 5. It prints a Markdown table.
 #
 # Flags:
 #
-#   --shape NAME     2b-4t (the default), bonsai-1.7b, bonsai-8b, bonsai-2-2b or bonsai-2-4b
+#   --shape NAME     2b-4t (the default), bonsai-1.7b, bonsai-8b or bonsai-2-2b
 #   --types LIST     types of llama.cpp's files, separated by commas; all of the shape if omitted
 #   --env DIR        keep environment, build and GGUF files in DIR for the next run (4 GB)
 #   --json FILE      write all figures to FILE
 #   --repetitions N  runs of each server; 3 if omitted
 #   --threads N      compute threads of each server; 2 if omitted
-#   --alone          measure prefill and one stream, not 16 clients at once
+#   --alone          measure prefill and one stream, not many clients at once
 #   --quick          run every part once with few clients and tokens, to check that it works
 #   --keep           keep the working folder, which has the servers' logs
 #
 # Without --env and --keep the script leaves no file and no process behind.
 #
 # Requirements: `cargo build --release --workspace`, gcc and g++, Python 3.9 or later, 8 GB of
-# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB, bonsai-2-4b: 12 and 16 GB). The first run
-# compiles for at least 10 minutes. A run takes about as long again.
+# memory and 8 GB of disk (bonsai-8b: 12 and 24 GB). The first run compiles for at least 10 minutes.
+# A run takes about as long again.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 bin="${CARGO_TARGET_DIR:-$here/../../target}/release"
@@ -71,9 +72,9 @@ while [ $# -gt 0 ]; do
 done
 
 case "$shape" in
-2b-4t) all_types=tq2_0,q4_0 ;;
-bonsai-1.7b | bonsai-8b) all_types=q2_0 ;;
-bonsai-2-2b | bonsai-2-4b) all_types=q2_0,q4_0 ;;
+2b-4t) all_types=tq2_0,q4_0 clients=(16) ;;
+bonsai-1.7b | bonsai-8b) all_types=q2_0 clients=(16) ;;
+bonsai-2-2b) all_types=q2_0,q4_0 clients=(4 16) ;;
 *) fail "unknown shape $shape; --help lists the shapes" ;;
 esac
 IFS=, read -ra types <<<"${types:-$all_types}"
@@ -181,7 +182,7 @@ write_files() {
     done
 }
 
-# Writes the files of a Bonsai 2 shape. The floats that they are made of are removed.
+# Writes the files of the Bonsai 2 shape. The floats that they are made of are removed.
 write_equal_files() {
     "$bin/sterna" synthesize --shape "$shape" "$work/floats"
     write_files "$work/floats"
@@ -216,7 +217,7 @@ case "$shape" in
         sha256sum)"
     run remember "files-$shape" "$files_key" write_files "$model"
     ;;
-bonsai-2-*)
+bonsai-2-2b)
     model="$files/q2_0.gguf"
     files_key="$("$bin/sterna" --version), $(sha256sum <"$here/write_gguf.py")"
     run remember "files-$shape" "$files_key" write_equal_files
@@ -234,6 +235,6 @@ run python3 "$here/compare.py" --sterna "$bin/sterna" --loadtest "$bin/sterna-lo
     --model "$model" --llama-server "$build/bin/llama-server" \
     --llama-version "llama.cpp of llama-cpp-python $peer, gcc $compiler, GGML_NATIVE" \
     --gguf "${ggufs[@]/%/.gguf}" \
-    --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" \
+    --clients "${clients[@]}" --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" \
     --logs "$work" \
     ${json:+--json "$json"} ${quick:+--quick} ${alone:+--alone}

@@ -7,10 +7,9 @@ decides the architecture:
 - BitNet b1.58 2B-4T: llama.cpp's `bitnet`, with random weights of its own. It has the same matrices
   and sub-norms, except that it uses SiLU where the model squares a ReLU. The embedding is also the
   lm_head. It is Q6_K, as llama-quantize stores it for both types.
-- Bonsai 2 (Qwen 3.5): llama.cpp's `qwen35`, with the weights of the checkpoint. All ternary
+- Bonsai 2 2B (Qwen 3.5): llama.cpp's `qwen35`, with the weights of the checkpoint. All ternary
   matrices have the type --type, also the embedding, which is the lm_head too. Nothing is rounded.
-  Value heads keep the checkpoint's order. GGUF has another order if there are more value heads
-  than key heads. Then the file is a different random model of the same shape.
+  The weights are not rotated, because this llama.cpp does not know rotations.
 """
 
 import argparse
@@ -85,11 +84,13 @@ def write_shape(writer, config):
 
 def write_recurrent_shape(writer, config):
     value_heads, value_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    key_heads = config["linear_num_key_heads"]
+    assert value_heads == key_heads, "GGUF orders value heads otherwise if there are more of them"
     writer.add_recurrent_layers([kind == "linear_attention" for kind in config["layer_types"]])
     writer.add_rope_dimension_sections(TEXT_SECTIONS)
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(config["linear_key_head_dim"])
-    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_group_count(key_heads)
     writer.add_ssm_time_step_rank(value_heads)
     writer.add_ssm_inner_size(value_heads * value_dim)
 
