@@ -133,7 +133,7 @@ def parse():
         "--quick", action="store_true", help="one run with few clients and tokens, as a check"
     )
     flags.add_argument(
-        "--clients", type=int, nargs="+", default=[STREAMS], help=f"numbers of clients, to {STREAMS}"
+        "--clients", type=int, nargs="+", default=[STREAMS], help="numbers of clients"
     )
     flags.add_argument(
         "--alone", action="store_true", help="measure one client at a time, not many at once"

@@ -235,6 +235,6 @@ run python3 "$here/compare.py" --sterna "$bin/sterna" --loadtest "$bin/sterna-lo
     --model "$model" --llama-server "$build/bin/llama-server" \
     --llama-version "llama.cpp of llama-cpp-python $peer, gcc $compiler, GGML_NATIVE" \
     --gguf "${ggufs[@]/%/.gguf}" \
-    --clients "${clients[@]}" --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" \
-    --logs "$work" \
+    --clients "${clients[@]}" --bandwidth "$work/bandwidth" \
+    --threads "$threads" --repetitions "$repetitions" --logs "$work" \
     ${json:+--json "$json"} ${quick:+--quick} ${alone:+--alone}
