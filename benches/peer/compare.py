@@ -6,8 +6,9 @@ fixed length. The figures are:
 
 - prefill: one request of 512 tokens with one output token; prompt tokens over the request's time;
 - one stream: 128 tokens in, 64 out; the 63 tokens after the first over their time;
-- 16 clients at once, each 128 tokens in, 64 out: output tokens per second over the whole time,
-  time to first token, and the longest time between two pieces of text of one answer;
+- as many clients at once as --clients says, each 128 tokens in, 64 out: output tokens per second
+  over the whole time, time to first token, and the longest time between two pieces of text of one
+  answer;
 - memory: the process's VmHWM at the end, which includes mapped weights;
 - start: the time from exec to ready.
 
@@ -38,8 +39,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-PREFILL_TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS, STREAMS = 512, 128, 64, 16
-QUICK_PREFILL_TOKENS, QUICK_PROMPT_TOKENS, QUICK_OUTPUT_TOKENS, QUICK_STREAMS = 64, 48, 8, 4
+PREFILL_TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = 512, 128, 64
+QUICK_PREFILL_TOKENS, QUICK_PROMPT_TOKENS, QUICK_OUTPUT_TOKENS = 64, 48, 8
+# Sequences that each server has memory for, and the clients if --clients does not say it.
+STREAMS = 16
 # KV tokens of each sequence: the longest prompt, its answer, the chat template, and a margin.
 SEQUENCE_TOKENS = 640
 READY_SECONDS, END_SECONDS = 180, 40
@@ -47,11 +50,13 @@ READY_SECONDS, END_SECONDS = 180, 40
 FIGURES = [  # name, label and unit, digits, whether more is better
     ("prefill", "prefill of about {prefill} tokens, tok/s", 0, True),
     ("one_stream", "one stream, tok/s", 1, True),
-    ("streams", "{streams} clients, output tok/s", 1, True),
-    ("ttft_p50", "{streams} clients, TTFT p50, s", 2, False),
-    ("longest_gap", "{streams} clients, longest gap between tokens, s", 2, False),
     ("peak_memory", "peak resident memory, GB", 2, False),
     ("start", "start to ready, s", 1, False),
+]
+CLIENTS_FIGURES = [  # the same, for each number of clients
+    ("streams", "{clients} clients, output tok/s", 1, True),
+    ("ttft_p50", "{clients} clients, TTFT p50, s", 2, False),
+    ("longest_gap", "{clients} clients, longest gap between tokens, s", 2, False),
 ]
 
 NOTE = (
@@ -63,7 +68,7 @@ OWN_FILES_NOTE = (
     "llama.cpp's graph of this architecture has SiLU where the model squares a ReLU, and its "
     "lm_head is Q6_K."
 )
-SAME_FILE_NOTE = "Both servers loaded the same file."
+SAME_WEIGHTS_NOTE = "Sterna loaded the Q2_0 file. All files have the same weights."
 
 
 class NoResult(Exception):
@@ -83,7 +88,7 @@ def main():
                 figures = measure(engine, args, seed=repetition + 1)
                 results[engine["name"]].append(figures)
                 progress = f"{repetition + 1}/{args.repetitions}"
-                log(f"{progress} {engine['name']}: {summary(figures)}")
+                log(f"{progress} {engine['name']}: {summary(figures, args.clients)}")
             check_prompts(results)
         bandwidths += sample_bandwidth(args)
     except NoResult as reason:
@@ -91,14 +96,16 @@ def main():
         sys.exit(1)
     report = {
         "machine": machine(args),
-        "same_file": is_same_file(args),
+        "same_weights": has_same_weights(args),
         "bandwidth_gb_per_s": bandwidths,
         "versions": {engine["name"]: engine["version"] for engine in engines},
         "commands": {
             engine["name"]: " ".join(map(shortened, engine["command"](0))) for engine in engines
         },
         "repetitions": results,
-        "medians": {name: medians(figures) for name, figures in results.items()},
+        "medians": {
+            name: medians(figures, args.clients) for name, figures in results.items()
+        },
     }
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -126,16 +133,22 @@ def parse():
         "--quick", action="store_true", help="one run with few clients and tokens, as a check"
     )
     flags.add_argument(
+        "--clients", type=int, nargs="+", default=[STREAMS], help="numbers of clients"
+    )
+    flags.add_argument(
         "--alone", action="store_true", help="measure one client at a time, not many at once"
     )
     flags.add_argument("--logs", type=Path, required=True, help="folder for the servers' logs")
     flags.add_argument("--json", help="file for all figures, as JSON")
     args = flags.parse_args()
     args.prefill, args.prompt = PREFILL_TOKENS, PROMPT_TOKENS
-    args.output, args.streams = OUTPUT_TOKENS, STREAMS
+    args.output = OUTPUT_TOKENS
     if args.quick:
         args.prefill, args.prompt = QUICK_PREFILL_TOKENS, QUICK_PROMPT_TOKENS
-        args.output, args.streams, args.repetitions = QUICK_OUTPUT_TOKENS, QUICK_STREAMS, 1
+        args.output, args.repetitions = QUICK_OUTPUT_TOKENS, 1
+        args.clients = [max(2, clients // 4) for clients in args.clients]
+    if args.alone:
+        args.clients = []
     return args
 
 
@@ -154,10 +167,16 @@ def shortened(argument):
 def sterna(args):
     inspect = [args.sterna, "inspect", "--json", args.model]
     report = subprocess.run(inspect, check=True, capture_output=True, text=True).stdout
-    model = json.loads(report)["model"]
-    token_bytes = model["layers"] * 2 * model["kv_heads"] * model["head_dim"] * 2
+    report = json.loads(report)
+    model = report["model"]
+    # Recurrent layers have no keys.
+    key_tensors = (".self_attn.k_proj.weight", ".attn_k.weight")
+    layers = sum(t["count"] for t in report["tensors"] if t["kind"].endswith(key_tensors))
+    token_bytes = layers * 2 * model["kv_heads"] * model["head_dim"] * 2
     mebibytes = -(-STREAMS * SEQUENCE_TOKENS * token_bytes // 2**20)
     flags = ["--threads", str(args.threads), "--kv-memory", f"{mebibytes}MiB"]
+    # This bounds the memory for states of recurrent layers, as llama-server's slots do.
+    flags += ["--max-running", str(STREAMS)]
     # No draft tokens: random weights may repeat themselves, and llama-server does not draft.
     # A long queue limit: on a slow machine Sterna would reject requests that llama-server accepts.
     flags += ["--speculate", "0", "--max-queued-seconds", "3600"]
@@ -174,9 +193,10 @@ def sterna(args):
 
 def llama(args, path):
     flags = ["--threads", str(args.threads), "--threads-batch", str(args.threads)]
-    # One slot per client, each with its own cache; no saved prompts and no web page.
+    # One slot per client, each with its own cache; no saved prompts or states, and no web page.
     flags += ["--parallel", str(STREAMS), "--ctx-size", str(STREAMS * SEQUENCE_TOKENS)]
     flags += ["--no-kv-unified", "--cache-ram", "0", "--no-cache-prompt", "--no-ui"]
+    flags += ["--ctx-checkpoints", "0"]
     flags += ["--jinja", "--reasoning-format", "none"]
     return {
         "name": f"llama.cpp {path.stem.upper()}",
@@ -188,9 +208,9 @@ def llama(args, path):
     }
 
 
-def is_same_file(args):
-    """Returns whether both engines load the same file."""
-    return Path(args.model).resolve() in [Path(path).resolve() for path in args.gguf]
+def has_same_weights(args):
+    """Returns whether the files of all engines have the same weights: if Sterna's is GGUF too."""
+    return Path(args.model).suffix == ".gguf"
 
 
 class Server:
@@ -272,9 +292,10 @@ def measure(engine, args, seed):
         one = ask if args.alone else drive
         prefill = one(args, server, seed, 1, args.prefill, 1)
         alone = one(args, server, seed + 100, 1, args.prompt, args.output)
-        crowd = None
-        if not args.alone:
-            crowd = drive(args, server, seed + 200, args.streams, args.prompt, args.output)
+        crowds = [
+            drive(args, server, seed + 200 + 100 * index, clients, args.prompt, args.output)
+            for index, clients in enumerate(args.clients)
+        ]
         peak = server.peak_bytes()
     decoding = alone["end_to_end_seconds"]["max"] - alone["time_to_first_token_seconds"]["max"]
     figures = {
@@ -282,12 +303,12 @@ def measure(engine, args, seed):
         "one_stream": (args.output - 1) / decoding,
         "peak_memory": peak / 1e9,
         "start": server.start_seconds,
-        "prompt_tokens": [run["prompt_tokens"] for run in (prefill, alone, crowd) if run],
+        "prompt_tokens": [run["prompt_tokens"] for run in (prefill, alone, *crowds)],
     }
-    if crowd:
-        figures["streams"] = crowd["output_tokens_per_second"]
-        figures["ttft_p50"] = crowd["time_to_first_token_seconds"]["p50"]
-        figures["longest_gap"] = crowd["inter_token_seconds"]["max"]
+    for clients, crowd in zip(args.clients, crowds):
+        figures[f"streams_{clients}"] = crowd["output_tokens_per_second"]
+        figures[f"ttft_p50_{clients}"] = crowd["time_to_first_token_seconds"]["p50"]
+        figures[f"longest_gap_{clients}"] = crowd["inter_token_seconds"]["max"]
     return figures
 
 
@@ -295,10 +316,12 @@ def drive(args, server, seed, clients, prompt_tokens, output_tokens):
     """Runs the load test once: each client sends one request, all at the same time."""
     name = server.engine["name"]
     command = [args.loadtest, "drive", "--json", "--url", server.url, "--ignore-eos"]
+    # With Q2_0, an answer to one of 16 clients takes llama-server half an hour.
+    command += ["--timeout-seconds", "3600"]
     command += ["--prompt-spread", "0", "--seed", str(seed)]
     command += ["--clients", str(clients), "--requests", str(clients)]
     command += ["--prompt-tokens", str(prompt_tokens), "--max-tokens", str(output_tokens)]
-    for attempt in range(5):
+    for attempt in range(20):
         done = subprocess.run(command, capture_output=True, text=True)
         # llama-server's HTTP library sometimes closes a connection without an answer. Such a run
         # is repeated. The server caches nothing of it.
@@ -368,8 +391,8 @@ def sample_bandwidth(args):
     return [float(done.stdout)]
 
 
-def medians(repetitions):
-    names = [name for name, *_ in FIGURES if name in repetitions[0]]
+def medians(repetitions, clients):
+    names = [name for name, *_ in rows(clients)]
     return {name: statistics.median(one[name] for one in repetitions) for name in names}
 
 
@@ -390,7 +413,7 @@ def machine(args):
         "kernel": platform.release(),
         "threads": args.threads,
         "prefill": args.prefill,
-        "streams": args.streams,
+        "clients": args.clients,
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -398,8 +421,18 @@ def machine(args):
 # ---------------------------------------------------------------- output
 
 
-def summary(figures):
-    measured = [(name, digits) for name, _, digits, _ in FIGURES if name in figures]
+def rows(clients):
+    """Returns the figures of a run with these numbers of clients, in the order of the table."""
+    of_clients = [
+        (f"{name}_{count}", label.format(clients=count), *rest)
+        for count in clients
+        for name, label, *rest in CLIENTS_FIGURES
+    ]
+    return FIGURES[:2] + of_clients + FIGURES[2:]
+
+
+def summary(figures, clients):
+    measured = [(name, digits) for name, _, digits, _ in rows(clients)]
     return ", ".join(f"{name} {figures[name]:.{digits}f}" for name, digits in measured)
 
 
@@ -415,13 +448,11 @@ def table(report):
         lines.append(f"{name}: {report['versions'][name]}; {report['commands'][name]}")
     count = len(next(iter(report["repetitions"].values())))
     prompts = [figures["prompt_tokens"] for figures in report["repetitions"][names[0]]]
-    lines.append(f"median of {count} runs (lowest and highest)")
-    lines.append(f"prompt tokens of each run (prefill, one stream, many clients): {prompts}")
+    lines.append(f"median of {count} runs (lowest and highest); ×: Sterna's figure over this one")
+    lines.append(f"prompt tokens of each run (prefill, one stream, all clients): {prompts}")
     lines += ["", f"| {info['threads']} threads | {' | '.join(names)} |"]
     lines.append("|---" * (len(names) + 1) + "|")
-    for name, label, digits, more_is_better in FIGURES:
-        if name not in report["medians"][names[0]]:
-            continue
+    for name, label, digits, more_is_better in rows(info["clients"]):
         middles = [report["medians"][engine][name] for engine in names]
         best = (max if more_is_better else min)(middles)
         cells = []
@@ -429,9 +460,10 @@ def table(report):
             values = [figures[name] for figures in report["repetitions"][engine]]
             text = f"{middle:.{digits}f}"
             text = f"**{text}**" if middle == best else text
-            cells.append(f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f})")
+            ratio = "" if engine == names[0] else f" ×{middles[0] / middle:.2f}"
+            cells.append(f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f}){ratio}")
         lines.append(f"| {label.format(**info)} | {' | '.join(cells)} |")
-    lines += ["", NOTE, SAME_FILE_NOTE if report["same_file"] else OWN_FILES_NOTE]
+    lines += ["", NOTE, SAME_WEIGHTS_NOTE if report["same_weights"] else OWN_FILES_NOTE]
     return "\n".join(lines)
 
 

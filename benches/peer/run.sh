@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures Sterna beside llama.cpp: same machine, same model shape, same client, one run.
 #
-#   benches/peer/run.sh [--shape NAME] [--env DIR] [--json FILE] [--repetitions N] [--threads N]
-#                       [--alone] [--quick] [--keep]
+#   benches/peer/run.sh [--shape NAME] [--types LIST] [--env DIR] [--json FILE] [--repetitions N]
+#                       [--threads N] [--alone] [--quick] [--keep]
 #
 # The script does the following:
 #
@@ -11,18 +11,22 @@
 #    used, because it handles one request at a time.
 # 3. It writes a shape with random ternary weights. The shape of BitNet b1.58 2B-4T: as Sterna's
 #    checkpoint, and as TQ2_0 and Q4_0 GGUF files for llama.cpp (write_gguf.py). A shape of Bonsai:
-#    as one Q2_0 GGUF file (groups of 64), which both servers load.
-# 4. It measures prefill, one stream and 16 streams through each server (compare.py).
+#    as one Q2_0 GGUF file (groups of 64), which both servers load. The shape of Bonsai 2 2B, which
+#    has recurrent layers: as a Q2_0 file, which both servers load, and as a Q4_0 file of the same
+#    weights for llama.cpp (write_gguf.py).
+# 4. It measures prefill, one stream and 16 streams through each server (compare.py), and 4 streams
+#    of Bonsai 2 2B.
 # 5. It prints a Markdown table.
 #
 # Flags:
 #
-#   --shape NAME     2b-4t (the default), bonsai-1.7b or bonsai-8b
+#   --shape NAME     2b-4t (the default), bonsai-1.7b, bonsai-8b or bonsai-2-2b
+#   --types LIST     types of llama.cpp's files, separated by commas; all of the shape if omitted
 #   --env DIR        keep environment, build and GGUF files in DIR for the next run (4 GB)
 #   --json FILE      write all figures to FILE
 #   --repetitions N  runs of each server; 3 if omitted
 #   --threads N      compute threads of each server; 2 if omitted
-#   --alone          measure prefill and one stream, not 16 clients at once
+#   --alone          measure prefill and one stream, not many clients at once
 #   --quick          run every part once with few clients and tokens, to check that it works
 #   --keep           keep the working folder, which has the servers' logs
 #
@@ -36,6 +40,8 @@ here="$(cd "$(dirname "$0")" && pwd)"
 bin="${CARGO_TARGET_DIR:-$here/../../target}/release"
 
 peer=0.3.36 # The version of llama-cpp-python.
+# The GGUF library comes from the source package, because 0.19.0 lacks Q2_0. gguf brings the
+# packages that it needs.
 tools=(cmake==4.4.4 ninja==1.13.2 scikit-build-core==1.1.2 gguf==0.19.0)
 
 fail() {
@@ -45,14 +51,14 @@ fail() {
 
 step() { printf '== %s\n' "$*" >&2; }
 
-shape=2b-4t env="" json="" keep="" quick="" alone="" repetitions=3 threads=2
+shape=2b-4t types="" env="" json="" keep="" quick="" alone="" repetitions=3 threads=2
 while [ $# -gt 0 ]; do
     case "$1" in
     -h | --help)
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
         exit
         ;;
-    --shape | --env | --json | --repetitions | --threads)
+    --shape | --types | --env | --json | --repetitions | --threads)
         [ $# -ge 2 ] || fail "$1 needs a value"
         declare "${1#--}=$2"
         shift 2
@@ -66,10 +72,17 @@ while [ $# -gt 0 ]; do
 done
 
 case "$shape" in
-2b-4t) types=(tq2_0 q4_0) ;;
-bonsai-1.7b | bonsai-8b) types=(q2_0) ;;
-*) fail "unknown shape $shape; the shapes are 2b-4t, bonsai-1.7b and bonsai-8b" ;;
+2b-4t) all_types=tq2_0,q4_0 clients=(16) ;;
+bonsai-1.7b | bonsai-8b) all_types=q2_0 clients=(16) ;;
+bonsai-2-2b) all_types=q2_0,q4_0 clients=(4 16) ;;
+*) fail "unknown shape $shape; --help lists the shapes" ;;
 esac
+IFS=, read -ra types <<<"${types:-$all_types}"
+IFS=, read -ra all_types <<<"$all_types"
+for type in "${types[@]}"; do
+    [[ " ${all_types[*]} " = *" $type "* ]] ||
+        fail "unknown type $type; the types of $shape are ${all_types[*]}"
+done
 
 for binary in sterna sterna-loadtest; do
     [ -x "$bin/$binary" ] || fail "$bin/$binary is missing; run: cargo build --release --workspace"
@@ -160,13 +173,20 @@ remember() {
     printf '%s\n' "$key" >"$mark"
 }
 
-# Writes llama.cpp's files of the 2B-4T shape.
+# write_files CHECKPOINT: writes the checkpoint's shape as files of all types.
 write_files() {
     local type
-    for type in "${types[@]}"; do
-        "$env/venv/bin/python" "$here/write_gguf.py" --model "$work/2b-4t" --type "$type" \
-            "$files/$type.gguf"
+    for type in "${all_types[@]}"; do
+        PYTHONPATH="$source/vendor/llama.cpp/gguf-py" "$env/venv/bin/python" \
+            "$here/write_gguf.py" --model "$1" --type "$type" "$files/$type.gguf"
     done
+}
+
+# Writes the files of the Bonsai 2 shape. The floats that they are made of are removed.
+write_equal_files() {
+    "$bin/sterna" synthesize --shape "$shape" "$work/floats"
+    write_files "$work/floats"
+    rm -r "$work/floats"
 }
 
 # Writes the file of a Bonsai shape. The floats that it is made of are removed.
@@ -189,16 +209,24 @@ run remember build "$peer" build_peer
 step "files of the shape $shape"
 files="$env/$shape"
 mkdir -p "$files"
-if [ "$shape" = 2b-4t ]; then
+case "$shape" in
+2b-4t)
     model="$work/2b-4t"
     run "$bin/sterna" synthesize --shape 2b-4t "$model"
     files_key="$(cat "$model"/{config,tokenizer,tokenizer_config}.json "$here/write_gguf.py" |
         sha256sum)"
-    run remember "files-$shape" "$files_key" write_files
-else
+    run remember "files-$shape" "$files_key" write_files "$model"
+    ;;
+bonsai-2-2b)
+    model="$files/q2_0.gguf"
+    files_key="$("$bin/sterna" --version), $(sha256sum <"$here/write_gguf.py")"
+    run remember "files-$shape" "$files_key" write_equal_files
+    ;;
+*)
     model="$files/q2_0.gguf"
     run remember "files-$shape" "$("$bin/sterna" --version)" write_shared_file
-fi
+    ;;
+esac
 gcc -O3 -march=native -pthread -o "$work/bandwidth" "$here/bandwidth.c"
 
 ggufs=("${types[@]/#/$files/}")
@@ -207,6 +235,6 @@ run python3 "$here/compare.py" --sterna "$bin/sterna" --loadtest "$bin/sterna-lo
     --model "$model" --llama-server "$build/bin/llama-server" \
     --llama-version "llama.cpp of llama-cpp-python $peer, gcc $compiler, GGML_NATIVE" \
     --gguf "${ggufs[@]/%/.gguf}" \
-    --bandwidth "$work/bandwidth" --threads "$threads" --repetitions "$repetitions" \
-    --logs "$work" \
+    --clients "${clients[@]}" --bandwidth "$work/bandwidth" \
+    --threads "$threads" --repetitions "$repetitions" --logs "$work" \
     ${json:+--json "$json"} ${quick:+--quick} ${alone:+--alone}
