@@ -1,9 +1,12 @@
 //! The logits of a step: one row for each token of the batch that gets logits.
 
-use sterna_kernels::{HugeSlice, Kernels, PANEL_ROWS};
+use sterna_kernels::{HugeSlice, Kernels, PANEL_ROWS, prefetch};
 
 use super::norm::Norm;
 use super::pool::Pool;
+
+/// How many panels ahead a row's logits are prefetched. With many rows, panels are far apart.
+const PANELS_AHEAD: usize = 16;
 
 /// The logits of one step. The next step reuses its memory.
 pub struct Logits {
@@ -43,8 +46,13 @@ impl Logits {
         if self.values.is_empty() {
             return out.fill(0.0);
         }
-        let panels = self.values.chunks_exact(self.rows * PANEL_ROWS);
-        for (out, panel) in out.chunks_mut(PANEL_ROWS).zip(panels) {
+        let panel_values = self.rows * PANEL_ROWS;
+        let panels = self.values.chunks_exact(panel_values).enumerate();
+        for (out, (index, panel)) in out.chunks_mut(PANEL_ROWS).zip(panels) {
+            let ahead = (index + PANELS_AHEAD) * panel_values + row * PANEL_ROWS;
+            if let Some(logits) = self.values.get(ahead..ahead + PANEL_ROWS) {
+                prefetch(logits);
+            }
             out.copy_from_slice(&panel[row * PANEL_ROWS..][..out.len()]);
         }
     }
