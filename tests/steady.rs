@@ -26,7 +26,7 @@ use sterna::engine::{
 use sterna::model::{KvStore, LoadOptions, Model, toy};
 use sterna::text::TextFiles;
 use sterna_kernels::{Isa, Kernels, KvDtype};
-use sterna_scheduler::{Batch, PAGE_TOKENS, TokenId};
+use sterna_scheduler::{Batch, PAGE_TOKENS, StateLimits, TokenId};
 use tokio::runtime::Builder;
 
 #[global_allocator]
@@ -44,6 +44,13 @@ const LIMITS: Limits = Limits {
     prefill_chunk: 64,
     max_sequence_tokens: 1000,
     states: None,
+};
+
+/// For models with recurrent layers. A slab stays at the end of an answer, and none of these ends.
+const STATES: StateLimits = StateLimits {
+    slabs: 32,
+    in_place_tokens: 1,
+    trial_interval: 2048,
 };
 
 /// A model that, after each forward pass, hands an empty job to every thread.
@@ -132,7 +139,11 @@ fn check(mut model: JobsForAll, case: &str) {
         ..Policy::default()
     };
     let vocabulary = model.vocabulary();
-    let mut direct = Direct::new(&mut model, LIMITS, policy);
+    let limits = Limits {
+        states: model.0.config().recurrent.as_ref().map(|_| STATES),
+        ..LIMITS
+    };
+    let mut direct = Direct::new(&mut model, limits, policy);
     let sets = parameter_sets(vocabulary);
     let sequences = sets.len();
     for (index, params) in (0..).zip(sets) {
@@ -172,9 +183,11 @@ fn a_steady_step_allocates_nothing() {
     }
     // The counts are of the whole process, so all cases are one test.
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let source = Source::directory(fixtures.join("bitnet-low-rank"));
-    for threads in [1, 2] {
-        let model = model(&source, threads, usize::MAX, KvDtype::F16);
-        check(model, &format!("{threads} threads, low-rank corrections"));
+    for name in ["bitnet-low-rank", "qwen35-group64-tied"] {
+        let source = Source::directory(fixtures.join(name));
+        for threads in [1, 2] {
+            let model = model(&source, threads, usize::MAX, KvDtype::F16);
+            check(model, &format!("{threads} threads, {name}"));
+        }
     }
 }

@@ -9,6 +9,7 @@
 mod checkpoint_text;
 #[path = "../harness/checkpoints.rs"]
 mod checkpoints;
+mod header;
 mod rotated;
 mod split;
 mod words;
@@ -156,11 +157,18 @@ fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
 
 /// Returns the checkpoint in a GGUF file with further keys.
 fn with_entries(file: &Path, entries: &[Vec<u8>]) -> Source {
-    try_with_entries(file, entries).unwrap()
+    opened(bytes_with_entries(file, entries)).unwrap()
 }
 
-/// Returns what [`with_entries`] does, or the error of opening the file.
-fn try_with_entries(file: &Path, entries: &[Vec<u8>]) -> Result<Source, String> {
+/// Opens a GGUF file of these bytes.
+fn opened(bytes: Vec<u8>) -> Result<Source, String> {
+    let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
+    let source = source.with_gguf("model.gguf");
+    source.map_err(|error| error.to_string())
+}
+
+/// Returns the bytes of a GGUF file with further keys.
+fn bytes_with_entries(file: &Path, entries: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = fs::read(file).unwrap();
     let keys = u64::from_le_bytes(*bytes[16..].first_chunk().unwrap());
     let keys = keys + entries.len() as u64 + 1;
@@ -172,9 +180,7 @@ fn try_with_entries(file: &Path, entries: &[Vec<u8>]) -> Result<Source, String> 
     added.extend(entry(&unused, 4, &[0; 4]));
     assert_eq!(added.len() % 32, 0, "{}", added.len());
     bytes.splice(24..24, added);
-    let source = Source::in_memory([("model.gguf".to_owned(), bytes)]);
-    let source = source.with_gguf("model.gguf");
-    source.map_err(|error| error.to_string())
+    bytes
 }
 
 /// The last blocks of such a file predict further tokens, and Sterna leaves them out.
@@ -259,6 +265,21 @@ fn what_is_missing_or_unknown_is_named_as_in_the_file() {
     let error = error_after("\u{5}\0\0\0\0\0\0\0llama", "\u{5}\0\0\0\0\0\0\0mamba");
     assert!(error.contains("must be one of bitnet-b1.58"), "{error}");
     assert!(error.contains("mamba"), "{error}");
+}
+
+/// What the checks of all containers find is named by the keys of the file, too.
+#[test]
+fn sizes_that_contradict_each_other_are_named_as_in_the_file() {
+    let file = fixture("llama-blocks/llama-blocks-iq2_bn.gguf");
+    let mut bytes = fs::read(file).unwrap();
+    let key = b"llama.attention.head_count_kv";
+    let at = bytes.windows(key.len()).position(|window| window == key);
+    bytes[at.unwrap() + key.len() + 4] = 3;
+    let source = opened(bytes).unwrap();
+    let error = ModelConfig::read(&source).unwrap_err().to_string();
+    let expected = "model.gguf: metadata \"llama.attention.head_count_kv\": must divide \
+                    attention.head_count (";
+    assert!(error.starts_with(expected), "{error}");
 }
 
 /// Files of models that compute embeddings say how to pool. The files of BitNet-embedding say it

@@ -117,23 +117,23 @@ impl<'a> Whole<'a> {
     }
 }
 
-fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
+pub(crate) fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     let mut number = [0; 8];
     number[..length].copy_from_slice(&bytes[at..at + length]);
     u64::from_le_bytes(number)
 }
 
-fn size(number: u64) -> usize {
+pub(crate) fn size(number: u64) -> usize {
     number.try_into().unwrap()
 }
 
 /// Returns where the text at `at` ends.
-fn text_end(bytes: &[u8], at: usize) -> usize {
+pub(crate) fn text_end(bytes: &[u8], at: usize) -> usize {
     at + 8 + size(number(bytes, at, 8))
 }
 
 /// Returns where the value at `at` ends. `kind` is a type number of the GGUF specification.
-fn value_end(bytes: &[u8], at: usize, kind: u64) -> usize {
+pub(crate) fn value_end(bytes: &[u8], at: usize, kind: u64) -> usize {
     match kind {
         0 | 1 | 7 => at + 1,
         2 | 3 => at + 2,

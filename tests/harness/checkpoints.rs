@@ -36,7 +36,11 @@ pub(crate) fn computed_bits(source: &Source) -> Vec<Vec<u32>> {
 
 /// Returns what [`computed_bits`] does, as other kernels compute it.
 pub(crate) fn computed_bits_with(source: &Source, kernels: Kernels) -> Vec<Vec<u32>> {
-    let mut model = load_with(source, kernels).unwrap();
+    bits_of(load_with(source, kernels).unwrap())
+}
+
+/// Returns what [`computed_bits`] does, of a loaded model.
+pub(crate) fn bits_of(mut model: Model) -> Vec<Vec<u32>> {
     let vocab = model.config().vocab;
     let tokens: Vec<TokenId> = (0..TOKENS).map(|i| (i * i % vocab) as TokenId).collect();
     let pages = (0..).map(Page::new).take(TOKENS.div_ceil(PAGE_TOKENS));

@@ -32,9 +32,12 @@ const END_TOKENS: [&str; 8] = [
     "<|return|>",
 ];
 
+/// An architecture, and the function of its gate, by a name that files give them.
+type Named = (&'static str, &'static Architecture, Activation);
+
 /// The architectures by the names that GGUF files give them. The name `bitnet` means SiLU, and
 /// Microsoft's names mean squared ReLU. The tensors tell architectures of one name apart.
-const ARCHITECTURES: [(&str, &Architecture, Activation); 8] = [
+const ARCHITECTURES: [Named; 8] = [
     ("bitnet-b1.58", &BITNET, Activation::Relu2),
     ("bitnet-25", &BITNET, Activation::Relu2),
     ("bitnet", &BITNET, Activation::Silu),
@@ -45,10 +48,58 @@ const ARCHITECTURES: [(&str, &Architecture, Activation); 8] = [
     ("qwen35", &QWEN3_5, Activation::Silu),
 ];
 
+/// The keys after the name of the architecture, and what `config.json` calls them. A field
+/// that is a part of another one stands below it.
+const FIELDS: [(&str, &str); 17] = [
+    ("linear_num_key_heads", "ssm.group_count"),
+    ("linear_num_value_heads", "ssm.time_step_rank"),
+    ("linear_key_head_dim", "ssm.state_size"),
+    ("linear_value_head_dim", "ssm.inner_size"),
+    ("linear_conv_kernel_dim", "ssm.conv_kernel"),
+    ("max_position_embeddings", "context_length"),
+    ("hidden_size", "embedding_length"),
+    ("intermediate_size", "feed_forward_length"),
+    ("num_hidden_layers", "block_count"),
+    ("num_attention_heads", "attention.head_count"),
+    ("num_key_value_heads", "attention.head_count_kv"),
+    ("partial_rotary_factor", "rope.dimension_count"),
+    ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+    ("rope_theta", "rope.freq_base"),
+    ("head_dim", "attention.key_length"),
+    ("layer_types", "full_attention_interval"),
+    ("rope_scaling", "rope.scaling.type"),
+];
+
 /// Reads the configuration of a GGUF file.
+///
+/// # Errors
+/// Those of [`ModelConfig::read`]. They name the keys of the file.
 pub(super) fn read(gguf: &Gguf) -> LoadResult<ModelConfig> {
+    let named = architecture(gguf)?;
+    let checked = read_unchecked(gguf, named).and_then(|config| {
+        config.check()?;
+        Ok(config)
+    });
+    checked.map_err(|error| in_words_of_file(error, gguf.metadata(), named.0))
+}
+
+/// Returns an error with the key of the file in place of a field of `config.json`.
+fn in_words_of_file(error: LoadError, metadata: &Metadata, name: &str) -> LoadError {
+    let Some((field, problem)) = error.field() else {
+        return error;
+    };
+    let key = FIELDS.iter().find(|(known, _)| *known == field);
+    let key = key.map_or_else(|| field.to_owned(), |(_, key)| format!("{name}.{key}"));
+    let problem = FIELDS
+        .iter()
+        .fold(problem.to_owned(), |problem, (field, key)| {
+            problem.replace(field, key)
+        });
+    metadata.error(&key, problem)
+}
+
+fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadResult<ModelConfig> {
     let metadata = gguf.metadata();
-    let (name, architecture, activation) = architecture(gguf)?;
     let size = |key: &str| metadata.require_size(&format!("{name}.{key}"));
     let key = format!("{name}.attention.head_count_kv");
     let (heads, kv_heads) = (size("attention.head_count")?, metadata.size(&key)?);
@@ -135,9 +186,7 @@ fn pooling_of(architecture: &Architecture, stated: Option<Pooling>) -> Pooling {
 /// If GGUF has no name for the architecture with this activation, or no keys for how the rotary
 /// frequencies are scaled.
 pub(crate) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
-    let is_named = |named: &&(&str, &Architecture, Activation)| {
-        named.1 == config.architecture && named.2 == config.activation
-    };
+    let is_named = |named: &&Named| named.1 == config.architecture && named.2 == config.activation;
     let (name, ..) = ARCHITECTURES.iter().find(is_named).ok_or_else(|| {
         let class = config.architecture.class;
         let activation = config.activation;
@@ -241,7 +290,7 @@ fn exact(field: &str, value: f64) -> LoadResult<f32> {
     Ok(single)
 }
 
-fn architecture(gguf: &Gguf) -> LoadResult<(&'static str, &'static Architecture, Activation)> {
+fn architecture(gguf: &Gguf) -> LoadResult<Named> {
     let (metadata, key) = (gguf.metadata(), "general.architecture");
     let given = metadata.require_text(key)?;
     let has_norms = |architecture: &Architecture| {

@@ -26,9 +26,7 @@ impl ModelConfig {
     /// engine does not compute. The error names the field.
     pub fn read(source: &Source) -> LoadResult<ModelConfig> {
         if let Some(gguf) = source.gguf() {
-            let config = gguf::read(gguf)?;
-            config.check()?;
-            return Ok(config);
+            return gguf::read(gguf);
         }
         let name = "config.json";
         let text = source.read(name)?;
