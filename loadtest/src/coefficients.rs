@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Coefficients {
-    /// The matrix products of steps of 1, 2, 4, …, 128 tokens.
-    pub(crate) rows: [u64; 8],
+    /// The matrix products of steps of 1, 2, 4, …, 512 tokens.
+    pub(crate) rows: [u64; 10],
     /// Attention of decodes, per 1,024 keys.
     pub(crate) kilo_decode_keys: u64,
     /// Attention of prefill chunks, per 1,024 keys.

@@ -95,7 +95,7 @@ pub(super) fn calibrate<F: Forward>(
     limits: &Limits,
     free: FreeMemory<'_>,
 ) -> Calibration {
-    let steps = calibration_steps(limits, free);
+    let steps = calibration_steps(limits, free, runner.model().vocabulary());
     tracing::info!(
         steps = steps.len(),
         limit_milliseconds = TIME_LIMIT.as_millis() as u64,
@@ -220,7 +220,7 @@ impl Recalibration {
         free: FreeMemory<'_>,
         is_interrupted: impl Fn() -> bool,
     ) -> Option<CostModel> {
-        let mut steps = calibration_steps(&self.limits, free);
+        let mut steps = calibration_steps(&self.limits, free, runner.model().vocabulary());
         steps.retain(|step| !step.is_large);
         let calibration = measure(runner, steps, is_interrupted)?;
         if calibration.is_disturbed() {
@@ -241,21 +241,26 @@ struct CalibrationStep {
 
 impl CalibrationStep {
     /// Returns a step of `count` sequences. Each has `tokens` tokens after a history of `history`
-    /// tokens, in its own part of `free`.
+    /// tokens, in its own part of `free`. Of `vocabulary` token ids, the tokens differ.
     fn new(
         free: FreeMemory<'_>,
+        vocabulary: usize,
         count: usize,
         (history, tokens): (usize, usize),
         logits: usize,
     ) -> CalibrationStep {
         let mut batch = Batch::new();
         let mut shape = StepShape::default();
-        let ids = vec![TokenId::default(); tokens];
+        // Equal tokens would choose the same experts, which real ones do not.
+        let ids: Vec<TokenId> = (0..count * tokens)
+            .map(|id| (id % vocabulary) as TokenId)
+            .collect();
         let pages = (history + tokens).div_ceil(PAGE_TOKENS);
         for index in 0..count {
             let table = &free.pages[index * pages..][..pages];
             let id = SequenceId::new(index as u32, 0);
-            batch.push_row(id, history, &ids, table, logits);
+            let ids = &ids[index * tokens..][..tokens];
+            batch.push_row(id, history, ids, table, logits);
             if let Some(states) = free.row_states(index) {
                 batch.set_states(states);
             }
@@ -303,7 +308,13 @@ impl CalibrationStep {
 
 /// Returns the steps to time, as far as `limits` and the `free` pages allow. They measure tokens,
 /// keys of decodes, keys of a chunk and logits; then come the large steps.
-fn calibration_steps(limits: &Limits, free: FreeMemory<'_>) -> Vec<CalibrationStep> {
+fn calibration_steps(
+    limits: &Limits,
+    free: FreeMemory<'_>,
+    vocabulary: usize,
+) -> Vec<CalibrationStep> {
+    let step =
+        |count, tokens, logits| CalibrationStep::new(free, vocabulary, count, tokens, logits);
     let pages = free.pages.len();
     let running = limits.max_running as usize;
     let sequences = running.min(free.sequences()).min(limits.max_batch_tokens());
@@ -312,12 +323,12 @@ fn calibration_steps(limits: &Limits, free: FreeMemory<'_>) -> Vec<CalibrationSt
     // Each token has its own sequence, or all are in one if the limits allow fewer sequences.
     let tokens = |count| {
         if count <= sequences {
-            Some(CalibrationStep::new(free, count, (0, 1), 0))
+            Some(step(count, (0, 1), 0))
         } else {
             let longest = longest
                 .min(limits.max_batch_tokens())
                 .min(pages * PAGE_TOKENS);
-            (count <= longest).then(|| CalibrationStep::new(free, 1, (0, count), 0))
+            (count <= longest).then(|| step(1, (0, count), 0))
         }
     };
     let small = [1, 2, 4, 8, 16].into_iter().filter_map(tokens);
@@ -327,18 +338,18 @@ fn calibration_steps(limits: &Limits, free: FreeMemory<'_>) -> Vec<CalibrationSt
             .min(sequences)
             .min(pages / (long / PAGE_TOKENS));
         let chunk = (long - PAGE_TOKENS, PAGE_TOKENS);
-        steps.push(CalibrationStep::new(free, count, (long - 1, 1), 0));
-        steps.push(CalibrationStep::new(free, 1, chunk, 0));
+        steps.push(step(count, (long - 1, 1), 0));
+        steps.push(step(1, chunk, 0));
     }
     for count in [1, 4] {
         if count <= sequences {
-            steps.push(CalibrationStep::new(free, count, (0, 1), 1));
+            steps.push(step(count, (0, 1), 1));
         }
     }
-    let large = [32, 64, 128].into_iter().filter_map(tokens);
+    let large = [32, 64, 128, 256, 512].into_iter().filter_map(tokens);
     steps.extend(large.map(CalibrationStep::large));
     if sequences >= 16 {
-        steps.push(CalibrationStep::new(free, 16, (0, 1), 1).large());
+        steps.push(step(16, (0, 1), 1).large());
     }
     steps
 }
@@ -398,13 +409,17 @@ mod tests {
                 .map(Page::new)
                 .collect::<Vec<_>>();
             for CalibrationStep { batch, shape, .. } in
-                calibration_steps(&limits, FreeMemory::of_pages(&free))
+                calibration_steps(&limits, FreeMemory::of_pages(&free), 7)
             {
                 assert!(
                     batch.token_count() <= limits.max_batch_tokens(),
                     "{limits:?}"
                 );
                 assert!(batch.logits_count() <= max_running as usize, "{limits:?}");
+                let tokens = batch.rows().iter().flat_map(|row| batch.tokens(row));
+                assert!(tokens.clone().all(|&token| token < 7), "{limits:?}");
+                let distinct: std::collections::BTreeSet<_> = tokens.collect();
+                assert_eq!(distinct.len(), batch.token_count().min(7), "{limits:?}");
                 assert_eq!(shape.rows, batch.token_count() as u64);
                 assert_eq!(shape.logits, batch.logits_count() as u64);
                 let mut used: Vec<usize> = batch
@@ -429,7 +444,7 @@ mod tests {
         let free: Vec<Page> = (0..4).map(Page::new).collect();
         let step = |times: &[u64; 4]| CalibrationStep {
             times: times.map(Duration::from_millis).to_vec(),
-            ..CalibrationStep::new(FreeMemory::of_pages(&free), 1, (0, 1), 0)
+            ..CalibrationStep::new(FreeMemory::of_pages(&free), 7, 1, (0, 1), 0)
         };
         times.iter().map(step).collect()
     }

@@ -136,13 +136,13 @@ groups! {
             RATIO_BUCKETS);
         // The parts of a `CostModel`, in the order of its fields. `sampling` is missing, because
         // it is the same in every calibration.
-        cost: [Gauge; 12] = gauges(
+        cost: [Gauge; 14] = gauges(
             "sterna_step_cost_seconds",
-            "Cost of a part of a step, as calibrated: steps of 1 to 128 tokens, 1,024 keys, the \
+            "Cost of a part of a step, as calibrated: steps of 1 to 512 tokens, 1,024 keys, the \
              output head, one row of logits.",
             "part",
             ["rows_1", "rows_2", "rows_4", "rows_8", "rows_16", "rows_32", "rows_64", "rows_128",
-             "kilo_decode_keys", "kilo_chunk_keys", "head", "logit"]);
+             "rows_256", "rows_512", "kilo_decode_keys", "kilo_chunk_keys", "head", "logit"]);
     }
 
     /// The requests and their tokens.

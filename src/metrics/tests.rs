@@ -237,7 +237,7 @@ fn a_step_is_compared_with_its_prediction() {
 #[test]
 fn each_part_of_a_steps_cost_has_its_own_label() {
     let metrics = metrics();
-    let rows: [u64; 8] = std::array::from_fn(|knot| 1 << knot);
+    let rows: [u64; 10] = std::array::from_fn(|knot| 1 << knot);
     const SECOND: u64 = 1_000_000_000;
     metrics.calibrated(&CostModel {
         rows: rows.map(|rows| rows * SECOND),

@@ -20,7 +20,7 @@ impl StepCosts {
             let seconds = value(metrics, "sterna_step_cost_seconds", &label)?;
             Ok::<u64, String>((seconds * 1e9).round() as u64)
         };
-        let mut rows = [0; 8];
+        let mut rows = [0; 10];
         for (knot, time) in rows.iter_mut().enumerate() {
             *time = part(&format!("rows_{}", 1 << knot))?;
         }
@@ -81,7 +81,7 @@ mod tests {
 
     fn metrics(seconds: f64, calibrated: f64) -> String {
         let mut text = String::from("# TYPE sterna_step_cost_seconds gauge\n");
-        let rows = (0..8).map(|knot| (format!("rows_{}", 1 << knot), f64::from(1 << knot) * 1e-3));
+        let rows = (0..10).map(|knot| (format!("rows_{}", 1 << knot), f64::from(1 << knot) * 1e-3));
         let others = [
             ("kilo_decode_keys", 2e-5),
             ("kilo_chunk_keys", 3e-5),

@@ -196,7 +196,7 @@ impl RowCosts {
 pub(super) fn session_rate(cost: &CostModel, sessions: &[Session]) -> f64 {
     let answers = decodes_within_target(cost);
     let [.., half, all] = cost.rows;
-    let prompt_token = (all - half) as f64 / 64.0;
+    let prompt_token = (all - half) as f64 / f64::from(1 << (cost.rows.len() - 2));
     let token = cost.predict(decodes(answers)) as f64 / answers as f64;
     let work = |session: &Session| -> f64 {
         let turns = session.turns.iter();

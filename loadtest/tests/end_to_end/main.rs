@@ -333,7 +333,7 @@ fn the_simulation_reads_the_step_costs_that_the_load_test_wrote() {
     let output = loadtest(&["--requests", "3", "--costs", file], 0);
     assert!(output.status.success(), "{output:?}");
     let costs: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    assert_eq!(costs["rows"], serde_json::json!(vec![3_000_000; 8]));
+    assert_eq!(costs["rows"], serde_json::json!(vec![3_000_000; 10]));
     assert_eq!(costs["logit"], 3_000_000);
 
     let simulated = Command::new(env!("CARGO_BIN_EXE_sterna-loadtest"))

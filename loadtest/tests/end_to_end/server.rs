@@ -73,7 +73,7 @@ fn request(reader: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
 fn metrics() -> String {
     static SCRAPES: AtomicU32 = AtomicU32::new(0);
     let scrapes = SCRAPES.fetch_add(1, Ordering::Relaxed);
-    let rows = (0..8).map(|knot| format!("rows_{}", 1 << knot));
+    let rows = (0..10).map(|knot| format!("rows_{}", 1 << knot));
     let others = ["kilo_decode_keys", "kilo_chunk_keys", "head", "logit"].map(str::to_owned);
     let mut text = String::new();
     for part in rows.chain(others) {

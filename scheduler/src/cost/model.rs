@@ -9,6 +9,11 @@
 //! measured it. `rows` is linear between powers of two. A roofline, `max(weights, row · n)`, was
 //! rejected: on shared cores its bend is far off. Measured: see `benches/record/scheduler.md`.
 //!
+//! In a mixture of experts, each of the first rows reads further experts, and later rows find
+//! nearly all experts read. So `rows` rises fast, then slowly, and again faster where arithmetic
+//! takes longer than reading. A term of its own, a · (1 − (1 − used / experts)^n), was rejected:
+//! `rows` follows that curve up to its last knot.
+//!
 //! Invariant: coefficients are integers in nanoseconds, so equal inputs give equal plans.
 
 use crate::limits::MAX_SCORED_TOKENS;
@@ -33,13 +38,16 @@ pub struct StepShape {
     pub sampling: Nanos,
 }
 
-/// The number of knots of [`CostModel::rows`]: the powers of two from 1 to 128.
-pub(crate) const ROW_KNOTS: usize = 8;
+/// The number of knots of [`CostModel::rows`]: the powers of two from 1 to 512.
+pub(crate) const ROW_KNOTS: usize = 10;
+
+/// The tokens of a step that computes about as many tokens per second as any step.
+const FULL_STEP: u64 = 128;
 
 /// The coefficients of the prediction, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostModel {
-    /// The time of a step of 1, 2, 4, up to 128 tokens without attention and logits; never falling.
+    /// The time of a step of 1, 2, 4, up to 512 tokens without attention and logits; never falling.
     /// The time is linear between these knots. Beyond the last knot it rises as before that knot.
     pub rows: [Nanos; ROW_KNOTS],
     /// The time of 1024 keys that decodes attend to.
@@ -165,7 +173,7 @@ impl CostModel {
     }
 
     /// Returns the time of the smallest step that computes, as all larger ones do, at least
-    /// `percent` of the tokens per second that a step of 128 tokens computes.
+    /// `percent` of the tokens per second that a step of [`FULL_STEP`] tokens computes.
     pub(crate) fn efficient_step(&self, percent: u64) -> Nanos {
         let time = |rows| {
             self.predict(StepShape {
@@ -174,7 +182,7 @@ impl CostModel {
                 ..StepShape::default()
             })
         };
-        let most = 1 << (ROW_KNOTS - 1);
+        let most = FULL_STEP;
         let (least, scaled_time) = (u128::from(percent * most), u128::from(100 * time(most)));
         // rows / time(rows) >= percent / 100 * most / time(most)
         let is_efficient = |rows| u128::from(rows) * scaled_time >= least * u128::from(time(rows));
@@ -307,9 +315,12 @@ pub(crate) mod tests {
         };
         assert_eq!(
             model.rows,
-            [1_600, 1_600, 1_600, 1_600, 1_600, 3_200, 6_400, 12_800]
+            [
+                1_600, 1_600, 1_600, 1_600, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200
+            ]
         );
         assert_eq!(model.rows_time(200), 20_000);
+        assert_eq!(model.rows_time(1000), 100_000);
         assert_eq!(model.predict(StepShape::default()), 0);
     }
 }

@@ -1,9 +1,9 @@
 //! What a step contains: chunks of prompts, decodes, and what follows a step that is dropped.
 
-use sterna_scheduler::Limits;
+use sterna_scheduler::{Budget, CostModel, Limits, Plan, Policy, Row, Sampled, Scheduler, TokenId};
 
 use super::table::Action::*;
-use super::table::{LIMITS, check, text};
+use super::table::{LIMITS, check, request, text};
 
 #[test]
 fn a_prompt_is_computed_in_whole_pages_until_its_end() {
@@ -135,4 +135,83 @@ fn the_logits_of_a_deferred_draw_are_computed_again() {
             (vec![], "a 33..34*", "-a Length 3"),
         ],
     );
+}
+
+/// The times of a mixture: every further row of a small step reads further experts, and a large step
+/// has read nearly all.
+const MIXTURE: CostModel = CostModel {
+    rows: [
+        7_000_000,
+        10_700_000,
+        17_000_000,
+        28_000_000,
+        46_000_000,
+        71_000_000,
+        94_000_000,
+        119_000_000,
+        220_000_000,
+        438_000_000,
+    ],
+    ..CostModel::UNMEASURED
+};
+
+/// Returns the rows of the next step, and draws `token` for each.
+fn rows_of_step(scheduler: &mut Scheduler, now: u64, token: TokenId) -> Vec<usize> {
+    let Plan::Step(step) = scheduler.plan(now) else {
+        panic!("a request runs");
+    };
+    let rows = step.batch().rows().iter().map(Row::len).collect();
+    let mut sampled = Vec::new();
+    for row in step.batch().rows() {
+        let first = (row.logits > 0).then_some(Sampled::Token(token));
+        let rest = (row.logits as usize).saturating_sub(1);
+        sampled.extend(
+            first
+                .into_iter()
+                .chain(std::iter::repeat_n(Sampled::Void, rest)),
+        );
+    }
+    step.commit(now, &sampled);
+    scheduler.events().for_each(drop);
+    rows
+}
+
+#[test]
+fn a_mixture_has_larger_chunks_and_fewer_drafts() {
+    let limits = Limits {
+        step_tokens: 512,
+        prefill_chunk: 512,
+        pages: 100,
+        max_sequence_tokens: 1024,
+        ..LIMITS
+    };
+    let policy = Policy {
+        max_draft: 4,
+        budget: Budget::within(50_000),
+        ..Policy::default()
+    };
+    let dense = CostModel {
+        rows: CostModel::roofline(7_000_000, 850_000),
+        ..CostModel::UNMEASURED
+    };
+    // The prompt repeats itself, so it proposes drafts.
+    let prompt: Vec<TokenId> = [1, 2, 3, 4].repeat(4);
+    let run = |cost| {
+        let mut scheduler = Scheduler::new(limits.clone(), policy.clone());
+        scheduler.calibrate(cost);
+        let submit = |scheduler: &mut Scheduler, now, prompt: &[TokenId]| {
+            scheduler.submit(now, request(prompt, 20, 0)).expect("room");
+        };
+        submit(&mut scheduler, 0, &prompt);
+        assert_eq!(rows_of_step(&mut scheduler, 1, 1), [16]);
+        let decode = rows_of_step(&mut scheduler, 2, 9);
+        submit(&mut scheduler, 2, &text(100..600));
+        let beside = rows_of_step(&mut scheduler, 3, 9);
+        (decode[0], beside[1])
+    };
+    let (decode, chunk) = run(dense);
+    assert_eq!(decode, 5, "further rows are free");
+    let (decode_of_mixture, chunk_of_mixture) = run(MIXTURE);
+    assert_eq!(decode_of_mixture, 3, "a further row brings further experts");
+    assert!(chunk_of_mixture > chunk, "{chunk_of_mixture} and {chunk}");
 }
