@@ -137,8 +137,8 @@ fn the_logits_of_a_deferred_draw_are_computed_again() {
     );
 }
 
-/// The times of a mixture: every further row of a small step reads further experts, and a large step
-/// has read nearly all.
+/// The times of a mixture: every further row of a small step reads further experts, and a large
+/// step has read nearly all.
 const MIXTURE: CostModel = CostModel {
     rows: [
         7_000_000,
