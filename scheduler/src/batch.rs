@@ -18,6 +18,12 @@ pub struct Row {
     pub logits: u32,
     /// The states that the row reads and writes, if the model has recurrent layers.
     pub states: Option<RowStates>,
+    /// The number of last tokens of the row that the model drafts before the step: see
+    /// [`Batch::set_drafts`]. Until then they are mask tokens.
+    pub own_drafts: u32,
+    /// Whether every token of the row attends to all of the row, as in a masked block. Otherwise a
+    /// token attends to those up to its own.
+    pub is_block: bool,
     first_token: u32,
     token_count: u32,
     first_page: u32,
@@ -46,6 +52,7 @@ pub(crate) struct NewRow<'a> {
     pub(crate) first_page: usize, // The index of its page table among all tables.
     pub(crate) page_count: usize, // Pages of the table up to the end of the row.
     pub(crate) logits: usize,
+    pub(crate) own_drafts: usize,
 }
 
 /// A copy of the keys and values of a whole page. The copies come before any row, and the rows then
@@ -112,7 +119,31 @@ impl Batch {
             first_page,
             page_count: pages.len(),
             logits,
+            own_drafts: 0,
         });
+    }
+
+    /// Makes the last row a block.
+    ///
+    /// # Panics
+    /// If there is no row.
+    pub fn set_block(&mut self) {
+        self.rows.last_mut().expect("a row").is_block = true;
+    }
+
+    /// Replaces the mask tokens of the rows with drafts of the model. `drafts` has them in the order
+    /// of the rows.
+    ///
+    /// # Panics
+    /// If `drafts` has another number of tokens.
+    pub fn set_drafts(&mut self, mut drafts: &[TokenId]) {
+        for row in &self.rows {
+            let (own, rest) = drafts.split_at(row.own_drafts as usize);
+            let end = (row.first_token + row.token_count) as usize;
+            self.tokens[end - own.len()..end].copy_from_slice(own);
+            drafts = rest;
+        }
+        assert!(drafts.is_empty(), "as many drafts as the rows want");
     }
 
     /// Sets the states that the last row reads and writes.
@@ -139,6 +170,8 @@ impl Batch {
             start: row.start as u32,
             logits: row.logits as u32,
             states: None,
+            own_drafts: row.own_drafts as u32,
+            is_block: false,
             first_token: self.tokens.len() as u32,
             token_count: count as u32,
             first_page: row.first_page as u32,

@@ -1,6 +1,7 @@
 //! What every decision depends on besides the requests themselves.
 
 use crate::cost::Predictor;
+use crate::sequence::Acceptance;
 use crate::{CostModel, Limits, Micros, Policy};
 
 /// The limits, the policy, the predicted speed of the machine, and the time.
@@ -11,6 +12,8 @@ pub(crate) struct Conditions {
     pub(crate) limits: Limits,
     pub(crate) policy: Policy,
     pub(crate) predictor: Predictor,
+    /// How likely the model's own drafts are to be right, over all sequences.
+    pub(crate) own_acceptance: Acceptance,
     pub(crate) now: Micros, // The latest time that the caller has reported.
     pub(crate) is_draining: bool,
 }
@@ -21,6 +24,7 @@ impl Conditions {
             limits,
             policy,
             predictor: Predictor::new(CostModel::UNMEASURED),
+            own_acceptance: Acceptance::default(),
             now: 0,
             is_draining: false,
         }

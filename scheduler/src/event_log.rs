@@ -60,8 +60,13 @@ impl EventLog {
         self.counts.redirects += pages;
     }
 
-    pub(crate) fn drafted(&mut self, drafted: usize, accepted: usize) {
+    /// Records the drafts of a row, and whether the model drafted them itself.
+    pub(crate) fn drafted(&mut self, drafted: usize, accepted: usize, are_own: bool) {
         self.counts.drafted += drafted as u64;
         self.counts.accepted += accepted as u64;
+        if are_own {
+            self.counts.own_drafted += drafted as u64;
+            self.counts.own_accepted += accepted as u64;
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The decisions of the scheduler as values: the product's policy, and others for comparison.
 
-use crate::Micros;
+use crate::{Micros, TokenId};
 
 /// The default target for the time between two tokens of a sequence. Measured: see
 /// `benches/record/scheduler.md`.
@@ -28,8 +28,21 @@ pub struct Policy {
     pub budget: Budget,
     /// The memory that admission reserves for the output of running sequences.
     pub growth: Growth,
-    /// The largest number of draft tokens of a sequence in a step; 0 turns speculation off.
+    /// The largest number of draft tokens of a sequence in a step that are looked up in its past; 0
+    /// turns this off.
     pub max_draft: u32,
+    /// How the model drafts for itself, if it can.
+    pub own_drafts: Option<OwnDrafts>,
+}
+
+/// A model that fills masked tokens, and so drafts for itself: the last known token and mask tokens
+/// after it are a block, whose tokens attend to all of the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnDrafts {
+    /// The token in the place of an unknown token.
+    pub mask_token: TokenId,
+    /// The largest number of tokens in a block.
+    pub block: u32,
 }
 
 impl Default for Policy {
@@ -39,6 +52,7 @@ impl Default for Policy {
             budget: Budget::within(INTER_TOKEN_TARGET),
             growth: Growth::Expected,
             max_draft: MAX_DRAFT,
+            own_drafts: None,
         }
     }
 }

@@ -184,6 +184,10 @@ pub struct Snapshot {
     pub drafted: u64,
     /// Accepted draft tokens so far.
     pub accepted: u64,
+    /// Draft tokens of the model itself so far, a part of `drafted`.
+    pub own_drafted: u64,
+    /// Accepted ones of these.
+    pub own_accepted: u64,
     /// The predicted machine time of all waiting requests.
     pub queued_time: Micros,
     /// The known tokens of all waiting sequences. Some of them may be cached.

@@ -381,6 +381,21 @@ impl Step<'_> {
         self.scheduler.planner.shape()
     }
 
+    /// Returns the size of the pass in which the model drafts before the step. It has no tokens if
+    /// the model drafts nothing.
+    pub fn drafting(&self) -> StepShape {
+        self.scheduler.planner.drafting()
+    }
+
+    /// Sets what the model has drafted for the rows of the batch: see [`Batch::set_drafts`]. Without
+    /// this call, the rows have mask tokens as drafts, which are wrong.
+    ///
+    /// # Panics
+    /// If `drafts` has another number of tokens than the rows want.
+    pub fn set_drafts(&mut self, drafts: &[TokenId]) {
+        self.scheduler.state.batch.set_drafts(drafts);
+    }
+
     /// Returns the cost model that the plan used: what the steps so far teach.
     pub fn cost(&self) -> CostModel {
         self.scheduler.state.conditions.predictor.model()
@@ -394,13 +409,15 @@ impl Step<'_> {
     /// Returns how long the step should take.
     pub fn predicted(&self) -> Micros {
         let predictor = &self.scheduler.state.conditions.predictor;
-        predictor.predict(self.shape()).div_ceil(1000)
+        let drafting = predictor.predict(self.drafting());
+        (predictor.predict(self.shape()) + drafting).div_ceil(1000)
     }
 
     /// Returns how long the step would take if the machine were as fast as at its calibration.
     pub fn calibrated(&self) -> Micros {
         let predictor = &self.scheduler.state.conditions.predictor;
-        predictor.predict_calibrated(self.shape()).div_ceil(1000)
+        let drafting = predictor.predict_calibrated(self.drafting());
+        (predictor.predict_calibrated(self.shape()) + drafting).div_ceil(1000)
     }
 
     /// Makes the step's result count. `sampled` has one entry for each row of logits, in the order

@@ -138,9 +138,10 @@ impl Predictor {
         self.model.draw_time(draw_time)
     }
 
-    /// Learns from a computed step.
-    pub(crate) fn observe(&mut self, step: StepShape, actual: Nanos) {
-        self.learner.observe(step, actual);
+    /// Learns from a computed step and the pass that drafted before it, which took `actual`
+    /// together.
+    pub(crate) fn observe(&mut self, step: StepShape, drafting: StepShape, actual: Nanos) {
+        self.learner.observe(step, drafting, actual);
         self.model = self.learner.model();
         let slowness =
             self.model.predict(step) as f64 / self.calibrated.predict(step).max(1) as f64;

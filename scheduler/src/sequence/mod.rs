@@ -14,7 +14,7 @@ mod output_rules;
 mod sequences;
 mod states;
 
-use acceptance::Acceptance;
+pub(crate) use acceptance::Acceptance;
 pub(crate) use deadlines::DeadlineQueue;
 pub use output_rules::OutputRules;
 pub(crate) use sequences::Sequences;
@@ -85,7 +85,8 @@ pub(crate) struct Pacing {
     pub(crate) last_token_at: Micros, // The admission, before the first token.
     pub(crate) prefill_waited: Micros, // Since a step last computed a part of the prompt.
     pub(crate) paused_steps: u32,     // Consecutive steps that omitted it.
-    pub(crate) acceptance: Acceptance,
+    pub(crate) acceptance: Acceptance, // Of drafts that were looked up.
+    pub(crate) own_acceptance: Option<Acceptance>, // Of drafts of the model.
 }
 
 /// What a committed row adds to its sequence.
@@ -310,7 +311,8 @@ impl Sequence {
         self.pacing.prefill_waited = if is_planned { 0 } else { waited + since };
     }
 
-    /// Commits a computed row: its tokens, except the drafts, and then what was drawn.
+    /// Commits a computed row: its tokens, except the drafts, and then what was drawn. The caller
+    /// counts how many drafts were accepted.
     #[inline]
     pub(crate) fn commit_row(
         &mut self,
@@ -326,18 +328,37 @@ impl Sequence {
         let scored = self.kv.computed.min(self.prompt_len);
         self.scored = self.scored.max(scored);
         let drawn = self.draw(drafts, sampled);
-        // A draft behind a deferred draw was not tested.
-        let tested = if drawn.is_deferred {
-            drawn.accepted
-        } else {
-            drafts.len()
-        };
-        let acceptance = &mut self.pacing.acceptance;
-        acceptance.record(tested as u32, drawn.accepted as u32);
         if drawn.tokens > 0 {
             self.pacing.last_token_at = now;
         }
         drawn
+    }
+
+    /// Learns how many drafts of a row were accepted. `usual` is the acceptance of all sequences.
+    pub(crate) fn learn_acceptance(
+        &mut self,
+        drafts: usize,
+        are_own: bool,
+        drawn: &DrawnTokens,
+        usual: &mut Acceptance,
+    ) {
+        // A draft behind a deferred draw was not tested.
+        let tested = if drawn.is_deferred {
+            drawn.accepted
+        } else {
+            drafts
+        };
+        let [tested, accepted] = [tested, drawn.accepted].map(|count| count as u32);
+        if are_own {
+            let own = self.pacing.own_acceptance.get_or_insert(*usual);
+            own.record(tested, accepted);
+            usual.record(tested, accepted);
+        } else {
+            self.pacing.acceptance.record(tested, accepted);
+            if let Some(own) = &mut self.pacing.own_acceptance {
+                own.record(0, 0);
+            }
+        }
     }
 
     /// Appends the drawn tokens of a row: the first one, and each next one whose draft was right.

@@ -13,8 +13,10 @@ use crate::{FinishReason, Row, Sampled, SequenceId, StepShape};
 /// and sampling.
 pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
     let (predictor, queue) = (&state.conditions.predictor, &mut state.queue);
-    let total = predictor.predict(plan.shape);
+    let drafting = predictor.predict(plan.drafting);
+    let total = predictor.predict(plan.shape) + drafting;
     let row_cost = predictor.row_cost(plan.shape);
+    let draft_cost = drafting / plan.drafting.rows.max(1);
     let mut charged = 0;
     for (row, planned) in state.batch.rows().iter().zip(&plan.rows) {
         let mut cost = row_cost(row_shape(row, planned.tokens));
@@ -22,6 +24,7 @@ pub(super) fn charge_step(plan: &StepPlan, state: &mut SchedulerState) {
             let sampling = u64::from(row.logits) * u64::from(planned.draw_time);
             cost += predictor.draw_time(sampling);
         }
+        cost += u64::from(row.own_drafts) * draft_cost;
         let cost = cost.min(total - charged);
         charged += cost;
         queue.charge(planned.tenant, cost);
@@ -69,7 +72,10 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
         state.log.copied_page();
     }
     let drawn = sequence.commit_row(now, row.len(), drafts, sampled);
-    state.log.drafted(drafts.len(), drawn.accepted);
+    let are_own = row.own_drafts > 0;
+    let usual = &mut state.conditions.own_acceptance;
+    sequence.learn_acceptance(drafts.len(), are_own, &drawn, usual);
+    state.log.drafted(drafts.len(), drawn.accepted, are_own);
     let redirected = sequence.publish(&mut state.pool, &mut state.batch.tables);
     state.log.redirected_pages(redirected);
     sequence.commit_states(row.start as usize, &mut state.pool, &state.batch.tables);

@@ -18,7 +18,7 @@ use plan::StepPlan;
 use preempt::plan_leader;
 use prefills::{PrefillRank, plan_prefills};
 use short_prompts::ShortPrompts;
-use speculate::plan_drafts;
+use speculate::{plan_drafts, plan_own_drafts};
 
 use crate::state::SchedulerState;
 use crate::{Budget, MAX_DRAFTED_TOKENS, Micros, Sampled, SequenceId, StepShape};
@@ -51,6 +51,11 @@ impl Planner {
         self.plan.shape
     }
 
+    /// Returns the shape of the pass that drafts before the planned step.
+    pub(crate) fn drafting(&self) -> StepShape {
+        self.plan.drafting
+    }
+
     /// Plans a step of the running sequences and fills the batch. Returns `false` if none runs.
     pub(crate) fn plan(&mut self, state: &mut SchedulerState) -> bool {
         let preemptions = state.log.counts().preemptions;
@@ -81,6 +86,7 @@ impl Planner {
         }
         assert!(!plan.rows.is_empty(), "a running sequence advances");
         plan_drafts(plan, &state.sequences, &state.conditions);
+        plan_own_drafts(plan, state);
         plan.fill(&mut state.batch, &state.sequences);
         self.planned_at = state.conditions.now;
         true
@@ -92,7 +98,7 @@ impl Planner {
         charge_step(&self.plan, state);
         let elapsed = state.conditions.now - self.planned_at;
         let predictor = &mut state.conditions.predictor;
-        predictor.observe(self.plan.shape, elapsed * 1000);
+        predictor.observe(self.plan.shape, self.plan.drafting, elapsed * 1000);
         commit_rows(state, sampled, &[]);
     }
 

@@ -1,6 +1,6 @@
 //! The contents of the next step while it is being planned.
 //!
-//! Invariant: the shape is the sum over the rows and their drafts.
+//! Invariant: the shapes are the sums over the rows and their drafts.
 
 use super::draft;
 use crate::batch::NewRow;
@@ -13,8 +13,9 @@ pub(super) struct StepPlan {
     pub(super) rows: Vec<PlannedRow>,
     pub(super) drafts: Vec<TokenId>, // Of all rows.
     pub(super) shape: StepShape,
-    pub(super) budget: Nanos, // How long the step may take.
-    pub(super) scored: usize, // Prompt tokens before the last one that need logits.
+    pub(super) drafting: StepShape, // Of the pass before the step that drafts.
+    pub(super) budget: Nanos,       // How long the step may take.
+    pub(super) scored: usize,       // Prompt tokens before the last one that need logits.
 }
 
 /// One sequence's part of a step.
@@ -26,15 +27,17 @@ pub(super) struct PlannedRow {
     pub(super) draw_time: u32, // Nanoseconds.
     logits: usize,             // Without drafts.
     first_draft: usize,        // In the plan's drafts.
-    drafts: usize,
+    pub(super) drafts: usize,
+    own_drafts: usize, // The last drafts, which the model drafts itself.
 }
 
 impl StepPlan {
     pub(super) fn with_capacity(rows: usize, drafts: usize) -> StepPlan {
         StepPlan {
             rows: Vec::with_capacity(rows),
-            drafts: Vec::with_capacity(drafts),
+            drafts: Vec::with_capacity(2 * drafts), // Some are replaced.
             shape: StepShape::default(),
+            drafting: StepShape::default(),
             budget: Nanos::MAX,
             scored: 0,
         }
@@ -45,6 +48,7 @@ impl StepPlan {
         self.rows.clear();
         self.drafts.clear();
         self.shape = StepShape::default();
+        self.drafting = StepShape::default();
         self.budget = Nanos::MAX;
         self.scored = 0;
     }
@@ -66,6 +70,7 @@ impl StepPlan {
             logits,
             first_draft: 0,
             drafts: 0,
+            own_drafts: 0,
         });
     }
 
@@ -94,6 +99,28 @@ impl StepPlan {
         }
     }
 
+    /// Adds `count` draft tokens to a decode that the model drafts itself. They replace those that
+    /// were looked up.
+    pub(super) fn add_own_drafts(
+        &mut self,
+        row: usize,
+        sequence: &Sequence,
+        count: usize,
+        mask_token: TokenId,
+    ) {
+        let first_draft = self.drafts.len();
+        self.drafts.resize(first_draft + count, mask_token);
+        let row = &mut self.rows[row];
+        for _ in 0..row.drafts {
+            self.shape = self.shape.minus(sequence.decode_shape());
+        }
+        (row.first_draft, row.drafts, row.own_drafts) = (first_draft, count, count);
+        for _ in 0..count {
+            self.shape = self.shape.plus(sequence.decode_shape());
+            self.drafting = self.drafting.plus(StepShape::decode(sequence.len()));
+        }
+    }
+
     /// Replaces the rows of `batch` by the rows of this plan.
     pub(super) fn fill(&self, batch: &mut Batch, sequences: &Sequences) {
         batch.clear_rows();
@@ -114,6 +141,7 @@ impl StepPlan {
                 first_page: table.first,
                 page_count: pages,
                 logits: row.logits + row.drafts,
+                own_drafts: row.own_drafts,
             });
             if let Some(states) = sequence.row_states() {
                 batch.set_states(states);

@@ -1,9 +1,11 @@
-//! The drafts of a step: tokens computed along with the decodes where that should save time.
+//! The drafts of a step: tokens computed along with the decodes where that should save time. They
+//! are looked up in the past of a sequence, or the model drafts them in a pass before the step.
 
 use super::plan::StepPlan;
 use crate::conditions::Conditions;
 use crate::sequence::{Sequence, Sequences};
-use crate::{MAX_DRAFTED_TOKENS, Nanos, PAGE_TOKENS, StepShape};
+use crate::state::SchedulerState;
+use crate::{MAX_DRAFTED_TOKENS, Nanos, OwnDrafts, PAGE_TOKENS, StepShape};
 
 /// The greatest number of decodes in a step with drafts. With more of them additional rows are
 /// hardly free, and the search for drafts takes time too.
@@ -19,15 +21,8 @@ pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions
         return;
     }
     let shape = plan.shape;
-    let decodes_only = StepShape {
-        rows: decodes as u64,
-        decode_keys: shape.decode_keys,
-        chunk_keys: 0,
-        logits: decodes as u64,
-        sampling: 0,
-    };
     let predict = |shape| conditions.predictor.predict(shape);
-    let token_time = predict(decodes_only) / decodes as u64;
+    let token_time = token_time(shape.decode_keys, decodes as u64, conditions);
     if predict(shape.plus(StepShape::decode(1))) - predict(shape) >= token_time {
         return; // Even a draft that is certain to be accepted would not pay.
     }
@@ -50,6 +45,18 @@ pub(super) fn plan_drafts(plan: &mut StepPlan, sequences: &Sequences, conditions
             plan.add_drafts(index, sequence, count);
         }
     }
+}
+
+/// Returns the time of a token in a step of `decodes` decodes and nothing else, which attend to
+/// `keys` keys.
+fn token_time(keys: u64, decodes: u64, conditions: &Conditions) -> Nanos {
+    let decodes_only = StepShape {
+        rows: decodes,
+        decode_keys: keys,
+        logits: decodes,
+        ..StepShape::default()
+    };
+    conditions.predictor.predict(decodes_only) / decodes
 }
 
 /// Returns how many drafts of a sequence are each worth their cost, up to `limit`. `token_time` is
@@ -89,4 +96,110 @@ fn worthwhile_drafts(
         shape = next;
     }
     limit
+}
+
+/// The numbers of drafts that are tried.
+const OWN_DRAFTS: [usize; 9] = [2, 3, 4, 6, 8, 12, 16, 24, 32];
+
+/// Lets the model draft for the decodes of which it should know more of the next tokens than their
+/// past does, if that gains more than the pass before the step costs.
+///
+/// A draft of a sequence costs a row of that pass and a row of the step. All sequences share the
+/// pass, so they are judged together.
+pub(super) fn plan_own_drafts(plan: &mut StepPlan, state: &mut SchedulerState) {
+    let Some(OwnDrafts { mask_token, block }) = state.conditions.policy.own_drafts else {
+        return;
+    };
+    let decodes = plan.rows.iter().filter(|row| row.tokens == 1).count();
+    if !(1..=MAX_DRAFTING).contains(&decodes) || state.conditions.limits.states.is_some() {
+        return; // A pass that drafts would change the states of recurrent layers.
+    }
+    let best = OWN_DRAFTS
+        .into_iter()
+        .take_while(|&count| count <= block as usize && count * decodes <= MAX_DRAFTED_TOKENS)
+        .map(|count| (own_gain(plan, state, count), count))
+        .max_by_key(|&(gain, _)| gain);
+    let Some((gain, count)) = best else {
+        return;
+    };
+    if gain <= 0 {
+        return;
+    }
+    for index in 0..plan.rows.len() {
+        let drafts = own_drafts(plan, index, state, count);
+        if drafts == 0 {
+            continue;
+        }
+        let slot = plan.rows[index].slot;
+        let free = state.pool.available(state.sequences[slot].tenant);
+        let sequence = &mut state.sequences[slot];
+        if free > SPARE_PAGES {
+            sequence.take_pages(1 + drafts, &mut state.pool, &mut state.batch.tables);
+        }
+        let drafts = drafts.min(sequence.table().len * PAGE_TOKENS - sequence.len());
+        if drafts > 0 {
+            plan.add_own_drafts(index, sequence, drafts, mask_token);
+        }
+    }
+}
+
+/// A sequence takes a page for its drafts if more than this many stay for others.
+const SPARE_PAGES: usize = 64;
+
+/// Returns how many of `count` drafts the model makes for a row: none if the row is no decode, if a
+/// grammar says what follows, or if more should be right of what was looked up.
+fn own_drafts(plan: &StepPlan, index: usize, state: &SchedulerState, count: usize) -> usize {
+    let row = plan.rows[index];
+    let sequence = &state.sequences[row.slot];
+    if row.tokens != 1 || sequence.is_prefill() || sequence.forced().is_some() {
+        return 0;
+    }
+    let count = count.min(sequence.output_left() - 1);
+    let looked_up = sequence.pacing.acceptance.expected(row.drafts as u32);
+    let usual = state.conditions.own_acceptance;
+    let own = sequence.pacing.own_acceptance.unwrap_or(usual);
+    if own.expected(count as u32) > looked_up {
+        count
+    } else {
+        0
+    }
+}
+
+/// Returns what `count` drafts of the model gain for each decode, less what they cost: in
+/// nanoseconds times 65,536.
+fn own_gain(plan: &StepPlan, state: &SchedulerState, count: usize) -> i128 {
+    let predictor = &state.conditions.predictor;
+    let usual = state.conditions.own_acceptance;
+    let (mut shape, mut drafting, mut tokens) = (plan.shape, StepShape::default(), 0);
+    for index in 0..plan.rows.len() {
+        let drafts = own_drafts(plan, index, state, count);
+        if drafts == 0 {
+            continue;
+        }
+        let row = plan.rows[index];
+        let sequence = &state.sequences[row.slot];
+        let one = sequence.decode_shape();
+        for _ in 0..row.drafts {
+            shape = shape.minus(one);
+        }
+        for _ in 0..drafts {
+            shape = shape.plus(one);
+            drafting = drafting.plus(StepShape::decode(sequence.len()));
+        }
+        let own = sequence.pacing.own_acceptance.unwrap_or(usual);
+        let looked_up = sequence.pacing.acceptance.expected(row.drafts as u32);
+        tokens += u64::from(own.expected(drafts as u32) - looked_up);
+    }
+    let rows = shape.rows as usize;
+    let time = predictor.predict(shape) + predictor.predict(drafting);
+    if drafting.rows == 0 || time > plan.budget || rows > state.conditions.limits.max_batch_tokens()
+    {
+        return 0;
+    }
+    let decodes = plan.rows.iter().filter(|row| row.tokens == 1).count() as u64;
+    let keys = plan.rows.iter().filter(|row| row.tokens == 1);
+    let keys = keys.map(|row| state.sequences[row.slot].len() as u64).sum();
+    let token_time = token_time(keys, decodes, &state.conditions);
+    let cost = time.saturating_sub(predictor.predict(plan.shape));
+    i128::from(tokens) * i128::from(token_time) - (i128::from(cost) << 16)
 }

@@ -33,6 +33,7 @@ pub(crate) fn first_come(limits: &Limits) -> Policy {
         budget: Budget::Tokens(limits.step_tokens),
         growth: Growth::Expected,
         max_draft: 0,
+        own_drafts: None,
     }
 }
 

@@ -28,6 +28,7 @@ pub(crate) type Picture = (Snapshot, Vec<(TenantState, Rates)>);
 pub(crate) struct PlannedCost {
     pub(crate) predicted: Micros,
     shape: StepShape,
+    drafting: Nanos, // What the pass that drafts takes.
     cost: CostModel,
     sampling: Vec<Nanos>, // By tenant.
     service: Vec<Micros>, // Of each tenant before the step.
@@ -50,6 +51,7 @@ impl PlannedCost {
         PlannedCost {
             predicted: step.predicted(),
             shape,
+            drafting: step.cost().predict(step.drafting()),
             cost: step.cost(),
             sampling,
             service,
@@ -286,7 +288,8 @@ impl World {
         );
         for ((after, before), &sampling) in services().zip(&step.sampling) {
             let (charged, shape) = (after - before, step.shape);
-            let limit = step.cost.predict(StepShape { sampling, ..shape }) / 1000;
+            let own = step.cost.predict(StepShape { sampling, ..shape });
+            let limit = (own + step.drafting) / 1000;
             assert!(
                 charged <= limit + 2,
                 "S16: {charged} µs charged for a step of {limit} µs and the sampling of others"

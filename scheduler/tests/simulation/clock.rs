@@ -68,9 +68,15 @@ impl Clock {
         self.slowness = 1.0;
     }
 
-    /// Returns the true duration of a step.
-    pub(crate) fn duration(&self, random: &mut Random, shape: StepShape) -> Micros {
-        let calibrated = self.cost.predict(shape).div_ceil(1000);
+    /// Returns the true duration of a step, and of the pass that drafts before it.
+    pub(crate) fn duration(
+        &self,
+        random: &mut Random,
+        shape: StepShape,
+        drafting: StepShape,
+    ) -> Micros {
+        let calibrated = self.cost.predict(shape) + self.cost.predict(drafting);
+        let calibrated = calibrated.div_ceil(1000);
         match self.pace {
             Pace::Instant => 0,
             Pace::AsCalibrated => calibrated,
@@ -125,7 +131,7 @@ impl Clock {
             let [learned, calibrated] = [&cost, &self.cost].map(|cost| cost.predict(shape) as f64);
             self.slowness += (learned / calibrated.max(1.0) - self.slowness) / 16.0;
         }
-        let expected = cost.predict(step.shape());
+        let expected = cost.predict(step.shape()) + cost.predict(step.drafting());
         assert_eq!(
             step.predicted(),
             expected.div_ceil(1000),

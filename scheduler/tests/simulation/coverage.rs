@@ -25,6 +25,7 @@ pub(crate) struct Coverage {
     pub(crate) copies: u64,
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
+    pub(crate) own_drafts: u64, // Of the model itself.
     pub(crate) public_hits: u64,
     pub(crate) missed_deadlines: u64,
     pub(crate) policy_changes: u64,
@@ -70,6 +71,7 @@ impl Coverage {
             ("copies of pages", self.copies),
             ("accepted drafts", self.accepted),
             ("rejected drafts", self.drafted - self.accepted),
+            ("drafts of the model itself", self.own_drafts),
             (
                 "steps whose prediction is far from the calibration",
                 self.corrected,

@@ -80,12 +80,14 @@ fn policies() -> [Policy; 2] {
             budget,
             growth: Growth::Minimal,
             max_draft: 4,
+            own_drafts: None,
         },
         Policy {
             order: Order::FirstCome,
             budget: Budget::Tokens(24),
             growth: Growth::Expected,
             max_draft: 0,
+            own_drafts: None,
         },
     ]
 }

@@ -74,6 +74,7 @@ impl FairWorld {
             },
             growth: Growth::Expected,
             max_draft: 0,
+            own_drafts: None,
         };
         let mut scheduler = Scheduler::new(limits, policy);
         scheduler.calibrate(COST);

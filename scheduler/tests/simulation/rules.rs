@@ -182,8 +182,16 @@ fn check_token_counts(
         batch.token_count() <= limits.max_batch_tokens(),
         "S1: the step exceeds max_batch_tokens"
     );
-    let longest = rows.iter().map(drafts_of).max().unwrap_or(0);
-    assert!(drafted <= MAX_DRAFTED_TOKENS && longest <= policy.max_draft as usize);
+    assert!(drafted <= MAX_DRAFTED_TOKENS);
+    for row in rows {
+        let (drafts, own) = (drafts_of(row), row.own_drafts);
+        let block = policy.own_drafts.map_or(0, |own| own.block);
+        let is_within = match own {
+            0 => drafts <= policy.max_draft as usize,
+            _ => drafts == own as usize && own <= block,
+        };
+        assert!(is_within, "{row:?} has {drafts} drafts");
+    }
     let logits: usize = rows.iter().map(|row| row.logits as usize).sum();
     assert_eq!(batch.logits_count(), logits);
     assert!(logits <= limits.max_logits());

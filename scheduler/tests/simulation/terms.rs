@@ -2,8 +2,8 @@
 
 use sterna_random::Random;
 use sterna_scheduler::{
-    Band, Budget, CostModel, Growth, Micros, Order, PAGE_TOKENS, Policy, PublicPrefix, Rate,
-    SAMPLING_UNIT, TenantId, TenantPolicy,
+    Band, Budget, CostModel, Growth, Micros, Order, OwnDrafts, PAGE_TOKENS, Policy, PublicPrefix,
+    Rate, SAMPLING_UNIT, TenantId, TenantPolicy, TokenId,
 };
 
 use crate::world::World;
@@ -120,8 +120,17 @@ pub(crate) fn random_policy(random: &mut Random) -> Policy {
             Growth::Maximal,
         ]),
         max_draft: random.pick(&[0, 2, 6]),
+        own_drafts: random
+            .pick(&[None, None, Some(4), Some(16)])
+            .map(|block| OwnDrafts {
+                mask_token: MASK_TOKEN,
+                block,
+            }),
     }
 }
+
+/// A token that no client has.
+const MASK_TOKEN: TokenId = 1 << 30;
 
 pub(crate) fn random_cost(random: &mut Random) -> CostModel {
     CostModel {

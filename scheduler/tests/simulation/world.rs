@@ -357,7 +357,7 @@ impl World {
         let policy = self.policy.clone();
         self.clock.planned_at = self.now;
         coverage.plans += 1;
-        let Plan::Step(step) = self.scheduler.plan(self.now) else {
+        let Plan::Step(mut step) = self.scheduler.plan(self.now) else {
             self.settle(coverage);
             assert!(
                 self.clients.is_empty(),
@@ -365,8 +365,13 @@ impl World {
             );
             return;
         };
+        let drafts = own_drafts(step.batch(), &self.clients, &mut self.random);
+        coverage.own_drafts += drafts.len() as u64;
+        if !drafts.is_empty() && !self.random.percent(20) {
+            step.set_drafts(&drafts); // Otherwise the pass that drafts has failed.
+        }
         let batch = step.batch().clone();
-        let shape = step.shape();
+        let (shape, drafting) = (step.shape(), step.drafting());
         let planned = PlannedCost::of(&step, &self.clients, service);
         for row in batch.rows() {
             check_row(&step, row, &self.clients[&row.sequence]);
@@ -385,7 +390,7 @@ impl World {
         let next = self
             .model
             .forward(&batch, &self.clients, coverage, is_skipped);
-        let duration = self.clock.duration(&mut self.random, shape);
+        let duration = self.clock.duration(&mut self.random, shape, drafting);
         match fate {
             Fate::Committed => {
                 self.now += duration;
@@ -527,6 +532,25 @@ fn random_limits(random: &mut Random) -> Limits {
         states: some_states(&limits),
         ..limits
     }
+}
+
+/// Returns what the model drafts for the rows of a batch: some first tokens of the right ones.
+fn own_drafts(
+    batch: &Batch,
+    clients: &BTreeMap<SequenceId, Client>,
+    random: &mut Random,
+) -> Vec<TokenId> {
+    let mut drafts = Vec::new();
+    for row in batch.rows().iter().filter(|row| row.own_drafts > 0) {
+        let client = &clients[&row.sequence];
+        let right = client.answer[client.output.len()..].iter().copied();
+        let count = row.own_drafts as usize;
+        let right = right
+            .take(random.index(count + 1))
+            .chain(std::iter::repeat(0));
+        drafts.extend(right.take(count));
+    }
+    drafts
 }
 
 /// Gives every client the tokens of its row, some of which fail, and returns the samples.

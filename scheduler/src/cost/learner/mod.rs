@@ -8,7 +8,7 @@
 //! proportions.
 //!
 //! ```text
-//! observe(shape, actual):
+//! observe(shape, actual):                                # a pass that drafts adds its factors
 //!     time[i]   = unit[i] · factor[i](shape)             # the time of term i at scale 1
 //!     predicted = Σ time[i] · scale[i]
 //!     part[i]   = time[i] · max(scale[i], LEAST_SCALE) / predicted
@@ -170,9 +170,16 @@ impl Learner {
         }
     }
 
-    /// Learns from a step of at least one token that took `actual`.
-    pub(super) fn observe(&mut self, shape: StepShape, actual: Nanos) {
+    /// Learns from a step of at least one token, and the pass that drafted before it if that has
+    /// tokens, which took `actual` together.
+    pub(super) fn observe(&mut self, shape: StepShape, drafting: StepShape, actual: Nanos) {
         let mut parts = shape.factors();
+        if drafting.rows > 0 {
+            let of_drafting = drafting.factors();
+            for (part, further) in parts.iter_mut().zip(&of_drafting) {
+                *part += further;
+            }
+        }
         for (part, unit) in parts.iter_mut().zip(&self.units) {
             *part *= unit;
         }

@@ -72,7 +72,7 @@ impl Machine {
     fn step(&mut self, shape: StepShape) -> Nanos {
         let percent = 100 - self.noise + self.random.below(2 * self.noise + 1);
         let time = self.truth.predict(shape) * percent / 100;
-        self.learner.observe(shape, time);
+        self.learner.observe(shape, StepShape::default(), time);
         time
     }
 
@@ -189,7 +189,9 @@ fn a_single_long_or_short_step_hardly_changes_a_prediction() {
             let shape = mixed(&mut machine.random);
             let before = machine.error(shape);
             let time = CALIBRATED.predict(shape) as f64 * factor;
-            machine.learner.observe(shape, time as Nanos);
+            machine
+                .learner
+                .observe(shape, StepShape::default(), time as Nanos);
             let moved = (machine.error(shape) - before).abs();
             assert!(moved < 0.03, "{factor}: {moved}");
             for _ in 0..10 {
@@ -230,7 +232,7 @@ fn whatever_steps_take_the_predictions_stay_within_bounds() {
         let mut machine = Machine::new(CALIBRATED, CALIBRATED);
         for _ in 0..1000 {
             let shape = mixed(&mut machine.random);
-            machine.learner.observe(shape, time);
+            machine.learner.observe(shape, StepShape::default(), time);
         }
         let shape = decodes(4, 100);
         let found = machine.learner.model().predict(shape);
