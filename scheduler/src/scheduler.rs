@@ -7,9 +7,9 @@ use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
 use crate::{
-    Batch, CacheChange, CostModel, Event, FinishReason, Limits, Micros, Nanos, PAGE_TOKENS, Page,
-    Policy, PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId, Snapshot, StateSlab,
-    StepShape, TenantId, TenantPolicy, TenantState, TenantsError, TokenId,
+    Batch, CacheChange, CostModel, Event, FinishReason, Limits, Micros, Nanos, OwnDrafts,
+    PAGE_TOKENS, Page, Policy, PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId,
+    Snapshot, StateSlab, StepShape, TenantId, TenantPolicy, TenantState, TenantsError, TokenId,
 };
 
 /// Decides the steps of a continuous batch.
@@ -295,6 +295,11 @@ impl Scheduler {
     /// Returns how often a waiting request has left the queue so far, for any reason.
     pub fn departures(&self) -> u64 {
         self.state.queue.departures()
+    }
+
+    /// Returns how the model drafts for itself.
+    pub fn own_drafts(&self) -> Option<OwnDrafts> {
+        self.state.conditions.policy.own_drafts
     }
 
     /// Returns the state in numbers.

@@ -48,8 +48,8 @@ pub use architecture::{
 pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
 pub use config::{
-    LocalLayers, ModelConfig, Pooling, Quantization, RecurrentLayers, RopeScaling, Rotation,
-    StoredWeights,
+    LocalLayers, MaskedBlocks, ModelConfig, Pooling, Quantization, RecurrentLayers, RopeScaling,
+    Rotation, StoredWeights,
 };
 pub use error::LoadError;
 pub use folder::{FileBytes, Folder};

@@ -12,7 +12,7 @@ use std::ops::RangeBounds;
 use std::path::PathBuf;
 
 use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
-use clap::{Args, Parser, Subcommand, value_parser};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use sterna_scheduler::INTER_TOKEN_TARGET;
 
 use crate::cores;
@@ -354,6 +354,20 @@ pub struct SchedulingFlags {
     /// answers faster and never change an answer. 0 turns speculation off.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = count(0..=32))]
     pub speculate: u32,
+    /// How tokens are decoded. A model that was trained to fill masked tokens can draft its next
+    /// tokens for itself: that is self-speculation, and the default for such a model. The scheduler
+    /// drafts while that saves time. No way of decoding changes an answer.
+    #[arg(long, value_enum, value_name = "WAY")]
+    pub decoding: Option<Decoding>,
+}
+
+/// How tokens are decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Decoding {
+    /// Token by token, with drafts that are looked up.
+    Autoregressive,
+    /// With drafts that the model makes itself.
+    SelfSpeculation,
 }
 
 /// How long requests may wait and take.

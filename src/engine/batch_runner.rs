@@ -8,7 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use sterna_scheduler::{Batch, Row, SequenceId};
+use sterna_scheduler::{Batch, PAGE_TOKENS, Row, SequenceId, TokenId};
 
 use super::batch_sampler::{BatchSampler, Continuation, Draw, DrawOutcome};
 use super::forward::Forward;
@@ -19,12 +19,16 @@ pub(super) struct BatchRunner<F: Forward> {
     model: F,
     kv_store: F::KvStore,
     sampler: BatchSampler,
+    drafting: Batch,      // The blocks of the pass that drafts.
+    drafts: Vec<TokenId>, // Its result.
 }
 
 impl<F: Forward> BatchRunner<F> {
     pub(super) fn new(model: F, kv_store: F::KvStore) -> BatchRunner<F> {
         BatchRunner {
             sampler: BatchSampler::new(model.vocabulary()),
+            drafting: Batch::new(),
+            drafts: Vec::new(),
             model,
             kv_store,
         }
@@ -56,6 +60,37 @@ impl<F: Forward> BatchRunner<F> {
         self.sampler.sample(batch, &mut logits, continuation);
         fault::pass(Place::BatchSampled);
         forwarded
+    }
+
+    /// Computes the drafts that the rows of `batch` want of the model, in the order of the rows.
+    ///
+    /// The last known token of such a row and the mask tokens behind it are a block, whose tokens
+    /// attend to all of the block. As the model was trained for, each token of the block predicts
+    /// the next one. The step that follows writes all keys and values of the block again.
+    pub(super) fn draft(&mut self, batch: &Batch, mask_token: TokenId) -> &[TokenId] {
+        self.drafting.clear();
+        self.drafts.clear();
+        for row in batch.rows().iter().filter(|row| row.own_drafts > 0) {
+            let (count, pages) = (row.own_drafts as usize, batch.pages(row));
+            let known = row.len() - count;
+            let end = row.start as usize + known - 1 + count;
+            let tokens = &batch.tokens(row)[..known - 1 + count];
+            let copies = batch.copies().iter();
+            for copy in copies.filter(|copy| pages.contains(&copy.to)) {
+                self.drafting.push_copy(*copy);
+            }
+            let pages = &pages[..end.div_ceil(PAGE_TOKENS)];
+            (self.drafting).push_row(row.sequence, row.start as usize, tokens, pages, count);
+            self.drafting.set_block();
+        }
+        if !self.drafting.rows().is_empty() {
+            let mut logits = self.model.forward(&self.drafting, &mut self.kv_store);
+            let count = self.drafting.logits_count();
+            self.drafts.resize(count, mask_token);
+            self.sampler
+                .draft(&mut logits, mask_token, &mut self.drafts);
+        }
+        &self.drafts
     }
 
     /// Returns the model, its keys and values, and the sampler.

@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use sterna_scheduler::{Plan, Sampled, Scheduler, SequenceId, Step};
+use sterna_scheduler::{OwnDrafts, Plan, Sampled, Scheduler, SequenceId, Step, TokenId};
 
 use super::batch_runner::{BatchRunner, panic_message};
 use super::batch_sampler::{Continuation, Draw};
@@ -102,13 +102,19 @@ impl<F: Forward> StepLoop<F> {
         begin: impl Fn(&Step<'_>),
     ) -> Option<StepOutcome> {
         let began = Instant::now();
-        let Plan::Step(step) = self.scheduler.plan(self.clock.micros(now)) else {
+        let own_drafts = self.scheduler.own_drafts();
+        let Plan::Step(mut step) = self.scheduler.plan(self.clock.micros(now)) else {
             return None;
         };
         let planned = Instant::now();
         let (size, shape) = (size_of(&step), step.shape());
         let [predicted, calibrated] = predictions(&step);
         begin(&step);
+        if let Some(OwnDrafts { mask_token, .. }) = own_drafts
+            && step.drafting().rows > 0
+        {
+            draft(&mut self.runner, &mut step, mask_token);
+        }
         let continuation = |id| continue_sequence(&step, id, rules(id));
         let computed = catch_unwind(AssertUnwindSafe(|| {
             self.runner.run(step.batch(), continuation)
@@ -144,6 +150,17 @@ impl<F: Forward> StepLoop<F> {
             drawn_at,
             panicked: failed.is_some(),
         })
+    }
+}
+
+/// Lets the model draft for the rows that want drafts. If that panics, the step has wrong drafts.
+fn draft<F: Forward>(runner: &mut BatchRunner<F>, step: &mut Step<'_>, mask_token: TokenId) {
+    let drafted = catch_unwind(AssertUnwindSafe(|| {
+        let drafts = runner.draft(step.batch(), mask_token);
+        step.set_drafts(drafts);
+    }));
+    if let Err(panic) = drafted {
+        tracing::error!("the pass that drafts panicked: {}", panic_message(&*panic));
     }
 }
 

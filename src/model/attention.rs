@@ -232,15 +232,15 @@ impl Attention {
                     }
                 }
                 fault::pass(Place::QueriesRotated);
-                let position = placement.position(block.tokens.start);
+                let visible = placement.visible(block.tokens.start);
                 let mut places = keys.places_of(&block);
-                for first in (0..=position).step_by(SPAN_TOKENS) {
+                for first in (0..=visible).step_by(SPAN_TOKENS) {
                     let pages = keys.next_pages(&mut places, SPAN_PAGES);
                     let next = keys.next_pages(&mut ahead, pages.count);
                     let span = Span {
                         pages: &pages.pages[..pages.count],
                         next: &next.pages[..next.count],
-                        visible: (position + 1 - first).min(SPAN_TOKENS),
+                        visible: (visible + 1 - first).min(SPAN_TOKENS),
                     };
                     kernels.attention_span(dtype, span, state);
                     fault::pass(Place::SpanAttended);
@@ -279,15 +279,14 @@ impl<'a> KeyPages<'a> {
         blocks.flat_map(move |block| self.places_of(&block))
     }
 
-    /// Returns the places of all keys that a block of queries sees. The block's own keys are in the
-    /// last of these pages.
+    /// Returns the places of all keys that a block of queries sees.
     fn places_of(
         self,
         block: &AttentionBlock,
     ) -> impl ExactSizeIterator<Item = HeadPage> + use<'a> {
         let first = block.tokens.start;
-        let (row, position) = (self.placement.row(first), self.placement.position(first));
-        let pages = &self.batch.pages(&self.batch.rows()[row])[..=position / PAGE_TOKENS];
+        let (row, visible) = (self.placement.row(first), self.placement.visible(first));
+        let pages = &self.batch.pages(&self.batch.rows()[row])[..=visible / PAGE_TOKENS];
         let head = block.kv_head;
         pages.iter().map(move |page| HeadPage {
             head,

@@ -34,6 +34,7 @@ pub(super) struct Placement {
     max_tokens: usize,
     rows: Vec<usize>,      // By token: the index of its row in the batch.
     positions: Vec<usize>, // By token.
+    visible: Vec<usize>,   // By token: the last position that the token attends to.
     cost: Vec<u64>,        // By token: the attention cost of all tokens before it.
     writes: Vec<PageWrite>,
     logits: Vec<usize>,
@@ -81,6 +82,7 @@ impl Placement {
             max_tokens,
             rows: Vec::with_capacity(max_tokens),
             positions: Vec::with_capacity(max_tokens),
+            visible: Vec::with_capacity(max_tokens),
             cost: Vec::with_capacity(max_tokens + 1),
             writes: Vec::with_capacity(max_tokens),
             logits: Vec::with_capacity(max_tokens),
@@ -103,7 +105,12 @@ impl Placement {
         for (index, row) in batch.rows().iter().enumerate() {
             let (start, first_token) = (row.start as usize, self.positions.len());
             for position in start..row.end() {
-                self.push_token(index, position);
+                let visible = if row.is_block {
+                    row.end() - 1
+                } else {
+                    position
+                };
+                self.push_token(index, position, visible);
             }
             let pages = batch.pages(row).iter().enumerate();
             for (index, page) in pages.skip(start / PAGE_TOKENS) {
@@ -142,6 +149,7 @@ impl Placement {
     fn clear(&mut self) {
         self.rows.clear();
         self.positions.clear();
+        self.visible.clear();
         (self.rotaries.iter_mut()).for_each(|rotary| rotary.rotations.clear());
         self.writes.clear();
         self.logits.clear();
@@ -149,12 +157,13 @@ impl Placement {
         self.cost.push(0);
     }
 
-    fn push_token(&mut self, row: usize, position: usize) {
+    fn push_token(&mut self, row: usize, position: usize, visible: usize) {
         self.rows.push(row);
         self.positions.push(position);
+        self.visible.push(visible);
         (self.rotaries.iter_mut()).for_each(|rotary| rotary.push(position));
         let before = self.cost.last().copied().unwrap_or(0);
-        self.cost.push(before + position as u64 + QUERY_COST);
+        self.cost.push(before + visible as u64 + QUERY_COST);
     }
 
     /// Returns the maximum number of tokens.
@@ -172,9 +181,9 @@ impl Placement {
         self.rows[token]
     }
 
-    /// Returns the position of a token in its sequence.
-    pub(super) fn position(&self, token: usize) -> usize {
-        self.positions[token]
+    /// Returns the last position that a token attends to: its own, or the end of its block.
+    pub(super) fn visible(&self, token: usize) -> usize {
+        self.visible[token]
     }
 
     /// Returns the cosines and sines of a token's angles. `rotary` is the index of the layer's
@@ -246,8 +255,11 @@ impl Placement {
     }
 
     /// Returns how many tokens from `token` on, at most `limit`, are neighbours in one page of one
-    /// sequence.
+    /// sequence, of which each attends to one more token than the one before it.
     fn neighbours(&self, token: usize, limit: usize) -> usize {
+        if self.visible[token] != self.positions[token] {
+            return 1;
+        }
         let in_page = PAGE_TOKENS - self.positions[token] % PAGE_TOKENS;
         let rows = self.rows[token..].iter().take(limit.min(in_page));
         rows.take_while(|&&row| row == self.rows[token]).count()
@@ -278,13 +290,14 @@ mod tests {
             max_tokens: 1000,
             rows: Vec::new(),
             positions: Vec::new(),
+            visible: Vec::new(),
             cost: Vec::new(),
             writes: Vec::new(),
             logits: Vec::new(),
         };
         placement.clear();
         for (row, positions) in ROWS.into_iter().enumerate() {
-            positions.for_each(|position| placement.push_token(row, position));
+            positions.for_each(|position| placement.push_token(row, position, position));
         }
         placement
     }
@@ -308,10 +321,10 @@ mod tests {
                         assert_eq!(query * group + block.heads.start, item, "in order");
                         assert!(block.tokens.len() == 1 || block.heads == (0..group));
                         let first = block.tokens.start;
-                        let (row, position) = (placement.row(first), placement.position(first));
+                        let (row, position) = (placement.row(first), placement.visible(first));
                         for (i, token) in block.tokens.clone().enumerate() {
                             assert_eq!(
-                                (placement.row(token), placement.position(token)),
+                                (placement.row(token), placement.visible(token)),
                                 (row, position + i)
                             );
                         }

@@ -10,13 +10,13 @@ use std::thread;
 use std::time::Duration;
 
 use sterna_kernels::Kernels;
-use sterna_scheduler::{PAGE_TOKENS, StateLimits};
+use sterna_scheduler::{OwnDrafts, PAGE_TOKENS, StateLimits};
 use tokio::sync::oneshot;
 
 use super::tenants;
 use crate::api::{EmbeddingShape, ModelCard, SamplingDefaults, Serving};
 use crate::checkpoint::{ModelConfig, Source};
-use crate::config::ServeConfig;
+use crate::config::{Decoding, ServeConfig};
 use crate::constraint::{GrammarOptions, Grammars};
 use crate::engine::{Budget, Engine, EngineConfig, EngineHandle, Limits, Policy, TenantId};
 use crate::metrics::{Identity, Metrics};
@@ -75,6 +75,7 @@ fn start_engine(
     }
     let defaults = sampling_defaults(config, &checkpoint.source)?;
     let limits = limits(config, shape)?;
+    let own_drafts = own_drafts(config.scheduling.decoding, shape)?;
     let pin = config.machine.pin_threads();
     let options = load_options(config, kernels, &limits);
     let order = i2s_order(config.model.i2s_order.as_deref());
@@ -99,7 +100,7 @@ fn start_engine(
     let engine_config = EngineConfig {
         submit_queue: limits.max_queued as usize,
         limits,
-        policy: policy(config),
+        policy: policy(config, own_drafts),
         public_prefixes,
         cost: None,
         drain_limit: Duration::from_secs(config.operation.drain_seconds),
@@ -270,8 +271,32 @@ fn load_options(config: &ServeConfig, kernels: Kernels, limits: &Limits) -> Load
     }
 }
 
+/// Returns how the model drafts for itself, if it should.
+///
+/// # Errors
+/// If the configuration asks for it and the model cannot.
+fn own_drafts(
+    decoding: Option<Decoding>,
+    model: &ModelConfig,
+) -> Result<Option<OwnDrafts>, Box<dyn Error>> {
+    let can_draft = model.recurrent.is_none() && model.has_head;
+    match (decoding, model.masked_blocks) {
+        (Some(Decoding::Autoregressive), _) | (None, None) => Ok(None),
+        (_, Some(blocks)) if can_draft => Ok(Some(OwnDrafts {
+            mask_token: blocks.mask_token,
+            block: blocks.size as u32,
+        })),
+        (None, _) => Ok(None),
+        (Some(Decoding::SelfSpeculation), _) => {
+            let problem = "--decoding self-speculation: the model was not trained to fill masked \
+                           tokens: its config.json has no mask_token_id and block_size";
+            Err(problem.into())
+        }
+    }
+}
+
 /// Returns how the scheduler decides.
-fn policy(config: &ServeConfig) -> Policy {
+fn policy(config: &ServeConfig, own_drafts: Option<OwnDrafts>) -> Policy {
     let target = config.scheduling.itl_target_ms * 1000;
     Policy {
         budget: if config.scheduling.itl_strict {
@@ -280,6 +305,7 @@ fn policy(config: &ServeConfig) -> Policy {
             Budget::within(target)
         },
         max_draft: config.scheduling.speculate,
+        own_drafts,
         ..Policy::default()
     }
 }

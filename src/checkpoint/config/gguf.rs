@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::gemma3;
 use super::hyperparameters::{ModelConfig, Quantization};
+use super::masked_blocks::MaskedBlocks;
 use super::pooling::{self, Pooling};
 use super::qwen3_5;
 use super::rope::{RopeScaling, yarn_attention_factor};
@@ -143,6 +144,7 @@ fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadR
         rotation: None,
         eos_tokens: end_tokens(metadata, vocab)?,
         bos_token: token_id(metadata, "bos")?,
+        masked_blocks: MaskedBlocks::of_gguf(metadata, name, vocab)?,
     };
     if *architecture == BITNET_GEMMA3 {
         config.check()?; // Its sizes are used.
@@ -238,6 +240,9 @@ pub(crate) fn metadata(config: &ModelConfig) -> LoadResult<MetadataEntries> {
     }
     let recurrent = config.recurrent.iter().flat_map(qwen3_5::metadata);
     entries.extend(recurrent.map(|(key, value)| (format!("{name}.{key}"), value)));
+    if let Some(blocks) = config.masked_blocks {
+        entries.extend(blocks.metadata(name));
+    }
     if let Some(rotation) = &config.rotation {
         entries.extend(rotation.metadata(FileNames::of_architecture(name)));
     }

@@ -1,5 +1,6 @@
 //! The hyperparameters of a model, and their limits: what the kernels compute and what makes sense.
 
+use super::masked_blocks::MaskedBlocks;
 use super::pooling::Pooling;
 use super::recurrent::RecurrentLayers;
 use super::rope::RopeScaling;
@@ -73,6 +74,8 @@ pub struct ModelConfig {
     pub eos_tokens: Vec<u32>,
     /// The token that begins a text.
     pub bos_token: Option<u32>,
+    /// The masked blocks that the model was trained to fill, if it was.
+    pub masked_blocks: Option<MaskedBlocks>,
 }
 
 impl ModelConfig {

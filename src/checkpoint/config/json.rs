@@ -5,6 +5,7 @@ use serde::Deserialize;
 use super::gemma3;
 use super::gguf;
 use super::hyperparameters::{ModelConfig, Quantization, StoredWeights};
+use super::masked_blocks::{BlocksJson, MaskedBlocks};
 use super::pooling;
 use super::qwen3_5;
 use super::rope::RopeScaling;
@@ -103,6 +104,8 @@ struct ConfigJson {
     quantization_config: Option<QuantizationJson>,
     eos_token_id: Option<TokenIds>,
     bos_token_id: Option<TokenIds>,
+    #[serde(flatten)]
+    blocks: BlocksJson,
 }
 
 impl FamilyJson {
@@ -183,6 +186,7 @@ impl ConfigJson {
             rotation: None,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
+            masked_blocks: MaskedBlocks::read(source, &self.blocks, self.vocab_size)?,
         })
     }
 

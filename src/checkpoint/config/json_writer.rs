@@ -41,6 +41,9 @@ pub(crate) fn config_json(config: &ModelConfig, dtype: &str) -> LoadResult<Value
     if let (Some(fields), Some(recurrent)) = (json.as_object_mut(), &config.recurrent) {
         fields.extend(qwen3_5::fields(recurrent));
     }
+    if let (Some(fields), Some(blocks)) = (json.as_object_mut(), config.masked_blocks) {
+        fields.extend(blocks.fields());
+    }
     Ok(json)
 }
 

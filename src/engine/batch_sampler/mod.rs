@@ -166,6 +166,29 @@ impl BatchSampler {
         &self.draws
     }
 
+    /// Sets each draft to the likeliest token of its row of logits. A mask token is no draft, and
+    /// stays in place of one if a row has no largest logit.
+    pub(super) fn draft(
+        &mut self,
+        logits: &mut impl LogitRows,
+        mask_token: TokenId,
+        drafts: &mut [TokenId],
+    ) {
+        let workers = logits.workers().min(drafts.len());
+        while self.workers.len() < workers {
+            let worker = SamplerWorker::new(logits.kernels(), self.vocabulary);
+            self.workers.push(worker);
+        }
+        let size = drafts.len().div_ceil(workers);
+        let parts = drafts.chunks_mut(size).zip(&mut self.workers).enumerate();
+        logits.share(parts, |(part, (drafts, worker)), copy_row| {
+            for (place, draft) in drafts.iter_mut().enumerate() {
+                copy_row(part * size + place, &mut worker.logits);
+                *draft = likeliest(&worker.logits, mask_token);
+            }
+        });
+    }
+
     /// Returns the draws of the last call of `sample`, unless they were taken.
     pub(super) fn draws(&self) -> &[Draw] {
         &self.draws
@@ -180,6 +203,17 @@ impl BatchSampler {
     pub(super) fn take_draws(&mut self) -> impl Iterator<Item = Draw> + '_ {
         self.draws.drain(..)
     }
+}
+
+/// Returns the token with the largest logit except the mask token, the lowest of equal ones.
+fn likeliest(logits: &[f32], mask_token: TokenId) -> TokenId {
+    let mut best = (f32::NEG_INFINITY, mask_token);
+    for (token, &logit) in (0..).zip(logits) {
+        if logit > best.0 && token != mask_token {
+            best = (logit, token);
+        }
+    }
+    best.1
 }
 
 /// Cuts the batch's rows of logits into one part for each worker, with about as many each.
