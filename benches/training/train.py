@@ -10,9 +10,10 @@ The model learns two things at once: to predict the next token, and to fill the 
 block that it sees as a whole. So its weights answer token by token, draft blocks for themselves,
 and diffuse blocks (Fast-dLLM v2, arXiv:2509.26328; the joint loss is that of tri-mode models).
 
-`eval` answers the held-out questions token by token and in blocks, prints the perplexity of the
-answers, and how many tokens a draft of several lengths brings. `export` writes packed weights, the tokenizer and the template in Hugging Face layout, and heldout.json beside this
-script. `heldout` writes only heldout.json. `sample` prints some training chats.
+`eval` answers the held-out questions token by token and in blocks, and prints the perplexity of the
+answers and how many tokens a draft of several lengths brings. `export` writes packed weights, the
+tokenizer and the template in Hugging Face layout, and heldout.json beside this script. `heldout`
+writes only heldout.json. `sample` prints some training chats.
 
 It needs torch, numpy, tokenizers and safetensors. On Linux, set MALLOC_MMAP_THRESHOLD_=33554432 and
 MALLOC_TRIM_THRESHOLD_=8589934592: if memory is kept between steps, a step is several times faster.
