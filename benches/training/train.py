@@ -1,20 +1,25 @@
 """Trains the demo model: a small BitNet b1.58 transformer with quantisation-aware training.
 
-    python train.py train --minutes 60 --work DIR --compile [--resume CHECKPOINT]
+    python train.py train --minutes 110 --work DIR --compile [--resume CHECKPOINT]
     python train.py eval DIR/checkpoint.pt --work DIR
     python train.py export DIR/checkpoint.pt --work DIR --out ../../src/demo
     python train.py heldout
     python train.py sample
 
-`eval` answers the held-out questions and prints the perplexity of their answers. `export` writes
-packed weights, the tokenizer and the template in Hugging Face layout, and heldout.json beside this
-script. `heldout` writes only heldout.json. `sample` prints some training chats.
+The model learns two things at once: to predict the next token, and to fill the masked tokens of a
+block that it sees as a whole. So its weights answer token by token, draft blocks for themselves,
+and diffuse blocks (Fast-dLLM v2, arXiv:2509.26328; the joint loss is that of tri-mode models).
+
+`eval` answers the held-out questions token by token and in blocks, and prints the perplexity of the
+answers and how many tokens a draft of several lengths brings. `export` writes packed weights, the
+tokenizer and the template in Hugging Face layout, and heldout.json beside this script. `heldout`
+writes only heldout.json. `sample` prints some training chats.
 
 It needs torch, numpy, tokenizers and safetensors. On Linux, set MALLOC_MMAP_THRESHOLD_=33554432 and
 MALLOC_TRIM_THRESHOLD_=8589934592: if memory is kept between steps, a step is several times faster.
 
 The data depend only on the seeds below. The learning rate follows the clock, so a run of any length
-ends with an annealed model.
+ends with an annealed model. `--device cuda` trains in one process on a GPU.
 """
 
 import argparse
@@ -35,12 +40,14 @@ import corpus
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 2048, 256, 6, 8, 2, 32, 768
 MAX_POSITION, THETA, EPS = 1024, 10000.0, 1e-5
 ROW = 256  # Tokens in a training row; whole chats are packed into rows.
-BATCH = 4  # Rows in a step of one process.
+BLOCKS = (4, 8, 16, 32)  # The sizes of masked blocks, and the largest is the one of answers.
+BLOCK, SUB_BLOCK, THRESHOLD = 32, 8, 0.9
+MASKED_WEIGHT = 0.5  # Of the loss of masked tokens, beside 1 for the next token.
 PEAK_LR, WARM_UP_STEPS, WEIGHT_DECAY = 2e-3, 150, 0.05
-SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"] + [
-    f"<|reserved_special_token_{i}|>" for i in range(5)
+SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "|<MASK>|"] + [
+    f"<|reserved_special_token_{i}|>" for i in range(1, 5)
 ]
-BOS, END, EOT = (VOCAB - len(SPECIAL) + i for i in range(3))
+BOS, END, EOT, MASK = (VOCAB - len(SPECIAL) + i for i in range(4))
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize + ':\\n' + "
     "message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
@@ -267,7 +274,7 @@ class Layer(nn.Module):
             HEADS // KV_HEADS, 1
         )
         v = v.view(b, t, KV_HEADS, HEAD_DIM).transpose(1, 2).repeat_interleave(HEADS // KV_HEADS, 1)
-        a = (q @ k.transpose(-1, -2) * HEAD_DIM**-0.5 + allowed).float().softmax(-1).to(dtype) @ v
+        a = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         a = a.transpose(1, 2).reshape(b, t, HEADS * HEAD_DIM)
         x = x + Ternary.apply(norm(a, self.attn_norm), dtype, self.o).float()
         gate, up = Ternary.apply(norm(x, self.post_norm), dtype, self.gate, self.up).chunk(2, -1)
@@ -286,16 +293,20 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.final_norm = nn.Parameter(torch.ones(HIDDEN))
 
-    def forward(self, tokens, doc=None, dtype=torch.float32):
-        t = tokens.shape[1]
-        angle = torch.arange(t)[:, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        cos, sin = torch.cat([angle.cos()] * 2, -1).to(dtype), torch.cat([angle.sin()] * 2, -1).to(
-            dtype
+    def forward(self, tokens, allowed=None, positions=None, dtype=torch.float32):
+        """Returns the hidden states. `allowed` says which tokens each token sees: all up to its
+        own by default."""
+        t, device = tokens.shape[1], tokens.device
+        if positions is None:
+            positions = torch.arange(t, device=device)
+        if allowed is None:
+            allowed = torch.ones(t, t, dtype=torch.bool, device=device).tril()[None, None]
+        rates = THETA ** (-torch.arange(0, HEAD_DIM, 2, device=device) / HEAD_DIM)
+        angle = positions[:, None] * rates
+        cos, sin = (torch.cat([part] * 2, -1).to(dtype) for part in (angle.cos(), angle.sin()))
+        allowed = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill(
+            ~allowed, -1e9
         )
-        allowed = torch.ones(t, t, dtype=torch.bool).tril()[None, None]
-        if doc is not None:
-            allowed = allowed & (doc[:, None, :, None] == doc[:, None, None, :])
-        allowed = torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, -1e9)
         x = F.embedding(tokens, self.embed)
         for layer in self.layers:
             x = layer(x, cos, sin, allowed, dtype)
@@ -305,12 +316,74 @@ class Model(nn.Module):
         return hidden @ self.embed.t()
 
 
+def causal(doc):
+    """Returns which tokens each token of a packed row sees: those of its chat up to its own."""
+    t = doc.shape[1]
+    same = doc[:, None, :, None] == doc[:, None, None, :]
+    return same & torch.ones(t, t, dtype=torch.bool, device=doc.device).tril()
+
+
 def step_loss(model, tokens, mask, doc, dtype):
     """Returns the mean loss over the tokens that the assistant writes."""
-    hidden = model(tokens[:, :-1], doc[:, :-1], dtype)
-    wanted = mask[:, 1:].bool()
-    logits = F.linear(hidden[wanted].to(dtype), model.embed.to(dtype)).float()
-    return F.cross_entropy(logits, tokens[:, 1:][wanted])
+    hidden = model(tokens[:, :-1], causal(doc[:, :-1]), dtype=dtype)
+    return next_token_loss(model, hidden, tokens[:, 1:], mask[:, 1:].float(), dtype)
+
+
+def next_token_loss(model, hidden, wanted, weight, dtype):
+    """Returns the mean loss of the tokens `wanted`, each with its weight."""
+    logits = F.linear(hidden.to(dtype), model.embed.to(dtype)).float()
+    loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+    return (loss * weight.flatten()).sum() / weight.sum().clamp(min=1)
+
+
+def joint_loss(model, tokens, mask, doc, dtype):
+    """Returns the loss of the next token, and the loss of the masked tokens of blocks.
+
+    The sequence is two noisy copies of a row and then the row itself, all at the same positions.
+    The copies mask complementary parts of the answers. A noisy token sees its block and the row
+    before its block; the row itself is causal. The token at i predicts the one at i + 1 everywhere,
+    so a draft can begin with the last known token.
+
+    In half of the blocks, one copy masks all tokens except the first: these are drafts. In the
+    others, it masks a random share. The end of an answer is masked in both copies.
+    """
+    b, t = tokens.shape
+    device, at = tokens.device, torch.arange(t, device=tokens.device)
+    size = BLOCKS[torch.randint(len(BLOCKS), ()).item()]
+    # Blocks begin anywhere, because drafts do.
+    block = (at + torch.randint(size, (b, 1), device=device)) // size
+    is_first = F.pad(block[:, 1:] != block[:, :-1], (1, 0), value=True)
+    count = t // size + 2
+    share = torch.rand(b, count, device=device).clamp(min=1e-3).gather(1, block)
+    is_draft = (torch.rand(b, count, device=device) < 0.5).gather(1, block)
+    noisy = torch.where(is_draft, ~is_first, torch.rand(b, t, device=device) < share)
+    answer = mask.bool()
+    masked = [(part | (tokens == EOT)) & answer for part in (noisy, ~noisy)]
+    copies = [torch.where(part, MASK, tokens) for part in masked]
+    same_chat = doc[:, :, None] == doc[:, None, :]
+    same_block = same_chat & (block[:, :, None] == block[:, None, :])
+    earlier = same_chat & (block[:, :, None] > block[:, None, :])
+    none = torch.zeros_like(same_chat)
+    clean = same_chat & (at[:, None] >= at[None, :])
+    allowed = torch.cat(
+        [
+            torch.cat([same_block, none, earlier], -1),
+            torch.cat([none, same_block, earlier], -1),
+            torch.cat([none, none, clean], -1),
+        ],
+        1,
+    )
+    hidden = model(torch.cat([*copies, tokens], 1), allowed[:, None], at.repeat(3), dtype)
+    wanted = torch.cat([tokens[:, 1:], tokens[:, :1]], 1)
+    has_next = answer[:, 1:]
+    leaves = is_first[:, 1:]  # The next token is in another block, which a noisy token cannot see.
+    next_of = lambda part: F.pad(part, (0, 1)).float()  # noqa: E731
+    weights = [next_of((part[:, 1:] | leaves) & has_next) for part in masked]
+    ahead = next_token_loss(model, hidden[:, 2 * t :], wanted, next_of(has_next), dtype)
+    in_blocks = next_token_loss(
+        model, hidden[:, : 2 * t], wanted.repeat(1, 2), torch.cat(weights, 1), dtype
+    )
+    return ahead, in_blocks
 
 
 # ---------------------------------------------------------------- training
@@ -329,6 +402,8 @@ def train(args):
     )
     torch.manual_seed(1)
     size = sum(p.numel() for p in Model().parameters())
+    if args.device != "cpu":
+        args.processes = 1
     shared = torch.zeros(args.processes, size).share_memory_()
     clock = torch.zeros(2, dtype=torch.float64).share_memory_()
     torch.multiprocessing.spawn(
@@ -348,14 +423,15 @@ def train_process(rank, args, work, shared, clock, barrier):
     torch.manual_seed(1)
     torch.set_num_threads(args.threads)
     columns = build_rows(None, args.chats, args.seed, None, work)
-    model = Model()
+    model = Model().to(args.device)
     if args.resume:
         model.load_state_dict(torch.load(args.resume)["model"])
     parameters = list(model.parameters())
+    columns = [torch.from_numpy(c.astype(np.int16)).to(args.device) for c in columns]
     if rank == 0:
         print(
-            f"{shared.shape[1]} parameters, {len(columns[0])} rows, {(columns[2] > 0).mean():.3f} "
-            f"full, {columns[1].mean():.3f} to write",
+            f"{shared.shape[1]} parameters, {len(columns[0])} rows, "
+            f"{(columns[2] > 0).float().mean():.3f} full, {columns[1].float().mean():.3f} to write",
             flush=True,
         )
     groups = [
@@ -368,39 +444,45 @@ def train_process(rank, args, work, shared, clock, barrier):
             layer.compile(dynamic=False)
     r = np.random.default_rng(args.seed)
     order, at, step, seen, average = r.permutation(len(columns[0])), 0, 0, 0, None
+    batch = args.batch
     saved = start = time.time()
     while True:
         if rank == 0:
             clock[0] = (time.time() - start) / (args.minutes * 60)
-        picked = order[at + rank * BATCH : at + (rank + 1) * BATCH]
-        at += args.processes * BATCH
-        if at + args.processes * BATCH > len(order):
+        picked = torch.from_numpy(order[at + rank * batch : at + (rank + 1) * batch])
+        at += args.processes * batch
+        if at + args.processes * batch > len(order):
             order, at = r.permutation(len(columns[0])), 0
-        tokens, mask, doc = (torch.from_numpy(c[picked].astype(np.int64)) for c in columns)
-        loss = step_loss(model, tokens, mask, doc, torch.bfloat16)
+        tokens, mask, doc = (c[picked.to(args.device)].long() for c in columns)
+        losses = torch.stack(joint_loss(model, tokens, mask, doc, torch.bfloat16))
         optimizer.zero_grad()
-        loss.backward()
-        shared[rank] = torch.cat([p.grad.flatten() for p in parameters])
-        barrier.wait()
-        fraction = clock[0].item()
-        gradient = shared.mean(0)
-        barrier.wait()
+        (losses[0] + MASKED_WEIGHT * losses[1]).backward()
+        if args.processes > 1:
+            shared[rank] = torch.cat([p.grad.flatten() for p in parameters])
+            barrier.wait()
+            fraction = clock[0].item()
+            gradient = shared.mean(0)
+            barrier.wait()
+            for p, g in zip(parameters, gradient.split([p.numel() for p in parameters])):
+                p.grad = g.view_as(p)
+        else:
+            fraction = clock[0].item()
         if fraction >= 1:
             break
-        gradient *= min(1.0, 1.0 / (gradient.norm().item() + 1e-6))
-        for p, g in zip(parameters, gradient.split([p.numel() for p in parameters])):
-            p.grad = g.view_as(p)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         lr = args.lr * min(1, (step + 1) / WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * fraction))
         optimizer.param_groups[0]["weight_decay"] = WEIGHT_DECAY if fraction < 0.5 else 0.0
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
-        step, seen = step + 1, seen + args.processes * int((doc > 0).sum())
-        average = loss.item() if average is None else 0.98 * average + 0.02 * loss.item()
-        if rank == 0 and step % 50 == 0:
+        step, seen = step + 1, seen + args.processes * tokens.numel()
+        losses = losses.detach()
+        average = losses if average is None else 0.98 * average + 0.02 * losses
+        if rank == 0 and step % args.every == 0:
             print(
-                f"step {step} {fraction:.3f} loss {average:.4f} lr {lr:.2e} tokens "
-                f"{seen / 1e6:.2f} M, {seen / (time.time() - start):.0f}/s",
+                f"step {step} {fraction:.3f} loss {average[0]:.4f} and {average[1]:.4f} of masked "
+                f"tokens, lr {lr:.2e}, tokens {seen / 1e6:.2f} M, "
+                f"{seen / (time.time() - start):.0f}/s",
                 flush=True,
             )
         if rank == 0 and time.time() - saved > 480:
@@ -408,7 +490,10 @@ def train_process(rank, args, work, shared, clock, barrier):
             saved = time.time()
     if rank == 0:
         save(model, seen, work / "checkpoint.pt")
-        print(f"done: {step} steps, {seen} tokens, loss {average:.4f}", flush=True)
+        print(
+            f"done: {step} steps, {seen} tokens, loss {average[0]:.4f} and {average[1]:.4f}",
+            flush=True,
+        )
 
 
 def save(model, seen, path):
@@ -422,7 +507,7 @@ def save(model, seen, path):
 
 def load_model(path):
     model = Model()
-    model.load_state_dict(torch.load(path)["model"])
+    model.load_state_dict(torch.load(path, map_location="cpu")["model"])
     model.embed.data = model.embed.data.to(torch.bfloat16).float()  # As it is exported.
     return model.eval()
 
@@ -450,6 +535,72 @@ def answers(model, tokenizer, prompts, limit=64):
     return [
         tokenizer.decode(s[len(p) :]) if d else None for s, p, d in zip(sequences, prompts, done)
     ]
+
+
+def block_rows(model, ids, start):
+    """Returns the logits of the tokens from `start` on, which see each other, and never the mask.
+
+    The tokens before them see what came before. The logits at i are those of the token at i + 1.
+    """
+    at = torch.arange(len(ids))
+    allowed = (at[:, None] >= at[None, :]) | (at[:, None] >= start)
+    logits = model.logits(model(torch.tensor([ids]), allowed[None, None])[0, start:])
+    probabilities = logits.softmax(-1)
+    probabilities[:, MASK] = -1
+    return probabilities
+
+
+def next_greedy(model, ids):
+    """Returns the next token for each place of `ids`, by causal attention."""
+    logits = model.logits(model(torch.tensor([ids]))[0])
+    logits[:, MASK] = -math.inf
+    return logits.argmax(-1).tolist()
+
+
+@torch.no_grad()
+def diffused(model, prompt, limit=64):
+    """Returns the tokens of an answer in blocks, or None without a stop, and the passes."""
+    ids, passes = list(prompt), 1
+    if len(ids) % BLOCK == 0:
+        ids.append(next_greedy(model, ids)[-1])
+    while len(ids) < len(prompt) + limit:
+        start = len(ids) // BLOCK * BLOCK
+        ids += [MASK] * (start + BLOCK - len(ids))
+        while MASK in ids:
+            first = ids.index(MASK)
+            stop = next((i for i in range(len(prompt), first) if ids[i] in (EOT, END)), None)
+            if stop is not None:
+                return ids[len(prompt) : stop], passes
+            sub_block = range(first, start + (first - start) // SUB_BLOCK * SUB_BLOCK + SUB_BLOCK)
+            rows = block_rows(model, ids, start)
+            passes += 1
+            sure = {
+                i: rows[i - 1 - start].max(-1) for i in sub_block if ids[i] == MASK
+            }
+            best = max(sure, key=lambda i: sure[i].values.item())
+            for i, (value, token) in sure.items():
+                if i == best or value > THRESHOLD:
+                    ids[i] = token.item()
+        ids.append(next_greedy(model, ids)[-1])
+        passes += 1
+    stop = next((i for i in range(len(prompt), len(ids)) if ids[i] in (EOT, END)), None)
+    return (None if stop is None else ids[len(prompt) : stop]), passes
+
+
+@torch.no_grad()
+def drafted(model, prompt, count, limit=64):
+    """Returns the length of an answer, and the pairs of passes: a draft of `count`, a check."""
+    ids, pairs = list(prompt), 0
+    ids.append(next_greedy(model, ids)[-1])
+    while len(ids) < len(prompt) + limit and not {EOT, END} & set(ids[len(prompt) :]):
+        last = len(ids) - 1
+        draft = block_rows(model, ids + [MASK] * (count - 1), last).argmax(-1).tolist()
+        found = next_greedy(model, ids + draft)[last:]
+        right = next((i for i, token in enumerate(draft) if found[i] != token), count)
+        ids += found[: right + 1]
+        pairs += 1
+    stop = next((i for i in range(len(prompt), len(ids)) if ids[i] in (EOT, END)), len(ids) - 1)
+    return stop - len(prompt), pairs
 
 
 def prompt_tokens(tokenizer, messages):
@@ -509,6 +660,25 @@ def evaluate(args):
         f"{sum(map(sum, turns_right))}/{3 * len(turns_right)}"
     )
     print(f"held-out perplexity {perplexity(model, tokenizer, held):.3f} per answer token")
+    evaluate_blocks(model, tokenizer, held["singles"])
+
+
+def evaluate_blocks(model, tokenizer, singles):
+    """Prints how many questions are answered in blocks, and what drafts bring."""
+    prompts = [prompt_tokens(tokenizer, [("User", s["question"])]) for s in singles]
+    marks, tokens, passes = [], 0, 0
+    for s, prompt in zip(singles, prompts):
+        answer, count = diffused(model, prompt)
+        text = None if answer is None else tokenizer.decode(answer)
+        marks.append(right(text, s["accept"]))
+        tokens, passes = tokens + len(answer or []), passes + count
+    print(
+        f"in blocks of {BLOCK}: questions {sum(marks)}/{len(marks)} = "
+        f"{sum(marks) / len(marks):.1%}, {tokens / passes:.2f} tokens a pass"
+    )
+    for count in (4, 8, 16):
+        lengths, pairs = zip(*(drafted(model, prompt, count) for prompt in prompts[::6]))
+        print(f"drafts of {count}: {sum(lengths) / sum(pairs):.2f} tokens a pair of passes")
 
 
 @torch.no_grad()
@@ -586,6 +756,9 @@ def export(args):
         "use_cache": True,
         "bos_token_id": BOS,
         "eos_token_id": END,
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "committed_attention": "causal",
         "torch_dtype": "bfloat16",
         "quantization_config": {
             "quant_method": "bitnet",
@@ -657,6 +830,9 @@ def main():
     parser.add_argument("--chats", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=PEAK_LR)
+    parser.add_argument("--batch", type=int, default=4, help="rows in a step of a process")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--every", type=int, default=50, help="steps from one print to the next")
     parser.add_argument("--threads", type=int, default=1, help="per process")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--compile", action="store_true")

@@ -48,7 +48,7 @@ impl Drop for GoldenCheckpoint {
 
 #[tokio::test]
 async fn recorded_tokens_are_checked_before_the_server_is_ready() {
-    let right = GoldenCheckpoint::new(&[40, 371, 288, 530, 815, 454, 11]);
+    let right = GoldenCheckpoint::new(&[40, 371]);
     let server = Server::start(&["--model", right.path(), "--threads", "1"]).await;
     assert_eq!(server.get("/ready").await.status(), 200);
     assert!(server.terminate().success());
