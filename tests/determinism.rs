@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sterna::checkpoint::synthetic::{RecurrentHeads, Shape};
-use sterna::checkpoint::{QWEN3_5, Source};
+use sterna::checkpoint::{ModelConfig, QWEN3_5, Source};
 use sterna::engine::{
     Budget, CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest,
     Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId,
@@ -23,7 +23,7 @@ use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
 use sterna_kernels::{Isa, Kernels, KvDtype};
 use sterna_random::Random;
-use sterna_scheduler::{Batch, PAGE_TOKENS, StateLimits};
+use sterna_scheduler::{Batch, OwnDrafts, PAGE_TOKENS, StateLimits};
 
 /// Counts of what the model ran, so that a test can show that its condition occurred.
 #[derive(Default)]
@@ -34,6 +34,9 @@ struct Seen {
     later_chunks: usize,
     /// Steps with both a decode and a chunk.
     mixed_steps: usize,
+    /// Passes that draft. The test may let them panic.
+    drafting_passes: usize,
+    drafting_panics: bool,
 }
 
 /// The demo model. While a test holds `gate`, no step begins its forward pass.
@@ -65,7 +68,11 @@ impl Forward for Recorded {
             .filter(|row| row.len() > 1 && row.start > 0)
             .count();
         seen.mixed_steps += usize::from(chunks > 0 && chunks < batch.rows().len());
+        let drafts = batch.rows().iter().any(|row| row.is_block);
+        seen.drafting_passes += usize::from(drafts);
+        let panics = drafts && seen.drafting_panics;
         drop(seen);
+        assert!(!panics, "a pass that drafts");
         Forward::forward(&mut self.model, batch, kv_store)
     }
 }
@@ -103,13 +110,33 @@ fn start_drafting(limits: Limits, threads: usize, max_draft: u32) -> Server {
 
 /// Starts an engine that stores keys and values in the given format.
 fn start_storing(kv_dtype: KvDtype, limits: Limits, threads: usize, max_draft: u32) -> Server {
-    start_model(
-        &sterna::demo::source(),
-        kv_dtype,
-        limits,
-        threads,
+    let drafts = looked_up(max_draft);
+    start_model(&sterna::demo::source(), kv_dtype, limits, threads, drafts)
+}
+
+/// Returns a policy with up to `max_draft` drafts that are looked up.
+fn looked_up(max_draft: u32) -> Policy {
+    Policy {
+        // On a busy machine, a budget that steps exceed would cut prompts into chunks.
+        budget: Budget::within(ONE_HOUR),
         max_draft,
-    )
+        ..Policy::default()
+    }
+}
+
+/// Returns a policy in which the demo also drafts for itself.
+fn with_own_drafts(max_draft: u32) -> Policy {
+    let blocks = ModelConfig::read(&sterna::demo::source())
+        .unwrap()
+        .masked_blocks;
+    let blocks = blocks.expect("the demo fills masked tokens");
+    Policy {
+        own_drafts: Some(OwnDrafts {
+            mask_token: blocks.mask_token,
+            block: blocks.size as u32,
+        }),
+        ..looked_up(max_draft)
+    }
 }
 
 /// A model with recurrent layers between those that attend.
@@ -158,7 +185,7 @@ fn start_shape(
         ..limits
     };
     let source = shape.in_memory(1);
-    start_model(&source, KvDtype::F16, limits, threads, max_draft)
+    start_model(&source, KvDtype::F16, limits, threads, looked_up(max_draft))
 }
 
 fn start_model(
@@ -166,7 +193,7 @@ fn start_model(
     kv_dtype: KvDtype,
     limits: Limits,
     threads: usize,
-    max_draft: u32,
+    policy: Policy,
 ) -> Server {
     let options = LoadOptions {
         kv_dtype,
@@ -187,12 +214,7 @@ fn start_model(
     let gate = Arc::default();
     let config = EngineConfig {
         limits,
-        policy: Policy {
-            // On a busy machine, a budget that steps exceed would cut prompts into chunks.
-            budget: Budget::within(ONE_HOUR),
-            max_draft,
-            ..Policy::default()
-        },
+        policy,
         public_prefixes: Vec::new(),
         cost: Some(CostModel::UNMEASURED),
         submit_queue: 1024,
@@ -527,6 +549,57 @@ fn answers_are_the_same_with_and_without_drafts() {
     }
 }
 
+/// Requests about the demo's subjects, which its own drafts know. Half of them are sampled.
+fn known_requests() -> Vec<GenerationRequest> {
+    // "User:\nWhat is the capital of France?<|eot_id|>Assistant:\n"
+    let known = [
+        2040, 286, 257, 315, 263, 288, 339, 289, 1538, 30, 2042, 284, 257,
+    ];
+    let of = |i: u64| {
+        let mut request = request(400 + i, 1, 20 + 9 * (i as u32 % 4));
+        request.prompt = known.repeat(1 + i as usize);
+        request.sampling.temperature = [0.0, 0.5][i as usize % 2];
+        request
+    };
+    (0..10).map(of).collect()
+}
+
+#[test]
+fn answers_are_the_same_with_drafts_of_the_model_itself() {
+    let requests = || [known_requests(), repetitive_requests()].concat();
+    let (expected, _) = alone(requests(), ROOMY, 1);
+    for (pages, threads, max_draft) in [(ROOMY.pages, 1, 0), (ROOMY.pages, 2, 6), (48, 1, 0)] {
+        let limits = Limits { pages, ..ROOMY };
+        let policy = with_own_drafts(max_draft);
+        let source = sterna::demo::source();
+        let server = start_model(&source, KvDtype::F16, limits, threads, policy);
+        let in_turn = tokio::runtime::Runtime::new()
+            .unwrap()
+            .block_on(in_turn(requests(), &server));
+        let what = format!("{pages} pages, {threads} threads, {max_draft} drafts");
+        assert_eq!(in_turn, expected, "{what}, in turn");
+        assert_eq!(together(requests(), &server), expected, "{what}, together");
+        let drafted = server.counter("sterna_self_draft_tokens_total");
+        let accepted = server.counter("sterna_self_accepted_tokens_total");
+        println!("{what}: {accepted} of {drafted}");
+        assert!(
+            accepted > 20 && accepted < drafted,
+            "{what}: {accepted} of {drafted}"
+        );
+    }
+}
+
+#[test]
+fn a_pass_that_drafts_and_panics_changes_no_answer() {
+    let (expected, _) = alone(known_requests(), ROOMY, 1);
+    let (source, policy) = (sterna::demo::source(), with_own_drafts(0));
+    let server = start_model(&source, KvDtype::F16, ROOMY, 1, policy);
+    server.seen.lock().unwrap().drafting_panics = true;
+    assert_eq!(together(known_requests(), &server), expected);
+    assert!(server.seen.lock().unwrap().drafting_passes > 0);
+    assert_eq!(server.counter("sterna_self_accepted_tokens_total"), 0);
+}
+
 /// How [`no_condition_changes_an_answer`] runs its requests.
 #[derive(Clone, Copy)]
 struct Condition {
@@ -535,6 +608,8 @@ struct Condition {
     chunk: u32,
     threads: usize,
     drafts: u32,
+    /// Whether the model drafts for itself, if it can.
+    has_own_drafts: bool,
     runs: Runs,
 }
 
@@ -553,6 +628,7 @@ const fn condition(name: &'static str, runs: Runs) -> Condition {
         chunk: ROOMY.prefill_chunk,
         threads: 1,
         drafts: 0,
+        has_own_drafts: false,
         runs,
     }
 }
@@ -560,7 +636,7 @@ const fn condition(name: &'static str, runs: Runs) -> Condition {
 /// Few pages for requests that run together.
 const FEW: u32 = 72;
 
-const CONDITIONS: [Condition; 12] = [
+const CONDITIONS: [Condition; 14] = [
     Condition {
         chunk: 16,
         ..condition("chunks of 16", Runs::InTurn)
@@ -606,6 +682,17 @@ const CONDITIONS: [Condition; 12] = [
         pages: FEW,
         ..condition("drafts, few pages", Runs::Together)
     },
+    Condition {
+        has_own_drafts: true,
+        ..condition("drafts of the model", Runs::InTurn)
+    },
+    Condition {
+        has_own_drafts: true,
+        drafts: 6,
+        pages: FEW,
+        threads: 2,
+        ..condition("drafts of the model, few pages, 2 threads", Runs::Twice)
+    },
 ];
 
 impl Condition {
@@ -623,7 +710,12 @@ impl Condition {
     }
 
     fn start(self, kv_dtype: KvDtype) -> Server {
-        start_storing(kv_dtype, self.limits(), self.threads, self.drafts)
+        let policy = match self.has_own_drafts {
+            true => with_own_drafts(self.drafts),
+            false => looked_up(self.drafts),
+        };
+        let (source, limits) = (sterna::demo::source(), self.limits());
+        start_model(&source, kv_dtype, limits, self.threads, policy)
     }
 
     fn start_recurrent(self) -> Server {

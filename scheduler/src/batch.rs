@@ -131,8 +131,8 @@ impl Batch {
         self.rows.last_mut().expect("a row").is_block = true;
     }
 
-    /// Replaces the mask tokens of the rows with drafts of the model. `drafts` has them in the order
-    /// of the rows.
+    /// Replaces the mask tokens of the rows with drafts of the model. `drafts` has them in the
+    /// order of the rows.
     ///
     /// # Panics
     /// If `drafts` has another number of tokens.

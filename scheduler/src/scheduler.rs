@@ -392,8 +392,8 @@ impl Step<'_> {
         self.scheduler.planner.drafting()
     }
 
-    /// Sets what the model has drafted for the rows of the batch: see [`Batch::set_drafts`]. Without
-    /// this call, the rows have mask tokens as drafts, which are wrong.
+    /// Sets what the model has drafted for the rows of the batch: see [`Batch::set_drafts`].
+    /// Without this call, the rows have mask tokens as drafts, which are wrong.
     ///
     /// # Panics
     /// If `drafts` has another number of tokens than the rows want.

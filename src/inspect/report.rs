@@ -6,7 +6,8 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::checkpoint::{
-    CodeCounts, I2sOrder, LeftOut, ModelConfig, ModelFacts, ScaleSummary, Survey, TensorKind,
+    CodeCounts, I2sOrder, LeftOut, MaskedBlocks, ModelConfig, ModelFacts, ScaleSummary, Survey,
+    TensorKind,
 };
 
 /// The report of a checkpoint. What is not known is `null` or empty.
@@ -48,6 +49,8 @@ pub struct InspectReport {
     pub computes: Option<&'static str>,
     /// How the hidden states of a text become its embedding: `last token` or `mean`.
     pub pooling: Option<&'static str>,
+    /// The masked blocks that the model fills, if it was trained for that.
+    pub masked_blocks: Option<MaskedBlocks>,
     /// The recurrent layers, if there are any.
     pub recurrent: Option<RecurrentReport>,
     /// How the weights are rotated, if they are.
@@ -155,6 +158,7 @@ impl InspectReport {
             template: None,
             computes: None,
             pooling: None,
+            masked_blocks: None,
             recurrent: None,
             rotation: None,
             left_out: survey.left_out,
@@ -189,6 +193,7 @@ impl InspectReport {
             template: None,
             computes: None,
             pooling: None,
+            masked_blocks: None,
             recurrent: None,
             rotation: None,
             left_out: Vec::new(),
@@ -196,8 +201,9 @@ impl InspectReport {
         }
     }
 
-    /// Adds what a configuration says of recurrent layers and of a rotation.
+    /// Adds what a configuration says of masked blocks, recurrent layers and a rotation.
     pub(super) fn describe(&mut self, config: &ModelConfig) {
+        self.masked_blocks = config.masked_blocks;
         let recurrent = config.recurrent.as_ref();
         self.recurrent = recurrent.map(|recurrent| RecurrentReport {
             recurrent_layers: recurrent.layers(),

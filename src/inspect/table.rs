@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 
 use super::report::InspectReport;
+use crate::checkpoint::MaskedBlocks;
 
 /// The width of the names on the left.
 const NAMES: usize = 14;
@@ -104,6 +105,10 @@ fn sizes(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
 
 /// Writes what only some families have.
 fn family(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
+    if let Some(MaskedBlocks { size, mask_token }) = report.masked_blocks {
+        let what = format_args!("up to {size} tokens are filled in place of token {mask_token}");
+        line(out, "masked blocks", what)?;
+    }
     if let Some(recurrent) = &report.recurrent {
         let (layers, others) = (recurrent.recurrent_layers, recurrent.attention_layers);
         let (keys, values) = (recurrent.key_heads, recurrent.value_heads);

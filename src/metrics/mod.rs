@@ -206,6 +206,8 @@ impl Metrics {
         totals.page_copies.absolute(now.copies);
         totals.drafted.absolute(now.drafted);
         totals.accepted.absolute(now.accepted);
+        totals.own_drafted.absolute(now.own_drafted);
+        totals.own_accepted.absolute(now.own_accepted);
     }
 
     /// Records the cost of a step, as measured at start.

@@ -108,10 +108,16 @@ groups! {
             "Cached pages copied because a prompt shares only their first tokens.");
         drafted: Counter = counter(
             "vllm:spec_decode_num_draft_tokens_total",
-            "Draft tokens: proposed from the sequence's own history.");
+            "Draft tokens: of the sequence's own history, or of the model.");
         accepted: Counter = counter(
             "vllm:spec_decode_num_accepted_tokens_total",
             "Draft tokens that equal the token that the model then drew.");
+        own_drafted: Counter = counter(
+            "sterna_self_draft_tokens_total",
+            "Draft tokens that the model drafted for itself.");
+        own_accepted: Counter = counter(
+            "sterna_self_accepted_tokens_total",
+            "Accepted draft tokens that the model drafted for itself.");
     }
 
     /// The steps and their predictions.

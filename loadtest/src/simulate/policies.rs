@@ -49,6 +49,7 @@ pub(super) fn named(name: &str, limits: &Limits, budget: Budget) -> Option<Polic
             budget,
             growth,
             max_draft: 0,
+            own_drafts: None,
         },
         limits: Limits {
             step_tokens,

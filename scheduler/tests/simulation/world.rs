@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sterna_random::{Random, mix};
 use sterna_scheduler::{
     Batch, Event, FinishReason, Limits, Micros, PAGE_TOKENS, Plan, Policy, Refusal, Request, Row,
-    Sampled, Scheduler, SequenceId, TenantId, TenantPolicy, TokenId,
+    Sampled, Scheduler, SequenceId, Step, TenantId, TenantPolicy, TokenId,
 };
 
 use crate::checks::{Account, PlannedCost};
@@ -365,11 +365,7 @@ impl World {
             );
             return;
         };
-        let drafts = own_drafts(step.batch(), &self.clients, &mut self.random);
-        coverage.own_drafts += drafts.len() as u64;
-        if !drafts.is_empty() && !self.random.percent(20) {
-            step.set_drafts(&drafts); // Otherwise the pass that drafts has failed.
-        }
+        set_own_drafts(&mut step, &self.clients, &mut self.random, coverage);
         let batch = step.batch().clone();
         let (shape, drafting) = (step.shape(), step.drafting());
         let planned = PlannedCost::of(&step, &self.clients, service);
@@ -534,14 +530,16 @@ fn random_limits(random: &mut Random) -> Limits {
     }
 }
 
-/// Returns what the model drafts for the rows of a batch: some first tokens of the right ones.
-fn own_drafts(
-    batch: &Batch,
+/// Sets what the model drafts for the rows of a step: some first tokens of the right ones. Now and
+/// then the pass that drafts fails.
+fn set_own_drafts(
+    step: &mut Step<'_>,
     clients: &BTreeMap<SequenceId, Client>,
     random: &mut Random,
-) -> Vec<TokenId> {
+    coverage: &mut Coverage,
+) {
     let mut drafts = Vec::new();
-    for row in batch.rows().iter().filter(|row| row.own_drafts > 0) {
+    for row in step.batch().rows().iter().filter(|row| row.own_drafts > 0) {
         let client = &clients[&row.sequence];
         let right = client.answer[client.output.len()..].iter().copied();
         let count = row.own_drafts as usize;
@@ -550,7 +548,10 @@ fn own_drafts(
             .chain(std::iter::repeat(0));
         drafts.extend(right.take(count));
     }
-    drafts
+    coverage.own_drafts += drafts.len() as u64;
+    if !drafts.is_empty() && !random.percent(20) {
+        step.set_drafts(&drafts);
+    }
 }
 
 /// Gives every client the tokens of its row, some of which fail, and returns the samples.

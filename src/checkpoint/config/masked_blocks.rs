@@ -1,6 +1,6 @@
 //! Blocks of masked tokens that a model was trained to fill, beside predicting the next token.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{
@@ -15,7 +15,7 @@ const MAX_BLOCK: usize = 256;
 /// A token of a block attends to all tokens before the block, and to all of the block. The token
 /// at a place predicts the next one. The keys and values of known tokens are those of causal
 /// attention, so every way of decoding shares them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MaskedBlocks {
     /// The largest number of tokens in a block.
     pub size: usize,
@@ -64,7 +64,7 @@ impl MaskedBlocks {
             [size, mask_token.map(|token| token as usize)],
             attention,
             vocab,
-            |field, problem| LoadError::config(field, problem),
+            LoadError::config,
         )
         .map(Some)
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::stop_tokens::token_id;
-use super::{ModelConfig, Pooling, RopeScaling, StoredWeights};
+use super::{MaskedBlocks, ModelConfig, Pooling, RopeScaling, StoredWeights};
 use crate::checkpoint::architecture::{
     Activation, BITNET, BITNET_GEMMA3, LLAMA, QWEN3_5, ScaleDirection,
 };
@@ -243,6 +243,61 @@ fn unsupported_settings_are_refused_by_field() {
     check_refused(&json!({"head_dim": 512}), "at most 256; got 512");
     check_refused(&json!({"vocab_size": null}), "vocab_size");
     check_refused(&json!({"hidden_size": 0, "head_dim": 128}), "hidden_size");
+}
+
+#[test]
+fn masked_blocks_are_read_whole_or_refused_by_name() {
+    let blocks = |size, token| {
+        Some(MaskedBlocks {
+            size,
+            mask_token: token,
+        })
+    };
+    let read_blocks = |json: Value| read(&json).unwrap().masked_blocks;
+    assert_eq!(read_blocks(json!({})), None);
+    assert_eq!(
+        read_blocks(json!({"block_size": 1024})),
+        None,
+        "of another kind"
+    );
+    let whole = json!({"block_size": 32, "mask_token_id": 7, "committed_attention": "causal"});
+    assert_eq!(read_blocks(whole.clone()), blocks(32, 7));
+    for (field, value, problem) in [
+        ("block_size", json!(null), "block_size: missing"),
+        ("mask_token_id", json!(null), "mask_token_id: missing"),
+        (
+            "committed_attention",
+            json!(null),
+            "committed_attention: must say",
+        ),
+        (
+            "committed_attention",
+            json!("block_causal"),
+            "committed_attention: must say",
+        ),
+        ("block_size", json!(1), "block_size: must be between"),
+        ("block_size", json!(257), "block_size: must be between"),
+        (
+            "mask_token_id",
+            json!(128_256),
+            "mask_token_id: must be one of the 128256",
+        ),
+    ] {
+        let mut changed = whole.clone();
+        changed[field] = value;
+        check_refused(&changed, problem);
+    }
+    let of_file = |file: Value| {
+        let read = read_qwen3("Qwen3ForCausalLM", &[("dlm_config.json", file)]);
+        read.map(|config| config.masked_blocks)
+    };
+    let file = json!({"bd_size": 8, "mask_token_id": 9, "committed_attention": "causal"});
+    assert_eq!(of_file(file).unwrap(), blocks(8, 9));
+    let undeclared = of_file(json!({"bd_size": 32, "mask_token_id": 9})).unwrap_err();
+    assert!(
+        undeclared.to_string().contains("committed_attention"),
+        "{undeclared}"
+    );
 }
 
 #[test]

@@ -456,6 +456,88 @@ fn drafted_tokens_have_the_logits_of_single_decodes() {
 }
 
 #[test]
+fn the_tokens_of_a_block_attend_to_all_of_the_block() {
+    let seed = 12;
+    let checkpoint = TestCheckpoint::new(BITNET_KIND, seed);
+    let mut model = load(&checkpoint, 2);
+    let mut kv = model.new_kv_store(10).unwrap();
+    let (tokens, start) = (prompt(37, seed, VOCAB), 21);
+    let before = batch(&[(&tokens, 0..start, 1)]);
+    let mut block = batch(&[(&tokens, start..37, 1)]);
+    block.set_block();
+    let embedded = tokens
+        .iter()
+        .map(|&token| checkpoint.embedding[token as usize].clone());
+    let plain: Vec<Vec<f64>> = embedded.collect();
+    let mut hidden: Vec<f32> = plain.concat().iter().map(|&x| x as f32).collect();
+    let (first, last) = hidden.split_at_mut(start * HIDDEN);
+    let [mut first, mut last] = [first, last].map(|rows| rows.to_vec());
+    model.run_layers(0..1, &mut first, &before, &mut kv);
+    model.run_layers(0..1, &mut last, &block, &mut kv);
+    let [mut expected, mut causal] = [plain.clone(), plain];
+    checkpoint.layer_with_block(0, &mut expected, start);
+    checkpoint.layer(0, &mut causal);
+    check_close(&last, &expected[start..].concat(), 0.94, "the block");
+    check_close(&first, &causal[..start].concat(), 0.94, "before the block");
+    let differs = |(a, b): (&Vec<f64>, &Vec<f64>)| a != b;
+    let differing = expected
+        .iter()
+        .zip(&causal)
+        .filter(|rows| differs(*rows))
+        .count();
+    assert_eq!(differing, 37 - start - 1, "the last token sees the same");
+}
+
+#[test]
+fn neither_neighbours_nor_threads_change_a_bit_of_a_block_and_it_leaves_nothing() {
+    let (a, b) = (prompt(300, 1, 512), prompt(60, 2, 512));
+    let push_block = |batch: &mut Batch, spec: &RowSpec<'_>| {
+        push(batch, spec, spec.1.len());
+        batch.set_block();
+    };
+    // The blocks cross a page (16 tokens), and the first one crosses a span of attention.
+    let specs: [RowSpec<'_>; 2] = [(&a, 250..262, 0), (&b, 29..36, 1)];
+    let mut expected: Vec<(String, Vec<Vec<f32>>)> = Vec::new();
+    for threads in [1, 2, 3] {
+        for (place, (what, mut model)) in toys(threads).enumerate() {
+            let mut kv = model.new_kv_store(120).unwrap();
+            kv.poison();
+            let prompts = batch(&[(&a, 0..250, 0), (&b, 0..29, 1)]);
+            rows(&mut model, &prompts, &mut kv);
+            let next = batch(&[(&a, 250..251, 0), (&b, 29..30, 1)]);
+            let plain = rows(&mut model, &next, &mut kv);
+            let mut alone = Vec::new();
+            for spec in &specs {
+                let mut block = Batch::new();
+                push_block(&mut block, spec);
+                alone.extend(rows(&mut model, &block, &mut kv));
+            }
+            let mut together = Batch::new();
+            let c = prompt(40, 3, 512);
+            push(&mut together, &(&c, 0..40, 2), 0);
+            specs
+                .iter()
+                .for_each(|spec| push_block(&mut together, spec));
+            assert!(rows(&mut model, &together, &mut kv) == alone, "{what}");
+            assert!(
+                rows(&mut model, &next, &mut kv) == plain,
+                "{what}: the blocks leave nothing"
+            );
+            if threads == 1 {
+                expected.push((what, alone));
+            } else {
+                assert!(expected[place] == (what, alone), "{threads} threads");
+            }
+        }
+    }
+    let of_isas = expected
+        .iter()
+        .filter(|(what, _)| what.ends_with("f16") && !what.contains("bf16"));
+    let of_isas: Vec<_> = of_isas.map(|(_, rows)| rows).collect();
+    assert!(of_isas.len() > 1 && of_isas.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
 fn a_copied_page_with_new_tokens_at_its_end_equals_a_computed_page() {
     let (a, tail) = (prompt(48, 1, 512), prompt(48, 2, 512));
     for (isa, mut model) in toys(2) {

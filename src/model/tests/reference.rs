@@ -431,6 +431,11 @@ impl TestCheckpoint {
 
     /// Computes one layer for a whole sequence.
     pub(super) fn layer(&self, layer: usize, hidden: &mut [Vec<f64>]) {
+        self.layer_with_block(layer, hidden, hidden.len());
+    }
+
+    /// Computes one layer for a whole sequence, whose tokens from `block` on attend to each other.
+    pub(super) fn layer_with_block(&self, layer: usize, hidden: &mut [Vec<f64>], block: usize) {
         let d = self.kind.head_dim;
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for (position, x) in hidden.iter().enumerate() {
@@ -459,7 +464,12 @@ impl TestCheckpoint {
                         .sum::<f64>()
                         / (d as f64).sqrt()
                 };
-                let weights: Vec<f64> = keys[..=position]
+                let visible = if position < block {
+                    position
+                } else {
+                    keys.len() - 1
+                };
+                let weights: Vec<f64> = keys[..=visible]
                     .iter()
                     .map(|key| score(key).exp())
                     .collect();
@@ -475,30 +485,35 @@ impl TestCheckpoint {
             }
             let attended = self.normed(layer, "self_attn.attn_sub_norm", &attended);
             add(x, &self.apply(layer, "self_attn.o_proj", &attended));
-            let y = self.normed(layer, "post_attention_layernorm", x);
-            let (gate, up) = (
-                self.apply(layer, "mlp.gate_proj", &y),
-                self.apply(layer, "mlp.up_proj", &y),
-            );
-            let act = |gate: f64| match self.kind.architecture.activation {
-                Activation::Relu2 => gate.max(0.0).powi(2),
-                Activation::Silu => gate / (1.0 + (-gate).exp()),
-                Activation::GeluTanh => panic!("no checkpoint of these tests has it"),
-            };
-            let gated: Vec<f64> = gate
-                .iter()
-                .zip(&up)
-                .map(|(gate, up)| act(*gate) * up)
-                .collect();
-            add(
-                x,
-                &self.apply(
-                    layer,
-                    "mlp.down_proj",
-                    &self.normed(layer, "mlp.ffn_sub_norm", &gated),
-                ),
-            );
+            self.feed_forward(layer, x);
         }
+    }
+
+    /// Adds the feed-forward half of a layer to a token's hidden state.
+    fn feed_forward(&self, layer: usize, x: &mut [f64]) {
+        let y = self.normed(layer, "post_attention_layernorm", x);
+        let (gate, up) = (
+            self.apply(layer, "mlp.gate_proj", &y),
+            self.apply(layer, "mlp.up_proj", &y),
+        );
+        let act = |gate: f64| match self.kind.architecture.activation {
+            Activation::Relu2 => gate.max(0.0).powi(2),
+            Activation::Silu => gate / (1.0 + (-gate).exp()),
+            Activation::GeluTanh => panic!("no checkpoint of these tests has it"),
+        };
+        let gated: Vec<f64> = gate
+            .iter()
+            .zip(&up)
+            .map(|(gate, up)| act(*gate) * up)
+            .collect();
+        add(
+            x,
+            &self.apply(
+                layer,
+                "mlp.down_proj",
+                &self.normed(layer, "mlp.ffn_sub_norm", &gated),
+            ),
+        );
     }
 
     pub(super) fn logits(&self, x: &[f64]) -> Vec<f64> {
