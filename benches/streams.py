@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Measures what streams cost beside the model, and what grammars do to the neighbours.
+"""Measures what streams cost beside the model, what grammars do to the neighbours, and drafts.
 
     cargo build --release --workspace
-    benches/streams.py                                # the demo model, about two minutes
+    benches/streams.py                                # the demo model, about seven minutes
 
 - cost: 64 chats stream at the same time. Reading requests, text, JSON and events take at most 50 us
   of the processor for each streamed token: all threads count but those of the engine and the model.
 - grammars: 16 chats stream beside 16 others. The 99th percentile of the times between two tokens is
   at most 1.1 times as long if the others follow a JSON schema as if they follow none. The two kinds
   of neighbours take turns.
+
+- drafts: tokens per second of 1, 2, 4 and 16 clients that ask held-out questions, without drafts and
+  with those that are looked up, those of the model itself, and both. The servers take turns.
+  Self-speculation must not be slower by more than 2 %.
 
 Exits with 1 if a bar is missed. Let nothing else run meanwhile.
 """
@@ -41,15 +45,21 @@ GRAMMAR = {"response_format": {"type": "json_schema", "json_schema": {"schema": 
 
 
 def main():
-    scenes = {"cost": cost, "grammars": grammars}
+    scenes = {"cost": cost, "grammars": grammars, "drafts": drafts}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="a checkpoint; the demo if absent")
     parser.add_argument("--scene", choices=scenes, action="append", help="run only this scene")
     parser.add_argument("--seconds", type=float, default=10, help="the length of each part")
     args = parser.parse_args()
     missed = False
+    wanted = args.scene or list(scenes)
+    if "drafts" in wanted:
+        wanted.remove("drafts")
+        missed |= drafts(args.model, args.seconds)
+    if not wanted:
+        sys.exit(1 if missed else 0)
     with serving(args.model) as server:
-        for scene in args.scene or scenes:
+        for scene in wanted:
             name, found, most, unit = asyncio.run(scenes[scene](*server, args.seconds))
             missed |= found > most
             late = "  MISSED" if found > most else ""
@@ -84,6 +94,61 @@ async def grammars(port, pid, seconds):
         print("  p99 " + ", ".join(f"{kind} {1e3 * p:.1f} ms" for kind, p in percentile.items()))
     found = statistics.median(ratios)
     return "inter-token p99 beside 16 grammars / beside 16 others", found, 1.1, ""
+
+
+DRAFTS = {
+    "none": ["--decoding", "autoregressive", "--speculate", "0"],
+    "looked up": ["--decoding", "autoregressive"],
+    "of the model": ["--decoding", "self-speculation", "--speculate", "0"],
+    "both": ["--decoding", "self-speculation"],
+}
+
+
+def drafts(model, seconds):
+    """Prints tokens per second by clients and kinds of drafts. Returns whether a bar is missed."""
+    missed = False
+    for clients in (1, 2, 4, 16):
+        speeds = {kind: [] for kind in DRAFTS}
+        for _ in range(5):
+            for kind, flags in DRAFTS.items():
+                with serving(model, flags, greets=False) as (port, _):
+                    asyncio.run(questions(port, clients, 0.3))
+                    speeds[kind].append(asyncio.run(questions(port, clients, seconds / 5)))
+        median = {kind: statistics.median(found) for kind, found in speeds.items()}
+        figures = ", ".join(f"{kind} {speed:.0f}" for kind, speed in median.items())
+        print(f"  {clients} clients, tok/s with drafts: {figures}")
+        missed |= median["both"] < 0.98 * median["looked up"]
+    return missed
+
+
+async def questions(port, clients, seconds):
+    """Returns the tokens per second of clients that ask one held-out question after the other."""
+    file = pathlib.Path(__file__).resolve().parent / "training" / "heldout.json"
+    asked = [single["question"] for single in json.loads(file.read_text())["singles"]]
+    started = time.monotonic()
+
+    async def client(number):
+        tokens = 0
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while time.monotonic() < started + seconds:
+            question = asked[number % len(asked)]
+            number += clients
+            body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
+            text = json.dumps(body).encode()
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+            writer.write(head.encode() + text)
+            length = 0
+            while line := (await reader.readline()).strip().lower():
+                if line.startswith(b"content-length:"):
+                    length = int(line.split()[1])
+            answer = json.loads(await reader.readexactly(length))
+            tokens += answer["usage"]["completion_tokens"]
+        writer.close()
+        return tokens
+
+    found = await asyncio.gather(*(client(number) for number in range(clients)))
+    return sum(found) / (time.monotonic() - started)
 
 
 async def chats(port, bodies, seconds):
@@ -147,8 +212,8 @@ def processor(pid):
 
 
 @contextlib.contextmanager
-def serving(model):
-    command = [RELEASE / "sterna", "--port", "0", "--max-running", "64"]
+def serving(model, flags=(), greets=True):
+    command = [RELEASE / "sterna", "--port", "0", "--max-running", "64", *flags]
     command += ["--model", model] if model else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -157,7 +222,8 @@ def serving(model):
             greeting = server.stdout.readline()
             if not greeting:
                 sys.exit("the server does not start")
-        print(greeting.strip())
+        if greets:
+            print(greeting.strip())
         yield int(port[1]), server.pid
     finally:
         server.terminate()
