@@ -10,8 +10,8 @@
   at most 1.1 times as long if the others follow a JSON schema as if they follow none. The two kinds
   of neighbours take turns.
 
-- drafts: tokens per second of 1, 2, 4 and 16 clients that ask held-out questions, without drafts and
-  with those that are looked up, those of the model itself, and both. The servers take turns.
+- drafts: tokens per second of 1, 2, 4 and 16 clients that ask held-out questions, without drafts
+  and with those that are looked up, those of the model itself, and both. The servers take turns.
   Self-speculation must not be slower by more than 2 %.
 
 Exits with 1 if a bar is missed. Let nothing else run meanwhile.
