@@ -1,5 +1,6 @@
 //! Writes GGUF files.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use super::gguf_plan::{GgufPlan, Planned};
@@ -89,7 +90,13 @@ fn metadata(
             tokenizer_metadata(&tokenizer, &words, config.vocab)?
         }
     };
-    entries.extend(of_tokenizer);
+    // The mask token of a model that fills blocks is a fact of the model first.
+    let stated: HashSet<String> = entries.iter().map(|(key, _)| key.clone()).collect();
+    entries.extend(
+        of_tokenizer
+            .into_iter()
+            .filter(|(key, _)| !stated.contains(key)),
+    );
     // Other programs read these keys.
     let [eos, eot] = ["eos", "eot"].map(|role| format!("tokenizer.ggml.{role}_token_id"));
     let mut stops: Vec<u32> = config.eos_tokens.clone();
