@@ -184,7 +184,7 @@ pub(crate) struct Edge {",
     Mutant {
         name: "S1-steps-teach-nothing",
         file: "cost/predictor.rs",
-        original: "self.learner.observe(step, actual);",
+        original: "self.learner.observe(step, drafting, actual);",
         mistake: "",
     },
     Mutant {
