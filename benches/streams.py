@@ -11,8 +11,8 @@
   of neighbours take turns.
 
 - drafts: tokens per second of 1, 2, 4 and 16 clients that ask held-out questions, without drafts
-  and with those that are looked up, those of the model itself, and both. The servers take turns.
-  Self-speculation must not be slower by more than 2 %.
+  and with those that are looked up, those of the model itself, and both, and by diffusion. The
+  servers take turns. Self-speculation must not be slower by more than 2 %.
 
 Exits with 1 if a bar is missed. Let nothing else run meanwhile.
 """
@@ -101,6 +101,7 @@ DRAFTS = {
     "looked up": ["--decoding", "autoregressive"],
     "of the model": ["--decoding", "self-speculation", "--speculate", "0"],
     "both": ["--decoding", "self-speculation"],
+    "diffusion": ["--decoding", "diffusion"],
 }
 
 

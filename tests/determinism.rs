@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use sterna::checkpoint::synthetic::{RecurrentHeads, Shape};
 use sterna::checkpoint::{ModelConfig, QWEN3_5, Source};
 use sterna::engine::{
-    Budget, CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest,
-    Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId,
+    Budget, CostModel, Diffusion, Engine, EngineConfig, EngineHandle, EventStream, Forward,
+    GenerationRequest, Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId, Unmasking,
 };
 use sterna::metrics::{Identity, Metrics};
 use sterna::model::{KvStore, LoadOptions, Model};
@@ -68,7 +68,7 @@ impl Forward for Recorded {
             .filter(|row| row.len() > 1 && row.start > 0)
             .count();
         seen.mixed_steps += usize::from(chunks > 0 && chunks < batch.rows().len());
-        let drafts = batch.rows().iter().any(|row| row.is_block);
+        let drafts = batch.rows().iter().any(|row| row.block == u32::MAX);
         seen.drafting_passes += usize::from(drafts);
         let panics = drafts && seen.drafting_panics;
         drop(seen);
@@ -95,6 +95,7 @@ const ROOMY: Limits = Limits {
     prefill_chunk: 1024,
     max_sequence_tokens: 1024,
     states: None,
+    diffusion: None,
 };
 
 const ONE_HOUR: u64 = 3_600_000_000; // In microseconds.
@@ -718,6 +719,26 @@ impl Condition {
         start_model(&source, kv_dtype, limits, self.threads, policy)
     }
 
+    /// Starts an engine that fills blocks, some of them in two parts.
+    fn start_with_blocks(self, is_causal: bool) -> Server {
+        let OwnDrafts { mask_token, .. } = with_own_drafts(0).own_drafts.unwrap();
+        let limits = Limits {
+            diffusion: Some(Diffusion {
+                block: 16,
+                part: 8,
+                mask_token,
+                is_causal,
+            }),
+            ..self.limits()
+        };
+        let policy = match self.has_own_drafts {
+            true => with_own_drafts(self.drafts),
+            false => looked_up(self.drafts),
+        };
+        let source = sterna::demo::source();
+        start_model(&source, KvDtype::F16, limits, self.threads, policy)
+    }
+
     fn start_recurrent(self) -> Server {
         let few_slabs = self.pages == FEW;
         start_recurrent(self.limits(), few_slabs, self.threads, self.drafts)
@@ -757,6 +778,22 @@ fn random_requests(seed: u64, numbers: Range<u64>) -> Vec<GenerationRequest> {
         request
     };
     numbers.map(random_request).collect()
+}
+
+/// Lets the output of a request come by block diffusion, if its seed is odd.
+fn by_diffusion(request: GenerationRequest) -> GenerationRequest {
+    if request.sampling.seed.is_multiple_of(2) {
+        return request;
+    }
+    let OwnDrafts { mask_token, .. } = with_own_drafts(0).own_drafts.unwrap();
+    let unmasking = Unmasking {
+        threshold: 0.4,
+        mask_token,
+    };
+    GenerationRequest {
+        sampling: request.sampling.by_diffusion(unmasking),
+        ..request
+    }
 }
 
 /// Returns the prompts of `STERNA_PROMPTS`: a number of them, or a range such as `400..600`.
@@ -800,7 +837,7 @@ fn no_condition_changes_an_answer_with_keys_and_values_in_fp8_e5m2() {
 fn no_condition_changes_an_answer_of_a_recurrent_model() {
     let alone = start_recurrent(ROOMY, false, 1, 0);
     let servers = CONDITIONS.map(Condition::start_recurrent);
-    compare_all_conditions("recurrent", &alone, &servers);
+    compare_all_conditions("recurrent", &alone, &servers, |request| request);
     let count = |name: &str| {
         servers
             .iter()
@@ -811,6 +848,42 @@ fn no_condition_changes_an_answer_of_a_recurrent_model() {
         count("vllm:prefix_cache_hits_total") > 0,
         "no state was reused"
     );
+}
+
+#[test]
+fn no_condition_changes_an_answer_by_diffusion() {
+    for is_causal in [true, false] {
+        let condition = condition("alone", Runs::InTurn);
+        let alone = condition.start_with_blocks(is_causal);
+        let servers = CONDITIONS.map(|condition| condition.start_with_blocks(is_causal));
+        let what = format!("blocks, causal {is_causal}");
+        compare_all_conditions(&what, &alone, &servers, by_diffusion);
+        let count = |name: &str| {
+            let counts = servers.iter().map(|server| server.counter(name));
+            counts.sum::<u64>()
+        };
+        assert!(count("vllm:prefix_cache_hits_total") > 0);
+        let [passes, tokens] =
+            ["sterna_block_passes_total", "sterna_unmasked_tokens_total"].map(count);
+        assert!(passes > 100 && tokens > passes, "{tokens} in {passes}");
+    }
+}
+
+#[test]
+fn a_block_that_lost_its_pages_is_filled_as_if_it_had_not() {
+    let requests = || growing_requests().into_iter().map(by_diffusion).collect();
+    for is_causal in [true, false] {
+        let alone = condition("alone", Runs::InTurn);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let server = alone.start_with_blocks(is_causal);
+        let expected = runtime.block_on(in_turn(requests(), &server));
+        let few = Condition { pages: 24, ..alone };
+        let server = few.start_with_blocks(is_causal);
+        for _ in 0..3 {
+            assert_eq!(together(requests(), &server), expected, "{is_causal}");
+        }
+        assert!(server.counter("vllm:num_preemptions_total") > 0);
+    }
 }
 
 /// With few different tokens, the answers of random weights repeat themselves.
@@ -865,17 +938,23 @@ fn cached_states_give_the_same_answers_and_scores_as_none() {
 fn check_all_conditions(kv_dtype: KvDtype) {
     let alone = start_storing(kv_dtype, ROOMY, 1, 0);
     let servers = CONDITIONS.map(|condition| condition.start(kv_dtype));
-    compare_all_conditions(&kv_dtype.to_string(), &alone, &servers);
+    compare_all_conditions(&kv_dtype.to_string(), &alone, &servers, |request| request);
 }
 
 /// Compares the answers of `servers`, one for each condition, with those of `alone`.
-fn compare_all_conditions(what: &str, alone: &Server, servers: &[Server]) {
+fn compare_all_conditions(
+    what: &str,
+    alone: &Server,
+    servers: &[Server],
+    change: fn(GenerationRequest) -> GenerationRequest,
+) {
     const AT_ONCE: u64 = 48;
     let prompts = prompts_from_env();
     let seed = Random::from_env().next_u64();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     for first in prompts.clone().step_by(AT_ONCE as usize) {
         let requests = random_requests(seed, first..prompts.end.min(first + AT_ONCE));
+        let requests: Vec<_> = requests.into_iter().map(change).collect();
         let expected = runtime.block_on(in_turn(requests.clone(), alone));
         for (condition, server) in CONDITIONS.iter().zip(servers) {
             let answers = condition.answers(requests.clone(), server);

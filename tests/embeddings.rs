@@ -53,6 +53,7 @@ fn start(model: Model) -> EngineHandle {
             prefill_chunk: 20,
             max_sequence_tokens: 160,
             states: None,
+            diffusion: None,
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),

@@ -164,6 +164,7 @@ fn start(threads: usize) -> Server {
                 in_place_tokens: 4,
                 trial_interval: 16,
             }),
+            diffusion: None,
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),

@@ -6,6 +6,7 @@
     python tests/make_fixtures.py --demo src/demo tests/fixtures/demo     # the embedded demo model
     python tests/make_fixtures.py --random 6 --seed 7 DIR                 # further layouts, or
     python tests/make_fixtures.py --hybrids 6 --seed 7 DIR                # of Qwen 3.5, or
+    python tests/make_fixtures.py --blocks src/demo tests/fixtures/demo   # how it fills blocks
     python tests/make_fixtures.py --grouped src/demo DIR                  # the demo in groups
     STERNA_FIXTURES=DIR cargo test --test golden -- --nocapture
 
@@ -67,6 +68,7 @@ Everything is seeded: the same versions of the packages on the same CPU write th
 import argparse
 import importlib.util
 import json
+import math
 import os
 import random
 import shutil
@@ -1618,6 +1620,116 @@ def make_grouped_demo(demo, group, root):
     write_expected(demo, directory, demo_prompts, group, scales)
 
 
+# ---- Block diffusion ----------------------------------------------------------------------------
+
+BLOCK_PROMPTS = (1, 31, 32, 33, 64, 150)  # Lengths: below, at and above whole blocks.
+BLOCK_SIZES = ((4, 2), (8, 8), (16, 4), (32, 8))  # A block, and the parts that are filled in turn.
+BLOCK_TOKENS = 40  # Output tokens.
+CLOSE = {"logits": 0.3, "probabilities": 0.03}  # The last bits may decide between closer ones.
+
+
+class BlockReference:
+    """Block diffusion as Fast-dLLM v2 does it (arXiv:2509.26328), without any cache.
+
+    Every pass computes all tokens again. With `is_causal`, known tokens before the block attend to
+    those before them; otherwise to all of their block.
+    """
+
+    def __init__(self, reference, block, part, threshold, is_causal):
+        self.reference, self.threshold, self.is_causal = reference, threshold, is_causal
+        self.block, self.part = block, part
+        self.mask = reference.model.config.mask_token_id
+        self.passes, self.is_close = 0, False
+
+    def rows(self, tokens, begin):
+        """Returns the logits of a pass in which the tokens from `begin` on see each other."""
+        at = torch.arange(len(tokens))
+        if self.is_causal:
+            is_seen = (at[:, None] >= at) | (at[:, None] >= begin)
+        else:
+            is_seen = at[:, None] // self.block >= at // self.block
+        bias = torch.zeros(is_seen.shape).masked_fill(~is_seen, torch.finfo(torch.float32).min)
+        self.reference.model.set_attn_implementation("f16_cache")
+        output = self.reference.model(
+            torch.tensor([tokens]), attention_mask=bias[None, None], use_cache=False
+        )
+        self.passes += 1
+        return output.logits[0]
+
+    def draw(self, logits):
+        """Returns the likeliest token except the mask token, and its plain probability."""
+        drawn = logits.clone()
+        drawn[self.mask] = -math.inf
+        best = drawn.topk(2)
+        token = best.indices[0].item()
+        margin = (best.values[0] - best.values[1]).item()
+        return token, logits.softmax(-1)[token].item(), margin
+
+    def note(self, difference, kind):
+        """Notes the difference of two values of which the larger one counts."""
+        self.is_close |= abs(difference) < CLOSE[kind]
+
+    def generate(self, prompt):
+        """Returns the output tokens after `prompt`, and the number of passes.
+
+        Stop tokens do not end them. The block of a decision that is close ends them.
+        """
+        tokens, end, sure = list(prompt), len(prompt) + BLOCK_TOKENS, (0, 0)
+        while len(tokens) < end and not self.is_close:
+            begin = len(tokens) // self.block * self.block
+            if begin == len(tokens):
+                sure = (len(tokens) - len(prompt), self.passes)
+                token, _, margin = self.draw(self.rows(tokens, begin)[-1])
+                self.note(margin, "logits")
+                tokens.append(token)
+                continue
+            tokens += [self.mask] * (begin + self.block - len(tokens))
+            while self.mask in tokens[:end] and not self.is_close:
+                self.fill(tokens, begin)
+        count, passes = sure if self.is_close else (BLOCK_TOKENS, self.passes)
+        return tokens[len(prompt) :][:count], passes
+
+    def fill(self, tokens, begin):
+        """Replaces some mask tokens of the first part of the block that has any."""
+        first = tokens.index(self.mask, begin)
+        part_end = first - (first - begin) % self.part + self.part
+        logits = self.rows(tokens, begin)
+        drawn = {
+            place: self.draw(logits[place - 1])
+            for place in range(first, min(part_end, len(tokens)))
+            if tokens[place] == self.mask
+        }
+        sure = sorted((probability for _, probability, _ in drawn.values()), reverse=True)
+        best = max(drawn, key=lambda place: drawn[place][1])
+        if len(sure) > 1 and sure[0] <= self.threshold:
+            self.note(sure[0] - sure[1], "probabilities")
+        for place, (token, probability, margin) in drawn.items():
+            if self.threshold < 1:
+                self.note(probability - self.threshold, "probabilities")
+            if place == best or probability > self.threshold:
+                self.note(margin, "logits")
+                tokens[place] = token
+
+
+def write_blocks(checkpoint, directory):
+    """Writes how a checkpoint fills blocks, as far as the last bits cannot decide."""
+    reference = Reference(checkpoint)
+    text = max(demo_prompts(reference), key=len)
+    cases = []
+    for block, part in BLOCK_SIZES:
+        for threshold in (0.5, 0.9, 1):
+            for is_causal in (True, False):
+                for length in BLOCK_PROMPTS:
+                    blocks = BlockReference(reference, block, part, threshold, is_causal)
+                    output, passes = blocks.generate(text[:length])
+                    if not output:
+                        continue
+                    case = {"block": block, "part": part, "threshold": threshold}
+                    case |= {"is_causal": is_causal, "prompt": length, "passes": passes}
+                    cases.append(case | {"output": output})
+    write_json(directory / "blocks.json", {"text": text[:150], "cases": cases})
+
+
 def make_layout(layout, root):
     directory = root / layout.name
     write_checkpoint(layout, directory)
@@ -1674,6 +1786,9 @@ def main():
         "--demo", type=Path, metavar="CHECKPOINT", help="store what this checkpoint computes"
     )
     parser.add_argument(
+        "--blocks", type=Path, metavar="CHECKPOINT", help="store how this checkpoint fills blocks"
+    )
+    parser.add_argument(
         "--grouped", type=Path, metavar="CHECKPOINT", help="give this packed checkpoint groups"
     )
     parser.add_argument("--random", type=int, metavar="N", help="make N layouts drawn at random")
@@ -1685,6 +1800,10 @@ def main():
     transformers.logging.set_verbosity_error()
     if arguments.demo:
         write_expected(arguments.demo, arguments.directory, demo_prompts)
+        return
+    if arguments.blocks:
+        with torch.no_grad():
+            write_blocks(arguments.blocks, arguments.directory)
         return
     if arguments.grouped:
         for group in (64, 128, 256):

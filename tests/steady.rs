@@ -44,6 +44,7 @@ const LIMITS: Limits = Limits {
     prefill_chunk: 64,
     max_sequence_tokens: 1000,
     states: None,
+    diffusion: None,
 };
 
 /// For models with recurrent layers. A slab stays at the end of an answer, and none of these ends.

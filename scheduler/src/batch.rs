@@ -2,6 +2,8 @@
 //!
 //! Invariant: a row's page table covers exactly the positions `0..row.end()`.
 
+use std::ops::Range;
+
 use crate::pages::PageTables;
 use crate::{PAGE_TOKENS, Page, RowStates, SequenceId, TokenId};
 
@@ -12,18 +14,21 @@ pub struct Row {
     pub sequence: SequenceId,
     /// The position of the first token. The pages already hold everything before it.
     pub start: u32,
-    /// The number of last tokens of the row whose logits are needed: 0 inside a prompt, 1 at its
-    /// end and in a decode, and 1 more for each draft token. In a prompt that is scored, all tokens
-    /// whose logits were not needed before.
+    /// The number of tokens of the row whose logits are needed: 0 inside a prompt, 1 at its end and
+    /// in a decode, and 1 more for each draft token. In a prompt that is scored, all tokens whose
+    /// logits were not needed before. In a pass over a block, those before mask tokens.
     pub logits: u32,
+    /// The number of last tokens of the row behind those whose logits are needed.
+    pub behind_logits: u32,
     /// The states that the row reads and writes, if the model has recurrent layers.
     pub states: Option<RowStates>,
     /// The number of last tokens of the row that the model drafts before the step: see
     /// [`Batch::set_drafts`]. Until then they are mask tokens.
     pub own_drafts: u32,
-    /// Whether every token of the row attends to all of the row, as in a masked block. Otherwise a
-    /// token attends to those up to its own.
-    pub is_block: bool,
+    /// If it is 0, a token attends to those up to its own. Otherwise the positions are divided into
+    /// aligned blocks of this size, and a token attends to those up to the end of its block, or of
+    /// the row.
+    pub block: u32,
     first_token: u32,
     token_count: u32,
     first_page: u32,
@@ -41,6 +46,12 @@ impl Row {
     pub fn end(&self) -> usize {
         self.start as usize + self.len()
     }
+
+    /// Returns the positions whose logits are needed.
+    pub fn logits_range(&self) -> Range<usize> {
+        let end = self.end() - self.behind_logits as usize;
+        end - self.logits as usize..end
+    }
 }
 
 /// The contents of a row before the batch has it.
@@ -52,7 +63,9 @@ pub(crate) struct NewRow<'a> {
     pub(crate) first_page: usize, // The index of its page table among all tables.
     pub(crate) page_count: usize, // Pages of the table up to the end of the row.
     pub(crate) logits: usize,
+    pub(crate) behind_logits: usize,
     pub(crate) own_drafts: usize,
+    pub(crate) block: usize,
 }
 
 /// A copy of the keys and values of a whole page. The copies come before any row, and the rows then
@@ -119,16 +132,28 @@ impl Batch {
             first_page,
             page_count: pages.len(),
             logits,
+            behind_logits: 0,
             own_drafts: 0,
+            block: 0,
         });
     }
 
-    /// Makes the last row a block.
+    /// Sets the size of the blocks of the last row: see [`Row::block`].
     ///
     /// # Panics
     /// If there is no row.
-    pub fn set_block(&mut self) {
-        self.rows.last_mut().expect("a row").is_block = true;
+    pub fn set_block(&mut self, block: u32) {
+        self.rows.last_mut().expect("a row").block = block;
+    }
+
+    /// Wants the logits of tokens before the last `tokens` ones of the last row.
+    ///
+    /// # Panics
+    /// If there is no row, or it has fewer tokens.
+    pub fn set_behind_logits(&mut self, tokens: u32) {
+        let row = self.rows.last_mut().expect("a row");
+        assert!(row.logits + tokens <= row.token_count, "tokens of the row");
+        row.behind_logits = tokens;
     }
 
     /// Replaces the mask tokens of the rows with drafts of the model. `drafts` has them in the
@@ -160,7 +185,7 @@ impl Batch {
         let count = row.known.len() + row.drafts.len();
         assert!(count > 0, "a row has at least one token");
         assert!(
-            row.logits <= count,
+            row.logits + row.behind_logits <= count,
             "a row has at most as many logits as tokens"
         );
         let covered = (row.start + count).div_ceil(PAGE_TOKENS);
@@ -169,9 +194,10 @@ impl Batch {
             sequence: row.sequence,
             start: row.start as u32,
             logits: row.logits as u32,
+            behind_logits: row.behind_logits as u32,
             states: None,
             own_drafts: row.own_drafts as u32,
-            is_block: false,
+            block: row.block as u32,
             first_token: self.tokens.len() as u32,
             token_count: count as u32,
             first_page: row.first_page as u32,

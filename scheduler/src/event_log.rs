@@ -60,6 +60,12 @@ impl EventLog {
         self.counts.redirects += pages;
     }
 
+    /// Records a pass over a block that has replaced mask tokens.
+    pub(crate) fn unmasked(&mut self, tokens: usize) {
+        self.counts.block_passes += 1;
+        self.counts.unmasked += tokens as u64;
+    }
+
     /// Records the drafts of a row, and whether the model drafted them itself.
     pub(crate) fn drafted(&mut self, drafted: usize, accepted: usize, are_own: bool) {
         self.counts.drafted += drafted as u64;

@@ -53,7 +53,7 @@ pub use limits::{Limits, MAX_DRAFTED_TOKENS};
 pub use meter::Meter;
 pub use pages::{CacheChange, PAGE_TOKENS, Page, StoredPage};
 pub use policy::{
-    Budget, Growth, INTER_TOKEN_TARGET, MAX_THROUGHPUT_LOSS, Order, OwnDrafts, Policy,
+    Budget, Diffusion, Growth, INTER_TOKEN_TARGET, MAX_THROUGHPUT_LOSS, Order, OwnDrafts, Policy,
 };
 pub use request::{Event, FinishReason, MAX_DRAW_TIME, Refusal, Request, Snapshot};
 pub use scheduler::{Plan, Scheduler, Step};

@@ -1,6 +1,6 @@
 //! How much the scheduler may do at the same time.
 
-use crate::{Micros, PAGE_TOKENS, StateLimits};
+use crate::{Diffusion, Micros, PAGE_TOKENS, StateLimits};
 
 /// The bounds that the scheduler never exceeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Limits {
     pub max_sequence_tokens: u32,
     /// The slabs of states, if the model has recurrent layers.
     pub states: Option<StateLimits>,
+    /// How the model fills blocks, if requests may ask for that.
+    pub diffusion: Option<Diffusion>,
 }
 
 /// The largest number of prompt tokens that a step computes even if its decodes leave no time, so
@@ -50,13 +52,17 @@ pub(crate) fn prefill_floor(decodes: usize) -> usize {
 pub const MAX_DRAFTED_TOKENS: usize = 32;
 
 /// The largest number of prompt tokens in a step whose logits are wanted although nothing is drawn
-/// from them, over all sequences.
+/// from them, or whose logits replace mask tokens, over all sequences.
 pub(crate) const MAX_SCORED_TOKENS: usize = 64;
 
 impl Limits {
     /// Returns the largest number of tokens in a batch.
     pub fn max_batch_tokens(&self) -> usize {
-        (self.step_tokens as usize).max(self.max_running as usize + PREFILL_FLOOR)
+        let block = self
+            .diffusion
+            .map_or(0, |diffusion| diffusion.block as usize);
+        let floor = PREFILL_FLOOR.max(block);
+        (self.step_tokens as usize).max(self.max_running as usize + floor)
     }
 
     /// Returns the largest number of tokens of one sequence: as many as the context and all pages

@@ -45,6 +45,20 @@ pub struct OwnDrafts {
     pub block: u32,
 }
 
+/// How a model fills blocks of masked tokens, for requests whose output comes by block diffusion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Diffusion {
+    /// The number of tokens in a block, at least 2.
+    pub block: u32,
+    /// The number of tokens in each part of a block. The parts are filled from left to right.
+    pub part: u32,
+    /// The token in the place of an unknown token.
+    pub mask_token: TokenId,
+    /// Whether the keys and values of known tokens are those of causal attention. Otherwise a token
+    /// attends to all of its block, and the prefix tree holds none of them.
+    pub is_causal: bool,
+}
+
 impl Default for Policy {
     fn default() -> Policy {
         Policy {

@@ -22,6 +22,8 @@ pub struct Request {
     /// Whether the logits of every token of the prompt are wanted. The cache has no logits, so the
     /// whole prompt is then computed, and each of its positions gives logits once.
     pub scores_prompt: bool,
+    /// Whether the output comes by block diffusion: see [`Limits::diffusion`](crate::Limits).
+    pub is_diffused: bool,
     /// The time that the request's sampling parameters add to each draw of a token, as the caller
     /// has measured it: 0 for plain draws, at most [`MAX_DRAW_TIME`]. The tenant is charged for it.
     pub draw_time: Nanos,
@@ -188,6 +190,10 @@ pub struct Snapshot {
     pub own_drafted: u64,
     /// Accepted ones of these.
     pub own_accepted: u64,
+    /// Passes over blocks so far, by sequence.
+    pub block_passes: u64,
+    /// Mask tokens that these have replaced.
+    pub unmasked: u64,
     /// The predicted machine time of all waiting requests.
     pub queued_time: Micros,
     /// The known tokens of all waiting sequences. Some of them may be cached.

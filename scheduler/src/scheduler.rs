@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use crate::admission::{Admission, places_for, submit, submit_prompts};
+use crate::limits::MAX_SCORED_TOKENS;
 use crate::sequence::{OutputRules, Sequence};
 use crate::state::SchedulerState;
 use crate::step::Planner;
 use crate::{
-    Batch, CacheChange, CostModel, Event, FinishReason, Limits, Micros, Nanos, OwnDrafts,
-    PAGE_TOKENS, Page, Policy, PublicPrefix, Rates, Refusal, Request, Sampled, SequenceId,
-    Snapshot, StateSlab, StepShape, TenantId, TenantPolicy, TenantState, TenantsError, TokenId,
+    Batch, CacheChange, CostModel, Diffusion, Event, FinishReason, Limits, Micros, Nanos,
+    OwnDrafts, PAGE_TOKENS, Page, Policy, PublicPrefix, Rates, Refusal, Request, Sampled,
+    SequenceId, Snapshot, StateSlab, StepShape, TenantId, TenantPolicy, TenantState, TenantsError,
+    TokenId,
 };
 
 /// Decides the steps of a continuous batch.
@@ -40,7 +42,8 @@ impl Scheduler {
     /// Creates a scheduler with no requests and free memory.
     ///
     /// # Panics
-    /// If a limit is 0, if `prefill_chunk` is less than a page, or if `max_running` sequences of
+    /// If a limit is 0, if `prefill_chunk` is less than a page, if blocks have less than 2 tokens
+    /// or parts more than 64, if a model with states fills blocks, or if `max_running` sequences of
     /// the greatest length have more pages than 32 bits can number.
     pub fn new(limits: Limits, policy: Policy) -> Scheduler {
         assert!(limits.longest_sequence() > 0, "a token fits in memory");
@@ -58,6 +61,16 @@ impl Scheduler {
             assert!(
                 states.slabs > limits.max_running,
                 "there are more slabs than running sequences"
+            );
+        }
+        if let Some(diffusion) = limits.diffusion {
+            let Diffusion { block, part, .. } = diffusion;
+            assert!(limits.states.is_none(), "recurrent layers are causal");
+            assert!(block >= 2, "a block has a known token and an unknown one");
+            let largest = MAX_SCORED_TOKENS as u32;
+            assert!(
+                (1..=largest).contains(&part),
+                "the logits of a part fit in a step"
             );
         }
         Scheduler {
@@ -300,6 +313,11 @@ impl Scheduler {
     /// Returns how the model drafts for itself.
     pub fn own_drafts(&self) -> Option<OwnDrafts> {
         self.state.conditions.policy.own_drafts
+    }
+
+    /// Returns the number of known tokens of a sequence that has not ended.
+    pub fn known_tokens(&self, id: SequenceId) -> Option<usize> {
+        self.state.sequences.get(id).map(Sequence::len)
     }
 
     /// Returns the state in numbers.

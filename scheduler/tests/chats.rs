@@ -27,6 +27,7 @@ const LIMITS: Limits = Limits {
         in_place_tokens: 1,
         trial_interval: 2048,
     }),
+    diffusion: None,
 };
 
 /// Runs one turn of all chats, and appends the answers. Returns the prompt tokens that were

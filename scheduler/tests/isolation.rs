@@ -18,6 +18,7 @@ const LIMITS: Limits = Limits {
     prefill_chunk: 256,
     max_sequence_tokens: 4096,
     states: None,
+    diffusion: None,
 };
 
 /// The approximate costs of a model of two billion parameters on two cores.

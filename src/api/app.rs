@@ -13,14 +13,14 @@ use crate::api::ids::unix_seconds;
 use crate::api::middleware::access::Access;
 use crate::api::middleware::rate_headers::LastRates;
 use crate::constraint::Grammars;
-use crate::engine::{EngineHandle, Pooling, TokenId};
+use crate::engine::{EngineHandle, Pooling, TokenId, Unmasking};
 use crate::metrics::Metrics;
 use crate::tenants::{Deadlines, KeyHolder, Tenant, Tenants};
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::tools::ToolFormat;
 
 /// The names and limits of the served model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelCard {
     /// The model's name in the API.
     pub name: String,
@@ -40,7 +40,24 @@ pub struct ModelCard {
     pub owned_by: String,
     /// How texts become embeddings, if the model computes these and no text.
     pub embedding: Option<EmbeddingShape>,
+    /// How the model answers by block diffusion, if it can.
+    pub diffusion: Option<DiffusionCard>,
 }
+
+/// How a model answers by block diffusion.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DiffusionCard {
+    /// Which tokens stay after a pass.
+    pub unmasking: Unmasking,
+    /// Whether the model does so if a request does not choose.
+    pub is_default: bool,
+}
+
+/// What a model's name ends with if a request chooses block diffusion.
+const DIFFUSION: &str = ":diffusion";
+
+/// What a model's name ends with if a request chooses the other way of decoding.
+const AUTOREGRESSIVE: &str = ":autoregressive";
 
 /// How the texts of a model become embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,18 +69,45 @@ pub struct EmbeddingShape {
 }
 
 impl ModelCard {
-    /// Returns the names of the model, the one that answers show first. `default` is not among
-    /// them.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        [&self.name]
+    /// Returns the names of the model, the one that answers show first: each of its own, and then
+    /// each with the way of decoding that is not the default, if the model has two. `default` is
+    /// not among them.
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+        let own = || std::iter::once(&self.name).chain(&self.aliases).cloned();
+        let other = self.diffusion.map(|diffusion| match diffusion.is_default {
+            true => AUTOREGRESSIVE,
+            false => DIFFUSION,
+        });
+        let others = other
             .into_iter()
-            .chain(&self.aliases)
-            .map(String::as_str)
+            .flat_map(move |end| own().map(move |name| name + end));
+        own().chain(others)
     }
 
     /// Returns whether `name` is one of the model's names.
     pub fn answers_to(&self, name: &str) -> bool {
+        let (name, _) = self.decoding_of(name);
         name == self.name || name == "default" || self.aliases.iter().any(|alias| alias == name)
+    }
+
+    /// Splits a name into the model's own name and whether block diffusion is chosen.
+    fn decoding_of<'n>(&self, name: &'n str) -> (&'n str, Option<bool>) {
+        if self.diffusion.is_none() {
+            return (name, None);
+        }
+        let ends = [(DIFFUSION, true), (AUTOREGRESSIVE, false)];
+        let chosen = ends
+            .iter()
+            .find_map(|(end, choice)| Some((name.strip_suffix(end)?, Some(*choice))));
+        chosen.unwrap_or((name, None))
+    }
+
+    /// Returns how a request for the model `requested` is answered by block diffusion, if it is.
+    pub(super) fn unmasking(&self, requested: Option<&str>) -> Option<Unmasking> {
+        let diffusion = self.diffusion?;
+        let chosen = requested.and_then(|name| self.decoding_of(name).1);
+        let is_chosen = chosen.unwrap_or(diffusion.is_default);
+        is_chosen.then_some(diffusion.unmasking)
     }
 
     /// Checks that the model generates text.

@@ -42,7 +42,7 @@ use openai::{chat, completions, embeddings, render, responses};
 use openapi::{ApiRoute, operations};
 use sglang::{generate, loads, server_info};
 
-pub use app::{App, EmbeddingShape, ModelCard, Serving};
+pub use app::{App, DiffusionCard, EmbeddingShape, ModelCard, Serving};
 pub use connection::ConnectionLimits;
 pub use connection::listener::{serve, serve_all};
 pub use error::ApiError;

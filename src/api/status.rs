@@ -189,7 +189,7 @@ pub(super) async fn models(
     Ok(Json(ModelList {
         object: "list",
         data: names
-            .map(|name| model_object(model, name, app.started()))
+            .map(|name| model_object(model, &name, app.started()))
             .collect(),
     }))
 }

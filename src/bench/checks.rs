@@ -228,6 +228,7 @@ fn greedy_token(draw: &Draw) -> GreedyToken {
             Some((output.token, logprob.to_bits()))
         }
         DrawOutcome::Scored(_)
+        | DrawOutcome::Unmasked { .. }
         | DrawOutcome::State { .. }
         | DrawOutcome::Failed(_)
         | DrawOutcome::Deferred

@@ -46,6 +46,7 @@ pub(super) fn untimed_limits(
         prefill_chunk: step_tokens as u32,
         max_sequence_tokens: max_sequence_tokens as u32,
         states: None,
+        diffusion: None,
     }
 }
 

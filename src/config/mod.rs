@@ -356,9 +356,21 @@ pub struct SchedulingFlags {
     pub speculate: u32,
     /// How tokens are decoded. A model that was trained to fill masked tokens can draft its next
     /// tokens for itself: that is self-speculation, and the default for such a model. The scheduler
-    /// drafts while that saves time. No way of decoding changes an answer.
+    /// drafts while that saves time, and no draft changes an answer. With diffusion such a model
+    /// fills whole blocks, which gives other answers. A request may choose that too, by the model's
+    /// name with ":diffusion" or ":autoregressive".
     #[arg(long, value_enum, value_name = "WAY")]
     pub decoding: Option<Decoding>,
+    /// Number of tokens in a block of diffusion, which the checkpoint gives by default.
+    #[arg(long, value_name = "TOKENS", value_parser = count(2..=256))]
+    pub diffusion_block: Option<u32>,
+    /// Number of tokens in each part of a block of diffusion. The parts are filled from left to
+    /// right.
+    #[arg(long, value_name = "TOKENS", default_value_t = 8, value_parser = count(1..=64))]
+    pub diffusion_part: u32,
+    /// Probability above which a token of a block stays. The likeliest one always stays.
+    #[arg(long, value_name = "P", default_value_t = 0.9, value_parser = probability)]
+    pub diffusion_threshold: f32,
 }
 
 /// How tokens are decoded.
@@ -368,6 +380,8 @@ pub enum Decoding {
     Autoregressive,
     /// With drafts that the model makes itself.
     SelfSpeculation,
+    /// Block by block (Fast-dLLM v2), unless a request chooses otherwise.
+    Diffusion,
 }
 
 /// How long requests may wait and take.
@@ -509,6 +523,14 @@ pub struct KeygenConfig {
 /// Accepts a number within `limits`.
 fn count(limits: impl RangeBounds<i64>) -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(limits)
+}
+
+/// Accepts a number from 0 to 1.
+fn probability(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok();
+    number
+        .filter(|number| (0.0..=1.0).contains(number))
+        .ok_or_else(|| format!("{text:?} is no number from 0 to 1"))
 }
 
 /// Accepts from `min` seconds to a day.

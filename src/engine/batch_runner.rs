@@ -81,7 +81,7 @@ impl<F: Forward> BatchRunner<F> {
             }
             let pages = &pages[..end.div_ceil(PAGE_TOKENS)];
             (self.drafting).push_row(row.sequence, row.start as usize, tokens, pages, count);
-            self.drafting.set_block();
+            self.drafting.set_block(u32::MAX); // One block for all of the row.
         }
         if !self.drafting.rows().is_empty() {
             let mut logits = self.model.forward(&self.drafting, &mut self.kv_store);
@@ -141,6 +141,8 @@ fn alone(batch: &Batch, row: &Row) -> Batch {
     }
     let (start, tokens, logits) = (row.start as usize, batch.tokens(row), row.logits as usize);
     alone.push_row(row.sequence, start, tokens, pages, logits);
+    alone.set_block(row.block);
+    alone.set_behind_logits(row.behind_logits);
     if let Some(states) = row.states {
         alone.set_states(states);
     }

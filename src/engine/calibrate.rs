@@ -401,6 +401,7 @@ mod tests {
                 prefill_chunk: 16,
                 max_sequence_tokens,
                 states: None,
+                diffusion: None,
             };
             // Fewer and other pages may be free than at the start.
             let free = (0..pages)
@@ -483,6 +484,7 @@ mod tests {
             prefill_chunk: 16,
             max_sequence_tokens: 64,
             states: None,
+            diffusion: None,
         };
         let model = toy::model(1);
         let kv_store = Forward::new_kv_store(&model, &limits).unwrap();

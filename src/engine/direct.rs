@@ -105,6 +105,7 @@ impl<'a, F: Forward> Direct<'a, F> {
         let request = Request {
             prompt,
             max_new_tokens,
+            is_diffused: params.unmasking.is_some(),
             ..Request::default()
         };
         let now = self.clock.micros(Instant::now());
@@ -190,6 +191,7 @@ mod tests {
         prefill_chunk: 64,
         max_sequence_tokens: 128,
         states: None,
+        diffusion: None,
     };
 
     fn sizes(outcome: &StepOutcome) -> (usize, usize, usize) {

@@ -341,6 +341,7 @@ mod tests {
                 prefill_chunk: 16,
                 max_sequence_tokens: 16,
                 states: None,
+                diffusion: None,
             },
             policy: Policy::default(),
             public_prefixes: Vec::new(),

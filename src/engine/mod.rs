@@ -33,6 +33,7 @@ mod submission;
 mod submit_queue;
 mod sync;
 mod tenant_reports;
+mod unmasked;
 mod watchdog;
 
 pub use crate::checkpoint::Pooling;
@@ -44,12 +45,12 @@ pub use handle::{Engine, EngineDied, EngineHandle};
 pub use load::Load;
 pub use request::{GenerationRequest, StreamEvent, SubmitError, TenantsRefused};
 pub use sampler::Unsampleable;
-pub use sampling_params::{SamplingParams, ScoredToken, TokenOutput};
+pub use sampling_params::{SamplingParams, ScoredToken, TokenOutput, Unmasking};
 pub use status::Status;
 pub use step_loop::{PhaseTimes, StepOutcome, StepSize};
 pub use sterna_scheduler::{
-    Band, Budget, CostModel, FinishReason, Ledger, Limits, Meter, NoRoom, Policy, PublicPrefix,
-    Rate, RateKind, RateState, Rates, Refusal, SequenceId, Share, SubTenant, TenantId,
-    TenantPolicy, TenantsError, TokenId, quarter,
+    Band, Budget, CostModel, Diffusion, FinishReason, Ledger, Limits, Meter, NoRoom, Policy,
+    PublicPrefix, Rate, RateKind, RateState, Rates, Refusal, SequenceId, Share, SubTenant,
+    TenantId, TenantPolicy, TenantsError, TokenId, quarter,
 };
 pub use stream::{EventStream, RequestEnder, StreamAccount};

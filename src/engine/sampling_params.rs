@@ -45,6 +45,8 @@ pub struct SamplingParams {
     /// The number of most likely tokens to report for each token of the prompt after the first,
     /// beside that token. `None` reports nothing.
     pub prompt_logprobs: Option<u32>,
+    /// How blocks of masked tokens are filled, if the output comes by block diffusion.
+    pub unmasking: Option<Unmasking>,
     /// How the hidden states of the prompt become its embedding. The request then gets that instead
     /// of tokens, and its other parameters have no effect.
     pub pooling: Option<Pooling>,
@@ -66,9 +68,23 @@ impl Default for SamplingParams {
             grammar: None,
             thinking: None,
             prompt_logprobs: None,
+            unmasking: None,
             pooling: None,
         }
     }
+}
+
+/// How blocks of masked tokens are filled: which of the drawn tokens stay after a pass.
+///
+/// A token stays if its plain probability is above the threshold: that of the model's logits,
+/// whatever the temperature. The one with the highest probability always stays, the first of equal
+/// ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Unmasking {
+    /// The threshold, from 0 to 1.
+    pub threshold: f32,
+    /// The token in the place of an unknown token.
+    pub mask_token: TokenId,
 }
 
 impl SamplingParams {
@@ -79,6 +95,15 @@ impl SamplingParams {
             seed: self.seed.wrapping_add(index),
             ..self.clone()
         }
+    }
+
+    /// Returns the same parameters for an output by block diffusion. The mask token is never drawn.
+    #[must_use]
+    pub fn by_diffusion(mut self, unmasking: Unmasking) -> SamplingParams {
+        let forbidden = (unmasking.mask_token, f32::NEG_INFINITY);
+        self.logit_bias.push(forbidden);
+        self.unmasking = Some(unmasking);
+        self
     }
 
     /// Returns parameters that draw the most likely token each time.

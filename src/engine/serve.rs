@@ -36,6 +36,7 @@ use super::submission::{SharedRequest, Submission, SubmittedChoice, Ticket};
 use super::sync::channel::TryRecvError;
 use super::sync::{mpsc, thread};
 use super::tenant_reports::TenantReports;
+use super::unmasked::UnmaskedTokens;
 use crate::checkpoint::Pooling;
 use crate::constraint::ConstrainedOutput;
 use crate::cores;
@@ -93,6 +94,7 @@ pub(super) fn serve<F: Forward>(
         updates: Vec::new(),
         endings: Vec::new(),
         refused_now: Vec::new(),
+        unmasked: UnmaskedTokens::default(),
         tenants: TenantReports::default(),
         drain_limit: config.drain_limit,
         drain_deadline: None,
@@ -124,6 +126,7 @@ struct EngineThread<F: Forward> {
     updates: Vec<RequestUpdate>, // Since the last publication.
     endings: Vec<RequestUpdate>, // Empty between turns; kept for its memory.
     refused_now: Vec<TenantId>,  // The same: the tenants of the submissions refused in this turn.
+    unmasked: UnmaskedTokens,
     tenants: TenantReports,
     drain_limit: Duration,
     drain_deadline: Option<Micros>, // Set when a drain begins.
@@ -422,6 +425,9 @@ impl<F: Forward> EngineThread<F> {
                     }
                     updates.push(RequestUpdate::Token { id, output });
                 }
+                DrawOutcome::Unmasked {
+                    position, output, ..
+                } => self.unmasked.add(id, position, output),
                 DrawOutcome::Scored(score) => updates.push(RequestUpdate::Scored { id, score }),
                 DrawOutcome::Failed(Unsampleable::DeadEnd) => {} // The client hears why.
                 DrawOutcome::Failed(error) => {
@@ -430,6 +436,7 @@ impl<F: Forward> EngineThread<F> {
                 DrawOutcome::State { .. } | DrawOutcome::Deferred | DrawOutcome::Void => {}
             }
         }
+        self.take_unmasked(&mut updates);
         updates.append(&mut self.endings);
         self.report_cache();
         self.updates = Vec::with_capacity(updates.len()); // The next turn usually has as many.
@@ -450,6 +457,25 @@ impl<F: Forward> EngineThread<F> {
         self.outputs
             .send(output)
             .expect("the egress thread lives as long as this thread");
+    }
+
+    /// Takes the tokens of blocks that are final now.
+    fn take_unmasked(&mut self, updates: &mut Vec<RequestUpdate>) {
+        let (scheduler, endings) = (&self.steps.scheduler, &self.endings);
+        let at_end = |id: SequenceId| {
+            endings.iter().find_map(|ending| match ending {
+                RequestUpdate::Ended(ended) if ended.id == id => {
+                    Some(ended.prompt_tokens as usize + ended.output_tokens as usize)
+                }
+                _ => None,
+            })
+        };
+        let known = |id| match scheduler.known_tokens(id) {
+            Some(known) => (known, false),
+            None => (at_end(id).unwrap_or(0), true),
+        };
+        let tell = |id, output| updates.push(RequestUpdate::Token { id, output });
+        self.unmasked.take_final(known, tell);
     }
 
     /// Tells the watcher of the prefix cache, if there is one, what has changed.
@@ -624,6 +650,7 @@ fn for_scheduler(
         stop_tokens: request.stop_tokens,
         scores_prompt: request.sampling.prompt_logprobs.is_some()
             || request.sampling.pooling == Some(Pooling::Mean),
+        is_diffused: request.sampling.unmasking.is_some(),
         draw_time,
         tenant: request.tenant,
         sub_tenant: request.sub_tenant,

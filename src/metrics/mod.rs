@@ -208,6 +208,8 @@ impl Metrics {
         totals.accepted.absolute(now.accepted);
         totals.own_drafted.absolute(now.own_drafted);
         totals.own_accepted.absolute(now.own_accepted);
+        totals.block_passes.absolute(now.block_passes);
+        totals.unmasked.absolute(now.unmasked);
     }
 
     /// Records the cost of a step, as measured at start.

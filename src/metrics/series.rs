@@ -118,6 +118,11 @@ groups! {
         own_accepted: Counter = counter(
             "sterna_self_accepted_tokens_total",
             "Accepted draft tokens that the model drafted for itself.");
+        block_passes: Counter = counter(
+            "sterna_block_passes_total",
+            "Passes over a block that replace mask tokens, by sequence.");
+        unmasked: Counter = counter(
+            "sterna_unmasked_tokens_total", "Mask tokens that passes over a block have replaced.");
     }
 
     /// The steps and their predictions.

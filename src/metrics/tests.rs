@@ -306,6 +306,7 @@ fn limits_are_gauges_and_tenants_without_one_have_no_series() {
         prefill_chunk: 256,
         max_sequence_tokens: 128,
         states: None,
+        diffusion: None,
     };
     metrics.limits(&limits, &Budget::within(200_000));
     let limited = TenantPolicy {

@@ -105,10 +105,9 @@ impl Placement {
         for (index, row) in batch.rows().iter().enumerate() {
             let (start, first_token) = (row.start as usize, self.positions.len());
             for position in start..row.end() {
-                let visible = if row.is_block {
-                    row.end() - 1
-                } else {
-                    position
+                let visible = match row.block as usize {
+                    0 => position,
+                    size => row.end().min((position / size + 1) * size) - 1,
                 };
                 self.push_token(index, position, visible);
             }
@@ -123,8 +122,9 @@ impl Placement {
                     tokens: end - begin,
                 });
             }
-            let end = first_token + row.len();
-            self.logits.extend(end - row.logits as usize..end);
+            let of_row = row.logits_range();
+            let index = |position| first_token + position - start;
+            self.logits.extend(index(of_row.start)..index(of_row.end));
         }
         self.writes.sort_unstable_by_key(|write| write.page);
         assert!(
@@ -261,8 +261,12 @@ impl Placement {
             return 1;
         }
         let in_page = PAGE_TOKENS - self.positions[token] % PAGE_TOKENS;
-        let rows = self.rows[token..].iter().take(limit.min(in_page));
-        rows.take_while(|&&row| row == self.rows[token]).count()
+        let rows = self.rows[token..].iter().zip(&self.visible[token..]);
+        let next = rows.zip(self.visible[token]..).take(limit.min(in_page));
+        next.take_while(|&((row, visible), expected)| {
+            *row == self.rows[token] && *visible == expected
+        })
+        .count()
     }
 }
 

@@ -10,15 +10,17 @@ use std::thread;
 use std::time::Duration;
 
 use sterna_kernels::Kernels;
-use sterna_scheduler::{OwnDrafts, PAGE_TOKENS, StateLimits};
+use sterna_scheduler::{Diffusion, OwnDrafts, PAGE_TOKENS, StateLimits};
 use tokio::sync::oneshot;
 
 use super::tenants;
-use crate::api::{EmbeddingShape, ModelCard, SamplingDefaults, Serving};
-use crate::checkpoint::{ModelConfig, Source};
+use crate::api::{DiffusionCard, EmbeddingShape, ModelCard, SamplingDefaults, Serving};
+use crate::checkpoint::{MaskedBlocks, ModelConfig, Source};
 use crate::config::{Decoding, ServeConfig};
 use crate::constraint::{GrammarOptions, Grammars};
-use crate::engine::{Budget, Engine, EngineConfig, EngineHandle, Limits, Policy, TenantId};
+use crate::engine::{
+    Budget, Engine, EngineConfig, EngineHandle, Limits, Policy, TenantId, Unmasking,
+};
 use crate::metrics::{Identity, Metrics};
 use crate::model::{LoadOptions, Model};
 use crate::opening::{self, ModelText, OpenCheckpoint, i2s_order, kv_dtype};
@@ -75,7 +77,7 @@ fn start_engine(
     }
     let defaults = sampling_defaults(config, &checkpoint.source)?;
     let limits = limits(config, shape)?;
-    let own_drafts = own_drafts(config.scheduling.decoding, shape)?;
+    let own_drafts = own_drafts(config, shape)?;
     let pin = config.machine.pin_threads();
     let options = load_options(config, kernels, &limits);
     let order = i2s_order(config.model.i2s_order.as_deref());
@@ -193,6 +195,13 @@ fn model_card(
             pooling: shape.pooling,
             dimensions: u32::try_from(shape.hidden)?,
         }),
+        diffusion: limits.diffusion.map(|diffusion| DiffusionCard {
+            unmasking: Unmasking {
+                threshold: config.scheduling.diffusion_threshold,
+                mask_token: diffusion.mask_token,
+            },
+            is_default: config.scheduling.decoding == Some(Decoding::Diffusion),
+        }),
     })
 }
 
@@ -275,24 +284,43 @@ fn load_options(config: &ServeConfig, kernels: Kernels, limits: &Limits) -> Load
 ///
 /// # Errors
 /// If the configuration asks for it and the model cannot.
-fn own_drafts(
-    decoding: Option<Decoding>,
-    model: &ModelConfig,
-) -> Result<Option<OwnDrafts>, Box<dyn Error>> {
-    let can_draft = model.recurrent.is_none() && model.has_head;
-    match (decoding, model.masked_blocks) {
-        (Some(Decoding::Autoregressive), _) | (None, None) => Ok(None),
-        (_, Some(blocks)) if can_draft => Ok(Some(OwnDrafts {
+fn own_drafts(config: &ServeConfig, model: &ModelConfig) -> Result<Option<OwnDrafts>, String> {
+    let way = match config.scheduling.decoding {
+        Some(Decoding::Autoregressive) => return Ok(None),
+        Some(Decoding::SelfSpeculation) => Some("self-speculation"),
+        Some(Decoding::Diffusion) => Some("diffusion"),
+        None => None,
+    };
+    match (masked_blocks(model), way) {
+        (Some(blocks), _) => Ok(Some(OwnDrafts {
             mask_token: blocks.mask_token,
             block: blocks.size as u32,
         })),
-        (None, _) => Ok(None),
-        (Some(Decoding::SelfSpeculation), _) => {
-            let problem = "--decoding self-speculation: the model was not trained to fill masked \
-                           tokens: its config.json has no mask_token_id and block_size";
-            Err(problem.into())
-        }
+        (None, None) => Ok(None),
+        (None, Some(way)) => Err(format!(
+            "--decoding {way}: the model was not trained to fill masked tokens: its config.json \
+             has no mask_token_id and block_size"
+        )),
     }
+}
+
+/// Returns the masked blocks that the model can fill.
+fn masked_blocks(model: &ModelConfig) -> Option<MaskedBlocks> {
+    let can_fill = model.recurrent.is_none() && model.has_head;
+    model.masked_blocks.filter(|_| can_fill)
+}
+
+/// Returns how the model fills blocks, if it can.
+fn diffusion(config: &ServeConfig, model: &ModelConfig) -> Option<Diffusion> {
+    let blocks = masked_blocks(model)?;
+    let block = config.scheduling.diffusion_block;
+    let block = block.unwrap_or(blocks.size as u32);
+    Some(Diffusion {
+        block,
+        part: config.scheduling.diffusion_part.min(block),
+        mask_token: blocks.mask_token,
+        is_causal: true,
+    })
 }
 
 /// Returns how the scheduler decides.
@@ -329,6 +357,7 @@ fn limits(config: &ServeConfig, model: &ModelConfig) -> Result<Limits, Box<dyn E
         prefill_chunk: config.scheduling.step_tokens,
         max_sequence_tokens: max_sequence_tokens + end_of_text(model),
         states: None,
+        diffusion: diffusion(config, model),
     })
 }
 

@@ -39,6 +39,7 @@ pub(crate) const ROOMY: Limits = Limits {
     prefill_chunk: 1024,
     max_sequence_tokens: 512,
     states: None,
+    diffusion: None,
 };
 
 pub(crate) struct TestServer {

@@ -91,6 +91,7 @@ impl Lab {
                 prefill_chunk: 32,
                 max_sequence_tokens: 2048,
                 states: None,
+                diffusion: None,
             },
             policy: Policy {
                 max_draft,

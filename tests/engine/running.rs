@@ -30,6 +30,7 @@ pub(crate) fn config() -> EngineConfig {
             prefill_chunk: 20,
             max_sequence_tokens: 300,
             states: None,
+            diffusion: None,
         },
         policy: Policy::default(),
         public_prefixes: Vec::new(),

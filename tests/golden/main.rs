@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+mod blocks;
 mod embeddings;
 mod fixture;
 mod groups;

@@ -214,6 +214,7 @@ impl Server {
             prefill_chunk: 512,
             max_sequence_tokens: MAX_MODEL_LEN,
             states: None,
+            diffusion: None,
         }
     }
 
@@ -280,6 +281,7 @@ impl Server {
             model_type: "bitnet".into(),
             owned_by: "vllm".into(),
             embedding: None,
+            diffusion: None,
         };
         let stop_tokens = &model.stop_tokens;
         let grammars = grammars::start(&tokenizer, stop_tokens);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde_json::{Value, json};
 
-use crate::{Server, client, message, run};
+use crate::{Server, client, json_of, message, run};
 
 /// The fraction of the held-out questions that must be answered correctly.
 const MIN_CORRECT: f64 = 0.85;
@@ -73,6 +74,99 @@ async fn the_demo_model_answers_held_out_questions() {
         correct as f64 >= MIN_CORRECT * total as f64,
         "only {correct} of {total}"
     );
+}
+
+/// The fraction that must be answered correctly in blocks.
+const MIN_CORRECT_IN_BLOCKS: f64 = 0.8;
+
+#[tokio::test]
+async fn the_demo_model_answers_held_out_questions_by_diffusion() {
+    let questions: Vec<_> = held_out().singles.into_iter().step_by(4).collect();
+    let server = Server::start(&["--decoding", "diffusion"]).await;
+    let mut correct = 0;
+    for turn in &questions {
+        let question = [message("user", &turn.question)];
+        correct += usize::from(turn.accepts(&server.answer(&question, 64).await));
+    }
+    let total = questions.len();
+    assert!(
+        correct as f64 >= MIN_CORRECT_IN_BLOCKS * total as f64,
+        "only {correct} of {total}"
+    );
+    let metrics = client::text(server.get("/metrics").await).await;
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        let value = line.and_then(|line| line.rsplit(' ').next());
+        value.unwrap().parse::<f64>().unwrap()
+    };
+    let [passes, tokens] = [
+        "sterna_block_passes_total{",
+        "sterna_unmasked_tokens_total{",
+    ]
+    .map(value);
+    assert!(tokens > 2.0 * passes, "{tokens} tokens in {passes} passes");
+}
+
+#[tokio::test]
+async fn a_model_s_name_chooses_the_way_of_decoding() {
+    let server = Server::start(&[]).await;
+    let models = json_of(server.get("/v1/models").await).await;
+    let names: Vec<_> = (0..2).map(|at| models["data"][at]["id"].clone()).collect();
+    assert_eq!(names, ["sterna-demo", "sterna-demo:diffusion"]);
+    let body = |model: &str, fields: Value| {
+        let mut body = json!({
+            "model": model,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
+        });
+        body.as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
+        body
+    };
+    let plain = json!({"logprobs": true});
+    let path = "/v1/chat/completions";
+    let answer = server
+        .post(path, &body("sterna-demo:diffusion", plain))
+        .await;
+    let answer = json_of(answer).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        choice["message"]["content"],
+        "The capital of France is Paris."
+    );
+    assert_eq!(choice["finish_reason"], "stop");
+    let entries = choice["logprobs"]["content"].as_array().unwrap();
+    let completion = answer["usage"]["completion_tokens"].as_u64().unwrap();
+    assert_eq!(entries.len() as u64 + 1, completion, "and the stop token");
+    assert!(
+        entries
+            .iter()
+            .all(|entry| entry["logprob"].as_f64().unwrap() <= 0.0)
+    );
+    for (tokens, reason) in [(3, "length"), (40, "stop")] {
+        let fields = json!({"max_tokens": tokens, "stop": [" is"]});
+        let answer = server.post(path, &body("default:diffusion", fields)).await;
+        let choice = json_of(answer).await["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], reason, "{choice}");
+    }
+    for (model, fields, param) in [
+        (
+            "sterna-demo:diffusion",
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+        ),
+        ("sterna-demo:other", json!({}), "model"),
+    ] {
+        let refused = server.post(path, &body(model, fields)).await;
+        let error = json_of(refused).await;
+        assert_eq!(error["error"]["param"], param, "{error}");
+    }
+    let fields = json!({"response_format": {"type": "json_object"}, "max_tokens": 8});
+    let answer = server
+        .post(path, &body("sterna-demo:autoregressive", fields))
+        .await;
+    assert!(json_of(answer).await["choices"][0].is_object());
 }
 
 #[tokio::test]

@@ -104,6 +104,7 @@ impl SchedulerCase {
             prefill_chunk: 512,
             max_sequence_tokens: longest,
             states: None,
+            diffusion: None,
         };
         let mut scheduler = Scheduler::new(limits, Policy::default());
         // Steps cost almost nothing, so that time never limits admission.

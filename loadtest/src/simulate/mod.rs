@@ -110,6 +110,7 @@ impl Simulation<'_> {
             prefill_chunk: 512,
             max_sequence_tokens: longest.map_or(CONTEXT, |longest| longest.max(CONTEXT)),
             states: None,
+            diffusion: None,
         };
         let target = args.itl_target_ms * 1000;
         let budget = if args.itl_strict {

@@ -7,8 +7,8 @@ use super::room::{Leaving, Newcomer, find_room};
 use crate::pages::common_prefix;
 use crate::state::SchedulerState;
 use crate::{
-    Limits, MAX_DRAW_TIME, Micros, Nanos, PAGE_TOKENS, Refusal, Request, SequenceId, StepShape,
-    TenantId,
+    Diffusion, Limits, MAX_DRAW_TIME, Micros, Nanos, PAGE_TOKENS, Refusal, Request, SequenceId,
+    StepShape, TenantId,
 };
 
 /// Running sequences that a new request is compared with.
@@ -120,6 +120,17 @@ fn uncached(state: &SchedulerState, request: &Request) -> (usize, usize) {
 /// Refuses a request that could not even run alone, and every request while the scheduler drains.
 fn check_possible(state: &SchedulerState, request: &Request) -> Result<(), Refusal> {
     let needed_tokens = request.prompt.len() as u64 + u64::from(request.max_new_tokens);
+    let diffusion = state.conditions.limits.diffusion;
+    assert!(
+        !request.is_diffused || diffusion.is_some() && !request.scores_prompt,
+        "the model fills blocks, and scores no prompt by them"
+    );
+    let needed_tokens = match diffusion {
+        Some(Diffusion { block, .. }) if request.is_diffused => {
+            needed_tokens.next_multiple_of(u64::from(block))
+        }
+        _ => needed_tokens,
+    };
     let limit_tokens = longest_sequence(state, request.tenant);
     if request.prompt.is_empty() {
         Err(Refusal::EmptyPrompt)

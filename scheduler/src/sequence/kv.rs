@@ -107,6 +107,9 @@ impl Sequence {
     /// Finds a cached page that begins with the next tokens, if its copy still fits in memory.
     fn begin_copy(&mut self, pool: &mut PagePool, tables: &PageTables) {
         let wanted = &self.reusable_tokens()[self.kv.computed..];
+        if self.is_diffused() {
+            return; // A block begins where its known tokens do.
+        }
         // No whole page of these tokens is shared on this path. A page of the tenant's own, beside
         // a public one, may still hold all of them. The sequence copies all except the last.
         let wanted = &wanted[..wanted.len().min(PAGE_TOKENS - 1)];
@@ -159,6 +162,18 @@ impl Sequence {
         self.kv.table.len < pages_for(self.start() + tokens)
     }
 
+    /// Returns how many pages the next row must get to compute anything of the next `tokens`
+    /// tokens: one, or all of a block that is computed as a whole.
+    pub(crate) fn pages_of_row(&self, tokens: usize) -> usize {
+        match self.row_block() {
+            0 => 1,
+            block => {
+                let end = self.start() + block.min(tokens);
+                pages_for(end).saturating_sub(self.kv.table.len).max(1)
+            }
+        }
+    }
+
     /// Takes pages for the next `tokens` tokens, or as many pages as there are. Returns for how
     /// many tokens the table has pages now.
     pub(crate) fn take_pages(
@@ -201,6 +216,9 @@ impl Sequence {
     /// table then has the tree's pages instead.
     #[inline]
     pub(crate) fn publish(&mut self, pool: &mut PagePool, tables: &mut PageTables) -> u64 {
+        if !self.is_causal() {
+            return 0; // The keys of a page depend on the pages after it.
+        }
         let (whole_pages, _) = self.tokens[..self.kv.computed].as_chunks::<PAGE_TOKENS>();
         let pages = tables.get_mut(&self.kv.table);
         let published = self.kv.table.published;
@@ -227,6 +245,9 @@ impl Sequence {
 
     /// Returns the page in the tree that holds the last computed token.
     fn offer_last_page(&mut self, pool: &mut PagePool, tables: &PageTables) -> Option<Page> {
+        if !self.is_causal() {
+            return None;
+        }
         let published = self.kv.table.published;
         let tail = &self.tokens[published * PAGE_TOKENS..self.kv.computed];
         if tail.is_empty() {

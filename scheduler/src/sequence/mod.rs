@@ -2,11 +2,13 @@
 //!
 //! Invariant: the first `computed` of a sequence's tokens are in its pages. At least one more token
 //! is known, and the next step computes it. With several more tokens the sequence is a prefill,
-//! with one it is a decode; nothing else distinguishes them.
+//! with one it is a decode; nothing else distinguishes them. A sequence that fills blocks is always
+//! a prefill: see [`block`].
 //!
 //! Invariant: a queued sequence holds no page.
 
 mod acceptance;
+mod block;
 mod deadlines;
 mod invariants;
 mod kv;
@@ -15,6 +17,8 @@ mod sequences;
 mod states;
 
 pub(crate) use acceptance::Acceptance;
+pub(crate) use block::BlockRow;
+use block::MaskedBlock;
 pub(crate) use deadlines::DeadlineQueue;
 pub use output_rules::OutputRules;
 pub(crate) use sequences::Sequences;
@@ -23,8 +27,8 @@ use states::SequenceStates;
 use crate::pages::{PagePool, PageTable, common_prefix};
 use crate::queue::{QueueTurn, RateReservation, Waiting};
 use crate::{
-    Band, FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request, Sampled,
-    SequenceId, StepShape, SubTenant, TenantId, TenantPolicy, TokenId,
+    Band, Diffusion, FinishReason, Micros, Nanos, PAGE_TOKENS, Page, PublicPrefix, Request,
+    Sampled, SequenceId, StepShape, SubTenant, TenantId, TenantPolicy, TokenId,
 };
 
 /// A request, its tokens, and how far they are computed. Only the files of this folder change it.
@@ -35,10 +39,11 @@ pub(crate) struct Sequence {
     pub(crate) tenant: TenantId,
     pub(crate) prompt_len: usize,
     pub(crate) output_rules: OutputRules,
-    pub(crate) draw_time: Nanos,  // Beyond a plain draw, as measured.
-    tokens: Vec<TokenId>,         // The prompt, then the output.
-    scored: usize,                // The prompt tokens that have given logits, or need not.
-    forced: Option<Vec<TokenId>>, // What a grammar forces next; `None` without a grammar.
+    pub(crate) draw_time: Nanos,     // Beyond a plain draw, as measured.
+    tokens: Vec<TokenId>,            // The prompt, then the output.
+    scored: usize,                   // The prompt tokens that have given logits, or need not.
+    forced: Option<Vec<TokenId>>,    // What a grammar forces next; `None` without a grammar.
+    block: Option<Box<MaskedBlock>>, // If its output comes by block diffusion.
     pub(crate) is_running: bool,
     pub(crate) band: Band, // As of the admission, so that the running order is stable.
     kv: KvState,
@@ -109,15 +114,17 @@ impl Sequence {
         arrival: u64,
         request: Request,
         public: Vec<PublicPrefix>,
-        pool: &PagePool,
+        (pool, diffusion): (&PagePool, Option<Diffusion>),
         record: AdmissionRecord,
     ) -> Sequence {
+        let diffusion = diffusion.filter(|_| request.is_diffused);
+        let prompt_len = request.prompt.len();
         let public_pages = pool.tree().public.shared_pages(&public, &request.prompt);
         Sequence {
             id,
             arrival,
             tenant: request.tenant,
-            prompt_len: request.prompt.len(),
+            prompt_len,
             output_rules: OutputRules {
                 min_new_tokens: request.min_new_tokens as usize,
                 max_new_tokens: request.max_new_tokens as usize,
@@ -131,6 +138,7 @@ impl Sequence {
             },
             tokens: request.prompt,
             forced: None,
+            block: diffusion.map(|rules| Box::new(MaskedBlock::new(rules, prompt_len))),
             is_running: false,
             band: Band::default(),
             kv: KvState {
@@ -193,7 +201,7 @@ impl Sequence {
     }
 
     pub(crate) fn is_prefill(&self) -> bool {
-        self.remaining() > 1
+        self.remaining() > 1 || self.is_diffused()
     }
 
     pub(crate) fn output_len(&self) -> usize {
@@ -212,13 +220,14 @@ impl Sequence {
 
     /// Returns the greatest number of pages that the sequence can need.
     pub(crate) fn max_pages(&self) -> u32 {
-        (pages_for(self.max_len()) + usize::from(self.kv.copy.is_some())) as u32
+        let tokens = self.with_whole_blocks(self.max_len());
+        (pages_for(tokens) + usize::from(self.kv.copy.is_some())) as u32
     }
 
     /// Returns the tokens whose keys and values the cache may supply: all except the tokens
     /// whose logits are needed, at least the last token.
     pub(crate) fn reusable_tokens(&self) -> &[TokenId] {
-        let last = self.tokens.len() - 1;
+        let last = self.reusable_blocks(self.tokens.len() - 1);
         if self.is_scoring() {
             &self.tokens[..self.scored]
         } else {
@@ -232,8 +241,12 @@ impl Sequence {
         self.scored + 1 < self.prompt_len
     }
 
-    /// Returns how many of the next `tokens` tokens need logits. They are the last ones.
+    /// Returns how many of the next `tokens` tokens need logits. They are the last ones, except in
+    /// a pass over a block.
     pub(crate) fn logits_of(&self, tokens: usize) -> usize {
+        if self.is_unmasking() {
+            return self.unmasking_logits().len();
+        }
         let end = self.start() + tokens;
         if self.is_scoring() {
             end.saturating_sub(self.start().max(self.scored))
@@ -329,6 +342,7 @@ impl Sequence {
         self.scored = self.scored.max(scored);
         let drawn = self.draw(drafts, sampled);
         if drawn.tokens > 0 {
+            self.begin_block();
             self.pacing.last_token_at = now;
         }
         drawn

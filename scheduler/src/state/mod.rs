@@ -97,7 +97,15 @@ impl SchedulerState {
                 reserved,
                 ..AdmissionRecord::default()
             };
-            Sequence::new(id, arrival, request, public, &self.pool, record)
+            let diffusion = self.conditions.limits.diffusion;
+            Sequence::new(
+                id,
+                arrival,
+                request,
+                public,
+                (&self.pool, diffusion),
+                record,
+            )
         });
         let id = sequence.id;
         self.queue.insert(tenant, sequence.as_waiting());

@@ -56,8 +56,16 @@ fn commit_row(state: &mut SchedulerState, row: &Row, sampled: &[Sampled]) {
     let (id, slot) = (row.sequence, row.sequence.slot());
     let tokens = state.batch.tokens(row);
     let sequence = &mut state.sequences[slot];
+    if sequence.is_unmasking() {
+        let (replaced, drawn) = sequence.commit_pass(now, sampled);
+        state.log.unmasked(replaced);
+        if let Some(reason) = drawn.ending {
+            state.finish(id, reason);
+        }
+        return;
+    }
     // The tokens after the scored ones are known, so nothing is drawn there.
-    let first = row.end() - row.logits as usize;
+    let first = row.logits_range().start;
     let scored = (sequence.len() - 1).saturating_sub(first);
     let (scores, sampled) = sampled.split_at(scored.min(sampled.len()));
     if scores.contains(&Sampled::Failed) {

@@ -4,7 +4,7 @@
 
 use super::draft;
 use crate::batch::NewRow;
-use crate::sequence::{Sequence, Sequences, pages_for};
+use crate::sequence::{BlockRow, Sequence, Sequences, pages_for};
 use crate::{Batch, Nanos, StepShape, TenantId, TokenId};
 
 /// The rows of a step, their drafts and their cost. The other files of this folder only read the
@@ -130,18 +130,29 @@ impl StepPlan {
                 batch.push_copy(copy);
             }
             let (start, tokens, table) = (sequence.start(), sequence.tokens(), sequence.table());
+            // A pass over a block has its mask tokens in the place of drafts.
             let end = start + row.tokens;
+            let BlockRow {
+                ahead,
+                behind_logits,
+                block,
+            } = sequence.block_row();
             let pages = pages_for(end + row.drafts);
             assert!(pages <= table.len, "the plan secured its pages");
             batch.push_planned(NewRow {
                 sequence: sequence.id,
                 start,
-                known: &tokens[start..end],
-                drafts: &self.drafts[row.first_draft..][..row.drafts],
+                known: &tokens[start..end - ahead.len()],
+                drafts: match ahead {
+                    [] => &self.drafts[row.first_draft..][..row.drafts],
+                    _ => ahead,
+                },
                 first_page: table.first,
                 page_count: pages,
                 logits: row.logits + row.drafts,
+                behind_logits,
                 own_drafts: row.own_drafts,
+                block,
             });
             if let Some(states) = sequence.row_states() {
                 batch.set_states(states);

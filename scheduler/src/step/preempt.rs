@@ -32,7 +32,8 @@ pub(super) fn plan_row(
     let sequence = &state.sequences[slot];
     let tenant = sequence.tenant;
     if sequence.lacks_pages_for(tokens) {
-        while state.pool.available(tenant) == 0
+        let needed = sequence.pages_of_row(tokens);
+        while state.pool.available(tenant) < needed
             && let Some(victim) = victim_of(slot, state)
         {
             #[cfg(debug_assertions)]
@@ -44,6 +45,7 @@ pub(super) fn plan_row(
     let spare = spare_slabs(state);
     let sequence = &mut state.sequences[slot];
     let tokens = sequence.take_pages(tokens, &mut state.pool, &mut state.batch.tables);
+    let tokens = sequence.whole_rows(tokens);
     if tokens == 0 || !sequence.take_slabs(tokens, &mut state.pool, spare) {
         return 0;
     }
@@ -73,13 +75,13 @@ pub(super) fn plan_leader(plan: &mut StepPlan, state: &mut SchedulerState) {
         return;
     };
     let tenant = state.sequences[leader].tenant;
-    while state.pool.available(tenant) == 0
+    let tokens = state.sequences[leader].least_row(PREFILL_FLOOR);
+    while state.pool.available(tenant) < state.sequences[leader].pages_of_row(tokens)
         && let Some(&last) = state.sequences.running()[1..].last()
     {
         state.preempt(last);
     }
     plan.set_budget(0); // So that the step has no drafts: its decode may be late.
-    let tokens = state.sequences[leader].remaining().min(PREFILL_FLOOR);
     plan_row(plan, state, leader, tokens);
 }
 

@@ -153,7 +153,10 @@ fn number_by<K: PartialEq>(
 /// chunk of a step has a minimum.
 fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first: bool) -> usize {
     let limits = &conditions.limits;
-    let (start, left) = (sequence.start(), sequence.remaining());
+    if sequence.is_unmasking() {
+        return pass(sequence, plan, conditions, is_first);
+    }
+    let (start, left) = (sequence.start(), sequence.left_to_draw());
     let planned = plan.shape.rows as usize;
     let limit = left
         .min(limits.prefill_chunk as usize)
@@ -190,5 +193,25 @@ fn chunk(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first
         Budget::Time { .. } => prefill_floor(planned),
         Budget::Tokens(_) | Budget::PrefillFirst => PREFILL_FLOOR,
     };
-    allowed.max(floor.min(left))
+    match sequence.whole_rows(allowed.max(floor.min(left))) {
+        0 if is_first => sequence.least_row(floor),
+        chunk => chunk,
+    }
+}
+
+/// Returns the length of a pass over a block: the whole block, if the step has room for it and for
+/// its logits, or if it has no other prefill.
+fn pass(sequence: &Sequence, plan: &StepPlan, conditions: &Conditions, is_first: bool) -> usize {
+    let tokens = sequence.left_to_draw();
+    let shape = plan.shape.plus(sequence.shape_of(tokens));
+    let scored = plan.scored + sequence.logits_of(tokens) - 1;
+    let is_short = match conditions.policy.budget {
+        Budget::Time { .. } => conditions.predictor.predict(shape) <= plan.budget,
+        Budget::Tokens(tokens) => shape.rows <= u64::from(tokens),
+        Budget::PrefillFirst => true,
+    };
+    let fits = is_short
+        && shape.rows <= u64::from(conditions.limits.step_tokens)
+        && scored <= MAX_SCORED_TOKENS;
+    if fits || is_first { tokens } else { 0 }
 }

@@ -201,6 +201,7 @@ fn run_flooded_world(seed: u64) {
         prefill_chunk: 16,
         max_sequence_tokens: pages * 16,
         states: None,
+        diffusion: None,
     };
     let mut scheduler = Scheduler::new(limits, Policy::default());
     scheduler.calibrate(CostModel {

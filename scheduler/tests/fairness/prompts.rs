@@ -87,6 +87,7 @@ fn a_large_request_is_bypassed_only_so_often() {
         prefill_chunk: 64,
         max_sequence_tokens: 160,
         states: None,
+        diffusion: None,
     };
     let mut scheduler = Scheduler::new(limits, Policy::default());
     scheduler.calibrate(COST);

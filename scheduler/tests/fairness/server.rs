@@ -66,6 +66,7 @@ impl VirtualServer {
             prefill_chunk: 512,
             max_sequence_tokens: 8192,
             states: None,
+            diffusion: None,
         };
         let policy = Policy {
             budget,

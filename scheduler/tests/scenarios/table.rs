@@ -24,6 +24,7 @@ pub(crate) const LIMITS: Limits = Limits {
     prefill_chunk: 32,
     max_sequence_tokens: 1000,
     states: None,
+    diffusion: None,
 };
 
 /// Returns the simplest policy: first come, first served, with a token budget.

@@ -50,6 +50,7 @@ impl ClientWorld {
             prefill_chunk: 64,
             max_sequence_tokens: 1000,
             states: None,
+            diffusion: None,
         };
         let slack = random.pick(&[0, 1_000, 20_000]);
         let policy = Policy {

@@ -119,7 +119,7 @@ impl Clock {
 
     /// S1: A step's predicted time comes from the cost model that the scheduler has learned. It is
     /// within the time budget, or the step has at most one prompt chunk, which has at most
-    /// `PREFILL_FLOOR` tokens, and no draft tokens.
+    /// `PREFILL_FLOOR` tokens or is a block, and no draft tokens.
     pub(crate) fn check_time(
         &mut self,
         policy: &Policy,
@@ -138,7 +138,11 @@ impl Clock {
             "S1: the prediction uses the learned costs"
         );
         let rows = || batch.rows().iter();
-        let is_decode = |row: &&Row| clients[&row.sequence].known() == row.start as usize + 1;
+        let is_decode = |row: &&Row| {
+            let client = &clients[&row.sequence];
+            client.rules.is_none() && client.known() == row.start as usize + 1
+        };
+        let floor = |row: &Row| PREFILL_FLOOR.max(clients[&row.sequence].block());
         let decodes = rows().filter(is_decode);
         // The time of a second admission is unknown; it is now at the latest.
         let last_token_at = |row: &Row| {
@@ -151,12 +155,9 @@ impl Clock {
             return;
         };
         if expected > budget {
-            let chunks: Vec<usize> = rows()
-                .filter(|row| !is_decode(row))
-                .map(|row| row.len())
-                .collect();
+            let chunks: Vec<&Row> = rows().filter(|row| !is_decode(row)).collect();
             assert!(
-                chunks.len() <= 1 && chunks.iter().all(|&tokens| tokens <= PREFILL_FLOOR),
+                chunks.len() <= 1 && chunks.iter().all(|row| row.len() <= floor(row)),
                 "S1: {expected} ns exceed the budget of {budget} ns with chunks of {chunks:?}"
             );
             let drafts: usize = rows().map(|row| drafts_of(row, clients)).sum();

@@ -26,6 +26,8 @@ pub(crate) struct Coverage {
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
     pub(crate) own_drafts: u64, // Of the model itself.
+    pub(crate) block_passes: u64,
+    pub(crate) unmasked: u64,
     pub(crate) public_hits: u64,
     pub(crate) missed_deadlines: u64,
     pub(crate) policy_changes: u64,
@@ -72,10 +74,12 @@ impl Coverage {
             ("accepted drafts", self.accepted),
             ("rejected drafts", self.drafted - self.accepted),
             ("drafts of the model itself", self.own_drafts),
+            ("passes over blocks", self.block_passes),
             (
-                "steps whose prediction is far from the calibration",
-                self.corrected,
+                "further tokens of passes",
+                self.unmasked - self.block_passes,
             ),
+            ("steps whose prediction was corrected", self.corrected),
             ("steps in which a decode paused", self.pauses),
             ("steps with costly sampling", self.costly),
             ("rows with a state in place", self.states_in_place),

@@ -43,6 +43,7 @@ impl CrowdedWorld {
             prefill_chunk: 64,
             max_sequence_tokens: 1000,
             states: None,
+            diffusion: None,
         };
         let mut scheduler = Scheduler::new(limits, Policy::default());
         scheduler.calibrate(CostModel::UNMEASURED);

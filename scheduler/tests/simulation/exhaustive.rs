@@ -164,6 +164,7 @@ impl SmallWorld<'_> {
             prefill_chunk: 16,
             max_sequence_tokens: 100,
             states: self.states,
+            diffusion: None,
         };
         let mut run = SmallRun {
             model: FakeModel {
@@ -219,7 +220,7 @@ impl SmallRun {
         let id = self.scheduler.submit(0, request.clone()).ok();
         if let Some(id) = id {
             self.clients
-                .insert(id, Client::new(number, request, ALPHABET));
+                .insert(id, Client::new(number, request, None, ALPHABET));
         }
         self.ids.push(id);
     }

@@ -63,6 +63,7 @@ impl FairWorld {
             prefill_chunk: 64,
             max_sequence_tokens: 1000,
             states: None,
+            diffusion: None,
         };
         let policy = Policy {
             order: Order::FairShare { slack },

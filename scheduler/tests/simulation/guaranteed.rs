@@ -52,6 +52,7 @@ impl GuaranteedWorld {
             prefill_chunk: 64,
             max_sequence_tokens: 16 * pages,
             states: None,
+            diffusion: None,
         };
         let policy = Policy {
             growth: Growth::Minimal,

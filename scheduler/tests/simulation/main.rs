@@ -84,6 +84,7 @@
 //! - D2: A request gets the same tokens as if it ran alone.
 //! - D6: Equal calls give equal plans, so one seed gives one trace.
 
+mod blocks;
 mod checks;
 mod clients;
 mod clock;

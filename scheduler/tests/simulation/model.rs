@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use sterna_random::mix;
 use sterna_scheduler::{
-    Batch, FinishReason, Micros, PAGE_TOKENS, PageCopy, Request, Row, Sampled, SequenceId,
-    TenantId, TokenId,
+    Batch, Diffusion, FinishReason, Micros, PAGE_TOKENS, PageCopy, Request, Row, Sampled,
+    SequenceId, TenantId, TokenId,
 };
 
+use crate::blocks::{self, MASK, next_places, pass};
 use crate::coverage::Coverage;
 use crate::states::FakeSlabs;
 
@@ -28,6 +29,7 @@ pub(crate) struct Cell {
     pub(crate) position: usize,
     pub(crate) token: TokenId,
     pub(crate) chain: u64,
+    pub(crate) block: u64, // A hash of all of its block, if the keys are not causal.
 }
 
 /// The fake model: its KV memory and the number of different tokens that it answers.
@@ -61,6 +63,7 @@ impl FakeModel {
                 position,
                 token,
                 chain: before,
+                block: client.block_hash(position),
             };
             assert_eq!(found, expected, "M6: {row:?} reads a wrong cell");
             if found.tenant != client.request.tenant {
@@ -73,6 +76,7 @@ impl FakeModel {
     }
 
     /// Computes a row after its history. Returns the tokens that follow the positions with logits.
+    /// In a pass over a block, mask tokens among them stay what they are.
     fn write(
         &mut self,
         batch: &Batch,
@@ -80,10 +84,17 @@ impl FakeModel {
         client: &Client,
         mut before: u64,
     ) -> Vec<TokenId> {
-        let first_with_logits = row.len() - row.logits as usize;
+        let with_logits = row.logits_range();
         let (mut next, mut chains) = (Vec::new(), Vec::new());
-        let at_start = before;
-        for (offset, &token) in batch.tokens(row).iter().enumerate() {
+        let (at_start, tokens) = (before, batch.tokens(row));
+        let hash = |position: usize| match row.block as usize {
+            0 => 0,
+            size => {
+                let begin = position / size * size - row.start as usize;
+                block_hash(tokens[begin..].iter().take(size).copied())
+            }
+        };
+        for (offset, &token) in tokens.iter().enumerate() {
             before = chain(before, token);
             chains.push(before);
             let position = row.start as usize + offset;
@@ -92,12 +103,22 @@ impl FakeModel {
                 position,
                 token,
                 chain: before,
+                block: hash(position),
             });
-            if offset >= first_with_logits {
+            if with_logits.contains(&position) {
                 next.push(next_token(before, self.alphabet));
             }
         }
         self.slabs.write(row, at_start, &chains);
+        if client.is_unmasking(row.start as usize) {
+            let place = |position| position + 1 - row.start as usize;
+            let places = place(with_logits.start)..place(with_logits.end);
+            let kept = pass(at_start, tokens, places, self.alphabet);
+            return kept
+                .into_iter()
+                .map(|token| token.unwrap_or(MASK))
+                .collect();
+        }
         next
     }
 
@@ -165,11 +186,37 @@ impl FakeModel {
     }
 }
 
+/// Returns the answer of a request that runs alone.
+fn answer(request: &Request, alphabet: u64) -> (Vec<TokenId>, FinishReason) {
+    let mut before = request.prompt.iter().fold(0, |b, &token| chain(b, token));
+    let mut answer = Vec::new();
+    let reason = loop {
+        let token = next_token(before, alphabet);
+        before = chain(before, token);
+        answer.push(token);
+        let may_stop = answer.len() >= request.min_new_tokens as usize;
+        if may_stop && request.stop_tokens.contains(&token) {
+            break FinishReason::Stop;
+        }
+        if answer.len() == request.max_new_tokens as usize {
+            break FinishReason::Length;
+        }
+    };
+    (answer, reason)
+}
+
+/// Returns a hash of a whole block, never 0.
+fn block_hash(block: impl Iterator<Item = TokenId>) -> u64 {
+    block.fold(7, chain) | 1
+}
+
 /// A request that has not ended, and what the world knows about it.
 pub(crate) struct Client {
     pub(crate) number: u64, // In the order of submission.
     pub(crate) is_first_choice: bool,
     pub(crate) request: Request,
+    pub(crate) rules: Option<Diffusion>, // If it wants block diffusion.
+    ahead: Vec<TokenId>,                 // The rest of the block.
     pub(crate) output: Vec<TokenId>,
     pub(crate) answer: Vec<TokenId>, // The output of the same request when it runs alone.
     pub(crate) reason: FinishReason, // The expected reason, as far as it is known now.
@@ -190,25 +237,23 @@ pub(crate) struct Client {
 
 impl Client {
     /// Creates the client of a request, with the answer that the fake model gives.
-    pub(crate) fn new(number: u64, request: Request, alphabet: u64) -> Client {
-        let mut before = request.prompt.iter().fold(0, |b, &token| chain(b, token));
-        let mut answer = Vec::new();
-        let reason = loop {
-            let token = next_token(before, alphabet);
-            before = chain(before, token);
-            answer.push(token);
-            let may_stop = answer.len() >= request.min_new_tokens as usize;
-            if may_stop && request.stop_tokens.contains(&token) {
-                break FinishReason::Stop;
-            }
-            if answer.len() == request.max_new_tokens as usize {
-                break FinishReason::Length;
-            }
+    pub(crate) fn new(
+        number: u64,
+        request: Request,
+        diffusion: Option<Diffusion>,
+        alphabet: u64,
+    ) -> Client {
+        let rules = diffusion.filter(|_| request.is_diffused);
+        let (answer, reason) = match rules {
+            Some(rules) => blocks::answer(&request, rules, alphabet),
+            None => answer(&request, alphabet),
         };
-        Client {
+        let mut client = Client {
             number,
             is_first_choice: true,
             request,
+            rules,
+            ahead: Vec::new(),
             output: Vec::new(),
             answer,
             reason,
@@ -225,12 +270,86 @@ impl Client {
             arrived: 0,
             policies: 0,
             public: Vec::new(),
+        };
+        client.begin_block();
+        client
+    }
+
+    /// Returns the size of a block, if the request wants block diffusion, or 1.
+    pub(crate) fn block(&self) -> usize {
+        self.rules.map_or(1, |rules| rules.block as usize)
+    }
+
+    /// Returns how the request's blocks are filled.
+    pub(crate) fn rules(&self) -> Diffusion {
+        self.rules.expect("the request wants block diffusion")
+    }
+
+    fn begin_block(&mut self) {
+        let rest = self.known().next_multiple_of(self.block()) - self.known();
+        self.ahead = vec![MASK; rest];
+    }
+
+    /// Returns the tokens of the block that is filled.
+    pub(crate) fn block_tokens(&self) -> Vec<TokenId> {
+        let begin = self.known() / self.block() * self.block();
+        let known = (begin..self.known()).map(|position| self.token(position));
+        known.chain(self.ahead.iter().copied()).collect()
+    }
+
+    /// Returns whether a row from `start` on is a pass over a block.
+    pub(crate) fn is_unmasking(&self, start: usize) -> bool {
+        let (known, block) = (self.known(), self.block());
+        !known.is_multiple_of(block) && start == known / block * block
+    }
+
+    /// Returns the hash of the block at a position whose token is known, if keys are not causal.
+    fn block_hash(&self, position: usize) -> u64 {
+        match self.rules {
+            Some(rules) if !rules.is_causal => {
+                let begin = position / self.block() * self.block();
+                block_hash((begin..begin + self.block()).map(|at| self.token(at)))
+            }
+            _ => 0,
         }
+    }
+
+    /// Takes what a pass over the block draws, and returns the samples. Sample `fails_at` fails.
+    pub(crate) fn unmask(&mut self, tokens: &[TokenId], fails_at: Option<usize>) -> Vec<Sampled> {
+        if let Some(failed) = fails_at {
+            self.fail();
+            let mut sampled = vec![Sampled::Void; tokens.len()];
+            sampled[failed] = Sampled::Failed;
+            return sampled;
+        }
+        let places = next_places(self.rules(), &self.block_tokens());
+        let known = self.block_tokens().len() - self.ahead.len();
+        for (place, &token) in places.zip(tokens) {
+            if token != MASK {
+                self.ahead[place - known] = token;
+            }
+        }
+        let is_final = self
+            .ahead
+            .iter()
+            .take(self.answer.len() - self.output.len());
+        if !is_final.clone().any(|token| *token == MASK) {
+            let is_final: Vec<TokenId> = is_final.copied().collect();
+            let expected = &self.answer[self.output.len()..][..is_final.len()];
+            assert_eq!(is_final, expected, "D2: the same block as alone");
+            self.output.extend(is_final);
+            self.begin_block();
+        }
+        let sample = |&token: &TokenId| match token {
+            MASK => Sampled::Void,
+            token => Sampled::Token(token),
+        };
+        tokens.iter().map(sample).collect()
     }
 
     /// Returns whether the request is a running decode: all of its tokens except one are computed.
     pub(crate) fn is_decode(&self) -> bool {
-        self.computed == Some(self.known() - 1)
+        self.rules.is_none() && self.computed == Some(self.known() - 1)
     }
 
     /// Returns whether the request takes a place in the queue.
@@ -241,6 +360,7 @@ impl Client {
     /// Returns the greatest number of pages that the request can use, including one to copy from.
     pub(crate) fn max_pages(&self) -> usize {
         let tokens = self.request.prompt.len() + self.request.max_new_tokens as usize;
+        let tokens = tokens.next_multiple_of(self.block());
         tokens.div_ceil(PAGE_TOKENS) + 1
     }
 
@@ -302,6 +422,7 @@ impl Client {
             let expected = self.answer[self.output.len()];
             assert_eq!(token, expected, "D2: the same token as alone");
             self.output.push(token);
+            self.begin_block();
             sampled[index] = Sampled::Token(token);
             if self.output.len() == self.answer.len() || drafts.get(index) != Some(&token) {
                 break;

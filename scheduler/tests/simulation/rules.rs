@@ -7,6 +7,7 @@ use sterna_scheduler::{
     SequenceId, Step, TokenId,
 };
 
+use crate::blocks::next_places;
 use crate::model::Client;
 
 /// A copy of the scheduler's constant.
@@ -17,7 +18,11 @@ const MAX_SCORED_TOKENS: usize = 64;
 
 /// Returns the number of draft tokens in a row.
 pub(crate) fn drafts_of(row: &Row, clients: &BTreeMap<SequenceId, Client>) -> usize {
-    row.end().saturating_sub(clients[&row.sequence].known())
+    let client = &clients[&row.sequence];
+    match client.rules {
+        None => row.end().saturating_sub(client.known()),
+        Some(_) => 0, // Tokens ahead are mask tokens, or were.
+    }
 }
 
 /// A running decode.
@@ -83,6 +88,10 @@ pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     assert_eq!(step.prompt_len(row.sequence), prompt_len);
     let tokens = step.batch().tokens(row);
     let start = row.start as usize;
+    if client.rules.is_some() {
+        return check_block_row(row, tokens, client);
+    }
+    assert_eq!((row.block, row.behind_logits), (0, 0), "{row:?} is causal");
     let end = row.end().min(known.len());
     let (len, drafts) = (end - start, row.end() - end);
     assert_eq!(tokens[..len], known[start..end]);
@@ -114,6 +123,43 @@ pub(crate) fn check_row(step: &Step<'_>, row: &Row, client: &Client) {
     );
 }
 
+/// Asserts that a row of a sequence that fills blocks is a pass over the whole block after those
+/// that are computed, or known tokens of whole blocks. If keys and values are not causal, it is
+/// whole blocks.
+fn check_block_row(row: &Row, tokens: &[TokenId], client: &Client) {
+    let (size, known, start) = (client.block(), client.known(), row.start as usize);
+    assert_eq!(
+        client.computed.unwrap_or(start),
+        start,
+        "{row:?} repeats or skips tokens"
+    );
+    let is_causal = client.rules.is_some_and(|rules| rules.is_causal);
+    if client.is_unmasking(start) {
+        let block = client.block_tokens();
+        assert_eq!(tokens, block, "{row:?} is the block");
+        let places = next_places(client.rules(), &block);
+        let wanted = start + places.start - 1..start + places.end - 1;
+        assert_eq!(row.logits_range(), wanted, "{row:?} has other logits");
+        assert_eq!(row.block as usize, size);
+        return;
+    }
+    let expected: Vec<TokenId> = (start..row.end()).map(|at| client.token(at)).collect();
+    assert_eq!(tokens, expected);
+    assert!(
+        row.end() <= known / size * size,
+        "{row:?} computes a part of a block"
+    );
+    let logits = usize::from(row.end() == known);
+    assert_eq!(
+        (row.logits as usize, row.behind_logits),
+        (logits, 0),
+        "{row:?}"
+    );
+    let block = if is_causal { 0 } else { size };
+    assert_eq!(row.block as usize, block, "{row:?}");
+    assert!(is_causal || start.is_multiple_of(size) && row.end().is_multiple_of(size));
+}
+
 /// Asserts that a batch keeps its limits (S1, S12) and writes no page that another row reads (M3).
 pub(crate) fn check_batch(
     batch: &Batch,
@@ -130,7 +176,10 @@ pub(crate) fn check_batch(
     check_token_counts(batch, limits, policy, clients);
     check_copies(batch);
     for row in rows {
-        assert!(row.len() - drafts_of(row, clients) <= limits.prefill_chunk as usize);
+        let longest = clients[&row.sequence]
+            .block()
+            .max(limits.prefill_chunk as usize);
+        assert!(row.len() - drafts_of(row, clients) <= longest);
         let written = &batch.pages(row)[row.start as usize / PAGE_TOKENS..];
         assert!(
             !batch
@@ -172,7 +221,8 @@ fn check_token_counts(
         Budget::Tokens(tokens) => tokens.min(limits.step_tokens),
         Budget::Time { .. } | Budget::PrefillFirst => limits.step_tokens,
     };
-    let limit = (budget as usize).max(decodes + PREFILL_FLOOR);
+    let block = limits.diffusion.map_or(0, |rules| rules.block as usize);
+    let limit = (budget as usize).max(decodes + PREFILL_FLOOR.max(block));
     let known = batch.token_count() - drafted;
     assert!(
         known <= limit,

@@ -11,7 +11,8 @@ pub(crate) const OUTPUT_LENGTHS: [[u32; 6]; 2] =
 
 /// The parts of which prompts are made, and the random choices that differ between worlds.
 pub(crate) struct Traffic {
-    pub(crate) alphabet: u64,                          // Different tokens.
+    pub(crate) has_blocks: bool, // Some requests want block diffusion.
+    pub(crate) alphabet: u64,    // Different tokens.
     pub(crate) blocks: Vec<Vec<TokenId>>, // The parts of prompts; few, so that many begin alike.
     pub(crate) ended: Vec<(SequenceId, Vec<TokenId>)>, // The last conversations, to be continued.
     pub(crate) tenants: u64,
@@ -81,13 +82,15 @@ impl Traffic {
                 .min((longest.saturating_sub(prompt.len())) as u32)
                 .max(1);
         }
+        let is_diffused = self.has_blocks && random.percent(40);
         let request = Request {
             prompt,
             max_new_tokens,
             is_length_given: max_new_tokens.is_multiple_of(2),
             min_new_tokens: random.below(30) as u32,
             stop_tokens: vec![0; usize::from(random.percent(30))],
-            scores_prompt: random.percent(8),
+            scores_prompt: !is_diffused && random.percent(8),
+            is_diffused,
             draw_time: random.pick(&[0, 0, 0, 100_000, 4_000_000]),
             tenant,
             sub_tenant: random.percent(30).then(|| SubTenant(random.below(3))),

@@ -8,6 +8,7 @@ use sterna_scheduler::{
     Sampled, Scheduler, SequenceId, Step, TenantId, TenantPolicy, TokenId,
 };
 
+use crate::blocks::some_diffusion;
 use crate::checks::{Account, PlannedCost};
 use crate::clock::{Clock, Pace};
 use crate::coverage::Coverage;
@@ -98,6 +99,7 @@ impl World {
             scheduler.declare_public(prefix);
         }
         let tenants = random.between(2, 4);
+        let limits_have_blocks = limits.diffusion.is_some();
         let mut world = World {
             seed,
             policy,
@@ -115,6 +117,7 @@ impl World {
             limits,
             clients: BTreeMap::new(),
             traffic: Traffic {
+                has_blocks: limits_have_blocks,
                 alphabet,
                 blocks,
                 ended: Vec::new(),
@@ -143,6 +146,15 @@ impl World {
         (cap.min(left) * PAGE_TOKENS).min(self.limits.max_sequence_tokens as usize)
     }
 
+    /// Returns the room that a request needs: prompt and output, in whole blocks if it fills them.
+    fn needed_tokens(&self, request: &Request) -> usize {
+        let tokens = request.prompt.len() + request.max_new_tokens as usize;
+        match self.limits.diffusion {
+            Some(rules) if request.is_diffused => tokens.next_multiple_of(rules.block as usize),
+            _ => tokens,
+        }
+    }
+
     /// Runs the world, drains it, and returns a hash of everything that happened.
     pub(crate) fn run(&mut self, coverage: &mut Coverage) -> u64 {
         for _ in 0..TURNS {
@@ -165,6 +177,8 @@ impl World {
         coverage.copies += end.copies;
         coverage.drafted += end.drafted;
         coverage.accepted += end.accepted;
+        coverage.block_passes += end.block_passes;
+        coverage.unmasked += end.unmasked;
         let difference = self.predicted.abs_diff(self.service());
         assert!(
             difference <= self.tenants + self.committed_steps,
@@ -254,8 +268,7 @@ impl World {
         }
         coverage.submits += 1;
         let before = self.picture();
-        let needed = request.prompt.len() + request.max_new_tokens as usize;
-        let can_fit = needed <= self.longest_sequence(request.tenant);
+        let can_fit = self.needed_tokens(&request) <= self.longest_sequence(request.tenant);
         let places = self.scheduler.places_for(self.now, request.tenant);
         assert_eq!(self.picture(), before, "S10: a question changes the state");
         let answer = self
@@ -298,7 +311,8 @@ impl World {
     /// Adds an accepted request, or the next choice of the last one.
     fn add_client(&mut self, id: SequenceId, request: Request, is_first_choice: bool) {
         let number = self.submissions.accepted;
-        let mut client = Client::new(number, request, self.model.alphabet);
+        let rules = self.limits.diffusion;
+        let mut client = Client::new(number, request, rules, self.model.alphabet);
         client.is_first_choice = is_first_choice;
         client.arrived = self.now;
         client.policies = self.policies;
@@ -523,9 +537,14 @@ fn random_limits(random: &mut Random) -> Limits {
         max_sequence_tokens: random.between(16 * u64::from(pages) / 2, 16 * u64::from(pages) + 8)
             as u32,
         states: None,
+        diffusion: None,
+    };
+    let limits = Limits {
+        states: some_states(&limits),
+        ..limits
     };
     Limits {
-        states: some_states(&limits),
+        diffusion: some_diffusion(random, &limits),
         ..limits
     }
 }
@@ -573,10 +592,21 @@ fn receive(
             sampled.extend(tokens.iter().map(|_| Sampled::Void));
             continue;
         }
+        if client.is_unmasking(row.start as usize) {
+            sampled.extend(client.unmask(&tokens, fails_at));
+            if client.has_failed() {
+                model.erase_row(batch, row.sequence);
+                coverage.failed_rows += 1;
+            }
+            client.computed = Some(row.start as usize);
+            client.last_token_at = Some(now);
+            continue;
+        }
         // Without the random numbers, so that seeds keep their worlds.
         client.rows += 1;
         let chance = mix(client.rows ^ client.number << 32);
-        let has_masks = client.number.is_multiple_of(3) && chance.is_multiple_of(4);
+        let has_masks =
+            client.rules.is_none() && client.number.is_multiple_of(3) && chance.is_multiple_of(4);
         let defers_at = has_masks.then_some((chance >> 32) as usize % row.logits.max(1) as usize);
         let scores = client.scores_of(&row);
         coverage.scored_rows += u64::from(scores > 0);

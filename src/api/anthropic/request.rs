@@ -260,7 +260,8 @@ pub(super) fn read_messages(
         top_k: own.top_k,
         stop: own.stop_sequences,
     };
-    let mut params = params.check(&serving.model, &serving.defaults)?;
+    let params = params.check(&serving.model, &serving.defaults)?;
+    let mut params = params.with_unmasking(serving.model.unmasking(name));
     // Claude Code asks for more tokens than small models have.
     params.max_tokens = params.max_tokens.map(|max| MaxTokens {
         is_cut_to_fit: true,

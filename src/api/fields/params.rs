@@ -249,6 +249,7 @@ impl CommonFields {
                 grammar: None,
                 thinking: None,
                 prompt_logprobs,
+                unmasking: None,
                 pooling: None,
             },
             grammar: None,

@@ -9,7 +9,7 @@ use super::prompt_logprobs::Echo;
 use crate::api::app::{ModelCard, Serving};
 use crate::api::error::ApiError;
 use crate::constraint::{GrammarError, GrammarSource};
-use crate::engine::{SamplingParams, TenantId, TokenId};
+use crate::engine::{SamplingParams, TenantId, TokenId, Unmasking};
 use crate::text::ReasoningTags;
 use crate::tools::CallParser;
 
@@ -126,6 +126,41 @@ impl Params {
         self.shape.mode != ResponseMode::Whole
     }
 
+    /// Lets blocks of masked tokens be filled, if `unmasking` says how.
+    #[must_use]
+    pub(in crate::api) fn with_unmasking(mut self, unmasking: Option<Unmasking>) -> Params {
+        if let Some(unmasking) = unmasking {
+            self.sampling = self.sampling.by_diffusion(unmasking);
+        }
+        self
+    }
+
+    /// Checks that an answer by block diffusion can have what the request asks for.
+    fn check_diffusion(&self) -> Result<(), ApiError> {
+        if self.sampling.unmasking.is_none() {
+            return Ok(());
+        }
+        let scored = match self.shape.prompt_logprobs {
+            Some(_) => "prompt_logprobs",
+            None => "echo", // With `logprobs`.
+        };
+        let fields = [
+            self.grammar.as_ref().map(|grammar| grammar.field),
+            self.sampling.prompt_logprobs.map(|_| scored),
+            (self.sampling.thinking.as_ref()).map(|_| "thinking_token_budget"),
+        ];
+        match fields.into_iter().flatten().next() {
+            Some(field) => Err(ApiError::unsupported(
+                field,
+                format!(
+                    "'{field}' is not supported by block diffusion. Use the model's name with \
+                     ':autoregressive'."
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Checks that the request asks for one choice and for nothing about its prompt, for endpoints
     /// whose answers have only that.
     pub(in crate::api) fn check_plain(&self) -> Result<(), ApiError> {
@@ -189,6 +224,7 @@ impl ParsedRequest {
         param: &str,
     ) -> Result<ParsedRequest, ApiError> {
         check_prompt_only(&params)?;
+        params.check_diffusion()?;
         let (model, defaults) = (&serving.model, &serving.defaults);
         let default = defaults.max_tokens().or(default);
         let is_only = prompts.len() == 1;

@@ -242,7 +242,9 @@ fn read(
     let common: CommonFields = body.read()?;
     serving.model.check(common.model(), tenant)?;
     unsupported::check_except(body, unsupported::OF_NATIVE, SUPPORTED)?;
-    let mut params = common.check(&serving.model, &serving.defaults)?;
+    let unmasking = serving.model.unmasking(common.model());
+    let params = common.check(&serving.model, &serving.defaults)?;
+    let mut params = params.with_unmasking(unmasking);
     params.check_plain()?;
     let own: LlamaFields = body.read()?;
     own.apply(&mut params)?;

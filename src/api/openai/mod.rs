@@ -31,7 +31,9 @@ fn read_params(
     let common: CommonFields = body.read()?;
     model.check(common.model(), tenant)?;
     unsupported::check_except(body, refused, supported)?;
-    let mut params = common.check(model, &serving.defaults)?;
+    let unmasking = model.unmasking(common.model());
+    let params = common.check(model, &serving.defaults)?;
+    let mut params = params.with_unmasking(unmasking);
     params.grammar = body.read::<StructureFields>()?.check(&params)?;
     Ok(params)
 }

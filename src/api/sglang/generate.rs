@@ -276,7 +276,8 @@ fn read(
     let sampling = JsonObject::nested(nested, "sampling_params")?;
     let common: CommonFields = sampling.read()?;
     unsupported::check_except(&sampling, unsupported::OF_NATIVE, SUPPORTED)?;
-    let mut params = common.check(&serving.model, &serving.defaults)?;
+    let params = common.check(&serving.model, &serving.defaults)?;
+    let mut params = params.with_unmasking(serving.model.unmasking(requested));
     params.check_plain()?;
     sampling.read::<GenerateSampling>()?.apply(&mut params)?;
     fields.apply(&mut params)?;

@@ -80,6 +80,15 @@ pub struct Draw {
 pub enum DrawOutcome {
     /// The sampler drew this token.
     Token(TokenOutput),
+    /// The sampler drew this token in the place of a mask token, and it stays.
+    Unmasked {
+        /// The position of the token in its sequence.
+        position: usize,
+        /// The token.
+        output: TokenOutput,
+        /// Its plain probability.
+        confidence: f32,
+    },
     /// The sampler scored the token of the prompt that follows the row of logits.
     Scored(ScoredToken),
     /// The hidden state of a token, of which the request wants an embedding.
@@ -95,7 +104,7 @@ pub enum DrawOutcome {
     /// again.
     Deferred,
     /// The sampler drew nothing: an earlier draw of the same batch row failed, ended the sequence
-    /// or differs from the draft token.
+    /// or differs from the draft token. Or the drawn token does not replace its mask token.
     Void,
 }
 
@@ -103,7 +112,9 @@ impl Draw {
     /// Returns what the scheduler commits.
     pub(super) fn sampled(&self) -> Sampled {
         match &self.outcome {
-            DrawOutcome::Token(output) => Sampled::Token(output.token),
+            DrawOutcome::Token(output) | DrawOutcome::Unmasked { output, .. } => {
+                Sampled::Token(output.token)
+            }
             DrawOutcome::Failed(_) => Sampled::Failed,
             DrawOutcome::Deferred => Sampled::Deferred,
             // An embedding ends as an answer of one token does. The token does not matter.
@@ -161,6 +172,7 @@ impl BatchSampler {
             part.sample(batch, copy_row, &continuation);
         });
         self.workers = workers;
+        keep_confident(batch, &mut self.draws, &continuation);
         take_states(batch, logits, &mut self.draws, continuation);
         void_after_failures(batch, &mut self.draws);
         &self.draws
@@ -260,7 +272,7 @@ fn cut(batch: &Batch, target: usize, scored: impl Fn(&Row) -> usize) -> usize {
 /// Returns how many rows of logits of a batch row are scored: the rows before the last of the
 /// `known` tokens of the sequence, because the next token is known.
 fn scored_of(row: &Row, known: usize) -> usize {
-    let first = row.end() - row.logits as usize;
+    let first = row.logits_range().start;
     (known - 1).saturating_sub(first).min(row.logits as usize)
 }
 
@@ -289,11 +301,48 @@ fn take_states<'a>(
             draw.outcome = if state.iter().all(|value| value.is_finite()) {
                 DrawOutcome::State {
                     state,
-                    is_last: row.end() - count + place + 1 == sequence.known.len(),
+                    is_last: row.logits_range().start + place + 1 == sequence.known.len(),
                 }
             } else {
                 DrawOutcome::Failed(Unsampleable::NotFinite)
             };
+        }
+    }
+}
+
+/// Decides which of the tokens that were drawn in the places of mask tokens stay: see
+/// [`Unmasking`](super::Unmasking). If a draw of a block has failed, none does.
+fn keep_confident<'a>(
+    batch: &Batch,
+    mut draws: &mut [Draw],
+    continuation: impl Fn(SequenceId) -> Continuation<'a>,
+) {
+    for row in batch.rows() {
+        let of_row = draws
+            .split_off_mut(..row.logits as usize)
+            .expect("each row of logits has a draw");
+        if row.block == 0 {
+            continue;
+        }
+        let confidences = of_row.iter().map(|draw| match draw.outcome {
+            DrawOutcome::Unmasked { confidence, .. } => confidence,
+            DrawOutcome::Failed(_) => f32::INFINITY,
+            _ => f32::NEG_INFINITY,
+        });
+        let mut best = (f32::NEG_INFINITY, 0);
+        for (place, confidence) in confidences.enumerate() {
+            if confidence > best.0 {
+                best = (confidence, place);
+            }
+        }
+        let unmasking = continuation(row.sequence).params.unmasking;
+        let threshold = unmasking.map_or(0.0, |unmasking| unmasking.threshold);
+        for (place, draw) in of_row.iter_mut().enumerate() {
+            if let DrawOutcome::Unmasked { confidence, .. } = draw.outcome
+                && (best.0 == f32::INFINITY || confidence <= threshold && place != best.1)
+            {
+                draw.outcome = DrawOutcome::Void;
+            }
         }
     }
 }
@@ -340,12 +389,20 @@ impl WorkerPart<'_> {
             if sequence.params.pooling.is_some() {
                 continue; // `take_states` copies its states.
             }
-            let position = |index: usize| row.end() - (begin - index);
+            let position = |index: usize| row.logits_range().end - (begin - index);
             let logits = |index: usize, logits: &mut [f32]| {
                 copy_row(index, logits);
                 fault::pass_row(Place::LogitsCopied, index, logits);
             };
             let draws = &mut self.draws[own.start - first..own.end - first];
+            if sequence.params.unmasking.is_some() && row.end() > sequence.known.len() {
+                let of_place = |place, row: &mut [f32]| logits(own.start + place, row);
+                let first = position(own.start) + 1;
+                let block = (batch.tokens(row), row.start as usize);
+                self.worker
+                    .unmask_row(&sequence, block, first, of_place, draws);
+                continue;
+            }
             let scored = scored_of(row, sequence.known.len());
             let first_drawn = begin - row.logits as usize + scored;
             let scores = first_drawn.clamp(own.start, own.end) - own.start;
@@ -404,6 +461,51 @@ impl SamplerWorker {
             }
         }
         true
+    }
+
+    /// Draws a token in the place of each mask token among the positions from `first` on. `block`
+    /// are the tokens of a block, and the position of the first of them.
+    fn unmask_row(
+        &mut self,
+        sequence: &Continuation<'_>,
+        (tokens, start): (&[TokenId], usize),
+        first: usize,
+        copy_row: impl Fn(usize, &mut [f32]),
+        draws: &mut [Draw],
+    ) {
+        let Some(unmasking) = sequence.params.unmasking else {
+            return;
+        };
+        self.history.clear();
+        self.history.extend_from_slice(&sequence.known[..start]);
+        self.history.extend_from_slice(tokens);
+        for (place, draw) in draws.iter_mut().enumerate() {
+            let position = first + place;
+            if self.history[position] != unmasking.mask_token {
+                continue;
+            }
+            copy_row(place, &mut self.logits);
+            let context = DrawContext {
+                params: sequence.params,
+                history: &self.history[..position],
+                prompt_tokens: sequence.prompt_tokens,
+                forbidden: (sequence.rules).forbidden_tokens(position - sequence.prompt_tokens),
+                mask: None,
+            };
+            let drawn = self.sampler.sample(&self.logits, &context);
+            let scored = drawn.and_then(|output| {
+                let score = self.sampler.score(&self.logits, output.token, 0)?;
+                Ok((output, score.logprob.exp()))
+            });
+            draw.outcome = match scored {
+                Ok((output, confidence)) => DrawOutcome::Unmasked {
+                    position,
+                    output,
+                    confidence,
+                },
+                Err(error) => DrawOutcome::Failed(error),
+            };
+        }
     }
 
     /// Draws the token after the known ones. If that token equals the draft token, draws the next

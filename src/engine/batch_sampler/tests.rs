@@ -76,6 +76,7 @@ fn sequence(seed: u64) -> TestSequence {
         grammar: None,
         thinking: Some(budget).filter(|_| one_in(3)),
         prompt_logprobs: None,
+        unmasking: None,
         pooling: None,
     };
     let rules = OutputRules {
@@ -172,6 +173,7 @@ fn commit(batch: &Batch, draws: &[Draw], sequences: &mut [TestSequence]) {
                 DrawOutcome::Void
                 | DrawOutcome::Deferred
                 | DrawOutcome::Scored(_)
+                | DrawOutcome::Unmasked { .. }
                 | DrawOutcome::State { .. } => {
                     panic!("a draw is due")
                 }

@@ -464,7 +464,7 @@ fn the_tokens_of_a_block_attend_to_all_of_the_block() {
     let (tokens, start) = (prompt(37, seed, VOCAB), 21);
     let before = batch(&[(&tokens, 0..start, 1)]);
     let mut block = batch(&[(&tokens, start..37, 1)]);
-    block.set_block();
+    block.set_block(u32::MAX);
     let embedded = tokens
         .iter()
         .map(|&token| checkpoint.embedding[token as usize].clone());
@@ -493,7 +493,7 @@ fn neither_neighbours_nor_threads_change_a_bit_of_a_block_and_it_leaves_nothing(
     let (a, b) = (prompt(300, 1, 512), prompt(60, 2, 512));
     let push_block = |batch: &mut Batch, spec: &RowSpec<'_>| {
         push(batch, spec, spec.1.len());
-        batch.set_block();
+        batch.set_block(u32::MAX);
     };
     // The blocks cross a page (16 tokens), and the first one crosses a span of attention.
     let specs: [RowSpec<'_>; 2] = [(&a, 250..262, 0), (&b, 29..36, 1)];

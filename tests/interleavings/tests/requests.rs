@@ -82,6 +82,7 @@ fn start() -> (EngineHandle, Engine) {
             prefill_chunk: 16,
             max_sequence_tokens: 32,
             states: None,
+            diffusion: None,
         },
         policy: Policy {
             max_draft: 0,

@@ -253,7 +253,10 @@ pub(super) fn read(
         top_k: None,
         stop: None,
     };
-    let mut params = basic.check(&serving.model, &serving.defaults)?;
+    let name = fields.model.as_ref().map(|JsonText(name)| name.as_str());
+    let unmasking = serving.model.unmasking(name);
+    let params = basic.check(&serving.model, &serving.defaults)?;
+    let mut params = params.with_unmasking(unmasking);
     let format = fields.text.take().and_then(|Object(text)| text.format);
     let (format, grammar) = grammar(format)?;
     if let Some(FieldGrammar { field, .. }) = &grammar {

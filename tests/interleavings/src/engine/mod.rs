@@ -50,6 +50,8 @@ mod submit_queue;
 mod sync;
 #[path = "../../../../src/engine/tenant_reports.rs"]
 mod tenant_reports;
+#[path = "../../../../src/engine/unmasked.rs"]
+mod unmasked;
 
 /// The watchdog only reads the status. A thread that ends at once stands in for it.
 mod watchdog {
@@ -71,7 +73,7 @@ pub use forward::{CopyRow, Forward, LogitRows};
 pub use handle::{Engine, EngineDied, EngineHandle};
 pub use request::{GenerationRequest, StreamEvent, SubmitError, TenantsRefused};
 pub use sampler::Unsampleable;
-pub use sampling_params::{SamplingParams, TokenOutput};
+pub use sampling_params::{SamplingParams, TokenOutput, Unmasking};
 pub use status::Status;
 pub use step_loop::{PhaseTimes, StepOutcome, StepSize};
 pub use sterna_scheduler::{

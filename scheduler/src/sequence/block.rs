@@ -1,0 +1,245 @@
+//! The block that a sequence fills, if its output comes by block diffusion (Fast-dLLM v2, Wu et
+//! al., arXiv:2509.26328).
+//!
+//! Blocks are aligned: each begins at a multiple of its size. Whole blocks of known tokens are
+//! computed as a prompt is. The draw after the last of them gives the first token of the next
+//! block. The rest of a block are mask tokens, which passes over the whole block replace: the token
+//! at a place predicts the next one. Once all are known, the block is computed as a prompt is, and
+//! only then its keys and values count as computed.
+//!
+//! Invariant: the known tokens and the tokens ahead of them are whole blocks.
+//!
+//! Invariant: a pass depends on the known tokens and the tokens ahead alone, so a sequence that
+//! lost its pages continues as if it had not.
+
+use std::ops::Range;
+
+use super::{DrawnTokens, Sequence};
+use crate::{Diffusion, FinishReason, Micros, Sampled, TokenId};
+
+/// The block that a sequence fills.
+#[derive(Debug)]
+pub(super) struct MaskedBlock {
+    rules: Diffusion,
+    ahead: Vec<TokenId>, // Between the known tokens and the end of the block.
+}
+
+impl MaskedBlock {
+    /// Begins the block after `known` tokens.
+    pub(super) fn new(rules: Diffusion, known: usize) -> MaskedBlock {
+        let mut block = MaskedBlock {
+            rules,
+            ahead: Vec::with_capacity(rules.block as usize),
+        };
+        block.begin(known);
+        block
+    }
+
+    fn size(&self) -> usize {
+        self.rules.block as usize
+    }
+
+    /// Begins the block after `known` tokens, of which nothing ahead is known. If they are whole
+    /// blocks, there is nothing ahead.
+    fn begin(&mut self, known: usize) {
+        let end = known.next_multiple_of(self.size());
+        self.ahead.clear();
+        self.ahead.resize(end - known, self.rules.mask_token);
+    }
+
+    fn is_unknown(&self, token: TokenId) -> bool {
+        token == self.rules.mask_token
+    }
+}
+
+/// What a row has that fills a block, or that belongs to blocks.
+#[derive(Default)]
+pub(crate) struct BlockRow<'a> {
+    /// The tokens after the known ones.
+    pub(crate) ahead: &'a [TokenId],
+    /// The number of last tokens behind those whose logits are needed.
+    pub(crate) behind_logits: usize,
+    /// The size of the blocks within which tokens attend to each other; 0 if a token attends to
+    /// those up to its own.
+    pub(crate) block: usize,
+}
+
+impl Sequence {
+    /// Returns whether the output comes by block diffusion.
+    #[inline]
+    pub(crate) fn is_diffused(&self) -> bool {
+        self.block.is_some()
+    }
+
+    /// Returns whether the next row replaces mask tokens: whatever is known of earlier blocks is
+    /// computed.
+    #[inline]
+    pub(crate) fn is_unmasking(&self) -> bool {
+        self.is_diffused() && self.ends_in_a_block()
+    }
+
+    fn ends_in_a_block(&self) -> bool {
+        let size = self.block.as_ref().map_or(1, |block| block.size());
+        let begin = self.len() / size * size;
+        begin < self.len() && self.start() == begin
+    }
+
+    /// Returns the number of tokens that the next rows compute until something is drawn.
+    pub(crate) fn left_to_draw(&self) -> usize {
+        match &self.block {
+            None => self.remaining(),
+            Some(block) if self.is_unmasking() => block.size(),
+            Some(block) => self.len() / block.size() * block.size() - self.start(),
+        }
+    }
+
+    /// Returns how many of `tokens` tokens the next row can compute: a block that is filled is
+    /// computed as a whole, and so is one whose known tokens attend to all of it.
+    pub(crate) fn whole_rows(&self, tokens: usize) -> usize {
+        match &self.block {
+            Some(block) if self.is_unmasking() || !block.rules.is_causal => {
+                tokens / block.size() * block.size()
+            }
+            _ => tokens,
+        }
+    }
+
+    /// Returns the least number of tokens of a row, if the sequence may compute more than `floor`
+    /// in a step.
+    pub(crate) fn least_row(&self, floor: usize) -> usize {
+        match &self.block {
+            Some(block) if self.is_unmasking() || !block.rules.is_causal => block.size(),
+            _ => floor.min(self.left_to_draw()),
+        }
+    }
+
+    /// Returns the size of the blocks of the next row within which tokens attend to each other; 0
+    /// if a token attends to those up to its own.
+    pub(crate) fn row_block(&self) -> usize {
+        match &self.block {
+            Some(block) if self.is_unmasking() || !block.rules.is_causal => block.size(),
+            _ => 0,
+        }
+    }
+
+    /// Returns what the next row has beside known tokens, if the sequence fills blocks.
+    #[inline]
+    pub(crate) fn block_row(&self) -> BlockRow<'_> {
+        match &self.block {
+            Some(block) => self.row_of(block),
+            None => BlockRow::default(),
+        }
+    }
+
+    fn row_of<'a>(&'a self, block: &'a MaskedBlock) -> BlockRow<'a> {
+        let size = self.row_block();
+        if !self.is_unmasking() {
+            return BlockRow {
+                block: size,
+                ..BlockRow::default()
+            };
+        }
+        let end = self.len() + block.ahead.len();
+        BlockRow {
+            ahead: &block.ahead,
+            behind_logits: end - self.unmasking_logits().end,
+            block: size,
+        }
+    }
+
+    /// Returns the positions of a pass whose logits are wanted: each predicts the next position.
+    /// Together they are the mask tokens of the first part of the block that has any.
+    pub(crate) fn unmasking_logits(&self) -> Range<usize> {
+        let block = self.block.as_ref().expect("a block to fill");
+        let (size, part) = (block.size(), block.rules.part as usize);
+        let is_unknown = |place: &usize| block.is_unknown(block.ahead[place - self.len()]);
+        let end = self.len() + block.ahead.len();
+        let first = (self.len()..end).find(is_unknown);
+        let first = first.expect("a mask token");
+        let part_end = (first / size * size + (first % size / part + 1) * part).min(end);
+        let last = (first..part_end).rfind(is_unknown).expect("the first one");
+        first - 1..last
+    }
+
+    /// Returns the length of whole blocks that hold `tokens` tokens.
+    pub(crate) fn with_whole_blocks(&self, tokens: usize) -> usize {
+        let size = self.block.as_ref().map_or(1, |block| block.size());
+        tokens.next_multiple_of(size)
+    }
+
+    /// Returns how many known tokens the cache may supply, `limit` at most: those of whole blocks,
+    /// if their keys and values are those of causal attention.
+    pub(super) fn reusable_blocks(&self, limit: usize) -> usize {
+        match &self.block {
+            None => limit,
+            Some(block) if block.rules.is_causal => limit / block.size() * block.size(),
+            Some(_) => 0,
+        }
+    }
+
+    /// Returns whether keys and values are those of causal attention, which the prefix tree holds.
+    #[inline]
+    pub(super) fn is_causal(&self) -> bool {
+        self.block
+            .as_ref()
+            .is_none_or(|block| block.rules.is_causal)
+    }
+
+    /// Begins the next block after a draw.
+    #[inline]
+    pub(super) fn begin_block(&mut self) {
+        let known = self.len();
+        if let Some(block) = &mut self.block {
+            block.begin(known);
+        }
+    }
+
+    /// Commits a pass over the block: puts the tokens that were drawn in the places of mask tokens.
+    /// If the whole block is known then, or the output ends in it, its tokens become output.
+    /// Returns how many mask tokens were replaced, and how the sequence goes on.
+    pub(crate) fn commit_pass(&mut self, now: Micros, sampled: &[Sampled]) -> (usize, DrawnTokens) {
+        let (first, known) = (self.unmasking_logits().start + 1, self.len());
+        let mut drawn = DrawnTokens::default();
+        let block = self.block.as_mut().expect("a block to fill");
+        let mut replaced = 0;
+        for (place, entry) in (first - known..).zip(sampled) {
+            match entry {
+                Sampled::Token(token) => {
+                    let is_unknown = block.is_unknown(block.ahead[place]);
+                    assert!(is_unknown, "a known token stays");
+                    assert!(!block.is_unknown(*token), "a mask token is not drawn");
+                    block.ahead[place] = *token;
+                    replaced += 1;
+                }
+                Sampled::Void => {}
+                Sampled::Failed => {
+                    drawn.ending = Some(FinishReason::Error);
+                    return (replaced, drawn);
+                }
+                Sampled::Deferred => panic!("a block has no grammar"),
+            }
+        }
+        assert!(replaced > 0, "each pass replaces a mask token");
+        self.pacing.last_token_at = now;
+        self.take_ahead(&mut drawn);
+        (replaced, drawn)
+    }
+
+    /// Makes the tokens ahead output, if all are known up to the end of the block or of the output.
+    fn take_ahead(&mut self, drawn: &mut DrawnTokens) {
+        let block = self.block.as_mut().expect("a block to fill");
+        let output = self.tokens.len() - self.prompt_len;
+        for (place, token) in block.ahead.iter().enumerate() {
+            if block.is_unknown(*token) {
+                return;
+            }
+            drawn.ending = self.output_rules.ending(*token, output + place + 1);
+            if drawn.ending.is_some() {
+                block.ahead.truncate(place + 1);
+                break;
+            }
+        }
+        drawn.tokens = block.ahead.len();
+        self.tokens.append(&mut block.ahead);
+    }
+}
