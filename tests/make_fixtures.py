@@ -328,6 +328,23 @@ LAYOUTS = [
         template_inline=False,
     ),
     Layout(
+        "qwen2-group64",
+        23,
+        architecture="qwen2",
+        group=64,
+        hidden=64,
+        intermediate=64,
+        layers=1,
+        heads=4,
+        kv_heads=2,
+        vocab=324,
+        rope_theta=1000000.0,
+        rms_norm_eps=1e-6,
+        tokenizer="qwen",
+        template="llama3",
+        prompt_lengths=(1, 7, 19, 150),
+    ),
+    Layout(
         "qwen3-group64-yarn",
         11,
         architecture="qwen3",
@@ -926,7 +943,7 @@ CHATS = [
 
 def write_config(layout, tokenizer, directory):
     """Writes config.json as the layout's version of `transformers` does."""
-    architectures = {"bitnet": "BitNet", "llama": "Llama", "qwen3": "Qwen3"}
+    architectures = {"bitnet": "BitNet", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     architectures["gemma3_text"] = "Gemma3" if layout.head else "Gemma3Text"
     architectures[HYBRID] = "Qwen3_5"
     kind = "ForCausalLM" if layout.head else "Model"
@@ -1078,6 +1095,8 @@ def random_tensors(layout):
             }
         for name, (rows, columns) in shapes.items():
             masters[f"{layer}.{name}"] = normal(rows, columns, std=1.5 * columns**-0.5)
+            if layout.architecture == "qwen2" and name[-6] in "qkv" and "self_attn" in name:
+                tensors[f"{layer}.{name}.bias"] = normal(rows, std=0.5)
             if layout.use_rms_norm:
                 tensors[f"{layer}.{name}.rms_norm.weight"] = norm(columns)
             if layout.input_norms:

@@ -51,6 +51,8 @@ pub struct DiffusionCard {
     pub unmasking: Unmasking,
     /// Whether the model does so if a request does not choose.
     pub is_default: bool,
+    /// Whether the model cannot answer otherwise.
+    pub is_only: bool,
 }
 
 /// What a model's name ends with if a request chooses block diffusion.
@@ -74,7 +76,8 @@ impl ModelCard {
     /// not among them.
     pub(super) fn names(&self) -> impl Iterator<Item = String> {
         let own = || std::iter::once(&self.name).chain(&self.aliases).cloned();
-        let other = self.diffusion.map(|diffusion| match diffusion.is_default {
+        let two = self.diffusion.filter(|diffusion| !diffusion.is_only);
+        let other = two.map(|diffusion| match diffusion.is_default {
             true => AUTOREGRESSIVE,
             false => DIFFUSION,
         });
@@ -92,12 +95,14 @@ impl ModelCard {
 
     /// Splits a name into the model's own name and whether block diffusion is chosen.
     fn decoding_of<'n>(&self, name: &'n str) -> (&'n str, Option<bool>) {
-        if self.diffusion.is_none() {
+        let Some(diffusion) = self.diffusion else {
             return (name, None);
-        }
+        };
         let ends = [(DIFFUSION, true), (AUTOREGRESSIVE, false)];
+        let count = if diffusion.is_only { 1 } else { 2 };
         let chosen = ends
             .iter()
+            .take(count)
             .find_map(|(end, choice)| Some((name.strip_suffix(end)?, Some(*choice))));
         chosen.unwrap_or((name, None))
     }

@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 /// All families that this engine computes. Two families may have the same class. The later family
 /// in this list has norms that the earlier family lacks, so the tensors of a checkpoint tell the
 /// families apart.
-pub(crate) const ALL: [&Architecture; 6] = [
+pub(crate) const ALL: [&Architecture; 8] = [
     &BITNET,
     &LLAMA,
+    &QWEN2,
+    &FAST_DLLM,
     &QWEN3,
     &BITNET_QWEN3,
     &BITNET_GEMMA3,
@@ -63,12 +65,35 @@ pub const LLAMA: Architecture = Architecture {
     norm_offset: 0.0,
     scales_embedding: false,
     is_tied: false,
+    has_biases: false,
+    is_block_causal: false,
     has_attention_gate: false,
     activation: Activation::Silu,
     norm_eps: 1e-6,
     bias_fields: &["attention_bias", "mlp_bias"],
     scale: ScaleDirection::Divide,
     may_be_unpacked: false,
+};
+
+/// Qwen 2 and 2.5 with ternary linears: Llama with biases of query, key and value.
+pub const QWEN2: Architecture = Architecture {
+    class: "Qwen2ForCausalLM",
+    headless_class: "Qwen2Model",
+    model_type: "qwen2",
+    has_biases: true,
+    bias_fields: &[],
+    scale: ScaleDirection::Multiply,
+    may_be_unpacked: true,
+    ..LLAMA
+};
+
+/// Fast-dLLM v2: Qwen 2.5, trained to fill blocks of masked tokens by block-causal attention.
+pub const FAST_DLLM: Architecture = Architecture {
+    class: "Fast_dLLM_QwenForCausalLM",
+    headless_class: "Fast_dLLM_QwenModel",
+    model_type: "Fast_dLLM_Qwen",
+    is_block_causal: true,
+    ..QWEN2
 };
 
 /// Qwen 3 with ternary linears, as in the Bonsai checkpoints: Llama with a norm of each query and
@@ -165,11 +190,16 @@ pub struct Architecture {
     pub scales_embedding: bool,
     /// The default of `tie_word_embeddings`.
     pub is_tied: bool,
+    /// Whether query, key and value have biases.
+    pub has_biases: bool,
+    /// Whether the model was trained for block-causal attention: see
+    /// [`CommittedAttention`](super::CommittedAttention).
+    pub is_block_causal: bool,
     /// Whether the query projection also gives a gate for the output of attention, by head: the
     /// query, then the gate.
     pub has_attention_gate: bool,
-    /// The fields of `config.json` that add biases to linears of this family. This engine computes
-    /// no biases, so it refuses a checkpoint that sets one of them.
+    /// The fields of `config.json` that add other biases to linears of this family. This engine
+    /// does not compute them, so it refuses a checkpoint that sets one of them.
     pub bias_fields: &'static [&'static str],
     /// What stored scales do in the family's published checkpoints. `config.json` states it, so
     /// this is only for synthetic checkpoints.
@@ -295,6 +325,13 @@ impl LayerModules {
 }
 
 impl Architecture {
+    /// Returns whether a module of a layer has a bias.
+    pub(crate) fn has_bias(&self, module: &str) -> bool {
+        let layer = &self.layer;
+        let biased = [layer.query, layer.key, layer.value];
+        self.has_biases && biased.iter().any(|biased| module.ends_with(biased))
+    }
+
     /// Returns the family of the same class whose linears have input norms, if there is one.
     pub(crate) fn with_input_norms(&self) -> Option<&'static Architecture> {
         let mut all = ALL.into_iter();

@@ -42,14 +42,14 @@ mod tests;
 mod values;
 
 pub use architecture::{
-    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, LayerModules, QWEN3,
-    QWEN3_5, RecurrentModules, ScaleDirection,
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, FAST_DLLM, LLAMA, LayerModules,
+    QWEN2, QWEN3, QWEN3_5, RecurrentModules, ScaleDirection,
 };
 pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
 pub use config::{
-    LocalLayers, MaskedBlocks, ModelConfig, Pooling, Quantization, RecurrentLayers, RopeScaling,
-    Rotation, StoredWeights,
+    CommittedAttention, LocalLayers, MaskedBlocks, ModelConfig, Pooling, Quantization,
+    RecurrentLayers, RopeScaling, Rotation, StoredWeights,
 };
 pub use error::LoadError;
 pub use folder::{FileBytes, Folder};

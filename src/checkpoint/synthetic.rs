@@ -397,6 +397,10 @@ impl Shape {
             (modules.down, self.hidden, self.intermediate),
         ]);
         for (module, rows, columns) in linears {
+            if self.architecture.has_bias(module) {
+                let bias = format!("model.layers.{layer}.{module}.bias");
+                push(&bias, &[rows], Content::Norm { offset: 1.0 }); // About 0.
+            }
             if let Some(group) = self.group {
                 let scale = self.stored_scale(columns);
                 let content = Content::Groups { group, scale };

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 
 use super::report::InspectReport;
-use crate::checkpoint::MaskedBlocks;
+use crate::checkpoint::{CommittedAttention, MaskedBlocks};
 
 /// The width of the names on the left.
 const NAMES: usize = 14;
@@ -105,8 +105,17 @@ fn sizes(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
 
 /// Writes what only some families have.
 fn family(report: &InspectReport, out: &mut impl Write) -> io::Result<()> {
-    if let Some(MaskedBlocks { size, mask_token }) = report.masked_blocks {
-        let what = format_args!("up to {size} tokens are filled in place of token {mask_token}");
+    if let Some(blocks) = report.masked_blocks {
+        let MaskedBlocks {
+            size, mask_token, ..
+        } = blocks;
+        let keys = match blocks.committed_attention {
+            CommittedAttention::Causal => "causal",
+            CommittedAttention::BlockCausal => "block-causal",
+        };
+        let what = format_args!(
+            "up to {size} tokens are filled in place of token {mask_token}, {keys} keys"
+        );
         line(out, "masked blocks", what)?;
     }
     if let Some(recurrent) = &report.recurrent {

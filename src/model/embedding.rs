@@ -44,6 +44,7 @@ impl EmbeddingMatrix {
                 scale: 1.0,
                 input_norm: None,
                 correction: None,
+                bias: None,
             }),
         }
     }

@@ -42,6 +42,23 @@ pub(super) struct TernaryLinear {
     pub(super) input_norm: Option<Norm>,
     /// The correction that the checkpoint adds to the product, if any.
     pub(super) correction: Option<LowRankCorrection>,
+    /// What the checkpoint adds to the product, if anything: a value for each row, in whole panels.
+    pub(super) bias: Option<Vec<f32>>,
+}
+
+impl TernaryLinear {
+    /// Adds the bias to the products of some panels, `[panel][token][PANEL_ROWS]`.
+    fn add_bias(&self, panels: Range<usize>, tokens: usize, out: &mut [f32]) {
+        let Some(bias) = &self.bias else {
+            return;
+        };
+        let own = bias[panels.start * PANEL_ROWS..panels.end * PANEL_ROWS].chunks_exact(PANEL_ROWS);
+        for (products, bias) in out.chunks_exact_mut(tokens * PANEL_ROWS).zip(own) {
+            for token in products.chunks_exact_mut(PANEL_ROWS) {
+                token.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+            }
+        }
+    }
 }
 
 /// The panels that one worker multiplies by, and the memory that it uses.
@@ -139,8 +156,9 @@ impl Linear {
         kernels.ternary_matmul(&linear.weights, panels.clone(), x, out, task.prefetches);
         if let Some(correction) = &linear.correction {
             let lowered = inputs.lowered(task.index);
-            correction.add(kernels, panels, lowered, task.corrections, out);
+            correction.add(kernels, panels.clone(), lowered, task.corrections, out);
         }
+        linear.add_bias(panels, inputs.tokens(), out);
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::tenants;
 use crate::api::{DiffusionCard, EmbeddingShape, ModelCard, SamplingDefaults, Serving};
-use crate::checkpoint::{MaskedBlocks, ModelConfig, Source};
+use crate::checkpoint::{CommittedAttention, MaskedBlocks, ModelConfig, Source};
 use crate::config::{Decoding, ServeConfig};
 use crate::constraint::{GrammarOptions, Grammars};
 use crate::engine::{
@@ -200,7 +200,9 @@ fn model_card(
                 threshold: config.scheduling.diffusion_threshold,
                 mask_token: diffusion.mask_token,
             },
-            is_default: config.scheduling.decoding == Some(Decoding::Diffusion),
+            is_default: config.scheduling.decoding == Some(Decoding::Diffusion)
+                || !diffusion.is_causal,
+            is_only: !diffusion.is_causal,
         }),
     })
 }
@@ -285,23 +287,35 @@ fn load_options(config: &ServeConfig, kernels: Kernels, limits: &Limits) -> Load
 /// # Errors
 /// If the configuration asks for it and the model cannot.
 fn own_drafts(config: &ServeConfig, model: &ModelConfig) -> Result<Option<OwnDrafts>, String> {
-    let way = match config.scheduling.decoding {
-        Some(Decoding::Autoregressive) => return Ok(None),
-        Some(Decoding::SelfSpeculation) => Some("self-speculation"),
-        Some(Decoding::Diffusion) => Some("diffusion"),
-        None => None,
-    };
-    match (masked_blocks(model), way) {
-        (Some(blocks), _) => Ok(Some(OwnDrafts {
-            mask_token: blocks.mask_token,
-            block: blocks.size as u32,
-        })),
-        (None, None) => Ok(None),
-        (None, Some(way)) => Err(format!(
-            "--decoding {way}: the model was not trained to fill masked tokens: its config.json \
-             has no mask_token_id and block_size"
-        )),
+    let blocks = masked_blocks(model);
+    let attention = blocks.map(|blocks| blocks.committed_attention);
+    match (config.scheduling.decoding, attention) {
+        (
+            Some(Decoding::Autoregressive | Decoding::SelfSpeculation),
+            Some(CommittedAttention::BlockCausal),
+        ) => Err(
+            "--decoding: the model was trained for diffusion alone: the keys and values of known \
+             tokens are not those of causal attention (committed_attention: block-causal)"
+                .to_owned(),
+        ),
+        (Some(Decoding::SelfSpeculation | Decoding::Diffusion), None) => Err(
+            "--decoding: the model was not trained to fill masked tokens: its config.json has no \
+             mask_token_id and block_size"
+                .to_owned(),
+        ),
+        (Some(Decoding::Autoregressive), _) => Ok(None),
+        _ => {
+            let causal = blocks.filter(|blocks| is_causal(*blocks));
+            Ok(causal.map(|blocks| OwnDrafts {
+                mask_token: blocks.mask_token,
+                block: blocks.size as u32,
+            }))
+        }
     }
+}
+
+fn is_causal(blocks: MaskedBlocks) -> bool {
+    blocks.committed_attention == CommittedAttention::Causal
 }
 
 /// Returns the masked blocks that the model can fill.
@@ -319,7 +333,7 @@ fn diffusion(config: &ServeConfig, model: &ModelConfig) -> Option<Diffusion> {
         block,
         part: config.scheduling.diffusion_part.min(block),
         mask_token: blocks.mask_token,
-        is_causal: true,
+        is_causal: is_causal(blocks),
     })
 }
 

@@ -17,7 +17,7 @@ const TEXTS: [&str; 4] = [
 ];
 
 /// Inputs, and the containers that can hold them.
-const PAIRS: [(&str, &[&str]); 18] = [
+const PAIRS: [(&str, &[&str]); 20] = [
     ("bitnet-blocks", &["hf", "bin", "i2_s", "q2_0", "pq2_0"]),
     (
         "bitnet-blocks/bitnet-blocks-i2_s.gguf",
@@ -52,6 +52,8 @@ const PAIRS: [(&str, &[&str]); 18] = [
     ("llama-packed", &["hf", "bin"]),
     ("llama-packed-rms-norm", &["hf", "bin"]),
     ("llama-sharded", &["hf", "bin"]),
+    ("qwen2-group64", &["q2_0"]),
+    ("qwen2-group64/qwen2-group64-q2_0.gguf", &["q2_0"]),
     ("qwen3-group64-yarn", &["q2_0"]),
     (
         "qwen3-group128-untied/qwen3-group128-untied-ptq1_0.gguf",

@@ -6,7 +6,8 @@
     python tests/gguf/write.py src/demo DIR i2_s tq2_0    # these
     python tests/gguf/write.py fixtures tests/gguf/fixtures   # one small tensor in every layout
     for name in llama-blocks/iq2_bn bitnet-blocks/i2_s bitnet-blocks/q2_0 \
-        bitnet-low-rank/iq2_bn qwen3-group64-yarn/q2_0 qwen3-group128-untied/ptq1_0 \
+        bitnet-low-rank/iq2_bn qwen2-group64/q2_0 qwen3-group64-yarn/q2_0 \
+        qwen3-group128-untied/ptq1_0 \
         embedding-qwen3/i2_s embedding-gemma3/iq2_bn \
         qwen35-group64-tied/q2_0 qwen35-group128-untied/ptq1_0
     do python tests/gguf/write.py tests/fixtures/${name%/*} tests/fixtures/${name%/*} ${name#*/}
@@ -395,7 +396,8 @@ def metadata_of(source, architecture):
 def is_in_groups(name, array, architecture):
     """Returns whether a matrix of floats is ternary, with a scale for each group of columns."""
     floats = ("in_proj_a.weight", "in_proj_b.weight", "conv1d.weight")
-    return architecture in ("qwen3", "qwen35") and array.ndim == 2 and not name.endswith(floats)
+    has_groups = architecture in ("qwen2", "qwen3", "qwen35")
+    return has_groups and array.ndim == 2 and not name.endswith(floats)
 
 
 def write_checkpoint(source, path, layout, architecture):

@@ -114,7 +114,7 @@ fn blocks_are_filled_as_the_reference_fills_them() {
         };
         let mut model = Model::load(&source, options).unwrap();
         // The other instruction sets differ by no bit, as other tests say.
-        let step = if isa == Isa::best() { 1 } else { 5 };
+        let step = if isa == Isa::best() { 1 } else { 20 };
         for case in expected.cases.iter().step_by(step) {
             let prompt = &expected.text[..case.prompt];
             let limits = case.limits(blocks.mask_token);

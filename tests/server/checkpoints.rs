@@ -13,6 +13,31 @@ use crate::{Server, json_of, message, run};
 struct GoldenCheckpoint(PathBuf);
 
 impl GoldenCheckpoint {
+    /// The small model of Qwen 2 as one of Fast-dLLM v2. Only its tokenizer knows the mask token.
+    fn fast_dllm() -> GoldenCheckpoint {
+        let name = format!("sterna-fast-dllm-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir(&directory).unwrap();
+        let checkpoint = GoldenCheckpoint(directory);
+        let source = fixture("qwen2-group64");
+        for file in [
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+        ] {
+            fs::copy(source.join(file), checkpoint.0.join(file)).unwrap();
+        }
+        let text = fs::read(source.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&text).unwrap();
+        config["architectures"] = json!(["Fast_dLLM_QwenForCausalLM"]);
+        config["model_type"] = json!("Fast_dLLM_Qwen");
+        config["bd_size"] = json!(16);
+        fs::write(checkpoint.0.join("config.json"), config.to_string()).unwrap();
+        let added = json!({"|<MASK>|": 300}).to_string();
+        fs::write(checkpoint.0.join("added_tokens.json"), added).unwrap();
+        checkpoint
+    }
+
     fn new(tokens: &[u32]) -> GoldenCheckpoint {
         let name = format!("sterna-golden-{}-{}", std::process::id(), tokens[0]);
         let directory = std::env::temp_dir().join(name);
@@ -67,6 +92,59 @@ async fn recorded_tokens_are_checked_before_the_server_is_ready() {
         output.stdout.is_empty(),
         "no greeting of a server that is ready"
     );
+}
+
+#[tokio::test]
+async fn a_model_of_fast_dllm_answers_by_diffusion_alone() {
+    let checkpoint = GoldenCheckpoint::fast_dllm();
+    let flags = [
+        "--model",
+        checkpoint.path(),
+        "--threads",
+        "1",
+        "--served-model-name",
+        "blocks",
+    ];
+    let server = Server::start(&flags).await;
+    let models = json_of(server.get("/v1/models").await).await;
+    let models = models["data"].as_array().unwrap();
+    assert_eq!(models.len(), 1, "{models:?}");
+    let prompt: Vec<u32> = (20..57).collect();
+    let body = json!({
+        "model": "blocks", "prompt": prompt, "max_tokens": 40, "temperature": 0,
+        "ignore_eos": true, "return_token_ids": true,
+    });
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let answer = json_of(server.post("/v1/completions", &body).await).await;
+        assert_eq!(answer["usage"]["completion_tokens"], 40, "{answer}");
+        let tokens = answer["choices"][0]["token_ids"].clone();
+        assert!(
+            !tokens.as_array().unwrap().contains(&json!(300)),
+            "{tokens}"
+        );
+        answers.push(tokens);
+    }
+    assert_eq!(answers[0], answers[1]);
+    let metrics = crate::client::text(server.get("/metrics").await).await;
+    assert!(!metrics.contains("sterna_block_passes_total{model_name=\"blocks\",engine=\"0\"} 0"));
+    let body = json!({"model": "blocks", "prompt": "a", "guided_regex": "a+"});
+    let refused = json_of(server.post("/v1/completions", &body).await).await;
+    assert_eq!(refused["error"]["param"], "guided_regex", "{refused}");
+
+    for way in ["autoregressive", "self-speculation"] {
+        let output = run(&[
+            "--port",
+            "0",
+            "--model",
+            checkpoint.path(),
+            "--decoding",
+            way,
+        ]);
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains("for diffusion alone"), "{error}");
+    }
 }
 
 fn fixture(name: &str) -> PathBuf {

@@ -136,7 +136,7 @@ impl Params {
     }
 
     /// Checks that an answer by block diffusion can have what the request asks for.
-    fn check_diffusion(&self) -> Result<(), ApiError> {
+    fn check_diffusion(&self, model: &ModelCard) -> Result<(), ApiError> {
         if self.sampling.unmasking.is_none() {
             return Ok(());
         }
@@ -150,13 +150,15 @@ impl Params {
             (self.sampling.thinking.as_ref()).map(|_| "thinking_token_budget"),
         ];
         match fields.into_iter().flatten().next() {
-            Some(field) => Err(ApiError::unsupported(
-                field,
-                format!(
-                    "'{field}' is not supported by block diffusion. Use the model's name with \
-                     ':autoregressive'."
-                ),
-            )),
+            Some(field) => {
+                let only = model.diffusion.is_some_and(|diffusion| diffusion.is_only);
+                let advice = match only {
+                    true => "This model answers in no other way.",
+                    false => "Use the model's name with ':autoregressive'.",
+                };
+                let message = format!("'{field}' is not supported by block diffusion. {advice}");
+                Err(ApiError::unsupported(field, message))
+            }
             None => Ok(()),
         }
     }
@@ -224,8 +226,8 @@ impl ParsedRequest {
         param: &str,
     ) -> Result<ParsedRequest, ApiError> {
         check_prompt_only(&params)?;
-        params.check_diffusion()?;
         let (model, defaults) = (&serving.model, &serving.defaults);
+        params.check_diffusion(model)?;
         let default = defaults.max_tokens().or(default);
         let is_only = prompts.len() == 1;
         let prompt = |(index, tokens): (usize, Vec<TokenId>)| {

@@ -10,7 +10,8 @@ use super::qwen3_5;
 use super::rope::{RopeScaling, yarn_attention_factor};
 use super::rotation::Rotation;
 use crate::checkpoint::architecture::{
-    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, LLAMA, QWEN3, QWEN3_5,
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, FAST_DLLM, LLAMA, QWEN2, QWEN3,
+    QWEN3_5,
 };
 use crate::checkpoint::{
     FileNames, Gguf, LoadError, LoadResult, Metadata, MetadataEntries, MetadataValue, STOP_TOKENS,
@@ -38,11 +39,13 @@ type Named = (&'static str, &'static Architecture, Activation);
 
 /// The architectures by the names that GGUF files give them. The name `bitnet` means SiLU, and
 /// Microsoft's names mean squared ReLU. The tensors tell architectures of one name apart.
-const ARCHITECTURES: [Named; 8] = [
+const ARCHITECTURES: [Named; 10] = [
     ("bitnet-b1.58", &BITNET, Activation::Relu2),
     ("bitnet-25", &BITNET, Activation::Relu2),
     ("bitnet", &BITNET, Activation::Silu),
     ("llama", &LLAMA, Activation::Silu),
+    ("qwen2", &QWEN2, Activation::Silu),
+    ("fast-dllm", &FAST_DLLM, Activation::Silu),
     ("qwen3", &QWEN3, Activation::Silu),
     ("qwen3", &BITNET_QWEN3, Activation::Silu),
     ("gemma3", &BITNET_GEMMA3, Activation::GeluTanh),
@@ -144,7 +147,11 @@ fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadR
         rotation: None,
         eos_tokens: end_tokens(metadata, vocab)?,
         bos_token: token_id(metadata, "bos")?,
-        masked_blocks: MaskedBlocks::of_gguf(metadata, name, vocab)?,
+        masked_blocks: MaskedBlocks::of_gguf(
+            metadata,
+            name,
+            (vocab, architecture.is_block_causal),
+        )?,
     };
     if *architecture == BITNET_GEMMA3 {
         config.check()?; // Its sizes are used.

@@ -186,7 +186,11 @@ impl ConfigJson {
             rotation: None,
             eos_tokens: Vec::new(),
             bos_token: bos.and_then(|ids| ids.as_slice().first().copied()),
-            masked_blocks: MaskedBlocks::read(source, &self.blocks, self.vocab_size)?,
+            masked_blocks: MaskedBlocks::read(
+                source,
+                &self.blocks,
+                (self.vocab_size, architecture.is_block_causal),
+            )?,
         })
     }
 

@@ -26,7 +26,7 @@ pub(crate) use json::stop_tokens;
 pub(crate) use hyperparameters::MAX_TAPS;
 pub use hyperparameters::{LocalLayers, ModelConfig, Quantization, StoredWeights};
 pub(crate) use json_writer::{config_json, generation_json, quantization_json};
-pub use masked_blocks::MaskedBlocks;
+pub use masked_blocks::{CommittedAttention, MaskedBlocks};
 pub use pooling::Pooling;
 pub(crate) use qwen3_5::text_part;
 pub use recurrent::RecurrentLayers;

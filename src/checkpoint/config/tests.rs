@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::stop_tokens::token_id;
-use super::{MaskedBlocks, ModelConfig, Pooling, RopeScaling, StoredWeights};
+use super::{CommittedAttention, MaskedBlocks, ModelConfig, Pooling, RopeScaling, StoredWeights};
 use crate::checkpoint::architecture::{
     Activation, BITNET, BITNET_GEMMA3, LLAMA, QWEN3_5, ScaleDirection,
 };
@@ -251,6 +251,7 @@ fn masked_blocks_are_read_whole_or_refused_by_name() {
         Some(MaskedBlocks {
             size,
             mask_token: token,
+            committed_attention: CommittedAttention::Causal,
         })
     };
     let read_blocks = |json: Value| read(&json).unwrap().masked_blocks;
@@ -268,12 +269,12 @@ fn masked_blocks_are_read_whole_or_refused_by_name() {
         (
             "committed_attention",
             json!(null),
-            "committed_attention: must say",
+            "committed_attention: missing",
         ),
         (
             "committed_attention",
-            json!("block_causal"),
-            "committed_attention: must say",
+            json!("windowed"),
+            "unknown variant `windowed`",
         ),
         ("block_size", json!(1), "block_size: must be between"),
         ("block_size", json!(257), "block_size: must be between"),
@@ -293,11 +294,20 @@ fn masked_blocks_are_read_whole_or_refused_by_name() {
     };
     let file = json!({"bd_size": 8, "mask_token_id": 9, "committed_attention": "causal"});
     assert_eq!(of_file(file).unwrap(), blocks(8, 9));
-    let undeclared = of_file(json!({"bd_size": 32, "mask_token_id": 9})).unwrap_err();
-    assert!(
-        undeclared.to_string().contains("committed_attention"),
-        "{undeclared}"
-    );
+    let published = of_file(json!({"bd_size": 32, "mask_token_id": 9})).unwrap();
+    let attention = published.map(|blocks| blocks.committed_attention);
+    assert_eq!(attention, Some(CommittedAttention::BlockCausal));
+    let unnamed = of_file(json!({"bd_size": 32})).unwrap_err();
+    assert!(unnamed.to_string().contains("mask_token_id"), "{unnamed}");
+    let added = json!({"<|im_end|>": 3, "|<MASK>|": 11});
+    let files = [
+        ("dlm_config.json", json!({"bd_size": 32})),
+        ("added_tokens.json", added),
+    ];
+    let named = read_qwen3("Qwen3ForCausalLM", &files)
+        .unwrap()
+        .masked_blocks;
+    assert_eq!(named.map(|blocks| blocks.mask_token), Some(11));
 }
 
 #[test]

@@ -296,6 +296,12 @@ impl<'a> PartList<'a> {
         {
             *own = stored_scale;
         }
+        if self.config.architecture.has_bias(module) {
+            let name = format!("{module}.bias");
+            let tensor = self.tensors.require(&name)?;
+            tensor.expect_shape(&shape[..1])?;
+            self.carried(&name, tensor, PartRole::Norm);
+        }
         if let Some((norm, _)) = self.config.input_norm(module) {
             let name = format!("{norm}.weight");
             let tensor = self.tensors.require(&name)?;

@@ -61,8 +61,9 @@ const WHOLE_NAMES: [(&str, &str); 2] = [
 
 /// The tensors of a module. The names of low-rank corrections come from WrinkleFree's fork of
 /// llama.cpp, whose documentation writes them in capitals.
-const PARTS: [(&str, &str); 6] = [
+const PARTS: [(&str, &str); 7] = [
     ("weight", "weight"),
+    ("bias", "bias"),
     ("scale", "weight_scale"),
     ("lrc_u", "lrc_U"),
     ("lrc_v", "lrc_V"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use sterna_kernels::{GroupSize, Int8Matrix, TernaryMatrix};
+use sterna_kernels::{GroupSize, Int8Matrix, PANEL_ROWS, TernaryMatrix};
 
 use super::packing::{Packer, Rounding};
 use crate::checkpoint::{
@@ -487,7 +487,9 @@ impl Loader<'_> {
     /// Reads a linear in the form in which the checkpoint stores it.
     fn linear(&mut self, module: &str, shape: [usize; 2]) -> LoadResult<Linear> {
         let tensor = self.tensors.require(&format!("{module}.weight"))?;
+        let has_bias = self.config.architecture.has_bias(module);
         if self.config.is_float(module) && !tensor.storage.is_ternary_blocks() {
+            tensor.require(!has_bias, "a float linear with a bias is not supported")?;
             let weights = self.packer.dense(&tensor, shape)?;
             return Ok(Linear::Dense(Arc::new(weights)));
         }
@@ -498,11 +500,19 @@ impl Loader<'_> {
         });
         let input_norm = input_norm.transpose()?;
         let correction = self.correction(module, shape, &tensor)?;
+        let bias = if has_bias {
+            let mut bias = self.floats(&format!("{module}.bias"), &shape[..1])?;
+            bias.resize(shape[0].next_multiple_of(PANEL_ROWS), 0.0);
+            Some(bias)
+        } else {
+            None
+        };
         Ok(Linear::Ternary(TernaryLinear {
             weights,
             scale,
             input_norm,
             correction,
+            bias,
         }))
     }
 
