@@ -13,8 +13,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sterna::checkpoint::synthetic::{RecurrentHeads, Shape};
-use sterna::checkpoint::{ModelConfig, QWEN3_5, Source};
+use sterna::checkpoint::synthetic::{ExpertSizes, RecurrentHeads, Shape};
+use sterna::checkpoint::{ModelConfig, QWEN3_5, QWEN3_MOE, Source};
 use sterna::engine::{
     Budget, CostModel, Diffusion, Engine, EngineConfig, EngineHandle, EventStream, Forward,
     GenerationRequest, Limits, LogitRows, Policy, SamplingParams, StreamEvent, TenantId, Unmasking,
@@ -162,6 +162,22 @@ const RECURRENT: Shape = Shape {
         head_dim: 32,
         taps: 4,
     }),
+    experts: None,
+};
+
+/// A random model whose feed-forward halves are mixtures. Its groups do not divide a panel.
+const MIXTURE: Shape = Shape {
+    name: "mixture",
+    architecture: &QWEN3_MOE,
+    hidden: 128,
+    group: Some(64),
+    recurrent: None,
+    experts: Some(ExpertSizes {
+        count: 12,
+        used: 3,
+        intermediate: 64,
+    }),
+    ..RECURRENT
 };
 
 /// Starts an engine over [`RECURRENT`]. With `few_slabs`, only running sequences have states.
@@ -885,6 +901,18 @@ fn a_block_that_lost_its_pages_is_filled_as_if_it_had_not() {
         }
         assert!(server.counter("vllm:num_preemptions_total") > 0);
     }
+}
+
+#[test]
+fn no_condition_changes_an_answer_of_a_mixture() {
+    let source = MIXTURE.in_memory(1);
+    let start = |condition: Condition| {
+        let (limits, drafts) = (condition.limits(), looked_up(condition.drafts));
+        start_model(&source, KvDtype::F16, limits, condition.threads, drafts)
+    };
+    let alone = start(condition("alone", Runs::InTurn));
+    let servers = CONDITIONS.map(start);
+    compare_all_conditions("mixture", &alone, &servers, |request| request);
 }
 
 /// With few different tokens, the answers of random weights repeat themselves.

@@ -53,6 +53,7 @@ const SHAPE: Shape = Shape {
         head_dim: 32,
         taps: 4,
     }),
+    experts: None,
     ..toy::SHAPE
 };
 

@@ -158,6 +158,7 @@ class Layout:
     input_norms: bool = False
     head: bool = True  # False: no output head, and no prefix `model.` in the names
     recurrent: Recurrent | None = None  # the recurrent layers of a hybrid
+    experts: tuple | None = None  # their number, those of a token, `norm_topk_prob`
     window: int | None = None  # of the layers of Gemma that attend to near tokens
     query_scalar: int | None = None  # of Gemma: attention multiplies by its inverse root
     rope_scaling: dict = field(default_factory=dict)
@@ -382,6 +383,24 @@ LAYOUTS = [
         rms_norm_eps=1e-6,
         dtype="float16",
         template="llama3",
+    ),
+    Layout(
+        "qwen3-moe-group64",
+        24,
+        architecture="qwen3_moe",
+        experts=(6, 2, True),
+        group=64,
+        hidden=64,
+        intermediate=64,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        vocab=323,
+        rope_theta=1000000.0,
+        rms_norm_eps=1e-6,
+        template="llama3",
+        prompt_lengths=(1, 7, 19, 150),
     ),
     # Whole blocks of GGUF in every row. `tests/gguf/write.py` writes them as GGUF too.
     Layout(
@@ -945,7 +964,7 @@ def write_config(layout, tokenizer, directory):
     """Writes config.json as the layout's version of `transformers` does."""
     architectures = {"bitnet": "BitNet", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     architectures["gemma3_text"] = "Gemma3" if layout.head else "Gemma3Text"
-    architectures[HYBRID] = "Qwen3_5"
+    architectures |= {HYBRID: "Qwen3_5", "qwen3_moe": "Qwen3Moe"}
     kind = "ForCausalLM" if layout.head else "Model"
     quantization = {"quant_method": "bitnet"}
     if layout.linear_class is not None:
@@ -973,6 +992,14 @@ def write_config(layout, tokenizer, directory):
         del config["hidden_act"]
         config["sliding_window"] = layout.window
         config["query_pre_attn_scalar"] = layout.query_scalar
+    if layout.experts is not None:
+        count, used, normalizes = layout.experts
+        config |= {
+            "num_experts": count,
+            "num_experts_per_tok": used,
+            "moe_intermediate_size": layout.intermediate,
+            "norm_topk_prob": normalizes,
+        }
     if layout.recurrent is not None:
         config |= {
             "layer_types": [
@@ -1074,13 +1101,22 @@ def random_tensors(layout):
             tensors[f"{layer}.pre_feedforward_layernorm.weight"] = stored_norm(hidden)
             tensors[f"{layer}.post_feedforward_layernorm.weight"] = stored_norm(hidden)
         attends = not layout.is_recurrent(index)
-        if layout.architecture in ("qwen3", "gemma3_text", HYBRID) and attends:
+        if layout.architecture in ("qwen3", "qwen3_moe", "gemma3_text", HYBRID) and attends:
             tensors[f"{layer}.self_attn.q_norm.weight"] = stored_norm(head_dim)
             tensors[f"{layer}.self_attn.k_norm.weight"] = stored_norm(head_dim)
         if layout.architecture == "bitnet":
             tensors[f"{layer}.self_attn.attn_sub_norm.weight"] = norm(hidden)
             tensors[f"{layer}.mlp.ffn_sub_norm.weight"] = norm(inner)
         shapes = ternary
+        if layout.experts is not None:
+            shapes = {name: shape for name, shape in ternary.items() if "mlp" not in name}
+            for expert in range(layout.experts[0]):
+                mixture = {name: shape for name, shape in ternary.items() if "mlp" in name}
+                shapes |= {
+                    name.replace("mlp", f"mlp.experts.{expert}"): shape
+                    for name, shape in mixture.items()
+                }
+            tensors[f"{layer}.mlp.gate.weight"] = normal(layout.experts[0], hidden, std=0.3)
         if layout.is_recurrent(index):
             mixer = f"{layer}.linear_attn"
             tensors |= {f"{mixer}.{name}": t for name, t in recurrent_floats(layout, generator)}
@@ -1245,6 +1281,29 @@ ALL_ATTENTION_FUNCTIONS.register("f16_cache", attention_with_f16_cache)
 ALL_MASK_ATTENTION_FUNCTIONS.register("f16_cache", eager_mask)
 
 
+def has_experts(module):
+    """Returns whether a module has the merged matrices of a layer's experts."""
+    return type(module).__name__.endswith("MoeExperts")
+
+
+def round_experts(module, group):
+    """Rounds the inputs of each expert's matrices to int8 in groups. Hooks cannot reach them."""
+    linear = torch.nn.functional.linear
+
+    def forward(rows, chosen, weights):
+        output, rows = torch.zeros_like(rows), by_groups(rows, group)
+        for expert, (gate_up, down) in enumerate(
+            zip(module.gate_up_proj, module.down_proj, strict=True)
+        ):
+            tokens, slots = torch.where(chosen == expert)
+            gate, up = linear(rows[tokens], gate_up).chunk(2, dim=-1)
+            gated = by_groups(module.act_fn(gate) * up, group)
+            output.index_add_(0, tokens, linear(gated, down) * weights[tokens, slots, None])
+        return output
+
+    module.forward = forward
+
+
 def by_groups(inputs, group):
     """Rounds each group of columns to int8 with a scale of its own."""
     groups = inputs.unflatten(-1, (-1, group))
@@ -1303,6 +1362,8 @@ class Reference:
         if group is not None:
             for module in self.ternary_linears() if scales is None else self.bit_linears():
                 module.register_forward_pre_hook(lambda _, inputs: (by_groups(inputs[0], group),))
+            for module in filter(has_experts, self.model.modules()):
+                round_experts(module, group)
         self.is_hybrid = config["model_type"] == HYBRID
         for package in ("kernels", "fla", "causal_conv1d") if self.is_hybrid else ():
             assert importlib.util.find_spec(package) is None, f"{package} replaces the reference"
@@ -1413,10 +1474,11 @@ def disturbed_last_bits(module):
     generator = torch.Generator().manual_seed(0)
 
     def disturb(_, inputs):
-        return (inputs[0] * (1 + LAST_BITS * torch.randn(inputs[0].shape, generator=generator)),)
+        noise = torch.randn(inputs[0].shape, generator=generator)
+        return (inputs[0] * (1 + LAST_BITS * noise), *inputs[1:])
 
     kinds = (BitLinear, AutoBitLinear, torch.nn.Linear)
-    linears = [part for part in module.modules() if isinstance(part, kinds)]
+    linears = [part for part in module.modules() if isinstance(part, kinds) or has_experts(part)]
     hooks = [linear.register_forward_pre_hook(disturb, prepend=True) for linear in linears]
     yield
     for hook in hooks:

@@ -72,6 +72,42 @@ impl QuantizedActivations {
         Ok(())
     }
 
+    /// Sets the shape as [`QuantizedActivations::reset`] or [`QuantizedActivations::reset_groups`]
+    /// does.
+    ///
+    /// # Panics
+    /// If the columns are not whole groups, or the shape is larger than the room.
+    pub fn reset_as(&mut self, tokens: usize, columns: usize, group: Option<GroupSize>) {
+        match group {
+            None => self.reset(tokens, columns),
+            Some(group) => {
+                let whole = self.reset_groups(tokens, columns, group);
+                whole.expect("the columns are whole groups");
+            }
+        }
+    }
+
+    /// Becomes some tokens of `from`, in the order of `tokens`.
+    ///
+    /// # Panics
+    /// If there is no such token, or the shape is larger than the room.
+    pub fn gather(
+        &mut self,
+        from: &QuantizedActivations,
+        tokens: impl ExactSizeIterator<Item = usize>,
+    ) {
+        self.reset_as(tokens.len(), from.columns, from.group);
+        let (stride, groups) = (self.stride(), self.groups);
+        for (place, token) in tokens.enumerate() {
+            assert!(token < from.tokens, "token {token} of {}", from.tokens);
+            let row = &mut self.values[place * stride..][..stride];
+            row.copy_from_slice(from.padded_row(token));
+            let (own, other) = (place * groups, token * groups);
+            self.scales[own..own + groups].copy_from_slice(&from.scales[other..other + groups]);
+            self.sums[own..own + groups].copy_from_slice(&from.sums[other..other + groups]);
+        }
+    }
+
     fn set_shape(&mut self, tokens: usize, columns: usize) {
         assert!(
             tokens <= self.max_tokens,

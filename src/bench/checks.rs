@@ -11,7 +11,7 @@ use sterna_random::Random;
 use sterna_scheduler::PAGE_TOKENS;
 
 use super::workload::{random_tokens, untimed_limits, untimed_policy, with_states};
-use crate::checkpoint::synthetic::{RecurrentHeads, Shape};
+use crate::checkpoint::synthetic::{ExpertSizes, RecurrentHeads, Shape};
 use crate::checkpoint::{LoadError, ModelConfig, Source};
 use crate::demo;
 use crate::engine::{Direct, Draw, DrawOutcome, Forward, SamplingParams, TokenId};
@@ -292,6 +292,11 @@ fn one_layer(config: &ModelConfig) -> Result<Source, LoadError> {
         tied: true,
         group: None,
         recurrent,
+        experts: config.experts.as_ref().map(|experts| ExpertSizes {
+            count: experts.count,
+            used: experts.used,
+            intermediate: experts.intermediate,
+        }),
     };
     let source = shape.in_memory(1);
     ModelConfig::read(&source)?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// All families that this engine computes. Two families may have the same class. The later family
 /// in this list has norms that the earlier family lacks, so the tensors of a checkpoint tell the
 /// families apart.
-pub(crate) const ALL: [&Architecture; 8] = [
+pub(crate) const ALL: [&Architecture; 10] = [
     &BITNET,
     &LLAMA,
     &QWEN2,
@@ -18,6 +18,8 @@ pub(crate) const ALL: [&Architecture; 8] = [
     &BITNET_QWEN3,
     &BITNET_GEMMA3,
     &QWEN3_5,
+    &MIXTRAL,
+    &QWEN3_MOE,
 ];
 
 /// BitNet b1.58, as in Microsoft's 2B-4T: Llama with squared ReLU, and a norm before each output
@@ -61,6 +63,7 @@ pub const LLAMA: Architecture = Architecture {
         feed_forward_post_norm: None,
         input_norm: None,
         recurrent: None,
+        experts: None,
     },
     norm_offset: 0.0,
     scales_embedding: false,
@@ -168,6 +171,46 @@ pub const QWEN3_5: Architecture = Architecture {
     ..QWEN3
 };
 
+/// Mixtral with ternary experts: Llama with mixtures in place of the feed-forward halves.
+pub const MIXTRAL: Architecture = Architecture {
+    class: "MixtralForCausalLM",
+    headless_class: "MixtralModel",
+    model_type: "mixtral",
+    layer: LayerModules {
+        experts: Some(ExpertModules {
+            router: "block_sparse_moe.gate",
+            experts: "block_sparse_moe.experts",
+            gate: "w1",
+            up: "w3",
+            down: "w2",
+        }),
+        ..LLAMA.layer
+    },
+    norm_eps: 1e-5,
+    bias_fields: &["attention_bias"],
+    scale: ScaleDirection::Multiply,
+    may_be_unpacked: true,
+    ..LLAMA
+};
+
+/// Qwen 3 MoE with ternary experts: Qwen 3 with mixtures in most layers.
+pub const QWEN3_MOE: Architecture = Architecture {
+    class: "Qwen3MoeForCausalLM",
+    headless_class: "Qwen3MoeModel",
+    model_type: "qwen3_moe",
+    layer: LayerModules {
+        experts: Some(ExpertModules {
+            router: "mlp.gate",
+            experts: "mlp.experts",
+            gate: "gate_proj",
+            up: "up_proj",
+            down: "down_proj",
+        }),
+        ..QWEN3.layer
+    },
+    ..QWEN3
+};
+
 /// What distinguishes a model family. A field that `config.json` can override is a default here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Architecture {
@@ -246,6 +289,23 @@ pub struct LayerModules {
     pub input_norm: Option<&'static str>,
     /// The modules of a recurrent layer in place of those of attention.
     pub recurrent: Option<RecurrentModules>,
+    /// The modules of a mixture in place of gate, up and down.
+    pub experts: Option<ExpertModules>,
+}
+
+/// The names of a mixture's modules, as in [`LayerModules`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertModules {
+    /// The projection to a logit for each expert. Never ternary.
+    pub router: &'static str,
+    /// The prefix of the experts: `.N.` and the name of a linear follow.
+    pub experts: &'static str,
+    /// The gate projection of an expert.
+    pub gate: &'static str,
+    /// The up projection of an expert.
+    pub up: &'static str,
+    /// The down projection of an expert.
+    pub down: &'static str,
 }
 
 /// The names of a recurrent layer's modules, as in [`LayerModules`].
@@ -269,6 +329,18 @@ pub struct RecurrentModules {
     pub norm: &'static str,
     /// The output projection.
     pub output: &'static str,
+}
+
+impl ExpertModules {
+    fn has(&self, module: &str) -> bool {
+        let of_expert = || {
+            let rest = module.strip_prefix(self.experts)?.strip_prefix('.')?;
+            let (expert, linear) = rest.split_once('.')?;
+            expert.parse::<u32>().ok()?;
+            Some([self.gate, self.up, self.down].contains(&linear))
+        };
+        module == self.router || of_expert().unwrap_or(false)
+    }
 }
 
 impl RecurrentModules {
@@ -316,6 +388,11 @@ impl LayerModules {
             .chain(optional)
             .chain(recurrent)
             .collect()
+    }
+
+    /// Returns whether the family has a module of this name.
+    pub(crate) fn has(&self, module: &str) -> bool {
+        self.names().contains(&module) || self.experts.is_some_and(|experts| experts.has(module))
     }
 
     /// Returns the name of the norm on the input of a linear, if the family has such norms.

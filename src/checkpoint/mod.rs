@@ -42,13 +42,13 @@ mod tests;
 mod values;
 
 pub use architecture::{
-    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, FAST_DLLM, LLAMA, LayerModules,
-    QWEN2, QWEN3, QWEN3_5, RecurrentModules, ScaleDirection,
+    Activation, Architecture, BITNET, BITNET_GEMMA3, BITNET_QWEN3, ExpertModules, FAST_DLLM, LLAMA,
+    LayerModules, MIXTRAL, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE, RecurrentModules, ScaleDirection,
 };
 pub use bin::BitnetBin;
 pub use blocks::I2sOrder;
 pub use config::{
-    CommittedAttention, LocalLayers, MaskedBlocks, ModelConfig, Pooling, Quantization,
+    CommittedAttention, Experts, LocalLayers, MaskedBlocks, ModelConfig, Pooling, Quantization,
     RecurrentLayers, RopeScaling, Rotation, StoredWeights,
 };
 pub use error::LoadError;

@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 use sterna_random::Random;
 
 use super::architecture::{
-    Architecture, BITNET, LLAMA, QWEN3, QWEN3_5, RecurrentModules, ScaleDirection,
+    Architecture, BITNET, ExpertModules, LLAMA, QWEN3, QWEN3_5, QWEN3_MOE, RecurrentModules,
+    ScaleDirection,
 };
 use super::source::Source;
 
@@ -51,6 +52,19 @@ pub struct Shape {
     pub group: Option<usize>,
     /// The recurrent layers, if there are any.
     pub recurrent: Option<RecurrentHeads>,
+    /// The mixtures, if all feed-forward halves are such.
+    pub experts: Option<ExpertSizes>,
+}
+
+/// The sizes of a model's mixtures of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertSizes {
+    /// The experts of a layer.
+    pub count: usize,
+    /// The experts that a token uses.
+    pub used: usize,
+    /// The number of values between gate and down of an expert.
+    pub intermediate: usize,
 }
 
 /// The sizes of a model's recurrent layers.
@@ -75,7 +89,7 @@ impl RecurrentHeads {
 }
 
 /// The shapes that `sterna synthesize` knows by name.
-pub const SHAPES: [Shape; 8] = [
+pub const SHAPES: [Shape; 9] = [
     Shape {
         name: "2b-4t",
         architecture: &BITNET,
@@ -91,6 +105,7 @@ pub const SHAPES: [Shape; 8] = [
         tied: true,
         group: None,
         recurrent: None,
+        experts: None,
     },
     Shape {
         name: "falcon3-1b",
@@ -107,6 +122,7 @@ pub const SHAPES: [Shape; 8] = [
         tied: false,
         group: None,
         recurrent: None,
+        experts: None,
     },
     BONSAI,
     Shape {
@@ -155,6 +171,28 @@ pub const SHAPES: [Shape; 8] = [
         tied: true,
         group: None,
         recurrent: None,
+        experts: None,
+    },
+    Shape {
+        name: "qwen3-moe-tiny",
+        architecture: &QWEN3_MOE,
+        vocab: 4096,
+        hidden: 256,
+        intermediate: 640,
+        layers: 4,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 32,
+        max_position: 2048,
+        rope_theta: 10_000.0,
+        tied: true,
+        group: Some(64),
+        recurrent: None,
+        experts: Some(ExpertSizes {
+            count: 32,
+            used: 4,
+            intermediate: 128,
+        }),
     },
 ];
 
@@ -174,6 +212,7 @@ const BONSAI: Shape = Shape {
     tied: true,
     group: Some(64),
     recurrent: None,
+    experts: None,
 };
 
 /// The smallest shape of the Bonsai 2 family.
@@ -198,6 +237,7 @@ const BONSAI_2: Shape = Shape {
         head_dim: 128,
         taps: 4,
     }),
+    experts: None,
 };
 
 /// The recurrent layers of the larger shapes of that family.
@@ -281,6 +321,13 @@ impl Shape {
                 "factor": YARN_FACTOR,
                 "original_max_position_embeddings": self.max_position / YARN_FACTOR,
             });
+        }
+        if let Some(experts) = self.experts {
+            config["num_experts"] = experts.count.into();
+            config["num_local_experts"] = experts.count.into();
+            config["num_experts_per_tok"] = experts.used.into();
+            config["moe_intermediate_size"] = experts.intermediate.into();
+            config["norm_topk_prob"] = true.into();
         }
         if self.group.is_none() {
             config["quantization_config"] = json!({
@@ -382,7 +429,7 @@ impl Shape {
             }
         }
         let parts = 1 + usize::from(self.architecture.has_attention_gate);
-        let mut linears = match recurrent {
+        let linears = match recurrent {
             Some((heads, modules)) => self.push_recurrent(layer, heads, modules, push),
             None => vec![
                 (modules.query, parts * q, self.hidden),
@@ -391,12 +438,20 @@ impl Shape {
                 (modules.attention_output, self.hidden, q),
             ],
         };
-        linears.extend([
-            (modules.gate, self.intermediate, self.hidden),
-            (modules.up, self.intermediate, self.hidden),
-            (modules.down, self.hidden, self.intermediate),
-        ]);
+        let mut linears: Vec<_> = linears
+            .into_iter()
+            .map(|(module, rows, columns)| (module.to_owned(), rows, columns))
+            .collect();
+        match self.experts.zip(modules.experts) {
+            Some((sizes, modules)) => linears.extend(self.push_router(layer, sizes, modules, push)),
+            None => linears.extend([
+                (modules.gate.to_owned(), self.intermediate, self.hidden),
+                (modules.up.to_owned(), self.intermediate, self.hidden),
+                (modules.down.to_owned(), self.hidden, self.intermediate),
+            ]),
+        }
         for (module, rows, columns) in linears {
+            let module = module.as_str();
             if self.architecture.has_bias(module) {
                 let bias = format!("model.layers.{layer}.{module}.bias");
                 push(&bias, &[rows], Content::Norm { offset: 1.0 }); // About 0.
@@ -411,6 +466,34 @@ impl Shape {
             push(&(name(module) + "_scale"), &[1], scale);
             push(&name(module), &[rows / 4, columns], Content::Codes);
         }
+    }
+
+    /// Lists the router of a mixture. Returns the ternary linears of its experts: the module, its
+    /// rows, its columns.
+    fn push_router(
+        &self,
+        layer: usize,
+        sizes: ExpertSizes,
+        modules: ExpertModules,
+        push: &mut impl FnMut(&str, &[usize], Content),
+    ) -> Vec<(String, usize, usize)> {
+        let (hidden, width) = (self.hidden, sizes.intermediate);
+        let router = format!("model.layers.{layer}.{}.weight", modules.router);
+        // Near 0, as the differences of norms to 1.
+        push(
+            &router,
+            &[sizes.count, hidden],
+            Content::Norm { offset: 1.0 },
+        );
+        let of_expert = |expert: usize| {
+            let name = move |module: &str| format!("{}.{expert}.{module}", modules.experts);
+            [
+                (name(modules.gate), width, hidden),
+                (name(modules.up), width, hidden),
+                (name(modules.down), hidden, width),
+            ]
+        };
+        (0..sizes.count).flat_map(of_expert).collect()
     }
 
     /// Lists the tensors of a recurrent layer in place of those of attention. Returns its ternary

@@ -35,7 +35,7 @@ const KV_DTYPES: [&str; 5] = ["f16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"];
 const OWNERS: [&str; 3] = ["vllm", "sglang", "sterna"];
 
 /// The shapes of models that `synthesize` knows.
-const SHAPES: [&str; 8] = [
+const SHAPES: [&str; 9] = [
     "2b-4t",
     "falcon3-1b",
     "bonsai-1.7b",
@@ -44,6 +44,7 @@ const SHAPES: [&str; 8] = [
     "bonsai-2-4b",
     "bonsai-2-9b",
     "tiny",
+    "qwen3-moe-tiny",
 ];
 
 /// More compute threads than this for a core only wait for each other.

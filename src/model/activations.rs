@@ -9,6 +9,7 @@
 //! Attended  ─ into_rows ─────► InputRows   the sub-norm, if there is one
 //! InputRows ─ multiply ──────► Pending     the output projection
 //! Pending   ─ add_and_norm ──► InputRows   the norm before feed-forward
+//! InputRows ─ mix ───────────► Pending     a mixture of experts, or
 //! InputRows ─ multiply_gated ► Gated       activation(gate) · up
 //! Gated     ─ into_rows ─────► InputRows   the sub-norm, if there is one
 //! InputRows ─ multiply ──────► Pending     the down projection
@@ -23,6 +24,7 @@ use sterna_kernels::{HugeSlice, Kernels};
 
 use super::inputs::{InputFormat, Inputs, spread_infinity};
 use super::linear::Projections;
+use super::mixture::{Mixture, Routing};
 use super::norm::Norm;
 use super::pool::{ranges, split_rows};
 use super::product::Product;
@@ -36,22 +38,24 @@ pub(super) struct StepBuffers {
     pub(super) inputs: Inputs,
     products: HugeSlice<f32>,
     attended: HugeSlice<f32>,
+    routing: Routing,
 }
 
 impl StepBuffers {
     /// Allocates the memory for steps of up to `max_tokens` tokens. `formats` are the input formats
     /// of all linears, `product_width` is the size of a token's largest product, and attention
-    /// writes `attended_width` values per token.
+    /// writes `attended_width` values per token. `routing` has room for the tokens' experts.
     pub(super) fn new<'a>(
         max_tokens: usize,
         formats: impl Iterator<Item = InputFormat<'a>> + Clone,
         product_width: usize,
-        attended_width: usize,
+        (attended_width, routing): (usize, Routing),
     ) -> StepBuffers {
         StepBuffers {
             inputs: Inputs::new(max_tokens, formats),
             products: HugeSlice::new(max_tokens * product_width),
             attended: HugeSlice::new(max_tokens * attended_width),
+            routing,
         }
     }
 }
@@ -62,31 +66,46 @@ impl StepBuffers {
 /// over memory.
 pub(super) struct Pending<'m> {
     buffers: &'m mut StepBuffers,
-    output: Option<PendingLinear<'m>>,
+    output: Option<PendingOutput<'m>>,
 }
 
-/// The linear whose product is pending, and the norm after it, if there is one.
+/// What is pending.
 #[derive(Clone, Copy)]
-struct PendingLinear<'m> {
-    projections: &'m Projections,
-    norm: Option<&'m Norm>,
+enum PendingOutput<'m> {
+    /// The product of a linear, and the norm after it, if there is one.
+    Linear {
+        projections: &'m Projections,
+        norm: Option<&'m Norm>,
+    },
+    /// The outputs of experts.
+    Mixture,
 }
 
-/// A pending product.
+/// The values that are pending.
 #[derive(Clone, Copy)]
-struct PendingProduct<'a> {
-    product: Product<'a>,
-    norm: Option<&'a Norm>,
+enum PendingProduct<'a> {
+    Linear {
+        product: Product<'a>,
+        norm: Option<&'a Norm>,
+    },
+    Mixture(&'a Routing),
 }
 
-impl<'m> PendingLinear<'m> {
-    fn pending<'a>(&self, products: &'a [f32], tokens: usize) -> PendingProduct<'a>
+impl<'m> PendingOutput<'m> {
+    fn pending<'a>(
+        &self,
+        (products, routing): (&'a [f32], &'a Routing),
+        tokens: usize,
+    ) -> PendingProduct<'a>
     where
         'm: 'a,
     {
-        PendingProduct {
-            product: self.projections.product(0, products, tokens),
-            norm: self.norm,
+        match self {
+            PendingOutput::Linear { projections, norm } => PendingProduct::Linear {
+                product: projections.product(0, products, tokens),
+                norm: *norm,
+            },
+            PendingOutput::Mixture => PendingProduct::Mixture(routing),
         }
     }
 }
@@ -101,11 +120,25 @@ impl PendingProduct<'_> {
         residual: &mut [f32],
         [rows, spare]: [&mut [f32]; 2],
     ) {
-        let Some(norm) = self.norm else {
-            return self.product.add_to(tokens, residual);
+        let (product, norm) = match self {
+            PendingProduct::Linear {
+                product,
+                norm: None,
+            } => return product.add_to(tokens, residual),
+            PendingProduct::Linear {
+                product,
+                norm: Some(norm),
+            } => (product, norm),
+            PendingProduct::Mixture(routing) => {
+                let width = residual.len() / tokens.len();
+                for (token, residual) in tokens.zip(residual.chunks_exact_mut(width)) {
+                    routing.add_to(token, residual, [&mut *rows, &mut *spare]);
+                }
+                return;
+            }
         };
         let (rows, normed) = (&mut rows[..residual.len()], &mut spare[..residual.len()]);
-        self.product.copy_to(tokens, rows);
+        product.copy_to(tokens, rows);
         norm.apply_rows(kernels, rows, normed);
         residual.iter_mut().zip(normed).for_each(|(x, y)| *x += *y);
     }
@@ -121,18 +154,24 @@ impl<'m> Pending<'m> {
     }
 
     /// Adds the pending output to `residual`, `[token][hidden]`, and returns the rows
-    /// `norm(residual)` as input of `projections`.
+    /// `norm(residual)` as input of `projections`, in the form `format`.
     pub(super) fn add_and_norm(
         self,
         context: &mut ForwardContext<'_>,
         residual: &mut [f32],
         norm: &Norm,
-        projections: &'m Projections,
+        (projections, format): (&'m Projections, InputFormat<'_>),
     ) -> InputRows<'m> {
-        let (inputs, products) = (&mut self.buffers.inputs, &self.buffers.products);
+        let StepBuffers {
+            inputs,
+            products,
+            routing,
+            ..
+        } = &mut *self.buffers;
         let before = inputs.tokens();
-        let pending = self.output.map(|output| output.pending(products, before));
-        let (kernels, format) = (context.workers.kernels, projections.input_format());
+        let values = (&products[..], &*routing);
+        let pending = self.output.map(|output| output.pending(values, before));
+        let kernels = context.workers.kernels;
         let tokens = residual.len() / norm.width();
         inputs.fill_blocks(context.workers, &format, tokens, residual, |block| {
             if let Some(pending) = pending {
@@ -157,7 +196,8 @@ impl<'m> Pending<'m> {
     pub(super) fn add(self, context: &mut ForwardContext<'_>, residual: &mut [f32]) {
         if let Some(output) = self.output {
             let tokens = self.buffers.inputs.tokens();
-            let pending = output.pending(&self.buffers.products, tokens);
+            let values = (&self.buffers.products[..], &self.buffers.routing);
+            let pending = output.pending(values, tokens);
             let Workers {
                 kernels,
                 pool,
@@ -167,8 +207,12 @@ impl<'m> Pending<'m> {
             let shares = ranges(tokens, pool.workers());
             let parts = shares.clone().zip(split_rows(residual, width, shares));
             pool.run_parts(parts.zip(scratch), |_, ((tokens, residual), scratch)| {
-                if pending.norm.is_none() {
-                    return pending.product.add_to(tokens, residual);
+                if let PendingProduct::Linear {
+                    product,
+                    norm: None,
+                } = pending
+                {
+                    return product.add_to(tokens, residual);
                 }
                 let starts = tokens.clone().step_by(BLOCK_TOKENS);
                 for (start, residual) in starts.zip(residual.chunks_mut(BLOCK_TOKENS * width)) {
@@ -211,6 +255,23 @@ impl<'m> InputRows<'m> {
         }
     }
 
+    /// Returns the outputs of the experts that the rows use as pending for the residual. The
+    /// projections are the router of `mixture`.
+    pub(super) fn mix(self, context: &mut ForwardContext<'_>, mixture: &Mixture) -> Pending<'m> {
+        let StepBuffers {
+            inputs,
+            products,
+            routing,
+            ..
+        } = &mut *self.buffers;
+        mixture.forward(context.workers, inputs, products, routing);
+        context.profile.end(Stage::Products);
+        Pending {
+            buffers: self.buffers,
+            output: Some(PendingOutput::Mixture),
+        }
+    }
+
     /// Computes activation(gate) · up; the projections are gate and up.
     pub(super) fn multiply_gated(
         self,
@@ -246,7 +307,7 @@ impl<'m> Projected<'m> {
         let projections = self.projections;
         Pending {
             buffers: self.buffers,
-            output: Some(PendingLinear { projections, norm }),
+            output: Some(PendingOutput::Linear { projections, norm }),
         }
     }
 

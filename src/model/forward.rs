@@ -12,6 +12,7 @@ use super::layer::Layer;
 use super::linear::Projections;
 use super::load::load_weights;
 use super::logits::{Logits, StepLogits};
+use super::mixture::{Mixture, Routing};
 use super::options::LoadOptions;
 use super::output_head::OutputHead;
 use super::placement::Placement;
@@ -71,8 +72,14 @@ struct StepMemory {
 impl StepMemory {
     fn new(config: &ModelConfig, weights: &Weights, max_tokens: usize) -> StepMemory {
         let projections = weights.layers.iter().flat_map(Layer::projections);
-        let product_width = projections.clone().map(Projections::product_width).max();
-        let formats = projections.map(Projections::input_format);
+        let mixtures = weights.layers.iter().filter_map(Layer::mixture);
+        let widths = projections.clone().map(Projections::product_width);
+        let product_width = widths
+            .chain(mixtures.clone().map(Mixture::product_width))
+            .max();
+        let formats = projections
+            .map(Projections::input_format)
+            .chain(mixtures.map(Mixture::input_format));
         let state_values = config.recurrent.as_ref().map_or(0, RecurrentLayers::values);
         StepMemory {
             placement: Placement::new(config, max_tokens),
@@ -81,7 +88,10 @@ impl StepMemory {
                 max_tokens,
                 formats.chain(weights.head.as_ref().map(OutputHead::input_format)),
                 product_width.unwrap_or(0),
-                (config.heads * config.head_dim).max(state_values),
+                (
+                    (config.heads * config.head_dim).max(state_values),
+                    Routing::new(max_tokens, config.hidden, config.experts.as_ref()),
+                ),
             ),
         }
     }
@@ -111,6 +121,8 @@ impl Model {
             max_tokens,
             factors: weights.factors_per_token(),
             has_corrections: weights.have_corrections(),
+            expert_width: (config.experts.as_ref())
+                .map_or(0, |experts| config.hidden.max(experts.intermediate)),
         };
         let scratch = (0..pool.workers()).map(|_| {
             let attention = AttentionState::new(config.group(), config.head_dim);
@@ -417,7 +429,8 @@ impl Model {
             panic!("a layer with attention");
         };
         let (norm, qkv) = (&layer.mixer_norm, &attention.qkv);
-        let rows = pending.add_and_norm(&mut context, &mut hidden.to_vec(), norm, qkv);
+        let input = (qkv, qkv.input_format());
+        let rows = pending.add_and_norm(&mut context, &mut hidden.to_vec(), norm, input);
         read(attention, &mut context, rows)
     }
 

@@ -1,8 +1,11 @@
 //! One transformer layer: attention or a recurrence, then feed-forward, each added to the residual.
 
+use sterna_kernels::TernaryMatrix;
+
 use super::activations::{InputRows, Pending};
 use super::attention::Attention;
 use super::linear::{Linear, Projections};
+use super::mixture::{Expert, Mixture};
 use super::norm::Norm;
 use super::recurrent::Recurrence;
 use super::workers::ForwardContext;
@@ -66,43 +69,76 @@ impl Layer {
         residual: &mut [f32],
         pending: Pending<'m>,
     ) -> Pending<'m> {
-        let (input, gate_up) = (self.mixer.input(), &self.feed_forward.gate_up);
-        let rows = pending.add_and_norm(context, residual, &self.mixer_norm, input);
+        let (input, format) = (self.mixer.input(), self.mixer.input().input_format());
+        let rows = pending.add_and_norm(context, residual, &self.mixer_norm, (input, format));
         let pending = self.mixer.forward(context, rows);
-        let rows = pending.add_and_norm(context, residual, &self.feed_forward_norm, gate_up);
-        self.feed_forward.forward(context, rows)
+        let norm = &self.feed_forward_norm;
+        match &self.feed_forward {
+            FeedForward::Dense(dense) => {
+                let input = (&dense.gate_up, dense.gate_up.input_format());
+                let rows = pending.add_and_norm(context, residual, norm, input);
+                dense.forward(context, rows)
+            }
+            FeedForward::Mixture(mixture) => {
+                let input = (&mixture.router, mixture.input_format());
+                let rows = pending.add_and_norm(context, residual, norm, input);
+                rows.mix(context, mixture)
+            }
+        }
     }
 
-    pub(super) fn projections(&self) -> [&Projections; 4] {
-        let feed_forward = &self.feed_forward;
-        [
-            self.mixer.input(),
-            self.mixer.output(),
-            &feed_forward.gate_up,
-            &feed_forward.down,
-        ]
+    pub(super) fn projections(&self) -> impl Iterator<Item = &Projections> + Clone {
+        let of_feed_forward = match &self.feed_forward {
+            FeedForward::Dense(dense) => [Some(&dense.gate_up), Some(&dense.down)],
+            FeedForward::Mixture(mixture) => [Some(&mixture.router), None],
+        };
+        let of_mixer = [self.mixer.input(), self.mixer.output()];
+        of_mixer
+            .into_iter()
+            .chain(of_feed_forward.into_iter().flatten())
     }
 
+    /// Returns the mixture, if the feed-forward half is one.
+    pub(super) fn mixture(&self) -> Option<&Mixture> {
+        match &self.feed_forward {
+            FeedForward::Dense(_) => None,
+            FeedForward::Mixture(mixture) => Some(mixture),
+        }
+    }
+
+    /// Returns all linears, except those of experts.
     pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> + Clone {
-        let projections = self.projections().into_iter();
-        projections.flat_map(Projections::linears)
+        self.projections().flat_map(Projections::linears)
     }
 
-    pub(super) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let feed_forward = &mut self.feed_forward;
+    /// Returns all ternary matrices.
+    pub(super) fn ternary_mut(&mut self) -> Vec<&mut TernaryMatrix> {
         let [input, output] = self.mixer.projections_mut();
-        let projections = [
-            input,
-            output,
-            &mut feed_forward.gate_up,
-            &mut feed_forward.down,
-        ];
-        projections.into_iter().flat_map(Projections::linears_mut)
+        let (of_feed_forward, experts): (Vec<_>, &mut [Expert]) = match &mut self.feed_forward {
+            FeedForward::Dense(dense) => (vec![&mut dense.gate_up, &mut dense.down], &mut []),
+            FeedForward::Mixture(mixture) => (vec![&mut mixture.router], &mut mixture.experts),
+        };
+        let projections = [input, output].into_iter().chain(of_feed_forward);
+        let linears = projections.flat_map(Projections::linears_mut);
+        let ternary = linears.filter_map(|linear| match linear {
+            Linear::Ternary(linear) => Some(&mut linear.weights),
+            Linear::Dense(_) => None,
+        });
+        let experts = experts.iter_mut().flat_map(Expert::linears_mut);
+        ternary
+            .chain(experts.map(|linear| &mut linear.weights))
+            .collect()
     }
 }
 
 /// The feed-forward half of a layer.
-pub(super) struct FeedForward {
+pub(super) enum FeedForward {
+    Dense(DenseFeedForward),
+    Mixture(Mixture),
+}
+
+/// A feed-forward half that every token uses whole.
+pub(super) struct DenseFeedForward {
     /// Gate, up.
     pub(super) gate_up: Projections,
     pub(super) activation: Activation,
@@ -113,7 +149,7 @@ pub(super) struct FeedForward {
     pub(super) post_norm: Option<Norm>,
 }
 
-impl FeedForward {
+impl DenseFeedForward {
     /// Returns the half's output for `rows`, the normed residual.
     pub(super) fn forward<'m>(
         &'m self,

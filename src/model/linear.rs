@@ -162,6 +162,23 @@ impl Linear {
     }
 }
 
+/// Computes activation(gate) · up. May change the gates and ups.
+pub(super) fn activate(
+    kernels: Kernels,
+    activation: Activation,
+    (gates, ups): (&mut [f32], &mut [f32]),
+    out: &mut [f32],
+) {
+    match activation {
+        Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
+        Activation::Silu => kernels.silu_gate(gates, ups, out),
+        Activation::GeluTanh => {
+            gelu::as_silu_gate(gates, ups);
+            kernels.silu_gate(gates, ups, out);
+        }
+    }
+}
+
 /// Linears that read the same rows, such as query, key and value. Their products are neighbours in
 /// memory.
 pub(super) struct Projections {
@@ -330,14 +347,7 @@ impl Projections {
                     linear.multiply(kernels, inputs, task, out);
                 }
                 fault::pass(Place::GatesMultiplied);
-                match activation {
-                    Activation::Relu2 => kernels.relu2_gate(gates, ups, out),
-                    Activation::Silu => kernels.silu_gate(gates, ups, out),
-                    Activation::GeluTanh => {
-                        gelu::as_silu_gate(gates, ups);
-                        kernels.silu_gate(gates, ups, out);
-                    }
-                }
+                activate(kernels, activation, (gates, ups), out);
                 fault::pass(Place::GatesActivated);
             }
         });

@@ -29,6 +29,7 @@ mod linear;
 mod load;
 mod logits;
 mod low_rank;
+mod mixture;
 mod norm;
 mod options;
 mod output_head;

@@ -25,6 +25,7 @@ pub const SHAPE: Shape = Shape {
     tied: true,
     group: None,
     recurrent: None,
+    experts: None,
 };
 
 /// Returns the checkpoint of the toy.

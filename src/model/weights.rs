@@ -7,6 +7,7 @@ use super::embedding::Embedding;
 use super::kv_store::KvShape;
 use super::layer::Layer;
 use super::linear::{Linear, Projections};
+use super::mixture::Mixture;
 use super::norm::Norm;
 use super::output_head::OutputHead;
 
@@ -27,7 +28,13 @@ impl Weights {
         let projections = self.layers.iter().flat_map(Layer::projections);
         let formats = projections.map(Projections::input_format);
         let formats = formats.chain(self.head.as_ref().map(OutputHead::input_format));
+        let mixtures = self.layers.iter().filter_map(Layer::mixture);
+        let of_experts = mixtures.flat_map(|mixture| {
+            let formats = [mixture.input_format(), mixture.gated_format()];
+            formats.map(|format| format.scales_per_token())
+        });
         let factors = formats.map(|format| format.scales_per_token());
+        let factors = factors.chain(of_experts);
         factors.max().unwrap_or(1)
     }
 
@@ -43,7 +50,8 @@ impl Weights {
 /// Bytes as they are in memory, and numbers of weights as in the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// The bytes of all matrices of the layers. Every step reads them.
+    /// The bytes of all matrices of the layers. Every step reads them. Of experts, those that one
+    /// token uses.
     pub layer_bytes: usize,
     /// The part of `layer_bytes` that is ternary.
     pub ternary_bytes: usize,
@@ -66,9 +74,13 @@ impl Sizes {
             Linear::Ternary(linear) => Some(&linear.weights),
             Linear::Dense(_) => None,
         });
+        let mixtures = weights.layers.iter().filter_map(Layer::mixture);
+        let used = mixtures.flat_map(Mixture::used_by_a_token);
         let weights_of = |matrix: &TernaryMatrix| matrix.rows() * matrix.columns();
+        let used_bytes: usize = used.clone().map(TernaryMatrix::bytes).sum();
+        let ternary = ternary.chain(used);
         Sizes {
-            layer_bytes: linears.map(Linear::bytes).sum(),
+            layer_bytes: linears.map(Linear::bytes).sum::<usize>() + used_bytes,
             ternary_bytes: ternary.clone().map(TernaryMatrix::bytes).sum(),
             ternary_weights: ternary.map(weights_of).sum(),
             head_bytes: weights.head.as_ref().map_or(0, OutputHead::bytes),

@@ -1,7 +1,7 @@
 //! The workers of a step: the kernels, the threads and the memory that each thread has for itself.
 //! A forward pass lends them to its layers.
 
-use sterna_kernels::{AttentionState, Kernels, PANEL_ROWS};
+use sterna_kernels::{AttentionState, Kernels, PANEL_ROWS, QuantizedActivations};
 use sterna_scheduler::Batch;
 
 use super::kv_store::KvStore;
@@ -39,6 +39,8 @@ pub(super) struct Scratch {
     pub(super) ups: Vec<f32>,
     /// Low-rank corrections of a product. Empty if the model has none.
     pub(super) corrections: Vec<f32>,
+    /// The rows of one expert.
+    pub(super) expert_rows: QuantizedActivations,
     pub(super) attention: AttentionState,
     pub(super) recurrent: RecurrentScratch,
 }
@@ -54,6 +56,8 @@ pub(super) struct ScratchSizes {
     pub(super) factors: usize,
     /// Whether linears have low-rank corrections.
     pub(super) has_corrections: bool,
+    /// The values of the widest input row of an expert; 0 without experts.
+    pub(super) expert_width: usize,
 }
 
 impl Scratch {
@@ -68,6 +72,7 @@ impl Scratch {
             max_tokens,
             factors,
             has_corrections,
+            expert_width,
         } = sizes;
         let values = GATES_AT_ONCE.max(max_tokens * PANEL_ROWS);
         Scratch {
@@ -78,6 +83,10 @@ impl Scratch {
             corrections: vec![0.0; if has_corrections { values } else { 0 }],
             gates: vec![0.0; values],
             ups: vec![0.0; values],
+            expert_rows: match expert_width {
+                0 => QuantizedActivations::new(0, 1),
+                width => QuantizedActivations::new(max_tokens, width),
+            },
             attention,
             recurrent,
         }

@@ -132,6 +132,7 @@ fn read_unchecked(gguf: &Gguf, (name, architecture, activation): Named) -> LoadR
         rope_scaling: rope_scaling(metadata, name, size("context_length")?)?,
         rotary_dim: head_dim,
         recurrent: None,
+        experts: None,
         local: None,
         query_factor: 1.0,
         norm_eps: metadata

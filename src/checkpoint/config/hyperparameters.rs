@@ -1,5 +1,6 @@
 //! The hyperparameters of a model, and their limits: what the kernels compute and what makes sense.
 
+use super::experts::Experts;
 use super::masked_blocks::MaskedBlocks;
 use super::pooling::Pooling;
 use super::recurrent::RecurrentLayers;
@@ -48,6 +49,8 @@ pub struct ModelConfig {
     pub rotary_dim: usize,
     /// The layers that are recurrent, if there are such layers.
     pub recurrent: Option<RecurrentLayers>,
+    /// The mixtures of experts, if there are such layers.
+    pub experts: Option<Experts>,
     /// The layers that attend to near tokens only, if there are such layers.
     pub local: Option<LocalLayers>,
     /// What the products of query and key are multiplied by, as a multiple of 1 / √head_dim.
@@ -194,6 +197,12 @@ impl ModelConfig {
         parts * self.heads * self.head_dim
     }
 
+    /// Returns the mixture of a layer, if its feed-forward half is one.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        let experts = self.experts.as_ref();
+        experts.filter(|experts| !experts.is_dense[layer])
+    }
+
     /// Returns whether a layer is recurrent.
     pub fn is_recurrent(&self, layer: usize) -> bool {
         let recurrent = self.recurrent.as_ref();
@@ -208,10 +217,13 @@ impl ModelConfig {
     /// Returns the number of values in the widest input row of a linear.
     pub(crate) fn max_width(&self) -> usize {
         let recurrent = self.recurrent.as_ref().map_or(0, RecurrentLayers::values);
+        let experts = self.experts.as_ref();
+        let experts = experts.map_or(0, |experts| experts.intermediate.max(experts.count));
         (self.hidden)
             .max(self.intermediate)
             .max(self.heads * self.head_dim)
             .max(recurrent)
+            .max(experts)
     }
 
     /// # Errors

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::experts;
 use super::gemma3;
 use super::gguf;
 use super::hyperparameters::{ModelConfig, Quantization, StoredWeights};
@@ -45,6 +46,12 @@ impl ModelConfig {
         }
         if *config.architecture == QWEN3_5 {
             qwen3_5::apply(&mut config, name, &text)?;
+            config.check()?;
+        }
+        if config.architecture.layer.experts.is_some() {
+            let sizes = (config.layers, config.intermediate);
+            let experts = experts::read(config.architecture, sizes, (name, &text))?;
+            config.experts = Some(experts);
             config.check()?;
         }
         config.eos_tokens = stop_tokens::read(source, json.eos_token_id.as_ref(), config.vocab)?;
@@ -172,6 +179,7 @@ impl ConfigJson {
             rope_scaling,
             rotary_dim: self.head_dim()?,
             recurrent: None,
+            experts: None,
             local: None,
             query_factor: 1.0,
             norm_eps: self

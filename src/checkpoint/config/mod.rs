@@ -4,6 +4,7 @@
 //! Invariant: the sizes of a [`ModelConfig`] agree with each other, and this engine computes every
 //! setting in it. Any other setting is an error that names the field; nothing is guessed.
 
+mod experts;
 mod gemma3;
 mod gguf;
 mod hyperparameters;
@@ -23,6 +24,7 @@ mod tests;
 pub(crate) use gguf::metadata as gguf_metadata;
 pub(crate) use json::stop_tokens;
 
+pub use experts::Experts;
 pub(crate) use hyperparameters::MAX_TAPS;
 pub use hyperparameters::{LocalLayers, ModelConfig, Quantization, StoredWeights};
 pub(crate) use json_writer::{config_json, generation_json, quantization_json};

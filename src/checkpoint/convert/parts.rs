@@ -10,7 +10,7 @@ use crate::checkpoint::config::{ModelConfig, RecurrentLayers, StoredWeights};
 use crate::checkpoint::values::{
     TernaryForm, TernaryTensor, is_ternary, of_model, one_float, order_value_heads,
 };
-use crate::checkpoint::{LeftOut, LoadResult, Storage, Tensor, TensorFiles, Tensors};
+use crate::checkpoint::{LeftOut, LoadError, LoadResult, Storage, Tensor, TensorFiles, Tensors};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -69,6 +69,10 @@ impl<'a> ModelParts<'a> {
         config: &'a ModelConfig,
         files: &'a TensorFiles<'a>,
     ) -> LoadResult<ModelParts<'a>> {
+        if config.experts.is_some() {
+            let problem = "a model with mixtures of experts cannot be converted";
+            return Err(LoadError::config("num_experts", problem));
+        }
         let mut tensors = files.tensors()?;
         let left_out = tensors.leave_out(&config.unused_parts);
         let group = of_model(config, &tensors)?;

@@ -268,12 +268,8 @@ fn is_known_module(module: &str) -> bool {
     let of_layer = || {
         let (layer, module) = module.strip_prefix("model.layers.")?.split_once('.')?;
         layer.parse::<u32>().ok()?;
-        let mut layers = architecture::ALL
-            .into_iter()
-            .map(|known| known.layer.names());
-        layers
-            .any(|modules| modules.contains(&module))
-            .then_some(())
+        let mut layers = architecture::ALL.into_iter().map(|known| known.layer);
+        layers.any(|layer| layer.has(module)).then_some(())
     };
     ["model.embed_tokens", "model.norm", "lm_head"].contains(&module) || of_layer().is_some()
 }

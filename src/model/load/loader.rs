@@ -9,16 +9,17 @@ use sterna_kernels::{GroupSize, Int8Matrix, PANEL_ROWS, TernaryMatrix};
 
 use super::packing::{Packer, Rounding};
 use crate::checkpoint::{
-    FileOrder, LoadError, LoadResult, ModelConfig, OutputOrder, RecurrentLayers, RecurrentModules,
-    ScaleDirection, Source, Storage, StoredWeights, Tensor, TensorFiles, Tensors, TernaryForm,
-    WeightStatistics, is_ternary, master_factor, of_model, one_float, order_value_heads,
-    read_matrix, refuse_non_finite,
+    ExpertModules, Experts, FileOrder, LoadError, LoadResult, ModelConfig, OutputOrder,
+    RecurrentLayers, RecurrentModules, Rotation, ScaleDirection, Source, Storage, StoredWeights,
+    Tensor, TensorFiles, Tensors, TernaryForm, WeightStatistics, is_ternary, master_factor,
+    of_model, one_float, order_value_heads, read_matrix, refuse_non_finite,
 };
 use crate::model::attention::{Attention, HeadNorms};
 use crate::model::embedding::{Embedding, EmbeddingMatrix};
-use crate::model::layer::{FeedForward, Layer, Mixer};
+use crate::model::layer::{DenseFeedForward, FeedForward, Layer, Mixer};
 use crate::model::linear::{Linear, Projections, TernaryLinear};
 use crate::model::low_rank::LowRankCorrection;
+use crate::model::mixture::{Expert, Mixture};
 use crate::model::norm::Norm;
 use crate::model::options::LoadOptions;
 use crate::model::output_head::{OutputHead, ScreenedHead};
@@ -140,6 +141,8 @@ impl Loader<'_> {
         let rotation = rotation.filter(|rotation| rotation.has_rotated_embedding);
         let linears = layers.iter().flat_map(Layer::linears);
         let layer_bytes = linears.map(Linear::bytes).sum::<usize>();
+        let mixtures = layers.iter().filter_map(Layer::mixture);
+        let layer_bytes = layer_bytes + mixtures.map(Mixture::bytes).sum::<usize>();
         Ok(Weights {
             bytes: embedding.bytes() + layer_bytes + head_bytes + screen_bytes,
             embedding: Embedding {
@@ -273,7 +276,7 @@ impl Loader<'_> {
     /// Builds a layer as the architecture describes it.
     fn layer(&mut self, layer: usize) -> LoadResult<Layer> {
         let (config, modules) = (self.config, &self.config.architecture.layer);
-        let (hidden, intermediate) = (config.hidden, config.intermediate);
+        let hidden = config.hidden;
         let name = |module: &str| format!("model.layers.{layer}.{module}");
         let mixer = match (&config.recurrent, modules.recurrent) {
             (Some(heads), Some(modules)) if config.is_recurrent(layer) => {
@@ -281,6 +284,24 @@ impl Loader<'_> {
             }
             _ => Mixer::Attention(self.attention(layer)?),
         };
+        let feed_forward = match (config.experts_of(layer), modules.experts) {
+            (Some(shape), Some(modules)) => {
+                FeedForward::Mixture(self.mixture(layer, shape, &modules)?)
+            }
+            _ => FeedForward::Dense(self.dense_feed_forward(layer)?),
+        };
+        Ok(Layer {
+            mixer,
+            feed_forward,
+            mixer_norm: self.norm(&name(modules.attention_norm), hidden)?,
+            feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
+        })
+    }
+
+    fn dense_feed_forward(&mut self, layer: usize) -> LoadResult<DenseFeedForward> {
+        let (config, modules) = (self.config, &self.config.architecture.layer);
+        let (hidden, intermediate) = (config.hidden, config.intermediate);
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
         let mut linears = |linears: &[_]| self.linears(layer, linears);
         let gate_up = linears(&[
             (modules.gate, intermediate, hidden),
@@ -291,18 +312,67 @@ impl Loader<'_> {
             let norm = module.map(|module| self.norm(&name(module), width));
             norm.transpose()
         };
-        Ok(Layer {
-            mixer,
-            feed_forward: FeedForward {
-                gate_up,
-                activation: config.activation,
-                sub_norm: optional_norm(modules.feed_forward_sub_norm, intermediate)?,
-                down,
-                post_norm: optional_norm(modules.feed_forward_post_norm, hidden)?,
-            },
-            mixer_norm: self.norm(&name(modules.attention_norm), hidden)?,
-            feed_forward_norm: self.norm(&name(modules.feed_forward_norm), hidden)?,
+        Ok(DenseFeedForward {
+            gate_up,
+            activation: config.activation,
+            sub_norm: optional_norm(modules.feed_forward_sub_norm, intermediate)?,
+            down,
+            post_norm: optional_norm(modules.feed_forward_post_norm, hidden)?,
         })
+    }
+
+    fn mixture(
+        &mut self,
+        layer: usize,
+        shape: &Experts,
+        modules: &ExpertModules,
+    ) -> LoadResult<Mixture> {
+        let (hidden, width) = (self.config.hidden, shape.intermediate);
+        let name = |module: &str| format!("model.layers.{layer}.{module}");
+        let router = self
+            .tensors
+            .require(&format!("{}.weight", name(modules.router)))?;
+        let router = self.packer.dense(&router, [shape.count, hidden])?;
+        let router = Linear::Dense(Arc::new(router));
+        let mut experts = Vec::with_capacity(shape.count);
+        for expert in 0..shape.count {
+            let mut linear = |module: &str, rows, columns| {
+                let name = name(&format!("{}.{expert}.{module}", modules.experts));
+                self.expert_linear(&name, [rows, columns])
+            };
+            experts.push(Expert {
+                gate: linear(modules.gate, width, hidden)?,
+                up: linear(modules.up, width, hidden)?,
+                down: linear(modules.down, hidden, width)?,
+            });
+        }
+        Ok(Mixture {
+            router: Projections::new(vec![router], None),
+            experts,
+            shape: shape.clone(),
+            activation: self.config.activation,
+        })
+    }
+
+    /// Reads a linear of an expert, which must be ternary, without a norm or a correction of its
+    /// own.
+    fn expert_linear(&mut self, module: &str, shape: [usize; 2]) -> LoadResult<TernaryLinear> {
+        let weights = format!("{module}.weight");
+        let linear = self.linear(module, shape)?;
+        let error = |problem: &str| Err(LoadError::tensor(&weights, problem.to_owned()));
+        let is_rotated = |rotation: &Rotation| rotation.is_of(&weights);
+        if self.config.rotation.as_ref().is_some_and(is_rotated) {
+            return error("an expert that is stored rotated is not supported");
+        }
+        match linear {
+            Linear::Dense(_) => error("an expert must be ternary"),
+            Linear::Ternary(linear)
+                if linear.input_norm.is_some() || linear.correction.is_some() =>
+            {
+                error("an expert with an input norm or a low-rank correction is not supported")
+            }
+            Linear::Ternary(linear) => Ok(linear),
+        }
     }
 
     /// Reads linears that read the same rows: the module, its rows, its columns.
@@ -597,10 +667,6 @@ impl Loader<'_> {
 
 /// Moves all ternary matrices into one piece of memory.
 fn put_ternary_matrices_side_by_side(layers: &mut [Layer]) {
-    let linears = layers.iter_mut().flat_map(Layer::linears_mut);
-    let ternary = linears.filter_map(|linear| match linear {
-        Linear::Ternary(linear) => Some(&mut linear.weights),
-        Linear::Dense(_) => None,
-    });
+    let ternary = layers.iter_mut().flat_map(Layer::ternary_mut);
     TernaryMatrix::put_side_by_side(&mut ternary.collect::<Vec<_>>());
 }

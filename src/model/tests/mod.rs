@@ -2,6 +2,7 @@
 //! for every kind of checkpoint. The others show what must not change a result: chunks, neighbours,
 //! threads, shards, drafts, copied pages and a step that failed.
 
+mod mixture;
 mod recurrent;
 mod reference;
 

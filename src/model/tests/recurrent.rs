@@ -37,6 +37,7 @@ const SHAPE: Shape = Shape {
         head_dim: 32,
         taps: 4,
     }),
+    experts: None,
 };
 
 const TOKENS: usize = 53;
