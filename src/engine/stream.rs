@@ -165,8 +165,8 @@ impl EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         if !self.is_over && self.request.ending.set(FinishReason::Cancelled).is_ok() {
-            self.engine.metrics.client_disconnected();
             self.engine.end(self.ticket);
+            self.engine.metrics.client_disconnected();
         }
     }
 }
