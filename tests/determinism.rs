@@ -556,7 +556,7 @@ fn answers_are_the_same_with_and_without_drafts() {
         let drafted = server.counter("vllm:spec_decode_num_draft_tokens_total");
         let accepted = server.counter("vllm:spec_decode_num_accepted_tokens_total");
         assert!(
-            accepted > 50,
+            accepted > 20,
             "{what}: only {accepted} drafts were accepted"
         );
         assert!(
