@@ -11,13 +11,13 @@
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use sterna::checkpoint::QWEN3_5;
-use sterna::checkpoint::synthetic::{RecurrentHeads, Shape};
+use sterna::checkpoint::synthetic::{ExpertSizes, RecurrentHeads, Shape};
+use sterna::checkpoint::{QWEN3_5, QWEN3_MOE};
 use sterna::config::Cli;
 use sterna::engine::{
     CostModel, Engine, EngineConfig, EngineHandle, EventStream, Forward, GenerationRequest, Limits,
@@ -28,7 +28,7 @@ use sterna::metrics::{Identity, Metrics};
 use sterna::model::{ComparedStage, KvStore, LoadOptions, Model, SelfTestError, toy};
 use sterna::startup::serve;
 use sterna_kernels::{Isa, Kernels};
-use sterna_scheduler::{Batch, PAGE_TOKENS, SequenceId, StateLimits};
+use sterna_scheduler::{Batch, PAGE_TOKENS, Page, SequenceId, StateLimits};
 
 /// The first token of the marked prompt. No other prompt and no answer has it.
 const MARK: TokenId = 4000;
@@ -565,4 +565,52 @@ fn a_server_whose_kernels_compute_wrong_values_does_not_start() {
 fn no_place_is_listed_twice() {
     let places: HashSet<Place> = Place::ALL.iter().copied().collect();
     assert_eq!(places.len(), Place::ALL.len());
+}
+
+/// Every layer is a mixture of experts.
+const MIXTURE: Shape = Shape {
+    architecture: &QWEN3_MOE,
+    group: Some(64),
+    experts: Some(ExpertSizes {
+        count: 8,
+        used: 2,
+        intermediate: 64,
+    }),
+    ..toy::SHAPE
+};
+
+#[test]
+fn a_mixture_computes_on_after_a_panic_at_any_product() {
+    let _lock = ONE_AT_A_TIME.blocking_lock();
+    let options = LoadOptions::new(Kernels::new(Isa::best()).unwrap(), 2);
+    let mut model = Model::load(&MIXTURE.in_memory(1), options).unwrap();
+    let mut kv = model.new_kv_store(2).unwrap();
+    let mut batch = Batch::new();
+    let tokens: Vec<TokenId> = (40..61).collect();
+    let pages = [0, 1].map(Page::new);
+    batch.push_row(SequenceId::new(0, 0), 0, &tokens, &pages, 1);
+    let vocabulary = MIXTURE.vocab;
+    let mut step = || {
+        let mut row = vec![0.0; vocabulary];
+        model.forward(&batch, &mut kv).copy_row(0, &mut row);
+        row
+    };
+    let expected = step();
+    let is_product = |place| matches!(place, Place::PanelsMultiplied | Place::GatesActivated);
+    let (mut panics_at, mut is_inside) = (0, true);
+    while is_inside {
+        let passed = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&passed);
+        let hook = move |place, _, _: &mut [f32]| {
+            let is_next = is_product(place) && seen.fetch_add(1, Ordering::SeqCst) == panics_at;
+            assert!(!is_next, "product {panics_at}");
+        };
+        set_hook(Some(Arc::new(hook)));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut step));
+        set_hook(None);
+        is_inside = result.is_err();
+        assert_eq!(step(), expected, "after a panic at product {panics_at}");
+        panics_at += 1;
+    }
+    assert!(panics_at > 10, "only {panics_at} products");
 }

@@ -49,6 +49,8 @@ pub struct ModelCard {
 pub struct DiffusionCard {
     /// Which tokens stay after a pass.
     pub unmasking: Unmasking,
+    /// The tokens of a block.
+    pub block: u32,
     /// Whether the model does so if a request does not choose.
     pub is_default: bool,
     /// Whether the model cannot answer otherwise.
@@ -95,9 +97,13 @@ impl ModelCard {
 
     /// Splits a name into the model's own name and whether block diffusion is chosen.
     fn decoding_of<'n>(&self, name: &'n str) -> (&'n str, Option<bool>) {
+        let is_own = |own: &String| own == name;
         let Some(diffusion) = self.diffusion else {
             return (name, None);
         };
+        if is_own(&self.name) || self.aliases.iter().any(is_own) {
+            return (name, None); // It may end so by itself.
+        }
         let ends = [(DIFFUSION, true), (AUTOREGRESSIVE, false)];
         let count = if diffusion.is_only { 1 } else { 2 };
         let chosen = ends
@@ -113,6 +119,14 @@ impl ModelCard {
         let chosen = requested.and_then(|name| self.decoding_of(name).1);
         let is_chosen = chosen.unwrap_or(diffusion.is_default);
         is_chosen.then_some(diffusion.unmasking)
+    }
+
+    /// Returns the context length of a request: in whole blocks, if its answer comes by block
+    /// diffusion, because the last block is computed as a whole too.
+    pub(super) fn context_of(&self, unmasking: Option<Unmasking>) -> u32 {
+        let block = self.diffusion.filter(|_| unmasking.is_some());
+        let block = block.map_or(1, |diffusion| diffusion.block);
+        self.max_model_len / block * block
     }
 
     /// Checks that the model generates text.

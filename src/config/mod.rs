@@ -531,7 +531,7 @@ fn probability(text: &str) -> Result<f32, String> {
     let number = text.parse().ok();
     number
         .filter(|number| (0.0..=1.0).contains(number))
-        .ok_or_else(|| format!("{text:?} is no number from 0 to 1"))
+        .ok_or_else(|| format!("must be a number from 0 to 1; got {text:?}"))
 }
 
 /// Accepts from `min` seconds to a day.

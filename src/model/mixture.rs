@@ -28,6 +28,7 @@ use super::pool::{ranges, split_rows};
 use super::product::Product;
 use super::workers::{Scratch, Workers};
 use crate::checkpoint::{Activation, Experts};
+use crate::fault::{self, Place};
 
 /// What a unit of work costs beside its rows, in rows: reading the weights.
 const READING_ROWS: usize = 4;
@@ -58,18 +59,23 @@ impl Expert {
     }
 }
 
+/// The rows of a step by expert, and what the experts make of them.
+pub(super) struct Routing {
+    rows: RoutedRows,
+    outputs: HugeSlice<f32>, // Of the down projections: by expert, [panel][row][PANEL_ROWS].
+}
+
 /// Which experts the tokens of a step use, and in which order their rows stand.
 ///
 /// The rows are sorted by expert, and the rows of an expert by token.
-pub(super) struct Routing {
-    used: usize,             // Experts of a token.
-    experts: Vec<u32>,       // [token][used], ascending.
-    weights: Vec<f32>,       // [token][used]
-    places: Vec<u32>,        // [token][used]: the row.
-    tokens: Vec<u32>,        // By row.
-    starts: Vec<usize>,      // By expert: its first row; and the number of rows at the end.
-    hit: Vec<u32>,           // The experts that have rows, ascending.
-    outputs: HugeSlice<f32>, // Of the down projections: by expert, [panel][row][PANEL_ROWS].
+struct RoutedRows {
+    used: usize,        // Experts of a token.
+    experts: Vec<u32>,  // [token][used], ascending.
+    weights: Vec<f32>,  // [token][used]
+    places: Vec<u32>,   // [token][used]: the row.
+    tokens: Vec<u32>,   // By row.
+    starts: Vec<usize>, // By expert: its first row; and the number of rows at the end.
+    hit: Vec<u32>,      // The experts that have rows, ascending.
 }
 
 impl Routing {
@@ -78,17 +84,39 @@ impl Routing {
         let (used, count) = shape.map_or((0, 0), |shape| (shape.used, shape.count));
         let rows = max_tokens * used;
         Routing {
-            used,
-            experts: Vec::with_capacity(rows),
-            weights: Vec::with_capacity(rows),
-            places: Vec::with_capacity(rows),
-            tokens: Vec::with_capacity(rows),
-            starts: Vec::with_capacity(count + 1),
-            hit: Vec::with_capacity(count),
+            rows: RoutedRows {
+                used,
+                experts: Vec::with_capacity(rows),
+                weights: Vec::with_capacity(rows),
+                places: Vec::with_capacity(rows),
+                tokens: Vec::with_capacity(rows),
+                starts: Vec::with_capacity(count + 1),
+                hit: Vec::with_capacity(count),
+            },
             outputs: HugeSlice::new(rows * hidden.next_multiple_of(PANEL_ROWS)),
         }
     }
 
+    /// Adds the outputs of a token's experts, times their weights, to its `residual`. `memory` are
+    /// two rows as wide.
+    pub(super) fn add_to(&self, token: usize, residual: &mut [f32], memory: [&mut [f32]; 2]) {
+        let rows = &self.rows;
+        let [sum, output] = memory.map(|memory| &mut memory[..residual.len()]);
+        sum.fill(0.0);
+        for slot in token * rows.used..(token + 1) * rows.used {
+            let (expert, weight) = (rows.experts[slot] as usize, rows.weights[slot]);
+            let row = rows.places[slot] as usize - rows.starts[expert];
+            let product = rows.product(&self.outputs, expert, residual.len());
+            product.copy_rows(row, 0, output);
+            sum.iter_mut()
+                .zip(&*output)
+                .for_each(|(sum, y)| *sum += weight * y);
+        }
+        residual.iter_mut().zip(sum).for_each(|(x, y)| *x += *y);
+    }
+}
+
+impl RoutedRows {
     /// Sorts the rows of all tokens by expert.
     fn sort(&mut self, experts: usize) {
         self.starts.clear();
@@ -177,23 +205,6 @@ impl Routing {
             tokens: own.len(),
         }
     }
-
-    /// Adds the outputs of a token's experts, times their weights, to its `residual`. `memory` are
-    /// two rows as wide.
-    pub(super) fn add_to(&self, token: usize, residual: &mut [f32], memory: [&mut [f32]; 2]) {
-        let [sum, output] = memory.map(|memory| &mut memory[..residual.len()]);
-        sum.fill(0.0);
-        for slot in token * self.used..(token + 1) * self.used {
-            let (expert, weight) = (self.experts[slot] as usize, self.weights[slot]);
-            let row = self.places[slot] as usize - self.starts[expert];
-            let product = self.product(&self.outputs, expert, residual.len());
-            product.copy_rows(row, 0, output);
-            sum.iter_mut()
-                .zip(&*output)
-                .for_each(|(sum, y)| *sum += weight * y);
-        }
-        residual.iter_mut().zip(sum).for_each(|(x, y)| *x += *y);
-    }
 }
 
 impl Mixture {
@@ -251,10 +262,11 @@ impl Mixture {
         routing: &mut Routing,
     ) {
         self.router.multiply(workers, inputs, products);
-        self.choose(workers, inputs.tokens(), products, routing);
-        routing.sort(self.experts.len());
-        self.multiply_gated(workers, inputs.quantized(0), routing, products);
-        self.multiply_down(workers, routing, products);
+        self.choose(workers, inputs.tokens(), products, &mut routing.rows);
+        let Routing { rows, outputs } = routing;
+        rows.sort(self.experts.len());
+        self.multiply_gated(workers, inputs.quantized(0), rows, products);
+        self.multiply_down(workers, rows, products, outputs);
     }
 
     /// Chooses the experts of each token by the router's `products`.
@@ -263,15 +275,15 @@ impl Mixture {
         workers: &mut Workers,
         tokens: usize,
         products: &[f32],
-        routing: &mut Routing,
+        rows: &mut RoutedRows,
     ) {
         let used = self.shape.used;
         let logits = self.router.product(0, products, tokens);
-        routing.experts.resize(tokens * used, 0);
-        routing.weights.resize(tokens * used, 0.0);
+        rows.experts.resize(tokens * used, 0);
+        rows.weights.resize(tokens * used, 0.0);
         let shares = ranges(tokens, workers.pool.workers());
-        let experts = split_rows(&mut routing.experts, used, shares.clone());
-        let weights = split_rows(&mut routing.weights, used, shares.clone());
+        let experts = split_rows(&mut rows.experts, used, shares.clone());
+        let weights = split_rows(&mut rows.weights, used, shares.clone());
         let parts = shares.zip(experts.zip(weights)).zip(&mut workers.scratch);
         workers
             .pool
@@ -332,20 +344,20 @@ impl Mixture {
         &self,
         workers: &mut Workers,
         inputs: &QuantizedActivations,
-        routing: &Routing,
+        routed: &RoutedRows,
         out: &mut [f32],
     ) {
         let panels = self.gate_panels();
-        let shares = routing.shares(panels, workers.pool.workers());
-        let parts = shares.clone().zip(routing.split(panels, out, shares));
+        let shares = routed.shares(panels, workers.pool.workers());
+        let parts = shares.clone().zip(routed.split(panels, out, shares));
         let parts = parts.zip(&mut workers.scratch);
         let kernels = workers.kernels;
         workers
             .pool
             .run_parts(parts, |_, ((units, mut out), scratch)| {
-                for_each_expert(routing, panels, units, |expert, panels| {
-                    let rows = routing.rows(expert);
-                    let tokens = routing.tokens[rows.clone()]
+                for_each_expert(routed, panels, units, |expert, panels| {
+                    let rows = routed.rows(expert);
+                    let tokens = routed.tokens[rows.clone()]
                         .iter()
                         .map(|token| *token as usize);
                     scratch.expert_rows.gather(inputs, tokens);
@@ -381,17 +393,22 @@ impl Mixture {
             let panels = start..panels.end.min(start + at_once);
             multiply(kernels, gate, panels.clone(), (expert_rows, factors), gates);
             multiply(kernels, up, panels, (expert_rows, factors), ups);
+            fault::pass(Place::GatesMultiplied);
             activate(kernels, self.activation, (gates, ups), out);
+            fault::pass(Place::GatesActivated);
         }
     }
 
     /// Multiplies the gated rows of each expert by its down projection.
-    fn multiply_down(&self, workers: &mut Workers, routing: &mut Routing, gated: &[f32]) {
+    fn multiply_down(
+        &self,
+        workers: &mut Workers,
+        routed: &RoutedRows,
+        gated: &[f32],
+        out: &mut [f32],
+    ) {
         let format = self.gated_format();
         let panels = self.experts[0].down.weights.panels();
-        let mut outputs = std::mem::replace(&mut routing.outputs, HugeSlice::new(0));
-        let out = &mut outputs[..];
-        let routed = &*routing;
         let shares = routed.shares(panels, workers.pool.workers());
         let parts = shares.clone().zip(routed.split(panels, out, shares));
         let parts = parts.zip(&mut workers.scratch);
@@ -420,15 +437,15 @@ impl Mixture {
                     let own = out.split_off_mut(..size).expect("room for the share");
                     let down = &self.experts[expert].down;
                     multiply(kernels, down, panels, (expert_rows, factors), own);
+                    fault::pass(Place::PanelsMultiplied);
                 });
             });
-        routing.outputs = outputs;
     }
 }
 
 /// Calls `work` with each expert of some units, and its panels among them.
 fn for_each_expert(
-    routing: &Routing,
+    routed: &RoutedRows,
     panels: usize,
     units: Range<usize>,
     mut work: impl FnMut(usize, Range<usize>),
@@ -437,7 +454,7 @@ fn for_each_expert(
     while unit < units.end {
         let (index, first) = (unit / panels, unit % panels);
         let last = panels.min(first + units.end - unit);
-        work(routing.hit[index] as usize, first..last);
+        work(routed.hit[index] as usize, first..last);
         unit += last - first;
     }
 }

@@ -200,6 +200,7 @@ fn model_card(
                 threshold: config.scheduling.diffusion_threshold,
                 mask_token: diffusion.mask_token,
             },
+            block: diffusion.block,
             is_default: config.scheduling.decoding == Some(Decoding::Diffusion)
                 || !diffusion.is_causal,
             is_only: !diffusion.is_causal,

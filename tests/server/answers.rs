@@ -107,23 +107,44 @@ async fn the_demo_model_answers_held_out_questions_by_diffusion() {
     assert!(tokens > 2.0 * passes, "{tokens} tokens in {passes} passes");
 }
 
+/// Returns a request that asks a model for the capital of France.
+fn body(model: &str, fields: Value) -> Value {
+    let mut body = json!({
+        "model": model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+    });
+    body.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_block_ends_within_the_context_and_a_name_may_end_as_a_choice_does() {
+    let path = "/v1/chat/completions";
+    let name = "own:diffusion";
+    let flags = ["--max-model-len", "70", "--served-model-name", name];
+    let odd = Server::start(&flags).await;
+    for model in [name, "own:diffusion:diffusion"] {
+        let answer = odd.post(path, &body(model, json!({}))).await;
+        let answer = json_of(answer).await;
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+    }
+    let fields = json!({"max_tokens": 55});
+    let refused = odd
+        .post(path, &body("own:diffusion:diffusion", fields))
+        .await;
+    let message = json_of(refused).await["error"]["message"].to_string();
+    assert!(message.contains("64 tokens"), "{message}");
+}
+
 #[tokio::test]
 async fn a_model_s_name_chooses_the_way_of_decoding() {
     let server = Server::start(&[]).await;
     let models = json_of(server.get("/v1/models").await).await;
     let names: Vec<_> = (0..2).map(|at| models["data"][at]["id"].clone()).collect();
     assert_eq!(names, ["sterna-demo", "sterna-demo:diffusion"]);
-    let body = |model: &str, fields: Value| {
-        let mut body = json!({
-            "model": model,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "temperature": 0,
-        });
-        body.as_object_mut()
-            .unwrap()
-            .extend(fields.as_object().unwrap().clone());
-        body
-    };
     let plain = json!({"logprobs": true});
     let path = "/v1/chat/completions";
     let answer = server

@@ -331,7 +331,8 @@ fn truncated(
             let given = params.max_tokens.map(|max| max.tokens);
             let wanted = given.or(default.map(u64::from)).unwrap_or(1);
             let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-            model.max_model_len.saturating_sub(wanted.max(1))
+            let context = model.context_of(params.sampling.unmasking);
+            context.saturating_sub(wanted.max(1))
         }
     };
     let left_out = tokens.len().saturating_sub(kept as usize);
@@ -350,7 +351,7 @@ impl ParsedPrompt {
         if prompt.is_empty() {
             return Err(ApiError::empty_prompt(param));
         }
-        let limit = model.max_model_len;
+        let limit = model.context_of(params.sampling.unmasking);
         let left = limit.saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
         let max_new_tokens = match params.max_tokens {
             _ if left == 0 => {

@@ -39,8 +39,8 @@ struct ExpertsJson {
     sliding_window: Option<Value>,
 }
 
-/// Reads the mixtures that `config.json` describes, for a model of so many layers. In models of
-/// Mixtral, an expert is as wide as a dense half would be: `intermediate`.
+/// Reads the mixtures of a model from its `config.json`. An expert of Mixtral has the width of a
+/// dense half, `intermediate`.
 pub(super) fn read(
     architecture: &Architecture,
     (layers, intermediate): (usize, usize),
@@ -58,9 +58,17 @@ pub(super) fn read(
     require(step > 0, "decoder_sparse_step", "must be at least 1; got 0")?;
     let only = json.mlp_only_layers.unwrap_or_default();
     let is_dense = |layer: usize| only.contains(&layer) || !(layer + 1).is_multiple_of(step);
-    let (field, count) = match is_mixtral {
-        true => ("num_local_experts", json.num_local_experts),
-        false => ("num_experts", json.num_experts.or(json.num_local_experts)),
+    let (field, count, width) = match is_mixtral {
+        true => (
+            "num_local_experts",
+            json.num_local_experts,
+            "intermediate_size",
+        ),
+        false => (
+            "num_experts",
+            json.num_experts.or(json.num_local_experts),
+            "moe_intermediate_size",
+        ),
     };
     let experts = Experts {
         count: count.unwrap_or(0),
@@ -84,7 +92,7 @@ pub(super) fn read(
     require((1..=count).contains(&used), "num_experts_per_tok", problem)?;
     require(
         (1..=sterna_kernels::MAX_COLUMNS).contains(&intermediate),
-        "moe_intermediate_size",
+        width,
         format_args!("must be at least 1 and fit a row; got {intermediate}"),
     )?;
     Ok(experts)
