@@ -741,7 +741,7 @@ impl Condition {
         let OwnDrafts { mask_token, .. } = with_own_drafts(0).own_drafts.unwrap();
         let limits = Limits {
             diffusion: Some(Diffusion {
-                block: 16,
+                block: if is_causal { 16 } else { 32 }, // A page, or two.
                 part: 8,
                 mask_token,
                 is_causal,
@@ -894,12 +894,15 @@ fn a_block_that_lost_its_pages_is_filled_as_if_it_had_not() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let server = alone.start_with_blocks(is_causal);
         let expected = runtime.block_on(in_turn(requests(), &server));
-        let few = Condition { pages: 24, ..alone };
+        let pages = if is_causal { 24 } else { 16 };
+        let few = Condition { pages, ..alone };
         let server = few.start_with_blocks(is_causal);
-        for _ in 0..3 {
+        let mut rounds = 0;
+        while rounds < 3 || server.counter("vllm:num_preemptions_total") == 0 {
             assert_eq!(together(requests(), &server), expected, "{is_causal}");
+            rounds += 1;
+            assert!(rounds < 30, "no sequence lost its pages");
         }
-        assert!(server.counter("vllm:num_preemptions_total") > 0);
     }
 }
 

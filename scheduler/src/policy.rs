@@ -55,8 +55,19 @@ pub struct Diffusion {
     /// The token in the place of an unknown token.
     pub mask_token: TokenId,
     /// Whether the keys and values of known tokens are those of causal attention. Otherwise a token
-    /// attends to all of its block, and the prefix tree holds none of them.
+    /// attends to all of its block, and requests share whole blocks of one tenant alone.
     pub is_causal: bool,
+}
+
+impl Diffusion {
+    /// Returns the size of the blocks within which known tokens attend to each other, or 0 if a
+    /// token attends to those up to its own.
+    pub(crate) fn attended_block(&self) -> u32 {
+        match self.is_causal {
+            true => 0,
+            false => self.block,
+        }
+    }
 }
 
 impl Default for Policy {

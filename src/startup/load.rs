@@ -98,7 +98,7 @@ fn start_engine(
         template: chat_template,
     } = checkpoint.text;
     let template = chat_template.as_ref();
-    let public_prefixes = tenants::public_prefixes(public, template, &tokenizer, pages)?;
+    let public_prefixes = tenants::public_prefixes(public, template, &tokenizer, &limits)?;
     let engine_config = EngineConfig {
         submit_queue: limits.max_queued as usize,
         limits,

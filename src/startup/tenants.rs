@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use sterna_scheduler::{PAGE_TOKENS, quarter};
+use sterna_scheduler::{Limits, PAGE_TOKENS, quarter};
 use tokio::signal::unix::Signal;
 use tokio::task::spawn_blocking;
 
@@ -93,13 +93,25 @@ fn defaults(config: &ServeConfig) -> Defaults {
 /// with them.
 ///
 /// # Errors
-/// If a prefix cannot be rendered or is too short, or if all of them take too many pages.
+/// If a prefix cannot be rendered or is too short, if all of them take too many pages, or if a
+/// token of the model attends to all of its block.
 pub(super) fn public_prefixes(
     texts: &[PublicText],
     template: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
-    pages: u32,
+    limits: &Limits,
 ) -> Result<Vec<Vec<TokenId>>, Box<dyn Error>> {
+    let pages = limits.pages;
+    if let Some(PublicText { name, .. }) = texts.first()
+        && limits.diffusion.is_some_and(|rules| !rules.is_causal)
+    {
+        return Err(format!(
+            "public prefix `{name}`: a token of this model attends to all of its block \
+             (committed_attention: block-causal), so the end of the prefix would depend on a \
+             tenant's own tokens. Remove it"
+        )
+        .into());
+    }
     let mut prefixes = Vec::new();
     let mut whole_pages = 0;
     for PublicText { name, system } in texts {

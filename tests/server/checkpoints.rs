@@ -115,9 +115,12 @@ async fn a_model_of_fast_dllm_answers_by_diffusion_alone() {
         "ignore_eos": true, "return_token_ids": true,
     });
     let mut answers = Vec::new();
-    for _ in 0..2 {
+    for cached in [0, 32] {
         let answer = json_of(server.post("/v1/completions", &body).await).await;
-        assert_eq!(answer["usage"]["completion_tokens"], 40, "{answer}");
+        let usage = &answer["usage"];
+        assert_eq!(usage["completion_tokens"], 40, "{answer}");
+        let details = &usage["prompt_tokens_details"];
+        assert_eq!(details["cached_tokens"], cached, "whole blocks: {answer}");
         let tokens = answer["choices"][0]["token_ids"].clone();
         assert!(
             !tokens.as_array().unwrap().contains(&json!(300)),
@@ -145,6 +148,22 @@ async fn a_model_of_fast_dllm_answers_by_diffusion_alone() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.contains("for diffusion alone"), "{error}");
     }
+    let tenants = checkpoint.0.join("tenants.toml");
+    let tenant = format!(
+        "[[tenant]]\nid = \"a\"\nkey_sha256 = \"{}\"\n",
+        "0".repeat(64)
+    );
+    let text = tenant + "[[public_prefix]]\nname = \"x\"\nsystem = \"y\"\n";
+    fs::write(&tenants, text).unwrap();
+    let tenants = tenants.to_str().unwrap();
+    let path = checkpoint.path();
+    let output = run(&["--port", "0", "--model", path, "--tenants", tenants]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.contains("public prefix `x`: a token of this model"),
+        "{error}"
+    );
 }
 
 fn fixture(name: &str) -> PathBuf {

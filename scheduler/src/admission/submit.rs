@@ -105,10 +105,11 @@ fn uncached(state: &SchedulerState, request: &Request) -> (usize, usize) {
         return (len, len); // The cache has no logits.
     }
     let public = &state.queue.tenant(request.tenant).policy.public;
-    let pages = state
-        .pool
-        .tree()
-        .find(request.tenant, public, &request.prompt);
+    let diffusion = state.conditions.limits.diffusion;
+    let diffusion = diffusion.filter(|_| request.is_diffused);
+    let block = diffusion.map_or(0, |rules| rules.attended_block());
+    let tree = state.pool.tree();
+    let pages = tree.find(request.tenant, public, block, &request.prompt);
     let cached = pages.count() * PAGE_TOKENS;
     let uncached = len - cached.min(len - 1);
     (

@@ -90,7 +90,7 @@ impl PagePool {
             };
             count += 1;
             if self.tree.tokens(page).len() == PAGE_TOKENS {
-                assert_eq!(self.tree.get(edge), Some(page), "{page:?} is found");
+                assert_eq!(self.tree.get(&edge), Some(page), "{page:?} is found");
             }
             if let Some(parent) = edge.parent {
                 let above = self.tree.edge(parent);

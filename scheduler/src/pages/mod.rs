@@ -31,7 +31,7 @@ use holdings::Holdings;
 pub(crate) use holdings::PageQuota;
 pub(crate) use invariants::PageUse;
 pub use page::{PAGE_TOKENS, Page};
-pub(crate) use prefix::common_prefix;
+pub(crate) use prefix::{Behind, common_prefix};
 use prefix::{Edge, Owner, PrefixTree};
 pub(crate) use tables::{PageTable, PageTables};
 
@@ -294,7 +294,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
 
     /// Puts a full, computed page of `sequence` into the tree. If an equal page is there already,
     /// frees this page and pins the equal one. Returns the page that is in the tree.
-    pub(crate) fn publish(&mut self, sequence: SequenceId, page: Page, edge: Edge) -> Page {
+    pub(crate) fn publish(&mut self, sequence: SequenceId, page: Page, edge: &Edge<'_>) -> Page {
         assert_eq!(self.holders[page.index()], Holder::Private(sequence));
         if let Some(equal) = self.tree.insert(page, edge) {
             self.pin(equal);
@@ -314,7 +314,7 @@ impl<S: BuildHasher + Clone> PagePool<S> {
                 None
             }
         };
-        let Edge { parent, tokens, .. } = edge;
+        let &Edge { parent, tokens, .. } = edge;
         self.changes.record(|| {
             CacheChange::Stored(StoredPage {
                 page,

@@ -3,7 +3,7 @@
 //! It is a radix tree whose stride is one page, so a node is a page.
 //!
 //! Invariant: a lookup finds a page only if owner, parent page and all tokens of the page are
-//! equal.
+//! equal, and the tokens behind the page that its keys and values depend on.
 //!
 //! Invariant: a page's parent has the same owner or is public. So no tenant finds another tenant's
 //! pages; tenants share only the prefixes that the operator has declared.
@@ -28,22 +28,73 @@ pub(crate) enum Owner {
     Tenant(TenantId),
 }
 
+/// The tokens behind a page that its keys and values depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Behind<'a> {
+    block: u32, // The size of the blocks within which tokens attend to each other, or 0.
+    tokens: &'a [TokenId], // Up to the end of the block of the page's last token.
+}
+
+impl<'a> Behind<'a> {
+    /// Returns the tokens behind the page that ends after the first `end` of `tokens`. Returns
+    /// `None` if not all of them are known. `block` is the size of the blocks within which tokens
+    /// attend to each other, or 0 if a token attends to those up to its own.
+    pub(crate) fn page(block: u32, tokens: &'a [TokenId], end: usize) -> Option<Behind<'a>> {
+        let block_end = match block {
+            0 => end,
+            block => end.next_multiple_of(block as usize),
+        };
+        let tokens = tokens.get(end..block_end)?;
+        Some(Behind { block, tokens })
+    }
+}
+
 /// The identity of a cached page: its tokens, which follow the tokens of its parent.
 ///
 /// The keys and values of a token depend on all tokens before it, so the parent is part of the
-/// identity.
+/// identity. If tokens attend to all of their block, the rest of the block is too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Edge {
+pub(crate) struct Edge<'a> {
     pub(crate) owner: Owner,
     pub(crate) parent: Option<Page>, // `None` for the first page of a prompt.
     pub(crate) tokens: [TokenId; PAGE_TOKENS],
+    pub(crate) behind: Behind<'a>,
 }
 
 /// A page in the tree.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct TreeNode {
-    edge: Edge,
+    owner: Owner,
+    parent: Option<Page>,
+    tokens: [TokenId; PAGE_TOKENS],
     len: usize, // Valid tokens; fewer than a page in a partial leaf.
+    block: u32,
+    behind: Box<[TokenId]>, // Empty, without memory, if keys and values are causal.
+}
+
+impl TreeNode {
+    fn new(edge: &Edge<'_>, len: usize) -> TreeNode {
+        TreeNode {
+            owner: edge.owner,
+            parent: edge.parent,
+            tokens: edge.tokens,
+            len,
+            block: edge.behind.block,
+            behind: edge.behind.tokens.into(),
+        }
+    }
+
+    fn edge(&self) -> Edge<'_> {
+        Edge {
+            owner: self.owner,
+            parent: self.parent,
+            tokens: self.tokens,
+            behind: Behind {
+                block: self.block,
+                tokens: &self.behind,
+            },
+        }
+    }
 }
 
 /// The edges of all cached pages, indexed by their hash, by page and by parent.
@@ -75,13 +126,14 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
 
     /// Returns the edge of a page of these tokens after `parent`. The owner is the public if the
     /// page continues one of the `public` prefixes; otherwise it is the tenant.
-    pub(crate) fn edge_for(
+    pub(crate) fn edge_for<'a>(
         &self,
         tenant: TenantId,
         public: &[PublicPrefix],
         parent: Option<Page>,
         tokens: [TokenId; PAGE_TOKENS],
-    ) -> Edge {
+        behind: Behind<'a>,
+    ) -> Edge<'a> {
         let mut declared = self.public.after(public, parent);
         let owner = if declared.any(|next| *next == tokens) {
             Owner::Public
@@ -92,37 +144,41 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
             owner,
             parent,
             tokens,
+            behind,
         }
     }
 
     /// Returns the cached pages of the longest prefix of `tokens`, first to last: pages of the
-    /// `public` prefixes, then the tenant's own. Pins nothing.
+    /// `public` prefixes, then the tenant's own. Within blocks of `block` tokens, if it is not 0,
+    /// tokens attend to each other. Pins nothing.
     pub(crate) fn find<'a>(
         &'a self,
         tenant: TenantId,
         public: &'a [PublicPrefix],
+        block: u32,
         tokens: &'a [TokenId],
     ) -> impl Iterator<Item = Page> + 'a {
         let (whole_pages, _) = tokens.as_chunks::<PAGE_TOKENS>();
         let mut parent = None;
-        whole_pages.iter().map_while(move |&tokens| {
-            parent = self.get(&self.edge_for(tenant, public, parent, tokens));
+        (whole_pages.iter().enumerate()).map_while(move |(index, &page)| {
+            let behind = Behind::page(block, tokens, (index + 1) * PAGE_TOKENS)?;
+            parent = self.get(&self.edge_for(tenant, public, parent, page, behind));
             parent
         })
     }
 
     /// Returns the whole page at this edge.
-    pub(crate) fn get(&self, edge: &Edge) -> Option<Page> {
+    pub(crate) fn get(&self, edge: &Edge<'_>) -> Option<Page> {
         self.get_in(self.bucket(edge), edge)
     }
 
-    fn get_in(&self, bucket: usize, edge: &Edge) -> Option<Page> {
+    fn get_in(&self, bucket: usize, edge: &Edge<'_>) -> Option<Page> {
         let mut pages = self.index.iter(bucket);
-        pages.find(|&page| self.edge(page) == Some(edge))
+        pages.find(|&page| self.edge(page).as_ref() == Some(edge))
     }
 
     /// Returns the list of the index that has the pages with the hash of this edge.
-    fn bucket(&self, edge: &Edge) -> usize {
+    fn bucket(&self, edge: &Edge<'_>) -> usize {
         self.hasher.hash_one(edge) as usize & (self.buckets - 1)
     }
 
@@ -146,8 +202,8 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         best
     }
 
-    /// Returns the first pages after `parent`: the tenant's own, including partial leaves, the most
-    /// recently used first, then public ones.
+    /// Returns the first pages after `parent` whose keys and values are causal: the tenant's own,
+    /// including partial leaves, the most recently used first, then public ones.
     pub(crate) fn candidates<'a>(
         &'a self,
         tenant: TenantId,
@@ -160,6 +216,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
                 owner: Owner::Public,
                 parent,
                 tokens,
+                behind: Behind::default(),
             })
         });
         self.scanned(tenant, parent).chain(public)
@@ -177,7 +234,9 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
     }
 
     fn scanned(&self, tenant: TenantId, parent: Option<Page>) -> impl Iterator<Item = Page> + '_ {
-        self.children(tenant, parent).take(SCANNED)
+        let children = self.children(tenant, parent);
+        let is_causal = |page: &Page| self.node(*page).is_some_and(|node| node.block == 0);
+        children.filter(is_causal).take(SCANNED)
     }
 
     /// Returns a tenant's own pages after `parent`, including partial leaves, the most recently
@@ -198,9 +257,9 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
     }
 
     /// Puts a whole page into the tree, unless a page is at this edge already. Returns that page.
-    pub(crate) fn insert(&mut self, page: Page, edge: Edge) -> Option<Page> {
-        let bucket = self.bucket(&edge);
-        let equal = self.get_in(bucket, &edge);
+    pub(crate) fn insert(&mut self, page: Page, edge: &Edge<'_>) -> Option<Page> {
+        let bucket = self.bucket(edge);
+        let equal = self.get_in(bucket, edge);
         if equal.is_some() {
             return equal;
         }
@@ -208,8 +267,7 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
         if edge.owner == Owner::Public {
             self.public.record(page, edge.parent, &edge.tokens);
         }
-        let len = PAGE_TOKENS;
-        self.add_node(page, TreeNode { edge, len });
+        self.add_node(page, TreeNode::new(edge, PAGE_TOKENS));
         None
     }
 
@@ -227,31 +285,32 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
             owner: Owner::Tenant(tenant),
             parent,
             tokens: [0; PAGE_TOKENS],
+            behind: Behind::default(),
         };
         edge.tokens[..len].copy_from_slice(tokens);
-        self.add_node(page, TreeNode { edge, len });
+        self.add_node(page, TreeNode::new(&edge, len));
     }
 
     fn add_node(&mut self, page: Page, node: TreeNode) {
-        self.nodes[page.index()] = Some(node);
-        if let Some(list) = self.child_list(&node.edge) {
+        if let Some(list) = self.child_list(&node) {
             self.children.push_first(list, page);
         }
+        self.nodes[page.index()] = Some(node);
         self.len += 1;
     }
 
-    /// Returns the child list that contains a page of this edge.
-    fn child_list(&self, edge: &Edge) -> Option<ChildList> {
-        match edge.owner {
+    /// Returns the child list that contains a page of this node.
+    fn child_list(&self, node: &TreeNode) -> Option<ChildList> {
+        match node.owner {
             Owner::Public => None,
-            Owner::Tenant(tenant) => Some(self.children_of(tenant, edge.parent)),
+            Owner::Tenant(tenant) => Some(self.children_of(tenant, node.parent)),
         }
     }
 
     /// Makes `page` the most recently used of its parent's children.
     pub(crate) fn touch(&mut self, page: Page) {
-        let edge = self.edge(page).expect("a page in the tree has an edge");
-        if let Some(list) = self.child_list(edge) {
+        let node = self.node(page).expect("a page in the tree");
+        if let Some(list) = self.child_list(node) {
             self.children.move_first(list, page);
         }
     }
@@ -260,34 +319,36 @@ impl<S: BuildHasher + Clone> PrefixTree<S> {
     pub(crate) fn remove(&mut self, page: Page) {
         let child = self.children.iter(ChildList::Page(page)).next();
         assert_eq!(child, None, "{page:?} is not a leaf");
-        let TreeNode { edge, len } = self.nodes[page.index()]
-            .take()
-            .expect("a page in the tree has an edge");
-        let list = self.child_list(&edge);
+        let node = self.nodes[page.index()].take();
+        let node = node.expect("a page in the tree");
+        let list = self.child_list(&node);
         self.children
             .remove(list.expect("a public page is never removed"), page);
-        if len == PAGE_TOKENS {
-            self.index.remove(self.bucket(&edge), page);
+        if node.len == PAGE_TOKENS {
+            self.index.remove(self.bucket(&node.edge()), page);
         }
         self.len -= 1;
     }
 
     /// Returns the edge of `page` if it is in the tree. In a partial leaf, only the tokens that
     /// [`PrefixTree::tokens`] returns are valid.
-    pub(crate) fn edge(&self, page: Page) -> Option<&Edge> {
-        self.nodes[page.index()].as_ref().map(|node| &node.edge)
+    pub(crate) fn edge(&self, page: Page) -> Option<Edge<'_>> {
+        self.node(page).map(TreeNode::edge)
+    }
+
+    fn node(&self, page: Page) -> Option<&TreeNode> {
+        self.nodes[page.index()].as_ref()
     }
 
     /// Returns the valid tokens of a page in the tree: a whole page, or fewer in a partial leaf.
     pub(crate) fn tokens(&self, page: Page) -> &[TokenId] {
-        let node = self.nodes[page.index()].as_ref();
-        let node = node.expect("a page in the tree has an edge");
-        &node.edge.tokens[..node.len]
+        let node = self.node(page).expect("a page in the tree");
+        &node.tokens[..node.len]
     }
 
     pub(crate) fn is_public(&self, page: Page) -> bool {
-        self.edge(page)
-            .is_some_and(|edge| edge.owner == Owner::Public)
+        self.node(page)
+            .is_some_and(|node| node.owner == Owner::Public)
     }
 
     /// Returns the number of pages in the tree, including partial leaves.

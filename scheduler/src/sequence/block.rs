@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use super::{DrawnTokens, Sequence};
-use crate::{Diffusion, FinishReason, Micros, Sampled, TokenId};
+use crate::{Diffusion, FinishReason, Micros, PAGE_TOKENS, Sampled, TokenId};
 
 /// The block that a sequence fills.
 #[derive(Debug)]
@@ -167,22 +167,31 @@ impl Sequence {
         tokens.next_multiple_of(size)
     }
 
-    /// Returns how many known tokens the cache may supply, `limit` at most: those of whole blocks,
-    /// if their keys and values are those of causal attention.
-    pub(super) fn reusable_blocks(&self, limit: usize) -> usize {
-        match &self.block {
-            None => limit,
-            Some(block) if block.rules.is_causal => limit / block.size() * block.size(),
-            Some(_) => 0,
-        }
+    /// Returns how many of the first `tokens` tokens are of whole blocks.
+    pub(super) fn in_whole_blocks(&self, tokens: usize) -> usize {
+        let size = self.block.as_ref().map_or(1, |block| block.size());
+        tokens / size * size
     }
 
-    /// Returns whether keys and values are those of causal attention, which the prefix tree holds.
+    /// Returns how many of the first `pages` pages end with a block.
+    pub(super) fn pages_of_blocks(&self, pages: usize) -> usize {
+        let size = self.block.as_ref().map_or(1, |block| block.size());
+        let ends_a_block = |pages: &usize| (pages * PAGE_TOKENS).is_multiple_of(size);
+        (0..=pages).rev().find(ends_a_block).unwrap_or(0)
+    }
+
+    /// Returns whether keys and values are those of causal attention.
     #[inline]
     pub(super) fn is_causal(&self) -> bool {
-        self.block
-            .as_ref()
-            .is_none_or(|block| block.rules.is_causal)
+        self.attended_block() == 0
+    }
+
+    /// Returns the size of the blocks within which known tokens attend to each other, or 0 if a
+    /// token attends to those up to its own.
+    #[inline]
+    pub(super) fn attended_block(&self) -> u32 {
+        let rules = self.block.as_ref().map(|block| &block.rules);
+        rules.map_or(0, Diffusion::attended_block)
     }
 
     /// Begins the next block after a draw.

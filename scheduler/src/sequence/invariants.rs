@@ -30,9 +30,7 @@ impl Sequence {
         let end = self.with_whole_blocks(self.tokens.len());
         assert!(kv.table.len <= pages_for(end), "M9: {id:?}");
         let published = kv.table.published;
-        if self.is_causal() {
-            assert_eq!(published, kv.computed / PAGE_TOKENS, "M6: {id:?}");
-        }
+        assert_eq!(published, kv.computed / PAGE_TOKENS, "M6: {id:?}");
         if let Some(copy) = kv.copy {
             let wanted = &self.reusable_tokens()[kv.computed..][..copy.tokens];
             assert!(pool.tree().tokens(copy.from).starts_with(wanted), "{id:?}");
@@ -41,8 +39,7 @@ impl Sequence {
         if !self.is_running {
             assert_eq!(kv.table.len, 0, "{id:?} waits and holds pages");
         }
-        let known = &self.tokens[..published * PAGE_TOKENS];
-        let found = pool.tree().find(self.tenant, &kv.public, known);
+        let found = self.pages_in_tree(&self.tokens[..kv.computed], pool);
         let in_tree = &tables.get(&kv.table)[..published];
         assert!(found.eq(in_tree.iter().copied()), "M6: {id:?}");
     }

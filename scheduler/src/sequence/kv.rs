@@ -2,8 +2,8 @@
 
 use super::states::CachedState;
 use super::{PendingCopy, Sequence, pages_for};
-use crate::pages::{PagePool, PageTables};
-use crate::{Band, Micros, PAGE_TOKENS, Page, PageCopy};
+use crate::pages::{Behind, PagePool, PageTables};
+use crate::{Band, Micros, PAGE_TOKENS, Page, PageCopy, TokenId};
 
 impl Sequence {
     /// Returns the pages that the cache holds for the tokens, first to last. If sequences have
@@ -22,7 +22,22 @@ impl Sequence {
     /// Returns the pages that the tree holds for the tokens, first to last.
     fn known_pages<'a>(&'a self, pool: &'a PagePool) -> impl Iterator<Item = Page> + 'a {
         let tokens = self.reusable_tokens();
-        pool.tree().find(self.tenant, &self.kv.public, tokens)
+        let limit = match self.is_causal() {
+            true => usize::MAX,
+            false => self.pages_of_blocks(self.pages_in_tree(tokens, pool).count()),
+        };
+        self.pages_in_tree(tokens, pool).take(limit)
+    }
+
+    /// Returns the pages that the tree holds for these first tokens of the sequence.
+    pub(super) fn pages_in_tree<'a>(
+        &'a self,
+        tokens: &'a [TokenId],
+        pool: &'a PagePool,
+    ) -> impl Iterator<Item = Page> + 'a {
+        let block = self.attended_block();
+        let tree = pool.tree();
+        tree.find(self.tenant, &self.kv.public, block, tokens)
     }
 
     /// Begins to run with the pages that the cache holds for its tokens.
@@ -216,20 +231,21 @@ impl Sequence {
     /// table then has the tree's pages instead.
     #[inline]
     pub(crate) fn publish(&mut self, pool: &mut PagePool, tables: &mut PageTables) -> u64 {
-        if !self.is_causal() {
-            return 0; // The keys of a page depend on the pages after it.
-        }
-        let (whole_pages, _) = self.tokens[..self.kv.computed].as_chunks::<PAGE_TOKENS>();
+        let block = self.attended_block();
+        let computed = &self.tokens[..self.kv.computed];
+        let (whole_pages, _) = computed.as_chunks::<PAGE_TOKENS>();
         let pages = tables.get_mut(&self.kv.table);
         let published = self.kv.table.published;
         let mut redirected = 0;
         for (index, &tokens) in whole_pages.iter().enumerate().skip(published) {
             let parent = index.checked_sub(1).map(|parent| pages[parent]);
-            let edge = pool
-                .tree()
-                .edge_for(self.tenant, &self.kv.public, parent, tokens);
+            let behind = Behind::page(block, computed, (index + 1) * PAGE_TOKENS);
+            let behind = behind.expect("whole blocks are computed");
+            let (tenant, public) = (self.tenant, &self.kv.public);
+            let tree = pool.tree();
+            let edge = tree.edge_for(tenant, public, parent, tokens, behind);
             let own = pages[index];
-            pages[index] = pool.publish(self.id, own, edge);
+            pages[index] = pool.publish(self.id, own, &edge);
             redirected += u64::from(pages[index] != own);
         }
         self.kv.table.mark_published(whole_pages.len());
@@ -246,7 +262,7 @@ impl Sequence {
     /// Returns the page in the tree that holds the last computed token.
     fn offer_last_page(&mut self, pool: &mut PagePool, tables: &PageTables) -> Option<Page> {
         if !self.is_causal() {
-            return None;
+            return None; // A copy of it would begin inside a block.
         }
         let published = self.kv.table.published;
         let tail = &self.tokens[published * PAGE_TOKENS..self.kv.computed];

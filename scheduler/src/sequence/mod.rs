@@ -119,6 +119,9 @@ impl Sequence {
     ) -> Sequence {
         let diffusion = diffusion.filter(|_| request.is_diffused);
         let prompt_len = request.prompt.len();
+        // A block at the end of a public prefix may hold a tenant's own tokens.
+        let is_causal = diffusion.is_none_or(|rules| rules.is_causal);
+        let public: Vec<PublicPrefix> = public.into_iter().filter(|_| is_causal).collect();
         let public_pages = pool.tree().public.shared_pages(&public, &request.prompt);
         Sequence {
             id,
@@ -227,7 +230,7 @@ impl Sequence {
     /// Returns the tokens whose keys and values the cache may supply: all except the tokens
     /// whose logits are needed, at least the last token.
     pub(crate) fn reusable_tokens(&self) -> &[TokenId] {
-        let last = self.reusable_blocks(self.tokens.len() - 1);
+        let last = self.in_whole_blocks(self.tokens.len() - 1);
         if self.is_scoring() {
             &self.tokens[..self.scored]
         } else {
@@ -257,7 +260,14 @@ impl Sequence {
 
     /// Returns how many leading tokens this sequence may share with `other` in the cache.
     pub(crate) fn shareable_with(&self, other: &Sequence) -> usize {
-        let shared = common_prefix(self.reusable_tokens(), &other.tokens);
+        if self.attended_block() != other.attended_block() {
+            return 0;
+        }
+        let others = &other.tokens[..other.in_whole_blocks(other.len())];
+        let mut shared = common_prefix(self.reusable_tokens(), others);
+        if !self.is_causal() {
+            shared = self.in_whole_blocks(shared);
+        }
         if other.tenant == self.tenant {
             return shared;
         }

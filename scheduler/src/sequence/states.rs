@@ -60,7 +60,7 @@ impl Sequence {
                 copy: (!is_whole).then_some((page, state.tokens)),
             })
         };
-        for page in pool.tree().find(self.tenant, &self.kv.public, tokens) {
+        for page in self.pages_in_tree(tokens, pool) {
             let state = pool.slabs.state_of(page);
             best = state.and_then(|state| found(pages, page, state)).or(best);
             (pages, parent) = (pages + 1, Some(page));

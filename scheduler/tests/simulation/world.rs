@@ -452,6 +452,8 @@ impl World {
                         "at least one prompt token is computed"
                     );
                     coverage.prefix_hits += u64::from(cached_tokens > 0);
+                    let attends_to_blocks = client.rules.is_some_and(|rules| !rules.is_causal);
+                    coverage.block_hits += u64::from(cached_tokens > 0 && attends_to_blocks);
                     let has_states = self.limits.states.is_some();
                     coverage.reused_states += u64::from(has_states && cached_tokens > 0);
                     client.is_waiting = false;

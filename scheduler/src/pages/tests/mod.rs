@@ -22,10 +22,14 @@ fn publish_path(
     for &token in path {
         let page = pool.take(sequence(), tenant).unwrap();
         let parent = table.last().copied();
-        let edge = pool
-            .tree
-            .edge_for(tenant, public, parent, [token; PAGE_TOKENS]);
-        table.push(pool.publish(sequence(), page, edge));
+        let edge = pool.tree.edge_for(
+            tenant,
+            public,
+            parent,
+            [token; PAGE_TOKENS],
+            Behind::default(),
+        );
+        table.push(pool.publish(sequence(), page, &edge));
     }
     table
 }
@@ -89,7 +93,7 @@ fn a_tenant_over_its_share_evicts_its_own_pages() {
     let tokens = [0, 1, 2, 3].map(|token| [token; PAGE_TOKENS]).concat();
     assert!(
         pool.tree
-            .find(modest, &[], &tokens)
+            .find(modest, &[], 0, &tokens)
             .eq(kept.iter().copied())
     );
     assert_eq!(pool.held(thrasher), 8);
@@ -107,15 +111,15 @@ fn public_pages_are_shared_and_never_evicted() {
         let table = publish_path(&mut pool, tenant, &public, &[0, 1, 2]);
         assert_eq!((pool.held(tenant), pool.in_use(tenant)), (1, 1));
         pool.release_table(&table);
-        assert_eq!(pool.tree.find(tenant, &public, &tokens).count(), 3);
-        assert_eq!(pool.tree.find(tenant, &[], &tokens).count(), 0);
+        assert_eq!(pool.tree.find(tenant, &public, 0, &tokens).count(), 3);
+        assert_eq!(pool.tree.find(tenant, &[], 0, &tokens).count(), 0);
     }
     let similar = pool.tree.similar(other, &public, None, &[0, 0, 9]);
     assert_eq!(similar.map(|(_, tokens)| tokens), Some(2));
     assert_eq!(pool.tree.similar(other, &[], None, &[0, 0, 9]), None);
     pool.forget_unpinned();
     assert_eq!(pool.tree.len(), 2);
-    assert_eq!(pool.tree.find(other, &public, &tokens).count(), 2);
+    assert_eq!(pool.tree.find(other, &public, 0, &tokens).count(), 2);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use sterna_random::Random;
 
 use super::mirror::CacheMirror;
 use super::reference::{EvictionCause, PageState, ReferencePool};
-use crate::pages::{Holder, Owner, PagePool, PageQuota};
+use crate::pages::{Behind, Holder, Owner, PagePool, PageQuota};
 use crate::{PAGE_TOKENS, Page, PublicPrefix, SequenceId, TenantId, TokenId};
 
 const TURNS: usize = 400;
@@ -251,7 +251,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
             }
         }
         let reusable = &tokens[..tokens.len() - 1];
-        let found: Vec<Page> = self.pool.tree.find(tenant, &public, reusable).collect();
+        let found: Vec<Page> = self.pool.tree.find(tenant, &public, 0, reusable).collect();
         assert_eq!(found, self.reference.find(tenant, &public, reusable));
         coverage.found += found.len();
         for &page in &found {
@@ -363,15 +363,13 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
         let (own, parent) = (sequence.table[sequence.in_tree], sequence.parent());
         let (pages, _) = sequence.tokens.as_chunks::<PAGE_TOKENS>();
         let tokens = pages[sequence.in_tree];
-        let edge = self
-            .pool
-            .tree
-            .edge_for(sequence.tenant, &sequence.public, parent, tokens);
+        let (tenant, public, tree) = (sequence.tenant, &sequence.public, &self.pool.tree);
+        let edge = tree.edge_for(tenant, public, parent, tokens, Behind::default());
         let owner = self
             .reference
             .owner(sequence.tenant, &sequence.public, parent, &tokens);
         assert_eq!(edge.owner, owner);
-        let page = self.pool.publish(sequence.id, own, edge);
+        let page = self.pool.publish(sequence.id, own, &edge);
         if let Some(equal) = self.reference.get(owner, parent, &tokens) {
             assert_eq!(page, equal);
             self.reference.pin(equal);
@@ -506,7 +504,7 @@ impl<S: BuildHasher + Clone> PoolWorld<S> {
             assert_eq!((edge.owner, edge.parent), (cached.owner, cached.parent));
             assert_eq!(self.pool.tree.tokens(page), cached.tokens);
             let is_whole = cached.tokens.len() == PAGE_TOKENS;
-            let found = self.pool.tree.get(edge);
+            let found = self.pool.tree.get(&edge);
             assert!(found == Some(page) || !is_whole && found != Some(page));
         }
     }
